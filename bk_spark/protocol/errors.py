@@ -1,0 +1,195 @@
+"""The one tree of errors that every layer raises.
+
+Four families, by who has to act: the caller (bad argument, wrong password, closed handle), a peer
+(a bookie that is away, slow or answers nonsense), storage (a bookie's own disks) and metadata
+(ZooKeeper). ``retriable`` says whether the same call may succeed later without any change.
+
+No error text may carry a password, master key or digest key.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class BookKeeperError(Exception):
+    """Root of all errors of this project.
+
+    ``ledger_id``, ``entry_id``, ``bookie_id`` and ``code`` (name of the wire code) say where it
+    happened, as far as known.
+    """
+
+    retriable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        ledger_id: int | None = None,
+        entry_id: int | None = None,
+        bookie_id: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.ledger_id = ledger_id
+        self.entry_id = entry_id
+        self.bookie_id = bookie_id
+        self.code = code
+
+    def __str__(self) -> str:
+        where = [
+            f"{name} {value}"
+            for name, value in (
+                ("ledger", self.ledger_id),
+                ("entry", self.entry_id),
+                ("bookie", self.bookie_id),
+                ("code", self.code),
+            )
+            if value is not None
+        ]
+        return f"{self.message} ({', '.join(where)})" if where else self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors cross process borders (Spark workers to the driver); keyword arguments would be lost.
+        return (_rebuild, (type(self), self.message, self.__dict__.copy()))
+
+
+def _rebuild(cls: type[BookKeeperError], message: str, state: dict[str, object]) -> BookKeeperError:
+    error = cls.__new__(cls)
+    Exception.__init__(error, message)
+    error.__dict__.update(state)
+    return error
+
+
+# --- the caller ---------------------------------------------------------------------------------
+
+
+class CallerError(BookKeeperError):
+    """The call cannot succeed as it was made."""
+
+
+class InvalidArgumentError(CallerError, ValueError):
+    """An argument, option or configuration value is wrong; the text names it and the remedy."""
+
+
+class UnauthorizedError(CallerError):
+    """The password does not open this ledger or log."""
+
+
+class NoSuchLedgerError(CallerError):
+    """The metadata store holds no such ledger."""
+
+
+class NoSuchEntryError(CallerError):
+    """The entry is known not to exist (beyond the end of a closed ledger, or never written)."""
+
+
+class LedgerClosedError(CallerError):
+    """The handle or the ledger is closed: no entry can be added."""
+
+
+class LedgerFencedError(CallerError):
+    """Another client fenced the ledger (recovery); this writer has lost it."""
+
+
+# --- a peer -------------------------------------------------------------------------------------
+
+
+class PeerError(BookKeeperError):
+    """A bookie did not do what was asked."""
+
+    retriable = True
+
+
+class WireFormatError(PeerError):
+    """Bytes from the peer are not a frame of the protocol."""
+
+    retriable = False
+
+
+class BookieUnavailableError(PeerError):
+    """No connection to the bookie, or the connection broke with requests outstanding."""
+
+
+class BookieTimeoutError(PeerError):
+    """The bookie did not answer in time."""
+
+
+class BookieAnswerError(PeerError):
+    """The bookie answered with an error code."""
+
+
+class DigestMismatchError(PeerError):
+    """An entry's digest, ledger id or entry id is not what it should be."""
+
+
+class NotEnoughBookiesError(PeerError):
+    """Fewer usable bookies than the ensemble needs."""
+
+
+class EntryUnknownError(PeerError):
+    """No replica could say whether the entry exists: neither present nor absent."""
+
+
+class QuorumTimeoutError(PeerError):
+    """The ack quorum was not reached in time."""
+
+
+# --- storage ------------------------------------------------------------------------------------
+
+
+class StorageError(BookKeeperError):
+    """A bookie's own files or disks."""
+
+
+class CorruptFileError(StorageError):
+    """A file of the bookie holds what its format forbids; the text names file and position."""
+
+
+class CookieMismatchError(StorageError):
+    """A directory belongs to another bookie or cluster."""
+
+
+# --- metadata -----------------------------------------------------------------------------------
+
+
+class MetadataError(BookKeeperError):
+    """ZooKeeper, or what it holds."""
+
+
+class MetadataUnavailableError(MetadataError):
+    """ZooKeeper cannot be reached, or did not answer in time."""
+
+    retriable = True
+
+
+class OutcomeUnknownError(MetadataUnavailableError):
+    """The connection was lost while a change was under way: it may or may not have taken effect.
+
+    Whoever catches it must ``sync``, read, and decide; never send the change again blindly.
+    """
+
+    retriable = False
+
+
+class MetadataConflictError(MetadataError):
+    """A compare-and-set lost against another client."""
+
+    retriable = True
+
+
+class NodeExistsError(MetadataConflictError):
+    """The znode to create exists already."""
+
+    retriable = False
+
+
+class NoNodeError(MetadataConflictError):
+    """The znode to change does not exist."""
+
+    retriable = False
+
+
+class MetadataFormatError(MetadataError):
+    """A znode holds what its format forbids, or a format version this release does not know."""

@@ -1,0 +1,154 @@
+"""Cutting a byte stream into frames: ``u32 length`` and that many bytes (compatibility facts §1.1).
+
+The receive buffer is written by the socket directly (``recv_into``) and cut without copying: what a
+:class:`Frames` refers to stays valid after the next receive, since a buffer that was handed out is
+never written again.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from bk_spark.protocol.codes import DEFAULT_MAX_FRAME_BYTES
+from bk_spark.protocol.errors import WireFormatError
+
+LENGTH_BYTES: Final = 4
+_U32: Final = struct.Struct(">I")
+#: From this many equal frames in a row on, looking ahead with numpy beats stepping one by one.
+_UNIFORM_RUN: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """Complete frames in ``data``: frame ``i`` is ``data[starts[i] : starts[i] + lengths[i]]``,
+    its length prefix lies in the four bytes before. Arrays are int64 and of equal size."""
+
+    data: memoryview
+    starts: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True):
+            yield self.data[start : start + length]
+
+
+class ReceiveBuffer:
+    """Receives bytes, gives frames. Bounded by ``max_frame_bytes`` plus one chunk.
+
+    Use as asyncio.BufferedProtocol does: write into :meth:`get_buffer`, then call :meth:`received`.
+    """
+
+    def __init__(self, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES, chunk_bytes: int = 256 * 1024) -> None:
+        self._max_frame_bytes = max_frame_bytes
+        self._chunk_bytes = chunk_bytes
+        self._buffer = memoryview(bytearray(chunk_bytes))
+        self._end = 0
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of a frame that has not arrived whole."""
+        return self._end
+
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes go; never empty."""
+        return self._buffer[self._end :]
+
+    def received(self, size_bytes: int) -> Frames | None:
+        """Account for ``size_bytes`` written to the buffer; the frames that are complete, or None.
+
+        Raises WireFormatError for a frame longer than the limit, before anything is allocated for it.
+        """
+        self._end += size_bytes
+        starts, lengths, consumed = self._cut()
+        rest = self._end - consumed
+        needed = self._needed(consumed, rest)
+        if starts is None:
+            if needed > len(self._buffer):
+                self._renew(consumed, rest, needed)
+            return None
+        assert lengths is not None
+        frames = Frames(self._buffer, starts, lengths)
+        self._renew(consumed, rest, needed)
+        return frames
+
+    def _cut(self) -> tuple[npt.NDArray[np.int64] | None, npt.NDArray[np.int64] | None, int]:
+        starts: list[npt.NDArray[np.int64]] = []
+        lengths: list[npt.NDArray[np.int64]] = []
+        position, end, buffer = 0, self._end, self._buffer
+        singles: list[int] = []
+        single_lengths: list[int] = []
+        previous = -1
+        equal = 0
+        while end - position >= LENGTH_BYTES:
+            (length,) = _U32.unpack_from(buffer, position)
+            if length + LENGTH_BYTES > self._max_frame_bytes:
+                raise WireFormatError(
+                    f"frame of {length} bytes exceeds the limit of {self._max_frame_bytes} bytes (nettyMaxFrameSizeBytes)"
+                )
+            equal = equal + 1 if length == previous else 0
+            previous = length
+            if equal >= _UNIFORM_RUN:
+                count = _count_equal(buffer, position, end, length)
+                if singles:
+                    starts.append(np.array(singles, np.int64))
+                    lengths.append(np.array(single_lengths, np.int64))
+                    singles, single_lengths = [], []
+                stride = length + LENGTH_BYTES
+                if count:
+                    starts.append(position + LENGTH_BYTES + stride * np.arange(count, dtype=np.int64))
+                    lengths.append(np.full(count, length, np.int64))
+                    position += count * stride
+                    equal = 0
+                    continue
+            if end - position < LENGTH_BYTES + length:
+                break
+            singles.append(position + LENGTH_BYTES)
+            single_lengths.append(length)
+            position += LENGTH_BYTES + length
+        if singles:
+            starts.append(np.array(singles, np.int64))
+            lengths.append(np.array(single_lengths, np.int64))
+        if not starts:
+            return None, None, 0
+        if len(starts) == 1:
+            return starts[0], lengths[0], position
+        return np.concatenate(starts), np.concatenate(lengths), position
+
+    def _needed(self, consumed: int, rest: int) -> int:
+        """Capacity the buffer must have to take the frame that begins with the rest."""
+        if rest < LENGTH_BYTES:
+            return self._chunk_bytes
+        (length,) = _U32.unpack_from(self._buffer, consumed)
+        return max(self._chunk_bytes, LENGTH_BYTES + int(length))
+
+    def _renew(self, consumed: int, rest: int, capacity: int) -> None:
+        buffer = memoryview(bytearray(capacity))
+        buffer[:rest] = self._buffer[consumed : consumed + rest]
+        self._buffer = buffer
+        self._end = rest
+
+
+def _count_equal(buffer: memoryview, position: int, end: int, length: int) -> int:
+    """How many complete frames of ``length`` bytes follow one another from ``position``."""
+    stride = length + LENGTH_BYTES
+    most = (end - position) // stride
+    if most == 0:
+        return 0
+    rows = np.frombuffer(buffer, np.uint8, most * stride, position).reshape(most, stride)
+    prefixes = rows[:, :LENGTH_BYTES].copy().view(">u4")[:, 0]
+    different = np.flatnonzero(prefixes != length)
+    return int(different[0]) if len(different) else most
+
+
+def frame(body: bytes) -> bytes:
+    """One frame around ``body``."""
+    return _U32.pack(len(body)) + body

@@ -1,0 +1,75 @@
+"""Where ledgers lie in ZooKeeper, and the LAYOUT znode that says so. Source: facts §3.2, §3.3.
+
+================ ===================================================== =========================
+ledger manager   path of ledger 7 and of ledger 2**40 + 7              LAYOUT's class
+================ ===================================================== =========================
+flat             L0000000007 and L1099511627783                        FlatLedgerManagerFactory
+hierarchical     00/0000/L0007 and 000/0001/0995/1162/L7783            HierarchicalLedger…
+longhierarchical 000/0000/0000/0000/L0007 and 000/0001/0995/1162/L7783 LongHierarchicalLedger…
+================ ===================================================== =========================
+
+LAYOUT holds ``2 LF <factory class>:1``.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import Final
+
+from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError
+
+_PACKAGE: Final = "org.apache.bookkeeper.meta."
+_LAYOUT: Final = re.compile(r"(\d+)\n(.+):(\d+)\s*")
+#: From this id on, the hierarchical manager uses the long form.
+FIRST_LONG_ID: Final = 2**31 - 1
+MAX_LEDGER_ID: Final = 2**63 - 1
+
+
+class LedgerManager(enum.Enum):
+    """How ledger ids become paths; the value is the name in metadata service URIs."""
+
+    FLAT = "flat"
+    HIERARCHICAL = "hierarchical"
+    LONG_HIERARCHICAL = "longhierarchical"
+
+    def ledger_path(self, root: str, ledger_id: int) -> str:
+        """Path of the ledger's znode."""
+        if not 0 <= ledger_id <= MAX_LEDGER_ID:
+            raise InvalidArgumentError(f"ledger id {ledger_id} is not within 0..{MAX_LEDGER_ID}")
+        if self is LedgerManager.FLAT:
+            return f"{root}/L{ledger_id:010d}"
+        if self is LedgerManager.HIERARCHICAL and ledger_id < FIRST_LONG_ID:
+            digits = f"{ledger_id:010d}"
+            return f"{root}/{digits[:2]}/{digits[2:6]}/L{digits[6:]}"
+        digits = f"{ledger_id:019d}"
+        return f"{root}/{digits[:3]}/{digits[3:7]}/{digits[7:11]}/{digits[11:15]}/L{digits[15:]}"
+
+    @property
+    def factory_class(self) -> str:
+        return _PACKAGE + _FACTORIES[self]
+
+    @property
+    def layout(self) -> bytes:
+        """Content of LAYOUT."""
+        return f"2\n{self.factory_class}:1".encode()
+
+
+_FACTORIES: Final = {
+    LedgerManager.FLAT: "FlatLedgerManagerFactory",
+    LedgerManager.HIERARCHICAL: "HierarchicalLedgerManagerFactory",
+    LedgerManager.LONG_HIERARCHICAL: "LongHierarchicalLedgerManagerFactory",
+}
+
+
+def parse_layout(data: bytes) -> LedgerManager:
+    """The ledger manager that a LAYOUT znode names. Raises MetadataFormatError."""
+    match = _LAYOUT.fullmatch(data.decode("utf-8", "replace"))
+    if match is None or match[1] != "2" or match[3] != "1":
+        raise MetadataFormatError("LAYOUT is not of the form '2 LF <factory class>:1'; this release knows no other")
+    for manager, factory in _FACTORIES.items():
+        if match[2] == _PACKAGE + factory:
+            return manager
+    raise MetadataFormatError(
+        f"LAYOUT names ledger manager {match[2]}; this release knows {', '.join(_FACTORIES.values())}"
+    )

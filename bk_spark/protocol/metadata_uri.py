@@ -1,0 +1,66 @@
+"""Metadata service URIs in Apache BookKeeper's syntax.
+
+``zk[+flat|+hierarchical|+longhierarchical|+null]://host:port[;host:port…][/ledgers/root]``
+
+Servers are separated by ``;`` (``,`` is accepted too). ``zk`` and ``zk+null`` mean "whatever the
+cluster's LAYOUT says". Source: compatibility facts §3.1.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from bk_spark.protocol.errors import InvalidArgumentError
+
+_URI: Final = re.compile(r"zk(?:\+(?P<layout>[a-z]+))?://(?P<servers>[^/]+)(?P<root>/.*)?")
+_LAYOUTS: Final = ("flat", "hierarchical", "longhierarchical")
+_DEFAULT_ROOT: Final = "/ledgers"
+_DEFAULT_PORT: Final = 2181
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataServiceUri:
+    """A parsed URI: ``servers`` as ZooKeeper's connect string, ``root`` without a trailing slash,
+    ``layout`` one of ``flat``, ``hierarchical``, ``longhierarchical`` or None for the cluster's own."""
+
+    servers: str
+    root: str
+    layout: str | None
+
+    @classmethod
+    def parse(cls, text: str) -> MetadataServiceUri:
+        match = _URI.fullmatch(text.strip())
+        if match is None:
+            raise InvalidArgumentError(
+                f"metadataServiceUri {text!r} is not of the form zk+hierarchical://host:port[;host:port]/ledgers"
+            )
+        layout = match["layout"]
+        if layout == "null":
+            layout = None
+        if layout is not None and layout not in _LAYOUTS:
+            raise InvalidArgumentError(
+                f"metadataServiceUri {text!r}: ledger manager {layout!r} is unknown; use one of "
+                f"{', '.join('zk+' + name for name in _LAYOUTS)}, or plain zk for the cluster's own"
+            )
+        servers = [_with_port(text, server) for server in re.split("[;,]", match["servers"]) if server]
+        if not servers:
+            raise InvalidArgumentError(f"metadataServiceUri {text!r} names no server")
+        root = (match["root"] or "").rstrip("/") or _DEFAULT_ROOT
+        if "//" in root:
+            raise InvalidArgumentError(f"metadataServiceUri {text!r}: empty path component in {root!r}")
+        return cls(",".join(servers), root, layout)
+
+    def __str__(self) -> str:
+        scheme = "zk" if self.layout is None else f"zk+{self.layout}"
+        return f"{scheme}://{self.servers.replace(',', ';')}{self.root}"
+
+
+def _with_port(text: str, server: str) -> str:
+    host, colon, port = server.rpartition(":")
+    if not colon or server.endswith("]"):
+        return f"{server}:{_DEFAULT_PORT}"
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InvalidArgumentError(f"metadataServiceUri {text!r}: {server!r} is not host:port")
+    return server

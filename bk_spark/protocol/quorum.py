@@ -1,0 +1,68 @@
+"""Round-robin striping and the arithmetic of quorums. Source: compatibility facts §4.1, §4.7."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bk_spark.protocol.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """Ensemble size (E), write quorum (Qw) and ack quorum (Qa), with E >= Qw >= Qa >= 1."""
+
+    ensemble_size: int
+    write_quorum_size: int
+    ack_quorum_size: int
+
+    def __post_init__(self) -> None:
+        if not self.ensemble_size >= self.write_quorum_size >= self.ack_quorum_size >= 1:
+            raise InvalidArgumentError(
+                "quorum sizes must satisfy ensembleSize >= writeQuorumSize >= ackQuorumSize >= 1, got "
+                f"ensembleSize={self.ensemble_size}, writeQuorumSize={self.write_quorum_size}, "
+                f"ackQuorumSize={self.ack_quorum_size}"
+            )
+
+    @property
+    def striped(self) -> bool:
+        """True where a bookie of the ensemble holds only some of the entries."""
+        return self.ensemble_size != self.write_quorum_size
+
+    def write_set(self, entry_id: int) -> tuple[int, ...]:
+        """Ensemble indexes that store ``entry_id``, in order of preference."""
+        size = self.ensemble_size
+        return tuple((entry_id + k) % size for k in range(self.write_quorum_size))
+
+    def stores(self, index: int, entry_id: int) -> bool:
+        """Whether the bookie at ensemble ``index`` belongs to the write set of ``entry_id``."""
+        return (index - entry_id) % self.ensemble_size < self.write_quorum_size
+
+    @property
+    def absent_needed(self) -> int:
+        """Answers "absent" from a write set that prove an entry was never acknowledged: Qw-Qa+1."""
+        return self.write_quorum_size - self.ack_quorum_size + 1
+
+
+class Answer(enum.Enum):
+    """What one bookie is known to say. Unknown is never absent."""
+
+    UNHEARD = "unheard"
+    PRESENT = "present"
+    ABSENT = "absent"
+    UNKNOWN = "unknown"
+
+
+def covered(quorum: Quorum, answers: Sequence[Answer]) -> bool:
+    """Whether no write quorum can still reach its ack quorum among bookies that did not answer.
+
+    For every window of Qw neighbouring positions, fewer than Qa may be without a definite answer
+    (present or absent): then no entry can be acknowledged by bookies that this reader did not hear.
+    """
+    size = quorum.ensemble_size
+    silent = [answer in (Answer.UNHEARD, Answer.UNKNOWN) for answer in answers]
+    return all(
+        sum(silent[(start + k) % size] for k in range(quorum.write_quorum_size)) < quorum.ack_quorum_size
+        for start in range(size)
+    )
