@@ -21,8 +21,8 @@ from kazoo.exceptions import (
     ConnectionClosedError,
     ConnectionLoss,
     KazooException,
-    NoNodeError as KazooNoNodeError,
     NodeExistsError as KazooNodeExistsError,
+    NoNodeError as KazooNoNodeError,
     NotEmptyError,
     RolledBackError,
     RuntimeInconsistency,
@@ -105,9 +105,7 @@ class ZooKeeper:
     ends the session (ephemeral nodes go) and may be called any number of times.
     """
 
-    def __init__(
-        self, servers: str, *, session_timeout_ms: int = 10_000, operation_timeout_ms: int = 30_000
-    ) -> None:
+    def __init__(self, servers: str, *, session_timeout_ms: int = 10_000, operation_timeout_ms: int = 30_000) -> None:
         self.servers = servers
         self._timeout_s = operation_timeout_ms / 1000
         self._client = KazooClient(

@@ -93,6 +93,38 @@ class LedgerFencedError(CallerError):
     """Another client fenced the ledger (recovery); this writer has lost it."""
 
 
+class NoSuchLogError(CallerError):
+    """There is no log of this name."""
+
+
+class LogExistsError(CallerError):
+    """A log of this name exists already."""
+
+
+class LogReplacedError(CallerError):
+    """The log was deleted and made again under its name: what belongs to the old one is refused."""
+
+
+class LogRangeGoneError(CallerError):
+    """Offsets that are not in the log: dropped by truncation, retention or overwrite, or not yet written."""
+
+
+class LogTailOpenError(CallerError):
+    """A log writer holds the log's tail open; a transactional commit must wait until it is sealed."""
+
+
+class RunRetiredError(CallerError):
+    """Another run of the same application has taken over: this one may commit no more."""
+
+
+class BatchRefusedError(CallerError):
+    """Another query has committed this batch, or a later one, under the same application name."""
+
+
+class LedgerRefusedError(CallerError):
+    """A ledger, or entries of it, that a commit names cannot become part of the log."""
+
+
 # --- a peer -------------------------------------------------------------------------------------
 
 

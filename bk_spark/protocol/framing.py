@@ -92,7 +92,7 @@ class ReceiveBuffer:
             (length,) = _U32.unpack_from(buffer, position)
             if length + LENGTH_BYTES > self._max_frame_bytes:
                 raise WireFormatError(
-                    f"frame of {length} bytes exceeds the limit of {self._max_frame_bytes} bytes (nettyMaxFrameSizeBytes)"
+                    f"frame of {length} bytes exceeds nettyMaxFrameSizeBytes, {self._max_frame_bytes}"
                 )
             equal = equal + 1 if length == previous else 0
             previous = length

@@ -110,7 +110,7 @@ def encode(metadata: LedgerMetadata) -> bytes:
         ensembleSize=metadata.quorum.ensemble_size,
         length=metadata.length,
         lastEntryId=metadata.last_entry_id,
-        state=LedgerMetadataFormat.State.ValueType(metadata.state.value),
+        state=metadata.state.name,
         ackQuorumSize=metadata.quorum.ack_quorum_size,
     )
     if metadata.state is not LedgerState.CLOSED:
@@ -119,8 +119,7 @@ def encode(metadata: LedgerMetadata) -> bytes:
     for segment in metadata.segments:
         message.segment.add(ensembleMember=segment.ensemble, firstEntryId=segment.first_entry_id)
     if metadata.digest_type is not None:
-        message.digestType = LedgerMetadataFormat.DigestType.ValueType(metadata.digest_type.value)
-        message.password = metadata.password or b""
+        message.MergeFrom(LedgerMetadataFormat(digestType=metadata.digest_type.name, password=metadata.password or b""))
     if metadata.creation_time_ms is not None:
         message.ctime = metadata.creation_time_ms
     for key, value in metadata.custom_metadata.items():

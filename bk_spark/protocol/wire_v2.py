@@ -224,13 +224,13 @@ def _records(data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s) -> tu
         table[:, LENGTH_BYTES:] = rows[:, LENGTH_BYTES + _ADD_PREFIX_BYTES :]
         table[:, :LENGTH_BYTES] = np.frombuffer(_HEADER.pack(size), np.uint8)
     else:
-        source, target = memoryview(data), memoryview(out)
+        source, target = data.data, out.data
         pairs = zip(starts.tolist(), sizes.tolist(), offsets.tolist(), strict=False)
         for start, size, offset in pairs:
             body = start + _ADD_PREFIX_BYTES
             _HEADER.pack_into(target, offset, size)
             target[offset + LENGTH_BYTES : offset + LENGTH_BYTES + size] = source[body : body + size]
-    return memoryview(out), offsets
+    return out.data, offsets
 
 
 def _parse_reads(
@@ -250,7 +250,8 @@ def _gather(data: npt.NDArray[np.uint8], starts: Int64s, size: int) -> npt.NDArr
     if len(starts) == 1:
         start = int(starts[0])
         return data[start : start + size].reshape(1, size)
-    return data[starts[:, None] + np.arange(size)]
+    rows: npt.NDArray[np.uint8] = data[starts[:, None] + np.arange(size)]
+    return rows
 
 
 def _equal_rows(rows: npt.NDArray[np.uint8]) -> Iterator[tuple[int, int]]:
@@ -297,7 +298,7 @@ def read_answers_uniform(
     prefix["entry"] = entry_ids
     out[:, : ANSWER_DTYPE.itemsize] = prefix.view(np.uint8).reshape(count, ANSWER_DTYPE.itemsize)
     out[:, ANSWER_DTYPE.itemsize :] = stored
-    return memoryview(out).cast("B", (out.size,)) if out.size else memoryview(b"")
+    return out.reshape(-1).data
 
 
 def batch_read_answer(request: BatchRead, code: Code, records_bytes: int = 0) -> bytes:
@@ -366,7 +367,7 @@ class ReadAnswer:
 
 @dataclass(frozen=True, slots=True)
 class BatchReadAnswer:
-    """``records`` holds ``u32 length, stored entry`` per entry; cut it with :func:`cut_records`."""
+    """``records`` holds ``u32 length, stored entry`` per entry (entry_block.py verifies them)."""
 
     ledger_id: int
     first_entry_id: int
@@ -415,17 +416,3 @@ def _parse_read_answers(
         else:
             (request_id,) = struct.unpack_from(">q", body)
             yield BatchReadAnswer(ledger_id, entry_id, request_id, code, body[8:])
-
-
-def cut_records(records: memoryview) -> Iterator[memoryview]:
-    """The stored entries in ``u32 length, stored entry`` records. Raises WireFormatError on a torn end."""
-    position, end = 0, len(records)
-    while position < end:
-        if end - position < LENGTH_BYTES:
-            raise WireFormatError("torn record")
-        (size,) = _HEADER.unpack_from(records, position)
-        position += LENGTH_BYTES
-        if end - position < size:
-            raise WireFormatError("torn record")
-        yield records[position : position + size]
-        position += size

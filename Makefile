@@ -1,0 +1,63 @@
+# Everything runs in .venv, which is made and filled at first use. The machine needs make, Python 3.11+
+# and Java 17+ (and for `make test` a JDK and Maven); what is missing is installed or named.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PROTO_VENV := .venv-proto
+PROTO_STAMP := $(PROTO_VENV)/.installed
+export PYTHON
+
+# Arguments for pytest: make test PYTEST_ARGS="tests/unit -x"
+PYTEST_ARGS ?=
+
+.PHONY: help demo test lint format bench proto clean
+
+help:
+	@echo "make demo    real flights through Spark, three bookies and back, with one of them killed"
+	@echo "make test    all tests: unit, integration, Spark, interop with Apache's Java, faults"
+	@echo "make lint    ruff, mypy --strict, import contract"
+	@echo "make format  let ruff rewrite what it can"
+	@echo "make bench   speed of writing and reading"
+	@echo "make proto   regenerate the protobuf modules"
+	@echo "make clean   remove caches and the virtual environments"
+
+$(STAMP): pyproject.toml scripts/make_venv.sh
+	@scripts/make_venv.sh $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,dev,demo]'
+	@touch $@
+
+demo: $(STAMP)
+	@scripts/ensure_java.sh
+	$(BIN)/python examples/demo.py
+
+test: $(STAMP)
+	@scripts/ensure_java.sh --build
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)
+	@scripts/ensure_java.sh
+	$(BIN)/python -m benchmarks
+
+# A generator older than the oldest protobuf we support: its output works with that and with newer ones.
+$(PROTO_STAMP): Makefile scripts/make_venv.sh
+	@scripts/make_venv.sh $(PROTO_VENV)
+	$(PROTO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check grpcio-tools==1.76.0
+	@touch $@
+
+proto: $(PROTO_STAMP)
+	$(PROTO_VENV)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $$(find bk_spark -name '*.proto' | sort)
+
+clean:
+	rm -rf $(VENV) $(PROTO_VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist *.egg-info
+	find bk_spark bookie_server tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

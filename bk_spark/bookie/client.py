@@ -1,0 +1,174 @@
+"""The asyncio client of a BookKeeper cluster.
+
+Names leave no trap: :meth:`Client.open_for_reading` does not fence, :meth:`Client.recover_and_open`
+does; there is no bare ``open``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Mapping
+from types import TracebackType
+
+from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.ledger_store import CreateWith, LedgerStore
+from bk_spark.bookie.pool import ConnectionPool
+from bk_spark.bookie.read_handle import ReadHandle
+from bk_spark.bookie.recovery import recover_ledger
+from bk_spark.bookie.registry import BookieRegistry
+from bk_spark.bookie.services import ClusterServices
+from bk_spark.bookie.write_handle import WriteHandle
+from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.errors import UnauthorizedError
+from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, Segment
+from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.quorum import Quorum
+
+DEFAULT_QUORUM = Quorum(3, 3, 2)
+
+
+class Client:
+    """Creates, reads, recovers and deletes ledgers. Use from one event loop, as ``async with``.
+
+    With ``zookeeper`` the client shares that session and does not close it.
+    """
+
+    def __init__(
+        self, metadata_service_uri: str, config: ClientConfig | None = None, *, zookeeper: ZooKeeper | None = None
+    ) -> None:
+        self.uri = MetadataServiceUri.parse(metadata_service_uri)
+        self.config = config or ClientConfig()
+        self._shared_zookeeper = zookeeper
+        self._zookeeper: ZooKeeper | None = None
+        self._services: ClusterServices | None = None
+        self._pool: ConnectionPool | None = None
+        self._handles: set[WriteHandle] = set()
+
+    async def start(self) -> None:
+        """Connect to ZooKeeper. Raises MetadataUnavailableError."""
+        await asyncio.to_thread(self._connect)
+
+    def _connect(self) -> None:
+        zookeeper = self._shared_zookeeper
+        if zookeeper is None:
+            zookeeper = ZooKeeper(self.uri.servers, session_timeout_ms=self.config.zk_session_timeout_ms)
+            zookeeper.start(self.config.connect_timeout_ms)
+        try:
+            store = LedgerStore(zookeeper, self.uri)
+        except BaseException:
+            if zookeeper is not self._shared_zookeeper:
+                zookeeper.close()
+            raise
+        self._zookeeper = zookeeper
+        self._services = ClusterServices(store, BookieRegistry(zookeeper, self.uri.root))
+        self._pool = ConnectionPool(self._services.address, self.config)
+
+    async def close(self) -> None:
+        """Let go of everything. Handles not closed stay open ledgers, for somebody to recover."""
+        for handle in list(self._handles):
+            await handle.abandon()
+        self._handles.clear()
+        if self._pool is not None:
+            await self._pool.close()
+        if self._services is not None:
+            await asyncio.to_thread(self._services.close)
+        if self._zookeeper is not None and self._zookeeper is not self._shared_zookeeper:
+            await asyncio.to_thread(self._zookeeper.close)
+        self._pool = self._services = self._zookeeper = None
+
+    async def __aenter__(self) -> Client:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def zookeeper(self) -> ZooKeeper:
+        """The client's ZooKeeper session."""
+        assert self._zookeeper is not None, "the client is not started"
+        return self._zookeeper
+
+    async def create(
+        self,
+        *,
+        quorum: Quorum = DEFAULT_QUORUM,
+        digest_type: DigestType = DigestType.CRC32C,
+        password: bytes = b"",
+        custom_metadata: Mapping[str, bytes] | None = None,
+        create_with: CreateWith | None = None,
+    ) -> WriteHandle:
+        """A new, empty ledger, open for writing. ``create_with(ledger id)`` gives operations for the
+        transaction that creates it. Raises NotEnoughBookiesError, MetadataUnavailableError."""
+        services, pool = self._started()
+        ensemble = await services.choose(quorum.ensemble_size)
+        metadata = LedgerMetadata(
+            quorum,
+            (Segment(0, ensemble),),
+            digest_type=digest_type,
+            password=password,
+            custom_metadata=dict(custom_metadata or {}),
+        )
+        ledger_id, stored = await services.create(metadata, create_with)
+        handle = WriteHandle(ledger_id, stored, digest_type, password, services, pool, self.config)
+        self._handles.add(handle)
+        await handle.start()
+        return handle
+
+    async def open_for_reading(self, ledger_id: int, password: bytes = b"") -> ReadHandle:
+        """Open without fencing: a ledger that is still written goes on, and is readable up to its LAC.
+
+        Raises NoSuchLedgerError, UnauthorizedError, EntryUnknownError.
+        """
+        services, pool = self._started()
+        metadata = (await services.read(ledger_id)).metadata
+        digest_type = _authorize(ledger_id, metadata, password)
+        handle = ReadHandle(ledger_id, metadata, digest_type, password, services, pool, self.config)
+        await handle.read_last_add_confirmed()
+        return handle
+
+    async def recover_and_open(self, ledger_id: int, password: bytes = b"") -> ReadHandle:
+        """Fence the ledger so that no writer can go on, close it at its last entry, open it for reading.
+
+        Raises NoSuchLedgerError, UnauthorizedError, EntryUnknownError, NotEnoughBookiesError.
+        """
+        services, pool = self._started()
+        metadata = (await services.read_latest(ledger_id)).metadata
+        digest_type = _authorize(ledger_id, metadata, password)
+        if metadata.state is not LedgerState.CLOSED:
+            own_pool = ConnectionPool(services.address, self.config)
+            try:
+                metadata = await recover_ledger(ledger_id, digest_type, password, services, own_pool, self.config)
+            finally:
+                await own_pool.close()
+        return ReadHandle(ledger_id, metadata, digest_type, password, services, pool, self.config)
+
+    async def delete(self, ledger_id: int) -> None:
+        """Delete the ledger's metadata; bookies collect its entries later. Deleting twice is no error."""
+        await self._started()[0].delete(ledger_id)
+
+    async def metadata(self, ledger_id: int) -> LedgerMetadata:
+        """The ledger's metadata as ZooKeeper has it. Raises NoSuchLedgerError."""
+        return (await self._started()[0].read_latest(ledger_id)).metadata
+
+    def forget(self, handle: WriteHandle) -> None:
+        """A handle that was closed or abandoned by its user needs no care at :meth:`close`."""
+        self._handles.discard(handle)
+
+    def _started(self) -> tuple[ClusterServices, ConnectionPool]:
+        assert self._services is not None, "the client is not started"
+        assert self._pool is not None
+        return self._services, self._pool
+
+
+def _authorize(ledger_id: int, metadata: LedgerMetadata, password: bytes) -> DigestType:
+    """The ledger's digest type, if the password is right (metadata of before 4.2 hold neither)."""
+    if metadata.digest_type is None or metadata.password is None:
+        return DigestType.CRC32
+    if not hmac.compare_digest(metadata.password, password):
+        raise UnauthorizedError("wrong ledger password", ledger_id=ledger_id)
+    return metadata.digest_type

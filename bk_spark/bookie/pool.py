@@ -1,0 +1,67 @@
+"""Connections to bookies, one per bookie, made on demand. Single event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.connection import BookieConnection
+from bk_spark.protocol.errors import BookieUnavailableError, BookKeeperError
+
+#: Finds host and port of a bookie id.
+Resolver = Callable[[str], Awaitable[tuple[str, int]]]
+
+
+class ConnectionPool:
+    """Shares one connection per bookie among all handles of a client."""
+
+    def __init__(self, resolve: Resolver, config: ClientConfig) -> None:
+        self._resolve = resolve
+        self._config = config
+        self._connections: dict[str, BookieConnection] = {}
+        self._connecting: dict[str, asyncio.Task[BookieConnection]] = {}
+        #: Bookies that closed the connection at a batch read: they do not know it.
+        self.without_batch_read: set[str] = set()
+
+    def existing(self, bookie_id: str) -> BookieConnection | None:
+        """The live connection, if there is one."""
+        connection = self._connections.get(bookie_id)
+        return None if connection is None or connection.closed else connection
+
+    async def get(self, bookie_id: str) -> BookieConnection:
+        """A live connection. Raises BookieUnavailableError."""
+        connection = self.existing(bookie_id)
+        if connection is not None:
+            return connection
+        task = self._connecting.get(bookie_id)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._connect(bookie_id))
+            self._connecting[bookie_id] = task
+            task.add_done_callback(lambda done: self._connecting.pop(bookie_id, None))
+        # Several callers may wait: one that gives up must not end the attempt for the others.
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Close every connection; outstanding requests fail."""
+        for task in list(self._connecting.values()):
+            task.cancel()
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        # Aborted transports release their sockets in the next turn of the loop.
+        await asyncio.sleep(0)
+
+    async def _connect(self, bookie_id: str) -> BookieConnection:
+        try:
+            async with asyncio.timeout(self._config.connect_timeout_ms / 1000):
+                host, port = await self._resolve(bookie_id)
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: BookieConnection(bookie_id, self._config.max_frame_bytes), host, port
+                )
+        except BookKeeperError:
+            raise
+        except (OSError, TimeoutError) as error:
+            raise BookieUnavailableError(f"cannot connect: {error!r}", bookie_id=bookie_id) from error
+        self._connections[bookie_id] = connection
+        return connection

@@ -1,0 +1,195 @@
+"""Recovering a ledger: drives :class:`bk_spark.protocol.recovery.LedgerRecovery`, then closes it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, Final
+
+from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.ledger_store import StoredMetadata
+from bk_spark.bookie.pool import ConnectionPool
+from bk_spark.bookie.services import ClusterServices
+from bk_spark.bookie.write_handle import RecoveryStart, WriteHandle
+from bk_spark.protocol.codes import LAST_ENTRY, Code, DigestType, FlagV2
+from bk_spark.protocol.digest import digest_function, master_key
+from bk_spark.protocol.entry import Entry, verify_entry
+from bk_spark.protocol.errors import (
+    BookKeeperError,
+    MetadataConflictError,
+    OutcomeUnknownError,
+    PeerError,
+    UnauthorizedError,
+)
+from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState
+from bk_spark.protocol.quorum import Answer
+from bk_spark.protocol.recovery import (
+    EndFound,
+    FenceBookie,
+    FencingRead,
+    LedgerRecovery,
+    RecoveryFailed,
+    StartWriteBack,
+    WriteBack,
+)
+
+_LOG = logging.getLogger(__name__)
+_ATTEMPTS: Final = 5
+
+
+async def recover_ledger(
+    ledger_id: int,
+    digest_type: DigestType,
+    password: bytes,
+    services: ClusterServices,
+    pool: ConnectionPool,
+    config: ClientConfig,
+) -> LedgerMetadata:
+    """Fence and close a ledger; its final metadata. A closed one is left as it is.
+
+    ``pool`` must serve nobody else: v2 answers carry no request id, so those to a writer of the same
+    ledger could be taken for ours. Raises EntryUnknownError where the end cannot be proven, and
+    NotEnoughBookiesError; the ledger then stays IN_RECOVERY and can be recovered again.
+    """
+    for _ in range(_ATTEMPTS):
+        stored = await services.update(
+            ledger_id, lambda found: found.in_recovery() if found.state is LedgerState.OPEN else None
+        )
+        if stored.metadata.state is LedgerState.CLOSED:
+            return stored.metadata
+        attempt = _Recovery(ledger_id, stored, digest_type, password, services, pool, config)
+        try:
+            return await attempt.run()
+        except MetadataConflictError:
+            # Somebody else changed the ledger's metadata: begin again from what it is now.
+            continue
+        finally:
+            await attempt.stop()
+    raise MetadataConflictError("the ledger's metadata keeps changing", ledger_id=ledger_id)
+
+
+class _Recovery:
+    def __init__(
+        self,
+        ledger_id: int,
+        stored: StoredMetadata,
+        digest_type: DigestType,
+        password: bytes,
+        services: ClusterServices,
+        pool: ConnectionPool,
+        config: ClientConfig,
+    ) -> None:
+        self._ledger_id = ledger_id
+        self._stored = stored
+        self._digest_type = digest_type
+        self._password = password
+        self._key = master_key(password)
+        self._digest = digest_function(digest_type, password)
+        self._services = services
+        self._pool = pool
+        self._config = config
+        self._machine = LedgerRecovery(ledger_id, stored.metadata)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writer: WriteHandle | None = None
+        #: Write-backs in order; None marks the end.
+        self._to_write: asyncio.Queue[StartWriteBack | WriteBack | EndFound | RecoveryFailed] = asyncio.Queue()
+
+    async def run(self) -> LedgerMetadata:
+        self._run()
+        while True:
+            match await self._to_write.get():
+                case StartWriteBack(last_entry_id, length):
+                    self._writer = WriteHandle(
+                        self._ledger_id,
+                        self._stored,
+                        self._digest_type,
+                        self._password,
+                        self._services,
+                        self._pool,
+                        self._config,
+                        recovery=RecoveryStart(last_entry_id, length),
+                    )
+                    await self._writer.start()
+                case WriteBack(payloads, last_add_confirmed):
+                    assert self._writer is not None
+                    await self._writer.append_many(payloads, last_add_confirmed)
+                case EndFound(last_entry_id):
+                    return await self._close(last_entry_id)
+                case RecoveryFailed(error):
+                    raise error
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._writer is not None:
+            await self._writer.abandon()
+
+    async def _close(self, last_entry_id: int) -> LedgerMetadata:
+        writer = self._writer
+        assert writer is not None
+        written_back = await writer.flush()
+        assert written_back == last_entry_id, (written_back, last_entry_id)
+        closed = writer.metadata.closed(last_entry_id, writer.length)
+        try:
+            stored = await self._services.write(self._ledger_id, closed, self._stored.version)
+        except (MetadataConflictError, OutcomeUnknownError) as error:
+            found = await self._services.read_latest(self._ledger_id)
+            if found.metadata.state is LedgerState.CLOSED:
+                return found.metadata
+            raise MetadataConflictError("the metadata changed during recovery", ledger_id=self._ledger_id) from error
+        _LOG.info("ledger %d: recovered, last entry %d", self._ledger_id, last_entry_id)
+        return stored.metadata
+
+    def _run(self) -> None:
+        while actions := self._machine.take_actions():
+            for action in actions:
+                match action:
+                    case FenceBookie(bookie_id):
+                        self._spawn(self._fence(bookie_id))
+                    case FencingRead(bookie_id, entry_id):
+                        self._spawn(self._read(bookie_id, entry_id))
+                    case _:
+                        self._to_write.put_nowait(action)
+
+    async def _fence(self, bookie_id: str) -> None:
+        answer, entry = await self._ask(bookie_id, LAST_ENTRY, FlagV2.FENCING)
+        self._machine.on_fence_answer(bookie_id, answer, entry)
+        self._run()
+
+    async def _read(self, bookie_id: str, entry_id: int) -> None:
+        answer, entry = await self._ask(bookie_id, entry_id, FlagV2.FENCING | FlagV2.HIGH_PRIORITY)
+        self._machine.on_read_answer(bookie_id, entry_id, answer, entry)
+        self._run()
+
+    async def _ask(self, bookie_id: str, entry_id: int, flags: FlagV2) -> tuple[Answer, Entry | None]:
+        """What the bookie knows of the entry. Whatever is not a clear yes or no is unknown."""
+        try:
+            async with asyncio.timeout(self._config.read_timeout_ms / 1000):
+                connection = await self._pool.get(bookie_id)
+                answers = await connection.read(
+                    self._ledger_id, range(entry_id, entry_id + 1), flags=flags, key=self._key
+                )
+            answer = answers[entry_id]
+            if answer.code in (Code.NO_ENTRY, Code.NO_LEDGER):
+                return Answer.ABSENT, None
+            if answer.code is Code.UNAUTHORIZED:
+                raise UnauthorizedError("the bookie refused the ledger's password", bookie_id=bookie_id)
+            if answer.code is not Code.OK:
+                _LOG.warning("ledger %d: bookie %s answered %s", self._ledger_id, bookie_id, answer.code.name)
+                return Answer.UNKNOWN, None
+            expected = None if entry_id == LAST_ENTRY else entry_id
+            entry = verify_entry(answer.stored, self._ledger_id, expected, self._digest_type, self._digest)
+            return Answer.PRESENT, entry
+        except (PeerError, TimeoutError) as error:
+            _LOG.warning("ledger %d: bookie %s: %s", self._ledger_id, bookie_id, error)
+            return Answer.UNKNOWN, None
+        except BookKeeperError as error:
+            self._to_write.put_nowait(RecoveryFailed(error))
+            return Answer.UNKNOWN, None
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,134 @@
+"""Names of logs and the paths of their znodes.
+
+::
+
+    <root>/<log>                              head
+    <root>/<log>/id-<log id>                  empty; exists as long as this log does
+    <root>/<log>/settings
+    <root>/<log>/pages/<n>                    n in 10 decimal digits
+    <root>/<log>/apps/<app>
+    <root>/<log>/ledgers/<app>/<run>          empty; written by whoever condemns a ledger of the run
+    <root>/<log>/ledgers/<app>/<run>/<id>     registration of a ledger, id in decimal
+    <root>/<log>/lock                         advisory lock, ephemeral
+
+The znode named after the log id ties a transaction to one log: a log made again under an old name has
+another id, so an operation that checks the znode fails, whatever versions the new log's znodes have.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
+
+from bk_spark.protocol.errors import InvalidArgumentError
+
+DEFAULT_ROOT: Final = "/bk_spark/logs"
+
+# Kafka's topic names and a leading underscore are allowed, a leading dot or dash is not: "." and ".."
+# are no znode names, and a dash first looks like an option on a command line.
+_LOG_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
+_MAX_ID_BYTES: Final = 255
+
+
+def check_log_name(name: str) -> str:
+    """``name``, or InvalidArgumentError where no log can be called so."""
+    if not is_log_name(name):
+        raise InvalidArgumentError(
+            f"log name {name!r} is not allowed: use 1 to 255 of the characters A-Z a-z 0-9 . _ - "
+            "and start with a letter, a digit or an underscore"
+        )
+    return name
+
+
+def is_log_name(name: str) -> bool:
+    return _LOG_NAME.fullmatch(name) is not None
+
+
+def escape_id(kind: str, text: str) -> str:
+    """``text`` (an application's name or a run id: any string) as the name of a znode.
+
+    UTF-8 bytes other than ``A-Z a-z 0-9 _ - ~`` become ``%XX``, dots too, so that no result is ``.`` or
+    ``..``. Different texts have different results. ``kind`` is for the error message.
+    """
+    size_bytes = utf8_length(kind, text)
+    if not 1 <= size_bytes <= _MAX_ID_BYTES:
+        raise InvalidArgumentError(
+            f"{kind} must be 1 to {_MAX_ID_BYTES} bytes of UTF-8, not {size_bytes}: {text[:40]!r}"
+        )
+    return quote(text, safe="").replace(".", "%2E")
+
+
+def utf8_length(kind: str, text: str) -> int:
+    """Bytes of ``text`` as UTF-8. Raises InvalidArgumentError, naming ``kind``, where it has lone surrogates."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"{kind} {text[:40]!r} is not valid Unicode text") from error
+
+
+def check_root(root: str) -> str:
+    """``root``, or InvalidArgumentError where it is no path that logs can be kept under."""
+    parts = root.split("/")
+    if root == "/" or parts[0] != "" or any(part in ("", ".", "..") for part in parts[1:]):
+        raise InvalidArgumentError(
+            f"root of logs {root!r} must be an absolute ZooKeeper path below /, without a / at its end"
+        )
+    return root
+
+
+@dataclass(frozen=True, slots=True)
+class LogPaths:
+    """Paths of one log; ``log_id`` as a UUID in its usual text form."""
+
+    root: str
+    name: str
+    log_id: str
+
+    @property
+    def head(self) -> str:
+        return head_path(self.root, self.name)
+
+    @property
+    def identity(self) -> str:
+        return f"{self.head}/id-{self.log_id}"
+
+    @property
+    def settings(self) -> str:
+        return f"{self.head}/settings"
+
+    @property
+    def pages(self) -> str:
+        return f"{self.head}/pages"
+
+    def page(self, number: int) -> str:
+        return f"{self.pages}/{number:010d}"
+
+    @property
+    def apps(self) -> str:
+        return f"{self.head}/apps"
+
+    def app(self, app: str) -> str:
+        return f"{self.apps}/{escape_id('application', app)}"
+
+    @property
+    def ledgers(self) -> str:
+        return f"{self.head}/ledgers"
+
+    def app_ledgers(self, app: str) -> str:
+        return f"{self.ledgers}/{escape_id('application', app)}"
+
+    def run(self, app: str, run: str) -> str:
+        return f"{self.app_ledgers(app)}/{escape_id('run', run)}"
+
+    def registration(self, app: str, run: str, ledger_id: int) -> str:
+        return f"{self.run(app, run)}/{ledger_id}"
+
+    @property
+    def lock(self) -> str:
+        return f"{self.head}/lock"
+
+
+def head_path(root: str, name: str) -> str:
+    return f"{root}/{name}"

@@ -1,0 +1,158 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Head(_message.Message):
+    __slots__ = ("format_version", "log_id", "first_offset", "next_offset", "first_page", "tail_page", "last_commit_time_ms", "index")
+    FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LOG_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    FIRST_PAGE_FIELD_NUMBER: _ClassVar[int]
+    TAIL_PAGE_FIELD_NUMBER: _ClassVar[int]
+    LAST_COMMIT_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    format_version: int
+    log_id: bytes
+    first_offset: int
+    next_offset: int
+    first_page: int
+    tail_page: int
+    last_commit_time_ms: int
+    index: IndexPosition
+    def __init__(self, format_version: _Optional[int] = ..., log_id: _Optional[bytes] = ..., first_offset: _Optional[int] = ..., next_offset: _Optional[int] = ..., first_page: _Optional[int] = ..., tail_page: _Optional[int] = ..., last_commit_time_ms: _Optional[int] = ..., index: _Optional[_Union[IndexPosition, _Mapping]] = ...) -> None: ...
+
+class IndexPosition(_message.Message):
+    __slots__ = ("ledger_id", "entry_id", "end_page", "end_offset")
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    END_PAGE_FIELD_NUMBER: _ClassVar[int]
+    END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    ledger_id: int
+    entry_id: int
+    end_page: int
+    end_offset: int
+    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., end_page: _Optional[int] = ..., end_offset: _Optional[int] = ...) -> None: ...
+
+class Settings(_message.Message):
+    __slots__ = ("format_version", "log_id", "ensemble_size", "write_quorum_size", "ack_quorum_size", "digest_type", "entry_format", "schema_json", "password_check")
+    class EntryFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ENTRY_FORMAT_UNSPECIFIED: _ClassVar[Settings.EntryFormat]
+        RAW: _ClassVar[Settings.EntryFormat]
+        ARROW: _ClassVar[Settings.EntryFormat]
+    ENTRY_FORMAT_UNSPECIFIED: Settings.EntryFormat
+    RAW: Settings.EntryFormat
+    ARROW: Settings.EntryFormat
+    FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LOG_ID_FIELD_NUMBER: _ClassVar[int]
+    ENSEMBLE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    WRITE_QUORUM_SIZE_FIELD_NUMBER: _ClassVar[int]
+    ACK_QUORUM_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_TYPE_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_JSON_FIELD_NUMBER: _ClassVar[int]
+    PASSWORD_CHECK_FIELD_NUMBER: _ClassVar[int]
+    format_version: int
+    log_id: bytes
+    ensemble_size: int
+    write_quorum_size: int
+    ack_quorum_size: int
+    digest_type: int
+    entry_format: Settings.EntryFormat
+    schema_json: str
+    password_check: PasswordCheck
+    def __init__(self, format_version: _Optional[int] = ..., log_id: _Optional[bytes] = ..., ensemble_size: _Optional[int] = ..., write_quorum_size: _Optional[int] = ..., ack_quorum_size: _Optional[int] = ..., digest_type: _Optional[int] = ..., entry_format: _Optional[_Union[Settings.EntryFormat, str]] = ..., schema_json: _Optional[str] = ..., password_check: _Optional[_Union[PasswordCheck, _Mapping]] = ...) -> None: ...
+
+class PasswordCheck(_message.Message):
+    __slots__ = ("salt", "iterations", "hash")
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    ITERATIONS_FIELD_NUMBER: _ClassVar[int]
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    salt: bytes
+    iterations: int
+    hash: bytes
+    def __init__(self, salt: _Optional[bytes] = ..., iterations: _Optional[int] = ..., hash: _Optional[bytes] = ...) -> None: ...
+
+class SegmentPage(_message.Message):
+    __slots__ = ("format_version", "log_id", "number", "base_offset", "base_time_ms", "open_tail", "ledger_id_deltas", "ledger_first_entries", "entries", "ledger_index_deltas", "gap_position_deltas", "gap_entries", "rows_per_entry", "row_residuals", "bytes_per_row", "byte_residuals", "time_run_repeats", "time_run_deltas_ms")
+    FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LOG_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    BASE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    BASE_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_TAIL_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_ID_DELTAS_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIRST_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_INDEX_DELTAS_FIELD_NUMBER: _ClassVar[int]
+    GAP_POSITION_DELTAS_FIELD_NUMBER: _ClassVar[int]
+    GAP_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    ROWS_PER_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    ROW_RESIDUALS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_ROW_FIELD_NUMBER: _ClassVar[int]
+    BYTE_RESIDUALS_FIELD_NUMBER: _ClassVar[int]
+    TIME_RUN_REPEATS_FIELD_NUMBER: _ClassVar[int]
+    TIME_RUN_DELTAS_MS_FIELD_NUMBER: _ClassVar[int]
+    format_version: int
+    log_id: bytes
+    number: int
+    base_offset: int
+    base_time_ms: int
+    open_tail: bool
+    ledger_id_deltas: _containers.RepeatedScalarFieldContainer[int]
+    ledger_first_entries: _containers.RepeatedScalarFieldContainer[int]
+    entries: _containers.RepeatedScalarFieldContainer[int]
+    ledger_index_deltas: _containers.RepeatedScalarFieldContainer[int]
+    gap_position_deltas: _containers.RepeatedScalarFieldContainer[int]
+    gap_entries: _containers.RepeatedScalarFieldContainer[int]
+    rows_per_entry: int
+    row_residuals: _containers.RepeatedScalarFieldContainer[int]
+    bytes_per_row: int
+    byte_residuals: _containers.RepeatedScalarFieldContainer[int]
+    time_run_repeats: _containers.RepeatedScalarFieldContainer[int]
+    time_run_deltas_ms: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, format_version: _Optional[int] = ..., log_id: _Optional[bytes] = ..., number: _Optional[int] = ..., base_offset: _Optional[int] = ..., base_time_ms: _Optional[int] = ..., open_tail: bool = ..., ledger_id_deltas: _Optional[_Iterable[int]] = ..., ledger_first_entries: _Optional[_Iterable[int]] = ..., entries: _Optional[_Iterable[int]] = ..., ledger_index_deltas: _Optional[_Iterable[int]] = ..., gap_position_deltas: _Optional[_Iterable[int]] = ..., gap_entries: _Optional[_Iterable[int]] = ..., rows_per_entry: _Optional[int] = ..., row_residuals: _Optional[_Iterable[int]] = ..., bytes_per_row: _Optional[int] = ..., byte_residuals: _Optional[_Iterable[int]] = ..., time_run_repeats: _Optional[_Iterable[int]] = ..., time_run_deltas_ms: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Application(_message.Message):
+    __slots__ = ("format_version", "app", "query_id", "batch_id", "run", "retired_runs", "in_use_ledger_deltas", "in_use_last_entries", "commit_time_ms", "start_offset", "end_offset", "anonymous")
+    FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    APP_FIELD_NUMBER: _ClassVar[int]
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    RETIRED_RUNS_FIELD_NUMBER: _ClassVar[int]
+    IN_USE_LEDGER_DELTAS_FIELD_NUMBER: _ClassVar[int]
+    IN_USE_LAST_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    START_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    ANONYMOUS_FIELD_NUMBER: _ClassVar[int]
+    format_version: int
+    app: str
+    query_id: str
+    batch_id: int
+    run: str
+    retired_runs: _containers.RepeatedScalarFieldContainer[str]
+    in_use_ledger_deltas: _containers.RepeatedScalarFieldContainer[int]
+    in_use_last_entries: _containers.RepeatedScalarFieldContainer[int]
+    commit_time_ms: int
+    start_offset: int
+    end_offset: int
+    anonymous: bool
+    def __init__(self, format_version: _Optional[int] = ..., app: _Optional[str] = ..., query_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., run: _Optional[str] = ..., retired_runs: _Optional[_Iterable[str]] = ..., in_use_ledger_deltas: _Optional[_Iterable[int]] = ..., in_use_last_entries: _Optional[_Iterable[int]] = ..., commit_time_ms: _Optional[int] = ..., start_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., anonymous: bool = ...) -> None: ...
+
+class Registration(_message.Message):
+    __slots__ = ("format_version", "last_committed_entry", "condemned_time_ms")
+    FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LAST_COMMITTED_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    CONDEMNED_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    format_version: int
+    last_committed_entry: int
+    condemned_time_ms: int
+    def __init__(self, format_version: _Optional[int] = ..., last_committed_entry: _Optional[int] = ..., condemned_time_ms: _Optional[int] = ...) -> None: ...

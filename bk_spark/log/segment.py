@@ -1,0 +1,137 @@
+"""Segments: ranges of entries of ledgers, one after another in a log.
+
+Offsets count entries and are half-open, ``[start, end)``. Entry ids within a ledger are inclusive, as
+everywhere in BookKeeper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Int64Column = npt.NDArray[np.int64]
+
+#: Sums over a whole page of any column stay far below 2**63.
+MAX_SEGMENT_ENTRIES: Final = 1 << 40
+MAX_SEGMENT_ROWS: Final = 1 << 46
+MAX_SEGMENT_BYTES: Final = 1 << 46
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Entries ``first_entry`` to ``last_entry`` (inclusive) of one ledger, at log offset ``base_offset``.
+
+    ``last_entry`` is None for an open tail: a ledger still being written. ``size_bytes`` counts payload
+    bytes, ``commit_time_ms`` is Unix time.
+    """
+
+    ledger_id: int
+    first_entry: int
+    last_entry: int | None
+    base_offset: int
+    rows: int
+    size_bytes: int
+    commit_time_ms: int
+
+    @property
+    def entries(self) -> int:
+        """0 for an open tail."""
+        return 0 if self.last_entry is None else self.last_entry - self.first_entry + 1
+
+    @property
+    def end_offset(self) -> int:
+        return self.base_offset + self.entries
+
+    def entry_at(self, offset: int) -> int:
+        """Entry id of the entry at ``offset``, which must lie in this segment."""
+        assert self.base_offset <= offset < self.end_offset, f"offset {offset} is outside of {self}"
+        return self.first_entry + offset - self.base_offset
+
+    def clip(self, start: int, end: int) -> Segment:
+        """The part of a sealed segment within offsets ``[start, end)``, which must not be empty.
+
+        Rows and bytes of a part are estimates, in proportion to its entries: the list knows only sums.
+        """
+        first, last = max(start, self.base_offset), min(end, self.end_offset)
+        if (first, last) == (self.base_offset, self.end_offset):
+            return self
+        return replace(
+            self,
+            first_entry=self.entry_at(first),
+            last_entry=self.entry_at(last - 1),
+            base_offset=first,
+            rows=self.rows * (last - first) // self.entries,
+            size_bytes=self.size_bytes * (last - first) // self.entries,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SegmentTable:
+    """Consecutive segments in columns of int64, all of one length. ``entries`` is 0 for an open tail."""
+
+    ledger_id: Int64Column
+    first_entry: Int64Column
+    entries: Int64Column
+    base_offset: Int64Column
+    rows: Int64Column
+    size_bytes: Int64Column
+    commit_time_ms: Int64Column
+
+    @classmethod
+    def of(cls, segments: Iterable[Segment]) -> SegmentTable:
+        values = [
+            (s.ledger_id, s.first_entry, s.entries, s.base_offset, s.rows, s.size_bytes, s.commit_time_ms)
+            for s in segments
+        ]
+        return cls(*np.array(values, dtype=np.int64).reshape(-1, 7).T)
+
+    @classmethod
+    def concat(cls, tables: list[SegmentTable]) -> SegmentTable:
+        if not tables:
+            return cls.of(())
+        return cls(*(np.concatenate(columns) for columns in zip(*(t.columns for t in tables), strict=True)))
+
+    @property
+    def columns(self) -> tuple[Int64Column, ...]:
+        return (
+            self.ledger_id,
+            self.first_entry,
+            self.entries,
+            self.base_offset,
+            self.rows,
+            self.size_bytes,
+            self.commit_time_ms,
+        )
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __getitem__(self, part: slice) -> SegmentTable:
+        return SegmentTable(*(column[part] for column in self.columns))
+
+    def __iter__(self) -> Iterator[Segment]:
+        for ledger_id, first, entries, base, rows, size, time_ms in zip(
+            *(column.tolist() for column in self.columns), strict=True
+        ):
+            last = first + entries - 1 if entries else None
+            yield Segment(ledger_id, first, last, base, rows, size, time_ms)
+
+    @property
+    def end_offset(self) -> int:
+        """Offset after the last segment; the table must not be empty."""
+        return int(self.base_offset[-1] + self.entries[-1])
+
+    def overlapping(self, start: int, end: int) -> SegmentTable:
+        """The sealed segments that hold any offset of ``[start, end)``, whole."""
+        if start >= end:
+            return self[:0]
+        low = int(np.searchsorted(self.base_offset + self.entries, start, side="right"))
+        high = int(np.searchsorted(self.base_offset, end, side="left"))
+        part = self[low:high]
+        if len(part) and part.entries[-1] == 0:
+            part = part[:-1]
+        return part

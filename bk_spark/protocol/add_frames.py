@@ -1,0 +1,124 @@
+"""v2 ADD frames for many entries at once. Layout: wire_v2.py and entry.py."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from bk_spark.protocol.codes import MASTER_KEY_BYTES, DigestType, FlagV2, OpV2
+from bk_spark.protocol.digest import digest_function, master_key
+from bk_spark.protocol.entry import ENTRY_HEADER_BYTES
+from bk_spark.protocol.framing import LENGTH_BYTES
+from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.wire_v2 import header_int
+
+_PREFIX_DTYPE: Final = np.dtype(
+    [
+        ("frame", ">u4"),
+        ("header", ">u4"),
+        ("key", "u1", (MASTER_KEY_BYTES,)),
+        ("ledger", ">i8"),
+        ("entry", ">i8"),
+        ("lac", ">i8"),
+        ("length", ">i8"),
+    ]
+)
+_PREFIX_BYTES: Final = _PREFIX_DTYPE.itemsize
+_ENTRY_AT: Final = _PREFIX_BYTES - ENTRY_HEADER_BYTES
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class AddFrames:
+    """Frames of consecutive entries, ready to send: frame ``i`` is ``data[offsets[i] : offsets[i + 1]]``.
+
+    ``lengths[i]`` is the ledger's length (bytes of payload) up to and including entry ``i``.
+    """
+
+    first_entry_id: int
+    data: memoryview
+    offsets: Int64s
+    lengths: Int64s
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def select(self, wanted: npt.NDArray[np.bool_]) -> list[memoryview]:
+        """The wanted frames, neighbours in one view."""
+        if wanted.all():
+            return [self.data]
+        edges = np.flatnonzero(np.diff(wanted, prepend=False, append=False))
+        return [
+            self.data[int(self.offsets[first]) : int(self.offsets[last])]
+            for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+        ]
+
+
+class EntryPackager:
+    """Builds the frames of one ledger's writer. Holds the ledger's keys; has no repr of them."""
+
+    def __init__(self, ledger_id: int, digest_type: DigestType, password: bytes, flags: FlagV2 = FlagV2.NONE) -> None:
+        self._ledger_id = ledger_id
+        self._digest_bytes = digest_type.digest_bytes
+        self._digest = digest_function(digest_type, password)
+        self._header = header_int(OpV2.ADD, flags)
+        self._key = np.frombuffer(master_key(password), np.uint8)
+
+    @property
+    def overhead_bytes(self) -> int:
+        """Bytes that a frame has beyond its payload, length prefix included."""
+        return _PREFIX_BYTES + self._digest_bytes
+
+    def package(
+        self, first_entry_id: int, last_add_confirmed: int, length_before: int, payloads: Payloads
+    ) -> AddFrames:
+        """Frames for ``payloads`` as entries ``first_entry_id`` and following, all with one LAC."""
+        count = len(payloads)
+        sizes = payloads.sizes
+        lengths = length_before + np.cumsum(sizes)
+        offsets = np.zeros(count + 1, np.int64)
+        np.cumsum(sizes + self.overhead_bytes, out=offsets[1:])
+
+        prefix = np.empty(count, _PREFIX_DTYPE)
+        prefix["frame"] = sizes + (self.overhead_bytes - LENGTH_BYTES)
+        prefix["header"] = self._header
+        prefix["key"] = self._key
+        prefix["ledger"] = self._ledger_id
+        prefix["entry"] = np.arange(first_entry_id, first_entry_id + count)
+        prefix["lac"] = last_add_confirmed
+        prefix["length"] = lengths
+
+        out = np.empty(int(offsets[-1]), np.uint8)
+        view = out.data
+        size = int(sizes[0])
+        if count > 1 and size == int(sizes.min()) == int(sizes.max()):
+            table = out.reshape(count, size + self.overhead_bytes)
+            table[:, :_PREFIX_BYTES] = prefix.view(np.uint8).reshape(count, _PREFIX_BYTES)
+            start = int(payloads.offsets[0])
+            table[:, self.overhead_bytes :] = np.frombuffer(payloads.data, np.uint8, count * size, start).reshape(
+                count, size
+            )
+        else:
+            prefixes = prefix.view(np.uint8).data
+            at = 0
+            for offset, payload in zip(offsets.tolist(), payloads, strict=False):
+                view[offset : offset + _PREFIX_BYTES] = prefixes[at : at + _PREFIX_BYTES]
+                view[offset + self.overhead_bytes : offset + self.overhead_bytes + len(payload)] = payload
+                at += _PREFIX_BYTES
+        self._put_digests(view, offsets)
+        return AddFrames(first_entry_id, view, offsets, lengths)
+
+    def _put_digests(self, view: memoryview, offsets: Int64s) -> None:
+        if not self._digest_bytes:
+            return
+        digest, payload_at = self._digest, self.overhead_bytes
+        bounds = offsets.tolist()
+        for start, end in itertools.pairwise(bounds):
+            view[start + _PREFIX_BYTES : start + payload_at] = digest(
+                view[start + _ENTRY_AT : start + _PREFIX_BYTES], view[start + payload_at : end]
+            )

@@ -1,0 +1,58 @@
+"""Payloads of many entries at once: one buffer and the offsets of its parts.
+
+This is the form in which batches cross the layers: Arrow's binary columns are that already, and what
+is read leaves as it again, so that no step needs an object per entry.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from bk_spark.protocol.digest import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Payloads:
+    """Payload ``i`` is ``data[offsets[i] : offsets[i + 1]]``; ``offsets`` is int64 with one element
+    more than there are payloads, and need not begin at 0."""
+
+    data: memoryview
+    offsets: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, buffers: Sequence[Buffer]) -> Payloads:
+        """Join separate buffers (a single one is not copied)."""
+        offsets = np.zeros(len(buffers) + 1, np.int64)
+        np.cumsum([len(buffer) for buffer in buffers], out=offsets[1:])
+        data = memoryview(buffers[0]) if len(buffers) == 1 else memoryview(b"".join(buffers))
+        return cls(data, offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> memoryview:
+        return self.data[int(self.offsets[index]) : int(self.offsets[index + 1])]
+
+    def __iter__(self) -> Iterator[memoryview]:
+        bounds = self.offsets.tolist()
+        for start, end in itertools.pairwise(bounds):
+            yield self.data[start:end]
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Bytes of each payload."""
+        return np.diff(self.offsets)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all payloads together."""
+        return int(self.offsets[-1] - self.offsets[0])
+
+    def part(self, first: int, last: int) -> Payloads:
+        """Payloads ``first`` up to but not including ``last``, without copying."""
+        return Payloads(self.data, self.offsets[first : last + 1])

@@ -1,0 +1,137 @@
+"""The ``bookie-server`` command.
+
+``start`` runs one bookie, ``local`` a whole cluster on this machine. Exit status: 0 ok, 1 invalid
+arguments or configuration, 2 server failed; ``start`` also has 4 (registration failed) and 5 (the bookie
+failed), as Apache's bookie has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import IntEnum
+from types import FrameType
+from typing import Final, NoReturn
+
+from bk_spark.protocol.errors import BookKeeperError, CallerError, CorruptFileError
+from bookie_server.local import DEFAULT_BOOKIES, LocalCluster
+
+#: How often a waiting ``local`` looks whether its servers still run.
+_WATCH_S: Final = 1.0
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class ExitStatus(IntEnum):
+    OK = 0
+    INVALID_CONF = 1
+    SERVER_FAILED = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; its exit status. Errors of ours become one line on standard error."""
+    arguments = _parser().parse_args(argv)
+    try:
+        if arguments.command == "start":
+            return _start(arguments)
+        return _local(arguments)
+    except BookKeeperError as error:
+        print(f"bookie-server: {error}", file=sys.stderr)
+        invalid = isinstance(error, CallerError | CorruptFileError)
+        return ExitStatus.INVALID_CONF if invalid else ExitStatus.SERVER_FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bookie-server", description="A bookie, or a whole local cluster.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    start = commands.add_parser("start", help="run one bookie until SIGTERM or Ctrl-C")
+    start.add_argument("--conf", required=True, metavar="FILE", help="configuration file with Apache's keys")
+    local = commands.add_parser(
+        "local", help="run ZooKeeper and bookies on loopback ports until SIGTERM or Ctrl-C; data stays in DIR"
+    )
+    local.add_argument("--dir", required=True, metavar="DIR", help="directory of the cluster; made where missing")
+    local.add_argument("--bookies", type=int, metavar="N", help=f"default: as DIR has, or {DEFAULT_BOOKIES}")
+    local.add_argument("--zookeepers", type=int, choices=(1, 3), help="default: as DIR has, or 1")
+    local.add_argument("--base-port", type=int, default=0, metavar="PORT", help="first bookie port; default: free ones")
+    local.add_argument(
+        "--zk-port", type=int, default=0, metavar="PORT", help="first ZooKeeper port; default: a free one"
+    )
+    return parser
+
+
+def _start(arguments: argparse.Namespace) -> int:
+    from bookie_server.process import run_from_conf
+
+    return run_from_conf(arguments.conf)
+
+
+class _StopRequestedError(BaseException):
+    """A signal asked for the end; not an Exception, so that nothing on the way takes it for a failure."""
+
+
+def _local(arguments: argparse.Namespace) -> int:
+    cluster = LocalCluster(
+        arguments.dir,
+        bookies=arguments.bookies,
+        zookeepers=arguments.zookeepers,
+        zookeeper_port=arguments.zk_port,
+        bookie_port=arguments.base_port,
+    )
+    logging.getLogger("kazoo").setLevel(logging.ERROR)
+    with _stop_on_signal():
+        try:
+            cluster.start(progress=_tell)
+            uri = cluster.metadata_service_uri
+            _tell(f"ready; data and logs are in {cluster.directory}")
+            _tell(f"\nmetadataServiceUri: {uri}")
+            _tell(f'in Spark: .option("metadataServiceUri", "{uri}")')
+            _tell("\nCtrl-C stops the cluster and keeps its data")
+            _watch(cluster)
+        except _StopRequestedError:
+            _tell("stopping")
+        finally:
+            # A second Ctrl-C must not leave half a cluster behind; the stop is bounded.
+            _ignore_signals()
+            cluster.stop()
+    _tell("stopped")
+    return ExitStatus.OK
+
+
+def _watch(cluster: LocalCluster) -> NoReturn:
+    """Until a signal comes: tell of every server that ends."""
+    ended: set[str] = set()
+    while True:
+        for server in (*cluster.zookeepers, *cluster.bookies):
+            if server.name not in ended and not server.running:
+                ended.add(server.name)
+                print(server.failure("a server ended"), file=sys.stderr, flush=True)
+        time.sleep(_WATCH_S)
+
+
+@contextmanager
+def _stop_on_signal() -> Iterator[None]:
+    """The first signal raises :class:`_StopRequestedError` in the main thread, later ones do nothing."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        _ignore_signals()
+        raise _StopRequestedError
+
+    previous = {number: signal.signal(number, stop) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _ignore_signals() -> None:
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _tell(text: str) -> None:
+    print(text, flush=True)

@@ -1,0 +1,200 @@
+"""Reading entries out of entry logs, many at once. Format and locations: entry_log.py.
+
+Neighbouring entries are fetched with one read. Every entry is checked as Apache's bookie does: a plausible size,
+the right ledger id and entry id. One that fails the check, or whose log is missing or too short, is an
+I/O error, never "absent".
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from bookie_server.storage.entry_log import HEADER_BYTES, OFFSET_BITS, OFFSET_MASK, file_name
+from bookie_server.storage.fd_cache import FdCache
+from bookie_server.storage.records import (
+    LENGTH_BYTES,
+    MAX_RECORD_BYTES,
+    MIN_RECORD_BYTES,
+    Bytes,
+    Int64s,
+    gather_int32,
+    gather_int64,
+)
+
+_LOG: Final = logging.getLogger(__name__)
+#: Entries with less than this between their beginnings are fetched by one read: copying some bytes in vain is
+#: cheaper than another system call.
+MAX_GAP_BYTES: Final = 32 * 1024
+_FIRST_GUESS_BYTES: Final = 4 * 1024
+_OPEN_LOGS: Final = 256
+_MAX_GUESS_BYTES: Final = 64 * 1024
+
+
+class WouldBlockError(Exception):
+    """The bytes are not in the page cache; read them in a thread that may wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntries:
+    """Entries read: entry ``i`` is ``data[starts[i] : starts[i] + sizes[i]]``, its 4-byte size lies before it.
+    ``sizes[i]`` is -1 for one that could not be read."""
+
+    data: Bytes
+    starts: Int64s
+    sizes: Int64s
+
+    def entry(self, i: int) -> memoryview:
+        start = int(self.starts[i])
+        return memoryview(self.data)[start : start + int(self.sizes[i])]
+
+    @property
+    def contiguous(self) -> bool:
+        """All were read, and lie in ``data`` one after the other with nothing but their sizes between."""
+        ends = self.starts + self.sizes
+        return bool((self.sizes >= 0).all() and (self.starts[1:] == ends[:-1] + LENGTH_BYTES).all())
+
+
+class EntryLogReader:
+    """Reads logs of ``directory``. Thread-safe.
+
+    ``written_to`` in :meth:`read` is the end of what is durable, as a location: the newest log grows beyond it.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._fds = FdCache(_OPEN_LOGS, self._open)
+        self._guess_bytes = _FIRST_GUESS_BYTES
+
+    def close(self) -> None:
+        self._fds.close()
+
+    def fits(self, locations: Int64s, limit_bytes: int) -> int:
+        """How many of the first ``locations`` (at least one) can be read without fetching more than about
+        ``limit_bytes``."""
+        if len(locations) == 1:
+            return 1
+        cost = self._steps(locations)
+        total = np.cumsum(cost)
+        return max(1, int(np.searchsorted(total, limit_bytes, side="right")))
+
+    def read(
+        self, ledger_ids: Int64s, entry_ids: Int64s, locations: Int64s, written_to: int, *, may_wait: bool
+    ) -> StoredEntries:
+        """The entries at ``locations`` (none of them 0). Raises WouldBlockError only with ``may_wait=False``."""
+        gaps = np.diff(locations)
+        breaks = np.flatnonzero((gaps < LENGTH_BYTES + MIN_RECORD_BYTES) | (gaps > MAX_GAP_BYTES)) + 1
+        starts = np.empty(len(locations), np.int64)
+        sizes = np.empty(len(locations), np.int64)
+        parts: list[Bytes] = []
+        base = 0
+        for a, b in zip([0, *breaks.tolist()], [*breaks.tolist(), len(locations)], strict=True):
+            region = self._read_region(locations[a:b], written_to, may_wait)
+            if region is None:
+                starts[a:b], sizes[a:b] = 0, -1
+                continue
+            offsets = locations[a:b] - (int(locations[a]) - LENGTH_BYTES)
+            _measure(region, offsets, sizes[a:b])
+            starts[a:b] = offsets + base
+            parts.append(region)
+            base += len(region)
+        data = parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, np.uint8)
+        _check_ids(data, starts, sizes, ledger_ids, entry_ids)
+        bad = np.flatnonzero(sizes < 0)
+        if len(bad):
+            i = int(bad[0])
+            _LOG.error(
+                "%d of %d entries cannot be read; first: ledger %d entry %d at offset %d of %s",
+                len(bad),
+                len(locations),
+                int(ledger_ids[i]),
+                int(entry_ids[i]),
+                int(locations[i]) & OFFSET_MASK,
+                file_name(int(locations[i]) >> OFFSET_BITS),
+            )
+        else:
+            self._guess_bytes = min(max(int(sizes[-1]), MIN_RECORD_BYTES), _MAX_GUESS_BYTES)
+        return StoredEntries(data, starts, sizes)
+
+    def _steps(self, locations: Int64s) -> Int64s:
+        """About how many bytes each location costs to read."""
+        steps = np.full(len(locations), self._guess_bytes + LENGTH_BYTES, np.int64)
+        gaps = np.diff(locations)
+        near = (gaps > 0) & (gaps <= MAX_RECORD_BYTES)
+        steps[:-1][near] = gaps[near]
+        return steps
+
+    def _read_region(self, locations: Int64s, written_to: int, may_wait: bool) -> Bytes | None:
+        """The bytes from the first entry's size to the last entry's end; None where they cannot be had."""
+        log_id, first = int(locations[0]) >> OFFSET_BITS, (int(locations[0]) & OFFSET_MASK) - LENGTH_BYTES
+        last = (int(locations[-1]) & OFFSET_MASK) - LENGTH_BYTES
+        if first < HEADER_BYTES:
+            return None
+        try:
+            with self._fds.borrow(log_id) as fd:
+                if written_to >> OFFSET_BITS == log_id:
+                    log_end = written_to & OFFSET_MASK
+                else:
+                    log_end = os.fstat(fd).st_size
+                end = min(last + LENGTH_BYTES + self._guess_bytes, log_end)
+                if last + LENGTH_BYTES + MIN_RECORD_BYTES > end:
+                    return None
+                region = _fetch(fd, first, end, may_wait)
+                at = last - first
+                size = int.from_bytes(region[at : at + LENGTH_BYTES].tobytes(), "big", signed=True)
+                needed = last + LENGTH_BYTES + size
+                if MIN_RECORD_BYTES <= size <= MAX_RECORD_BYTES and end < needed <= log_end:
+                    rest = _fetch(fd, end, needed, may_wait)
+                    region = np.concatenate((region, rest))
+                return region
+        except OSError as error:
+            _LOG.error("cannot read %s: %s", os.path.join(self._directory, file_name(log_id)), error)
+            return None
+
+    def _open(self, log_id: int) -> int:
+        return os.open(os.path.join(self._directory, file_name(log_id)), os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _fetch(fd: int, start: int, end: int, may_wait: bool) -> Bytes:
+    """The bytes of [start, end). Raises OSError where the file ends before, WouldBlockError."""
+    buffer = np.empty(end - start, np.uint8)
+    view = memoryview(buffer)
+    have = 0
+    while have < len(buffer):
+        try:
+            count = os.preadv(fd, [view[have:]], start + have, 0 if may_wait else os.RWF_NOWAIT)
+        except OSError as error:
+            if not may_wait and error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
+                raise WouldBlockError from error
+            raise
+        if count == 0:
+            if not may_wait:
+                raise WouldBlockError
+            raise OSError(errno.EIO, f"file ends at {start + have}, before {end}")
+        have += count
+    return buffer
+
+
+def _measure(region: Bytes, offsets: Int64s, sizes: Int64s) -> None:
+    """Read the size before each of ``offsets`` into ``sizes``; -1 where it cannot be right."""
+    found = gather_int32(region, offsets - LENGTH_BYTES)
+    wrong = (found < MIN_RECORD_BYTES) | (found > MAX_RECORD_BYTES) | (offsets + found > len(region))
+    sizes[:] = np.where(wrong, -1, found)
+
+
+def _check_ids(data: Bytes, starts: Int64s, sizes: Int64s, ledger_ids: Int64s, entry_ids: Int64s) -> None:
+    readable = np.flatnonzero(sizes >= 0)
+    if not len(readable):
+        return
+    whole = len(readable) == len(sizes)
+    ids = gather_int64(data, starts if whole else starts[readable], 2)
+    wrong = (ids[:, 0] != (ledger_ids if whole else ledger_ids[readable])) | (
+        ids[:, 1] != (entry_ids if whole else entry_ids[readable])
+    )
+    if wrong.any():
+        sizes[readable[wrong]] = -1

@@ -1,0 +1,55 @@
+"""Open files by id, at most so many, safe to use from several threads."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+
+class FdCache:
+    """Keeps up to ``limit`` descriptors open, least recently used ones are closed; never one in use.
+
+    ``open_file`` opens the file of an id (and may raise OSError).
+    """
+
+    def __init__(self, limit: int, open_file: Callable[[int], int]) -> None:
+        self._limit = limit
+        self._open_file = open_file
+        self._lock = threading.Lock()
+        self._fds: dict[int, int] = {}
+        self._users: dict[int, int] = {}
+
+    @contextlib.contextmanager
+    def borrow(self, key: int) -> Iterator[int]:
+        """The descriptor of ``key``, which stays open within the ``with`` block."""
+        with self._lock:
+            fd = self._fds.pop(key, -1)
+            if fd < 0:
+                fd = self._open_file(key)
+            self._fds[key] = fd  # now the most recently used
+            self._users[key] = self._users.get(key, 0) + 1
+            if len(self._fds) > self._limit:
+                self._close_one()
+        try:
+            yield fd
+        finally:
+            with self._lock:
+                users = self._users[key] - 1
+                if users:
+                    self._users[key] = users
+                else:
+                    del self._users[key]
+
+    def close(self) -> None:
+        """Close all that are not in use."""
+        with self._lock:
+            for key in [key for key in self._fds if key not in self._users]:
+                os.close(self._fds.pop(key))
+
+    def _close_one(self) -> None:
+        for key in self._fds:
+            if key not in self._users:
+                os.close(self._fds.pop(key))
+                return

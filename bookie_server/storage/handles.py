@@ -1,0 +1,146 @@
+"""What the bookie knows of each ledger, in memory, bounded. Used in the event loop only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from bookie_server.storage.index import IndexFiles, IndexHeader
+
+if TYPE_CHECKING:
+    from bookie_server.storage.group_commit import Group
+
+#: Share of the handles that is dropped at once when there are too many.
+_SWEEP_SHARE: Final = 16
+
+
+class LedgerHandle:
+    """One ledger's state.
+
+    ``fenced`` and ``explicit_lac`` hold from the moment they are asked for; what was asked is durable when
+    its group is. ``last_entry`` and ``last_add_confirmed`` speak of durable entries only; the latter is -1
+    where nothing is known (``lac_loaded`` says whether the last entry was looked at for it).
+    ``group`` is the newest group that holds something of the ledger and is not through yet; its entries'
+    ids lie in ``pending_first`` … ``pending_last``.
+    """
+
+    __slots__ = (
+        "explicit_lac",
+        "fence_group",
+        "fenced",
+        "group",
+        "header_dirty",
+        "key_journaled",
+        "lac_loaded",
+        "lac_watchers",
+        "last_add_confirmed",
+        "last_entry",
+        "ledger_id",
+        "master_key",
+        "pending_first",
+        "pending_last",
+    )
+
+    def __init__(self, ledger_id: int, master_key: bytes) -> None:
+        self.ledger_id = ledger_id
+        self.master_key = master_key
+        self.fenced = False
+        self.explicit_lac: bytes | None = None
+        self.last_add_confirmed = -1
+        self.lac_loaded = False
+        self.last_entry = -1
+        self.key_journaled = False
+        self.header_dirty = False
+        self.group: Group | None = None
+        self.fence_group: Group | None = None
+        self.pending_first = 0
+        self.pending_last = -1
+        self.lac_watchers: list[Callable[[], None]] | None = None
+
+    def __repr__(self) -> str:
+        return f"LedgerHandle(ledger_id={self.ledger_id}, fenced={self.fenced}, last_entry={self.last_entry})"
+
+    def header(self) -> IndexHeader:
+        return IndexHeader(self.master_key, self.fenced, self.explicit_lac)
+
+    def pending(self, first: int, last: int) -> Group | None:
+        """The group to wait for before entries ``first`` … ``last`` may be read."""
+        if self.group is not None and first <= self.pending_last and last >= self.pending_first:
+            return self.group
+        return None
+
+    @property
+    def in_use(self) -> bool:
+        return self.header_dirty or self.group is not None or self.fence_group is not None or bool(self.lac_watchers)
+
+
+class Handles:
+    """Handles of the ledgers used last; others are read from their index files when asked for.
+
+    ``has_changes(ledger_id)`` says whether the ledger's index pages hold what its file does not: such a
+    handle stays, since it could not be made again from the file. ``limit`` is exceeded by those that must stay.
+    """
+
+    def __init__(self, files: IndexFiles, limit: int, has_changes: Callable[[int], bool]) -> None:
+        self._files = files
+        self._limit = limit
+        self._has_changes = has_changes
+        self._handles: dict[int, LedgerHandle] = {}
+        self._sweep_at = limit
+
+    def __iter__(self) -> Iterator[LedgerHandle]:
+        return iter(self._handles.values())
+
+    def get(self, ledger_id: int) -> LedgerHandle | None:
+        """None where this bookie has never heard of the ledger. Raises CorruptFileError, OSError."""
+        handle = self._handles.get(ledger_id)
+        if handle is not None:
+            return handle
+        header = self._files.read_header(ledger_id)
+        if header is None:
+            return None
+        handle = LedgerHandle(ledger_id, header.master_key)
+        handle.fenced = header.fenced
+        handle.explicit_lac = header.explicit_lac
+        handle.last_entry = self._files.last_entry(ledger_id)
+        self._put(handle)
+        return handle
+
+    def create(self, ledger_id: int, master_key: bytes) -> LedgerHandle:
+        """A new ledger. It becomes a file at the next checkpoint."""
+        handle = LedgerHandle(ledger_id, master_key)
+        handle.header_dirty = True
+        handle.lac_loaded = True
+        self._put(handle)
+        return handle
+
+    def take_header(self, ledger_id: int) -> IndexHeader | None:
+        """The header to be written to the ledger's file, None where the file's is up to date."""
+        handle = self._handles.get(ledger_id)
+        if handle is None or not handle.header_dirty:
+            return None
+        handle.header_dirty = False
+        return handle.header()
+
+    def dirty_headers(self) -> list[int]:
+        """Ledgers whose header is to be written, ascending."""
+        return sorted(handle.ledger_id for handle in self._handles.values() if handle.header_dirty)
+
+    def _put(self, handle: LedgerHandle) -> None:
+        if len(self._handles) >= self._sweep_at:
+            self._sweep()
+        self._handles[handle.ledger_id] = handle
+
+    def _sweep(self) -> None:
+        """Drop the oldest handles that hold nothing which is not in the index file as well."""
+        wanted = max(1, self._limit // _SWEEP_SHARE)
+        idle = []
+        for handle in self._handles.values():
+            if not handle.in_use and not self._has_changes(handle.ledger_id):
+                idle.append(handle.ledger_id)
+                if len(idle) == wanted:
+                    break
+        for ledger_id in idle:
+            del self._handles[ledger_id]
+        # Where few could go, looking through all of them again at each new ledger would cost too much.
+        self._sweep_at = max(self._limit, len(self._handles) + wanted)

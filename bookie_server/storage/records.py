@@ -1,0 +1,80 @@
+"""Records as journal and entry log hold them: ``i32 length`` and that many bytes, one after the other.
+
+A data record's bytes are a stored entry (bk_spark/protocol/entry.py), so its first 24 bytes are
+ledger id, entry id and last add confirmed. :class:`Records` is the unit in which storage works:
+many entries in one buffer, with their ids in arrays, so that nothing costs Python time per entry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+LENGTH_BYTES: Final = 4
+#: A record holds at least ledger id and entry id.
+MIN_RECORD_BYTES: Final = 16
+#: No record is longer; guards allocations against garbage lengths. Frames are far smaller (codes.py).
+MAX_RECORD_BYTES: Final = 128 * 1024 * 1024
+#: Entry ids are bounded because slot ``id`` of an index file lies at ``1024 + 8 * id``, and ext4 ends at 16 TiB.
+MAX_ENTRY_ID: Final = (1 << 40) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Entries on their way to disk. Record ``i`` is ``data[offsets[i] : offsets[i + 1]]``, without gaps."""
+
+    ledger_ids: Int64s
+    entry_ids: Int64s
+    last_adds_confirmed: Int64s
+    data: memoryview
+    offsets: Int64s
+
+    def __len__(self) -> int:
+        return len(self.entry_ids)
+
+    def select(self, wanted: npt.NDArray[np.bool_]) -> Records:
+        """Only the ``wanted`` records, in a buffer of their own."""
+        edges = np.flatnonzero(np.diff(wanted, prepend=False, append=False)).tolist()
+        parts = [
+            self.data[int(self.offsets[first]) : int(self.offsets[last])]
+            for first, last in zip(edges[::2], edges[1::2], strict=True)
+        ]
+        offsets = np.zeros(int(wanted.sum()) + 1, np.int64)
+        np.cumsum(np.diff(self.offsets)[wanted], out=offsets[1:])
+        return Records(
+            self.ledger_ids[wanted],
+            self.entry_ids[wanted],
+            self.last_adds_confirmed[wanted],
+            memoryview(b"".join(parts)),
+            offsets,
+        )
+
+    def by_ledger(self) -> list[tuple[int, Int64s | slice]]:
+        """(ledger id, which records) of each ledger in here; the order within a ledger is kept."""
+        first = int(self.ledger_ids[0])
+        if bool((self.ledger_ids == first).all()):
+            return [(first, slice(None))]
+        order = np.argsort(self.ledger_ids, kind="stable")
+        sorted_ids = self.ledger_ids[order]
+        cuts = np.flatnonzero(sorted_ids[1:] != sorted_ids[:-1]) + 1
+        starts = [0, *cuts.tolist()]
+        ends = [*cuts.tolist(), len(order)]
+        return [(int(sorted_ids[a]), order[a:b]) for a, b in zip(starts, ends, strict=True)]
+
+
+def gather_int64(data: Bytes, starts: Int64s, count: int) -> Int64s:
+    """``count`` big-endian i64 from each of ``starts``; shape (starts, count). All must lie within ``data``."""
+    rows = data[starts[:, None] + np.arange(8 * count)]
+    return rows.view(">i8").astype(np.int64)
+
+
+def gather_int32(data: Bytes, starts: Int64s) -> Int64s:
+    """One big-endian i32 from each of ``starts``, widened."""
+    rows = data[starts[:, None] + np.arange(4)]
+    return rows.view(">i4")[:, 0].astype(np.int64)

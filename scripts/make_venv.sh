@@ -1,0 +1,43 @@
+#!/bin/sh
+# Makes the virtual environment in directory $1 with Python 3.11 or newer, unless a usable one is there.
+set -eu
+
+directory=$1
+usable='import sys; sys.exit(sys.version_info < (3, 11))'
+
+if [ -x "$directory/bin/python" ] && "$directory/bin/python" -c "$usable" 2>/dev/null &&
+    "$directory/bin/python" -m pip --version >/dev/null 2>&1; then
+    exit 0
+fi
+
+# The first that runs and is new enough. A name can be on PATH and still not run (pyenv's shims).
+python=
+for candidate in ${PYTHON:-} python3 python3.13 python3.12 python3.11 python; do
+    if "$candidate" -c "$usable" >/dev/null 2>&1; then
+        python=$candidate
+        break
+    fi
+done
+if [ -z "$python" ]; then
+    echo "No Python 3.11 or newer found (looked for PYTHON, python3, python3.13, python3.12, python3.11, python)." >&2
+    echo "Install one, or name it: make PYTHON=/path/to/python3.11 ..." >&2
+    exit 1
+fi
+
+# Debian ships venv without the part that puts pip in; it is a package of its own.
+if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+    package="$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        echo "installing $package with apt-get" >&2
+        export DEBIAN_FRONTEND=noninteractive
+        apt-get update -qq >&2
+        apt-get install -y -qq --no-install-recommends "$package" >&2
+    else
+        echo "$python cannot make virtual environments: install its venv module" >&2
+        echo "  (Debian, Ubuntu: sudo apt-get install $package)" >&2
+        exit 1
+    fi
+fi
+
+echo "making $directory with $("$python" --version) ($python)" >&2
+"$python" -m venv --clear "$directory"

@@ -1,0 +1,103 @@
+"""Fixtures for all tests: a real ZooKeeper, a real cluster, a real Spark session, each started at first use.
+
+Every test carries the marker of its directory (``unit``, ``simulation``, ``integration``, ``spark``,
+``interop``, ``faults``), and directories run in that order, cheapest first. Tests in ``unit`` and
+``simulation`` may not use a fixture that starts anything.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bk_spark.bookie.cluster_init import init_cluster
+from bk_spark.bookie.zookeeper import ZooKeeper
+from bookie_server.local import LocalCluster
+from tests.support.servers import BOOKIE_SETTINGS, spark_session, start_timeout_ms
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_DIRECTORIES = ("unit", "simulation", "integration", "spark", "interop", "faults")
+_PURE = ("unit", "simulation")
+_STARTING = {"cluster", "spark", "zk_only"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    order: dict[pytest.Item, int] = {}
+    for item in items:
+        directory = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+        if directory not in _DIRECTORIES:
+            raise pytest.UsageError(f"{item.nodeid}: tests live in one of tests/{{{','.join(_DIRECTORIES)}}}")
+        item.add_marker(directory)
+        order[item] = _DIRECTORIES.index(directory)
+        started = _STARTING.intersection(getattr(item, "fixturenames", ()))
+        if directory in _PURE and started:
+            raise pytest.UsageError(f"{item.nodeid}: a {directory} test may not use {', '.join(sorted(started))}")
+    items.sort(key=order.__getitem__)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """ZooKeeper and three bookies for the whole session. Leave it as you found it, or use ``mended_cluster``."""
+    directory = tmp_path_factory.mktemp("cluster")
+    with LocalCluster(
+        directory, bookies=3, bookie_settings=BOOKIE_SETTINGS, start_timeout_ms=start_timeout_ms()
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def mended_cluster(cluster: LocalCluster) -> Iterator[LocalCluster]:
+    """The session's cluster, for tests that kill or suspend its servers: all run again afterwards."""
+    yield cluster
+    cluster.heal()
+
+
+@pytest.fixture(scope="session")
+def metadata_service_uri(cluster: LocalCluster) -> str:
+    """URI of the session's cluster, as clients are given it."""
+    return cluster.metadata_service_uri
+
+
+@pytest.fixture(scope="session")
+def zk_only(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """A ZooKeeper with an initialised but empty cluster, for tests that need no bookie."""
+    directory = tmp_path_factory.mktemp("zookeeper")
+    with LocalCluster(directory, bookies=0, start_timeout_ms=start_timeout_ms()) as running:
+        yield running
+
+
+@pytest.fixture
+def zookeeper(zk_only: LocalCluster) -> Iterator[ZooKeeper]:
+    """A session with ``zk_only``."""
+    session = ZooKeeper(zk_only.zookeepers[0].id)
+    session.start()
+    yield session
+    session.close()
+
+
+@pytest.fixture
+def fresh_root(request: pytest.FixtureRequest) -> str:
+    """A path that no other test uses and that does not exist yet, to put znodes under."""
+    return f"/test-{request.node.originalname}-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def ledgers_root(zookeeper: ZooKeeper, fresh_root: str) -> str:
+    """A new cluster's root in ``zk_only`` (hierarchical layout, no bookies)."""
+    init_cluster(zookeeper, fresh_root)
+    return fresh_root
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One Spark session for all tests: local[2], UTC, two shuffle partitions, no UI."""
+    session = spark_session(tmp_path_factory.mktemp("spark"))
+    yield session
+    session.stop()

@@ -1,0 +1,69 @@
+"""The ``bookie-server`` command as a user runs it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bookie_server.cli import main
+
+_COMMAND = (sys.executable, "-m", "bookie_server")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_local_prints_the_uri_and_stops_cleanly_at_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [*_COMMAND, "local", "--bookies", "0", "--dir", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        text = ""
+        while "Ctrl-C" not in text and (line := process.stdout.readline()):
+            text += line
+        match = re.search(r"^metadataServiceUri: (zk\+hierarchical://127\.0\.0\.1:\d+/ledgers)$", text, re.MULTILINE)
+        assert match is not None, text
+        assert f'.option("metadataServiceUri", "{match[1]}")' in text
+        zk = ZooKeeper(MetadataServiceUri.parse(match[1]).servers)
+        zk.start()
+        assert zk.exists("/ledgers/available") is not None
+        zk.close()
+
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert err == ""
+    assert out.splitlines()[-1] == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["local", "--bookies", "-1", "--dir", "{dir}"], 1, "bookies must be from 0 to 64, not -1"),
+        (["local", "--bookies", "0", "--zk-port", "70000", "--dir", "{dir}"], 1, "port 70000 is out of range"),
+        (["start", "--conf", "{dir}/missing.conf"], 1, "missing.conf"),
+    ],
+)
+def test_error_is_one_line_without_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, message: str
+) -> None:
+    assert main([argument.format(dir=tmp_path) for argument in arguments]) == status
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert error.startswith("bookie-server: ")
+
+
+@pytest.mark.parametrize("arguments", [[], ["local"], ["start"], ["local", "--dir", "x", "--zookeepers", "2"]])
+def test_wrong_usage_is_explained(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert "usage: bookie-server" in capsys.readouterr().err

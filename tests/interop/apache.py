@@ -1,0 +1,149 @@
+"""Apache's own bookies as processes on loopback, alone in a cluster or beside ours in one."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.protocol.errors import BookieUnavailableError
+from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bookie_server.local import LOOPBACK, LocalBookie
+from bookie_server.local_process import STOP_TIMEOUT_MS, GuardedGroup
+from bookie_server.local_state import DirectoryLock, PortChooser
+from bookie_server.local_zookeeper import find_java
+from tests.interop.maven_build import harness_classpath
+
+_START_TIMEOUT_MS: Final = 60_000
+_PROBE_TIMEOUT_S: Final = 1.0
+_POLL_S: Final = 0.05
+_JVM_OPTIONS: Final = (
+    "-Xmx256m",
+    "-XX:MaxDirectMemorySize=256m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:-UsePerfData",
+    "-XX:+ExitOnOutOfMemoryError",
+    "-Djava.net.preferIPv4Stack=true",
+    "-Dio.netty.leakDetection.level=disabled",
+    "-Dlog4j2.configurationFile=log4j2-interop.xml",
+    "-Dinterop.log.level=INFO",
+)
+#: v2 READ (header, ledger, entry) of a ledger that nobody has: any answer shows that the bookie serves.
+_PROBE: Final = struct.pack(">IIqq", 20, 2 << 24 | 2 << 16, 2**62, 0)
+
+
+class ApacheBookie(LocalBookie):
+    """Apache's bookie with small files and caches; starts, stops and dies as our local bookies do."""
+
+    def wait_registered_by(self, zk: ZooKeeper, root: str, deadline: float) -> None:
+        super().wait_registered_by(zk, root, deadline)
+        # It registers shortly before it serves, and closes connections until then.
+        while not self._serves():
+            if not self.running or time.monotonic() > deadline:
+                raise BookieUnavailableError(self.failure("Apache's bookie does not serve"), bookie_id=self.id)
+            time.sleep(_POLL_S)
+
+    def _serves(self) -> bool:
+        try:
+            with socket.create_connection((LOOPBACK, self.port), timeout=_PROBE_TIMEOUT_S) as connection:
+                connection.sendall(_PROBE)
+                return connection.recv(4) != b""
+        except OSError:
+            return False
+
+    def _command(self) -> Sequence[str]:
+        main = "org.apache.bookkeeper.server.Main"
+        return (find_java(), *_JVM_OPTIONS, "-cp", harness_classpath(), main, "--conf", str(self.conf_path))
+
+    def _defaults(self) -> dict[str, str]:
+        return {
+            **super()._defaults(),
+            # A bookie that was killed comes back only when its session of before has expired.
+            "zkTimeout": "4000",
+            "httpServerEnabled": "false",
+            "enableStatistics": "false",
+            "autoRecoveryDaemonEnabled": "false",
+            "journalMaxSizeMB": "64",
+            "journalPreAllocSizeMB": "4",
+            "logSizeLimit": str(64 << 20),
+            "skipListSizeLimit": str(8 << 20),
+            "dbStorage_writeCacheMaxSizeMb": "16",
+            "dbStorage_readAheadCacheMaxSizeMb": "16",
+            "numReadWorkerThreads": "2",
+            "numHighPriorityWorkerThreads": "2",
+            "serverNumIOThreads": "2",
+            # A developer's disk may be nearly full without the tests needing more of it.
+            "diskUsageThreshold": "0.99",
+            "diskUsageWarnThreshold": "0.98",
+            "diskUsageLwmThreshold": "0.98",
+        }
+
+
+class ApacheBookies:
+    """``count`` Apache bookies below ``directory``, in the cluster at ``metadata_service_uri``, which exists.
+
+    A context manager; :meth:`start` also brings back those that a test stopped.
+    """
+
+    def __init__(self, directory: Path, metadata_service_uri: str, count: int) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._lock = DirectoryLock(directory)
+        self._group = GuardedGroup(self._lock.fd)
+        self.metadata_service_uri = metadata_service_uri
+        chooser = PortChooser(set())
+        self.bookies = [
+            ApacheBookie(
+                number,
+                directory / f"apache-bookie{number}",
+                self._group,
+                port=chooser.choose(),
+                metadata_service_uri=metadata_service_uri,
+                settings={},
+            )
+            for number in range(1, count + 1)
+        ]
+
+    def __enter__(self) -> ApacheBookies:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start those that do not run, and wait until all serve."""
+        deadline = time.monotonic() + _START_TIMEOUT_MS / 1000
+        for bookie in self.bookies:
+            if not bookie.running:
+                bookie.start()
+        uri = MetadataServiceUri.parse(self.metadata_service_uri)
+        zk = ZooKeeper(uri.servers)
+        zk.start(_START_TIMEOUT_MS)
+        try:
+            for bookie in self.bookies:
+                bookie.wait_registered_by(zk, uri.root, deadline)
+        finally:
+            zk.close()
+
+    def stop(self) -> None:
+        try:
+            for bookie in self.bookies:
+                bookie.request_stop()
+            deadline = time.monotonic() + STOP_TIMEOUT_MS / 1000
+            for bookie in self.bookies:
+                bookie.wait_ended(deadline)
+        finally:
+            self._group.close()
+            self._lock.release()

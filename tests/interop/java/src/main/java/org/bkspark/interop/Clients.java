@@ -1,0 +1,56 @@
+package org.bkspark.interop;
+
+import java.util.HashMap;
+import java.util.Map;
+import org.apache.bookkeeper.client.BookKeeper;
+import org.apache.bookkeeper.conf.ClientConfiguration;
+
+/** Apache clients, one for each cluster and set of options, kept until told otherwise. */
+final class Clients implements AutoCloseable {
+    /** What makes two clients differ here. {@code batch}: batch reads are sent to the bookies (v2 only). */
+    record Key(String metadataServiceUri, int wireVersion, boolean batch) {}
+
+    private final Map<Key, BookKeeper> clients = new HashMap<>();
+
+    synchronized BookKeeper get(Key key) throws Exception {
+        BookKeeper client = clients.get(key);
+        if (client == null) {
+            client = BookKeeper.forConfig(configuration(key)).build();
+            clients.put(key, client);
+        }
+        return client;
+    }
+
+    /** Closes the clients of one cluster, so that none goes on looking for a cluster that is gone. */
+    synchronized int forget(String metadataServiceUri) throws Exception {
+        int closed = 0;
+        for (Key key : clients.keySet().stream().filter(k -> k.metadataServiceUri().equals(metadataServiceUri)).toList()) {
+            clients.remove(key).close();
+            closed++;
+        }
+        return closed;
+    }
+
+    @Override
+    public synchronized void close() {
+        // The process is about to end: nothing to save, and a client whose cluster is gone may block in close().
+        clients.clear();
+    }
+
+    static ClientConfiguration configuration(Key key) {
+        ClientConfiguration conf = new ClientConfiguration();
+        conf.setMetadataServiceUri(key.metadataServiceUri());
+        conf.setUseV2WireProtocol(switch (key.wireVersion()) {
+            case 2 -> true;
+            case 3 -> false;
+            default -> throw new IllegalArgumentException("wire must be 2 or 3, not " + key.wireVersion());
+        });
+        // With the default of 5000 the client stops at 5000 adds a second.
+        conf.setThrottleValue(0);
+        // A batch read over v3 never ends in 4.18.0.
+        conf.setBatchReadEnabled(key.batch() && key.wireVersion() == 2);
+        conf.setNumIOThreads(2);
+        conf.setNumWorkerThreads(2);
+        return conf;
+    }
+}

@@ -1,0 +1,46 @@
+"""How tests start servers and Spark."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Small files, so that tests see them roll and flush.
+BOOKIE_SETTINGS = {"journalPreAllocSizeMB": "1", "flushInterval": "1000"}
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def start_timeout_ms() -> int:
+    """Generous: two cores may be shared with other work."""
+    return 120_000
+
+
+def spark_session(directory: Path, master: str = "local[2]", **conf: str) -> SparkSession:
+    """A new session whose files all go to ``directory``; ``conf`` keys with ``__`` for each dot."""
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.local.dir": str(directory / "local"),
+        # Workers import functions of test modules by name.
+        "spark.executorEnv.PYTHONPATH": str(_REPOSITORY),
+        "spark.log.level": "WARN",
+        **{key.replace("__", "."): value for key, value in conf.items()},
+    }
+    builder = SparkSession.builder.master(master).appName("bk_spark tests")
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
