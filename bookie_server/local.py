@@ -35,7 +35,7 @@ from bookie_server.local_state import (
     load_state,
     save_state,
 )
-from bookie_server.local_zookeeper import LocalZooKeeper
+from bookie_server.local_zookeeper import LocalZooKeeper, wait_ensemble
 
 _LOG = logging.getLogger(__name__)
 
@@ -88,6 +88,10 @@ class LocalCluster:
             raise InvalidArgumentError(f"ledgers root {root!r} must start with / and not end with it")
         ledger_manager(layout)
         self.directory = Path(directory).absolute()
+        if "," in str(self.directory):
+            raise InvalidArgumentError(
+                f"directory {self.directory} has a comma in its path, which separates names in a bookie's configuration"
+            )
         self.bookies: list[LocalBookie] = []
         self.zookeepers: list[LocalZooKeeper] = []
         self._wanted = (bookies, zookeepers, zookeeper_port, bookie_port)
@@ -153,6 +157,17 @@ class LocalCluster:
             if lock is not None:
                 lock.release()
 
+    def wait_ready(self, timeout_ms: int = 30_000) -> None:
+        """Wait until the running ZooKeeper servers have a leader, and every running bookie is registered.
+
+        Raises ``MetadataUnavailableError`` or ``BookieUnavailableError`` with the end of a log.
+        """
+        self._wait_ready(
+            [server for server in self.zookeepers if server.running],
+            [bookie for bookie in self.bookies if bookie.running],
+            time.monotonic() + timeout_ms / 1000,
+        )
+
     def heal(self, timeout_ms: int = 30_000) -> None:
         """Resume every suspended server, start every dead one, and wait until all are ready."""
         deadline = time.monotonic() + timeout_ms / 1000
@@ -161,7 +176,7 @@ class LocalCluster:
                 server.resume()
             else:
                 server.start()
-        self._wait_ready(deadline)
+        self._wait_ready(self.zookeepers, self.bookies, deadline)
 
     def _settle_state(self) -> ClusterState:
         """Join what the directory has with what is wanted, and keep the result."""
@@ -228,8 +243,7 @@ class LocalCluster:
         tell(f"starting ZooKeeper on {', '.join(server.id for server in self.zookeepers)}")
         for server in self.zookeepers:
             server.start()
-        for server in self.zookeepers:
-            server.wait_ready(_remaining_ms(deadline))
+        wait_ensemble(self.zookeepers, deadline)
         zk = self._session(deadline)
         try:
             if zk.exists(self._root) is None:
@@ -239,21 +253,21 @@ class LocalCluster:
             zk.close()
 
     def _start_bookies(self, tell: Callable[[str], None], deadline: float) -> None:
-        if not self.bookies:
-            return
-        tell(f"starting bookies on {', '.join(bookie.id for bookie in self.bookies)}")
+        if self.bookies:
+            tell(f"starting bookies on {', '.join(bookie.id for bookie in self.bookies)}")
         for bookie in self.bookies:
             bookie.start()
-        self._wait_ready(deadline)
+        self._wait_ready(self.zookeepers, self.bookies, deadline)
 
-    def _wait_ready(self, deadline: float) -> None:
-        for server in self.zookeepers:
-            server.wait_ready(_remaining_ms(deadline))
-        if not self.bookies:
+    def _wait_ready(
+        self, zookeepers: Sequence[LocalZooKeeper], bookies: Sequence[LocalBookie], deadline: float
+    ) -> None:
+        wait_ensemble(zookeepers, deadline)
+        if not bookies:
             return
         zk = self._session(deadline)
         try:
-            for bookie in self.bookies:
+            for bookie in bookies:
                 bookie.wait_registered_by(zk, self._root, deadline)
         finally:
             zk.close()

@@ -108,4 +108,6 @@ class LocalBookie(LocalProcess):
             "journalDirectories": str(self.directory / "journal"),
             "ledgerDirectories": str(self.directory / "ledgers"),
             "flushInterval": "10000",
+            # A bookie killed and started again registers when its old session has expired.
+            "zkTimeout": "6000",
         }

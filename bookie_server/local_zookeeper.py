@@ -47,7 +47,8 @@ _SYNC_LIMIT_TICKS: Final = 20
 _POLL_S: Final = 0.05
 _PROBE_TIMEOUT_S: Final = 2.0
 _PROBE_ANSWER_BYTES: Final = 4_096
-_SERVING: Final = re.compile(r"^Mode: (standalone|leader|follower)$", re.MULTILINE)
+_MODE: Final = re.compile(r"^Mode: (standalone|leader|follower)$", re.MULTILINE)
+_LEADING: Final = frozenset({"standalone", "leader"})
 
 _LOG4J: Final = """\
 status = error
@@ -89,20 +90,8 @@ class LocalZooKeeper(LocalProcess):
         """Client port."""
         return self._ports.client_port
 
-    def wait_ready(self, timeout_ms: int = 30_000) -> None:
-        """Wait until the server serves clients (in an ensemble: until there is a quorum with a leader).
-
-        Raises :class:`MetadataUnavailableError` with the end of the log.
-        """
-        deadline = time.monotonic() + timeout_ms / 1000
-        while not self._serves():
-            if not self.running:
-                raise MetadataUnavailableError(self.failure("ZooKeeper did not start"))
-            if time.monotonic() > deadline:
-                raise MetadataUnavailableError(self.failure(f"ZooKeeper was not ready within {timeout_ms} ms"))
-            time.sleep(_POLL_S)
-
-    def _serves(self) -> bool:
+    def mode(self) -> str | None:
+        """``standalone``, ``leader`` or ``follower``; None while the server does not serve clients."""
         try:
             with socket.create_connection((LOOPBACK, self.port), timeout=_PROBE_TIMEOUT_S) as connection:
                 connection.sendall(b"srvr")
@@ -110,8 +99,13 @@ class LocalZooKeeper(LocalProcess):
                 while len(answer) < _PROBE_ANSWER_BYTES and (part := connection.recv(_PROBE_ANSWER_BYTES)):
                     answer += part
         except OSError:
-            return False
-        return _SERVING.search(answer.decode(errors="replace")) is not None
+            return None
+        found = _MODE.search(answer.decode(errors="replace"))
+        return found[1] if found else None
+
+    def wait_ready(self, timeout_ms: int = 30_000) -> None:
+        """Wait until the server serves clients. Raises as :func:`wait_ensemble`."""
+        wait_ensemble([self], time.monotonic() + timeout_ms / 1000, leader=False)
 
     def _command(self) -> Sequence[str]:
         return (
@@ -164,6 +158,26 @@ class LocalZooKeeper(LocalProcess):
                 for number, peer in enumerate(self._peers, start=1)
             ]
         return "\n".join(lines) + "\n"
+
+
+def wait_ensemble(servers: Sequence[LocalZooKeeper], deadline: float, *, leader: bool = True) -> None:
+    """Wait until all ``servers`` serve clients and, with ``leader``, one of them leads (or stands alone).
+
+    Without the second condition a follower can still be taken for ready that has not yet noticed the
+    death of its leader. Raises :class:`MetadataUnavailableError` with the end of a log where a server died
+    or the monotonic ``deadline`` (s) passed.
+    """
+    while True:
+        modes = [server.mode() for server in servers]
+        if None not in modes and (not leader or not _LEADING.isdisjoint(modes)):
+            return
+        for server in servers:
+            if not server.running:
+                raise MetadataUnavailableError(server.failure("ZooKeeper does not run"))
+        if time.monotonic() > deadline:
+            late = servers[modes.index(None) if None in modes else 0]
+            raise MetadataUnavailableError(late.failure("ZooKeeper was not ready in time"))
+        time.sleep(_POLL_S)
 
 
 def find_java() -> str:

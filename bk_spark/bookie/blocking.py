@@ -64,6 +64,10 @@ class BlockingClient:
         self.close()
 
     @property
+    def config(self) -> ClientConfig:
+        return self._client.config
+
+    @property
     def zookeeper(self) -> ZooKeeper:
         return self._client.zookeeper
 
@@ -87,8 +91,11 @@ class BlockingClient:
         )
         return BlockingWriter(self, handle)
 
-    def open_for_reading(self, ledger_id: int, password: bytes = b"") -> BlockingReader:
-        return BlockingReader(self, self._run(self._client.open_for_reading(ledger_id, password)))
+    def check_enough_bookies(self, quorum: Quorum) -> None:
+        self._run(self._client.check_enough_bookies(quorum))
+
+    def open_for_reading(self, ledger_id: int, password: bytes = b"", *, read_lac: bool = True) -> BlockingReader:
+        return BlockingReader(self, self._run(self._client.open_for_reading(ledger_id, password, read_lac=read_lac)))
 
     def recover_and_open(self, ledger_id: int, password: bytes = b"") -> BlockingReader:
         return BlockingReader(self, self._run(self._client.recover_and_open(ledger_id, password)))
@@ -202,9 +209,9 @@ class BlockingReader:
         """Payloads of entries ``first`` to ``last`` (inclusive)."""
         return self._client._run(self._handle.read(first, last))
 
-    def read_blocks(self, first: int, last: int) -> Iterator[EntryBlock]:
+    def read_blocks(self, first: int, last: int, *, known_to_exist: bool = False) -> Iterator[EntryBlock]:
         """Entries ``first`` to ``last`` (inclusive) in order, in blocks; closing the iterator ends it."""
-        blocks = self._handle.read_blocks(first, last)
+        blocks = self._handle.read_blocks(first, last, known_to_exist=known_to_exist)
         try:
             while True:
                 try:

@@ -119,8 +119,14 @@ class Client:
         await handle.start()
         return handle
 
-    async def open_for_reading(self, ledger_id: int, password: bytes = b"") -> ReadHandle:
+    async def check_enough_bookies(self, quorum: Quorum) -> None:
+        """Raises NotEnoughBookiesError where no ensemble could be had now."""
+        await self._started()[0].choose(quorum.ensemble_size)
+
+    async def open_for_reading(self, ledger_id: int, password: bytes = b"", *, read_lac: bool = True) -> ReadHandle:
         """Open without fencing: a ledger that is still written goes on, and is readable up to its LAC.
+
+        Without ``read_lac`` no bookie is asked; entries known to exist can then be read.
 
         Raises NoSuchLedgerError, UnauthorizedError, EntryUnknownError.
         """
@@ -128,7 +134,8 @@ class Client:
         metadata = (await services.read(ledger_id)).metadata
         digest_type = _authorize(ledger_id, metadata, password)
         handle = ReadHandle(ledger_id, metadata, digest_type, password, services, pool, self.config)
-        await handle.read_last_add_confirmed()
+        if read_lac:
+            await handle.read_last_add_confirmed()
         return handle
 
     async def recover_and_open(self, ledger_id: int, password: bytes = b"") -> ReadHandle:

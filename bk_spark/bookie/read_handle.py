@@ -62,12 +62,17 @@ class ReadHandle:
         self._pool = pool
         self._config = config
 
-    async def read_blocks(self, first: int, last: int) -> AsyncGenerator[EntryBlock, None]:
+    async def read_blocks(
+        self, first: int, last: int, *, known_to_exist: bool = False
+    ) -> AsyncGenerator[EntryBlock, None]:
         """Entries ``first`` to ``last`` (inclusive) in order, in blocks, read ahead within bounds.
+
+        ``known_to_exist``: the caller knows from elsewhere (a log's list) that they were acknowledged,
+        whatever the last add confirmed known here.
 
         Raises NoSuchEntryError beyond the end, EntryUnknownError where no replica could give an entry.
         """
-        self._check_range(first, last)
+        self._check_range(first, last, known_to_exist)
         attempts = 0
         while first <= last:
             try:
@@ -109,10 +114,10 @@ class ReadHandle:
         self.last_add_confirmed = max(self.last_add_confirmed, found, segment.first_entry_id - 1)
         return self.last_add_confirmed
 
-    def _check_range(self, first: int, last: int) -> None:
+    def _check_range(self, first: int, last: int, known_to_exist: bool) -> None:
         if first < 0 or last < first:
             raise InvalidArgumentError(f"cannot read entries {first}..{last}", ledger_id=self.ledger_id)
-        if last > self.last_add_confirmed:
+        if last > self.last_add_confirmed and not (known_to_exist and self.metadata.state is not LedgerState.CLOSED):
             raise NoSuchEntryError(
                 f"entry {last} lies beyond the last add confirmed, {self.last_add_confirmed}",
                 ledger_id=self.ledger_id,

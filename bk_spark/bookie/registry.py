@@ -9,7 +9,7 @@ from typing import Final
 
 from bk_spark.bookie.zookeeper import LOST, ZooKeeper
 from bk_spark.protocol.errors import BookieUnavailableError, MetadataFormatError, NotEnoughBookiesError
-from bk_spark.protocol.registration import parse_service_info
+from bk_spark.protocol.registration import NATIVE_PROTOCOL, BookieServiceInfo
 
 _READ_ONLY: Final = "readonly"
 
@@ -60,9 +60,12 @@ class BookieRegistry:
         if found is None:
             raise BookieUnavailableError("the bookie is not registered", bookie_id=bookie_id)
         try:
-            address = parse_service_info(found.data, bookie_id).native_address
+            endpoint = BookieServiceInfo.decode(found.data, bookie_id).endpoint(NATIVE_PROTOCOL)
         except MetadataFormatError as error:
             raise BookieUnavailableError(f"unusable registration: {error.message}", bookie_id=bookie_id) from error
+        if endpoint is None:
+            raise BookieUnavailableError(f"registered without a {NATIVE_PROTOCOL} endpoint", bookie_id=bookie_id)
+        address = endpoint.host, endpoint.port
         with self._lock:
             if generation == self._generation:
                 self._addresses[bookie_id] = address

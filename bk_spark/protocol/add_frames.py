@@ -69,9 +69,14 @@ class EntryPackager:
         self._header = header_int(OpV2.ADD, flags)
         self._key = np.frombuffer(master_key(password), np.uint8)
 
+    @staticmethod
+    def overhead(digest_type: DigestType) -> int:
+        """Bytes that a frame has beyond its payload, length prefix included."""
+        return _PREFIX_BYTES + digest_type.digest_bytes
+
     @property
     def overhead_bytes(self) -> int:
-        """Bytes that a frame has beyond its payload, length prefix included."""
+        """:meth:`overhead` with this packager's digest."""
         return _PREFIX_BYTES + self._digest_bytes
 
     def package(

@@ -21,12 +21,12 @@ from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
 HIGH_PRIORITY: Final = 100
 #: Bit of ``AddRequest.writeFlags``: acknowledge before the journal is synced.
 DEFERRED_SYNC: Final = 1
-_FIRST_BYTE: Final = 0x0A
+FIRST_BYTE: Final = 0x0A
 
 
 def is_v3(body: Buffer) -> bool:
     """Whether a frame's body is v3 (else v2)."""
-    return len(body) > 0 and body[0] == _FIRST_BYTE
+    return len(body) > 0 and body[0] == FIRST_BYTE
 
 
 def parse_request(body: Buffer) -> pb.Request:

@@ -57,15 +57,20 @@ class Records:
 
     def by_ledger(self) -> list[tuple[int, Int64s | slice]]:
         """(ledger id, which records) of each ledger in here; the order within a ledger is kept."""
-        first = int(self.ledger_ids[0])
-        if bool((self.ledger_ids == first).all()):
-            return [(first, slice(None))]
-        order = np.argsort(self.ledger_ids, kind="stable")
-        sorted_ids = self.ledger_ids[order]
-        cuts = np.flatnonzero(sorted_ids[1:] != sorted_ids[:-1]) + 1
-        starts = [0, *cuts.tolist()]
-        ends = [*cuts.tolist(), len(order)]
-        return [(int(sorted_ids[a]), order[a:b]) for a, b in zip(starts, ends, strict=True)]
+        return group_by_ledger(self.ledger_ids)
+
+
+def group_by_ledger(ledger_ids: Int64s) -> list[tuple[int, Int64s | slice]]:
+    """(ledger id, where it is) of each ledger in ``ledger_ids``, positions ascending."""
+    first = int(ledger_ids[0])
+    if len(ledger_ids) == 1 or bool((ledger_ids == first).all()):
+        return [(first, slice(None))]
+    order = np.argsort(ledger_ids, kind="stable")
+    sorted_ids = ledger_ids[order]
+    cuts = np.flatnonzero(sorted_ids[1:] != sorted_ids[:-1]) + 1
+    starts = [0, *cuts.tolist()]
+    ends = [*cuts.tolist(), len(order)]
+    return [(int(sorted_ids[a]), order[a:b]) for a, b in zip(starts, ends, strict=True)]
 
 
 def gather_int64(data: Bytes, starts: Int64s, count: int) -> Int64s:

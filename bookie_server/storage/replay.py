@@ -59,6 +59,7 @@ class _Replay:
     def __init__(self, storage: LedgerStorage) -> None:
         self._storage = storage
         self._complained: set[int] = set()
+        self._broken: set[int] = set()
         self.entries = 0
 
     def apply(self, item: JournalItem) -> None:
@@ -68,7 +69,7 @@ class _Replay:
         handle = self._handle(item.ledger_id)
         match item:
             case MasterKeyRecord():
-                if handle is None and item.ledger_id not in self._complained:
+                if handle is None and item.ledger_id not in self._broken:
                     handle = self._storage.handles.create(item.ledger_id, item.master_key)
                 if handle is not None and not handle.master_key:
                     handle.master_key = item.master_key
@@ -87,6 +88,9 @@ class _Replay:
         parts: list[tuple[LedgerHandle, Int64s | slice]] = []
         for ledger_id, which in records.by_ledger():
             handle = self._handle(ledger_id)
+            if handle is None and ledger_id in self._broken:
+                # Its index file's header is broken: keep the entries and their places for whoever repairs it.
+                handle = LedgerHandle(ledger_id, b"")
             if handle is None:
                 self._complain(ledger_id, "has entries in the journal, but no master key is known: skipped")
                 storable[which] = False
@@ -105,7 +109,8 @@ class _Replay:
         try:
             return self._storage.handles.get(ledger_id)
         except CorruptFileError as error:
-            self._complain(ledger_id, f"is set aside: {error}")
+            self._complain(ledger_id, f"is set aside, its entries cannot be read: {error}")
+            self._broken.add(ledger_id)
             return None
 
     def _complain(self, ledger_id: int, what: str) -> None:

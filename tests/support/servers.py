@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Small files, so that tests see them roll and flush.
-BOOKIE_SETTINGS = {"journalPreAllocSizeMB": "1", "flushInterval": "1000"}
+#: Small files and short waits: tests see files flushed, and killed bookies come back soon.
+BOOKIE_SETTINGS = {"journalPreAllocSizeMB": "1", "flushInterval": "1000", "zkTimeout": "4000"}
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -25,9 +25,11 @@ def spark_session(directory: Path, master: str = "local[2]", **conf: str) -> Spa
     """A new session whose files all go to ``directory``; ``conf`` keys with ``__`` for each dot."""
     from pyspark.sql import SparkSession
 
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     settings = {
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "1g",

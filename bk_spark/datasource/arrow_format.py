@@ -1,0 +1,98 @@
+"""entryFormat arrow: many rows per entry, each entry an Arrow IPC stream of its own.
+
+The stream's schema is the log's (time zone UTC); its buffers may be compressed (lz4 or zstd).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from bk_spark.protocol.errors import CorruptFileError, InvalidArgumentError
+
+
+def entries_of(
+    batches: Iterator[pa.RecordBatch],
+    schema: pa.Schema,
+    *,
+    compression: str | None,
+    entry_bytes: int,
+    max_entry_bytes: int,
+) -> Iterator[tuple[pa.Buffer, int]]:
+    """(entry, rows in it): ``batches`` cut and joined to entries of about ``entry_bytes``.
+
+    Raises InvalidArgumentError for a row that does not fit into ``max_entry_bytes`` alone.
+    """
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    waiting: list[pa.RecordBatch] = []
+    waiting_bytes = 0.0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        canonical = _canonical(batch, schema)
+        row_bytes = max(1.0, canonical.nbytes / canonical.num_rows)
+        start = 0
+        while start < canonical.num_rows:
+            room = max(1, math.ceil((entry_bytes - waiting_bytes) / row_bytes))
+            waiting.append(canonical.slice(start, room))
+            start += waiting[-1].num_rows
+            waiting_bytes += waiting[-1].num_rows * row_bytes
+            if waiting_bytes >= entry_bytes:
+                yield from _write(waiting, schema, options, max_entry_bytes)
+                waiting, waiting_bytes = [], 0.0
+    if waiting:
+        yield from _write(waiting, schema, options, max_entry_bytes)
+
+
+def batches_in(entry: memoryview, where: str) -> list[pa.RecordBatch]:
+    """The record batches of one entry. Raises CorruptFileError where it is not an Arrow stream."""
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(entry)) as stream:
+            return list(stream)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise CorruptFileError(f"{where} is not an Arrow stream: was it written with entryFormat raw?") from error
+
+
+def schema_in(entry: memoryview, where: str) -> pa.Schema:
+    """The schema of one entry."""
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(entry)) as stream:
+            return stream.schema
+    except (pa.ArrowInvalid, OSError) as error:
+        raise CorruptFileError(f"{where} is not an Arrow stream: was it written with entryFormat raw?") from error
+
+
+def _canonical(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch in exactly the log's column order and types (session time zones and large types go)."""
+    if batch.schema.equals(schema):
+        return batch
+    columns = [batch.column(one.name) for one in schema]
+    arrays = [
+        column if column.type == one.type else column.cast(one.type)
+        for column, one in zip(columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _write(
+    parts: list[pa.RecordBatch], schema: pa.Schema, options: pa.ipc.IpcWriteOptions, max_entry_bytes: int
+) -> Iterator[tuple[pa.Buffer, int]]:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema, options=options) as stream:
+        for part in parts:
+            stream.write_batch(part)
+    entry = sink.getvalue()
+    rows = sum(part.num_rows for part in parts)
+    if entry.size <= max_entry_bytes:
+        yield entry, rows
+        return
+    if rows == 1:
+        raise InvalidArgumentError(
+            f"one row makes an entry of {entry.size} bytes, more than a bookie's frame limit allows "
+            f"({max_entry_bytes} bytes): store large values elsewhere, or raise nettyMaxFrameSizeBytes"
+        )
+    table = pa.Table.from_batches(parts, schema)
+    for half in (table.slice(0, rows // 2), table.slice(rows // 2)):
+        yield from _write(half.to_batches(), schema, options, max_entry_bytes)

@@ -1,0 +1,214 @@
+"""Batch reads: a snapshot of a log, or a ledger, cut into tasks by bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from bk_spark.bookie.blocking import BlockingReader
+from bk_spark.datasource import arrow_format, raw_format
+from bk_spark.datasource.connections import client_of, logs_of
+from bk_spark.datasource.options import SourceOptions
+from bk_spark.datasource.schemas import (
+    METADATA_NAMES,
+    RAW_SCHEMA,
+    VALUE,
+    arrow_schema,
+    check_arrow_read,
+    check_raw_read,
+    schema_of_json,
+    with_metadata,
+)
+from bk_spark.datasource.splits import Piece, cut_splits
+from bk_spark.log.log import Log
+from bk_spark.log.settings import EntryFormat
+from bk_spark.protocol.entry_block import EntryBlock
+from bk_spark.protocol.errors import InvalidArgumentError, NoSuchEntryError
+
+
+@dataclass
+class Split(InputPartition):
+    """What one task reads."""
+
+    pieces: tuple[Piece, ...]
+
+
+def read_schema(options: SourceOptions) -> StructType:
+    """The schema of a read for which the user gave none. Reads the log's settings, or the ledger's first
+    entry for ``arrow``."""
+    if options.log is not None:
+        log = _open_log(options)
+        if log.settings.entry_format is EntryFormat.RAW:
+            _refuse_metadata_option(options)
+            return RAW_SCHEMA
+        stored = schema_of_json(log.settings.schema_json)
+    elif options.entry_format is EntryFormat.ARROW:
+        stored = _ledger_schema(options)
+    else:
+        _refuse_metadata_option(options)
+        return RAW_SCHEMA
+    return with_metadata(stored) if options.include_metadata else stored
+
+
+class BatchReader(DataSourceReader):
+    """Reads a log's committed entries, or a ledger's entries up to its last add confirmed."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._entry_format = options.entry_format or EntryFormat.RAW
+
+    def partitions(self) -> list[InputPartition]:
+        """The snapshot that every action on this DataFrame reads."""
+        options = self._options
+        if options.log is not None:
+            pieces = self._log_pieces(_open_log(options))
+        else:
+            pieces = self._ledger_pieces()
+            check = check_raw_read if self._entry_format is EntryFormat.RAW else arrow_schema
+            check(self._schema)
+        return [Split(part) for part in cut_splits(pieces, options.split_bytes, options.min_partitions)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one split, a block of entries at a time."""
+        if not isinstance(partition, Split):
+            return
+        client = client_of(self._options.metadata_service_uri)
+        password = self._options.password()
+        schema = arrow_schema(self._schema)
+        for piece in partition.pieces:
+            reader = client.open_for_reading(piece.ledger_id, password, read_lac=False)
+            for block in reader.read_blocks(piece.first, piece.last, known_to_exist=True):
+                if self._entry_format is EntryFormat.RAW:
+                    yield self._raw_batch(block, piece, schema)
+                else:
+                    yield from self._arrow_batches(block, piece, schema)
+
+    # --- planning ---
+
+    def _log_pieces(self, log: Log) -> list[Piece]:
+        settings = log.settings
+        if self._options.entry_format not in (None, settings.entry_format):
+            raise InvalidArgumentError(
+                f"option entryFormat: log {self._options.log} was made with {settings.entry_format.value}; "
+                "leave the option out"
+            )
+        settings.check_password(self._options.password(), log.name)
+        self._entry_format = settings.entry_format
+        if settings.entry_format is EntryFormat.RAW:
+            _refuse_metadata_option(self._options)
+            check_raw_read(self._schema)
+        else:
+            check_arrow_read(self._schema, schema_of_json(log.settings.schema_json))
+        snapshot = log.snapshot()
+        return [
+            Piece(
+                segment.ledger_id,
+                segment.first_entry,
+                segment.last_entry,
+                max(1, segment.size_bytes),
+                segment.base_offset,
+                segment.commit_time_ms,
+            )
+            for segment in snapshot.segments(snapshot.first_offset, snapshot.next_offset)
+            if segment.last_entry is not None
+        ]
+
+    def _ledger_pieces(self) -> list[Piece]:
+        ledger_id = self._options.ledger_id
+        assert ledger_id is not None
+        reader = client_of(self._options.metadata_service_uri).open_for_reading(ledger_id, self._options.password())
+        last = reader.last_add_confirmed
+        if last < 0:
+            return []
+        length = reader.metadata.length or _estimate_length(reader, last)
+        return [Piece(ledger_id, 0, last, max(1, length))]
+
+    # --- rows ---
+
+    def _raw_batch(self, block: EntryBlock, piece: Piece, schema: pa.Schema) -> pa.RecordBatch:
+        count = len(block)
+        metadata = self._metadata_columns(block.first_entry_id, count, piece)
+        arrays = [
+            raw_format.value_array(block, one.type) if one.name == VALUE else metadata[one.name].cast(one.type)
+            for one in schema
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _arrow_batches(self, block: EntryBlock, piece: Piece, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        for index, entry in enumerate(block.payloads):
+            entry_id = block.first_entry_id + index
+            for batch in arrow_format.batches_in(entry, f"entry {entry_id} of ledger {piece.ledger_id}"):
+                yield self._project(batch, entry_id, piece, schema)
+
+    def _project(self, batch: pa.RecordBatch, entry_id: int, piece: Piece, schema: pa.Schema) -> pa.RecordBatch:
+        if batch.schema.equals(schema):
+            return batch
+        metadata: dict[str, pa.Array] | None = None
+        arrays = []
+        for one in schema:
+            position = batch.schema.get_field_index(one.name)
+            if position >= 0:
+                column = batch.column(position)
+            elif one.name in METADATA_NAMES:
+                metadata = metadata or self._metadata_columns(entry_id, batch.num_rows, piece, same_entry=True)
+                column = metadata[one.name]
+            else:
+                raise InvalidArgumentError(
+                    f"entry {entry_id} of ledger {piece.ledger_id} has no column {one.name}; it has "
+                    f"{', '.join(batch.schema.names)}"
+                )
+            arrays.append(column if column.type == one.type else column.cast(one.type))
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _metadata_columns(
+        self, first_entry_id: int, count: int, piece: Piece, *, same_entry: bool = False
+    ) -> dict[str, pa.Array]:
+        entry_ids = np.full(count, first_entry_id) if same_entry else np.arange(first_entry_id, first_entry_id + count)
+        offsets = None if piece.base_offset is None else entry_ids + (piece.base_offset - piece.first)
+        time = pa.scalar(piece.timestamp_ms, pa.int64())
+        return {
+            "log": pa.repeat(pa.scalar(self._options.log, pa.string()), count),
+            "offset": pa.nulls(count, pa.int64()) if offsets is None else pa.array(offsets),
+            "ledgerId": pa.repeat(pa.scalar(piece.ledger_id, pa.int64()), count),
+            "entryId": pa.array(entry_ids),
+            "timestamp": pa.repeat(time, count).cast(pa.timestamp("ms", "UTC")),
+        }
+
+
+def _open_log(options: SourceOptions) -> Log:
+    assert options.log is not None
+    return logs_of(options.metadata_service_uri, options.log_root).open_log(options.log)
+
+
+def _refuse_metadata_option(options: SourceOptions) -> None:
+    if options.include_metadata:
+        raise InvalidArgumentError(
+            "option includeMetadata is for entryFormat arrow; raw reads have these columns anyway"
+        )
+
+
+def _estimate_length(reader: BlockingReader, last: int) -> int:
+    """Payload bytes of an open ledger, judged by its first entries."""
+    sample = reader.read(0, min(last, 15))
+    return sum(len(payload) for payload in sample) * (last + 1) // len(sample)
+
+
+def _ledger_schema(options: SourceOptions) -> StructType:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    assert options.ledger_id is not None
+    reader = client_of(options.metadata_service_uri).open_for_reading(options.ledger_id, options.password())
+    if reader.last_add_confirmed < 0:
+        raise NoSuchEntryError(
+            "entryFormat arrow takes the schema from the first entry, and the ledger has none: give one with schema()",
+            ledger_id=options.ledger_id,
+        )
+    (first,) = reader.read(0, 0)
+    schema = arrow_format.schema_in(memoryview(first), f"entry 0 of ledger {options.ledger_id}")
+    return from_arrow_schema(schema)

@@ -1,0 +1,136 @@
+"""Schemas: what a read gives, what a write takes, and their Arrow forms."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    BinaryType,
+    CharType,
+    DataType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+    VarcharType,
+)
+
+from bk_spark.protocol.errors import InvalidArgumentError
+
+VALUE: Final = "value"
+#: What is known of an entry beside its content.
+METADATA_FIELDS: Final = (
+    StructField("log", StringType()),
+    StructField("offset", LongType()),
+    StructField("ledgerId", LongType()),
+    StructField("entryId", LongType()),
+    StructField("timestamp", TimestampType()),
+)
+METADATA_NAMES: Final = frozenset(one.name for one in METADATA_FIELDS)
+RAW_SCHEMA: Final = StructType([StructField(VALUE, BinaryType()), *METADATA_FIELDS])
+
+
+def schema_of_json(schema_json: str | None) -> StructType:
+    """The schema that a log's settings hold."""
+    return StructType.fromJson(json.loads(schema_json or "{}"))
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The Arrow schema in which Spark exchanges ``schema`` with a data source (time zone UTC).
+
+    Raises InvalidArgumentError naming the column whose type cannot be exchanged.
+    """
+    for one in schema.fields:
+        try:
+            to_arrow_schema(StructType([one]), timezone="UTC")
+        except (PySparkException, TypeError, ValueError) as error:
+            raise InvalidArgumentError(
+                f"column {one.name} has type {one.dataType.simpleString()}, which Arrow cannot carry here; "
+                "cast or drop it"
+            ) from error
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def with_metadata(schema: StructType) -> StructType:
+    """``schema`` followed by the metadata columns. Raises InvalidArgumentError where names collide."""
+    names = {name.lower() for name in schema.fieldNames()}
+    for one in METADATA_FIELDS:
+        if one.name.lower() in names:
+            raise InvalidArgumentError(
+                f"includeMetadata: the log has a column {one.name} of its own; read without includeMetadata"
+            )
+    return StructType([*schema.fields, *METADATA_FIELDS])
+
+
+def check_raw_write(schema: StructType) -> None:
+    """A raw write takes one column, ``value``, binary or string. Raises InvalidArgumentError."""
+    names = schema.fieldNames()
+    if VALUE not in names:
+        raise InvalidArgumentError(
+            f"entryFormat raw needs a column named {VALUE} (binary or string), the data has "
+            f"{', '.join(names) or 'none'}; select one AS value, or write with entryFormat arrow"
+        )
+    if len(names) > 1:
+        others = ", ".join(name for name in names if name != VALUE)
+        raise InvalidArgumentError(
+            f"entryFormat raw writes only the column {VALUE}, the data also has {others}; drop them, or write with "
+            "entryFormat arrow"
+        )
+    if not isinstance(schema[VALUE].dataType, BinaryType | StringType | VarcharType | CharType):
+        raise InvalidArgumentError(
+            f"column {VALUE} has type {schema[VALUE].dataType.simpleString()}; entryFormat raw takes binary or string"
+        )
+
+
+def check_raw_read(schema: StructType) -> None:
+    """A raw read gives columns of RAW_SCHEMA; ``value`` also as string. Raises InvalidArgumentError."""
+    for one in schema.fields:
+        if one.name not in RAW_SCHEMA.fieldNames():
+            raise InvalidArgumentError(
+                f"column {one.name} is not one of a raw log's: {', '.join(RAW_SCHEMA.fieldNames())}"
+            )
+        allowed: tuple[DataType, ...] = (RAW_SCHEMA[one.name].dataType,)
+        if one.name == VALUE:
+            allowed = (BinaryType(), StringType())
+        if one.dataType not in allowed:
+            raise InvalidArgumentError(
+                f"column {one.name} can be read as {' or '.join(t.simpleString() for t in allowed)}, "
+                f"not as {one.dataType.simpleString()}"
+            )
+
+
+def check_arrow_read(wanted: StructType, stored: StructType) -> None:
+    """Each wanted column is a stored one, of the same type, or a metadata column."""
+    for one in wanted.fields:
+        if one.name in stored.fieldNames():
+            _same_type(one.name, stored[one.name].dataType, one.dataType)
+        elif one.name not in METADATA_NAMES:
+            raise InvalidArgumentError(f"the log has no column {one.name}; it has {', '.join(stored.fieldNames())}")
+
+
+def check_same_columns(written: StructType, stored: StructType, log: str) -> None:
+    """Data to append has exactly the log's columns. Raises InvalidArgumentError naming the first that differs."""
+    for name in written.fieldNames():
+        if name not in stored.fieldNames():
+            raise InvalidArgumentError(f"log {log} has no column {name}; it has {', '.join(stored.fieldNames())}")
+        _same_type(name, stored[name].dataType, written[name].dataType)
+    for name in stored.fieldNames():
+        if name not in written.fieldNames():
+            raise InvalidArgumentError(f"column {name} of log {log} is missing from the data")
+
+
+def _same_type(name: str, stored: DataType, other: DataType) -> None:
+    if _plain(stored) != _plain(other):
+        raise InvalidArgumentError(
+            f"column {name} is {stored.simpleString()} in the log and {other.simpleString()} here; cast it"
+        )
+
+
+def _plain(data_type: DataType) -> str:
+    """The type without what may differ between frames of the same data: nullability."""
+    return data_type.simpleString()

@@ -1,0 +1,165 @@
+"""Rules of applications: which run may commit, which batch is next, which entries it may name. No I/O.
+
+An application's znode holds the last committed entry of each ledger in use. Of those it keeps a bounded
+number; for the ledgers that were longest without a commit the entry moves into their registrations. So a
+range is checked against one or the other, and an entry can never be listed twice, however old its ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from types import MappingProxyType
+from typing import Final
+
+from bk_spark.bookie.zookeeper import SetOp, TransactionOp
+from bk_spark.log.formats import (
+    MAX_RETIRED_RUNS,
+    Application,
+    decode_registration,
+    encode_registration,
+)
+from bk_spark.log.message import CommitRequest
+from bk_spark.log.names import LogPaths
+from bk_spark.log.plan import Readings
+from bk_spark.protocol.errors import BatchRefusedError, LedgerRefusedError, RunRetiredError
+
+#: Ledgers in use that an application keeps, beyond those of its last batch.
+IN_USE_KEPT: Final = 256
+# Part of a transaction, which must stay below 1 MiB.
+_MAX_MOVE_BYTES: Final = 128 * 1024
+_OPERATION_BYTES: Final = 64
+
+_NONE_COMMITTED: Final = -1
+
+
+def check_run(application: Application | None, run: str, log_name: str) -> None:
+    """Step 1. Raises RunRetiredError, naming the run that took over."""
+    successor = None if application is None else application.successor_of(run)
+    if application is not None and successor is not None:
+        raise RunRetiredError(
+            f"run {run} of application {application.app!r} may no longer write to log {log_name}: run {successor} "
+            f"took over, and batch {application.batch_id} was committed last, by run {application.run}"
+        )
+
+
+def is_done(application: Application | None, request: CommitRequest, log_name: str) -> bool:
+    """Step 2: whether this batch, or a later one, is in the log. Raises BatchRefusedError where another
+    query put it there."""
+    if application is None or application.batch_id < request.batch_id:
+        return False
+    if application.query_id != request.query_id:
+        raise BatchRefusedError(
+            f"log {log_name}: batch {application.batch_id} of application {application.app!r} was committed by query "
+            f"{application.query_id!r}; query {request.query_id!r} now offers batch {request.batch_id}. "
+            "A query with a new checkpoint needs a name of its own (txnAppId)"
+        )
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedLedgers:
+    """Ledgers in use after the commit, and what it costs in their registrations."""
+
+    in_use: Mapping[int, int]
+    operations: tuple[TransactionOp, ...]
+
+
+def check_ledgers(
+    readings: Readings, paths: LogPaths, application: Application | None, request: CommitRequest
+) -> CheckedLedgers:
+    """Step 3: every ledger is registered and not condemned, every range starts after what is committed.
+
+    Raises LedgerRefusedError.
+    """
+    ranges = request.ranges
+    in_use: dict[int, int] = {}
+    if application is not None and application.run == request.run:
+        in_use = dict(application.in_use)
+
+    def path_of(ledger_id: int) -> str:
+        return paths.registration(request.app, request.run, ledger_id)
+
+    named = dict.fromkeys(part.ledger_id for part in ranges)
+    new = [ledger_id for ledger_id in named if ledger_id not in in_use]
+    moved = _to_move(in_use, named, len(path_of(0)))
+    readings.require(*map(path_of, new), *map(path_of, moved))
+
+    last_entries = {ledger_id: _last_committed(readings, path_of(ledger_id), ledger_id, request) for ledger_id in new}
+    last_entries |= in_use
+    for part in sorted(ranges, key=lambda r: r.first_entry):
+        last_entry = last_entries[part.ledger_id]
+        if part.first_entry <= last_entry:
+            raise LedgerRefusedError(
+                f"log {paths.name}: batch {request.batch_id} of application {request.app!r} names entries "
+                f"{part.first_entry} to {part.last_entry}, but entries up to {last_entry} are in the log already",
+                ledger_id=part.ledger_id,
+            )
+        last_entries[part.ledger_id] = part.last_entry
+
+    if request.anonymous:
+        # Its only batch is this one: nothing will be asked about its ledgers again.
+        return CheckedLedgers({}, ())
+    after = {ledger_id: last for ledger_id, last in in_use.items() if ledger_id not in named}
+    operations = _move(readings, {path_of(ledger_id): after.pop(ledger_id) for ledger_id in moved})
+    return CheckedLedgers(after | {ledger_id: last_entries[ledger_id] for ledger_id in named}, operations)
+
+
+def advance(
+    application: Application | None, request: CommitRequest, in_use: Mapping[int, int], time_ms: int, offsets: range
+) -> Application:
+    """The application after the commit of ``request`` at ``offsets``; an earlier run is retired."""
+    retired: tuple[str, ...] = ()
+    if application is not None:
+        retired = application.retired_runs
+        if application.run != request.run:
+            retired = (*retired, application.run)[-MAX_RETIRED_RUNS:]
+    return Application(
+        app=request.app,
+        query_id=request.query_id,
+        batch_id=request.batch_id,
+        run=request.run,
+        commit_time_ms=time_ms,
+        start_offset=offsets.start,
+        end_offset=offsets.stop,
+        retired_runs=retired,
+        in_use=MappingProxyType(dict(in_use)),
+        anonymous=request.anonymous,
+    )
+
+
+def _last_committed(readings: Readings, path: str, ledger_id: int, request: CommitRequest) -> int:
+    znode = readings.get(path)
+    where = f"of application {request.app!r}, run {request.run}"
+    if znode is None:
+        raise LedgerRefusedError(
+            f"a commit message {where} names a ledger that is not registered for it (or was deleted since)",
+            ledger_id=ledger_id,
+        )
+    registration = decode_registration(znode.data, path)
+    if registration.condemned_time_ms:
+        raise LedgerRefusedError(
+            f"a commit message {where} names a ledger that is about to be deleted, because nothing referred to it",
+            ledger_id=ledger_id,
+        )
+    last = registration.last_committed_entry
+    return _NONE_COMMITTED if last is None else last
+
+
+def _to_move(in_use: Mapping[int, int], named: Mapping[int, None], path_bytes: int) -> list[int]:
+    """Ledgers to leave the application's znode: the longest without a commit, a bounded number at once."""
+    others = [ledger_id for ledger_id in in_use if ledger_id not in named]
+    surplus = len(others) - IN_USE_KEPT
+    return list(islice(others, max(0, min(surplus, _MAX_MOVE_BYTES // (path_bytes + 20 + _OPERATION_BYTES)))))
+
+
+def _move(readings: Readings, last_entries: Mapping[str, int]) -> tuple[TransactionOp, ...]:
+    operations = []
+    for path, last_entry in last_entries.items():
+        znode = readings.get(path)
+        # A ledger in use is neither condemned nor deleted; should it be gone, there is nothing to remember.
+        if znode is not None:
+            registration = replace(decode_registration(znode.data, path), last_committed_entry=last_entry)
+            operations.append(SetOp(path, encode_registration(registration), znode.version))
+    return tuple(operations)

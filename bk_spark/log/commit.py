@@ -1,0 +1,116 @@
+"""The transactional commit of one batch, decided from what was read. No I/O.
+
+The steps, in this order (the last is the caller's, after the transaction took effect):
+
+1. The run is retired: refused, naming the run that took over.
+2. The application's last committed batch is this one or a later one: done already, if by the same query.
+3. Every ledger named is registered and not condemned; every range starts after what is committed of it.
+4. One transaction: segments in partition order, application, ``next_offset``; an earlier run is retired.
+5. Ledgers of retired runs are recovered.
+
+Every transaction checks the versions of all that was read for it, and that the log is still the same log.
+
+The order of reading matters in one place: the znode of the run before registrations of its ledgers. Who
+condemns a ledger writes the run's znode in the same transaction, so one check of the run's version covers
+all its registrations, however many ledgers the commit names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from bk_spark.bookie.zookeeper import CheckOp, CreateOp, SetOp, TransactionOp, Znode
+from bk_spark.log.append import plan_append, read_head
+from bk_spark.log.applications import advance, check_ledgers, check_run, is_done
+from bk_spark.log.formats import MAX_APPLICATION_BYTES, Application, decode_application, encode_application
+from bk_spark.log.message import CommitRequest, LedgerRange
+from bk_spark.log.names import LogPaths
+from bk_spark.log.plan import (
+    AlreadyDone,
+    CommitResult,
+    CommitStatus,
+    MissingError,
+    Need,
+    Plan,
+    Readings,
+    Stale,
+    StaleError,
+)
+from bk_spark.log.segment import Segment, SegmentTable
+from bk_spark.protocol.errors import LedgerRefusedError
+
+
+def decide(
+    znodes: Mapping[str, Znode | None], paths: LogPaths, request: CommitRequest, now_ms: int
+) -> Need | AlreadyDone | Stale | Plan:
+    """What to do next, given the znodes read so far (path -> znode, or None where there is none).
+
+    Raises NoSuchLogError, LogReplacedError, RunRetiredError, BatchRefusedError, LedgerRefusedError,
+    LogTailOpenError; MetadataFormatError where a znode cannot be understood.
+    """
+    try:
+        return _decide(Readings(znodes), paths, request, now_ms)
+    except MissingError as missing:
+        return Need(missing.paths)
+    except StaleError as stale:
+        return Stale(str(stale))
+
+
+def _decide(readings: Readings, paths: LogPaths, request: CommitRequest, now_ms: int) -> AlreadyDone | Plan:
+    app_path = paths.app(request.app)
+    readings.require(paths.head, app_path)
+    read = read_head(readings, paths)
+    app_znode = readings.get(app_path)
+    application = None if app_znode is None else decode_application(app_znode.data, app_path)
+    check_run(application, request.run, paths.name)
+    if application is not None and is_done(application, request, paths.name):
+        return AlreadyDone(application)
+
+    ranges = request.ranges
+    run_path = paths.run(request.app, request.run)
+    run_operations: tuple[TransactionOp, ...] = ()
+    if ranges:
+        run = readings.get(run_path)
+        if run is None:
+            raise LedgerRefusedError(
+                f"log {paths.name}: no ledger is registered for application {request.app!r}, run {request.run}"
+            )
+        run_operations = (CheckOp(run_path, run.version),)
+    ledgers = check_ledgers(readings, paths, application, request)
+
+    start, time_ms = read.head.next_offset, max(now_ms, read.head.last_commit_time_ms)
+    added = SegmentTable.of(_segments(ranges, start, time_ms))
+    append = plan_append(readings, paths, read, added, time_ms, overwrite=request.overwrite)
+    end = append.head.next_offset
+
+    app_data = _encode(advance(application, request, ledgers.in_use, time_ms, range(start, end)), paths)
+    app_operation = CreateOp(app_path, app_data) if app_znode is None else SetOp(app_path, app_data, app_znode.version)
+    retired = () if application is None or application.run == request.run else (application.run,)
+    return Plan(
+        append.preparations,
+        (
+            CheckOp(paths.identity, -1),
+            *append.operations,
+            app_operation,
+            *run_operations,
+            *ledgers.operations,
+        ),
+        CommitResult(CommitStatus.COMMITTED, start, end, time_ms, retired),
+    )
+
+
+def _encode(application: Application, paths: LogPaths) -> bytes:
+    data = encode_application(application)
+    if len(data) > MAX_APPLICATION_BYTES:
+        raise LedgerRefusedError(
+            f"log {paths.name}: batch {application.batch_id} of application {application.app!r} names "
+            f"{len(application.in_use)} ledgers, too many for one commit: write with fewer tasks at once"
+        )
+    return data
+
+
+def _segments(ranges: Iterable[LedgerRange], start: int, time_ms: int) -> Iterable[Segment]:
+    offset = start
+    for part in ranges:
+        yield Segment(part.ledger_id, part.first_entry, part.last_entry, offset, part.rows, part.size_bytes, time_ms)
+        offset += part.entries

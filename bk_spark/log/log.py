@@ -1,0 +1,149 @@
+"""One log: its settings, its list of segments, commits to it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from bk_spark.bookie.zookeeper import CheckOp, CreateOp, TransactionConflictError, TransactionOp, ZooKeeper
+from bk_spark.log.applications import check_run
+from bk_spark.log.blocking import run_steps
+from bk_spark.log.commit_steps import commit_steps
+from bk_spark.log.formats import Application, Registration, decode_application, encode_registration
+from bk_spark.log.message import CommitRequest
+from bk_spark.log.names import LogPaths
+from bk_spark.log.plan import CommitResult
+from bk_spark.log.settings import LogSettings
+from bk_spark.log.snapshot import LogSnapshot, PageReader
+from bk_spark.protocol.errors import LogReplacedError, MetadataUnavailableError, OutcomeUnknownError
+
+_LOG: Final = logging.getLogger(__name__)
+_MAX_TRIES: Final = 5
+
+#: Operations that register a ledger, to be put into the transaction that makes the ledger.
+LedgerRegistrar = Callable[[int], tuple[TransactionOp, ...]]
+
+
+class Log:
+    """A log that exists; made by :class:`bk_spark.log.store.LogStore`. Thread-safe.
+
+    Every call holds for the log with this ``log_id`` alone. Where it was deleted, NoSuchLogError is raised;
+    where it was made again since, LogReplacedError.
+    """
+
+    def __init__(self, zk: ZooKeeper, paths: LogPaths, settings: LogSettings, now_ms: Callable[[], int]) -> None:
+        self.name = paths.name
+        self.log_id = paths.log_id
+        self.settings = settings
+        self._zk = zk
+        self._paths = paths
+        self._now_ms = now_ms
+        self._pages = PageReader(zk, paths)
+
+    def __repr__(self) -> str:
+        return f"Log({self.name}, {self.log_id})"
+
+    def snapshot(self, *, sync: bool = True) -> LogSnapshot:
+        """The list of segments now. With ``sync`` it has every commit acknowledged before the call."""
+        if sync:
+            self._zk.sync(self._paths.head)
+        return LogSnapshot(self.name, self._pages.head(), self._pages)
+
+    def commit(
+        self, request: CommitRequest, *, recover: Callable[[Sequence[int]], object] | None = None
+    ) -> CommitResult:
+        """Append the batch, exactly once however often it is asked for.
+
+        Parameters
+        ----------
+        recover : called after the commit took effect with ids of the ledgers of a run that it retired, newest
+            first: it should fence and close them. Its failure is logged, and never fails the commit.
+
+        Raises
+        ------
+        RunRetiredError : another run of the application took over; the text names it.
+        BatchRefusedError : another query committed this batch or a later one under the application's name.
+        LedgerRefusedError : a ledger or range in a message may not be listed.
+        LogTailOpenError : a log writer holds the tail open.
+        MetadataConflictError, MetadataUnavailableError : nothing was changed, try again.
+        OutcomeUnknownError : commit the same batch again; it is appended once.
+        """
+        if request.log_id != self.log_id:
+            raise LogReplacedError(
+                f"log {self.name} was deleted and made again: its id is {self.log_id}, the batch was written for "
+                f"{request.log_id}"
+            )
+        result = run_steps(self._zk, commit_steps(self._paths, request, self._now_ms), self._paths.lock)
+        if recover is not None:
+            for run in result.retired_runs:
+                self._recover(request.app, run, recover)
+        return result
+
+    def ledger_registrar(self, app: str, run: str) -> LedgerRegistrar:
+        """For a writer of ``app`` in ``run``: ledger id -> operations that register the ledger.
+
+        They go into the transaction that makes the ledger's own metadata, so that there is never one without
+        the other; it is refused as a whole where the log is not this log any more. Makes the znodes above the
+        registrations now; what it returns does no I/O.
+        """
+        self._ensure(self._paths.app_ledgers(app))
+        self._ensure(self._paths.run(app, run))
+        data = encode_registration(Registration())
+
+        def operations(ledger_id: int) -> tuple[TransactionOp, ...]:
+            return (
+                CheckOp(self._paths.identity, -1),
+                CreateOp(self._paths.registration(app, run, ledger_id), data),
+            )
+
+        return operations
+
+    def run_ledgers(self, app: str, run: str) -> list[int]:
+        """Ledgers registered for a run, newest id first."""
+        names = self._zk.children(self._paths.run(app, run)) or []
+        return sorted(map(int, names), reverse=True)
+
+    def application(self, app: str) -> Application | None:
+        """What ``app`` has committed, or None where it has committed nothing (or was forgotten)."""
+        self._zk.sync(self._paths.head)
+        self._pages.head()
+        path = self._paths.app(app)
+        znode = self._zk.get(path)
+        return None if znode is None else decode_application(znode.data, path)
+
+    def check_run(self, app: str, run: str) -> None:
+        """For a task whose ledger was fenced or failed: raises RunRetiredError where ``run`` is retired."""
+        check_run(self.application(app), run, self.name)
+
+    def _recover(self, app: str, run: str, recover: Callable[[Sequence[int]], object]) -> None:
+        try:
+            ledgers = self.run_ledgers(app, run)
+            if ledgers:
+                recover(ledgers)
+        except Exception as error:  # the commit has taken effect: nothing that follows may fail it
+            _LOG.warning(
+                "log %s: ledgers of retired run %s of application %r were not all recovered, and are left to the "
+                "reaper: %s",
+                self.name,
+                run,
+                app,
+                error,
+            )
+
+    def _ensure(self, path: str) -> None:
+        """Make the empty znode ``path`` in this log. Making it twice does no harm, so it may be repeated."""
+        for _ in range(_MAX_TRIES):
+            if self._zk.exists(path) is not None:
+                return
+            try:
+                self._zk.transaction([CheckOp(self._paths.identity, -1), CreateOp(path)])
+            except TransactionConflictError:
+                # Made by another just now, or the log is gone: then this raises.
+                self._zk.sync(self._paths.head)
+                self._pages.head()
+            except OutcomeUnknownError:
+                self._zk.sync(self._paths.head)
+            else:
+                return
+        raise MetadataUnavailableError(f"log {self.name}: znode {path} could not be made in {_MAX_TRIES} attempts")
