@@ -184,9 +184,7 @@ class _Values:
                 return os.path.normpath(names[0])
         return default
 
-    def _convert(
-        self, key: str, default: int, convert: Callable[[str], int], kind: str, least: int, most: int
-    ) -> int:
+    def _convert(self, key: str, default: int, convert: Callable[[str], int], kind: str, least: int, most: int) -> int:
         text = self.text(key)
         if not text:
             return default
@@ -212,7 +210,7 @@ def _build(values: _Values) -> BookieConfig:
     host = _advertised_host(values)
     bookie_id = values.text("bookieId", f"{host}:{port}")
     if _BOOKIE_ID.fullmatch(bookie_id) is None or bookie_id.lower() == "readonly":
-        raise values.error("bookieId", f"{bookie_id!r} is not a bookie id: letters, digits and any of : ; < = > ? @ . _ -")
+        raise values.error("bookieId", f"{bookie_id!r} is not a bookie id: letters, digits, any of : ; < = > ? @ . _ -")
     ledger_directory = values.directory("ledgerDirectories", default="/tmp/bk-data")
     index_directory = values.directory("indexDirectories", default=ledger_directory)
     if index_directory != ledger_directory:
@@ -252,7 +250,7 @@ def _advertised_host(values: _Values) -> str:
             try:
                 host = socket.gethostbyname(socket.gethostname())
             except OSError as error:
-                raise values.error("advertisedAddress", "is missing and this host's own name does not resolve") from error
+                raise values.error("advertisedAddress", "is missing and this host's name does not resolve") from error
     try:
         loopback = ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
     except OSError as error:

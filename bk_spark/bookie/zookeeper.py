@@ -111,6 +111,7 @@ class ZooKeeper:
         self._client = KazooClient(
             hosts=servers,
             timeout=session_timeout_ms / 1000,
+            logger=logging.getLogger(f"{__name__}.kazoo"),
             connection_retry={"max_tries": -1, "delay": 0.1, "backoff": 2, "max_delay": 2.0},
         )
         self._listeners: list[Callable[[str], None]] = []

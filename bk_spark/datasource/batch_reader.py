@@ -33,8 +33,10 @@ from bk_spark.protocol.errors import InvalidArgumentError, NoSuchEntryError
 
 @dataclass
 class Split(InputPartition):
-    """What one task reads."""
+    """What one task reads. Self-contained: Spark pickles the reader before it asks for the splits, so
+    nothing that is learnt while planning reaches the tasks but in here."""
 
+    entry_format: EntryFormat
     pieces: tuple[Piece, ...]
 
 
@@ -61,18 +63,20 @@ class BatchReader(DataSourceReader):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._entry_format = options.entry_format or EntryFormat.RAW
 
     def partitions(self) -> list[InputPartition]:
         """The snapshot that every action on this DataFrame reads."""
         options = self._options
         if options.log is not None:
-            pieces = self._log_pieces(_open_log(options))
+            log = _open_log(options)
+            entry_format = log.settings.entry_format
+            pieces = self._log_pieces(log)
         else:
-            pieces = self._ledger_pieces()
-            check = check_raw_read if self._entry_format is EntryFormat.RAW else arrow_schema
+            entry_format = options.entry_format or EntryFormat.RAW
+            check = check_raw_read if entry_format is EntryFormat.RAW else arrow_schema
             check(self._schema)
-        return [Split(part) for part in cut_splits(pieces, options.split_bytes, options.min_partitions)]
+            pieces = self._ledger_pieces()
+        return [Split(entry_format, part) for part in cut_splits(pieces, options.split_bytes, options.min_partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one split, a block of entries at a time."""
@@ -84,7 +88,7 @@ class BatchReader(DataSourceReader):
         for piece in partition.pieces:
             reader = client.open_for_reading(piece.ledger_id, password, read_lac=False)
             for block in reader.read_blocks(piece.first, piece.last, known_to_exist=True):
-                if self._entry_format is EntryFormat.RAW:
+                if partition.entry_format is EntryFormat.RAW:
                     yield self._raw_batch(block, piece, schema)
                 else:
                     yield from self._arrow_batches(block, piece, schema)
@@ -99,7 +103,6 @@ class BatchReader(DataSourceReader):
                 "leave the option out"
             )
         settings.check_password(self._options.password(), log.name)
-        self._entry_format = settings.entry_format
         if settings.entry_format is EntryFormat.RAW:
             _refuse_metadata_option(self._options)
             check_raw_read(self._schema)

@@ -28,7 +28,7 @@ def payloads_of(batch: pa.RecordBatch, row_number: int) -> Payloads:
         width = np.int32
     _, offsets, data = column.buffers()
     ends = np.frombuffer(offsets, width, len(column) + 1, column.offset * np.dtype(width).itemsize)
-    return Payloads(memoryview(data) if data is not None else memoryview(b""), ends.astype(np.int64))
+    return Payloads(memoryview(data).cast("B") if data is not None else memoryview(b""), ends.astype(np.int64))
 
 
 def value_array(block: EntryBlock, data_type: pa.DataType) -> pa.Array:

@@ -32,10 +32,17 @@ _JITTER: Final = random.Random()
 def run_steps(zk: ZooKeeper, steps: Steps, lock_path: str) -> CommitResult:
     """The machine's result. Raises what the machine raises; releases the lock in any case."""
     with AdvisoryLock(zk, lock_path) as lock:
+        session = 0
         try:
             action = next(steps)
             while True:
-                action = steps.send(_perform(zk, action, lock))
+                if isinstance(action, Sync):
+                    session = zk.session_id
+                event = _perform(zk, action, lock)
+                if isinstance(action, Sync | Read) and zk.session_id != session:
+                    # The new session's server may be behind what the old one was synced to.
+                    event = Unavailable("the session with ZooKeeper ended")
+                action = steps.send(event)
         except StopIteration as end:
             result: CommitResult = end.value
             return result

@@ -109,7 +109,7 @@ class Log:
         self._zk.sync(self._paths.head)
         self._pages.head()
         path = self._paths.app(app)
-        znode = self._zk.get(path)
+        znode = self._pages.get(path)
         return None if znode is None else decode_application(znode.data, path)
 
     def check_run(self, app: str, run: str) -> None:

@@ -44,7 +44,7 @@ from bk_spark.log.segment import (
     Int64Column,
     SegmentTable,
 )
-from bk_spark.protocol.errors import MetadataFormatError
+from bk_spark.protocol.errors import LogReplacedError, MetadataFormatError
 
 PAGE_VERSION: Final = 1
 MAX_PAGE_BYTES: Final = 32 * 1024
@@ -109,7 +109,10 @@ def encode_page(page: SegmentPage) -> bytes:
 
 
 def decode_page(data: bytes, path: str, *, log_id: str, number: int) -> SegmentPage:
-    """The page in ``data``, checked to be page ``number`` of the log. Raises MetadataFormatError."""
+    """The page in ``data``, checked to be page ``number`` of the log.
+
+    Raises MetadataFormatError, and LogReplacedError for a page of another log.
+    """
     if len(data) > MAX_PAGE_BYTES:
         raise MetadataFormatError(f"page of segments {path} has {len(data)} bytes, more than {MAX_PAGE_BYTES}")
     message = pb.SegmentPage()
@@ -122,8 +125,10 @@ def decode_page(data: bytes, path: str, *, log_id: str, number: int) -> SegmentP
             f"page of segments {path} has format version {message.format_version}; this release knows "
             f"{PAGE_VERSION}: use the release that wrote it, or a later one"
         )
-    if message.log_id != UUID(log_id).bytes or message.number != number:
-        raise MetadataFormatError(f"znode {path} holds a page of another log, or another page")
+    if message.log_id != UUID(log_id).bytes:
+        raise LogReplacedError(f"page of segments {path} is not of log id {log_id}: the log was deleted and made again")
+    if message.number != number:
+        raise MetadataFormatError(f"znode {path} holds page {message.number}")
     try:
         table = _decode_table(message)
     except (_BadPageError, OverflowError) as error:

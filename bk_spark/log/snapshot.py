@@ -9,18 +9,25 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import chain
 from typing import Final
 
-from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.bookie.zookeeper import Znode, ZooKeeper
 from bk_spark.log.append import head_of
 from bk_spark.log.formats import Head
 from bk_spark.log.names import LogPaths
 from bk_spark.log.page import SegmentPage, decode_page
 from bk_spark.log.segment import Segment, SegmentTable
-from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, MetadataFormatError
+from bk_spark.protocol.errors import (
+    InvalidArgumentError,
+    LogRangeGoneError,
+    MetadataFormatError,
+    MetadataUnavailableError,
+)
 
 # Each up to 32 KiB in ZooKeeper, and about ten times that as columns.
 _MAX_CACHED_PAGES: Final = 32
+_MAX_SESSIONS: Final = 3
 
 
 class PageReader:
@@ -31,28 +38,45 @@ class PageReader:
         self._paths = paths
         self._lock = threading.Lock()
         self._cache: OrderedDict[int, SegmentPage] = OrderedDict()
+        self._synced_session: int | None = None
 
     def head(self) -> Head:
-        """The present head. Raises NoSuchLogError, LogReplacedError."""
-        return head_of(self._zk.get(self._paths.head), self._paths).head
+        """The present head, as the server knows it. Raises NoSuchLogError, LogReplacedError."""
+        return head_of(self.get(self._paths.head), self._paths).head
 
-    def page(self, number: int, *, tail_page: int) -> SegmentPage:
-        """Page ``number`` of a list that ends with ``tail_page``. Raises LogRangeGoneError where it was dropped."""
+    def page(self, number: int, head: Head) -> SegmentPage:
+        """Page ``number`` of the list of ``head``. Raises LogRangeGoneError where it was dropped since."""
         with self._lock:
             if number in self._cache:
                 self._cache.move_to_end(number)
                 return self._cache[number]
         path = self._paths.page(number)
-        znode = self._zk.get(path)
+        znode = self.get(path)
         if znode is None:
             raise self._missing(number)
         page = decode_page(znode.data, path, log_id=self._paths.log_id, number=number)
-        if number < tail_page:
+        if number < head.tail_page:
             with self._lock:
                 self._cache[number] = page
                 while len(self._cache) > _MAX_CACHED_PAGES:
                     self._cache.popitem(last=False)
         return page
+
+    def get(self, path: str) -> Znode | None:
+        """A znode of the log, or None.
+
+        Within a session a later reading is never older than an earlier one; a new session may have come to
+        a server that is behind. So each is synced before its first reading.
+        """
+        for _ in range(_MAX_SESSIONS):
+            session = self._zk.session_id
+            if session != self._synced_session:
+                self._zk.sync(self._paths.head)
+            znode = self._zk.get(path)
+            if self._zk.session_id == session:
+                self._synced_session = session
+                return znode
+        raise MetadataUnavailableError(f"sessions with ZooKeeper ended {_MAX_SESSIONS} times while {path} was read")
 
     def _missing(self, number: int) -> Exception:
         head = self.head()
@@ -90,28 +114,26 @@ class LogSnapshot:
         Defaults: all that is committed. Raises LogRangeGoneError where a part of the range is not in the log
         (any more, or yet), MetadataFormatError where the list is damaged.
         """
-        for table in self.tables(start, end):
-            yield from table
+        return chain.from_iterable(self.tables(start, end))
 
     def tables(self, start: int | None = None, end: int | None = None) -> Iterator[SegmentTable]:
         """The same in columns, a page at a time: for long lists."""
         start = self.first_offset if start is None else start
         end = self.next_offset if end is None else end
         self._check_range(start, end)
-        if start == end:
-            return
+        return self._tables(start, end)
+
+    def _tables(self, start: int, end: int) -> Iterator[SegmentTable]:
         reached = start
         for number in range(self._page_of(start), self._head.tail_page + 1):
-            table = self._page(number).table.overlapping(start, end)
-            if not len(table):
-                continue
-            if table.base_offset[0] > reached or (reached > start and table.base_offset[0] < reached):
-                break
-            yield table
-            reached = table.end_offset
-            if reached >= end:
-                return
-        raise MetadataFormatError(f"log {self.name}: its list of segments has a hole at offset {reached}")
+            table = self._page(number).table.overlapping(reached, end)
+            if len(table):
+                if table.base_offset[0] > reached or (reached > start and table.base_offset[0] < reached):
+                    break
+                yield table
+                reached = table.end_offset
+        if reached < end:
+            raise MetadataFormatError(f"log {self.name}: its list of segments is broken at offset {reached}")
 
     def _check_range(self, start: int, end: int) -> None:
         if start > end:
@@ -143,7 +165,7 @@ class LogSnapshot:
         return low
 
     def _page(self, number: int) -> SegmentPage:
-        return self._pages.page(number, tail_page=self._head.tail_page)
+        return self._pages.page(number, self._head)
 
 
 def _index_refused(name: str) -> MetadataFormatError:

@@ -66,8 +66,7 @@ class Cookie:
         except text_format.ParseError as error:
             raise MetadataFormatError(f"{source} is not a cookie: {error}") from error
         if not message.IsInitialized():
-            missing = ", ".join(message.FindInitializationErrors())
-            raise MetadataFormatError(f"{source} is a cookie without {missing}")
+            raise MetadataFormatError(f"{source} is a cookie without bookieHost, journalDir or ledgerDirs")
         return cls(
             message.bookieHost,
             message.journalDir,

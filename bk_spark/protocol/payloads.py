@@ -29,7 +29,7 @@ class Payloads:
         """Join separate buffers (a single one is not copied)."""
         offsets = np.zeros(len(buffers) + 1, np.int64)
         np.cumsum([len(buffer) for buffer in buffers], out=offsets[1:])
-        data = memoryview(buffers[0]) if len(buffers) == 1 else memoryview(b"".join(buffers))
+        data = memoryview(buffers[0]).cast("B") if len(buffers) == 1 else memoryview(b"".join(buffers))
         return cls(data, offsets)
 
     def __len__(self) -> int:

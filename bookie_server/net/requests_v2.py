@@ -136,7 +136,7 @@ def _read_answers(version: int, ledger_ids: Int64s, entry_ids: Int64s, part: Rea
     prefixes["rc"] = Code.OK
     prefixes["ledger"] = ledger_ids
     prefixes["entry"] = entry_ids
-    prefix, data, at = memoryview(prefixes.tobytes()), memoryview(entries.data), 0
+    prefix, data, at = memoryview(prefixes.tobytes()), entries.data.data, 0
     for start, end in zip(entries.starts.tolist(), (entries.starts + entries.sizes).tolist(), strict=True):
         answers += (prefix[at : at + prefixes.itemsize], data[start:end])
         at += prefixes.itemsize
@@ -156,7 +156,7 @@ def _uniform_rows(entries: StoredEntries) -> np.ndarray[tuple[int, int], np.dtyp
 
 def _record_views(entries: StoredEntries) -> list[Buffer]:
     """The entries with their lengths before them, as few buffers as can be."""
-    view = memoryview(entries.data)
+    view = entries.data.data
     starts = (entries.starts - LENGTH_BYTES).tolist()
     ends = (entries.starts + entries.sizes).tolist()
     if entries.contiguous:

@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 
@@ -78,7 +78,7 @@ class RequestsV3:
         body = _BODY_OF_OPERATION.get(operation)
         if request.header.version != pb.VERSION_THREE:
             self._refuse(request, Code.BAD_VERSION)
-        elif body is None or not request.HasField(body):  # type: ignore[arg-type]
+        elif body is None or not request.HasField(body):
             self._refuse(request, Code.BAD_REQUEST)
         elif operation == pb.ADD_ENTRY:
             if len(request.addRequest.body) < ENTRY_HEADER_BYTES:
@@ -109,21 +109,21 @@ class RequestsV3:
         if not self._adds:
             return True
         first, add = self._adds[0].addRequest, request.addRequest
-        return first.masterKey == add.masterKey and first.flag == add.flag and first.HasField("flag") == add.HasField("flag")
+        return first.masterKey == add.masterKey and _is_recovery(first) == _is_recovery(add)
 
     def _flush_adds(self) -> None:
         adds, self._adds = self._adds, []
         if not adds:
             return
         first = adds[0].addRequest
-        recovery = first.HasField("flag") and first.flag == pb.AddRequest.RECOVERY_ADD
 
         def done(codes: Code | Int32s) -> None:
             each = [codes] * len(adds) if isinstance(codes, Code) else [Code(code) for code in codes.tolist()]
             self._connection.send(*(_add_answer(request, code) for request, code in zip(adds, each, strict=True)))
             self._adds_changed()
 
-        self._bookie.add(_records([request.addRequest.body for request in adds]), first.masterKey, recovery=recovery, done=done)
+        records = _records([request.addRequest.body for request in adds])
+        self._bookie.add(records, first.masterKey, recovery=_is_recovery(first), done=done)
         self._adds_changed()
 
     # --- reads -------------------------------------------------------------------------------------
@@ -295,6 +295,10 @@ class RequestsV3:
         self._connection.send(frame(response.SerializeToString()))
 
 
+def _is_recovery(add: pb.AddRequest) -> bool:
+    return add.HasField("flag") and add.flag == pb.AddRequest.RECOVERY_ADD
+
+
 def _is_plain_read(request: pb.Request) -> bool:
     read = request.readRequest
     return request.HasField("readRequest") and not read.HasField("flag") and not read.HasField("previousLAC")
@@ -305,7 +309,7 @@ def _response(request: pb.Request, code: Code) -> pb.Response:
 
 
 def _status(code: Code) -> pb.StatusCode:
-    return pb.StatusCode.Value(pb.StatusCode.Name(code.v3))  # type: ignore[arg-type]
+    return cast("pb.StatusCode", code.v3)
 
 
 def _add_answer(request: pb.Request, code: Code) -> bytes:

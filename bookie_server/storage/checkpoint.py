@@ -118,7 +118,8 @@ class Checkpointer:
 
     def _remove_journals(self, mark: LogMark) -> None:
         """Remove journals below the mark, but for the newest few."""
-        below = [journal_id for journal_id in journal.journal_ids(self._journal_directory) if journal_id < mark.journal_id]
+        ids = journal.journal_ids(self._journal_directory)
+        below = [journal_id for journal_id in ids if journal_id < mark.journal_id]
         for journal_id in below[: max(0, len(below) - self._journal_max_backups)]:
             path = os.path.join(self._journal_directory, journal.file_name(journal_id))
             os.remove(path)

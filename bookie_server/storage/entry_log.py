@@ -87,9 +87,7 @@ def next_log_id(directory: str) -> int:
         try:
             last = int(text.split(b"\n")[0], 16)
         except ValueError as error:
-            raise CorruptFileError(f"{path} does not hold a hexadecimal log id; remove it to let the logs decide") from (
-                error
-            )
+            raise CorruptFileError(f"{path} does not hold a log id in hex; remove it to let the logs decide") from error
     existing = log_ids(directory)
     return max([last, *existing[-1:]]) + 1
 

@@ -51,7 +51,7 @@ class StoredEntries:
 
     def entry(self, i: int) -> memoryview:
         start = int(self.starts[i])
-        return memoryview(self.data)[start : start + int(self.sizes[i])]
+        return self.data.data[start : start + int(self.sizes[i])]
 
     @property
     def contiguous(self) -> bool:
@@ -163,7 +163,7 @@ class EntryLogReader:
 def _fetch(fd: int, start: int, end: int, may_wait: bool) -> Bytes:
     """The bytes of [start, end). Raises OSError where the file ends before, WouldBlockError."""
     buffer = np.empty(end - start, np.uint8)
-    view = memoryview(buffer)
+    view = buffer.data
     have = 0
     while have < len(buffer):
         try:

@@ -24,6 +24,7 @@ damage. Anything else is a torn tail. In a file that is not the last one only ze
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import struct
@@ -290,8 +291,7 @@ def _data_records(data: bytes, starts: Int64s, lengths: Int64s, ids: Int64s) -> 
     view = memoryview(data)
     edges = [0, *gaps.tolist(), len(starts)]
     parts = [
-        view[int(starts[a]) - LENGTH_BYTES : int(starts[b - 1] + lengths[b - 1])]
-        for a, b in zip(edges[:-1], edges[1:], strict=True)
+        view[int(starts[a]) - LENGTH_BYTES : int(starts[b - 1] + lengths[b - 1])] for a, b in itertools.pairwise(edges)
     ]
     joined = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
     lacs = np.where(lengths >= 24, ids[:, 2], -1)
@@ -344,7 +344,7 @@ def _group_after_padding(fd: int, at: int, size: int) -> int | None:
     if len(head) < _PADDING.size:
         return None
     _, pad = _PADDING.unpack(head)
-    end = at + _PADDING.size + pad
+    end: int = at + _PADDING.size + pad
     if not 0 <= pad < 2 * ALIGNMENT_BYTES or end % ALIGNMENT_BYTES or end >= size:
         return None
     if read_at(fd, pad, at + _PADDING.size).strip(b"\0"):

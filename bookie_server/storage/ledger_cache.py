@@ -51,9 +51,7 @@ class LedgerCache:
     is up to date.
     """
 
-    def __init__(
-        self, files: IndexFiles, limit_bytes: int, take_header: Callable[[int], IndexHeader | None]
-    ) -> None:
+    def __init__(self, files: IndexFiles, limit_bytes: int, take_header: Callable[[int], IndexHeader | None]) -> None:
         self._files = files
         self._limit = max(_MIN_PAGES, limit_bytes // PAGE_BYTES)
         self._take_header = take_header
@@ -100,7 +98,8 @@ class LedgerCache:
         numbers = entry_ids >> _PAGE_SHIFT
         number = int(numbers[0])
         if bool((numbers == number).all()):
-            return self._page(ledger_id, number).slots[entry_ids & _PAGE_MASK].astype(np.int64)
+            slots: Int64s = self._page(ledger_id, number).slots[entry_ids & _PAGE_MASK].astype(np.int64)
+            return slots
         result = np.empty(len(entry_ids), np.int64)
         for number in np.unique(numbers).tolist():
             which = numbers == number

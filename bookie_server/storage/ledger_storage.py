@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -70,7 +69,7 @@ class LedgerStorage:
         self._on_failure = on_failure
         self._failed = False
         self._files = IndexFiles(config.ledger_directory)
-        self.handles = Handles(self._files, config.handle_limit, lambda ledger_id: self.cache.has_changes(ledger_id))
+        self.handles = Handles(self._files, config.handle_limit, self._has_changes)
         self.cache = LedgerCache(self._files, config.index_cache_bytes, self.handles.take_header)
         self.reader = EntryLogReader(config.ledger_directory)
         self._positions = EntryLogPositions(next_log_id(config.ledger_directory), config.log_size_limit_bytes)
@@ -103,6 +102,9 @@ class LedgerStorage:
             executor=self._executor,
         )
         self._checkpointer.run_blocking()
+
+    def _has_changes(self, ledger_id: int) -> bool:
+        return self.cache.has_changes(ledger_id)
 
     # --- life --------------------------------------------------------------------------------------
 
@@ -285,9 +287,3 @@ def _note_pending(handle: LedgerHandle, group: Group, entry_ids: Int64s) -> None
         handle.pending_first = min(handle.pending_first, first)
         handle.pending_last = max(handle.pending_last, last)
     handle.group = group
-
-
-def ensure_directories(*directories: str) -> None:
-    """Make the directories of the storage where they are missing."""
-    for directory in directories:
-        os.makedirs(directory, exist_ok=True)

@@ -76,10 +76,12 @@ def group_by_ledger(ledger_ids: Int64s) -> list[tuple[int, Int64s | slice]]:
 def gather_int64(data: Bytes, starts: Int64s, count: int) -> Int64s:
     """``count`` big-endian i64 from each of ``starts``; shape (starts, count). All must lie within ``data``."""
     rows = data[starts[:, None] + np.arange(8 * count)]
-    return rows.view(">i8").astype(np.int64)
+    values: Int64s = rows.view(">i8").astype(np.int64)
+    return values
 
 
 def gather_int32(data: Bytes, starts: Int64s) -> Int64s:
     """One big-endian i32 from each of ``starts``, widened."""
     rows = data[starts[:, None] + np.arange(4)]
-    return rows.view(">i4")[:, 0].astype(np.int64)
+    values: Int64s = rows.view(">i4")[:, 0].astype(np.int64)
+    return values

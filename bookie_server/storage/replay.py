@@ -50,7 +50,7 @@ def replay_journals(directory: str, mark: LogMark, storage: LedgerStorage) -> in
         for item in reader.items():
             replay.apply(item)
         if reader.torn:
-            _LOG.warning("journal %s ends torn at offset %d: a group that was never answered is dropped", path, reader.position)
+            _LOG.warning("journal %s is torn at offset %d: the group there was never answered", path, reader.position)
         _LOG.info("replayed journal %s from %d to %d: %d entries so far", path, offset, reader.position, replay.entries)
     return ids[-1] if ids else None
 
@@ -117,5 +117,3 @@ class _Replay:
         if ledger_id not in self._complained:
             self._complained.add(ledger_id)
             _LOG.error("ledger %d %s", ledger_id, what)
-
-
