@@ -114,7 +114,8 @@ async def _serve(config: BookieConfig, listener: socket.socket, zookeeper: ZooKe
         config.metadata_service_uri.root,
         config.bookie_id,
         native_service_info(config.advertised_host, config.port),
-        wait_ms=config.zk_timeout_ms,
+        # The server forgets a session up to a tick after its timeout, and may have granted a longer one.
+        wait_ms=2 * config.zk_timeout_ms,
     )
     try:
         await server.start(listener)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bk_spark.log.names import escape_id, utf8_length
@@ -88,6 +88,8 @@ class CommitRequest:
     messages: tuple[CommitMessage, ...] = ()
     overwrite: bool = False
     anonymous: bool = False
+    #: All ranges in partition order. Neighbours that continue each other are one.
+    ranges: tuple[LedgerRange, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         escape_id("application", self.app)
@@ -104,7 +106,9 @@ class CommitRequest:
             partitions.add(message.partition)
         if len(partitions) != len(self.messages):
             raise InvalidArgumentError(f"two commit messages of batch {self.batch_id} name the same partition")
-        _check_disjoint(self.ranges)
+        ranges = _joined(self.messages)
+        _check_disjoint(ranges)
+        object.__setattr__(self, "ranges", tuple(ranges))
 
     @classmethod
     def from_messages(cls, messages: Sequence[CommitMessage], *, overwrite: bool = False) -> CommitRequest:
@@ -113,18 +117,6 @@ class CommitRequest:
             raise InvalidArgumentError("no commit message: the batch cannot be told")
         one = messages[0]
         return cls(one.log_id, one.app, one.run, one.query_id, one.batch_id, tuple(messages), overwrite)
-
-    @property
-    def ranges(self) -> list[LedgerRange]:
-        """All ranges in partition order. Neighbours that continue each other are one."""
-        joined: list[LedgerRange] = []
-        for message in sorted(self.messages, key=lambda m: m.partition):
-            for part in message.ranges:
-                if joined and joined[-1].continued_by(part):
-                    joined[-1] = joined[-1].with_continuation(part)
-                else:
-                    joined.append(part)
-        return joined
 
     def _check(self, message: CommitMessage) -> None:
         if message.log_id != self.log_id:
@@ -139,6 +131,17 @@ class CommitRequest:
                 f"{message.query_id}, batch {message.batch_id}; the commit is of application {self.app!r}, run "
                 f"{self.run}, query {self.query_id}, batch {self.batch_id}"
             )
+
+
+def _joined(messages: Sequence[CommitMessage]) -> list[LedgerRange]:
+    joined: list[LedgerRange] = []
+    for message in sorted(messages, key=lambda m: m.partition):
+        for part in message.ranges:
+            if joined and joined[-1].continued_by(part):
+                joined[-1] = joined[-1].with_continuation(part)
+            else:
+                joined.append(part)
+    return joined
 
 
 def _check_disjoint(ranges: Sequence[LedgerRange]) -> None:

@@ -71,7 +71,7 @@ def utf8_length(kind: str, text: str) -> int:
 def check_root(root: str) -> str:
     """``root``, or InvalidArgumentError where it is no path that logs can be kept under."""
     parts = root.split("/")
-    if root == "/" or parts[0] != "" or any(part in ("", ".", "..") for part in parts[1:]):
+    if len(parts) < 2 or parts[0] != "" or any(part in ("", ".", "..") for part in parts[1:]):
         raise InvalidArgumentError(
             f"root of logs {root!r} must be an absolute ZooKeeper path below /, without a / at its end"
         )

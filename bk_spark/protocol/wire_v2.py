@@ -162,8 +162,9 @@ def _parse_same_header(header: int, frames: Frames, data: npt.NDArray[np.uint8])
     version, op, flags = split_header(header)
     shortest = int(frames.lengths.min())
     if version > V2:
+        ids_at = _ADD_PREFIX_BYTES if op == OpV2.ADD else _HEADER.size
         for body in frames:
-            ledger_id, entry_id = struct.unpack_from(">qq", body, 4) if len(body) >= 20 else (-1, -1)
+            ledger_id, entry_id = struct.unpack_from(">qq", body, ids_at) if len(body) >= ids_at + 16 else (-1, -1)
             yield BadVersion(version, op, ledger_id, entry_id)
     elif op == OpV2.ADD:
         _at_least(shortest, _ADD_PREFIX_BYTES + ENTRY_HEADER_BYTES, "ADD")

@@ -32,17 +32,24 @@ def is_v3(body: Buffer) -> bool:
 def parse_request(body: Buffer) -> pb.Request:
     """Raises WireFormatError."""
     try:
-        return pb.Request.FromString(bytes(body))
+        request = pb.Request.FromString(bytes(body))
     except DecodeError as error:
         raise WireFormatError("v3 request cannot be parsed") from error
+    # Python's protobuf lets missing required fields pass, and would give their defaults.
+    if not request.IsInitialized():
+        raise WireFormatError("v3 request lacks required fields")
+    return request
 
 
 def parse_response(body: Buffer) -> pb.Response:
     """Raises WireFormatError."""
     try:
-        return pb.Response.FromString(bytes(body))
+        response = pb.Response.FromString(bytes(body))
     except DecodeError as error:
         raise WireFormatError("v3 response cannot be parsed") from error
+    if not response.IsInitialized():
+        raise WireFormatError("v3 response lacks required fields")
+    return response
 
 
 def request_header(operation: pb.OperationType, txn_id: int, *, high_priority: bool = False) -> pb.BKPacketHeader:

@@ -1,4 +1,4 @@
-"""Writing the journal: one group of records at a time, padded, synced, rolled by size. Format: journal.py.
+"""Writing the journal: one group of records at a time, sealed, synced, rolled by size. Format: journal.py.
 
 Used by the commit thread only, except :attr:`JournalWriter.start`, which is fixed at creation.
 """
@@ -51,10 +51,10 @@ class JournalWriter:
         if self._position > self._max_file_bytes:
             self.close()
             self._open(self._journal_id + 1)
-        pad = journal.padding(self._position + size_bytes)
-        end = self._position + size_bytes + len(pad)
+        padding = journal.group_end(self._position, buffers, size_bytes)
+        end = self._position + size_bytes + len(padding)
         self._allocate(end)
-        write_at(self._fd, [*buffers, pad] if pad else buffers, self._position)
+        write_at(self._fd, [*buffers, padding], self._position)
         if self._sync_data:
             os.fdatasync(self._fd)
         self._position = end

@@ -78,8 +78,8 @@ class LedgerStorage:
         self._log_sync: asyncio.Future[None] | None = None
         self._flusher: asyncio.Task[None] | None = None
         self._commit: GroupCommit | None = None
-        #: End of what is durable in the entry logs, as a location.
-        self.written_to = 0
+        #: End of what is durable in the entry logs, as a location; earlier logs are complete.
+        self.written_to = self._positions.log_id << OFFSET_BITS
 
         last_id = replay_journals(config.journal_directory, read_last_mark(config.ledger_directory), self)
         self._journal = JournalWriter(

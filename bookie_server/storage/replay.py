@@ -17,10 +17,10 @@ from bookie_server.storage.journal import (
     ExplicitLacRecord,
     FenceRecord,
     JournalItem,
-    JournalReader,
     LogMark,
     MasterKeyRecord,
 )
+from bookie_server.storage.journal_reader import JournalReader
 from bookie_server.storage.records import MAX_ENTRY_ID, Int64s, Records
 
 if TYPE_CHECKING:
@@ -41,12 +41,11 @@ def replay_journals(directory: str, mark: LogMark, storage: LedgerStorage) -> in
             "entries may be in it; put it back, or remove the bookie's data and re-replicate"
         )
     replay = _Replay(storage)
-    for journal_id in ids:
-        if journal_id < mark.journal_id:
-            continue
-        path = os.path.join(directory, journal.file_name(journal_id))
+    paths = {i: os.path.join(directory, journal.file_name(i)) for i in ids if i >= mark.journal_id}
+    newest = max((i for i, path in paths.items() if JournalReader(path).holds_records()), default=0)
+    for journal_id, path in paths.items():
         offset = mark.offset if journal_id == mark.journal_id else 0
-        reader = JournalReader(path, offset, is_last=journal_id == ids[-1])
+        reader = JournalReader(path, offset, is_last=journal_id >= newest)
         for item in reader.items():
             replay.apply(item)
         if reader.torn:

@@ -6,6 +6,7 @@ lost, and requests that take effect only after their sender was told that the co
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from posixpath import dirname
 from random import Random
@@ -165,10 +166,8 @@ class Client:
     def deliver_late(self) -> None:
         """A request that was under way when the connection broke reaches the leader."""
         operations = self.in_flight.pop(self._rng.randrange(len(self.in_flight)))
-        try:
+        with contextlib.suppress(RefusedError):
             self.zk.transact(operations)
-        except RefusedError:
-            pass
 
     def _transact(self, operations: tuple[TransactionOp, ...], fault: bool) -> Event:
         if fault:
@@ -176,11 +175,9 @@ class Client:
             if fate == "late":
                 self.in_flight.append(operations)
             elif fate == "applied":
-                try:
+                with contextlib.suppress(RefusedError):
                     self.zk.transact(operations)
                     self.lost_replies += 1
-                except RefusedError:
-                    pass
             return OutcomeUnknown("model")
         try:
             self.zk.transact(operations)

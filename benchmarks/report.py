@@ -1,0 +1,44 @@
+"""How a benchmark tells its figures."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of the counted runs."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+
+def timed(work: Callable[[], object], runs: int = 3, warmups: int = 1) -> Timing:
+    """Run ``work`` ``warmups`` times uncounted, then ``runs`` times."""
+    for _ in range(warmups):
+        work()
+    seconds = []
+    for _ in range(runs):
+        started = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - started)
+    return Timing(tuple(seconds))
+
+
+def figure(benchmark: str, name: str, value: float, unit: str, **more: object) -> None:
+    """Print one figure as a JSON line."""
+    print(json.dumps({"benchmark": benchmark, "figure": name, "value": round(value, 4), "unit": unit, **more}), flush=True)
+
+
+def rates(benchmark: str, name: str, timing: Timing, rows: int, size_bytes: int) -> None:
+    """Rows and megabytes (10^6 bytes of values) a second, by the median run; the spread beside it."""
+    spread = {"fastest_s": round(min(timing.seconds), 3), "slowest_s": round(max(timing.seconds), 3)}
+    figure(benchmark, f"{name}.rows", rows / timing.median, "rows/s", **spread)
+    figure(benchmark, f"{name}.bytes", size_bytes / 1e6 / timing.median, "MB/s", **spread)

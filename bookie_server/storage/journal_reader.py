@@ -1,0 +1,293 @@
+"""Reading journals back, and telling a torn tail from damage. Layout: journal.py.
+
+The writer has one group under way at a time and begins the next when that is synced. So:
+
+*A journal of this bookie* (sealed groups): a group counts if its seal is right, and is left out whole if not: none
+of it was answered, if it is the last one. A seal of a group that begins further on proves that the bad group had
+been synced, and was answered: that is damage.
+
+*A journal of Apache's* (no seals) is read as Apache's bookie does, up to the first place that is no record.
+There a complete padding that is followed by a plausible record, further on, proves damage.
+
+Only the newest journal that holds records may end torn; after the records of any other only zeros may follow.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import crc32c
+import numpy as np
+
+from bk_spark.protocol.errors import CorruptFileError
+from bookie_server.storage import journal
+from bookie_server.storage.files import read_at
+from bookie_server.storage.journal import I32, IDS, PADDING, PADDING_MASK, SEAL, SEAL_MAGIC, JournalItem
+from bookie_server.storage.records import (
+    LENGTH_BYTES,
+    MAX_RECORD_BYTES,
+    MIN_RECORD_BYTES,
+    Int64s,
+    Records,
+    gather_int64,
+)
+
+_CHUNK_BYTES: Final = 4 * 1024 * 1024
+_SHORT_HEADER_BYTES: Final = 8
+_KNOWN_VERSIONS: Final = range(2, 7)
+_PADDING_MARK: Final = I32.pack(PADDING_MASK)
+#: From this many records of one length in a row on, look ahead with numpy.
+_UNIFORM_RUN: Final = 8
+_REMEDY: Final = "restore the file, or remove the bookie's data and re-replicate"
+
+
+class JournalReader:
+    """Reads one journal file from ``offset`` (0: its beginning) to its end.
+
+    ``is_last`` says that no later journal holds records. After :meth:`items` was exhausted, ``position`` is where
+    the records end and ``torn`` whether something was cut off there. Raises CorruptFileError (file and offset in
+    its text) for an unknown header or damage.
+    """
+
+    def __init__(self, path: str, offset: int = 0, *, is_last: bool = True) -> None:
+        self._path = path
+        self._is_last = is_last
+        self._sealed = False
+        self.position = offset
+        self.torn = False
+
+    def items(self) -> Iterator[JournalItem]:
+        fd = os.open(self._path, os.O_RDONLY)
+        try:
+            size = os.fstat(fd).st_size
+            start = self._read_header(fd, size)
+            self.position = max(self.position, start)
+            yield from self._read_records(fd, size)
+            self._check_end(fd, size)
+        finally:
+            os.close(fd)
+
+    def holds_records(self) -> bool:
+        """Whether anything follows the header; False also for a file whose creation was cut short."""
+        with open(self._path, "rb") as file:
+            return bool(file.read(journal.HEADER_BYTES + _SHORT_HEADER_BYTES)[journal.HEADER_BYTES :].strip(b"\0"))
+
+    def _read_header(self, fd: int, size: int) -> int:
+        """Where the records begin: the end of the file where its creation was cut short (it holds nothing)."""
+        header = read_at(fd, journal.HEADER_BYTES, 0)
+        begun = len(header) < _SHORT_HEADER_BYTES and journal.file_header().startswith(header)
+        if begun or (not header.strip(b"\0") and _only_zeros(fd, 0, size)):
+            return size
+        if header[:4] != journal.MAGIC or len(header) < _SHORT_HEADER_BYTES:
+            raise CorruptFileError(
+                f"journal {self._path} does not begin with {journal.MAGIC.decode()}: not a journal file"
+            )
+        (version,) = I32.unpack_from(header, 4)
+        if version not in _KNOWN_VERSIONS:
+            raise CorruptFileError(
+                f"journal {self._path} has format version {version}; known are {_KNOWN_VERSIONS.start} to "
+                f"{_KNOWN_VERSIONS.stop - 1}"
+            )
+        if version < journal.PADDED_FROM_VERSION:
+            return _SHORT_HEADER_BYTES
+        if len(header) < journal.HEADER_BYTES:
+            return size
+        seals = header[8:12]
+        if seals[:3] == SEAL_MAGIC[:3] and seals != SEAL_MAGIC:
+            raise CorruptFileError(
+                f"journal {self._path} has seals of version {seals[3:]!r}, written by a later release; use that one"
+            )
+        self._sealed = seals == SEAL_MAGIC
+        return journal.HEADER_BYTES
+
+    def _read_records(self, fd: int, size: int) -> Iterator[JournalItem]:
+        want = _CHUNK_BYTES
+        while self.position < size:
+            data = read_at(fd, min(want, size - self.position), self.position)
+            cut = _cut(data, self.position, self._sealed)
+            if len(cut.starts):
+                yield from _items_of(data, cut.starts, cut.lengths)
+            self.position += cut.consumed
+            if cut.consumed:
+                want = _CHUNK_BYTES
+            elif len(data) < cut.needed <= size - self.position:
+                want = max(cut.needed, 2 * len(data))
+            else:
+                return
+
+    def _check_end(self, fd: int, size: int) -> None:
+        self.torn = not _only_zeros(fd, self.position, size)
+        if not self.torn:
+            return
+        if not self._is_last:
+            raise CorruptFileError(
+                f"journal {self._path} is damaged at offset {self.position}: what follows is no record, and later "
+                f"journals hold records; {_REMEDY}"
+            )
+        later = self._find_later_group(fd, size)
+        if later is not None:
+            raise CorruptFileError(
+                f"journal {self._path} is damaged at offset {self.position}: what follows is no record, but "
+                f"records synced later begin at offset {later}; {_REMEDY}"
+            )
+
+    def _find_later_group(self, fd: int, size: int) -> int | None:
+        """Offset of a group that was written after the one at, or around, ``position``; None if there is none."""
+        at = self.position
+        while at < size:
+            data = read_at(fd, min(_CHUNK_BYTES, size - at), at)
+            found = data.find(_PADDING_MARK)
+            while found >= 0:
+                later = (_sealed_start if self._sealed else _start_after)(fd, at + found, size)
+                if later is not None and later > self.position:
+                    return later
+                found = data.find(_PADDING_MARK, found + 1)
+            if at + len(data) >= size:
+                return None
+            at += max(len(data) - LENGTH_BYTES, 1)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Whole records in a piece of a journal: where they start (after the length) and their lengths, without
+    padding; the bytes they take; and how many bytes the piece must have to hold more (0: no more can come)."""
+
+    starts: Int64s
+    lengths: Int64s
+    consumed: int
+    needed: int
+
+
+def _cut(data: bytes, base: int, sealed: bool) -> _Cut:
+    """Cut ``data``, which lies at ``base`` in its file. With ``sealed`` only whole groups with a right seal count."""
+    starts: list[int] = []
+    lengths: list[int] = []
+    position, end, group_start, groups_records = 0, len(data), 0, 0
+    needed = 0
+    previous, equal = -1, 0
+    array = np.frombuffer(data, np.uint8)
+    while True:
+        if end - position < PADDING.size:
+            needed = position + PADDING.size
+            break
+        length, second = PADDING.unpack_from(data, position)
+        if length == PADDING_MASK:
+            if not 0 <= second < journal.MAX_PADDING_BYTES:
+                break
+            if end - position < PADDING.size + second:
+                needed = position + PADDING.size + second
+                break
+            if sealed and not _seal_is_right(data, base, group_start, position, second):
+                break
+            position += PADDING.size + second
+            group_start, groups_records = position, len(starts)
+            continue
+        if not MIN_RECORD_BYTES <= length <= MAX_RECORD_BYTES or second < 0:  # second: half of the ledger id
+            break
+        if end - position < LENGTH_BYTES + length:
+            needed = position + LENGTH_BYTES + length
+            break
+        equal = equal + 1 if length == previous else 0
+        previous = length
+        count = 1
+        stride = LENGTH_BYTES + length
+        if equal >= _UNIFORM_RUN:
+            most = (end - position) // stride
+            rows = array[position : position + most * stride].reshape(most, stride)
+            good = (rows[:, :LENGTH_BYTES] == rows[0, :LENGTH_BYTES]).all(axis=1) & (rows[:, LENGTH_BYTES] < 0x80)
+            count = most if good.all() else int(np.argmin(good))
+            equal = 0
+        starts.extend(range(position + LENGTH_BYTES, position + count * stride, stride))
+        lengths.extend([length] * count)
+        position += count * stride
+    if sealed:
+        del starts[groups_records:], lengths[groups_records:]
+        position = group_start
+    return _Cut(np.array(starts, np.int64), np.array(lengths, np.int64), position, needed)
+
+
+def _seal_is_right(data: bytes, base: int, group_start: int, position: int, padding_bytes: int) -> bool:
+    if padding_bytes < SEAL.size:
+        return False
+    magic, checksum, start = SEAL.unpack_from(data, position + PADDING.size)
+    if magic != SEAL_MAGIC or start != base + group_start:
+        return False
+    return bool(crc32c.crc32c(memoryview(data)[group_start:position]) == checksum)
+
+
+def _items_of(data: bytes, starts: Int64s, lengths: Int64s) -> Iterator[JournalItem]:
+    """What the records at ``starts`` are, in order; neighbouring data records joined."""
+    array = np.frombuffer(data + bytes(24), np.uint8)  # records may be shorter than the 24 bytes gathered
+    ids = gather_int64(array, starts, 3)
+    special = np.flatnonzero(ids[:, 1] < 0).tolist()
+    first = 0
+    for i in [*special, len(starts)]:
+        if i > first:
+            yield _data_records(data, starts[first:i], lengths[first:i], ids[first:i])
+        if i < len(starts):
+            start = int(starts[i])
+            item = journal.special_record(data[start : start + int(lengths[i])])
+            if item is not None:
+                yield item
+        first = i + 1
+
+
+def _data_records(data: bytes, starts: Int64s, lengths: Int64s, ids: Int64s) -> Records:
+    offsets = np.zeros(len(starts) + 1, np.int64)
+    np.cumsum(lengths + LENGTH_BYTES, out=offsets[1:])
+    gaps = np.flatnonzero(starts[1:] != starts[:-1] + lengths[:-1] + LENGTH_BYTES) + 1
+    view = memoryview(data)
+    edges = [0, *gaps.tolist(), len(starts)]
+    parts = [
+        view[int(starts[a]) - LENGTH_BYTES : int(starts[b - 1] + lengths[b - 1])] for a, b in itertools.pairwise(edges)
+    ]
+    joined = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+    lacs = np.where(lengths >= 24, ids[:, 2], -1)
+    return Records(ids[:, 0].copy(), ids[:, 1].copy(), lacs, joined, offsets)
+
+
+def _only_zeros(fd: int, position: int, size: int) -> bool:
+    while position < size:
+        data = read_at(fd, min(_CHUNK_BYTES, size - position), position)
+        if data.strip(b"\0"):
+            return False
+        position += len(data)
+    return True
+
+
+def _sealed_start(fd: int, at: int, size: int) -> int | None:
+    """Where the group begins whose sealed padding is at ``at``; None if that is no such thing."""
+    data = read_at(fd, PADDING.size + SEAL.size, at)
+    if len(data) < PADDING.size + SEAL.size:
+        return None
+    _, pad = PADDING.unpack_from(data)
+    magic, _, start = SEAL.unpack_from(data, PADDING.size)
+    closes = magic == SEAL_MAGIC and (at + PADDING.size + pad) % journal.ALIGNMENT_BYTES == 0
+    return int(start) if closes and start < at < size else None
+
+
+def _start_after(fd: int, at: int, size: int) -> int | None:
+    """Where a group begins that follows a sound padding without a seal at ``at``; None if there is no such thing."""
+    head = read_at(fd, PADDING.size, at)
+    if len(head) < PADDING.size:
+        return None
+    _, pad = PADDING.unpack(head)
+    end: int = at + PADDING.size + pad
+    if not 0 <= pad < journal.MAX_PADDING_BYTES or end % journal.ALIGNMENT_BYTES or end >= size:
+        return None
+    if read_at(fd, pad, at + PADDING.size).strip(b"\0"):
+        return None
+    head = read_at(fd, LENGTH_BYTES + IDS.size, end)
+    if len(head) < LENGTH_BYTES + IDS.size:
+        return None
+    (length,) = I32.unpack_from(head)
+    ledger_id, entry_id = IDS.unpack_from(head, LENGTH_BYTES)
+    special = (journal.MASTER_KEY_RECORD, journal.FENCE_RECORD, journal.EXPLICIT_LAC_RECORD)
+    if not MIN_RECORD_BYTES <= length <= min(MAX_RECORD_BYTES, size - end):
+        return None
+    return end if ledger_id >= 0 and (entry_id >= 0 or entry_id in special) else None

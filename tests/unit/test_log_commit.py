@@ -1,0 +1,425 @@
+"""What a commit decides from what was read: the steps one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bk_spark.bookie.zookeeper import CheckOp, CreateOp, SetOp, TransactionOp, Znode
+from bk_spark.log import CommitMessage, CommitRequest, CommitStatus, LedgerRange
+from bk_spark.log.append import MAX_INLINE_PAGES
+from bk_spark.log.applications import IN_USE_KEPT
+from bk_spark.log.commit import decide
+from bk_spark.log.formats import Head, IndexPosition, Registration, encode_head, encode_registration
+from bk_spark.log.names import LogPaths
+from bk_spark.log.page import MAX_PAGE_BYTES, SegmentPage, encode_page
+from bk_spark.log.plan import AlreadyDone, Need, Plan, Stale
+from bk_spark.log.segment import Segment, SegmentTable
+from bk_spark.protocol.errors import (
+    BatchRefusedError,
+    LedgerRefusedError,
+    LogReplacedError,
+    LogTailOpenError,
+    MetadataFormatError,
+    NoSuchLogError,
+    RunRetiredError,
+)
+from tests.support.log_model import LOG_ID, PATHS, ModelZooKeeper, RefusedError
+
+NOW_MS = 1_736_000_000_000
+
+
+def ranges(*triples: tuple[int, int, int]) -> tuple[LedgerRange, ...]:
+    return tuple(LedgerRange(ledger, first, last, last - first + 1, 100) for ledger, first, last in triples)
+
+
+def request(
+    batch_id: int,
+    *triples: tuple[int, int, int],
+    run: str = "run-1",
+    app: str = "app",
+    query_id: str = "query",
+    overwrite: bool = False,
+    anonymous: bool = False,
+) -> CommitRequest:
+    message = CommitMessage(LOG_ID, app, run, query_id, batch_id, 0, ranges(*triples))
+    return CommitRequest(LOG_ID, app, run, query_id, batch_id, (message,), overwrite, anonymous)
+
+
+def outcome(
+    zk: ModelZooKeeper, asked: CommitRequest, now_ms: int = NOW_MS, read: list[str] | None = None
+) -> AlreadyDone | Stale | Plan:
+    """The decision, after reading all that it asks for."""
+    znodes: dict[str, Znode | None] = {}
+    while True:
+        step = decide(znodes, PATHS, asked, now_ms)
+        if not isinstance(step, Need):
+            return step
+        assert step.paths
+        assert not znodes.keys() & set(step.paths), "asks for nothing twice"
+        znodes |= {path: zk.read(path) for path in step.paths}
+        if read is not None:
+            read += step.paths
+
+
+def plan(zk: ModelZooKeeper, asked: CommitRequest, now_ms: int = NOW_MS) -> Plan:
+    made = outcome(zk, asked, now_ms)
+    assert isinstance(made, Plan), made
+    return made
+
+
+def commit(zk: ModelZooKeeper, asked: CommitRequest, now_ms: int = NOW_MS) -> Plan:
+    made = plan(zk, asked, now_ms)
+    for operations in (*made.preparations, made.transaction):
+        zk.transact(operations)
+    return made
+
+
+@pytest.fixture
+def zk() -> ModelZooKeeper:
+    """A log with registered ledgers 1 to 9 of run-1 and 21 to 29 of run-2."""
+    model = ModelZooKeeper()
+    model.register("app", "run-1", *range(1, 10))
+    model.register("app", "run-2", *range(21, 30))
+    return model
+
+
+def spans(zk: ModelZooKeeper) -> list[tuple[int, int, int | None, int]]:
+    return [(s.ledger_id, s.first_entry, s.last_entry, s.base_offset) for s in zk.segments()]
+
+
+def test_a_commit_appends_in_partition_order_and_records_the_batch(zk: ModelZooKeeper) -> None:
+    result = commit(zk, request(0, (2, 0, 9), (1, 0, 4))).result
+    assert (result.status, result.start_offset, result.end_offset) == (CommitStatus.COMMITTED, 0, 15)
+    assert spans(zk) == [(2, 0, 9, 0), (1, 0, 4, 10)]
+    application = zk.application("app")
+    assert application is not None
+    assert (application.batch_id, application.run, application.query_id) == (0, "run-1", "query")
+    assert (application.start_offset, application.end_offset) == (0, 15)
+    assert dict(application.in_use) == {2: 9, 1: 4}
+
+    commit(zk, request(1, (1, 5, 6), (3, 0, 0)))
+    assert spans(zk)[2:] == [(1, 5, 6, 15), (3, 0, 0, 17)]
+    application = zk.application("app")
+    assert application is not None
+    assert list(application.in_use.items()) == [(2, 9), (1, 6), (3, 0)], "the longest unused comes first"
+
+
+def test_the_transaction_checks_the_version_of_everything_read(zk: ModelZooKeeper) -> None:
+    commit(zk, request(0, (1, 0, 9)))
+    read: list[str] = []
+    made = outcome(zk, request(1, (1, 10, 12), (2, 0, 3)), read=read)
+    assert isinstance(made, Plan)
+    checked = {op.path for op in made.transaction if isinstance(op, SetOp | CheckOp) and op.version >= 0}
+    # Registrations are covered by the znode of their run, which was read before them.
+    registrations = {path for path in read if path.startswith(PATHS.run("app", "run-1") + "/")}
+    assert set(read) - registrations == checked
+    assert read.index(PATHS.run("app", "run-1")) < min(map(read.index, registrations))
+    assert CheckOp(PATHS.identity, -1) in made.transaction
+
+
+@pytest.mark.parametrize("path", [PATHS.head, PATHS.page(0), PATHS.app("app"), PATHS.run("app", "run-1")])
+def test_a_change_of_anything_read_refuses_the_transaction(zk: ModelZooKeeper, path: str) -> None:
+    commit(zk, request(0, (1, 0, 9)))
+    made = plan(zk, request(1, (1, 10, 12), (2, 0, 3)))
+    changed = zk.read(path)
+    assert changed is not None
+    zk.transact([SetOp(path, changed.data, changed.version)])
+    with pytest.raises(RefusedError):
+        zk.transact(made.transaction)
+
+
+def test_step_1_a_retired_run_is_told_its_successor(zk: ModelZooKeeper) -> None:
+    """S3: the zombie driver wakes up after another run committed."""
+    commit(zk, request(0, (1, 0, 9)))
+    assert commit(zk, request(1, (21, 0, 9), run="run-2")).result.retired_runs == ("run-1",)
+    for batch_id in (0, 1, 2):
+        with pytest.raises(
+            RunRetiredError, match="run run-1 of application 'app' may no longer .* run run-2 took over"
+        ):
+            outcome(zk, request(batch_id, (1, 10, 12)))
+    commit(zk, request(2, (29, 0, 0), run="run-2"))
+    zk.register("app", "run-3", 31)
+    commit(zk, request(3, (31, 0, 0), run="run-3"))
+    with pytest.raises(RunRetiredError, match="run run-2 took over, and batch 3 was committed last, by run run-3"):
+        outcome(zk, request(1, (1, 10, 12)))
+
+
+def test_the_last_32_retired_runs_are_remembered(zk: ModelZooKeeper) -> None:
+    for number in range(40):
+        commit(zk, request(number, run=f"r{number}"))
+    application = zk.application("app")
+    assert application is not None
+    assert application.retired_runs == tuple(f"r{number}" for number in range(7, 39))
+    # An older zombie's batches were committed by others long ago.
+    assert isinstance(outcome(zk, request(1, run="r0")), AlreadyDone)
+
+
+def test_step_2_a_batch_committed_before_is_done(zk: ModelZooKeeper) -> None:
+    """S1: the commit took effect, its reply was lost, the batch comes again, from this run or the next."""
+    commit(zk, request(5, (1, 0, 9)))
+    for again in (request(5, (1, 0, 9)), request(5, (22, 0, 9), run="run-2"), request(4, (1, 0, 9))):
+        assert isinstance(outcome(zk, again), AlreadyDone)
+    assert len(spans(zk)) == 1
+
+
+def test_step_2_a_batch_of_another_query_is_refused(zk: ModelZooKeeper) -> None:
+    commit(zk, request(5, (1, 0, 9)))
+    for batch_id in (0, 5):
+        with pytest.raises(BatchRefusedError, match="query 'other' now offers batch .* name of its own"):
+            outcome(zk, request(batch_id, (21, 0, 0), run="run-2", query_id="other"))
+    commit(zk, request(6, (21, 0, 0), run="run-2", query_id="other"))
+
+
+def test_step_3_an_unregistered_ledger_is_refused(zk: ModelZooKeeper) -> None:
+    with pytest.raises(LedgerRefusedError, match=r"not registered .*ledger 77"):
+        outcome(zk, request(0, (1, 0, 0), (77, 0, 9)))
+    with pytest.raises(LedgerRefusedError, match="not registered"):
+        outcome(zk, request(0, (21, 0, 0)))
+    with pytest.raises(LedgerRefusedError, match="no ledger is registered for application 'app', run run-9"):
+        outcome(zk, request(0, (1, 0, 0), run="run-9"))
+
+
+def test_step_3_a_condemned_ledger_is_refused(zk: ModelZooKeeper) -> None:
+    path = PATHS.registration("app", "run-1", 3)
+    zk.transact([SetOp(path, encode_registration(Registration(None, NOW_MS)), 0)])
+    with pytest.raises(LedgerRefusedError, match=r"about to be deleted.*ledger 3"):
+        outcome(zk, request(0, (3, 0, 0)))
+
+
+def test_l2_a_ledger_condemned_between_reading_and_committing_refuses_the_commit(zk: ModelZooKeeper) -> None:
+    made = plan(zk, request(0, (3, 0, 0)))
+    # As the reaper does it: the registration and its run in one transaction, which checks the head.
+    zk.transact(
+        [
+            CheckOp(PATHS.head, 0),
+            SetOp(PATHS.registration("app", "run-1", 3), encode_registration(Registration(None, NOW_MS)), 0),
+            SetOp(PATHS.run("app", "run-1"), b"", 0),
+        ]
+    )
+    with pytest.raises(RefusedError):
+        zk.transact(made.transaction)
+    with pytest.raises(LedgerRefusedError, match="about to be deleted"):
+        outcome(zk, request(0, (3, 0, 0)))
+
+
+@pytest.mark.parametrize("first", [0, 5, 9])
+def test_step_3_entries_committed_before_are_refused(zk: ModelZooKeeper, first: int) -> None:
+    commit(zk, request(0, (1, 5, 9)))
+    with pytest.raises(LedgerRefusedError, match=r"entries up to 9 are in the log already.*ledger 1"):
+        outcome(zk, request(1, (1, first, 12)))
+    commit(zk, request(1, (1, 11, 12)))
+
+
+def test_step_3_holds_for_ledgers_that_left_the_application(zk: ModelZooKeeper) -> None:
+    count = IN_USE_KEPT + 40
+    zk.register("app", "run-1", *range(1000, 1000 + count))
+    commit(zk, request(0, *((ledger, 0, 6) for ledger in range(1000, 1000 + count))))
+    application = zk.application("app")
+    assert application is not None
+    assert len(application.in_use) == count, "all of the last batch stay"
+
+    commit(zk, request(1, (1, 0, 0)))
+    application = zk.application("app")
+    assert application is not None
+    assert len(application.in_use) == IN_USE_KEPT + 1
+    assert 1000 not in application.in_use
+    for first in (0, 6):
+        with pytest.raises(LedgerRefusedError, match="entries up to 6 are in the log already"):
+            outcome(zk, request(2, (1000, first, 9)))
+    commit(zk, request(2, (1000, 7, 9)))
+    application = zk.application("app")
+    assert application is not None
+    assert application.in_use[1000] == 9
+
+
+def test_ledgers_of_an_earlier_run_are_no_longer_in_use(zk: ModelZooKeeper) -> None:
+    commit(zk, request(0, (1, 0, 9)))
+    commit(zk, request(1, (21, 0, 0), run="run-2"))
+    application = zk.application("app")
+    assert application is not None
+    assert dict(application.in_use) == {21: 0}
+
+
+def test_an_empty_batch_leaves_the_list_alone_and_counts(zk: ModelZooKeeper) -> None:
+    commit(zk, request(0, (1, 0, 9)))
+    made = commit(zk, request(1))
+    assert not any(isinstance(op, SetOp) and op.path in (PATHS.head, PATHS.page(0)) for op in made.transaction)
+    assert (made.result.start_offset, made.result.end_offset) == (10, 10)
+    assert isinstance(outcome(zk, request(1)), AlreadyDone)
+    assert CommitRequest(LOG_ID, "app", "run-1", "query", 2).messages == ()
+    commit(zk, CommitRequest(LOG_ID, "app", "run-1", "query", 2))
+
+
+def test_overwrite_starts_the_log_anew_and_keeps_applications(zk: ModelZooKeeper) -> None:
+    commit(zk, request(0, (1, 0, 9)))
+    zk.register("other", "run-1", 41)
+    commit(zk, request(0, (41, 0, 4), app="other", overwrite=True))
+    head = zk.head()
+    assert (head.first_offset, head.next_offset) == (10, 15)
+    assert spans(zk) == [(41, 0, 4, 10)]
+    assert zk.application("app") is not None
+    assert isinstance(outcome(zk, request(0, (1, 0, 9))), AlreadyDone)
+
+
+def test_overwrite_works_with_no_rows_and_on_an_empty_log(zk: ModelZooKeeper) -> None:
+    commit(zk, request(0, overwrite=True))
+    assert (zk.head().first_offset, zk.head().next_offset) == (0, 0)
+    commit(zk, request(1, (1, 0, 9)))
+    commit(zk, request(2, overwrite=True))
+    assert (zk.head().first_offset, zk.head().next_offset) == (10, 10)
+    assert spans(zk) == []
+    commit(zk, request(3, (1, 10, 10)))
+    assert spans(zk) == [(1, 10, 10, 10)]
+
+
+def test_an_anonymous_application_keeps_no_ledgers(zk: ModelZooKeeper) -> None:
+    once = request(0, (1, 0, 9), anonymous=True)
+    commit(zk, once)
+    application = zk.application("app")
+    assert application is not None
+    assert application.anonymous
+    assert application.commit_time_ms == NOW_MS
+    assert not application.in_use
+    assert isinstance(outcome(zk, once), AlreadyDone)
+
+
+def test_commit_times_never_decrease(zk: ModelZooKeeper) -> None:
+    for batch_id, now_ms in enumerate([NOW_MS, NOW_MS - 5_000, NOW_MS + 1]):
+        commit(zk, request(batch_id, (1, batch_id, batch_id)), now_ms)
+    assert [segment.commit_time_ms for segment in zk.segments()] == [NOW_MS, NOW_MS, NOW_MS + 1]
+
+
+def many(zk: ModelZooKeeper, batch_id: int, count: int, base: int = 0) -> CommitRequest:
+    """A commit of ``count`` segments that no prediction makes small."""
+    messages = []
+    for partition in range(count):
+        part = LedgerRange(
+            1 + partition % 2, base + partition * 2, base + partition * 2, (partition * 977) % 99_991, partition
+        )
+        messages.append(CommitMessage(LOG_ID, "app", "run-1", "query", batch_id, partition, (part,)))
+    return CommitRequest(LOG_ID, "app", "run-1", "query", batch_id, tuple(messages))
+
+
+def test_a_full_tail_page_is_followed_by_a_new_one_in_the_same_transaction(zk: ModelZooKeeper) -> None:
+    for batch_id in range(5):
+        made = commit(zk, many(zk, batch_id, 1_500, batch_id * 10_000))
+        assert made.preparations == ()
+    assert zk.head().tail_page > 0
+    assert len(zk.segments()) == 7_500
+    for number in range(zk.head().tail_page + 1):
+        page = zk.read(PATHS.page(number))
+        assert page is not None
+        assert len(page.data) <= MAX_PAGE_BYTES
+
+
+def test_pages_of_a_very_large_commit_are_written_first(zk: ModelZooKeeper) -> None:
+    large = many(zk, 0, 36_000)
+    made = plan(zk, large)
+    assert made.preparations
+    for operations in (*made.preparations, made.transaction):
+        assert sum(len(op.path) + 64 + len(getattr(op, "data", b"")) for op in operations) < 1_000_000
+    for operations in made.preparations:
+        zk.transact(operations)
+    assert zk.segments() == [], "nothing refers to them yet"
+    zk.transact(made.transaction)
+    assert len(zk.segments()) == 36_000
+    assert zk.head().tail_page > MAX_INLINE_PAGES
+
+
+def test_pages_left_by_a_failed_commit_are_written_over(zk: ModelZooKeeper) -> None:
+    for operations in plan(zk, many(zk, 0, 36_000)).preparations:
+        zk.transact(operations)
+    commit(zk, many(zk, 0, 9_000))
+    assert zk.head().tail_page >= 1
+    assert len(zk.segments()) == 9_000
+    commit(zk, many(zk, 1, 36_000, 1_000_000))
+    assert len(zk.segments()) == 45_000
+
+
+def test_prepared_pages_that_another_wrote_over_are_not_published(zk: ModelZooKeeper) -> None:
+    made = plan(zk, many(zk, 0, 36_000))
+    for operations in made.preparations:
+        zk.transact(operations)
+    other = plan(zk, many(zk, 0, 37_000, 5))
+    for operations in other.preparations:
+        zk.transact(operations)
+    with pytest.raises(RefusedError):
+        zk.transact(made.transaction)
+    zk.transact(other.transaction)
+    assert len(zk.segments()) == 37_000
+
+
+def test_published_pages_cannot_be_prepared_over(zk: ModelZooKeeper) -> None:
+    late = plan(zk, many(zk, 0, 36_000))
+    commit(zk, many(zk, 0, 35_000))
+    with pytest.raises(RefusedError):
+        zk.transact(late.preparations[0])
+
+
+def test_an_open_tail_is_not_appended_to(zk: ModelZooKeeper) -> None:
+    commit(zk, request(0, (1, 0, 9)))
+    table = SegmentTable.of([*zk.segments(), Segment(500, 0, None, 10, 0, 0, NOW_MS)])
+    zk.transact([SetOp(PATHS.page(0), encode_page(SegmentPage(LOG_ID, 0, 0, table)), 1)])
+    for blocked in (request(1, (1, 10, 12)), request(1, overwrite=True)):
+        with pytest.raises(LogTailOpenError, match=r"holds the tail open \(ledger 500\)"):
+            outcome(zk, blocked)
+    commit(zk, request(1))
+
+
+def test_a_head_and_page_that_do_not_fit_are_read_again(zk: ModelZooKeeper) -> None:
+    first = zk.read(PATHS.head)
+    commit(zk, request(0, (1, 0, 9)))
+    znodes = {PATHS.head: first, PATHS.app("app"): None, PATHS.run("app", "run-1"): zk.read(PATHS.run("app", "run-1"))}
+    znodes |= {path: zk.read(path) for path in (PATHS.page(0), PATHS.registration("app", "run-1", 2))}
+    assert isinstance(decide(znodes, PATHS, request(0, (2, 0, 9)), NOW_MS), Stale)
+
+
+def test_the_index_position_outlives_commits(zk: ModelZooKeeper) -> None:
+    index = IndexPosition(99, 3, 0, 0)
+    zk.transact([SetOp(PATHS.head, encode_head(Head(LOG_ID, index=index)), 0)])
+    commit(zk, request(0, (1, 0, 9)))
+    assert zk.head().index == index
+
+
+def test_l5_another_log_under_the_name_is_refused(zk: ModelZooKeeper) -> None:
+    other = replace(PATHS, log_id="11111111-2222-3333-4444-555555555555")
+    znodes = {PATHS.head: zk.read(PATHS.head), PATHS.app("app"): None}
+    with pytest.raises(LogReplacedError, match="deleted and made again"):
+        decide(znodes, other, replace(request(0), log_id=other.log_id, messages=()), NOW_MS)
+    with pytest.raises(NoSuchLogError, match="deleted"):
+        decide({PATHS.head: None, PATHS.app("app"): None}, PATHS, request(0), NOW_MS)
+
+
+def test_l5_a_plan_for_the_old_log_fails_on_the_new_one_with_equal_versions(zk: ModelZooKeeper) -> None:
+    made = plan(zk, request(0, overwrite=True))
+    zk.states[-1].pop(PATHS.identity)
+    new = LogPaths(PATHS.root, PATHS.name, "11111111-2222-3333-4444-555555555555")
+    zk.transact([CreateOp(new.identity)])
+    with pytest.raises(RefusedError, match="id-0f1e2d3c"):
+        zk.transact(made.transaction)
+
+
+def test_metadata_of_a_newer_release_is_refused(zk: ModelZooKeeper) -> None:
+    head = zk.read(PATHS.head)
+    assert head is not None
+    zk.transact([SetOp(PATHS.head, b"\x08\x02" + head.data[2:], 0)])
+    with pytest.raises(MetadataFormatError, match="format version 2"):
+        outcome(zk, request(0, (1, 0, 9)))
+
+
+def test_a_batch_that_names_too_many_ledgers_is_refused(zk: ModelZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bk_spark.log.commit.MAX_APPLICATION_BYTES", 50)
+    with pytest.raises(LedgerRefusedError, match="names 9 ledgers, too many for one commit"):
+        outcome(zk, request(0, *((ledger, 0, 0) for ledger in range(1, 10))))
+
+
+def operations_of(made: Plan) -> list[TransactionOp]:
+    return [op for group in made.preparations for op in group] + list(made.transaction)
+
+
+def test_nothing_is_ever_deleted(zk: ModelZooKeeper) -> None:
+    commit(zk, request(0, (1, 0, 9)))
+    for made in (plan(zk, request(1, overwrite=True)), plan(zk, many(zk, 2, 36_000, 50))):
+        assert all(isinstance(op, CreateOp | SetOp | CheckOp) for op in operations_of(made))

@@ -1,0 +1,200 @@
+"""Head, settings, applications, registrations: bytes, versions, damage."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from bk_spark.log.formats import (
+    MAX_HEAD_BYTES,
+    Application,
+    Head,
+    IndexPosition,
+    Registration,
+    decode_application,
+    decode_head,
+    decode_registration,
+    encode_application,
+    encode_head,
+    encode_registration,
+)
+from bk_spark.log.proto import log_formats_pb2 as pb
+from bk_spark.log.settings import EntryFormat, LogSettings, PasswordCheck, decode_settings, encode_settings
+from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError, UnauthorizedError
+from bk_spark.protocol.quorum import Quorum
+
+LOG_ID = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
+
+HEAD = Head(LOG_ID, 1_000, 123_456_789, 2, 17, 1_760_000_000_000, IndexPosition(4_711, 12, 2, 999))
+HEAD_HEX = "080112100f1e2d3c4b5a69788796a5b4c3d2e1f018e80720959aef3a28023011388080b3c19c33420a08e724100c180220e707"
+NEW_HEAD_HEX = "080112100f1e2d3c4b5a69788796a5b4c3d2e1f0"
+
+SETTINGS = LogSettings(
+    Quorum(5, 3, 2),
+    DigestType.HMAC,
+    EntryFormat.ARROW,
+    PasswordCheck(bytes(range(16)), 3, bytes(range(100, 132))),
+    '{"type":"struct","fields":[]}',
+)
+SETTINGS_HEX = (
+    "080112100f1e2d3c4b5a69788796a5b4c3d2e1f018052003280230023802421d7b2274797065223a22737472756374222c22"
+    "6669656c6473223a5b5d7d4a360a10000102030405060708090a0b0c0d0e0f10031a206465666768696a6b6c6d6e6f707172"
+    "737475767778797a7b7c7d7e7f80818283"
+)
+
+APPLICATION = Application(
+    app="täglich/import",
+    query_id="q-1",
+    batch_id=41,
+    run="r-3",
+    commit_time_ms=1_760_000_000_000,
+    start_offset=100,
+    end_offset=250,
+    retired_runs=("r-1", "r-2"),
+    in_use=MappingProxyType({900: 17, 12: 0, 1 << 40: 3_000_000}),
+    anonymous=True,
+)
+APPLICATION_HEX = (
+    "0801120f74c3a4676c6963682f696d706f72741a03712d3120292a03722d333203722d313203722d323a0a880eef0de8ffff"
+    "ffff3f42061100c08db701488080b3c19c33506458fa016001"
+)
+
+REGISTRATION = Registration(0, 1_760_000_000_000)
+REGISTRATION_HEX = "08011000188080b3c19c33"
+
+
+def settings_of(data: bytes, path: str) -> LogSettings:
+    log_id, settings = decode_settings(data, path)
+    assert log_id == LOG_ID
+    return settings
+
+
+FORMATS: list[tuple[str, Any, str, Callable[[Any], bytes], Callable[[bytes, str], Any]]] = [
+    ("head", HEAD, HEAD_HEX, encode_head, decode_head),
+    ("new head", Head(LOG_ID), NEW_HEAD_HEX, encode_head, decode_head),
+    ("settings", SETTINGS, SETTINGS_HEX, lambda value: encode_settings(LOG_ID, value), settings_of),
+    ("application", APPLICATION, APPLICATION_HEX, encode_application, decode_application),
+    ("registration", REGISTRATION, REGISTRATION_HEX, encode_registration, decode_registration),
+    ("new registration", Registration(), "0801", encode_registration, decode_registration),
+]
+IDS = [name for name, *_ in FORMATS]
+
+
+@pytest.mark.parametrize(("name", "value", "frozen", "encode", "decode"), FORMATS, ids=IDS)
+def test_bytes_are_frozen(
+    name: str, value: Any, frozen: str, encode: Callable[[Any], bytes], decode: Callable[[bytes, str], Any]
+) -> None:
+    assert encode(value).hex() == frozen
+    assert decode(bytes.fromhex(frozen), "/z") == value
+
+
+@pytest.mark.parametrize(("name", "value", "frozen", "encode", "decode"), FORMATS, ids=IDS)
+def test_another_version_is_refused_and_named(
+    name: str, value: Any, frozen: str, encode: Callable[[Any], bytes], decode: Callable[[bytes, str], Any]
+) -> None:
+    data = encode(value)
+    assert data[:2] == b"\x08\x01", "the version comes first"
+    with pytest.raises(MetadataFormatError, match=r"/z has format version 2; this release knows 1: use .* later one"):
+        decode(b"\x08\x02" + data[2:], "/z")
+    with pytest.raises(MetadataFormatError, match="format version 0"):
+        decode(b"", "/z")
+
+
+@pytest.mark.parametrize(("name", "value", "frozen", "encode", "decode"), FORMATS, ids=IDS)
+def test_damage_is_an_error_of_the_format_or_harmless(
+    name: str, value: Any, frozen: str, encode: Callable[[Any], bytes], decode: Callable[[bytes, str], Any]
+) -> None:
+    rng = random.Random(1)
+    data = encode(value)
+    for _ in range(500):
+        changed = bytearray(data)
+        changed[rng.randrange(len(changed))] = rng.randrange(256)
+        try:
+            decode(bytes(changed[: rng.choice([len(changed), rng.randrange(len(changed))])]), "/z")
+        except (MetadataFormatError, AssertionError):
+            continue
+
+
+def test_a_head_with_everything_in_it_stays_small() -> None:
+    most = (1 << 63) - 1
+    data = encode_head(Head(LOG_ID, most, most, most, most, most, IndexPosition(most, most, most, most)))
+    assert len(data) < 256 <= MAX_HEAD_BYTES
+    with pytest.raises(MetadataFormatError, match="more than 4096"):
+        decode_head(data + bytes(MAX_HEAD_BYTES), "/z")
+
+
+def test_a_head_that_contradicts_itself_is_refused() -> None:
+    with pytest.raises(MetadataFormatError, match="damaged"):
+        decode_head(encode_head(Head(LOG_ID, 10, 9)), "/z")
+    with pytest.raises(MetadataFormatError, match="damaged"):
+        decode_head(encode_head(Head(LOG_ID, 0, 0, 2, 1)), "/z")
+
+
+def test_an_application_with_too_many_runs_or_unequal_columns_is_refused() -> None:
+    message = pb.Application(format_version=1, app="a", retired_runs=[str(n) for n in range(33)])
+    with pytest.raises(MetadataFormatError, match="damaged"):
+        decode_application(message.SerializeToString(), "/z")
+    message = pb.Application(format_version=1, app="a", in_use_ledger_deltas=[1, 0], in_use_last_entries=[1, 1])
+    with pytest.raises(MetadataFormatError, match="damaged"):
+        decode_application(message.SerializeToString(), "/z")
+
+
+def test_retired_runs_name_their_successors() -> None:
+    assert APPLICATION.successor_of("r-1") == "r-2"
+    assert APPLICATION.successor_of("r-2") == "r-3"
+    assert APPLICATION.successor_of("r-3") is None
+    assert APPLICATION.successor_of("r-9") is None
+
+
+def test_the_password_is_checked_and_not_stored() -> None:
+    settings = LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.RAW, b"correct horse")
+    data = encode_settings(LOG_ID, settings)
+    assert b"correct horse" not in data
+    assert "correct horse" not in repr(settings)
+    _, stored = decode_settings(data, "/z")
+    stored.check_password(b"correct horse", "flights")
+    with pytest.raises(UnauthorizedError, match="wrong password for log flights") as caught:
+        stored.check_password(b"battery staple", "flights")
+    assert "staple" not in str(caught.value)
+    again = LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.RAW, b"correct horse")
+    assert again.password_check != settings.password_check, "salted"
+
+
+def test_settings_can_be_pickled() -> None:
+    assert pickle.loads(pickle.dumps(SETTINGS)) == SETTINGS
+
+
+def test_schema_and_entry_format_must_agree() -> None:
+    def create(entry_format: EntryFormat, schema_json: str | None) -> LogSettings:
+        return LogSettings.create(Quorum(1, 1, 1), DigestType.CRC32C, entry_format, b"", schema_json)
+
+    with pytest.raises(InvalidArgumentError, match="needs a schema"):
+        create(EntryFormat.ARROW, None)
+    with pytest.raises(InvalidArgumentError, match="has none"):
+        create(EntryFormat.RAW, "{}")
+    with pytest.raises(InvalidArgumentError, match="not valid JSON"):
+        create(EntryFormat.ARROW, "struct<a:int>")
+    with pytest.raises(InvalidArgumentError, match="use fewer columns"):
+        create(EntryFormat.ARROW, '"' + "x" * 600_000 + '"')
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"digest_type": 9}, {"entry_format": 0}, {"ack_quorum_size": 7}, {"log_id": b"short"}, {"schema_json": ""}],
+)
+def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any]) -> None:
+    message = pb.Settings.FromString(encode_settings(LOG_ID, SETTINGS))
+    for name, value in changes.items():
+        setattr(message, name, value)
+    with pytest.raises(MetadataFormatError):
+        decode_settings(message.SerializeToString(), "/z")
+    message = pb.Settings.FromString(encode_settings(LOG_ID, SETTINGS))
+    message.password_check.iterations = 0xFFFFFFFF
+    with pytest.raises(MetadataFormatError, match="password check"):
+        decode_settings(message.SerializeToString(), "/z")
