@@ -64,6 +64,11 @@ class BlockingClient:
         self.close()
 
     @property
+    def root(self) -> str:
+        """The cluster's root in ZooKeeper."""
+        return self._client.uri.root
+
+    @property
     def config(self) -> ClientConfig:
         return self._client.config
 

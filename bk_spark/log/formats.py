@@ -27,8 +27,6 @@ MAX_APPLICATION_BYTES: Final = 512 * 1024
 MAX_REGISTRATION_BYTES: Final = 1024
 #: Retired runs that an application remembers.
 MAX_RETIRED_RUNS: Final = 32
-#: How long the application of a batch write without a name is kept after its commit.
-ANONYMOUS_APPLICATION_KEPT_MS: Final = 7 * 24 * 3600 * 1000
 
 _MAX_INT64: Final = (1 << 63) - 1
 _Message = TypeVar("_Message", bound=Any)

@@ -159,6 +159,9 @@ def decode(data: bytes) -> LedgerMetadata:
             )
     except (DecodeError, text_format.ParseError, UnicodeDecodeError) as error:
         raise MetadataFormatError(f"ledger metadata of version {version} cannot be parsed") from error
+    # Python's protobuf lets missing required fields pass: a lost state would read as OPEN.
+    if not message.IsInitialized():
+        raise MetadataFormatError(f"ledger metadata of version {version} lack required fields")
     try:
         return _from_message(message, version)
     except InvalidArgumentError as error:

@@ -67,6 +67,8 @@ class BookieServiceInfo:
             message = pb.BookieServiceInfoFormat.FromString(content)
         except DecodeError as error:
             raise MetadataFormatError("registration is not a BookieServiceInfoFormat", bookie_id=bookie_id) from error
+        if not message.IsInitialized():
+            raise MetadataFormatError("registration lacks required fields", bookie_id=bookie_id)
         endpoints = tuple(
             Endpoint(e.id, e.host, e.port, e.protocol, tuple(e.auth), tuple(e.extensions)) for e in message.endpoints
         )

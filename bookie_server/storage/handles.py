@@ -133,7 +133,8 @@ class Handles:
 
     def _sweep(self) -> None:
         """Drop the oldest handles that hold nothing which is not in the index file as well."""
-        wanted = max(1, self._limit // _SWEEP_SHARE)
+        share = max(1, self._limit // _SWEEP_SHARE)
+        wanted = len(self._handles) - self._limit + share
         idle = []
         for handle in self._handles.values():
             if not handle.in_use and not self._has_changes(handle.ledger_id):
@@ -143,4 +144,4 @@ class Handles:
         for ledger_id in idle:
             del self._handles[ledger_id]
         # Where few could go, looking through all of them again at each new ledger would cost too much.
-        self._sweep_at = max(self._limit, len(self._handles) + wanted)
+        self._sweep_at = max(self._limit, len(self._handles) + share)

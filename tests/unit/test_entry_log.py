@@ -113,7 +113,7 @@ def test_a_map_of_more_ledgers_than_a_batch_holds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cut", [1, 500, 30_000])
 def test_a_broken_map_is_no_map(tmp_path: Path, cut: int) -> None:
-    ledgers = {i: 9 for i in range(12_000)}
+    ledgers = dict.fromkeys(range(12_000), 9)
     path = tmp_path / "0.log"
     path.write_bytes((entry_log.file_header(1024, len(ledgers)) + entry_log.ledgers_map(ledgers))[:-cut])
     assert entry_log.read_ledgers_map(str(path)) is None
@@ -194,9 +194,7 @@ def test_missing_and_short_logs_are_unreadable(log: Log) -> None:
     log.writer.close()
     reader = log.reader
     for entry in range(3):
-        found = reader.read(
-            np.array([6]), np.array([entry]), np.array([log.locations[6, entry]]), 0x404, may_wait=True
-        )
+        found = reader.read(np.array([6]), np.array([entry]), np.array([log.locations[6, entry]]), 0x404, may_wait=True)
         assert found.sizes.tolist() == [-1]
 
 

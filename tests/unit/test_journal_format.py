@@ -188,7 +188,9 @@ def test_damage_in_a_group_that_is_followed_by_others_is_an_error(tmp_path: Path
     bads = [b"\x7f\xff\xff\xff", b"\0\0\0\3", b"\x80\0\0\1", bytes(4), bytes(512), b"\xff" * 700, bytes(900)]
     for bad in [*bads, bytes(marks[2].offset - damaged)]:
         path.write_bytes(bytes(whole[:damaged]) + bad + bytes(whole[damaged + len(bad) :]))
-        with pytest.raises(CorruptFileError, match=rf"{path}.*offset {damaged}\b.*synced later.*offset {marks[2].offset}"):
+        with pytest.raises(
+            CorruptFileError, match=rf"{path}.*offset {damaged}\b.*synced later.*offset {marks[2].offset}"
+        ):
             read(path)
 
 

@@ -166,7 +166,7 @@ def simulate(seed: int, fault_rate: float) -> tuple[ModelZooKeeper, list[Driver]
     return zk, drivers
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", range(80))
 def test_s1_s3_l1_l4_every_batch_is_in_the_log_once(seed: int) -> None:
     zk, drivers = simulate(seed, fault_rate=0.12)
     for app in APPS:
@@ -177,7 +177,7 @@ def test_s1_s3_l1_l4_every_batch_is_in_the_log_once(seed: int) -> None:
         assert finished
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(25))
 @pytest.mark.parametrize("inline_pages", [0, 8])
 def test_l1_so_it_is_when_every_commit_needs_new_pages(
     seed: int, inline_pages: int, monkeypatch: pytest.MonkeyPatch

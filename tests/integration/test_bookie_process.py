@@ -1,0 +1,223 @@
+"""The bookie as a process: identity, registration, refusals with a reason and nothing left behind."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.protocol.codes import Code
+from bk_spark.protocol.cookie import Cookie
+from bk_spark.protocol.registration import BookieServiceInfo, native_service_info
+from bookie_server.local import LocalCluster
+from tests.support.bookie import KEY, BookieProcess, Connection, free_port, stored
+
+
+@pytest.fixture
+def uri(zk_only: LocalCluster, ledgers_root: str) -> str:
+    return f"zk+hierarchical://{zk_only.zookeepers[0].id}{ledgers_root}"
+
+
+@pytest.fixture
+def bookie(tmp_path: Path, uri: str) -> Iterator[BookieProcess]:
+    process = BookieProcess(tmp_path / "bookie", uri)
+    yield process
+    process.end()
+
+
+def wait_for(zookeeper: ZooKeeper, path: str, *, there: bool) -> None:
+    """Wait until ``path`` is there, or is not."""
+    while True:
+        changed = threading.Event()
+
+        def wake(_path: str, changed: threading.Event = changed) -> None:
+            changed.set()
+
+        if (zookeeper.exists(path, wake) is not None) == there:
+            return
+        assert changed.wait(60)
+
+
+def test_start_serve_stop_and_again(
+    bookie: BookieProcess, zookeeper: ZooKeeper, ledgers_root: str, tmp_path: Path
+) -> None:
+    bookie.start()
+    node = zookeeper.get(f"{ledgers_root}/available/{bookie.id}")
+    assert node is not None
+    assert node.owner_session != 0
+    assert BookieServiceInfo.decode(node.data, bookie.id) == native_service_info("127.0.0.1", bookie.port)
+    cookie = zookeeper.get(f"{ledgers_root}/cookies/{bookie.id}")
+    assert cookie is not None
+    for directory in ("journal", "ledgers"):
+        assert (bookie.directory / directory / "current" / "VERSION").read_bytes() == cookie.data
+    instance = zookeeper.get(f"{ledgers_root}/INSTANCEID")
+    assert instance is not None
+    assert Cookie.decode(cookie.data, "cookie") == Cookie(
+        bookie.id,
+        str(bookie.directory / "journal"),
+        f"1\t{bookie.directory / 'ledgers'}",
+        instance.data.decode(),
+    )
+    dirty = bookie.directory / "ledgers" / "current" / "DIRTY"
+    assert dirty.exists()
+    with bookie.connect() as connection:
+        assert connection.add(1, range(5)) == [Code.OK] * 5
+
+    assert bookie.stop() == 0
+    assert not dirty.exists()
+    assert zookeeper.exists(f"{ledgers_root}/available/{bookie.id}") is None
+    bookie.start()
+    assert not any("not clean" in line for line in bookie.lines)
+    with bookie.connect() as connection:
+        assert connection.read(1, 4) == stored(1, 4)
+
+    bookie.kill()
+    bookie.start()
+    assert any("not clean" in line for line in bookie.lines)
+    assert any("waiting for it to end" in line for line in bookie.lines)
+    with bookie.connect() as connection:
+        assert connection.read(1, 4) == stored(1, 4)
+
+
+def test_registers_again_when_its_session_expired(
+    bookie: BookieProcess, zookeeper: ZooKeeper, ledgers_root: str
+) -> None:
+    bookie.start()
+    path = f"{ledgers_root}/available/{bookie.id}"
+    bookie.signal(signal.SIGSTOP)
+    wait_for(zookeeper, path, there=False)
+    bookie.signal(signal.SIGCONT)
+    wait_for(zookeeper, path, there=True)
+    with bookie.connect() as connection:
+        assert connection.add(1, range(5)) == [Code.OK] * 5
+    assert bookie.stop() == 0
+
+
+def refused(process: BookieProcess, code: int, *says: str) -> None:
+    """``process`` does not start, with ``code`` and one line that says why."""
+    process.launch()
+    assert process.wait() == code, process.lines
+    reasons = [line for line in process.lines if "level=CRITICAL" in line]
+    assert len(reasons) == 1, process.lines
+    for text in says:
+        assert text in reasons[0]
+    assert not any("Traceback" in line for line in process.lines)
+
+
+def test_a_busy_port(bookie: BookieProcess, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", bookie.port))
+        taken.listen()
+        refused(bookie, 2, f"127.0.0.1:{bookie.port}", "Address already in use")
+    assert not (bookie.directory / "journal").exists()
+
+
+def test_no_zookeeper(tmp_path: Path) -> None:
+    port = free_port()
+    process = BookieProcess(tmp_path / "bookie", f"zk://127.0.0.1:{port}/ledgers")
+    refused(process, 4, f"127.0.0.1:{port}", "metadataServiceUri")
+    assert not (process.directory / "journal").exists()
+
+
+def test_no_cluster(tmp_path: Path, zk_only: LocalCluster) -> None:
+    process = BookieProcess(tmp_path / "bookie", f"zk://{zk_only.zookeepers[0].id}/nowhere")
+    refused(process, 4, "no BookKeeper cluster is initialised", "/nowhere/LAYOUT")
+    assert not (process.directory / "journal").exists()
+
+
+def test_a_wrong_value(bookie: BookieProcess) -> None:
+    bookie.settings["journalMaxSizeMB"] = "big"
+    refused(bookie, 1, "journalMaxSizeMB must be a whole number, not 'big'")
+
+
+def test_a_directory_of_another_bookie(bookie: BookieProcess, zookeeper: ZooKeeper, ledgers_root: str) -> None:
+    bookie.start()
+    assert bookie.stop() == 0
+    before = sorted(path for path in bookie.directory.rglob("*"))
+    stranger = BookieProcess(bookie.directory, bookie.settings["metadataServiceUri"])
+    refused(stranger, 5, "VERSION belongs to another bookie", f"bookieHost: '{stranger.id}' / '{bookie.id}'")
+    assert zookeeper.exists(f"{ledgers_root}/cookies/{stranger.id}") is None
+    assert zookeeper.exists(f"{ledgers_root}/available/{stranger.id}") is None
+    assert sorted(path for path in bookie.directory.rglob("*")) == before
+
+
+def test_an_id_whose_directories_changed(bookie: BookieProcess, tmp_path: Path) -> None:
+    bookie.start()
+    assert bookie.stop() == 0
+    bookie.settings["ledgerDirectories"] = str(tmp_path / "elsewhere")
+    refused(bookie, 5, "znode", f"cookies/{bookie.id}", "ledgerDirs: ", "elsewhere")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_lost_directory(bookie: BookieProcess) -> None:
+    bookie.start()
+    assert bookie.stop() == 0
+    (bookie.directory / "journal").rename(bookie.directory / "lost")
+    refused(bookie, 5, "has no current/VERSION", str(bookie.directory / "journal"))
+    assert not (bookie.directory / "journal").exists()
+    (bookie.directory / "lost").rename(bookie.directory / "journal")
+    bookie.start()
+
+
+def test_a_directory_that_is_not_empty(bookie: BookieProcess) -> None:
+    (bookie.directory / "ledgers" / "current").mkdir(parents=True)
+    (bookie.directory / "ledgers" / "current" / "0.log").write_bytes(b"something")
+    refused(bookie, 5, "holds files but no current/VERSION")
+
+
+def test_a_bookie_that_was_removed_from_the_cluster(
+    bookie: BookieProcess, zookeeper: ZooKeeper, ledgers_root: str
+) -> None:
+    bookie.start()
+    assert bookie.stop() == 0
+    zookeeper.delete(f"{ledgers_root}/cookies/{bookie.id}")
+    refused(bookie, 5, "is not in ZooKeeper", f"cookies/{bookie.id}")
+
+
+def test_a_second_process_on_the_same_directory(bookie: BookieProcess) -> None:
+    bookie.start()
+    second = BookieProcess(bookie.directory, bookie.settings["metadataServiceUri"])
+    refused(second, 5, "is in use by another bookie process")
+    with bookie.connect() as connection:
+        assert connection.add(1, [0]) == [Code.OK]
+
+
+def test_an_unknown_key_is_a_warning(bookie: BookieProcess) -> None:
+    bookie.settings["flushIntervall"] = "5"
+    bookie.start()
+    assert any("level=WARNING" in line and "did you mean flushInterval?" in line for line in bookie.lines)
+
+
+def test_a_full_disk_under_the_journal_ends_the_bookie(bookie: BookieProcess) -> None:
+    bookie.settings["journalMaxSizeMB"] = "1"
+    bookie.start()
+    (journal,) = (bookie.directory / "journal" / "current").glob("*.txn")
+    next_journal = journal.with_name(f"{int(journal.stem, 16) + 1:x}.txn")
+    next_journal.mkdir()  # the roll will fail
+    with bookie.connect() as connection:
+        entry_id, codes = 0, [Code.OK]
+        while codes == [Code.OK]:
+            codes = connection.add(1, [entry_id])
+            entry_id += 1
+        assert codes == [Code.IO_ERROR]
+    assert bookie.wait() == 5
+    assert any("storage failed, the bookie stops" in line for line in bookie.lines)
+    next_journal.rmdir()
+    bookie.start()
+    with bookie.connect() as connection:
+        assert [connection.read(1, i) for i in range(entry_id - 1)] == [stored(1, i) for i in range(entry_id - 1)]
+        assert connection.add(1, [entry_id], key=bytes(20)) == [Code.UNAUTHORIZED]
+        assert connection.fence(1, KEY) == stored(1, entry_id - 2)
+
+
+def test_connections_wait_for_nothing_after_the_port_is_open(bookie: BookieProcess) -> None:
+    bookie.start()
+    connections = [Connection(bookie.port) for _ in range(50)]
+    for i, connection in enumerate(connections):
+        with connection:
+            assert connection.add(i, [0]) == [Code.OK]

@@ -1,0 +1,65 @@
+"""Metadata service URIs, in Apache's syntax."""
+
+from __future__ import annotations
+
+import pytest
+
+from bk_spark.protocol.errors import InvalidArgumentError
+from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from tests.support.fixtures import golden
+
+
+@pytest.mark.parametrize(
+    ("text", "servers", "root", "layout"),
+    [
+        ("zk://h", "h:2181", "/ledgers", None),
+        ("zk://h/", "h:2181", "/ledgers", None),
+        ("zk+null://h:1/a", "h:1", "/a", None),
+        ("zk+flat://h:1/a/b/", "h:1", "/a/b", "flat"),
+        ("zk+hierarchical://h1:1;h2;h3:3/ledgers", "h1:1,h2:2181,h3:3", "/ledgers", "hierarchical"),
+        ("zk+longhierarchical://h1:1,h2:2/ledgers", "h1:1,h2:2", "/ledgers", "longhierarchical"),
+        ("  zk://[::1]:2182;[::2]/x ", "[::1]:2182,[::2]:2181", "/x", None),
+    ],
+)
+def test_parse(text: str, servers: str, root: str, layout: str | None) -> None:
+    uri = MetadataServiceUri.parse(text)
+    assert (uri.servers, uri.root, uri.layout) == (servers, root, layout)
+    assert MetadataServiceUri.parse(str(uri)) == uri
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "h:2181/ledgers",
+        "zk:/h/ledgers",
+        "http://h/ledgers",
+        "zk:///ledgers",
+        "zk://;,/ledgers",
+        "zk://h:x/ledgers",
+        "zk://h:0/ledgers",
+        "zk://h:65536/ledgers",
+        "zk://:2181/ledgers",
+        "zk://h//ledgers",
+        "zk://h/a//b",
+        "zk+FLAT://h/ledgers",
+    ],
+)
+def test_refused(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="metadataServiceUri"):
+        MetadataServiceUri.parse(text)
+
+
+@pytest.mark.parametrize("layout", ["ms", "legacyhierarchical", "nonsense"])
+def test_an_unknown_ledger_manager_is_named_with_the_remedy(layout: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"'{layout}' is unknown; use one of zk.flat"):
+        MetadataServiceUri.parse(f"zk+{layout}://h/ledgers")
+
+
+def test_uris_that_apache_was_given() -> None:
+    accepted = [one["uri"] for one in golden("zk-layouts") if one.get("nodes")]
+    assert len(accepted) >= 6
+    for text in accepted:
+        uri = MetadataServiceUri.parse(text)
+        assert uri.servers.startswith("127.0.0.1:2183")
+        assert text.endswith(uri.root)
