@@ -14,6 +14,7 @@ from bk_spark.bookie.blocking import BlockingReader
 from bk_spark.datasource import arrow_format, raw_format
 from bk_spark.datasource.connections import client_of, logs_of
 from bk_spark.datasource.options import SourceOptions
+from bk_spark.datasource.plain_errors import plain_errors, plain_errors_in
 from bk_spark.datasource.schemas import (
     METADATA_NAMES,
     RAW_SCHEMA,
@@ -64,6 +65,7 @@ class BatchReader(DataSourceReader):
         self._options = options
         self._schema = schema
 
+    @plain_errors
     def partitions(self) -> list[InputPartition]:
         """The snapshot that every action on this DataFrame reads."""
         options = self._options
@@ -78,6 +80,7 @@ class BatchReader(DataSourceReader):
             pieces = self._ledger_pieces()
         return [Split(entry_format, part) for part in cut_splits(pieces, options.split_bytes, options.min_partitions)]
 
+    @plain_errors_in
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one split, a block of entries at a time."""
         if not isinstance(partition, Split):

@@ -16,6 +16,7 @@ from bk_spark.bookie.blocking import BlockingClient, BlockingWriter
 from bk_spark.datasource import arrow_format, raw_format
 from bk_spark.datasource.connections import client_of, logs_of
 from bk_spark.datasource.options import SourceOptions
+from bk_spark.datasource.plain_errors import plain_errors
 from bk_spark.datasource.schemas import arrow_schema, check_raw_write, check_same_columns, schema_of_json
 from bk_spark.log.log import Log
 from bk_spark.log.message import CommitMessage, CommitRequest, LedgerRange
@@ -53,6 +54,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._run = str(uuid.uuid4())
         self._log_id = self._find_or_make_log().log_id
 
+    @plain_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Append a task's rows to a new ledger; an empty task makes none."""
         context = TaskContext.get()
@@ -83,6 +85,7 @@ class BatchWriter(DataSourceArrowWriter):
             CommitMessage(log.log_id, self._app, self._run, _BATCH_QUERY, self._batch_id, partition, ranges)
         )
 
+    @plain_errors
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Put the tasks' ranges into the log, in partition order, in one transaction."""
         ours = tuple(one.message for one in messages if isinstance(one, TaskMessage))

@@ -246,3 +246,30 @@ def _did_you_mean(word: str, names: tuple[str, ...] | list[str]) -> str:
     by_lower = {name.lower(): name for name in names}
     close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
     return f"; did you mean {by_lower[close[0]]}?" if close else ""
+
+
+def reference() -> str:
+    """docs/options.md: the table of options."""
+    lines = [
+        "# Options of the data source",
+        "",
+        'For `spark.read.format("bookkeeper")` and `df.write.format("bookkeeper")`. Names are not case-sensitive; an',
+        "option that does not exist is an error. This page is printed by `python -m bk_spark.datasource.options`.",
+        "",
+        "| option | for | default | meaning |",
+        "|---|---|---|---|",
+    ]
+    for option in OPTIONS:
+        use = "read, write" if option.read and option.write else "read" if option.read else "write"
+        default = "" if option.default is None else f"`{_shown(option.default)}`"
+        lines.append(f"| `{option.name}` | {use} | {default} | {option.doc} |")
+    lines += ["", "Sizes are in bytes; `k`, `m` and `g` multiply by 1024, 1024² and 1024³.", ""]
+    return "\n".join(lines)
+
+
+def _shown(default: object) -> str:
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

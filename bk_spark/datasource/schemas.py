@@ -9,10 +9,12 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     CharType,
     DataType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
@@ -40,20 +42,54 @@ def schema_of_json(schema_json: str | None) -> StructType:
     return StructType.fromJson(json.loads(schema_json or "{}"))
 
 
+def stored_schema(schema: StructType) -> StructType:
+    """``schema`` as a log keeps it: everything may be null, down to elements and fields.
+
+    Whether a column of one write can be null is of no interest to the next write, and a schema that
+    promises more than the data hold makes Spark compute nonsense.
+    """
+    return StructType([_nullable_field(one) for one in schema.fields])
+
+
+def _nullable_field(one: StructField) -> StructField:
+    return StructField(one.name, _nullable(one.dataType), True, one.metadata)
+
+
+def _nullable(data_type: DataType) -> DataType:
+    match data_type:
+        case StructType():
+            return StructType([_nullable_field(one) for one in data_type.fields])
+        case ArrayType():
+            return ArrayType(_nullable(data_type.elementType), True)
+        case MapType():
+            return MapType(_nullable(data_type.keyType), _nullable(data_type.valueType), True)
+        case _:
+            return data_type
+
+
 def arrow_schema(schema: StructType) -> pa.Schema:
     """The Arrow schema in which Spark exchanges ``schema`` with a data source (time zone UTC).
 
     Raises InvalidArgumentError naming the column whose type cannot be exchanged.
     """
+    check_no_duplicates(schema)
     for one in schema.fields:
         try:
-            to_arrow_schema(StructType([one]), timezone="UTC")
+            to_arrow_schema(StructType([one]), timezone="UTC", error_on_duplicated_field_names_in_struct=True)
         except (PySparkException, TypeError, ValueError) as error:
             raise InvalidArgumentError(
                 f"column {one.name} has type {one.dataType.simpleString()}, which Arrow cannot carry here; "
                 "cast or drop it"
             ) from error
     return to_arrow_schema(schema, timezone="UTC")
+
+
+def check_no_duplicates(schema: StructType) -> None:
+    """Raises InvalidArgumentError naming a column that ``schema`` has twice."""
+    names = schema.fieldNames()
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidArgumentError(f"there are {names.count(name)} columns named {name}: rename or drop one")
 
 
 def with_metadata(schema: StructType) -> StructType:

@@ -10,6 +10,7 @@ from pyspark.sql.types import StructType
 from bk_spark.datasource.batch_reader import BatchReader, read_schema
 from bk_spark.datasource.batch_writer import BatchWriter
 from bk_spark.datasource.options import parse_options
+from bk_spark.datasource.plain_errors import plain_errors
 
 
 class BookKeeperDataSource(DataSource):
@@ -34,11 +35,14 @@ class BookKeeperDataSource(DataSource):
     def name(cls) -> str:
         return "bookkeeper"
 
+    @plain_errors
     def schema(self) -> StructType:
         return read_schema(parse_options(self.options, writing=False))
 
+    @plain_errors
     def reader(self, schema: StructType) -> DataSourceReader:
         return BatchReader(parse_options(self.options, writing=False), schema)
 
+    @plain_errors
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         return BatchWriter(parse_options(self.options, writing=True), schema, overwrite)

@@ -9,7 +9,7 @@ against the writer's limits.
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from bk_spark.protocol.quorum import Quorum
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 #: The bookie holds the entry.
 _HELD: Final = 1
@@ -159,9 +160,14 @@ class PendingAdds:
         used = slice(self._start, self._end)
         count = len(self)
         capacity = max(_MIN_ROWS, 2 * (count + more))
-        for name in ("_states", "_held", "_owed", "_lengths"):
-            old = getattr(self, name)
-            new = np.zeros((capacity, *old.shape[1:]), old.dtype)
-            new[:count] = old[used]
-            setattr(self, name, new)
+        self._states = _moved(self._states, used, capacity)
+        self._held = _moved(self._held, used, capacity)
+        self._owed = _moved(self._owed, used, capacity)
+        self._lengths = _moved(self._lengths, used, capacity)
         self._start, self._end = 0, count
+
+
+def _moved(old: npt.NDArray[_Scalar], used: slice, capacity: int) -> npt.NDArray[_Scalar]:
+    new = np.zeros((capacity, *old.shape[1:]), old.dtype)
+    new[: used.stop - used.start] = old[used]
+    return new

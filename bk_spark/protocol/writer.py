@@ -4,6 +4,8 @@ Rules:
 
 * Entries go to their write set; an entry is complete once Qa of its bookies hold it; entries are
   acknowledged in order, so the last add confirmed (LAC) is the end of the complete prefix.
+* A bookie that has too many requests has not failed: what it refused is sent again later, also when it is
+  acknowledged by then. Its driver gives it up when nothing gets through for too long.
 * A failed bookie is replaced by an *ensemble change*: a new segment from LAC + 1 on. While one is under
   way nothing is acknowledged: an acknowledgement on an ensemble that is not yet published could be
   lost to a reader who knows only the old one. Entries not yet acknowledged are sent to the
@@ -29,14 +31,13 @@ Events are method calls; what is to be done comes back from :meth:`take_actions`
 from __future__ import annotations
 
 import enum
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from bk_spark.protocol.add_frames import AddFrames, EntryPackager
+from bk_spark.protocol.add_frames import EntryPackager
 from bk_spark.protocol.codes import NO_ENTRY, Code
 from bk_spark.protocol.errors import (
     BookKeeperError,
@@ -46,11 +47,12 @@ from bk_spark.protocol.errors import (
 )
 from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.pending_adds import PendingAdds
 
 
 @dataclass(frozen=True, slots=True)
 class SendAdds:
-    """Send ``frames`` to ``bookie_id`` (v2 ADD frames of this ledger)."""
+    """Send ``frames`` (v2 ADD frames of this ledger, ``entries`` in number) to ``bookie_id``."""
 
     bookie_id: str
     frames: list[memoryview]
@@ -59,11 +61,13 @@ class SendAdds:
 
 @dataclass(frozen=True, slots=True)
 class ChooseBookies:
-    """Find a bookie for each ensemble index in ``failed``, none of ``exclude``; answer with
-    :meth:`LedgerWriter.on_bookies_chosen` or :meth:`LedgerWriter.on_no_bookies`."""
+    """Find a bookie for each ensemble index in ``failed``, none of ``exclude``, and one of ``avoid`` (they
+    failed this writer before) only for want of others; answer with :meth:`LedgerWriter.on_bookies_chosen`
+    or :meth:`LedgerWriter.on_no_bookies`."""
 
     failed: tuple[int, ...]
     exclude: frozenset[str]
+    avoid: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,36 +86,26 @@ class Acknowledge:
 
 
 @dataclass(frozen=True, slots=True)
+class Throttled:
+    """``bookie_id`` has too many requests: wait a little, then call :meth:`LedgerWriter.retry_refused`."""
+
+    bookie_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The writer has ended; entries beyond the LAC may or may not survive."""
 
     error: BookKeeperError
 
 
-Action = SendAdds | ChooseBookies | WriteMetadata | Acknowledge | Failed
+Action = SendAdds | ChooseBookies | WriteMetadata | Acknowledge | Throttled | Failed
 
 
 class WriterState(enum.Enum):
     OPEN = "open"
     CHANGING = "changing ensemble"
     FAILED = "failed"
-
-
-@dataclass(slots=True)
-class _Pending:
-    """Entries sent together. ``acks[i, k]``: the bookie at ensemble index k holds entry i;
-    ``members[i, k]``: index k is in the write set of entry i."""
-
-    frames: AddFrames
-    members: npt.NDArray[np.bool_]
-    acks: npt.NDArray[np.bool_]
-    done: npt.NDArray[np.bool_] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.done = np.zeros(len(self.frames), np.bool_)
-
-    def recount(self, ack_quorum_size: int) -> None:
-        np.greater_equal(self.acks.sum(axis=1), ack_quorum_size, out=self.done)
 
 
 class LedgerWriter:
@@ -142,13 +136,17 @@ class LedgerWriter:
         self._publish = publish
         self._pushed_length = length
         self._ensemble = list(metadata.last_segment.ensemble)
-        self._pending: deque[_Pending] = deque()
+        self._pending = PendingAdds(metadata.quorum, last_entry_id + 1)
         self._failed: dict[int, str] = {}
         #: Failed indexes for which no replacement was to be had.
         self._irreplaceable: set[int] = set()
-        #: Bookies that failed this writer; never chosen again by it.
+        #: Bookies that failed this writer.
         self._quarantine: set[str] = set()
-        self._unanswered: dict[str, int] = dict.fromkeys(self._ensemble, 0)
+        #: Bookies with refused entries that wait to be sent again.
+        self._throttled: set[str] = set()
+        #: The ensemble change that waits to be published.
+        self._replacements: dict[int, str] = {}
+        self._proposed = metadata
         self._actions: list[Action] = []
 
     # --- what the driver asks ---
@@ -168,15 +166,24 @@ class LedgerWriter:
         return self.last_add_pushed - self.last_add_confirmed
 
     @property
+    def oldest_retained(self) -> int:
+        """The first entry that is not acknowledged, or that a bookie in use still owes."""
+        return self._pending.first_entry_id
+
+    @property
     def most_unanswered(self) -> int:
-        """Adds that the slowest bookie of the ensemble has not answered. Bounding it keeps a slow
-        third replica from being buried while the ack quorum runs ahead (scenario B9)."""
-        live = (bookie for index, bookie in enumerate(self._ensemble) if index not in self._failed)
-        return max((self._unanswered[bookie] for bookie in live), default=0)
+        """Adds that the slowest bookie of the ensemble owes. Bounding it keeps a slow third replica from
+        being buried while the ack quorum runs ahead (scenario B9)."""
+        return max(self._pending.owed(index) for index in range(len(self._ensemble)))
+
+    @property
+    def throttled(self) -> bool:
+        """Whether a bookie has too many requests."""
+        return bool(self._throttled)
 
     def unanswered(self, bookie_id: str) -> int:
-        """Adds sent to ``bookie_id`` and not answered."""
-        return self._unanswered.get(bookie_id, 0)
+        """Adds that ``bookie_id`` owes; none where it has been given up."""
+        return self._pending.owed(self._ensemble.index(bookie_id)) if bookie_id in self._ensemble else 0
 
     # --- events ---
 
@@ -195,40 +202,55 @@ class LedgerWriter:
         frames = self._packager.package(first, lac, self._pushed_length, payloads)
         self.last_add_pushed += len(frames)
         self._pushed_length = int(frames.lengths[-1])
-        quorum = self.metadata.quorum
-        entry_ids = np.arange(first, first + len(frames))[:, None]
-        members = (np.arange(quorum.ensemble_size)[None, :] - entry_ids) % quorum.ensemble_size
-        pending = _Pending(
-            frames, members < quorum.write_quorum_size, np.zeros((len(frames), quorum.ensemble_size), np.bool_)
-        )
-        self._pending.append(pending)
-        for index in range(quorum.ensemble_size):
-            if index not in self._failed:
-                self._send(index, pending)
+        live = np.array([index not in self._failed for index in range(len(self._ensemble))])
+        for index, wanted in enumerate(self._pending.append(frames, live)):
+            if wanted.any():
+                self._send(index, frames.select(wanted), int(wanted.sum()))
         self._change_ensemble_if_needed()
         return self.last_add_pushed
 
     def on_add_answers(self, bookie_id: str, entry_ids: npt.NDArray[np.int64], codes: npt.NDArray[np.int32]) -> None:
         """Answers of one bookie, of any entries, in any order."""
-        if bookie_id in self._unanswered:
-            self._unanswered[bookie_id] = max(0, self._unanswered[bookie_id] - len(entry_ids))
         if self.state is WriterState.FAILED or bookie_id not in self._ensemble:
             return
-        bad = codes != Code.OK
-        if bad.any():
-            self._on_error_code(bookie_id, Code.from_v2(int(codes[bad][0])))
+        index = self._ensemble.index(bookie_id)
+        held, refused = codes == Code.OK, codes == Code.TOO_MANY_REQUESTS
+        if not held.all():
+            bad = {Code.from_v2(code) for code in codes[~(held | refused)].tolist()}
+            if bad:
+                self._on_error_codes(bookie_id, bad)
             if self.error is not None:
                 return
-            entry_ids = entry_ids[~bad]
-        self._count_acks(self._ensemble.index(bookie_id), entry_ids)
+            if refused.any() and index not in self._failed:
+                self._pending.on_refused(index, entry_ids[refused])
+                self._throttle(bookie_id)
+            entry_ids = entry_ids[held]
+        self._pending.on_held(index, entry_ids)
         self._acknowledge()
+
+    def retry_refused(self, bookie_id: str) -> None:
+        """Some time after :class:`Throttled`: send again what the bookie refused."""
+        if bookie_id in self._throttled:
+            self._throttled.discard(bookie_id)
+            index = self._ensemble.index(bookie_id)
+            frames, count = self._pending.take_refused(index)
+            if count:
+                self._send(index, frames, count)
 
     def on_bookie_failed(self, bookie_id: str) -> None:
         """The bookie is away: its connection broke, could not be made, or it did not answer in time."""
-        if self.state is WriterState.FAILED or bookie_id not in self._ensemble:
+        if self.state is WriterState.FAILED:
             return
-        self._failed[self._ensemble.index(bookie_id)] = bookie_id
+        if bookie_id in self._ensemble:
+            index = self._ensemble.index(bookie_id)
+            self._failed[index] = bookie_id
+            self._pending.give_up(index)
+            self._acknowledge()
+        elif bookie_id not in self._replacements.values():
+            return
+        # A replacement that fails before it is published is dealt with in on_metadata_written.
         self._quarantine.add(bookie_id)
+        self._throttled.discard(bookie_id)
         self._change_ensemble_if_needed()
 
     def on_bookies_chosen(self, replacements: Mapping[int, str]) -> None:
@@ -238,11 +260,13 @@ class LedgerWriter:
         ensemble = list(self._ensemble)
         for index, bookie_id in replacements.items():
             ensemble[index] = bookie_id
-        changed = self.metadata.with_segment(Segment(self.last_add_confirmed + 1, tuple(ensemble)))
+            self._quarantine.discard(bookie_id)
+        self._replacements = dict(replacements)
+        self._proposed = self.metadata.with_segment(Segment(self.last_add_confirmed + 1, tuple(ensemble)))
         if self._publish:
-            self._actions.append(WriteMetadata(changed))
+            self._actions.append(WriteMetadata(self._proposed))
         else:
-            self.on_metadata_written(changed)
+            self.on_metadata_written(self._proposed)
 
     def on_no_bookies(self, error: BookKeeperError) -> None:
         """No bookie can take the place of any that failed; ``error`` says why."""
@@ -269,18 +293,17 @@ class LedgerWriter:
             return
         self.metadata = metadata
         self.state = WriterState.OPEN
-        for index, bookie_id in enumerate(metadata.last_segment.ensemble):
-            if bookie_id == self._ensemble[index]:
-                continue
+        replacements, self._replacements = self._replacements, {}
+        for index, bookie_id in replacements.items():
             self._ensemble[index] = bookie_id
-            self._unanswered[bookie_id] = 0
             self._failed.pop(index, None)
             self._irreplaceable.discard(index)
-            for pending in self._pending:
-                pending.acks[:, index] = False
-                pending.recount(metadata.quorum.ack_quorum_size)
-                self._send(index, pending)
-        self._unanswered = {bookie: count for bookie, count in self._unanswered.items() if bookie in self._ensemble}
+            frames, count = self._pending.replace(index, self.last_add_confirmed + 1)
+            if bookie_id in self._quarantine:
+                self._failed[index] = bookie_id
+                self._pending.give_up(index)
+            elif count:
+                self._send(index, frames, count)
         self._acknowledge()
         self._change_ensemble_if_needed()
 
@@ -292,13 +315,15 @@ class LedgerWriter:
             self.fail(LedgerClosedError("another client closed the ledger", ledger_id=self.ledger_id))
         elif found.state is LedgerState.IN_RECOVERY:
             self.fail(LedgerFencedError("another client is recovering the ledger", ledger_id=self.ledger_id))
-        elif any(found.last_segment.ensemble[index] == bookie for index, bookie in self._failed.items()):
+        elif found.last_segment == self._proposed.last_segment:
+            # It was ours, only the reply got lost.
+            self.on_metadata_written(found)
+        else:
             # Something else changed (re-replication of an older segment): the same change upon the new base.
             self.metadata = found
             self.state = WriterState.OPEN
+            self._replacements = {}
             self._change_ensemble_if_needed()
-        else:
-            self.on_metadata_written(found)
 
     def fail(self, error: BookKeeperError) -> None:
         """End the writer with ``error``. Pending entries stay unacknowledged."""
@@ -311,20 +336,15 @@ class LedgerWriter:
 
     # --- inside ---
 
-    def _send(self, index: int, pending: _Pending) -> None:
-        wanted = pending.members[:, index]
-        count = int(wanted.sum())
-        if count:
-            bookie_id = self._ensemble[index]
-            self._unanswered[bookie_id] += count
-            self._actions.append(SendAdds(bookie_id, pending.frames.select(wanted), count))
+    def _send(self, index: int, frames: list[memoryview], entries: int) -> None:
+        self._actions.append(SendAdds(self._ensemble[index], frames, entries))
 
-    def _on_error_code(self, bookie_id: str, code: Code) -> None:
-        if code is Code.FENCED:
+    def _on_error_codes(self, bookie_id: str, codes: set[Code]) -> None:
+        if Code.FENCED in codes:
             self.fail(
                 LedgerFencedError("another client fenced the ledger", ledger_id=self.ledger_id, bookie_id=bookie_id)
             )
-        elif code is Code.UNAUTHORIZED:
+        elif Code.UNAUTHORIZED in codes:
             self.fail(
                 UnauthorizedError(
                     "the bookie refused the ledger's password", ledger_id=self.ledger_id, bookie_id=bookie_id
@@ -333,42 +353,25 @@ class LedgerWriter:
         else:
             self.on_bookie_failed(bookie_id)
 
-    def _count_acks(self, index: int, entry_ids: npt.NDArray[np.int64]) -> None:
-        ack_quorum_size = self.metadata.quorum.ack_quorum_size
-        for pending in self._pending:
-            if not len(entry_ids):
-                return
-            first = pending.frames.first_entry_id
-            inside = (entry_ids >= first) & (entry_ids < first + len(pending.frames))
-            if inside.any():
-                rows = entry_ids[inside] - first
-                pending.acks[rows, index] = pending.members[rows, index]
-                pending.recount(ack_quorum_size)
-                entry_ids = entry_ids[~inside]
+    def _throttle(self, bookie_id: str) -> None:
+        if bookie_id not in self._throttled:
+            self._throttled.add(bookie_id)
+            self._actions.append(Throttled(bookie_id))
 
     def _acknowledge(self) -> None:
-        if self.state is not WriterState.OPEN:
-            return
-        before = self.last_add_confirmed
-        while self._pending:
-            head = self._pending[0]
-            first, count = head.frames.first_entry_id, len(head.frames)
-            complete = count if head.done.all() else int(np.argmin(head.done))
-            if complete:
-                self.last_add_confirmed = max(self.last_add_confirmed, first + complete - 1)
-                self.length = max(self.length, int(head.frames.lengths[complete - 1]))
-            if complete < count:
-                break
-            self._pending.popleft()
-        if self.last_add_confirmed != before:
-            self._actions.append(Acknowledge(self.last_add_confirmed))
+        if self.state is WriterState.OPEN:
+            complete = self._pending.complete_through(self.last_add_confirmed)
+            if complete > self.last_add_confirmed:
+                self.last_add_confirmed = complete
+                self.length = self._pending.length_at(complete)
+                self._actions.append(Acknowledge(complete))
+        self._pending.release(self.last_add_confirmed)
 
     def _change_ensemble_if_needed(self) -> None:
         # An idle ledger keeps its ensemble: most failures heal before the next add.
         replaceable = self._failed.keys() - self._irreplaceable
-        if self.state is not WriterState.OPEN or not replaceable or not self._pending:
+        if self.state is not WriterState.OPEN or not replaceable or not self.pending_entries:
             return
         self.state = WriterState.CHANGING
-        self._actions.append(
-            ChooseBookies(tuple(sorted(self._failed)), frozenset(self._ensemble) | frozenset(self._quarantine))
-        )
+        exclude = frozenset(self._ensemble)
+        self._actions.append(ChooseBookies(tuple(sorted(self._failed)), exclude, frozenset(self._quarantine) - exclude))
