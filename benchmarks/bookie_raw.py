@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def _measure(arguments: argparse.Namespace, port: int, pid: int) -> None:
-    count, size = arguments.entries, arguments.size
+    count, size = arguments.entries // _CHUNK_ENTRIES * _CHUNK_ENTRIES, arguments.size
     base = time.time_ns() // 1000
     chunks = _frames(base, arguments.ledgers, min(count, 16_384), size)
     with socket.create_connection(("127.0.0.1", port)) as connection:
@@ -89,7 +89,7 @@ def _add(connection: socket.socket, chunks: list[tuple[memoryview, int]], count:
     current = memoryview(b"")
     tail = b""
     while answered < count:
-        want_write = sent < count and sent - answered < window or len(current) > 0
+        want_write = (sent < count and sent - answered < window) or len(current) > 0
         selector.modify(connection, selectors.EVENT_READ | (selectors.EVENT_WRITE if want_write else 0))
         for _, events in selector.select():
             if events & selectors.EVENT_READ:
@@ -166,16 +166,18 @@ class _Phase:
 
     def __exit__(self, *_: object) -> None:
         seconds = time.perf_counter() - self._start
-        cpu = _cpu_seconds(self._pid) - self._cpu
+        user, system = (after - before for after, before in zip(_cpu_seconds(self._pid), self._cpu, strict=True))
         print(
             f"{self._name:12s} {self._count:8d} in {seconds:6.2f} s: {self._count / seconds:9.0f}/s "
-            f"{self._count * self._size / seconds / 1e6:7.0f} MB/s, bookie CPU {cpu:5.2f} s, RSS {_rss_mib(self._pid):.0f} MiB"
+            f"{self._count * self._size / seconds / 1e6:7.0f} MB/s, CPU {user:5.2f} s user {system:5.2f} s system, "
+            f"{(user + system) / self._count * 1e6:6.1f} us each, RSS {_rss_mib(self._pid):.0f} MiB"
         )
 
 
-def _cpu_seconds(pid: int) -> float:
+def _cpu_seconds(pid: int) -> tuple[float, float]:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    tick = os.sysconf("SC_CLK_TCK")
+    return int(fields[11]) / tick, int(fields[12]) / tick
 
 
 def _rss_mib(pid: int) -> float:

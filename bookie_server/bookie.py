@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bk_spark.protocol.codes import LAST_ENTRY, Code
+from bk_spark.protocol.digest import Buffer
 from bk_spark.protocol.entry import ENTRY_HEADER_BYTES, LAC_PACKET_HEADER
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.storage import journal
@@ -176,6 +177,26 @@ class Bookie:
         except (CorruptFileError, OSError) as error:
             _LOG.error("ledger %d: %s", ledger_id, error)
             return Code.IO_ERROR
+
+    def read_now(self, ledger_id: int, entry_id: int) -> tuple[Code, Buffer] | None:
+        """One entry (-1: the last), or why not, where that can be said at once; None means: ask :meth:`read`."""
+        handle = self.handle(ledger_id)
+        if not isinstance(handle, LedgerHandle):
+            return (Code.NO_LEDGER if handle is None else handle), b""
+        if entry_id == LAST_ENTRY:
+            entry_id = handle.last_entry
+        elif handle.pending(entry_id, entry_id) is not None:
+            return None
+        if not 0 <= entry_id <= MAX_ENTRY_ID:
+            return Code.NO_ENTRY, b""
+        try:
+            location = self._storage.cache.get_one(ledger_id, entry_id)
+        except OSError:
+            return None
+        if location == 0:
+            return Code.NO_ENTRY, b""
+        stored = self._storage.reader.read_one(ledger_id, entry_id, location, self._storage.written_to)
+        return None if stored is None else (Code.OK, stored)
 
     async def read(self, ledger_ids: Int64s, entry_ids: Int64s, limit_bytes: int) -> ReadPart:
         """Read the first of the entries asked for: at least one, and as many as come to about ``limit_bytes``.

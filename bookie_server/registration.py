@@ -156,7 +156,9 @@ class Registration:
         if self._thread.is_alive():
             self._thread.join()
         with contextlib.suppress(BookKeeperError):
-            self._zookeeper.delete(self._path)
+            node = self._zookeeper.exists(self._path)
+            if node is not None and node.owner_session == self._zookeeper.session_id:
+                self._zookeeper.delete(self._path)
 
     def _register(self) -> None:
         gone = threading.Event()

@@ -6,16 +6,14 @@ caller prepares its next batch, the thread sends, receives and acknowledges.
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Coroutine, Iterator, Mapping
-from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, TypeVar
 
 from bk_spark.bookie.client import DEFAULT_QUORUM, Client
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.ledger_store import CreateWith
+from bk_spark.bookie.loop_thread import LoopThread
 from bk_spark.bookie.read_handle import ReadHandle
 from bk_spark.bookie.write_handle import WriteHandle
 from bk_spark.bookie.zookeeper import ZooKeeper
@@ -40,20 +38,19 @@ class BlockingClient:
         self, metadata_service_uri: str, config: ClientConfig | None = None, *, zookeeper: ZooKeeper | None = None
     ) -> None:
         self._client = Client(metadata_service_uri, config, zookeeper=zookeeper)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, name="bk-client", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread("bk-client")
         try:
             self._run(self._client.start())
         except BaseException:
-            self._stop_loop()
+            self._thread.close()
             raise
 
     def close(self) -> None:
-        """Let go of everything; safe to repeat."""
-        if self._thread.is_alive():
-            self._run(self._client.close())
-            self._stop_loop()
+        """Let go of everything; safe to repeat. Calls under way in other threads raise LedgerClosedError."""
+        try:
+            self._thread.finish(self._client.close())
+        finally:
+            self._thread.close()
 
     def __enter__(self) -> BlockingClient:
         return self
@@ -112,24 +109,7 @@ class BlockingClient:
         return self._run(self._client.metadata(ledger_id))
 
     def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        future: Future[_T] = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            # The caller was interrupted (KeyboardInterrupt): do not leave the work running unseen.
-            future.cancel()
-            raise
-
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-
-    def _stop_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.run_until_complete(self._loop.shutdown_default_executor())
-        self._loop.close()
+        return self._thread.run(work)
 
 
 class BlockingWriter:
@@ -184,7 +164,7 @@ class BlockingWriter:
 
     def abandon(self) -> None:
         """Let go without closing the ledger."""
-        self._client._run(self._handle.abandon())
+        self._client._thread.finish(self._handle.abandon())
         self._client._client.forget(self._handle)
 
 
@@ -224,4 +204,4 @@ class BlockingReader:
                 except StopAsyncIteration:
                     return
         finally:
-            self._client._run(blocks.aclose())
+            self._client._thread.finish(blocks.aclose())

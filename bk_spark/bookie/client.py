@@ -10,6 +10,7 @@ import asyncio
 import hmac
 from collections.abc import Mapping
 from types import TracebackType
+from weakref import WeakSet
 
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.ledger_store import CreateWith, LedgerStore
@@ -44,11 +45,19 @@ class Client:
         self._zookeeper: ZooKeeper | None = None
         self._services: ClusterServices | None = None
         self._pool: ConnectionPool | None = None
-        self._handles: set[WriteHandle] = set()
+        #: Those that somebody still holds; closed ones may be among them.
+        self._handles: WeakSet[WriteHandle] = WeakSet()
 
     async def start(self) -> None:
         """Connect to ZooKeeper. Raises MetadataUnavailableError."""
-        await asyncio.to_thread(self._connect)
+        connecting = asyncio.ensure_future(asyncio.to_thread(self._connect))
+        try:
+            await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            # A thread cannot be cancelled: let it come to its end, which is bounded, and undo what it did.
+            await asyncio.gather(connecting, return_exceptions=True)
+            await self.close()
+            raise
 
     def _connect(self) -> None:
         zookeeper = self._shared_zookeeper
@@ -116,7 +125,11 @@ class Client:
         ledger_id, stored = await services.create(metadata, create_with)
         handle = WriteHandle(ledger_id, stored, digest_type, password, services, pool, self.config)
         self._handles.add(handle)
-        await handle.start()
+        try:
+            await handle.start()
+        except BaseException:
+            await handle.abandon()
+            raise
         return handle
 
     async def check_enough_bookies(self, quorum: Quorum) -> None:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from bk_spark.protocol.codes import DEFAULT_MAX_FRAME_BYTES
+from bk_spark.protocol.add_frames import EntryPackager
+from bk_spark.protocol.codes import DEFAULT_MAX_FRAME_BYTES, DigestType
+
+#: What an answer that carries an entry may have beyond the ADD frame that carried it: a v2 batch read 12
+#: bytes, a v3 read some 60. Entries stay that much smaller than a frame, so that every client can read them.
+ANSWER_RESERVE_BYTES: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +37,7 @@ class ClientConfig:
     batch_read_enabled: bool = True
     #: Tries for a read of which no replica gave an entry, with fresh metadata each time.
     read_attempts: int = 3
+
+    def max_payload_bytes(self, digest_type: DigestType) -> int:
+        """The largest payload that every bookie takes and every client can read back."""
+        return self.max_frame_bytes - EntryPackager.overhead(digest_type) - ANSWER_RESERVE_BYTES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.config import ANSWER_RESERVE_BYTES, ClientConfig
 from bk_spark.bookie.connection import BookieConnection
 from bk_spark.protocol.errors import BookieUnavailableError, BookKeeperError
 
@@ -21,6 +21,7 @@ class ConnectionPool:
         self._config = config
         self._connections: dict[str, BookieConnection] = {}
         self._connecting: dict[str, asyncio.Task[BookieConnection]] = {}
+        self._closed = False
         #: Bookies that closed the connection at a batch read: they do not know it.
         self.without_batch_read: set[str] = set()
 
@@ -30,7 +31,9 @@ class ConnectionPool:
         return None if connection is None or connection.closed else connection
 
     async def get(self, bookie_id: str) -> BookieConnection:
-        """A live connection. Raises BookieUnavailableError."""
+        """A live connection. Raises BookieUnavailableError, MetadataUnavailableError."""
+        if self._closed:
+            raise _closed_error(bookie_id)
         connection = self.existing(bookie_id)
         if connection is not None:
             return connection
@@ -40,10 +43,18 @@ class ConnectionPool:
             self._connecting[bookie_id] = task
             task.add_done_callback(lambda done: self._connecting.pop(bookie_id, None))
         # Several callers may wait: one that gives up must not end the attempt for the others.
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if task.cancelled() and caller is not None and not caller.cancelling():
+                # Not the caller was cancelled but the attempt, by close().
+                raise _closed_error(bookie_id) from None
+            raise
 
     async def close(self) -> None:
-        """Close every connection; outstanding requests fail."""
+        """Close every connection for good; outstanding requests fail."""
+        self._closed = True
         for task in list(self._connecting.values()):
             task.cancel()
         for connection in self._connections.values():
@@ -56,8 +67,9 @@ class ConnectionPool:
         try:
             async with asyncio.timeout(self._config.connect_timeout_ms / 1000):
                 host, port = await self._resolve(bookie_id)
+                limit = self._config.max_frame_bytes + ANSWER_RESERVE_BYTES
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: BookieConnection(bookie_id, self._config.max_frame_bytes), host, port
+                    lambda: BookieConnection(bookie_id, limit), host, port
                 )
         except BookKeeperError:
             raise
@@ -65,3 +77,7 @@ class ConnectionPool:
             raise BookieUnavailableError(f"cannot connect: {error!r}", bookie_id=bookie_id) from error
         self._connections[bookie_id] = connection
         return connection
+
+
+def _closed_error(bookie_id: str) -> BookieUnavailableError:
+    return BookieUnavailableError("the client is closed", bookie_id=bookie_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
 from typing import Any, Final
 
 from bk_spark.bookie.config import ClientConfig
@@ -76,10 +77,12 @@ class ReadHandle:
         attempts = 0
         while first <= last:
             try:
-                async for block in _RangeRead(self, first, last).blocks():
-                    first += len(block)
-                    attempts = 0
-                    yield block
+                # Closed here and not some time later: what the pass has under way ends with it.
+                async with aclosing(_RangeRead(self, first, last).blocks()) as blocks:
+                    async for block in blocks:
+                        first += len(block)
+                        attempts = 0
+                        yield block
             except EntryUnknownError:
                 # A re-replication may have moved the segment since its metadata was read.
                 attempts += 1
@@ -212,6 +215,10 @@ class _RangeRead:
             self._machine.on_error(action.request_id, "did not answer in time")
         except BookKeeperError as error:
             self._machine.on_error(action.request_id, error.message)
+        except Exception as error:
+            # Whatever it is, the reader must hear of it: it would wait for ever.
+            _LOG.exception("ledger %d: reading at bookie %s", self._handle.ledger_id, action.bookie_id)
+            self._machine.on_error(action.request_id, repr(error))
         else:
             self._machine.on_entries(action.request_id, block)
         self._run()
@@ -228,9 +235,10 @@ class _RangeRead:
             except BookieUnavailableError:
                 if connection.knows_batch_read:
                     raise
-                # A bookie older than 4.17 closes the connection at a batch read: go on without.
-                pool.without_batch_read.add(connection.bookie_id)
+                # A bookie older than 4.17 closes the connection at a batch read: go on without. One that
+                # cannot be reached again just died.
                 connection = await pool.get(connection.bookie_id)
+                pool.without_batch_read.add(connection.bookie_id)
             else:
                 _check(answer.code, handle.ledger_id, entry_ids.start, connection.bookie_id)
                 return verify_records(

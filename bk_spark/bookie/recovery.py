@@ -29,6 +29,7 @@ from bk_spark.protocol.recovery import (
     FenceBookie,
     FencingRead,
     LedgerRecovery,
+    LengthRead,
     RecoveryFailed,
     StartWriteBack,
     WriteBack,
@@ -113,16 +114,19 @@ class _Recovery:
                     await self._writer.start()
                 case WriteBack(payloads, last_add_confirmed):
                     assert self._writer is not None
-                    await self._writer.append_many(payloads, last_add_confirmed)
+                    written_back = await self._writer.append_many(payloads, last_add_confirmed)
+                    self._machine.on_written_back(written_back)
+                    self._run()
                 case EndFound(last_entry_id):
                     return await self._close(last_entry_id)
                 case RecoveryFailed(error):
                     raise error
 
     async def stop(self) -> None:
-        for task in self._tasks:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._writer is not None:
             await self._writer.abandon()
 
@@ -149,7 +153,9 @@ class _Recovery:
                     case FenceBookie(bookie_id):
                         self._spawn(self._fence(bookie_id))
                     case FencingRead(bookie_id, entry_id):
-                        self._spawn(self._read(bookie_id, entry_id))
+                        self._spawn(self._read(bookie_id, entry_id, FlagV2.FENCING | FlagV2.HIGH_PRIORITY))
+                    case LengthRead(bookie_id, entry_id):
+                        self._spawn(self._read(bookie_id, entry_id, FlagV2.NONE))
                     case _:
                         self._to_write.put_nowait(action)
 
@@ -158,8 +164,8 @@ class _Recovery:
         self._machine.on_fence_answer(bookie_id, answer, entry)
         self._run()
 
-    async def _read(self, bookie_id: str, entry_id: int) -> None:
-        answer, entry = await self._ask(bookie_id, entry_id, FlagV2.FENCING | FlagV2.HIGH_PRIORITY)
+    async def _read(self, bookie_id: str, entry_id: int, flags: FlagV2) -> None:
+        answer, entry = await self._ask(bookie_id, entry_id, flags)
         self._machine.on_read_answer(bookie_id, entry_id, answer, entry)
         self._run()
 
@@ -168,9 +174,8 @@ class _Recovery:
         try:
             async with asyncio.timeout(self._config.read_timeout_ms / 1000):
                 connection = await self._pool.get(bookie_id)
-                answers = await connection.read(
-                    self._ledger_id, range(entry_id, entry_id + 1), flags=flags, key=self._key
-                )
+                key = self._key if flags & FlagV2.FENCING else None
+                answers = await connection.read(self._ledger_id, range(entry_id, entry_id + 1), flags=flags, key=key)
             answer = answers[entry_id]
             if answer.code in (Code.NO_ENTRY, Code.NO_LEDGER):
                 return Answer.ABSENT, None
@@ -192,4 +197,13 @@ class _Recovery:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            # Nobody awaits these tasks; without this the recovery would wait for ever.
+            _LOG.error("ledger %d: recovery ends", self._ledger_id, exc_info=error)
+            failure = error if isinstance(error, BookKeeperError) else BookKeeperError(repr(error))
+            self._to_write.put_nowait(RecoveryFailed(failure))

@@ -39,10 +39,11 @@ class BookieRegistry:
             if self._writable is not None:
                 return self._writable
             generation = self._generation
-        names = self._zk.children(self._available, watch=self._changed) or []
-        writable = tuple(sorted(name for name in names if name != _READ_ONLY))
+        names = self._zk.children(self._available, watch=self._changed)
+        writable = tuple(sorted(name for name in names or () if name != _READ_ONLY))
         with self._lock:
-            if generation == self._generation:
+            # Where the znode is missing there is no watch that would end the caching.
+            if generation == self._generation and names is not None:
                 self._writable = writable
         return writable
 
@@ -80,6 +81,10 @@ class BookieRegistry:
                 f"{self._available} can be used; start more bookies or use a smaller ensembleSize"
             )
         return tuple(self._random.sample(candidates, count))
+
+    def close(self) -> None:
+        """Follow the session no longer."""
+        self._zk.remove_state_listener(self._on_state)
 
     def _changed(self, path: str) -> None:
         with self._lock:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from bk_spark.bookie.ledger_store import CreateWith, LedgerStore, StoredMetadata
 from bk_spark.bookie.registry import BookieRegistry
+from bk_spark.protocol.errors import MetadataUnavailableError
 from bk_spark.protocol.ledger_metadata import LedgerMetadata
 
 _T = TypeVar("_T")
@@ -21,10 +22,14 @@ class ClusterServices:
         self._store = store
         self._registry = registry
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="bk-metadata")
+        self._closed = False
 
     def close(self) -> None:
-        """Wait for calls under way (each bounded in time) and end the threads."""
+        """Wait for calls under way (each bounded in time) and end the threads; later calls raise
+        MetadataUnavailableError."""
+        self._closed = True
         self._threads.shutdown(wait=True, cancel_futures=True)
+        self._registry.close()
 
     async def create(self, metadata: LedgerMetadata, create_with: CreateWith | None) -> tuple[int, StoredMetadata]:
         return await self._call(self._store.create, metadata, create_with)
@@ -51,4 +56,6 @@ class ClusterServices:
         return await self._call(self._registry.address, bookie_id)
 
     async def _call(self, function: Callable[..., _T], *arguments: Any) -> _T:
+        if self._closed:
+            raise MetadataUnavailableError("the client is closed")
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections import deque
+from collections.abc import Collection, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.connection import BookieConnection
 from bk_spark.bookie.ledger_store import StoredMetadata
 from bk_spark.bookie.pool import ConnectionPool
 from bk_spark.bookie.services import ClusterServices
 from bk_spark.protocol.add_frames import EntryPackager
-from bk_spark.protocol.codes import NO_ENTRY, DigestType, FlagV2
+from bk_spark.protocol.codes import NO_ENTRY, Code, DigestType, FlagV2
 from bk_spark.protocol.digest import Buffer
 from bk_spark.protocol.errors import (
     BookKeeperError,
@@ -24,12 +26,20 @@ from bk_spark.protocol.errors import (
     LedgerClosedError,
     LedgerFencedError,
     MetadataConflictError,
+    NotEnoughBookiesError,
     OutcomeUnknownError,
-    PeerError,
 )
 from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState
 from bk_spark.protocol.payloads import Payloads
-from bk_spark.protocol.writer import Acknowledge, ChooseBookies, Failed, LedgerWriter, SendAdds, WriteMetadata
+from bk_spark.protocol.writer import (
+    Acknowledge,
+    ChooseBookies,
+    Failed,
+    LedgerWriter,
+    SendAdds,
+    Throttled,
+    WriteMetadata,
+)
 
 _LOG = logging.getLogger(__name__)
 #: Entries are packaged and sent in pieces of about this size, so that sending, syncing and
@@ -39,6 +49,9 @@ _PIECE_ENTRIES: Final = 2_000
 #: How often a writer that goes on without a failed bookie looks for a replacement.
 _RETRY_REPLACEMENT_S: Final = 10.0
 _CLOSE_ATTEMPTS: Final = 8
+#: Pause before a bookie gets again what it refused for being busy; doubled while it refuses everything.
+_FIRST_PAUSE_S: Final = 0.02
+_LAST_PAUSE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +87,7 @@ class WriteHandle:
         self._pool = pool
         self._config = config
         self._version = stored.version
+        self._max_payload_bytes = config.max_payload_bytes(digest_type)
         flags = FlagV2.NONE if recovery is None else FlagV2.RECOVERY_ADD | FlagV2.HIGH_PRIORITY
         self._packager = EntryPackager(ledger_id, digest_type, password, flags)
         self._machine = LedgerWriter(
@@ -85,11 +99,14 @@ class WriteHandle:
             publish=recovery is None,
         )
         self._pending_bytes = 0
-        #: (entry id, frame bytes) of pieces under way, oldest first.
-        self._pieces: list[tuple[int, int]] = []
+        #: (last entry id, frame bytes) of pieces that some bookie has not answered, oldest first.
+        self._pieces: deque[tuple[int, int]] = deque()
         self._waiters: list[asyncio.Future[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._connections: dict[str, BookieConnection] = {}
+        #: When each bookie that owes adds last took one, or was sent the first.
         self._progress: dict[str, float] = {}
+        self._pauses: dict[str, float] = {}
         self._monitor: asyncio.Task[None] | None = None
         self._closing = False
 
@@ -175,10 +192,7 @@ class WriteHandle:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for bookie_id in self._machine.ensemble:
-            connection = self._pool.existing(bookie_id)
-            if connection is not None:
-                connection.unlisten(self.ledger_id)
+        self._detach()
 
     # --- appending ---
 
@@ -189,7 +203,7 @@ class WriteHandle:
             raise LedgerClosedError("the handle is closed", ledger_id=self.ledger_id)
 
     def _check_sizes(self, payloads: Payloads) -> None:
-        limit = self._config.max_frame_bytes - self._packager.overhead_bytes
+        limit = self._max_payload_bytes
         if len(payloads) and int(payloads.sizes.max()) > limit:
             index = int(np.argmax(payloads.sizes > limit))
             raise InvalidArgumentError(
@@ -207,7 +221,8 @@ class WriteHandle:
 
     async def _admit(self, size: int) -> None:
         while self._machine.error is None and (
-            (self._pending_bytes and self._pending_bytes + size > self._config.max_pending_bytes)
+            self._machine.throttled
+            or (self._pending_bytes and self._pending_bytes + size > self._config.max_pending_bytes)
             or self._machine.most_unanswered > self._config.max_unanswered_entries
         ):
             await self._wait()
@@ -236,46 +251,67 @@ class WriteHandle:
                 match action:
                     case SendAdds():
                         self._send(action)
-                    case Acknowledge(lac):
-                        while self._pieces and self._pieces[0][0] <= lac:
-                            self._pending_bytes -= self._pieces.pop(0)[1]
-                        self._wake()
                     case ChooseBookies():
                         self._spawn(self._replace(action))
                     case WriteMetadata(metadata):
                         self._spawn(self._publish(metadata))
+                    case Throttled(bookie_id):
+                        self._spawn(self._pause(bookie_id))
+                    case Acknowledge():
+                        pass
                     case Failed():
-                        self._wake()
+                        self._detach()
+        while self._pieces and self._pieces[0][0] < self._machine.oldest_retained:
+            self._pending_bytes -= self._pieces.popleft()[1]
+        # Whatever happened may be what somebody waits for, also the end of a bookie that held up the window.
+        self._wake()
 
     def _send(self, action: SendAdds) -> None:
-        connection = self._pool.existing(action.bookie_id)
-        if connection is None:
+        connection = self._connections.get(action.bookie_id)
+        if connection is None or connection.closed:
             self._machine.on_bookie_failed(action.bookie_id)
             return
-        if self._machine.unanswered(action.bookie_id) == action.entries:
-            self._progress[action.bookie_id] = asyncio.get_running_loop().time()
+        self._progress.setdefault(action.bookie_id, asyncio.get_running_loop().time())
         connection.send(action.frames)
 
     def _on_answers(self, bookie_id: str, entry_ids: npt.NDArray[np.int64], codes: npt.NDArray[np.int32]) -> None:
-        self._progress[bookie_id] = asyncio.get_running_loop().time()
         self._machine.on_add_answers(bookie_id, entry_ids, codes)
+        if not self._machine.unanswered(bookie_id):
+            self._progress.pop(bookie_id, None)
+        elif (codes == Code.OK).any():
+            self._progress[bookie_id] = asyncio.get_running_loop().time()
+            self._pauses.pop(bookie_id, None)
         self._run()
-        self._wake()
 
     def _on_loss(self, bookie_id: str) -> None:
         _LOG.warning("ledger %d: connection to bookie %s broke", self.ledger_id, bookie_id)
-        self._machine.on_bookie_failed(bookie_id)
+        self._give_up(bookie_id)
         self._run()
+
+    def _give_up(self, bookie_id: str) -> None:
+        connection = self._connections.pop(bookie_id, None)
+        if connection is not None:
+            connection.unlisten(self.ledger_id)
+        self._progress.pop(bookie_id, None)
+        self._machine.on_bookie_failed(bookie_id)
+
+    def _detach(self) -> None:
+        for connection in self._connections.values():
+            connection.unlisten(self.ledger_id)
+        self._connections.clear()
 
     async def _attach(self, bookie_id: str) -> bool:
         try:
             connection = await self._pool.get(bookie_id)
-        except PeerError as error:
+        except BookKeeperError as error:
             _LOG.warning("ledger %d: %s", self.ledger_id, error)
-            self._machine.on_bookie_failed(bookie_id)
-            return False
-        connection.listen(self.ledger_id, self._on_answers, self._on_loss)
-        return True
+        else:
+            if not connection.closed:
+                connection.listen(self.ledger_id, self._on_answers, self._on_loss)
+                self._connections[bookie_id] = connection
+                return True
+        self._machine.on_bookie_failed(bookie_id)
+        return False
 
     async def _replace(self, action: ChooseBookies) -> None:
         replacements: dict[int, str] = {}
@@ -284,7 +320,7 @@ class WriteHandle:
         for index in action.failed:
             while index not in replacements:
                 try:
-                    (bookie_id,) = await self._services.choose(1, exclude)
+                    bookie_id = await self._choose(exclude, action.avoid)
                 except BookKeeperError as error:
                     refused = error
                     break
@@ -297,6 +333,20 @@ class WriteHandle:
         elif refused is not None:
             _LOG.warning("ledger %d: no replacement for a failed bookie: %s", self.ledger_id, refused)
             self._machine.on_no_bookies(refused)
+        self._run()
+
+    async def _choose(self, exclude: Collection[str], avoid: Collection[str]) -> str:
+        try:
+            (bookie_id,) = await self._services.choose(1, {*exclude, *avoid})
+        except NotEnoughBookiesError:
+            (bookie_id,) = await self._services.choose(1, exclude)
+        return bookie_id
+
+    async def _pause(self, bookie_id: str) -> None:
+        pause_s = self._pauses.get(bookie_id, _FIRST_PAUSE_S)
+        self._pauses[bookie_id] = min(2 * pause_s, _LAST_PAUSE_S)
+        await asyncio.sleep(pause_s)
+        self._machine.retry_refused(bookie_id)
         self._run()
 
     async def _publish(self, metadata: LedgerMetadata) -> None:
@@ -318,7 +368,7 @@ class WriteHandle:
         self._run()
 
     async def _settle(self) -> None:
-        """Let an ensemble change that is under way come to its end before the ledger is closed."""
+        """Let what is under way (an ensemble change) come to its end before the ledger is closed."""
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -350,13 +400,13 @@ class WriteHandle:
         limit = self._config.add_timeout_ms / 1000
         loop = asyncio.get_running_loop()
         next_retry = loop.time() + _RETRY_REPLACEMENT_S
-        while True:
+        while self._machine.error is None:
             await asyncio.sleep(min(1.0, limit / 4))
             now = loop.time()
             for bookie_id in self._machine.ensemble:
                 if self._machine.unanswered(bookie_id) and now - self._progress.get(bookie_id, now) > limit:
-                    _LOG.warning("ledger %d: bookie %s does not answer adds", self.ledger_id, bookie_id)
-                    self._machine.on_bookie_failed(bookie_id)
+                    _LOG.warning("ledger %d: bookie %s does not take adds", self.ledger_id, bookie_id)
+                    self._give_up(bookie_id)
             if now >= next_retry:
                 next_retry = now + _RETRY_REPLACEMENT_S
                 self._machine.on_bookies_changed()
@@ -365,4 +415,13 @@ class WriteHandle:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            # Nobody awaits these tasks; without this a caller would wait for ever.
+            _LOG.error("ledger %d: the writer ends", self.ledger_id, exc_info=error)
+            self._machine.fail(error if isinstance(error, BookKeeperError) else BookKeeperError(repr(error)))
+            self._run()

@@ -43,7 +43,8 @@ from bk_spark.protocol.errors import (
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-#: Data watches and children watches get the path that changed; called in kazoo's thread: be quick.
+#: Data watches and children watches get the path they were set on when it changed, and also when the
+#: connection broke (which ends a watch: look again). Called in kazoo's thread: be quick.
 WatchCallback = Callable[[str], None]
 
 
@@ -148,23 +149,26 @@ class ZooKeeper:
         """``listener("CONNECTED" | "SUSPENDED" | "LOST")`` in kazoo's thread: be quick, do not call back."""
         self._listeners.append(listener)
 
+    def remove_state_listener(self, listener: Callable[[str], None]) -> None:
+        self._listeners.remove(listener)
+
     def get(self, path: str, watch: WatchCallback | None = None) -> Znode | None:
         """Content of ``path``, or None where it does not exist (the watch is then not set)."""
         try:
-            data, stat = self._read(self._client.get_async(path, watch=_event(watch)))
+            data, stat = self._read(self._client.get_async(path, watch=_event(path, watch)))
         except NoNodeError:
             return None
         return _znode(data, stat)
 
     def exists(self, path: str, watch: WatchCallback | None = None) -> Znode | None:
         """Stat of ``path`` (without its data), or None; the watch is set either way."""
-        stat = self._read(self._client.exists_async(path, watch=_event(watch)))
+        stat = self._read(self._client.exists_async(path, watch=_event(path, watch)))
         return None if stat is None else _znode(b"", stat)
 
     def children(self, path: str, watch: WatchCallback | None = None) -> list[str] | None:
         """Names of the children, or None where ``path`` does not exist."""
         try:
-            names: list[str] = self._read(self._client.get_children_async(path, watch=_event(watch)))
+            names: list[str] = self._read(self._client.get_children_async(path, watch=_event(path, watch)))
         except NoNodeError:
             return None
         return names
@@ -260,10 +264,11 @@ class ZooKeeper:
 CONNECTED, SUSPENDED, LOST = KazooState.CONNECTED, KazooState.SUSPENDED, KazooState.LOST
 
 
-def _event(watch: WatchCallback | None) -> Callable[[WatchedEvent], None] | None:
+def _event(path: str, watch: WatchCallback | None) -> Callable[[WatchedEvent], None] | None:
     if watch is None:
         return None
-    return lambda event: watch(event.path)
+    # When the connection breaks kazoo drops its watches and says so with an event that has no path.
+    return lambda _: watch(path)
 
 
 def _znode(data: bytes, stat: ZnodeStat) -> Znode:

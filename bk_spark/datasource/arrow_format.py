@@ -20,12 +20,14 @@ def entries_of(
     compression: str | None,
     entry_bytes: int,
     max_entry_bytes: int,
+    partition: int,
 ) -> Iterator[tuple[pa.Buffer, int]]:
-    """(entry, rows in it): ``batches`` cut and joined to entries of about ``entry_bytes``.
+    """(entry, rows in it): ``batches`` cut and joined to entries of about ``entry_bytes`` before compression.
 
-    Raises InvalidArgumentError for a row that does not fit into ``max_entry_bytes`` alone.
+    Raises InvalidArgumentError for a row that does not fit into ``max_entry_bytes`` alone, naming it: its
+    number within ``partition``, from 0.
     """
-    options = pa.ipc.IpcWriteOptions(compression=compression)
+    writer = _EntryWriter(schema, compression, max_entry_bytes, partition)
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = 0.0
     for batch in batches:
@@ -40,10 +42,10 @@ def entries_of(
             start += waiting[-1].num_rows
             waiting_bytes += waiting[-1].num_rows * row_bytes
             if waiting_bytes >= entry_bytes:
-                yield from _write(waiting, schema, options, max_entry_bytes)
+                yield from writer.write(waiting)
                 waiting, waiting_bytes = [], 0.0
     if waiting:
-        yield from _write(waiting, schema, options, max_entry_bytes)
+        yield from writer.write(waiting)
 
 
 def batches_in(entry: memoryview, where: str) -> list[pa.RecordBatch]:
@@ -51,7 +53,7 @@ def batches_in(entry: memoryview, where: str) -> list[pa.RecordBatch]:
     try:
         with pa.ipc.open_stream(pa.py_buffer(entry)) as stream:
             return list(stream)
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise CorruptFileError(f"{where} is not an Arrow stream: was it written with entryFormat raw?") from error
 
 
@@ -60,7 +62,7 @@ def schema_in(entry: memoryview, where: str) -> pa.Schema:
     try:
         with pa.ipc.open_stream(pa.py_buffer(entry)) as stream:
             return stream.schema
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise CorruptFileError(f"{where} is not an Arrow stream: was it written with entryFormat raw?") from error
 
 
@@ -76,23 +78,39 @@ def _canonical(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _write(
-    parts: list[pa.RecordBatch], schema: pa.Schema, options: pa.ipc.IpcWriteOptions, max_entry_bytes: int
-) -> Iterator[tuple[pa.Buffer, int]]:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema, options=options) as stream:
-        for part in parts:
-            stream.write_batch(part)
-    entry = sink.getvalue()
-    rows = sum(part.num_rows for part in parts)
-    if entry.size <= max_entry_bytes:
-        yield entry, rows
-        return
-    if rows == 1:
-        raise InvalidArgumentError(
-            f"one row makes an entry of {entry.size} bytes, more than a bookie's frame limit allows "
-            f"({max_entry_bytes} bytes): store large values elsewhere, or raise nettyMaxFrameSizeBytes"
+class _EntryWriter:
+    """Writes entries of one partition and counts its rows."""
+
+    def __init__(self, schema: pa.Schema, compression: str | None, max_entry_bytes: int, partition: int) -> None:
+        self._schema = schema
+        self._options = pa.ipc.IpcWriteOptions(compression=compression)
+        self._max_entry_bytes = max_entry_bytes
+        self._partition = partition
+        self._rows = 0
+
+    def write(self, parts: list[pa.RecordBatch]) -> Iterator[tuple[pa.Buffer, int]]:
+        """One entry of ``parts``, or several where one would be too large."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self._schema, options=self._options) as stream:
+            for part in parts:
+                stream.write_batch(part)
+        entry = sink.getvalue()
+        rows = sum(part.num_rows for part in parts)
+        if entry.size <= self._max_entry_bytes:
+            self._rows += rows
+            yield entry, rows
+            return
+        if rows == 1:
+            raise self._too_large(entry.size, parts)
+        table = pa.Table.from_batches(parts, self._schema)
+        for half in (table.slice(0, rows // 2), table.slice(rows // 2)):
+            yield from self.write(half.to_batches())
+
+    def _too_large(self, entry_bytes: int, parts: list[pa.RecordBatch]) -> InvalidArgumentError:
+        row = pa.Table.from_batches(parts, self._schema)
+        largest = max(row.schema.names, key=lambda name: row.column(name).nbytes)
+        return InvalidArgumentError(
+            f"row {self._rows} of partition {self._partition} makes an entry of {entry_bytes} bytes (column {largest} "
+            f"has most of them); a bookie's frame limit allows {self._max_entry_bytes}: split the row, or keep "
+            f"column {largest} elsewhere and write where it is"
         )
-    table = pa.Table.from_batches(parts, schema)
-    for half in (table.slice(0, rows // 2), table.slice(rows // 2)):
-        yield from _write(half.to_batches(), schema, options, max_entry_bytes)

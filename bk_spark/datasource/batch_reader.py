@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from bk_spark.bookie.blocking import BlockingReader
@@ -23,13 +25,19 @@ from bk_spark.datasource.schemas import (
     check_arrow_read,
     check_raw_read,
     schema_of_json,
+    stored_schema,
     with_metadata,
 )
 from bk_spark.datasource.splits import Piece, cut_splits
 from bk_spark.log.log import Log
 from bk_spark.log.settings import EntryFormat
 from bk_spark.protocol.entry_block import EntryBlock
-from bk_spark.protocol.errors import InvalidArgumentError, NoSuchEntryError
+from bk_spark.protocol.errors import (
+    InvalidArgumentError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
+    UnauthorizedError,
+)
 
 
 @dataclass
@@ -46,6 +54,7 @@ def read_schema(options: SourceOptions) -> StructType:
     entry for ``arrow``."""
     if options.log is not None:
         log = _open_log(options)
+        log.settings.check_password(options.password(), log.name)
         if log.settings.entry_format is EntryFormat.RAW:
             _refuse_metadata_option(options)
             return RAW_SCHEMA
@@ -75,9 +84,7 @@ class BatchReader(DataSourceReader):
             pieces = self._log_pieces(log)
         else:
             entry_format = options.entry_format or EntryFormat.RAW
-            check = check_raw_read if entry_format is EntryFormat.RAW else arrow_schema
-            check(self._schema)
-            pieces = self._ledger_pieces()
+            pieces = self._ledger_pieces(entry_format)
         return [Split(entry_format, part) for part in cut_splits(pieces, options.split_bytes, options.min_partitions)]
 
     @plain_errors_in
@@ -110,7 +117,7 @@ class BatchReader(DataSourceReader):
             _refuse_metadata_option(self._options)
             check_raw_read(self._schema)
         else:
-            check_arrow_read(self._schema, schema_of_json(log.settings.schema_json))
+            check_arrow_read(self._schema, schema_of_json(log.settings.schema_json), f"log {log.name}")
         snapshot = log.snapshot()
         return [
             Piece(
@@ -125,52 +132,57 @@ class BatchReader(DataSourceReader):
             if segment.last_entry is not None
         ]
 
-    def _ledger_pieces(self) -> list[Piece]:
-        ledger_id = self._options.ledger_id
-        assert ledger_id is not None
-        reader = client_of(self._options.metadata_service_uri).open_for_reading(ledger_id, self._options.password())
+    def _ledger_pieces(self, entry_format: EntryFormat) -> list[Piece]:
+        reader = _open_ledger(self._options)
         last = reader.last_add_confirmed
+        if entry_format is EntryFormat.RAW:
+            _refuse_metadata_option(self._options)
+            check_raw_read(self._schema)
+        elif last >= 0:
+            check_arrow_read(self._schema, _first_schema(reader), f"ledger {reader.ledger_id}")
         if last < 0:
             return []
         length = reader.metadata.length or _estimate_length(reader, last)
-        return [Piece(ledger_id, 0, last, max(1, length))]
+        return [Piece(reader.ledger_id, 0, last, max(1, length))]
 
     # --- rows ---
 
     def _raw_batch(self, block: EntryBlock, piece: Piece, schema: pa.Schema) -> pa.RecordBatch:
         count = len(block)
         metadata = self._metadata_columns(block.first_entry_id, count, piece)
-        arrays = [
-            raw_format.value_array(block, one.type) if one.name == VALUE else metadata[one.name].cast(one.type)
+        columns = [
+            raw_format.value_array(block, one.type, piece.ledger_id) if one.name == VALUE else metadata[one.name]
             for one in schema
         ]
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        return _batch(columns, schema, f"ledger {piece.ledger_id}")
 
     def _arrow_batches(self, block: EntryBlock, piece: Piece, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         for index, entry in enumerate(block.payloads):
             entry_id = block.first_entry_id + index
-            for batch in arrow_format.batches_in(entry, f"entry {entry_id} of ledger {piece.ledger_id}"):
-                yield self._project(batch, entry_id, piece, schema)
+            where = f"entry {entry_id} of ledger {piece.ledger_id}"
+            for batch in arrow_format.batches_in(entry, where):
+                yield self._project(batch, entry_id, piece, schema, where)
 
-    def _project(self, batch: pa.RecordBatch, entry_id: int, piece: Piece, schema: pa.Schema) -> pa.RecordBatch:
+    def _project(
+        self, batch: pa.RecordBatch, entry_id: int, piece: Piece, schema: pa.Schema, where: str
+    ) -> pa.RecordBatch:
         if batch.schema.equals(schema):
             return batch
         metadata: dict[str, pa.Array] | None = None
-        arrays = []
+        columns = []
         for one in schema:
             position = batch.schema.get_field_index(one.name)
             if position >= 0:
-                column = batch.column(position)
+                columns.append(batch.column(position))
             elif one.name in METADATA_NAMES:
                 metadata = metadata or self._metadata_columns(entry_id, batch.num_rows, piece, same_entry=True)
-                column = metadata[one.name]
+                columns.append(metadata[one.name])
             else:
                 raise InvalidArgumentError(
-                    f"entry {entry_id} of ledger {piece.ledger_id} has no column {one.name}; it has "
-                    f"{', '.join(batch.schema.names)}"
+                    f"{where} has no column {one.name}; it has {', '.join(batch.schema.names)}: leave the "
+                    "column out of the schema"
                 )
-            arrays.append(column if column.type == one.type else column.cast(one.type))
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        return _batch(columns, schema, where)
 
     def _metadata_columns(
         self, first_entry_id: int, count: int, piece: Piece, *, same_entry: bool = False
@@ -192,6 +204,42 @@ def _open_log(options: SourceOptions) -> Log:
     return logs_of(options.metadata_service_uri, options.log_root).open_log(options.log)
 
 
+def _open_ledger(options: SourceOptions) -> BlockingReader:
+    """The ledger of option ledgerId, with its last add confirmed."""
+    assert options.ledger_id is not None
+    try:
+        return client_of(options.metadata_service_uri).open_for_reading(options.ledger_id, options.password())
+    except UnauthorizedError as error:
+        raise UnauthorizedError(
+            "wrong ledger password: give the one the ledger was made with (option password or passwordFile)",
+            ledger_id=options.ledger_id,
+        ) from error
+    except NoSuchLedgerError as error:
+        raise NoSuchLedgerError(
+            f"there is no such ledger in {options.metadata_service_uri}: check option ledgerId",
+            ledger_id=options.ledger_id,
+        ) from error
+
+
+def _batch(columns: list[pa.Array], schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """``columns`` as a batch of ``schema``. Raises InvalidArgumentError for one that ``schema`` cannot hold."""
+    arrays = []
+    for column, one in zip(columns, schema, strict=True):
+        try:
+            array = column if column.type == one.type else column.cast(one.type)
+        except pa.ArrowException as error:
+            raise InvalidArgumentError(
+                f"column {one.name} in {where} cannot be read as {one.type}: {error}; leave the schema out"
+            ) from error
+        # Spark believes the schema: a null would become a 0, or a NullPointerException far from here.
+        if array.null_count and not one.nullable:
+            raise InvalidArgumentError(
+                f"column {one.name} has nulls in {where}, but the schema given says NOT NULL: leave that out"
+            )
+        arrays.append(array)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
 def _refuse_metadata_option(options: SourceOptions) -> None:
     if options.include_metadata:
         raise InvalidArgumentError(
@@ -206,15 +254,22 @@ def _estimate_length(reader: BlockingReader, last: int) -> int:
 
 
 def _ledger_schema(options: SourceOptions) -> StructType:
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    assert options.ledger_id is not None
-    reader = client_of(options.metadata_service_uri).open_for_reading(options.ledger_id, options.password())
+    reader = _open_ledger(options)
     if reader.last_add_confirmed < 0:
         raise NoSuchEntryError(
             "entryFormat arrow takes the schema from the first entry, and the ledger has none: give one with schema()",
             ledger_id=options.ledger_id,
         )
+    return _first_schema(reader)
+
+
+def _first_schema(reader: BlockingReader) -> StructType:
+    """What the first entry of a ledger says of its columns."""
     (first,) = reader.read(0, 0)
-    schema = arrow_format.schema_in(memoryview(first), f"entry 0 of ledger {options.ledger_id}")
-    return from_arrow_schema(schema)
+    schema = arrow_format.schema_in(memoryview(first), f"entry 0 of ledger {reader.ledger_id}")
+    try:
+        return stored_schema(from_arrow_schema(schema))
+    except PySparkException as error:
+        raise InvalidArgumentError(
+            f"Spark has no type for a column of this Arrow schema: {error}", ledger_id=reader.ledger_id
+        ) from error

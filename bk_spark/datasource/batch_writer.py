@@ -17,7 +17,13 @@ from bk_spark.datasource import arrow_format, raw_format
 from bk_spark.datasource.connections import client_of, logs_of
 from bk_spark.datasource.options import SourceOptions
 from bk_spark.datasource.plain_errors import plain_errors
-from bk_spark.datasource.schemas import arrow_schema, check_raw_write, check_same_columns, schema_of_json
+from bk_spark.datasource.schemas import (
+    arrow_schema,
+    check_raw_write,
+    check_same_columns,
+    schema_of_json,
+    stored_schema,
+)
 from bk_spark.log.log import Log
 from bk_spark.log.message import CommitMessage, CommitRequest, LedgerRange
 from bk_spark.log.settings import EntryFormat, LogSettings
@@ -63,17 +69,18 @@ class BatchWriter(DataSourceArrowWriter):
         client = client_of(self._options.metadata_service_uri)
         task = _TaskLedger(self, log, client)
         try:
+            limit = client.config.max_frame_bytes - EntryPackager.overhead(log.settings.digest_type)
             if log.settings.entry_format is EntryFormat.RAW:
-                for payloads in raw_format.rows(iterator):
+                for payloads in raw_format.rows(iterator, partition, limit):
                     task.append(payloads, len(payloads))
             else:
-                limit = client.config.max_frame_bytes - EntryPackager.overhead(log.settings.digest_type)
                 entries = arrow_format.entries_of(
                     iterator,
                     arrow_schema(schema_of_json(log.settings.schema_json)),
                     compression=self._options.compression,
                     entry_bytes=min(self._options.entry_bytes, limit),
                     max_entry_bytes=limit,
+                    partition=partition,
                 )
                 for entry, rows in entries:
                     task.append(Payloads.of([memoryview(entry)]), rows)
@@ -138,7 +145,7 @@ class BatchWriter(DataSourceArrowWriter):
             self._refuse_arrow_options()
         else:
             arrow_schema(self._schema)
-            schema_json = self._schema.json()
+            schema_json = stored_schema(self._schema).json()
         return LogSettings.create(options.quorum, options.digest_type, entry_format, self._password, schema_json)
 
     def _check_settings(self, settings: LogSettings) -> None:

@@ -138,6 +138,7 @@ OPTIONS: Final = (
     ),
     Option("txnVersion", _whole(0, 2**63 - 1), None, False, True, "Number of the write within txnAppId, increasing."),
 )
+_QUORUM: Final = ("ensembleSize", "writeQuorumSize", "ackQuorumSize")
 _BY_KEY: Final = {option.name.lower(): option for option in OPTIONS}
 
 
@@ -188,8 +189,8 @@ def parse_options(raw: Mapping[str, str], *, writing: bool) -> SourceOptions:
         if option is None:
             raise InvalidArgumentError(_unknown(key))
         if not (option.write if writing else option.read):
-            where = "reading" if writing else "writing"
-            raise InvalidArgumentError(f"option {option.name} is for {where} only")
+            other, here = ("reading", "write") if writing else ("writing", "read")
+            raise InvalidArgumentError(f"option {option.name} is for {other} only: leave it out of this {here}")
         try:
             values[option.name] = option.parse(text)
         except _WrongValueError as wrong:
@@ -206,7 +207,7 @@ def parse_options(raw: Mapping[str, str], *, writing: bool) -> SourceOptions:
         min_partitions=values["minPartitions"],
         split_bytes=values["splitBytes"],
         log_root=values["logRoot"],
-        quorum=Quorum(values["ensembleSize"], values["writeQuorumSize"], values["ackQuorumSize"]),
+        quorum=_quorum(values, given),
         digest_type=DigestType[values["digestType"]],
         compression=None if values["compression"] == "none" else values["compression"],
         entry_bytes=values["entryBytes"],
@@ -218,6 +219,16 @@ def parse_options(raw: Mapping[str, str], *, writing: bool) -> SourceOptions:
     )
 
 
+def _quorum(values: Mapping[str, Any], given: set[str]) -> Quorum:
+    try:
+        return Quorum(*(values[name] for name in _QUORUM))
+    except InvalidArgumentError as error:
+        defaults = [name for name in _QUORUM if name.lower() not in given]
+        if not defaults:
+            raise
+        raise InvalidArgumentError(f"{error.message}; set {' and '.join(defaults)} too, not given here") from None
+
+
 def _check_together(values: Mapping[str, Any], writing: bool) -> None:
     if values["metadataServiceUri"] is None:
         raise InvalidArgumentError(
@@ -227,7 +238,10 @@ def _check_together(values: Mapping[str, Any], writing: bool) -> None:
     if writing and values["log"] is None:
         raise InvalidArgumentError('option log is missing: name the log to write to, .option("log", "…")')
     if not writing and (values["log"] is None) == (values["ledgerId"] is None):
-        raise InvalidArgumentError("give exactly one of the options log and ledgerId")
+        found = "neither of them is" if values["log"] is None else "both are"
+        raise InvalidArgumentError(
+            f'name what to read by one of the options log and ledgerId, such as .option("log", "…"): {found} given'
+        )
     if values["password"] is not None and values["passwordFile"] is not None:
         raise InvalidArgumentError("give one of the options password and passwordFile, not both")
     if (values["txnAppId"] is None) != (values["txnVersion"] is None):

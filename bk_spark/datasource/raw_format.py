@@ -13,25 +13,36 @@ from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.payloads import Payloads
 
 
-def payloads_of(batch: pa.RecordBatch, row_number: int) -> Payloads:
-    """The values of a batch as payloads, without copying. ``row_number`` counts rows for error texts."""
-    column = batch.column(VALUE)
-    if column.null_count:
-        first = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
-        raise InvalidArgumentError(
-            f"row {row_number + first} of this task has a null value: entryFormat raw needs bytes in each row; "
-            "filter nulls out first"
-        )
-    if pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type):
-        width: type[np.int32 | np.int64] = np.int64
-    else:
-        width = np.int32
-    _, offsets, data = column.buffers()
-    ends = np.frombuffer(offsets, width, len(column) + 1, column.offset * np.dtype(width).itemsize)
-    return Payloads(memoryview(data).cast("B") if data is not None else memoryview(b""), ends.astype(np.int64))
+def rows(batches: Iterator[pa.RecordBatch], partition: int, max_value_bytes: int) -> Iterator[Payloads]:
+    """The values of a task's batches as payloads, without copying; empty batches are left out.
+
+    Raises InvalidArgumentError for a null and for a value of more than ``max_value_bytes``, naming the row:
+    its number within ``partition``, from 0.
+    """
+    row_number = 0
+    for batch in batches:
+        if batch.num_rows:
+            column = batch.column(VALUE)
+            if column.null_count:
+                row = row_number + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+                raise InvalidArgumentError(
+                    f"column {VALUE} is null in row {row} of partition {partition}: entryFormat raw needs a value in "
+                    f"every row; leave such rows out, for example with .where({VALUE} IS NOT NULL)"
+                )
+            payloads = _payloads_of(column)
+            sizes = payloads.sizes
+            if int(sizes.max()) > max_value_bytes:
+                first = int(np.argmax(sizes > max_value_bytes))
+                raise InvalidArgumentError(
+                    f"column {VALUE} has {int(sizes[first])} bytes in row {row_number + first} of partition "
+                    f"{partition}; a bookie's frame limit allows {max_value_bytes}: split the value, or keep it "
+                    "elsewhere and write where it is"
+                )
+            yield payloads
+        row_number += batch.num_rows
 
 
-def value_array(block: EntryBlock, data_type: pa.DataType) -> pa.Array:
+def value_array(block: EntryBlock, data_type: pa.DataType, ledger_id: int) -> pa.Array:
     """The payloads of a block as a binary or string column. Raises InvalidArgumentError for bad UTF-8."""
     payloads = block.payloads
     offsets = (payloads.offsets - payloads.offsets[0]).astype(np.int32)
@@ -43,14 +54,26 @@ def value_array(block: EntryBlock, data_type: pa.DataType) -> pa.Array:
         return values.cast(data_type)
     except pa.ArrowInvalid as error:
         raise InvalidArgumentError(
-            f"an entry from {block.first_entry_id} on is not UTF-8: read value as binary, not as string"
+            f"column {VALUE} is not UTF-8: read it as binary, not as string",
+            ledger_id=ledger_id,
+            entry_id=block.first_entry_id + _first_not_utf8(payloads),
         ) from error
 
 
-def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[Payloads]:
-    """Payloads of a task's batches, empty ones left out."""
-    row_number = 0
-    for batch in batches:
-        if batch.num_rows:
-            yield payloads_of(batch, row_number)
-        row_number += batch.num_rows
+def _payloads_of(column: pa.Array) -> Payloads:
+    if pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type):
+        width: type[np.int32 | np.int64] = np.int64
+    else:
+        width = np.int32
+    _, offsets, data = column.buffers()
+    ends = np.frombuffer(offsets, width, len(column) + 1, column.offset * np.dtype(width).itemsize)
+    return Payloads(memoryview(data).cast("B") if data is not None else memoryview(b""), ends.astype(np.int64))
+
+
+def _first_not_utf8(payloads: Payloads) -> int:
+    for index, payload in enumerate(payloads):
+        try:
+            str(payload, "utf-8")
+        except UnicodeDecodeError:
+            return index
+    return 0

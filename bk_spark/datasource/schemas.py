@@ -105,6 +105,7 @@ def with_metadata(schema: StructType) -> StructType:
 
 def check_raw_write(schema: StructType) -> None:
     """A raw write takes one column, ``value``, binary or string. Raises InvalidArgumentError."""
+    check_no_duplicates(schema)
     names = schema.fieldNames()
     if VALUE not in names:
         raise InvalidArgumentError(
@@ -128,7 +129,8 @@ def check_raw_read(schema: StructType) -> None:
     for one in schema.fields:
         if one.name not in RAW_SCHEMA.fieldNames():
             raise InvalidArgumentError(
-                f"column {one.name} is not one of a raw log's: {', '.join(RAW_SCHEMA.fieldNames())}"
+                f"entryFormat raw has no column {one.name}; it has {', '.join(RAW_SCHEMA.fieldNames())}: mend the "
+                "schema given"
             )
         allowed: tuple[DataType, ...] = (RAW_SCHEMA[one.name].dataType,)
         if one.name == VALUE:
@@ -140,33 +142,46 @@ def check_raw_read(schema: StructType) -> None:
             )
 
 
-def check_arrow_read(wanted: StructType, stored: StructType) -> None:
-    """Each wanted column is a stored one, of the same type, or a metadata column."""
+def check_arrow_read(wanted: StructType, stored: StructType, owner: str) -> None:
+    """Each wanted column is a stored one or a metadata column, of the same type. ``owner`` is for error texts.
+
+    Raises InvalidArgumentError.
+    """
+    known = {one.name: one.dataType for one in (*METADATA_FIELDS, *stored.fields)}
     for one in wanted.fields:
-        if one.name in stored.fieldNames():
-            _same_type(one.name, stored[one.name].dataType, one.dataType)
-        elif one.name not in METADATA_NAMES:
-            raise InvalidArgumentError(f"the log has no column {one.name}; it has {', '.join(stored.fieldNames())}")
+        if one.name not in known:
+            raise InvalidArgumentError(
+                f"{owner} has no column {one.name}; it has {', '.join(stored.fieldNames())}: mend the schema given"
+            )
+        if not _same_type(known[one.name], one.dataType):
+            raise InvalidArgumentError(
+                f"column {one.name} of {owner} is {known[one.name].simpleString()} and cannot be read as "
+                f"{one.dataType.simpleString()}: leave the schema out, and cast what is read"
+            )
 
 
 def check_same_columns(written: StructType, stored: StructType, log: str) -> None:
     """Data to append has exactly the log's columns. Raises InvalidArgumentError naming the first that differs."""
-    for name in written.fieldNames():
-        if name not in stored.fieldNames():
-            raise InvalidArgumentError(f"log {log} has no column {name}; it has {', '.join(stored.fieldNames())}")
-        _same_type(name, stored[name].dataType, written[name].dataType)
+    check_no_duplicates(written)
+    for one in written.fields:
+        if one.name not in stored.fieldNames():
+            raise InvalidArgumentError(
+                f"log {log} has no column {one.name}; it has {', '.join(stored.fieldNames())}: drop or rename it"
+            )
+        fixed = stored[one.name].dataType
+        if not _same_type(fixed, one.dataType):
+            raise InvalidArgumentError(
+                f"column {one.name} is {one.dataType.simpleString()} here and {fixed.simpleString()} in log "
+                f"{log}: cast it"
+            )
     for name in stored.fieldNames():
         if name not in written.fieldNames():
-            raise InvalidArgumentError(f"column {name} of log {log} is missing from the data")
+            raise InvalidArgumentError(
+                f"column {name} of log {log} is missing from the data: add it, for example as a null of type "
+                f"{stored[name].dataType.simpleString()}"
+            )
 
 
-def _same_type(name: str, stored: DataType, other: DataType) -> None:
-    if _plain(stored) != _plain(other):
-        raise InvalidArgumentError(
-            f"column {name} is {stored.simpleString()} in the log and {other.simpleString()} here; cast it"
-        )
-
-
-def _plain(data_type: DataType) -> str:
-    """The type without what may differ between frames of the same data: nullability."""
-    return data_type.simpleString()
+def _same_type(one: DataType, other: DataType) -> bool:
+    # Not by ==: that also compares what may be null, which is of no interest here.
+    return one.simpleString() == other.simpleString()

@@ -45,21 +45,36 @@ class ReceiveBuffer:
     """Receives bytes, gives frames. Bounded by ``max_frame_bytes`` plus one chunk.
 
     Use as asyncio.BufferedProtocol does: write into :meth:`get_buffer`, then call :meth:`received`.
+    With ``reuse`` the frames given stay valid only until the next :meth:`get_buffer`, which saves a server
+    that copies what it keeps from allocating a buffer per receive.
     """
 
-    def __init__(self, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES, chunk_bytes: int = 256 * 1024) -> None:
+    def __init__(
+        self,
+        max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
+        chunk_bytes: int = 256 * 1024,
+        *,
+        reuse: bool = False,
+    ) -> None:
         self._max_frame_bytes = max_frame_bytes
         self._chunk_bytes = chunk_bytes
-        self._buffer = memoryview(bytearray(chunk_bytes))
+        self._reuse = reuse
+        self._buffer = _new_buffer(chunk_bytes)
         self._end = 0
+        #: Bytes at the beginning that were given out as frames and may be overwritten.
+        self._spent = 0
 
     @property
     def pending_bytes(self) -> int:
         """Bytes of a frame that has not arrived whole."""
-        return self._end
+        return self._end - self._spent
 
     def get_buffer(self) -> memoryview:
         """Where the next bytes go; never empty."""
+        if self._spent:
+            rest = self._end - self._spent
+            self._buffer[:rest] = self._buffer[self._spent : self._end]
+            self._spent, self._end = 0, rest
         return self._buffer[self._end :]
 
     def received(self, size_bytes: int) -> Frames | None:
@@ -77,7 +92,10 @@ class ReceiveBuffer:
             return None
         assert lengths is not None
         frames = Frames(self._buffer, starts, lengths)
-        self._renew(consumed, rest, needed)
+        if self._reuse and needed <= self._chunk_bytes == len(self._buffer):
+            self._spent = consumed
+        else:
+            self._renew(consumed, rest, needed)
         return frames
 
     def _cut(self) -> tuple[npt.NDArray[np.int64] | None, npt.NDArray[np.int64] | None, int]:
@@ -131,10 +149,15 @@ class ReceiveBuffer:
         return max(self._chunk_bytes, LENGTH_BYTES + int(length))
 
     def _renew(self, consumed: int, rest: int, capacity: int) -> None:
-        buffer = memoryview(bytearray(capacity))
+        buffer = _new_buffer(capacity)
         buffer[:rest] = self._buffer[consumed : consumed + rest]
         self._buffer = buffer
         self._end = rest
+
+
+def _new_buffer(size_bytes: int) -> memoryview:
+    """Not zeroed: pages that nothing was received into take no memory."""
+    return np.empty(size_bytes, np.uint8).data
 
 
 def _count_equal(buffer: memoryview, position: int, end: int, length: int) -> int:

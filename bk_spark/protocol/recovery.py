@@ -13,6 +13,8 @@ Source: compatibility facts §4.9, §4.14; design §3. Rules:
   replicas say so; else *unknown*, and unknown never truncates: recovery stops with an error.
 * What is found beyond the LAC is written back to its whole write quorum, with the LAC that was found at
   the start, so that no reader sees an entry which a concurrent recovery cuts off.
+* Where nothing is found beyond the LAC, the entry at the LAC tells the ledger's length. It may lie in an
+  earlier segment, which recovery reads but does not touch (issue 2615).
 * The closing compare-and-set publishes the end together with the ensemble changes made meanwhile.
   Whoever finds the ledger closed takes over that end.
 """
@@ -31,6 +33,8 @@ from bk_spark.protocol.quorum import Answer, covered
 
 #: Entries read ahead of the end that is being looked for.
 READ_AHEAD_ENTRIES = 32
+#: Entries read beyond those that the writer of write-backs took over, which bounds what is held here.
+_AHEAD_OF_WRITER_ENTRIES = 4 * READ_AHEAD_ENTRIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +53,17 @@ class FencingRead:
 
 
 @dataclass(frozen=True, slots=True)
+class LengthRead:
+    """Read ``entry_id`` at ``bookie_id`` without fencing; answer with :meth:`LedgerRecovery.on_read_answer`."""
+
+    bookie_id: str
+    entry_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class WriteBack:
     """Add ``payloads`` after the entries written back so far, with ``last_add_confirmed`` in their
-    headers, to the whole write quorum."""
+    headers, to the whole write quorum; then call :meth:`LedgerRecovery.on_written_back`."""
 
     payloads: Payloads
     last_add_confirmed: int
@@ -77,7 +89,7 @@ class RecoveryFailed:
     error: BookKeeperError
 
 
-Action = FenceBookie | FencingRead | StartWriteBack | WriteBack | EndFound | RecoveryFailed
+Action = FenceBookie | FencingRead | LengthRead | StartWriteBack | WriteBack | EndFound | RecoveryFailed
 
 
 class RecoveryState(enum.Enum):
@@ -108,6 +120,7 @@ class LedgerRecovery:
         self._lac = NO_ENTRY
         self._next = 0
         self._asked = 0
+        self._written_back = 0
         self._searches: dict[int, _Search] = {}
         self._writing = False
         self._actions: list[Action] = [FenceBookie(bookie) for bookie in self._ensemble]
@@ -144,26 +157,34 @@ class LedgerRecovery:
         elif self.state is RecoveryState.READING_LENGTH:
             self._advance_length()
 
+    def on_written_back(self, last_entry_id: int) -> None:
+        """Write-backs up to ``last_entry_id`` are under way."""
+        self._written_back = last_entry_id
+        if self.state is RecoveryState.READING:
+            self._ask_ahead()
+
     def _begin_reading(self) -> None:
         self.state = RecoveryState.READING
         self._lac = max(self._lac, self._metadata.last_segment.first_entry_id - 1)
         self._next = self._asked = self._lac + 1
+        self._written_back = self._lac
         self._ask_ahead()
 
     def _ask_ahead(self) -> None:
-        while self._asked < self._next + READ_AHEAD_ENTRIES:
-            self._ask(self._asked)
+        limit = min(self._next + READ_AHEAD_ENTRIES, self._written_back + 1 + _AHEAD_OF_WRITER_ENTRIES)
+        while self._asked < limit:
+            self._actions += [FencingRead(bookie, self._asked) for bookie in self._ask(self._asked)]
             self._asked += 1
 
-    def _ask(self, entry_id: int) -> None:
+    def _ask(self, entry_id: int) -> list[str]:
         segment = self._metadata.segment_of(entry_id)
         members = [segment.ensemble[index] for index in self._metadata.quorum.write_set(entry_id)]
         self._searches[entry_id] = _Search(dict.fromkeys(members, Answer.UNHEARD))
-        self._actions += [FencingRead(bookie, entry_id) for bookie in members]
+        return members
 
     def _advance(self) -> None:
         found: list[Entry] = []
-        while (entry := self._searches[self._next].found) is not None:
+        while self._next < self._asked and (entry := self._searches[self._next].found) is not None:
             if not self._writing:
                 self._start_writing(entry.length - len(entry.payload))
             found.append(entry)
@@ -172,6 +193,8 @@ class LedgerRecovery:
             self._ask_ahead()
         if found:
             self._actions.append(WriteBack(Payloads.of([entry.payload for entry in found]), self._lac))
+        if self._next == self._asked:
+            return  # until the writer of write-backs follows
         answers = list(self._searches[self._next].answers.values())
         if answers.count(Answer.ABSENT) >= self._metadata.quorum.absent_needed:
             self._end()
@@ -188,7 +211,7 @@ class LedgerRecovery:
         else:
             # Nothing lies beyond the LAC, so no entry told the ledger's length: that at the LAC does.
             self.state = RecoveryState.READING_LENGTH
-            self._ask(self._lac)
+            self._actions += [LengthRead(bookie, self._lac) for bookie in self._ask(self._lac)]
 
     def _advance_length(self) -> None:
         search = self._searches[self._lac]

@@ -31,10 +31,12 @@ _MIB: Final = 1024 * 1024
 ADDS_HIGH_BYTES: Final = 24 * _MIB
 _ADDS_LOW_BYTES: Final = 8 * _MIB
 #: Answers not taken by a peer, per connection, before its requests are no longer read.
-_ANSWERS_HIGH_BYTES: Final = 1 * _MIB
+_ANSWERS_HIGH_BYTES: Final = 64 * 1024
 #: Read requests waiting, per connection.
 _MAX_WAITING_READS: Final = 20_000
 _BACKLOG: Final = 1024
+#: Rounds of reads, over all connections, whose entries are in memory at once.
+_READ_SLOTS: Final = 16
 
 _PAUSED_BY_ADDS: Final = 1
 _PAUSED_BY_READS: Final = 2
@@ -54,6 +56,7 @@ class NativeServer:
         self._connections: set[NativeConnection] = set()
         self._server: asyncio.Server | None = None
         self._full = False
+        self.read_slots = asyncio.Semaphore(_READ_SLOTS)
 
     async def start(self, listener: socket.socket) -> None:
         """Accept on ``listener``, a bound socket. Raises OSError."""
@@ -95,7 +98,7 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     def __init__(self, server: NativeServer) -> None:
         self.server = server
-        self._receive = ReceiveBuffer(server.max_frame_bytes)
+        self._receive = ReceiveBuffer(server.max_frame_bytes, reuse=True)
         self._v2 = RequestsV2(self, server.bookie, server.max_batch_read_bytes, server.adds_changed)
         self._v3 = RequestsV3(self, server.bookie, server.ledger_directory, server.adds_changed)
         self._loop = asyncio.get_running_loop()
@@ -168,6 +171,16 @@ class NativeConnection(asyncio.BufferedProtocol):
         if self._transport is None or not out:
             return
         self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+
+    @property
+    def read_slots(self) -> asyncio.Semaphore:
+        """To be held while entries are in memory on their way from disk to a socket."""
+        return self.server.read_slots
+
+    @property
+    def reads_waiting(self) -> bool:
+        """Whether reads that came before are not answered yet."""
+        return self._reader is not None
 
     async def answers_taken(self) -> None:
         """Wait while the peer does not take its answers."""

@@ -68,6 +68,17 @@ class RequestsV2:
         self._adds_changed()
 
     def _read(self, run: ReadRun) -> None:
+        if len(run.entry_ids) == 1 and run.master_key is None and not self._connection.reads_waiting:
+            ledger_id, entry_id = int(run.ledger_ids[0]), int(run.entry_ids[0])
+            found = self._bookie.read_now(ledger_id, entry_id)
+            if found is not None:
+                code, stored = found
+                if code is Code.OK:
+                    self._connection.send(*wire_v2.read_answer(run.version, ledger_id, entry_id, stored))
+                else:
+                    answer = wire_v2.add_answers(run.version, run.ledger_ids, run.entry_ids, code, OpV2.READ)
+                    self._connection.send(answer)
+                return
         fences: dict[int, asyncio.Future[Code]] = {}
         if run.master_key is not None:
             for ledger_id in np.unique(run.ledger_ids).tolist():
@@ -84,9 +95,11 @@ class RequestsV2:
                 self._connection.send(answers)
                 ledger_ids, entry_ids = ledger_ids[~refused], entry_ids[~refused]
         while len(entry_ids):
-            part = await self._bookie.read(ledger_ids, entry_ids, READ_ROUND_BYTES)
-            count = len(part.codes)
-            self._connection.send(*_read_answers(run.version, ledger_ids[:count], entry_ids[:count], part))
+            async with self._connection.read_slots:
+                part = await self._bookie.read(ledger_ids, entry_ids, READ_ROUND_BYTES)
+                count = len(part.codes)
+                self._connection.send(*_read_answers(run.version, ledger_ids[:count], entry_ids[:count], part))
+                self._connection.flush()
             ledger_ids, entry_ids = ledger_ids[count:], entry_ids[count:]
             await self._connection.answers_taken()
 
@@ -98,15 +111,18 @@ class RequestsV2:
 
     async def _answer_batch_read(self, request: BatchRead, fence: asyncio.Future[Code] | None) -> None:
         code = Code.OK if fence is None else await fence
-        found: list[StoredEntries] = []
-        if code is Code.OK:
-            limit = min(request.max_size_bytes, self._max_batch_read_bytes) - _BATCH_OVERHEAD_BYTES
+        if code is not Code.OK:
+            self._connection.send(wire_v2.batch_read_answer(request, code))
+            return
+        limit = min(request.max_size_bytes, self._max_batch_read_bytes) - _BATCH_OVERHEAD_BYTES
+        async with self._connection.read_slots:
             code, found = await self._bookie.read_batch(
                 request.ledger_id, request.first_entry_id, request.max_count, limit
             )
-        records = [view for entries in found for view in _record_views(entries)]
-        size = sum(len(view) for view in records)
-        self._connection.send(wire_v2.batch_read_answer(request, code, size), *records)
+            records = [view for entries in found for view in _record_views(entries)]
+            size = sum(len(view) for view in records)
+            self._connection.send(wire_v2.batch_read_answer(request, code, size), *records)
+            self._connection.flush()
 
     def _bad_version(self, request: BadVersion) -> None:
         ids = np.array([[request.ledger_id], [request.entry_id]], np.int64)

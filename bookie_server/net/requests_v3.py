@@ -147,37 +147,56 @@ class RequestsV3:
 
     def _flush_reads(self) -> None:
         reads, self._reads = self._reads, []
-        if reads:
-            self._connection.read_later(len(reads), lambda: self._answer_reads(reads))
+        if not reads or (len(reads) == 1 and not self._connection.reads_waiting and self._answer_now(reads[0])):
+            return
+        self._connection.read_later(len(reads), lambda: self._answer_reads(reads))
+
+    def _answer_now(self, request: pb.Request) -> bool:
+        """Answer a plain read if all it needs is in memory."""
+        read = request.readRequest
+        handle = self._bookie.handle(read.ledgerId)
+        if isinstance(handle, LedgerHandle) and not handle.lac_loaded:
+            return False
+        found = self._bookie.read_now(read.ledgerId, read.entryId)
+        if found is None:
+            return False
+        code, stored = found
+        lac = handle.last_add_confirmed if isinstance(handle, LedgerHandle) else NO_ENTRY
+        self._send_read(request, code, stored if code is Code.OK else None, lac)
+        return True
 
     async def _answer_reads(self, requests: list[pb.Request]) -> None:
         ledger_ids = np.array([request.readRequest.ledgerId for request in requests], np.int64)
         entry_ids = np.array([request.readRequest.entryId for request in requests], np.int64)
         at = 0
         while at < len(requests):
-            part = await self._bookie.read(ledger_ids[at:], entry_ids[at:], READ_ROUND_BYTES)
-            read = 0
-            for i, code in enumerate(part.codes.tolist()):
-                stored: Buffer | None = None
-                if code == Code.OK and part.entries is not None:
-                    stored = part.entries.entry(read)
-                    read += 1
-                await self._send_read(requests[at + i], Code(code), stored, with_lac=True)
-            at += len(part.codes)
+            async with self._connection.read_slots:
+                part = await self._bookie.read(ledger_ids[at:], entry_ids[at:], READ_ROUND_BYTES)
+                read = 0
+                for i, code in enumerate(part.codes.tolist()):
+                    stored: Buffer | None = None
+                    if code == Code.OK and part.entries is not None:
+                        stored = part.entries.entry(read)
+                        read += 1
+                    request = requests[at + i]
+                    lac = await self._known_lac(request.readRequest.ledgerId) if stored is not None else None
+                    self._send_read(request, Code(code), stored, lac)
+                at += len(part.codes)
+                self._connection.flush()
             await self._connection.answers_taken()
 
     async def _answer_fencing_read(self, request: pb.Request, fence: asyncio.Future[Code]) -> None:
         code, stored = await fence, None
         if code is Code.OK:
             code, stored = await self._read_one(request.readRequest.ledgerId, request.readRequest.entryId)
-        await self._send_read(request, code, stored, with_lac=False)
+        self._send_read(request, code, stored)
 
     async def _answer_poll(self, request: pb.Request) -> None:
         """A read that waits until the last add confirmed has passed ``previousLAC``."""
         read = request.readRequest
         handle = self._bookie.handle(read.ledgerId)
         if not isinstance(handle, LedgerHandle):
-            await self._send_read(request, Code.NO_LEDGER if handle is None else handle, None, with_lac=False)
+            self._send_read(request, Code.NO_LEDGER if handle is None else handle, None)
             return
         waited = False
         if await self._bookie.known_lac(handle) <= read.previousLAC and read.timeOut > 0:
@@ -185,7 +204,7 @@ class RequestsV3:
             waited = True
         if not read.HasField("flag"):
             code, stored = await self._read_one(read.ledgerId, read.entryId)
-            await self._send_read(request, code, stored, with_lac=True)
+            self._send_read(request, code, stored, await self._known_lac(read.ledgerId))
             return
         response = _response(request, Code.OK)
         body = response.readResponse
@@ -205,16 +224,20 @@ class RequestsV3:
         code = Code(int(part.codes[0]))
         return code, part.entries.entry(0) if code is Code.OK and part.entries is not None else None
 
-    async def _send_read(self, request: pb.Request, code: Code, stored: Buffer | None, *, with_lac: bool) -> None:
+    async def _known_lac(self, ledger_id: int) -> int | None:
+        handle = self._bookie.handle(ledger_id)
+        return await self._bookie.known_lac(handle) if isinstance(handle, LedgerHandle) else None
+
+    def _send_read(self, request: pb.Request, code: Code, stored: Buffer | None, lac: int | None = None) -> None:
+        """An answer with the entry and, beside an entry only, the last add confirmed."""
         response = _response(request, code)
         body = response.readResponse
         body.status = response.status
         body.ledgerId, body.entryId = request.readRequest.ledgerId, request.readRequest.entryId
         if stored is not None:
             body.body = bytes(stored)
-            handle = self._bookie.handle(request.readRequest.ledgerId) if with_lac else None
-            if isinstance(handle, LedgerHandle):
-                body.maxLAC = await self._bookie.known_lac(handle)
+            if lac is not None:
+                body.maxLAC = lac
         self._send(response)
 
     async def _answer_read_lac(self, request: pb.Request) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import struct
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,6 +35,7 @@ MAX_GAP_BYTES: Final = 32 * 1024
 _FIRST_GUESS_BYTES: Final = 4 * 1024
 _OPEN_LOGS: Final = 256
 _MAX_GUESS_BYTES: Final = 64 * 1024
+_RECORD_HEAD: Final = struct.Struct(">iqq")
 
 
 class WouldBlockError(Exception):
@@ -120,6 +122,26 @@ class EntryLogReader:
         else:
             self._guess_bytes = min(max(int(sizes[-1]), MIN_RECORD_BYTES), _MAX_GUESS_BYTES)
         return StoredEntries(data, starts, sizes)
+
+    def read_one(self, ledger_id: int, entry_id: int, location: int, written_to: int) -> memoryview | None:
+        """One entry that is in the page cache and no larger than those read lately; None for any other, or one that
+        is not as it should be: :meth:`read` finds out."""
+        log_id, offset = location >> OFFSET_BITS, (location & OFFSET_MASK) - LENGTH_BYTES
+        end = offset + LENGTH_BYTES + self._guess_bytes
+        if written_to >> OFFSET_BITS == log_id:
+            end = min(end, written_to & OFFSET_MASK)
+        if offset < HEADER_BYTES or end - offset < _RECORD_HEAD.size:
+            return None
+        buffer = bytearray(end - offset)
+        try:
+            with self._fds.borrow(log_id) as fd:
+                count = os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)
+        except OSError:
+            return None
+        size, found_ledger, found_entry = _RECORD_HEAD.unpack_from(buffer)
+        if (found_ledger, found_entry) != (ledger_id, entry_id) or not MIN_RECORD_BYTES <= size <= count - LENGTH_BYTES:
+            return None
+        return memoryview(buffer)[LENGTH_BYTES : LENGTH_BYTES + size]
 
     def _steps(self, locations: Int64s) -> Int64s:
         """About how many bytes each location costs to read."""

@@ -106,6 +106,10 @@ class LedgerCache:
             result[which] = self._page(ledger_id, number).slots[entry_ids[which] & _PAGE_MASK]
         return result
 
+    def get_one(self, ledger_id: int, entry_id: int) -> int:
+        """Location of one entry, 0 where absent. Raises OSError."""
+        return int(self._page(ledger_id, entry_id >> _PAGE_SHIFT).slots[entry_id & _PAGE_MASK])
+
     def get_range(self, ledger_id: int, first_entry_id: int, limit: int) -> Int64s:
         """Locations from ``first_entry_id`` on, up to ``limit``, the end of its page, or the first absent entry."""
         slot = first_entry_id & _PAGE_MASK

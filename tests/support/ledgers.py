@@ -1,0 +1,147 @@
+"""Ledger metadata with bookies that have short names, and a writer whose actions are easy to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from bk_spark.protocol.add_frames import EntryPackager
+from bk_spark.protocol.codes import Code, DigestType, FlagV2
+from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, Segment
+from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.quorum import Quorum
+from bk_spark.protocol.wire_v2 import AddRun, parse_requests
+from bk_spark.protocol.writer import (
+    Acknowledge,
+    ChooseBookies,
+    Failed,
+    LedgerWriter,
+    SendAdds,
+    Throttled,
+    WriteMetadata,
+)
+from tests.support.wire import frames
+
+LEDGER = 7
+PASSWORD = b"secret"
+
+
+def ledger(
+    quorum: Quorum = Quorum(3, 3, 2),
+    *segments: tuple[int, str],
+    state: LedgerState = LedgerState.OPEN,
+    digest_type: DigestType = DigestType.CRC32C,
+) -> LedgerMetadata:
+    """Metadata with segments as ``(first entry, "b1 b2 b3")``; one of ``b1`` … from 0 on if none is given."""
+    default = (0, " ".join(f"b{number}" for number in range(1, quorum.ensemble_size + 1)))
+    return LedgerMetadata(
+        quorum,
+        tuple(Segment(first, tuple(bookies.split())) for first, bookies in segments or (default,)),
+        state=state,
+        digest_type=digest_type,
+        password=PASSWORD,
+    )
+
+
+def payload_of(entry_id: int) -> bytes:
+    """What the tests' entries hold; sizes differ."""
+    return b"entry %d " % entry_id + b"." * (entry_id % 5)
+
+
+def entry_ids_of(action: SendAdds) -> list[int]:
+    """The entries in an action's frames, which are checked on the way."""
+    ids: list[int] = []
+    for run in parse_requests(frames(bytes(view) for view in action.frames)):
+        assert isinstance(run, AddRun)
+        assert set(run.ledger_ids.tolist()) == {LEDGER}
+        ids += run.entry_ids.tolist()
+    assert len(ids) == action.entries
+    return ids
+
+
+class WriterUnderTest:
+    """A :class:`LedgerWriter` that sorts its actions. ``sent`` holds what each bookie got since last asked."""
+
+    def __init__(
+        self,
+        metadata: LedgerMetadata | None = None,
+        *,
+        publish: bool = True,
+        last_entry_id: int = -1,
+        length: int = 0,
+    ) -> None:
+        self.start = ledger() if metadata is None else metadata
+        flags = FlagV2.NONE if publish else FlagV2.RECOVERY_ADD | FlagV2.HIGH_PRIORITY
+        self.machine = LedgerWriter(
+            LEDGER,
+            self.start,
+            EntryPackager(LEDGER, DigestType.CRC32C, PASSWORD, flags),
+            last_entry_id=last_entry_id,
+            length=length,
+            publish=publish,
+        )
+        self._sent: dict[str, list[int]] = {}
+        self.acknowledged: list[int] = []
+        self.choices: list[ChooseBookies] = []
+        self.proposals: list[LedgerMetadata] = []
+        self.throttled: list[str] = []
+        self.failures: list[Failed] = []
+
+    def take(self) -> None:
+        for action in self.machine.take_actions():
+            match action:
+                case SendAdds(bookie_id):
+                    self._sent.setdefault(bookie_id, []).extend(entry_ids_of(action))
+                case Acknowledge(lac):
+                    self.acknowledged.append(lac)
+                case ChooseBookies():
+                    self.choices.append(action)
+                case WriteMetadata(metadata):
+                    self.proposals.append(metadata)
+                case Throttled(bookie_id):
+                    self.throttled.append(bookie_id)
+                case Failed():
+                    self.failures.append(action)
+
+    def sent(self) -> dict[str, list[int]]:
+        """What was sent since the last call."""
+        self.take()
+        sent, self._sent = self._sent, {}
+        return sent
+
+    def add(self, count: int = 1, lac: int | None = None) -> None:
+        first = self.machine.last_add_pushed + 1
+        self.machine.add(Payloads.of([payload_of(entry) for entry in range(first, first + count)]), lac)
+        self.take()
+
+    def answer(self, bookie_id: str, entry_ids: Iterable[int] | int, code: Code = Code.OK) -> None:
+        ids = [entry_ids] if isinstance(entry_ids, int) else list(entry_ids)
+        self.answers(bookie_id, [(entry_id, code) for entry_id in ids])
+
+    def answers(self, bookie_id: str, answers: list[tuple[int, Code]]) -> None:
+        ids = np.array([entry_id for entry_id, _ in answers], np.int64)
+        self.machine.on_add_answers(bookie_id, ids, np.array([int(code) for _, code in answers], np.int32))
+        self.take()
+
+    def fail(self, *bookies: str) -> None:
+        for bookie_id in bookies:
+            self.machine.on_bookie_failed(bookie_id)
+        self.take()
+
+    def chosen(self, replacements: dict[int, str]) -> None:
+        self.machine.on_bookies_chosen(replacements)
+        self.take()
+
+    def written(self) -> None:
+        """The last proposal was stored."""
+        self.machine.on_metadata_written(self.proposals[-1])
+        self.take()
+
+    def conflict(self, found: LedgerMetadata) -> None:
+        self.machine.on_metadata_conflict(found)
+        self.take()
+
+    @property
+    def lac(self) -> int:
+        return self.machine.last_add_confirmed

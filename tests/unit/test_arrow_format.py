@@ -1,0 +1,174 @@
+"""Entries of format arrow: sizes, rows, canonical types."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from bk_spark.datasource.arrow_format import batches_in, entries_of, schema_in
+from bk_spark.protocol.errors import CorruptFileError, InvalidArgumentError
+
+KIB, MIB = 1 << 10, 1 << 20
+FRAME = 5 * MIB
+SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("text", pa.string())])
+
+
+def _entries(
+    batches: list[pa.RecordBatch],
+    schema: pa.Schema = SCHEMA,
+    *,
+    compression: str | None = None,
+    entry_bytes: int = MIB,
+    max_entry_bytes: int = FRAME,
+) -> list[tuple[pa.Buffer, int]]:
+    return list(
+        entries_of(
+            iter(batches),
+            schema,
+            compression=compression,
+            entry_bytes=entry_bytes,
+            max_entry_bytes=max_entry_bytes,
+            partition=3,
+        )
+    )
+
+
+def _table(entries: list[tuple[pa.Buffer, int]], schema: pa.Schema = SCHEMA) -> pa.Table:
+    return pa.Table.from_batches(
+        [batch for entry, _ in entries for batch in batches_in(memoryview(entry), "e")], schema
+    )
+
+
+def _batches(rows: int, batch_rows: int, text_bytes: int) -> Iterator[pa.RecordBatch]:
+    for start in range(0, rows, batch_rows):
+        ids = range(start, min(start + batch_rows, rows))
+        yield pa.record_batch([pa.array(ids, pa.int64()), pa.array([f"{i:>{text_bytes}}" for i in ids])], schema=SCHEMA)
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+@pytest.mark.parametrize("batch_rows", [1, 100, 10_000], ids=lambda n: f"{n} rows a batch")
+def test_rows_are_kept_in_order(batch_rows: int, compression: str | None) -> None:
+    batches = list(_batches(2_000, batch_rows, 100))
+    entries = _entries(batches, entry_bytes=64 * KIB, compression=compression)
+    assert sum(rows for _, rows in entries) == 2_000
+    assert _table(entries).equals(pa.Table.from_batches(batches, SCHEMA))
+    for entry, rows in entries:
+        assert sum(batch.num_rows for batch in batches_in(memoryview(entry), "e")) == rows
+        assert schema_in(memoryview(entry), "e").equals(SCHEMA)
+
+
+@pytest.mark.parametrize("batch_rows", [70, 10_000])
+@pytest.mark.parametrize("entry_bytes", [64 * KIB, 256 * KIB, MIB])
+def test_sizes_are_near_the_target(entry_bytes: int, batch_rows: int) -> None:
+    entries = _entries(list(_batches(10_000, batch_rows, 500)), entry_bytes=entry_bytes)
+    sizes = [entry.size for entry, _ in entries]
+    assert all(0.9 * entry_bytes <= size <= 1.25 * entry_bytes for size in sizes[:-1])
+    assert sizes[-1] <= 1.25 * entry_bytes
+
+
+def test_compression_makes_entries_smaller_not_fewer() -> None:
+    batches = list(_batches(10_000, 10_000, 500))
+    plain, packed = _entries(batches), _entries(batches, compression="zstd")
+    assert len(packed) == len(plain)
+    assert sum(entry.size for entry, _ in packed) < sum(entry.size for entry, _ in plain) / 4
+
+
+def test_no_rows_give_no_entry() -> None:
+    empty = pa.RecordBatch.from_pylist([], SCHEMA)
+    assert _entries([]) == []
+    assert _entries([empty, empty]) == []
+    ((_, rows),) = _entries([empty, *_batches(5, 5, 1), empty])
+    assert rows == 5
+
+
+def test_uneven_rows_never_pass_the_limit() -> None:
+    rng = random.Random(7)
+    sizes = [rng.choice([10, 10, 10, 1000, 900 * KIB]) for _ in range(300)]
+    batch = pa.record_batch([pa.array(range(300), pa.int64()), pa.array(["x" * size for size in sizes])], schema=SCHEMA)
+    entries = _entries([batch], max_entry_bytes=MIB)
+    assert max(entry.size for entry, _ in entries) <= MIB
+    assert _table(entries).equals(pa.Table.from_batches([batch]))
+
+
+def test_a_row_that_just_fits() -> None:
+    row = pa.record_batch([pa.array([1], pa.int64()), pa.array(["x" * 100_000])], schema=SCHEMA)
+    ((entry, _),) = _entries([row])
+    assert _entries([row], max_entry_bytes=entry.size)
+    with pytest.raises(InvalidArgumentError):
+        _entries([row], max_entry_bytes=entry.size - 1)
+
+
+@pytest.mark.parametrize("batch_rows", [1, 9, 100])
+def test_a_row_too_large_is_named_with_its_column(batch_rows: int) -> None:
+    texts = ["small"] * 100
+    texts[42] = "x" * 200_000
+    batches = [
+        pa.record_batch([pa.array([i] * len(part), pa.int64()), pa.array(part)], schema=SCHEMA)
+        for i in range(0, 100, batch_rows)
+        for part in [texts[i : i + batch_rows]]
+    ]
+    with pytest.raises(InvalidArgumentError) as raised:
+        _entries(batches, max_entry_bytes=100_000)
+    assert str(raised.value).startswith("row 42 of partition 3 makes an entry of 200")
+    assert "column text has most" in str(raised.value)
+    assert "100000" in str(raised.value)
+
+
+def test_types_and_column_order_become_the_logs() -> None:
+    moment = 1_700_000_000_000_000
+    given = pa.record_batch(
+        {
+            "when": pa.array([moment, None], pa.timestamp("us", "Asia/Kolkata")),
+            "text": pa.array(["a", None], pa.large_string()),
+            "nested": pa.array(
+                [[{"at": moment}], None], pa.list_(pa.struct([("at", pa.timestamp("us", "Asia/Kolkata"))]))
+            ),
+        }
+    )
+    schema = pa.schema(
+        [
+            pa.field("text", pa.string()),
+            pa.field("when", pa.timestamp("us", "UTC")),
+            pa.field("nested", pa.list_(pa.struct([("at", pa.timestamp("us", "UTC"))]))),
+        ]
+    )
+    entries = _entries([given], schema)
+    assert schema_in(memoryview(entries[0][0]), "e").equals(schema)
+    table = _table(entries, schema)
+    assert table.column("text").to_pylist() == ["a", None]
+    assert table.column("when").cast(pa.int64()).to_pylist() == [moment, None]
+    assert table.column("nested").to_pylist()[0][0]["at"].timestamp() == moment / 1e6
+
+
+def test_slices_with_offsets() -> None:
+    # Bitmaps and offsets of slices that do not start at a byte's edge.
+    schema = pa.schema([pa.field("flag", pa.bool_()), pa.field("text", pa.string())])
+    flags = [None if i % 7 == 0 else i % 3 == 0 for i in range(1003)]
+    whole = pa.record_batch(
+        [pa.array(flags), pa.array([str(i) if i % 5 else None for i in range(1003)])], schema=schema
+    )
+    entries = _entries([whole.slice(3, 1000)], schema, entry_bytes=1024)
+    assert len(entries) > 1
+    assert _table(entries, schema).equals(pa.Table.from_batches([whole.slice(3, 1000)]))
+
+
+@pytest.mark.parametrize("entry", [b"", b"not arrow", bytes(1000), np.random.default_rng(1).bytes(500)], ids=range(4))
+def test_what_is_not_arrow_is_said_to_be_so(entry: bytes) -> None:
+    with pytest.raises(
+        CorruptFileError, match="entry 7 of ledger 9 is not an Arrow stream: was it written with entryForm"
+    ):
+        batches_in(memoryview(entry), "entry 7 of ledger 9")
+    with pytest.raises(CorruptFileError, match="entry 7 of ledger 9 is not an Arrow stream"):
+        schema_in(memoryview(entry), "entry 7 of ledger 9")
+
+
+def test_a_torn_entry_is_not_read_in_part() -> None:
+    ((entry, _),) = _entries(list(_batches(100, 100, 10)))
+    whole = memoryview(entry)
+    for size in range(8, len(whole) - 8, 37):
+        with pytest.raises(CorruptFileError):
+            batches_in(whole[:size], "e")

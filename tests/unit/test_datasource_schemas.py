@@ -1,0 +1,195 @@
+"""Schemas of reads and writes, and what is said of those that do not fit."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    CharType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+    VarcharType,
+    YearMonthIntervalType,
+)
+
+from bk_spark.datasource.schemas import (
+    METADATA_FIELDS,
+    RAW_SCHEMA,
+    arrow_schema,
+    check_arrow_read,
+    check_raw_read,
+    check_raw_write,
+    check_same_columns,
+    schema_of_json,
+    stored_schema,
+    with_metadata,
+)
+from bk_spark.protocol.errors import InvalidArgumentError
+
+LONG, TEXT = LongType(), StringType()
+
+
+def _schema(*fields: tuple[str, DataType], nullable: bool = True) -> StructType:
+    return StructType([StructField(name, data_type, nullable) for name, data_type in fields])
+
+
+STORED = _schema(("id", LONG), ("text", TEXT), ("tags", ArrayType(TEXT)))
+
+
+class TestStored:
+    def test_all_of_it_may_be_null(self) -> None:
+        strict = _schema(
+            ("id", LONG),
+            ("s", _schema(("a", LONG), ("l", ArrayType(LONG, False)), nullable=False)),
+            ("m", MapType(TEXT, _schema(("b", TEXT), nullable=False), False)),
+            nullable=False,
+        )
+        loose = _schema(
+            ("id", LONG),
+            ("s", _schema(("a", LONG), ("l", ArrayType(LONG, True)))),
+            ("m", MapType(TEXT, _schema(("b", TEXT)), True)),
+        )
+        assert stored_schema(strict) == loose
+        assert stored_schema(loose) == loose
+
+    def test_metadata_and_json_are_kept(self) -> None:
+        schema = StructType([StructField("c", TEXT, True, {"comment": "a comment"})])
+        assert schema_of_json(stored_schema(schema).json()) == schema
+
+
+class TestArrow:
+    def test_timestamps_are_utc(self) -> None:
+        assert arrow_schema(_schema(("t", TimestampType()))).field("t").type == pa.timestamp("us", "UTC")
+
+    @pytest.mark.parametrize(
+        "data_type",
+        [YearMonthIntervalType(), ArrayType(YearMonthIntervalType()), _schema(("a", LONG), ("a", LONG))],
+        ids=lambda t: str(t.simpleString()),
+    )
+    def test_a_type_that_cannot_be_carried_is_named(self, data_type: DataType) -> None:
+        with pytest.raises(InvalidArgumentError) as raised:
+            arrow_schema(_schema(("fine", LONG), ("odd", data_type)))
+        assert f"column odd has type {data_type.simpleString()}" in str(raised.value)
+        assert "cast or drop it" in str(raised.value)
+
+    def test_a_name_twice(self) -> None:
+        with pytest.raises(InvalidArgumentError, match="2 columns named a: rename or drop one"):
+            arrow_schema(_schema(("a", LONG), ("b", LONG), ("a", TEXT)))
+
+
+class TestMetadata:
+    def test_follows_the_written_columns(self) -> None:
+        assert with_metadata(STORED).fieldNames() == ["id", "text", "tags", *(one.name for one in METADATA_FIELDS)]
+
+    @pytest.mark.parametrize("name", ["offset", "LEDGERID"])
+    def test_does_not_hide_a_column(self, name: str) -> None:
+        with pytest.raises(InvalidArgumentError, match="read without includeMetadata"):
+            with_metadata(_schema((name, LONG)))
+
+
+class TestRawWrite:
+    @pytest.mark.parametrize("data_type", [BinaryType(), TEXT, VarcharType(5), CharType(5)], ids=str)
+    def test_takes_bytes_and_text(self, data_type: DataType) -> None:
+        check_raw_write(_schema(("value", data_type)))
+
+    @pytest.mark.parametrize(
+        ("schema", "text"),
+        [
+            (_schema(("id", LONG)), "needs a column named value (binary or string), the data has id; select one AS"),
+            (_schema(("Value", TEXT)), "the data has Value"),
+            (_schema(), "the data has none"),
+            (_schema(("value", TEXT), ("key", TEXT)), "also has key; drop them, or write with entryFormat arrow"),
+            (_schema(("value", LONG)), "column value has type bigint; entryFormat raw takes binary or string"),
+            (_schema(("value", TEXT), ("value", TEXT)), "2 columns named value"),
+        ],
+    )
+    def test_refuses_the_rest(self, schema: StructType, text: str) -> None:
+        with pytest.raises(InvalidArgumentError) as raised:
+            check_raw_write(schema)
+        assert text in str(raised.value)
+
+
+class TestRawRead:
+    @pytest.mark.parametrize(
+        "schema",
+        [RAW_SCHEMA, _schema(("value", TEXT)), _schema(("offset", LONG), ("value", BinaryType())), _schema()],
+        ids=lambda s: str(s.simpleString()),
+    )
+    def test_takes_any_of_its_columns(self, schema: StructType) -> None:
+        check_raw_read(schema)
+
+    @pytest.mark.parametrize(
+        ("schema", "text"),
+        [
+            (_schema(("valu", TEXT)), "no column valu; it has value, log, offset, ledgerId, entryId, timestamp"),
+            (_schema(("value", LONG)), "column value can be read as binary or string, not as bigint"),
+            (_schema(("offset", IntegerType())), "column offset can be read as bigint, not as int"),
+        ],
+    )
+    def test_refuses_the_rest(self, schema: StructType, text: str) -> None:
+        with pytest.raises(InvalidArgumentError) as raised:
+            check_raw_read(schema)
+        assert text in str(raised.value)
+
+
+class TestArrowRead:
+    @pytest.mark.parametrize(
+        "schema",
+        [
+            STORED,
+            _schema(("tags", ArrayType(TEXT, False)), ("id", LONG), nullable=False),
+            _schema(("id", LONG), ("offset", LONG), ("timestamp", TimestampType())),
+        ],
+        ids=lambda s: str(s.simpleString()),
+    )
+    def test_takes_any_of_its_columns(self, schema: StructType) -> None:
+        check_arrow_read(schema, STORED, "log x")
+
+    def test_a_column_of_the_logs_own_goes_before_metadata(self) -> None:
+        check_arrow_read(_schema(("offset", TEXT)), _schema(("offset", TEXT)), "log x")
+
+    @pytest.mark.parametrize(
+        ("schema", "text"),
+        [
+            (_schema(("ID", LONG)), "log x has no column ID; it has id, text, tags"),
+            (_schema(("id", TEXT)), "column id of log x is bigint and cannot be read as string"),
+            (_schema(("tags", ArrayType(LONG))), "is array<string> and cannot be read as array<bigint>"),
+            (_schema(("timestamp", TEXT)), "column timestamp of log x is timestamp and cannot be read as string"),
+        ],
+    )
+    def test_refuses_the_rest(self, schema: StructType, text: str) -> None:
+        with pytest.raises(InvalidArgumentError) as raised:
+            check_arrow_read(schema, STORED, "log x")
+        assert text in str(raised.value)
+
+
+class TestAppendingColumns:
+    def test_order_and_nullability_may_differ(self) -> None:
+        check_same_columns(
+            _schema(("tags", ArrayType(TEXT, False)), ("text", TEXT), ("id", LONG), nullable=False), STORED, "x"
+        )
+
+    @pytest.mark.parametrize(
+        ("fields", "text"),
+        [
+            (
+                [("id", LONG), ("text", TEXT)],
+                "column tags of log x is missing from the data: add it, for example as a null",
+            ),
+            ([("id", LONG), ("txt", TEXT)], "log x has no column txt; it has id, text, tags: drop or rename it"),
+            ([("id", IntegerType())], "column id is int here and bigint in log x: cast it"),
+            ([("id", LONG), ("id", LONG)], "2 columns named id"),
+        ],
+    )
+    def test_anything_else_is_refused(self, fields: list[tuple[str, DataType]], text: str) -> None:
+        with pytest.raises(InvalidArgumentError) as raised:
+            check_same_columns(_schema(*fields), STORED, "x")
+        assert text in str(raised.value)
