@@ -34,7 +34,9 @@ def timed(work: Callable[[], object], runs: int = 3, warmups: int = 1) -> Timing
 
 def figure(benchmark: str, name: str, value: float, unit: str, **more: object) -> None:
     """Print one figure as a JSON line."""
-    print(json.dumps({"benchmark": benchmark, "figure": name, "value": round(value, 4), "unit": unit, **more}), flush=True)
+    print(
+        json.dumps({"benchmark": benchmark, "figure": name, "value": round(value, 4), "unit": unit, **more}), flush=True
+    )
 
 
 def rates(benchmark: str, name: str, timing: Timing, rows: int, size_bytes: int) -> None:

@@ -13,6 +13,8 @@ from types import TracebackType
 from weakref import WeakSet
 
 from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.connection import BookieConnection
+from bk_spark.bookie.connection_v3 import BookieConnectionV3
 from bk_spark.bookie.ledger_store import CreateWith, LedgerStore
 from bk_spark.bookie.pool import ConnectionPool
 from bk_spark.bookie.read_handle import ReadHandle
@@ -44,7 +46,8 @@ class Client:
         self._shared_zookeeper = zookeeper
         self._zookeeper: ZooKeeper | None = None
         self._services: ClusterServices | None = None
-        self._pool: ConnectionPool | None = None
+        self._pool: ConnectionPool[BookieConnection] | None = None
+        self._pool_v3: ConnectionPool[BookieConnectionV3] | None = None
         #: Those that somebody still holds; closed ones may be among them.
         self._handles: WeakSet[WriteHandle] = WeakSet()
 
@@ -72,20 +75,22 @@ class Client:
             raise
         self._zookeeper = zookeeper
         self._services = ClusterServices(store, BookieRegistry(zookeeper, self.uri.root))
-        self._pool = ConnectionPool(self._services.address, self.config)
+        self._pool = ConnectionPool(BookieConnection, self._services.address, self.config)
+        self._pool_v3 = ConnectionPool(BookieConnectionV3, self._services.address, self.config)
 
     async def close(self) -> None:
         """Let go of everything. Handles not closed stay open ledgers, for somebody to recover."""
         for handle in list(self._handles):
             await handle.abandon()
         self._handles.clear()
-        if self._pool is not None:
-            await self._pool.close()
+        for pool in (self._pool, self._pool_v3):
+            if pool is not None:
+                await pool.close()
         if self._services is not None:
             await asyncio.to_thread(self._services.close)
         if self._zookeeper is not None and self._zookeeper is not self._shared_zookeeper:
             await asyncio.to_thread(self._zookeeper.close)
-        self._pool = self._services = self._zookeeper = None
+        self._pool = self._pool_v3 = self._services = self._zookeeper = None
 
     async def __aenter__(self) -> Client:
         await self.start()
@@ -143,10 +148,8 @@ class Client:
 
         Raises NoSuchLedgerError, UnauthorizedError, EntryUnknownError.
         """
-        services, pool = self._started()
-        metadata = (await services.read(ledger_id)).metadata
-        digest_type = _authorize(ledger_id, metadata, password)
-        handle = ReadHandle(ledger_id, metadata, digest_type, password, services, pool, self.config)
+        metadata = (await self._started()[0].read(ledger_id)).metadata
+        handle = self._reader(ledger_id, metadata, password)
         if read_lac:
             await handle.read_last_add_confirmed()
         return handle
@@ -156,16 +159,16 @@ class Client:
 
         Raises NoSuchLedgerError, UnauthorizedError, EntryUnknownError, NotEnoughBookiesError.
         """
-        services, pool = self._started()
+        services, _ = self._started()
         metadata = (await services.read_latest(ledger_id)).metadata
         digest_type = _authorize(ledger_id, metadata, password)
         if metadata.state is not LedgerState.CLOSED:
-            own_pool = ConnectionPool(services.address, self.config)
+            own_pool = ConnectionPool(BookieConnection, services.address, self.config)
             try:
                 metadata = await recover_ledger(ledger_id, digest_type, password, services, own_pool, self.config)
             finally:
                 await own_pool.close()
-        return ReadHandle(ledger_id, metadata, digest_type, password, services, pool, self.config)
+        return self._reader(ledger_id, metadata, password)
 
     async def delete(self, ledger_id: int) -> None:
         """Delete the ledger's metadata; bookies collect its entries later. Deleting twice is no error."""
@@ -179,7 +182,13 @@ class Client:
         """A handle that was closed or abandoned by its user needs no care at :meth:`close`."""
         self._handles.discard(handle)
 
-    def _started(self) -> tuple[ClusterServices, ConnectionPool]:
+    def _reader(self, ledger_id: int, metadata: LedgerMetadata, password: bytes) -> ReadHandle:
+        services, pool = self._started()
+        assert self._pool_v3 is not None
+        digest_type = _authorize(ledger_id, metadata, password)
+        return ReadHandle(ledger_id, metadata, digest_type, password, services, pool, self._pool_v3, self.config)
+
+    def _started(self) -> tuple[ClusterServices, ConnectionPool[BookieConnection]]:
         assert self._services is not None, "the client is not started"
         assert self._pool is not None
         return self._services, self._pool

@@ -4,33 +4,38 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
 
 from bk_spark.bookie.config import ANSWER_RESERVE_BYTES, ClientConfig
-from bk_spark.bookie.connection import BookieConnection
+from bk_spark.bookie.connection import FramedConnection
 from bk_spark.protocol.errors import BookieUnavailableError, BookKeeperError
 
 #: Finds host and port of a bookie id.
 Resolver = Callable[[str], Awaitable[tuple[str, int]]]
 
 
-class ConnectionPool:
-    """Shares one connection per bookie among all handles of a client."""
+_C = TypeVar("_C", bound=FramedConnection)
 
-    def __init__(self, resolve: Resolver, config: ClientConfig) -> None:
+
+class ConnectionPool(Generic[_C]):
+    """Shares one connection of class ``kind`` per bookie among all handles of a client."""
+
+    def __init__(self, kind: Callable[[str, int], _C], resolve: Resolver, config: ClientConfig) -> None:
+        self._kind = kind
         self._resolve = resolve
         self._config = config
-        self._connections: dict[str, BookieConnection] = {}
-        self._connecting: dict[str, asyncio.Task[BookieConnection]] = {}
+        self._connections: dict[str, _C] = {}
+        self._connecting: dict[str, asyncio.Task[_C]] = {}
         self._closed = False
         #: Bookies that closed the connection at a batch read: they do not know it.
         self.without_batch_read: set[str] = set()
 
-    def existing(self, bookie_id: str) -> BookieConnection | None:
+    def existing(self, bookie_id: str) -> _C | None:
         """The live connection, if there is one."""
         connection = self._connections.get(bookie_id)
         return None if connection is None or connection.closed else connection
 
-    async def get(self, bookie_id: str) -> BookieConnection:
+    async def get(self, bookie_id: str) -> _C:
         """A live connection. Raises BookieUnavailableError, MetadataUnavailableError."""
         if self._closed:
             raise _closed_error(bookie_id)
@@ -63,13 +68,13 @@ class ConnectionPool:
         # Aborted transports release their sockets in the next turn of the loop.
         await asyncio.sleep(0)
 
-    async def _connect(self, bookie_id: str) -> BookieConnection:
+    async def _connect(self, bookie_id: str) -> _C:
         try:
             async with asyncio.timeout(self._config.connect_timeout_ms / 1000):
                 host, port = await self._resolve(bookie_id)
                 limit = self._config.max_frame_bytes + ANSWER_RESERVE_BYTES
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: BookieConnection(bookie_id, limit), host, port
+                    lambda: self._kind(bookie_id, limit), host, port
                 )
         except BookKeeperError:
             raise

@@ -10,11 +10,13 @@ from typing import Any, Final
 
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.connection import BookieConnection
+from bk_spark.bookie.connection_v3 import BookieConnectionV3
+from bk_spark.bookie.lac_reads import LacReader
 from bk_spark.bookie.pool import ConnectionPool
 from bk_spark.bookie.services import ClusterServices
-from bk_spark.protocol.codes import LAST_ENTRY, NO_ENTRY, Code, DigestType
+from bk_spark.protocol.codes import Code, DigestType
 from bk_spark.protocol.digest import digest_function
-from bk_spark.protocol.entry import ENTRY_HEADER_BYTES, verify_entry
+from bk_spark.protocol.entry import ENTRY_HEADER_BYTES
 from bk_spark.protocol.entry_block import EntryBlock, verify_records, verify_stored
 from bk_spark.protocol.errors import (
     BookieUnavailableError,
@@ -25,7 +27,6 @@ from bk_spark.protocol.errors import (
     PeerError,
 )
 from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState
-from bk_spark.protocol.quorum import Answer, covered
 from bk_spark.protocol.reader import RangeReader, ReadEntries, ReadFailed
 
 _LOG = logging.getLogger(__name__)
@@ -51,7 +52,8 @@ class ReadHandle:
         digest_type: DigestType,
         password: bytes,
         services: ClusterServices,
-        pool: ConnectionPool,
+        pool: ConnectionPool[BookieConnection],
+        pool_v3: ConnectionPool[BookieConnectionV3],
         config: ClientConfig,
     ) -> None:
         self.ledger_id = ledger_id
@@ -62,6 +64,7 @@ class ReadHandle:
         self._services = services
         self._pool = pool
         self._config = config
+        self._lac_reader = LacReader(ledger_id, digest_type, self._digest, pool_v3, config)
 
     async def read_blocks(
         self, first: int, last: int, *, known_to_exist: bool = False
@@ -109,12 +112,7 @@ class ReadHandle:
         if self.metadata.state is LedgerState.CLOSED:
             self.last_add_confirmed = self.metadata.last_entry_id
             return self.last_add_confirmed
-        segment = self.metadata.last_segment
-        answers = await asyncio.gather(*(self._last_entry_lac(bookie) for bookie in segment.ensemble))
-        if not covered(self.metadata.quorum, [answer for answer, _ in answers]):
-            raise EntryUnknownError("too few bookies answered for the last add confirmed", ledger_id=self.ledger_id)
-        found = max(lac for _, lac in answers)
-        self.last_add_confirmed = max(self.last_add_confirmed, found, segment.first_entry_id - 1)
+        self.last_add_confirmed = max(self.last_add_confirmed, await self._lac_reader.read(self.metadata))
         return self.last_add_confirmed
 
     def _check_range(self, first: int, last: int, known_to_exist: bool) -> None:
@@ -126,22 +124,6 @@ class ReadHandle:
                 ledger_id=self.ledger_id,
                 entry_id=last,
             )
-
-    async def _last_entry_lac(self, bookie_id: str) -> tuple[Answer, int]:
-        try:
-            async with asyncio.timeout(self._config.read_timeout_ms / 1000):
-                connection = await self._pool.get(bookie_id)
-                answers = await connection.read(self.ledger_id, range(LAST_ENTRY, LAST_ENTRY + 1))
-            answer = answers[LAST_ENTRY]
-            if answer.code in (Code.NO_ENTRY, Code.NO_LEDGER):
-                return Answer.ABSENT, NO_ENTRY
-            if answer.code is not Code.OK:
-                return Answer.UNKNOWN, NO_ENTRY
-            entry = verify_entry(answer.stored, self.ledger_id, None, self._digest_type, self._digest)
-            return Answer.PRESENT, entry.last_add_confirmed
-        except (PeerError, TimeoutError) as error:
-            _LOG.warning("ledger %d: no LAC from bookie %s: %s", self.ledger_id, bookie_id, error)
-            return Answer.UNKNOWN, NO_ENTRY
 
 
 class _RangeRead:

@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.connection import BookieConnection
 from bk_spark.bookie.ledger_store import StoredMetadata
 from bk_spark.bookie.pool import ConnectionPool
 from bk_spark.bookie.services import ClusterServices
@@ -44,7 +45,7 @@ async def recover_ledger(
     digest_type: DigestType,
     password: bytes,
     services: ClusterServices,
-    pool: ConnectionPool,
+    pool: ConnectionPool[BookieConnection],
     config: ClientConfig,
 ) -> LedgerMetadata:
     """Fence and close a ledger; its final metadata. A closed one is left as it is.
@@ -78,7 +79,7 @@ class _Recovery:
         digest_type: DigestType,
         password: bytes,
         services: ClusterServices,
-        pool: ConnectionPool,
+        pool: ConnectionPool[BookieConnection],
         config: ClientConfig,
     ) -> None:
         self._ledger_id = ledger_id

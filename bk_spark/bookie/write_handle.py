@@ -77,7 +77,7 @@ class WriteHandle:
         digest_type: DigestType,
         password: bytes,
         services: ClusterServices,
-        pool: ConnectionPool,
+        pool: ConnectionPool[BookieConnection],
         config: ClientConfig,
         *,
         recovery: RecoveryStart | None = None,

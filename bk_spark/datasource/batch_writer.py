@@ -27,7 +27,6 @@ from bk_spark.datasource.schemas import (
 from bk_spark.log.log import Log
 from bk_spark.log.message import CommitMessage, CommitRequest, LedgerRange
 from bk_spark.log.settings import EntryFormat, LogSettings
-from bk_spark.protocol.add_frames import EntryPackager
 from bk_spark.protocol.errors import InvalidArgumentError, LogExistsError
 from bk_spark.protocol.payloads import Payloads
 
@@ -69,7 +68,7 @@ class BatchWriter(DataSourceArrowWriter):
         client = client_of(self._options.metadata_service_uri)
         task = _TaskLedger(self, log, client)
         try:
-            limit = client.config.max_frame_bytes - EntryPackager.overhead(log.settings.digest_type)
+            limit = client.config.max_payload_bytes(log.settings.digest_type)
             if log.settings.entry_format is EntryFormat.RAW:
                 for payloads in raw_format.rows(iterator, partition, limit):
                     task.append(payloads, len(payloads))

@@ -69,6 +69,11 @@ class ReceiveBuffer:
         """Bytes of a frame that has not arrived whole."""
         return self._end - self._spent
 
+    @property
+    def capacity_bytes(self) -> int:
+        """Size of the buffer: one chunk, or a whole frame that is larger."""
+        return len(self._buffer)
+
     def get_buffer(self) -> memoryview:
         """Where the next bytes go; never empty."""
         if self._spent:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Final
 
 from bk_spark.protocol.codes import NO_ENTRY
 from bk_spark.protocol.entry import Entry
@@ -32,9 +33,9 @@ from bk_spark.protocol.payloads import Payloads
 from bk_spark.protocol.quorum import Answer, covered
 
 #: Entries read ahead of the end that is being looked for.
-READ_AHEAD_ENTRIES = 32
-#: Entries read beyond those that the writer of write-backs took over, which bounds what is held here.
-_AHEAD_OF_WRITER_ENTRIES = 4 * READ_AHEAD_ENTRIES
+READ_AHEAD_ENTRIES: Final = 32
+#: How many times that may be read beyond what the writer of write-backs took over; bounds what is held here.
+_AHEAD_OF_WRITER: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +112,13 @@ class _Search:
 class LedgerRecovery:
     """Finds the end of one ledger whose metadata says IN_RECOVERY (``metadata``, as first read)."""
 
-    def __init__(self, ledger_id: int, metadata: LedgerMetadata) -> None:
+    def __init__(
+        self, ledger_id: int, metadata: LedgerMetadata, *, read_ahead_entries: int = READ_AHEAD_ENTRIES
+    ) -> None:
         self.ledger_id = ledger_id
         self.state = RecoveryState.FENCING
         self._metadata = metadata
+        self._read_ahead_entries = read_ahead_entries
         self._ensemble = metadata.last_segment.ensemble
         self._fence_answers = dict.fromkeys(self._ensemble, Answer.UNHEARD)
         self._lac = NO_ENTRY
@@ -171,8 +175,8 @@ class LedgerRecovery:
         self._ask_ahead()
 
     def _ask_ahead(self) -> None:
-        limit = min(self._next + READ_AHEAD_ENTRIES, self._written_back + 1 + _AHEAD_OF_WRITER_ENTRIES)
-        while self._asked < limit:
+        ahead = self._read_ahead_entries
+        while self._asked < min(self._next + ahead, self._written_back + 1 + _AHEAD_OF_WRITER * ahead):
             self._actions += [FencingRead(bookie, self._asked) for bookie in self._ask(self._asked)]
             self._asked += 1
 

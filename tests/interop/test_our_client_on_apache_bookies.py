@@ -23,6 +23,7 @@ from bk_spark.protocol.quorum import Quorum
 from tests.interop.apache import ApacheBookies
 from tests.interop.java_client import JavaClient, JavaError
 from tests.interop.payloads import Payloads, fingerprint
+from tests.support.explicit_lac import write_explicit_lac
 
 PASSWORD = b"open sesame"
 JAVA_DIGEST = {
@@ -121,8 +122,8 @@ def test_java_recovers_what_ours_left_open(
         apache_cluster.metadata_service_uri, writer.ledger_id, recovery=True, digest="CRC32C", password=""
     )
     assert (read.fingerprint, read.closed) == (payloads.fingerprint, True)
+    writer.append(b"too late")
     with pytest.raises(LedgerFencedError):
-        writer.append(b"too late")
         writer.flush()
     writer.abandon()
 
@@ -172,6 +173,18 @@ def test_lac_of_an_open_ledger(client: BlockingClient) -> None:
     assert reader.read(0, 8) == [b"%d" % number for number in range(9)]
     writer.close()
     assert reader.read_last_add_confirmed() == 9
+
+
+def test_the_explicit_lac_of_an_idle_writer(client: BlockingClient) -> None:
+    writer = client.create()
+    writer.append_many(Batch.of([b"one", b"two"]))
+    assert writer.flush() == 1
+    reader = client.open_for_reading(writer.ledger_id)
+    assert reader.last_add_confirmed == -1
+    write_explicit_lac(writer.metadata.last_segment.ensemble, writer.ledger_id, 1)
+    assert reader.read_last_add_confirmed() == 1
+    assert reader.read(0, 1) == [b"one", b"two"]
+    writer.close()
 
 
 def test_errors(client: BlockingClient) -> None:

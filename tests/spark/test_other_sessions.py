@@ -1,0 +1,95 @@
+"""Two Spark sessions: what one wrote the other reads; tasks that fail once; data over unix domain sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chispa import assert_df_equality
+
+from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.log.store import LogStore
+from tests.spark.session_script import ROWS, fingerprint, rows_of
+from tests.support.connector import Connector
+
+SECRET = "correct-horse-battery"
+_REPOSITORY = Path(__file__).resolve().parents[2]
+_NAMES = {name: f"sessions-{name.replace('_', '-')}-{uuid.uuid4().hex[:8]}" for name in ("raw_log", "arrow_log")}
+
+
+@pytest.fixture(scope="module")
+def parents_log(connector: Connector) -> str:
+    """A raw log that this session writes, in two appends."""
+    log = f"sessions-parent-{uuid.uuid4().hex[:8]}"
+    for start in (0, 3000):
+        frame = connector.spark.sql(f"select concat('é ', id) value from range({start}, {start + 3000}, 1, 3)")
+        connector.write(frame, log, password=SECRET, digestType="HMAC")
+    return log
+
+
+@pytest.fixture(scope="module")
+def answer(connector: Connector, parents_log: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the other session found; it has also written its logs by then."""
+    arrow_log = f"{parents_log}-arrow"
+    connector.write(connector.spark.range(1000), arrow_log, entryFormat="arrow")
+    given = {
+        "directory": str(tmp_path_factory.mktemp("other-session")),
+        "uri": connector.metadata_service_uri,
+        "parents_log": parents_log,
+        "parents_arrow_log": arrow_log,
+        "password": SECRET,
+        **_NAMES,
+    }
+    path = os.pathsep.join([str(_REPOSITORY), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.spark.session_script", json.dumps(given)],
+        cwd=_REPOSITORY,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_new_session_reads_what_this_one_wrote(
+    connector: Connector, parents_log: str, answer: dict[str, Any]
+) -> None:
+    frame = connector.read(parents_log, password=SECRET)
+    assert frame.count() == 6000
+    assert answer["fingerprint"] == fingerprint(frame)
+    assert answer["arrow_sum"] == sum(range(1000))
+
+
+@pytest.mark.parametrize("which", ["raw_log", "arrow_log"])
+def test_tasks_that_failed_once_wrote_each_row_once(
+    connector: Connector, answer: dict[str, Any], logs: LogStore, client: BlockingClient, which: str
+) -> None:
+    log = _NAMES[which]
+    segments = list(logs.open_log(log).snapshot().segments())
+    assert sum(segment.rows for segment in segments) == ROWS
+    assert_df_equality(connector.read(log, "value string"), rows_of(connector.spark), ignore_nullable=True)
+    # Each task had written to a ledger when it failed, and wrote again to another.
+    root = f"{logs.root}/{log}/ledgers"
+    zk = client.zookeeper
+    registered = {
+        int(ledger)
+        for app in zk.children(root) or []
+        for run in zk.children(f"{root}/{app}") or []
+        for ledger in zk.children(f"{root}/{app}/{run}") or []
+    }
+    listed = {segment.ledger_id for segment in segments}
+    assert len(listed) == 2
+    assert listed < registered
+
+
+def test_unix_domain_sockets(answer: dict[str, Any]) -> None:
+    assert answer["unix_sockets"]
