@@ -27,16 +27,18 @@ from bookie_server.storage.group_commit import Group
 from bookie_server.storage.handles import LedgerHandle
 from bookie_server.storage.index import HEADER_BYTES as INDEX_HEADER_BYTES
 from bookie_server.storage.ledger_storage import LedgerStorage
-from bookie_server.storage.records import LENGTH_BYTES, MAX_ENTRY_ID, Int64s, Records, group_by_ledger
+from bookie_server.storage.records import LENGTH_BYTES, MAX_ENTRY_ID, Int64s, LedgerPart, Records, group_by_ledger
 
 _LOG: Final = logging.getLogger(__name__)
 Int32s = npt.NDArray[np.int32]
+#: Ledgers, and where in some arrays what concerns each is.
+ByLedger = list[tuple[int, Int64s | slice]]
 #: Told the outcome of an add: one code for all of its entries, or one for each.
 AddDone = Callable[[Code | Int32s], None]
 
 _READ_THREADS: Final = 2
 #: Entries looked up at a time; bounds what one read costs the event loop.
-_MAX_LOOKUP: Final = 4096
+_MAX_LOOKUP: Final = 1024
 #: Key and explicit LAC packet must fit into an index file's header together.
 _MAX_KEY_BYTES: Final = 256
 _MAX_LAC_PACKET_BYTES: Final = INDEX_HEADER_BYTES - 64 - _MAX_KEY_BYTES
@@ -71,22 +73,24 @@ class Bookie:
     def add(self, records: Records, master_key: bytes, *, recovery: bool, done: AddDone) -> None:
         """Store entries; ``done`` is called once they are durable, or refused. With ``recovery`` a fence does not
         count. An entry id that is there already gets the new content."""
-        parts: list[tuple[LedgerHandle, Int64s | slice]] = []
+        parts: list[tuple[LedgerHandle, LedgerPart]] = []
         codes: Int32s | None = None
         wrong_ids = (records.entry_ids < 0) | (records.entry_ids > MAX_ENTRY_ID)
         if wrong_ids.any() or _has_short_record(records):
             short = np.diff(records.offsets) < LENGTH_BYTES + ENTRY_HEADER_BYTES
             codes = np.where(wrong_ids | short, np.int32(Code.BAD_REQUEST), np.int32(Code.OK)).astype(np.int32)
-        for ledger_id, which in records.by_ledger():
-            handle = self._handle_to_write(ledger_id, master_key)
+        for part in records.by_ledger():
+            if codes is not None and codes[part.which].all():
+                continue  # nothing of it will be stored, so the ledger must not come into being
+            handle = self._handle_to_write(part.ledger_id, master_key)
             if isinstance(handle, LedgerHandle):
                 if recovery or not handle.fenced:
-                    parts.append((handle, which))
+                    parts.append((handle, part))
                     continue
                 handle = Code.FENCED
             if codes is None:
                 codes = np.zeros(len(records), np.int32)
-            codes[which] = handle
+            codes[part.which] = handle
         if codes is None:
             self._storage.append(records, parts, lambda ok: done(Code.OK if ok else Code.IO_ERROR))
             return
@@ -96,7 +100,7 @@ class Bookie:
             return
         handles = {handle.ledger_id: handle for handle, _ in parts}
         rest = records.select(accepted)
-        rest_parts = [(handles[ledger_id], which) for ledger_id, which in rest.by_ledger()]
+        rest_parts = [(handles[part.ledger_id], part) for part in rest.by_ledger()]
         refused = codes
         self._storage.append(
             rest, rest_parts, lambda ok: done(refused if ok else np.where(accepted, Code.IO_ERROR, refused))
@@ -204,23 +208,20 @@ class Bookie:
         Entry id -1 means the ledger's last entry. Entries not durable yet are waited for.
         """
         ledger_ids, entry_ids = ledger_ids[:_MAX_LOOKUP], entry_ids[:_MAX_LOOKUP]
-        while (group := self._pending_group(ledger_ids, entry_ids)) is not None:
+        by_ledger = group_by_ledger(ledger_ids)
+        while (group := self._pending_group(by_ledger, entry_ids)) is not None:
             await _through(group)
-        codes, resolved, locations = self._locate(ledger_ids, entry_ids)
+        codes, resolved, locations = self._locate(by_ledger, entry_ids)
         present = np.flatnonzero(codes == Code.OK)
         if not len(present):
             return ReadPart(codes, None)
-        everything = len(present) == len(codes)
-        wanted = locations if everything else locations[present]
-        count = self._storage.reader.fits(wanted, limit_bytes)
-        if count < len(present):
-            cut = int(present[count])  # what comes before this one is answered now
-            codes, present, wanted = codes[:cut], present[:count], wanted[:count]
-        entries = await self._fetch(
-            ledger_ids[: len(codes)] if everything else ledger_ids[present],
-            resolved[: len(codes)] if everything else resolved[present],
-            wanted,
-        )
+        if len(present) == len(codes):
+            entries = await self._fetch(ledger_ids, resolved, locations, limit_bytes)
+        else:
+            entries = await self._fetch(ledger_ids[present], resolved[present], locations[present], limit_bytes)
+        if len(entries.sizes) < len(present):
+            codes = codes[: int(present[len(entries.sizes)])]  # what comes before that one is answered now
+            present = present[: len(entries.sizes)]
         unreadable = entries.sizes < 0
         if unreadable.any():
             codes[present[unreadable]] = Code.IO_ERROR
@@ -232,11 +233,11 @@ class Bookie:
     ) -> tuple[Code, list[StoredEntries]]:
         """Consecutive entries from ``first_entry_id`` (-1: the last one) on: up to ``max_count`` (0: any number),
         and no more than ``limit_bytes`` with their sizes, but at least one. An error only if the first fails."""
-        ledgers = np.array([ledger_id], np.int64)
         first = np.array([first_entry_id], np.int64)
-        while (group := self._pending_group(ledgers, first)) is not None:
+        by_ledger: ByLedger = [(ledger_id, slice(None))]
+        while (group := self._pending_group(by_ledger, first)) is not None:
             await _through(group)
-        codes, resolved, _ = self._locate(ledgers, first)
+        codes, resolved, _ = self._locate(by_ledger, first)
         if codes[0] != Code.OK:
             return Code(int(codes[0])), []
         result: list[StoredEntries] = []
@@ -244,16 +245,15 @@ class Bookie:
         left_count = max_count if max_count > 0 else MAX_ENTRY_ID
         while left_count > 0:
             try:
-                locations = self._storage.cache.get_range(ledger_id, next_id, min(left_count, _MAX_LOOKUP))
+                locations = self._storage.cache.get_run(ledger_id, next_id, min(left_count, _MAX_LOOKUP))
             except OSError as error:
                 _LOG.error("ledger %d: %s", ledger_id, error)
                 return (Code.OK if result else Code.IO_ERROR), result
             if not len(locations):
                 break
-            locations = locations[: self._storage.reader.fits(locations, max(left_bytes, 1))]
-            count = len(locations)
-            ids = np.arange(next_id, next_id + count)
-            entries = await self._fetch(np.full(count, ledger_id, np.int64), ids, locations)
+            asked = len(locations)
+            ids = np.arange(next_id, next_id + asked)
+            entries = await self._fetch(np.full(asked, ledger_id, np.int64), ids, locations, left_bytes)
             good = _within(entries.sizes, left_bytes, at_least_one=not result)
             if good == 0:
                 return (Code.OK if result else Code.IO_ERROR), result
@@ -261,7 +261,7 @@ class Bookie:
             left_bytes -= int(entries.sizes[:good].sum()) + good * LENGTH_BYTES
             left_count -= good
             next_id += good
-            if good < count or left_bytes <= 0 or next_id > MAX_ENTRY_ID:
+            if good < len(entries.sizes) or left_bytes <= 0 or next_id > MAX_ENTRY_ID:
                 break
         return Code.OK, result
 
@@ -300,9 +300,9 @@ class Bookie:
             handle.lac_watchers.remove(look)
         return True
 
-    def _pending_group(self, ledger_ids: Int64s, entry_ids: Int64s) -> Group | None:
+    def _pending_group(self, by_ledger: ByLedger, entry_ids: Int64s) -> Group | None:
         """The group to wait for before these entries may be read."""
-        for ledger_id, which in group_by_ledger(ledger_ids):
+        for ledger_id, which in by_ledger:
             handle = self.handle(ledger_id)
             if isinstance(handle, LedgerHandle) and handle.group is not None:
                 ids = entry_ids[which]
@@ -311,12 +311,12 @@ class Bookie:
                     return group
         return None
 
-    def _locate(self, ledger_ids: Int64s, entry_ids: Int64s) -> tuple[Int32s, Int64s, Int64s]:
+    def _locate(self, by_ledger: ByLedger, entry_ids: Int64s) -> tuple[Int32s, Int64s, Int64s]:
         """(codes, entry ids with -1 replaced by the last entry's, locations)."""
         codes = np.zeros(len(entry_ids), np.int32)
         locations = np.zeros(len(entry_ids), np.int64)
         resolved = entry_ids
-        for ledger_id, which in group_by_ledger(ledger_ids):
+        for ledger_id, which in by_ledger:
             handle = self.handle(ledger_id)
             if not isinstance(handle, LedgerHandle):
                 codes[which] = Code.NO_LEDGER if handle is None else handle
@@ -339,13 +339,14 @@ class Bookie:
             codes[which] = np.where(found == 0, np.int32(Code.NO_ENTRY), np.int32(Code.OK))
         return codes, resolved, locations
 
-    async def _fetch(self, ledger_ids: Int64s, entry_ids: Int64s, locations: Int64s) -> StoredEntries:
+    async def _fetch(self, ledger_ids: Int64s, entry_ids: Int64s, locations: Int64s, limit_bytes: int) -> StoredEntries:
         reader, written_to = self._storage.reader, self._storage.written_to
         try:
-            return reader.read(ledger_ids, entry_ids, locations, written_to, may_wait=False)
+            return reader.read(ledger_ids, entry_ids, locations, written_to, limit_bytes, may_wait=False)
         except WouldBlockError:
             return await asyncio.get_running_loop().run_in_executor(
-                self._readers, lambda: reader.read(ledger_ids, entry_ids, locations, written_to, may_wait=True)
+                self._readers,
+                lambda: reader.read(ledger_ids, entry_ids, locations, written_to, limit_bytes, may_wait=True),
             )
 
 

@@ -226,7 +226,7 @@ def _build(values: _Values) -> BookieConfig:
         ledger_directory=ledger_directory,
         zk_timeout_ms=values.number("zkTimeout", 10_000, 100, 3_600_000),
         max_frame_bytes=values.number("nettyMaxFrameSizeBytes", DEFAULT_MAX_FRAME_BYTES, 1024, 100 * _MIB),
-        max_batch_read_bytes=values.number("maxBatchReadSize", _MIB, 1024, 100 * _MIB),
+        max_batch_read_bytes=values.number("maxBatchReadSize", DEFAULT_MAX_FRAME_BYTES, 1024, 100 * _MIB),
         journal_max_bytes=values.number("journalMaxSizeMB", 2048, 1, 1 << 20) * _MIB,
         journal_preallocate_bytes=values.number("journalPreAllocSizeMB", 16, 1, 1024) * _MIB,
         journal_max_backups=values.number("journalMaxBackups", 5, 0, 1 << 20),

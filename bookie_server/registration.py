@@ -56,7 +56,7 @@ def check_cookies(zookeeper: ZooKeeper, config: BookieConfig) -> None:
                 "ledgers, delete that znode, and start it anew"
             )
         return
-    if not unstamped:
+    if not unstamped and not all(_holds_version_only(directory) for directory in directories):
         raise CookieMismatchError(
             f"{' and '.join(directories)} were stamped for bookie {config.bookie_id}, but its cookie {path} is not in "
             "ZooKeeper: another cluster, or the bookie was removed from it. Empty the directories to start anew"
@@ -73,7 +73,7 @@ def check_cookies(zookeeper: ZooKeeper, config: BookieConfig) -> None:
         replace_file(os.path.join(current_directory(directory), _VERSION_FILE), expected.encode())
     with contextlib.suppress(NodeExistsError):
         zookeeper.create(path, expected.encode(), make_parents=True)
-        _LOG.info("stamped %s for bookie %s", ", ".join(unstamped), config.bookie_id)
+        _LOG.info("stamped %s for bookie %s", ", ".join(directories), config.bookie_id)
         return
     _compare(expected, Cookie.decode(_content(zookeeper, path), f"znode {path}"), f"znode {path}")
 
@@ -81,6 +81,11 @@ def check_cookies(zookeeper: ZooKeeper, config: BookieConfig) -> None:
 def current_directory(directory: str) -> str:
     """Where the files of a configured directory are."""
     return os.path.join(directory, "current")
+
+
+def _holds_version_only(directory: str) -> bool:
+    """Whether the directory was stamped and never used: a first start that ended before the cookie was made."""
+    return os.listdir(current_directory(directory)) == [_VERSION_FILE]
 
 
 def _expected_cookie(zookeeper: ZooKeeper, config: BookieConfig) -> Cookie:

@@ -73,8 +73,8 @@ class LedgerStore:
                 error = unknown
                 continue
             path = self._path(ledger_id)
-            self.zk.ensure_path(path.rpartition("/")[0])
             try:
+                self.zk.ensure_path(path.rpartition("/")[0])
                 self.zk.transaction([CreateOp(path, data), *(create_with(ledger_id) if create_with else ())])
                 return ledger_id, StoredMetadata(metadata, 0)
             except TransactionConflictError as conflict:
@@ -82,6 +82,9 @@ class LedgerStore:
                     raise
                 # The id is taken, or an empty parent was just removed by another client's delete.
                 error = conflict
+            except NoNodeError as gone:
+                # So was a parent while its child was being made.
+                error = gone
             except OutcomeUnknownError as unknown:
                 self.zk.sync(path)
                 found = self.zk.get(path)

@@ -14,6 +14,8 @@ from bk_spark.protocol.errors import LedgerClosedError
 _T = TypeVar("_T")
 #: How long an interrupted caller waits for its work to let go of what it holds.
 _INTERRUPTED_S: Final = 5.0
+#: A signal that comes just before a thread blocks is noticed when it next wakes: let that be soon.
+_SIGNALS_S: Final = 1.0
 
 
 class LoopThread:
@@ -41,15 +43,17 @@ class LoopThread:
             tasks.append(task)
             task.add_done_callback(lambda ended: _hand_over(ended, done))
 
-        with self._lock:
-            if self._closed or not self._thread.is_alive() or threading.current_thread() is self._thread:
-                work.close()
-                raise LedgerClosedError("the client is closed, or was made before this process was forked")
-            self._loop.call_soon_threadsafe(start)
+        submitted = False
         try:
-            return done.result()
+            with self._lock:
+                if self._closed or not self._thread.is_alive() or threading.current_thread() is self._thread:
+                    work.close()
+                    raise LedgerClosedError("the client is closed, or was made before this process was forked")
+                submitted = True
+                self._loop.call_soon_threadsafe(start)
+            return _wait_for(done)
         except BaseException:
-            if not done.done():
+            if submitted and not done.done():
                 self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
                 wait([done], timeout=_INTERRUPTED_S)
             raise
@@ -87,6 +91,15 @@ class LoopThread:
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
+
+
+def _wait_for(done: Future[_T]) -> _T:
+    while True:
+        try:
+            return done.result(_SIGNALS_S)
+        except TimeoutError:
+            if done.done():
+                return done.result()
 
 
 def _hand_over(task: asyncio.Task[_T], done: Future[_T]) -> None:

@@ -229,7 +229,8 @@ def _batch(columns: list[pa.Array], schema: pa.Schema, where: str) -> pa.RecordB
             array = column if column.type == one.type else column.cast(one.type)
         except pa.ArrowException as error:
             raise InvalidArgumentError(
-                f"column {one.name} in {where} cannot be read as {one.type}: {error}; leave the schema out"
+                f"column {one.name} in {where} cannot be read as {one.type}: {error}; leave the schema out, or let "
+                "its fields be null"
             ) from error
         # Spark believes the schema: a null would become a 0, or a NullPointerException far from here.
         if array.null_count and not one.nullable:

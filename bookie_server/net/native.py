@@ -20,8 +20,9 @@ import numpy as np
 from bk_spark.protocol import wire_v3
 from bk_spark.protocol.digest import Buffer
 from bk_spark.protocol.errors import WireFormatError
-from bk_spark.protocol.framing import Frames, ReceiveBuffer
+from bk_spark.protocol.framing import LENGTH_BYTES, Frames, ReceiveBuffer
 from bookie_server.bookie import Bookie
+from bookie_server.net.large_frames import LargeFrames
 from bookie_server.net.requests_v2 import RequestsV2
 from bookie_server.net.requests_v3 import RequestsV3
 
@@ -36,11 +37,16 @@ _ANSWERS_HIGH_BYTES: Final = 64 * 1024
 _MAX_WAITING_READS: Final = 20_000
 _BACKLOG: Final = 1024
 #: Rounds of reads, over all connections, whose entries are in memory at once.
-_READ_SLOTS: Final = 16
+_READ_SLOTS: Final = 8
+#: Answers not taken by their peers, over all connections: the nearer to it, the smaller rounds of reads get.
+_UNSENT_BYTES: Final = 64 * _MIB
+_LEAST_ROUND_BYTES: Final = 128 * 1024
 
 _PAUSED_BY_ADDS: Final = 1
 _PAUSED_BY_READS: Final = 2
 _PAUSED_BY_ANSWERS: Final = 4
+_PAUSED_BY_FRAMES: Final = 8
+_PAUSED_BY_END: Final = 16
 
 
 class NativeServer:
@@ -57,6 +63,9 @@ class NativeServer:
         self._server: asyncio.Server | None = None
         self._full = False
         self.read_slots = asyncio.Semaphore(_READ_SLOTS)
+        self.large_frames = LargeFrames()
+        #: Bytes of answers in this process that peers have not taken.
+        self.unsent_bytes = 0
 
     async def start(self, listener: socket.socket) -> None:
         """Accept on ``listener``, a bound socket. Raises OSError."""
@@ -64,11 +73,14 @@ class NativeServer:
         self._server = await loop.create_server(lambda: NativeConnection(self), sock=listener, backlog=_BACKLOG)
 
     async def close(self) -> None:
-        """Take no more connections and drop those that are there."""
+        """Take no more connections and requests, answer the adds that were accepted, and hang up."""
         if self._server is not None:
             self._server.close()
+        for connection in self._connections:
+            connection.pause(_PAUSED_BY_END)
+        await self.bookie.force()
         for connection in list(self._connections):
-            connection.abort()
+            connection.hang_up()
         if self._server is not None:
             await self._server.wait_closed()
 
@@ -79,6 +91,10 @@ class NativeServer:
 
     def left(self, connection: NativeConnection) -> None:
         self._connections.discard(connection)
+
+    def round_bytes(self, wanted_bytes: int) -> int:
+        """How much of ``wanted_bytes`` to read in one round: less the more is waiting to be taken."""
+        return min(wanted_bytes, max(_LEAST_ROUND_BYTES, (_UNSENT_BYTES - self.unsent_bytes) // _READ_SLOTS))
 
     def adds_changed(self) -> None:
         """Stop or resume reading by the bytes of adds in flight."""
@@ -99,6 +115,7 @@ class NativeConnection(asyncio.BufferedProtocol):
     def __init__(self, server: NativeServer) -> None:
         self.server = server
         self._receive = ReceiveBuffer(server.max_frame_bytes, reuse=True)
+        self._chunk_bytes = self._capacity_bytes = self._receive.capacity_bytes
         self._v2 = RequestsV2(self, server.bookie, server.max_batch_read_bytes, server.adds_changed)
         self._v3 = RequestsV3(self, server.bookie, server.ledger_directory, server.adds_changed)
         self._loop = asyncio.get_running_loop()
@@ -106,6 +123,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._peer = "?"
         self._paused = 0
         self._out: list[Buffer] = []
+        self._unsent_bytes = 0
         self._reads: deque[tuple[int, Callable[[], Awaitable[None]]]] = deque()
         self._waiting_reads = 0
         self._reader: asyncio.Task[None] | None = None
@@ -123,7 +141,12 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._note_unsent(0)
         self.server.left(self)
+        if self._capacity_bytes > self._chunk_bytes:
+            self.server.large_frames.end(self)
+        # Connection and handlers know each other, so this object may outlive its use; its buffer must not.
+        self._receive = ReceiveBuffer(chunk_bytes=LENGTH_BYTES)
         self._answers_taken.set()
         self._reads.clear()
         self._out.clear()
@@ -138,6 +161,8 @@ class NativeConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         try:
             frames = self._receive.received(nbytes)
+            if self._receive.capacity_bytes != self._capacity_bytes:
+                self._note_capacity()
             if frames is not None:
                 self._handle(frames)
         except WireFormatError as error:
@@ -152,6 +177,8 @@ class NativeConnection(asyncio.BufferedProtocol):
         self.pause(_PAUSED_BY_ANSWERS)
 
     def resume_writing(self) -> None:
+        if self._transport is not None:
+            self._note_unsent(self._transport.get_write_buffer_size())
         self._answers_taken.set()
         self.resume(_PAUSED_BY_ANSWERS)
 
@@ -168,14 +195,19 @@ class NativeConnection(asyncio.BufferedProtocol):
     def flush(self) -> None:
         """Send what waits to be sent, in one write."""
         out, self._out = self._out, []
-        if self._transport is None or not out:
+        if self._transport is None or self._transport.is_closing() or not out:
             return
         self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+        self._note_unsent(self._transport.get_write_buffer_size())
 
     @property
     def read_slots(self) -> asyncio.Semaphore:
         """To be held while entries are in memory on their way from disk to a socket."""
         return self.server.read_slots
+
+    def round_bytes(self, wanted_bytes: int) -> int:
+        """How much of ``wanted_bytes`` to read in one round."""
+        return self.server.round_bytes(wanted_bytes)
 
     @property
     def reads_waiting(self) -> bool:
@@ -210,10 +242,23 @@ class NativeConnection(asyncio.BufferedProtocol):
     def poll_count(self) -> int:
         return len(self._polls)
 
+    def hold_frame(self) -> None:
+        """Read no more of a large frame until there is room for it."""
+        self.pause(_PAUSED_BY_FRAMES)
+
+    def go_on(self) -> None:
+        self.resume(_PAUSED_BY_FRAMES)
+
     def abort(self) -> None:
         """Close at once."""
         if self._transport is not None:
             self._transport.abort()
+
+    def hang_up(self) -> None:
+        """Close after what was sent."""
+        self.flush()
+        if self._transport is not None:
+            self._transport.close()
 
     def pause(self, reason: int) -> None:
         """Read no more requests until every reason is gone."""
@@ -227,6 +272,18 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     # --- inside ------------------------------------------------------------------------------------
+
+    def _note_unsent(self, size_bytes: int) -> None:
+        self.server.unsent_bytes += size_bytes - self._unsent_bytes
+        self._unsent_bytes = size_bytes
+
+    def _note_capacity(self) -> None:
+        """The buffer was exchanged for one of another size."""
+        before, self._capacity_bytes = self._capacity_bytes, self._receive.capacity_bytes
+        if before > self._chunk_bytes:
+            self.server.large_frames.end(self)
+        if self._capacity_bytes > self._chunk_bytes:
+            self.server.large_frames.begin(self, self._capacity_bytes)
 
     def _handle(self, frames: Frames) -> None:
         """Hand runs of frames of one protocol to its handler. Each frame tells its protocol by its first byte."""

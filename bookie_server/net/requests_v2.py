@@ -96,7 +96,8 @@ class RequestsV2:
                 ledger_ids, entry_ids = ledger_ids[~refused], entry_ids[~refused]
         while len(entry_ids):
             async with self._connection.read_slots:
-                part = await self._bookie.read(ledger_ids, entry_ids, READ_ROUND_BYTES)
+                limit = self._connection.round_bytes(READ_ROUND_BYTES)
+                part = await self._bookie.read(ledger_ids, entry_ids, limit)
                 count = len(part.codes)
                 self._connection.send(*_read_answers(run.version, ledger_ids[:count], entry_ids[:count], part))
                 self._connection.flush()
@@ -117,7 +118,7 @@ class RequestsV2:
         limit = min(request.max_size_bytes, self._max_batch_read_bytes) - _BATCH_OVERHEAD_BYTES
         async with self._connection.read_slots:
             code, found = await self._bookie.read_batch(
-                request.ledger_id, request.first_entry_id, request.max_count, limit
+                request.ledger_id, request.first_entry_id, request.max_count, self._connection.round_bytes(limit)
             )
             records = [view for entries in found for view in _record_views(entries)]
             size = sum(len(view) for view in records)

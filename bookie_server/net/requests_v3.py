@@ -171,7 +171,8 @@ class RequestsV3:
         at = 0
         while at < len(requests):
             async with self._connection.read_slots:
-                part = await self._bookie.read(ledger_ids[at:], entry_ids[at:], READ_ROUND_BYTES)
+                limit = self._connection.round_bytes(READ_ROUND_BYTES)
+                part = await self._bookie.read(ledger_ids[at:], entry_ids[at:], limit)
                 read = 0
                 for i, code in enumerate(part.codes.tolist()):
                     stored: Buffer | None = None

@@ -110,8 +110,7 @@ class Checkpointer:
             self._files.write(ledger.ledger_id, ledger.header, ledger.pages)
 
     def _sync_and_mark(self, written: list[int], mark: LogMark) -> None:
-        for ledger_id in written:
-            self._files.sync(ledger_id)
+        self._files.sync(written)
         if mark > self.last_mark:
             write_last_mark(self._ledger_directory, mark)
             self._remove_journals(mark)

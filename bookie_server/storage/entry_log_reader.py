@@ -76,37 +76,48 @@ class EntryLogReader:
     def close(self) -> None:
         self._fds.close()
 
-    def fits(self, locations: Int64s, limit_bytes: int) -> int:
-        """How many of the first ``locations`` (at least one) can be read without fetching more than about
-        ``limit_bytes``."""
-        if len(locations) == 1:
-            return 1
-        cost = self._steps(locations)
-        total = np.cumsum(cost)
-        return max(1, int(np.searchsorted(total, limit_bytes, side="right")))
-
     def read(
-        self, ledger_ids: Int64s, entry_ids: Int64s, locations: Int64s, written_to: int, *, may_wait: bool
+        self,
+        ledger_ids: Int64s,
+        entry_ids: Int64s,
+        locations: Int64s,
+        written_to: int,
+        limit_bytes: int,
+        *,
+        may_wait: bool,
     ) -> StoredEntries:
-        """The entries at ``locations`` (none of them 0). Raises WouldBlockError only with ``may_wait=False``."""
+        """The entries at the first of ``locations`` (none of them 0): at least one, and as many as come to about
+        ``limit_bytes`` fetched. Raises WouldBlockError only with ``may_wait=False``."""
+        starts: list[Int64s] = []
+        ends: list[int] = []
+        parts: list[Bytes] = []
+        base = count = 0
         gaps = np.diff(locations)
         breaks = np.flatnonzero((gaps < LENGTH_BYTES + MIN_RECORD_BYTES) | (gaps > MAX_GAP_BYTES)) + 1
-        starts = np.empty(len(locations), np.int64)
-        sizes = np.empty(len(locations), np.int64)
-        parts: list[Bytes] = []
-        base = 0
-        for a, b in zip([0, *breaks.tolist()], [*breaks.tolist(), len(locations)], strict=True):
-            region = self._read_region(locations[a:b], written_to, may_wait)
+        for first, last in zip([0, *breaks.tolist()], [*breaks.tolist(), len(locations)], strict=True):
+            if base >= limit_bytes and count:
+                break
+            run = locations[first:last]
+            if last - first > 1:
+                room = int(run[0]) + max(limit_bytes - base, 1)
+                run = run[: max(1, int(np.searchsorted(run, room)))]
+            region = self._read_region(int(run[0]), int(run[-1]), written_to, may_wait)
             if region is None:
-                starts[a:b], sizes[a:b] = 0, -1
-                continue
-            offsets = locations[a:b] - (int(locations[a]) - LENGTH_BYTES)
-            _measure(region, offsets, sizes[a:b])
-            starts[a:b] = offsets + base
-            parts.append(region)
-            base += len(region)
+                starts.append(np.full(len(run), -1, np.int64))
+            else:
+                starts.append(run + (base + LENGTH_BYTES - int(run[0])))
+                base += len(region)
+                parts.append(region)
+            ends.append(base)
+            count += len(run)
+            if len(run) < last - first:
+                break
         data = parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, np.uint8)
-        _check_ids(data, starts, sizes, ledger_ids, entry_ids)
+        limits = np.repeat(np.array(ends), [len(run) for run in starts])
+        where = starts[0] if len(starts) == 1 else np.concatenate(starts)
+        ledger_ids, entry_ids, locations = ledger_ids[:count], entry_ids[:count], locations[:count]
+        sizes = _measure(data, where, limits)
+        _check_ids(data, where, sizes, ledger_ids, entry_ids)
         bad = np.flatnonzero(sizes < 0)
         if len(bad):
             i = int(bad[0])
@@ -121,7 +132,7 @@ class EntryLogReader:
             )
         else:
             self._guess_bytes = min(max(int(sizes[-1]), MIN_RECORD_BYTES), _MAX_GUESS_BYTES)
-        return StoredEntries(data, starts, sizes)
+        return StoredEntries(data, where, sizes)
 
     def read_one(self, ledger_id: int, entry_id: int, location: int, written_to: int) -> memoryview | None:
         """One entry that is in the page cache and no larger than those read lately; None for any other, or one that
@@ -143,18 +154,10 @@ class EntryLogReader:
             return None
         return memoryview(buffer)[LENGTH_BYTES : LENGTH_BYTES + size]
 
-    def _steps(self, locations: Int64s) -> Int64s:
-        """About how many bytes each location costs to read."""
-        steps = np.full(len(locations), self._guess_bytes + LENGTH_BYTES, np.int64)
-        gaps = np.diff(locations)
-        near = (gaps > 0) & (gaps <= MAX_RECORD_BYTES)
-        steps[:-1][near] = gaps[near]
-        return steps
-
-    def _read_region(self, locations: Int64s, written_to: int, may_wait: bool) -> Bytes | None:
+    def _read_region(self, first_location: int, last_location: int, written_to: int, may_wait: bool) -> Bytes | None:
         """The bytes from the first entry's size to the last entry's end; None where they cannot be had."""
-        log_id, first = int(locations[0]) >> OFFSET_BITS, (int(locations[0]) & OFFSET_MASK) - LENGTH_BYTES
-        last = (int(locations[-1]) & OFFSET_MASK) - LENGTH_BYTES
+        log_id, first = first_location >> OFFSET_BITS, (first_location & OFFSET_MASK) - LENGTH_BYTES
+        last = (last_location & OFFSET_MASK) - LENGTH_BYTES
         if first < HEADER_BYTES:
             return None
         try:
@@ -168,7 +171,7 @@ class EntryLogReader:
                     return None
                 region = _fetch(fd, first, end, may_wait)
                 at = last - first
-                size = int.from_bytes(region[at : at + LENGTH_BYTES].tobytes(), "big", signed=True)
+                size = int.from_bytes(region.data[at : at + LENGTH_BYTES], "big", signed=True)
                 needed = last + LENGTH_BYTES + size
                 if MIN_RECORD_BYTES <= size <= MAX_RECORD_BYTES and end < needed <= log_end:
                     rest = _fetch(fd, end, needed, may_wait)
@@ -202,11 +205,16 @@ def _fetch(fd: int, start: int, end: int, may_wait: bool) -> Bytes:
     return buffer
 
 
-def _measure(region: Bytes, offsets: Int64s, sizes: Int64s) -> None:
-    """Read the size before each of ``offsets`` into ``sizes``; -1 where it cannot be right."""
-    found = gather_int32(region, offsets - LENGTH_BYTES)
-    wrong = (found < MIN_RECORD_BYTES) | (found > MAX_RECORD_BYTES) | (offsets + found > len(region))
-    sizes[:] = np.where(wrong, -1, found)
+def _measure(data: Bytes, starts: Int64s, limits: Int64s) -> Int64s:
+    """The size before each of ``starts`` (-1: nothing there); -1 where it cannot be right or goes beyond its limit."""
+    there = np.flatnonzero(starts >= 0)
+    sizes = np.full(len(starts), -1, np.int64)
+    if not len(there):
+        return sizes
+    found = gather_int32(data, starts[there] - LENGTH_BYTES)
+    wrong = (found < MIN_RECORD_BYTES) | (found > MAX_RECORD_BYTES) | (starts[there] + found > limits[there])
+    sizes[there] = np.where(wrong, -1, found)
+    return sizes
 
 
 def _check_ids(data: Bytes, starts: Int64s, sizes: Int64s, ledger_ids: Int64s, entry_ids: Int64s) -> None:

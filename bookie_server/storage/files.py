@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Sequence
 from typing import Final
 
 Buffer = bytes | bytearray | memoryview
 
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 #: Most buffers one writev takes (IOV_MAX on Linux is 1024).
 _MAX_BUFFERS: Final = 1000
 
@@ -59,6 +61,23 @@ def sync_directory(path: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def sync_file_system(path: str) -> bool:
+    """Make everything written to the file system of ``path`` durable; False where the platform cannot.
+
+    Raises OSError."""
+    syncfs = getattr(_LIBC, "syncfs", None)
+    if syncfs is None:
+        return False
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if syncfs(fd) != 0:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error), path)
+    finally:
+        os.close(fd)
+    return True
 
 
 def replace_file(path: str, content: bytes) -> None:

@@ -15,18 +15,10 @@ from bookie_server.storage.entry_log import LogOperation
 from bookie_server.storage.files import Buffer
 from bookie_server.storage.handles import LedgerHandle
 from bookie_server.storage.journal import LogMark
-from bookie_server.storage.records import Int64s, Records
+from bookie_server.storage.records import LedgerPart, Records
 
 #: Called in the event loop when a group is through; True if it is durable.
 DoneCallback = Callable[[bool], None]
-
-
-@dataclass(slots=True)
-class AppendedPart:
-    """Records of one ledger within an append: ``which`` of its records."""
-
-    handle: LedgerHandle
-    which: Int64s | slice
 
 
 @dataclass(slots=True)
@@ -34,7 +26,7 @@ class Append:
     """Records whose index entries are set once their group is durable. ``location`` is of the first length field."""
 
     records: Records
-    parts: list[AppendedPart]
+    parts: list[tuple[LedgerHandle, LedgerPart]]
     location: int
 
 

@@ -87,6 +87,8 @@ class Handles:
         self._has_changes = has_changes
         self._handles: dict[int, LedgerHandle] = {}
         self._sweep_at = limit
+        #: Set while the journal is being replayed (see IndexFiles.read_header).
+        self.replaying = False
 
     def __iter__(self) -> Iterator[LedgerHandle]:
         return iter(self._handles.values())
@@ -96,7 +98,7 @@ class Handles:
         handle = self._handles.get(ledger_id)
         if handle is not None:
             return handle
-        header = self._files.read_header(ledger_id)
+        header = self._files.read_header(ledger_id, replaying=self.replaying)
         if header is None:
             return None
         handle = LedgerHandle(ledger_id, header.master_key)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,7 +24,7 @@ import numpy.typing as npt
 
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.storage.fd_cache import FdCache
-from bookie_server.storage.files import read_at, sync_directory, write_at
+from bookie_server.storage.files import read_at, sync_directory, sync_file_system, write_at
 
 MAGIC: Final = b"BKLE"
 VERSION: Final = 1
@@ -31,6 +32,8 @@ HEADER_BYTES: Final = 1024
 PAGE_SLOTS: Final = 1024
 PAGE_BYTES: Final = 8 * PAGE_SLOTS
 _FENCED: Final = 1
+#: More files than this are synced with the whole file system at once, which is cheaper.
+_SYNC_ONE_BY_ONE: Final = 16
 _I32: Final = struct.Struct(">i")
 
 #: One page: locations, big-endian as in the file.
@@ -92,6 +95,8 @@ class IndexFiles:
     def __init__(self, directory: str, open_limit: int = 256) -> None:
         self._directory = directory
         self._fds = FdCache(open_limit, self._open)
+        self._lock = threading.Lock()
+        self._unsynced_directories: set[str] = set()
 
     def path(self, ledger_id: int) -> str:
         return os.path.join(
@@ -101,32 +106,29 @@ class IndexFiles:
     def close(self) -> None:
         self._fds.close()
 
-    def read_header(self, ledger_id: int) -> IndexHeader | None:
+    def read_header(self, ledger_id: int, *, replaying: bool = False) -> IndexHeader | None:
         """None where the ledger has no index file. Raises CorruptFileError, OSError.
 
-        A file that holds nothing, cut short while it was made, is no file: the journal still has what it was
-        to hold, since no page is written before the header is durable.
+        A file that holds nothing, cut short while it was made, is no file: what it was to hold is still in
+        the journal. While the journal is being replayed this goes for a header of zeros before pages, too: a power
+        cut may have kept either.
         """
         try:
             with self._fds.borrow(ledger_id) as fd:
                 header = read_at(fd, HEADER_BYTES, 0)
-                if not header.strip(b"\0") and os.fstat(fd).st_size <= HEADER_BYTES:
+                if not header.strip(b"\0") and (replaying or os.fstat(fd).st_size <= HEADER_BYTES):
                     return None
                 return IndexHeader.decode(header, self.path(ledger_id))
         except FileNotFoundError:
             return None
 
-    def read_page(self, ledger_id: int, number: int) -> Page:
-        """The locations in page ``number``; zeros beyond the end of the file, or without a file."""
-        page = np.zeros(PAGE_SLOTS, PAGE_DTYPE)
+    def read_page(self, ledger_id: int, number: int) -> bytes:
+        """The bytes of page ``number``; fewer at the end of the file, none without a file. Raises OSError."""
         try:
             with self._fds.borrow(ledger_id) as fd:
-                data = read_at(fd, PAGE_BYTES, HEADER_BYTES + number * PAGE_BYTES)
+                return read_at(fd, PAGE_BYTES, HEADER_BYTES + number * PAGE_BYTES)
         except FileNotFoundError:
-            return page
-        slots = len(data) // 8
-        page[:slots] = np.frombuffer(data, PAGE_DTYPE, slots)
-        return page
+            return b""
 
     def last_entry(self, ledger_id: int) -> int:
         """The highest entry id with a location in the file; -1 where there is none."""
@@ -147,33 +149,33 @@ class IndexFiles:
     def write(self, ledger_id: int, header: IndexHeader | None, pages: list[tuple[int, Page]]) -> None:
         """Write what is given, in order; a ledger without a file needs its ``header``. Nothing is synced."""
         if header is not None and not os.path.exists(self.path(ledger_id)):
-            self._create(self.path(ledger_id), header)
-            header = None
+            self._create(self.path(ledger_id))
         with self._fds.borrow(ledger_id) as fd:
             if header is not None:
                 write_at(fd, [header.encode()], 0)
             for number, page in pages:
                 write_at(fd, [page.data.cast("B")], HEADER_BYTES + number * PAGE_BYTES)
 
-    def sync(self, ledger_id: int) -> None:
-        with self._fds.borrow(ledger_id) as fd:
-            os.fsync(fd)
+    def sync(self, ledger_ids: list[int]) -> None:
+        """Make all that was written to these ledgers' files durable, and the files' names. Raises OSError."""
+        with self._lock:
+            directories, self._unsynced_directories = self._unsynced_directories, set()
+        if len(ledger_ids) + len(directories) > _SYNC_ONE_BY_ONE and sync_file_system(self._directory):
+            return
+        for ledger_id in ledger_ids:
+            with self._fds.borrow(ledger_id) as fd:
+                os.fsync(fd)
+        for directory in sorted(directories, reverse=True):  # inner ones first
+            sync_directory(directory)
 
-    def _create(self, path: str, header: IndexHeader) -> None:
-        """A file with a header and no pages, durable."""
+    def _create(self, path: str) -> None:
+        """An empty file."""
         inner = os.path.dirname(path)
         outer = os.path.dirname(inner)
-        for directory in (outer, inner):
-            if not os.path.isdir(directory):
-                os.makedirs(directory, exist_ok=True)
-                sync_directory(os.path.dirname(directory))
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            write_at(fd, [header.encode()], 0)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        sync_directory(inner)
+        os.makedirs(inner, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        with self._lock:
+            self._unsynced_directories |= {inner, outer, self._directory}
 
     def _open(self, ledger_id: int) -> int:
         return os.open(self.path(ledger_id), os.O_RDWR | os.O_CLOEXEC)

@@ -27,13 +27,13 @@ from bookie_server.storage.entry_log import (
     next_log_id,
 )
 from bookie_server.storage.entry_log_reader import EntryLogReader
-from bookie_server.storage.group_commit import Append, AppendedPart, DoneCallback, Group, GroupCommit
+from bookie_server.storage.group_commit import Append, DoneCallback, Group, GroupCommit
 from bookie_server.storage.handles import Handles, LedgerHandle
 from bookie_server.storage.index import IndexFiles
 from bookie_server.storage.journal import LogMark
 from bookie_server.storage.journal_writer import JournalWriter
 from bookie_server.storage.ledger_cache import LedgerCache
-from bookie_server.storage.records import LENGTH_BYTES, Int64s, Records
+from bookie_server.storage.records import LENGTH_BYTES, LedgerPart, Records
 from bookie_server.storage.replay import replay_journals
 
 _LOG: Final = logging.getLogger(__name__)
@@ -81,7 +81,9 @@ class LedgerStorage:
         #: End of what is durable in the entry logs, as a location; earlier logs are complete.
         self.written_to = self._positions.log_id << OFFSET_BITS
 
+        self.handles.replaying = True
         last_id = replay_journals(config.journal_directory, read_last_mark(config.ledger_directory), self)
+        self.handles.replaying = False
         self._journal = JournalWriter(
             config.journal_directory,
             (int(time.time() * 1000) if last_id is None else last_id) + 1,
@@ -146,18 +148,17 @@ class LedgerStorage:
         """Bytes accepted and not durable yet."""
         return self._commit.outstanding_bytes if self._commit is not None else 0
 
-    def append(self, records: Records, parts: list[tuple[LedgerHandle, Int64s | slice]], done: DoneCallback) -> None:
+    def append(self, records: Records, parts: list[tuple[LedgerHandle, LedgerPart]], done: DoneCallback) -> None:
         """Store ``records``; ``parts`` says which of them belong to which ledger. ``done(ok)`` once it is decided."""
 
         def fill(group: Group) -> None:
-            appended = []
-            for handle, which in parts:
-                self._journal_key(group, handle)
-                _note_pending(handle, group, records.entry_ids[which])
-                appended.append(AppendedPart(handle, which))
+            for handle, part in parts:
+                if not handle.key_journaled:
+                    self._journal_key(group, handle)
+                _note_pending(handle, group, part)
             location = self._place(records, parts, group.log_operations)
             group.add_journal(records.data)
-            group.appends.append(Append(records, appended, location))
+            group.appends.append(Append(records, parts, location))
             group.done.append(done)
 
         self._committer.add(fill)
@@ -177,13 +178,13 @@ class LedgerStorage:
         if not self._committer.barrier(done):
             done(not self._failed)
 
-    def replay(self, records: Records, parts: list[tuple[LedgerHandle, Int64s | slice]]) -> None:
+    def replay(self, records: Records, parts: list[tuple[LedgerHandle, LedgerPart]]) -> None:
         """Store records read from the journal, without journaling them again. Blocking; before :meth:`start`."""
         operations: list[LogOperation] = []
         location = self._place(records, parts, operations)
         self._logs.run(operations)
         self._note_written(operations)
-        self._apply(Append(records, [AppendedPart(handle, which) for handle, which in parts], location))
+        self._apply(Append(records, parts, location))
 
     @property
     def _committer(self) -> GroupCommit:
@@ -192,13 +193,9 @@ class LedgerStorage:
         return self._commit
 
     def _place(
-        self, records: Records, parts: list[tuple[LedgerHandle, Int64s | slice]], operations: list[LogOperation]
+        self, records: Records, parts: list[tuple[LedgerHandle, LedgerPart]], operations: list[LogOperation]
     ) -> int:
-        if len(parts) == 1:
-            ledger_bytes = [(parts[0][0].ledger_id, len(records.data))]
-        else:
-            sizes = records.offsets[1:] - records.offsets[:-1]
-            ledger_bytes = [(handle.ledger_id, int(sizes[which].sum())) for handle, which in parts]
+        ledger_bytes = [(part.ledger_id, part.size_bytes) for _, part in parts]
         return self._positions.place(records.data, ledger_bytes, operations)
 
     def _journal_key(self, group: Group, handle: LedgerHandle) -> None:
@@ -225,9 +222,9 @@ class LedgerStorage:
             except OSError as apply_error:
                 error = apply_error
         for append in group.appends:
-            for part in append.parts:
-                if part.handle.group is group:
-                    part.handle.group = None
+            for handle, _ in append.parts:
+                if handle.group is group:
+                    handle.group = None
         for done in group.done:
             done(error is None)
         if error is not None:
@@ -243,13 +240,15 @@ class LedgerStorage:
     def _apply(self, append: Append) -> None:
         records = append.records
         locations = records.offsets[:-1] + (append.location + LENGTH_BYTES)
-        for part in append.parts:
-            handle, entry_ids = part.handle, records.entry_ids[part.which]
-            self.cache.put(handle.ledger_id, entry_ids, locations[part.which])
-            handle.last_entry = max(handle.last_entry, int(entry_ids.max()))
-            last_add_confirmed = int(records.last_adds_confirmed[part.which].max())
-            if last_add_confirmed > handle.last_add_confirmed:
-                handle.last_add_confirmed = last_add_confirmed
+        for handle, part in append.parts:
+            if part.count == 1:
+                at = 0 if isinstance(part.which, slice) else part.which[0]
+                self.cache.put_one(part.ledger_id, part.first_entry_id, int(locations[at]))
+            else:
+                self.cache.put(part.ledger_id, records.entry_ids[part.which], locations[part.which])
+            handle.last_entry = max(handle.last_entry, part.last_entry_id)
+            if part.last_add_confirmed > handle.last_add_confirmed:
+                handle.last_add_confirmed = part.last_add_confirmed
                 for watcher in handle.lac_watchers or ():
                     watcher()
 
@@ -279,11 +278,10 @@ class LedgerStorage:
                 return
 
 
-def _note_pending(handle: LedgerHandle, group: Group, entry_ids: Int64s) -> None:
-    first, last = int(entry_ids.min()), int(entry_ids.max())
+def _note_pending(handle: LedgerHandle, group: Group, part: LedgerPart) -> None:
     if handle.group is None:
-        handle.pending_first, handle.pending_last = first, last
+        handle.pending_first, handle.pending_last = part.first_entry_id, part.last_entry_id
     else:
-        handle.pending_first = min(handle.pending_first, first)
-        handle.pending_last = max(handle.pending_last, last)
+        handle.pending_first = min(handle.pending_first, part.first_entry_id)
+        handle.pending_last = max(handle.pending_last, part.last_entry_id)
     handle.group = group

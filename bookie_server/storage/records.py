@@ -25,6 +25,23 @@ MAX_RECORD_BYTES: Final = 128 * 1024 * 1024
 MAX_ENTRY_ID: Final = (1 << 40) - 1
 
 
+_ALL: Final = slice(None)
+
+
+@dataclass(slots=True)
+class LedgerPart:
+    """What of some records belongs to one ledger: ``which`` of them, and what is needed of them in numbers, so that
+    a run over many ledgers costs little for each."""
+
+    ledger_id: int
+    which: Int64s | slice
+    count: int
+    first_entry_id: int
+    last_entry_id: int
+    last_add_confirmed: int
+    size_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Records:
     """Entries on their way to disk. Record ``i`` is ``data[offsets[i] : offsets[i + 1]]``, without gaps."""
@@ -55,22 +72,50 @@ class Records:
             offsets,
         )
 
-    def by_ledger(self) -> list[tuple[int, Int64s | slice]]:
-        """(ledger id, which records) of each ledger in here; the order within a ledger is kept."""
-        return group_by_ledger(self.ledger_ids)
+    def by_ledger(self) -> list[LedgerPart]:
+        """The parts that belong to one ledger each; the order within a ledger is kept."""
+        ledger_ids, entry_ids, lacs = self.ledger_ids, self.entry_ids, self.last_adds_confirmed
+        count = len(ledger_ids)
+        first = int(ledger_ids[0])
+        if count == 1:
+            entry_id = int(entry_ids[0])
+            return [LedgerPart(first, _ALL, 1, entry_id, entry_id, int(lacs[0]), len(self.data))]
+        if bool((ledger_ids == first).all()):
+            last_entry = int(entry_ids.max())
+            return [LedgerPart(first, _ALL, count, int(entry_ids.min()), last_entry, int(lacs.max()), len(self.data))]
+        order, starts, ends = _sort_by_ledger(ledger_ids)
+        entry_ids, lacs = entry_ids[order], lacs[order]
+        columns = (
+            ledger_ids[order][starts].tolist(),
+            starts.tolist(),
+            ends.tolist(),
+            np.minimum.reduceat(entry_ids, starts).tolist(),
+            np.maximum.reduceat(entry_ids, starts).tolist(),
+            np.maximum.reduceat(lacs, starts).tolist(),
+            np.add.reduceat(np.diff(self.offsets)[order], starts).tolist(),
+        )
+        return [
+            LedgerPart(ledger_id, order[a:b], b - a, lowest, highest, lac, size_bytes)
+            for ledger_id, a, b, lowest, highest, lac, size_bytes in zip(*columns, strict=True)
+        ]
 
 
 def group_by_ledger(ledger_ids: Int64s) -> list[tuple[int, Int64s | slice]]:
     """(ledger id, where it is) of each ledger in ``ledger_ids``, positions ascending."""
     first = int(ledger_ids[0])
     if len(ledger_ids) == 1 or bool((ledger_ids == first).all()):
-        return [(first, slice(None))]
+        return [(first, _ALL)]
+    order, starts, ends = _sort_by_ledger(ledger_ids)
+    firsts = ledger_ids[order][starts].tolist()
+    return [(ledger_id, order[a:b]) for ledger_id, a, b in zip(firsts, starts.tolist(), ends.tolist(), strict=True)]
+
+
+def _sort_by_ledger(ledger_ids: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    """An order that brings each ledger's positions together, and where each ledger starts and ends in it."""
     order = np.argsort(ledger_ids, kind="stable")
     sorted_ids = ledger_ids[order]
     cuts = np.flatnonzero(sorted_ids[1:] != sorted_ids[:-1]) + 1
-    starts = [0, *cuts.tolist()]
-    ends = [*cuts.tolist(), len(order)]
-    return [(int(sorted_ids[a]), order[a:b]) for a, b in zip(starts, ends, strict=True)]
+    return order, np.concatenate(([0], cuts)), np.append(cuts, len(order))
 
 
 def gather_int64(data: Bytes, starts: Int64s, count: int) -> Int64s:

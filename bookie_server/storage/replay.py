@@ -10,6 +10,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Final
 
+from bk_spark.protocol.entry import LAC_PACKET_HEADER
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.storage import journal
 from bookie_server.storage.handles import LedgerHandle
@@ -21,7 +22,7 @@ from bookie_server.storage.journal import (
     MasterKeyRecord,
 )
 from bookie_server.storage.journal_reader import JournalReader
-from bookie_server.storage.records import MAX_ENTRY_ID, Int64s, Records
+from bookie_server.storage.records import MAX_ENTRY_ID, LedgerPart, Records
 
 if TYPE_CHECKING:
     from bookie_server.storage.ledger_storage import LedgerStorage
@@ -80,27 +81,31 @@ class _Replay:
             case ExplicitLacRecord():
                 if handle is not None:
                     handle.explicit_lac = item.packet
+                    if len(item.packet) >= LAC_PACKET_HEADER.size:
+                        _, lac = LAC_PACKET_HEADER.unpack_from(item.packet)
+                        handle.last_add_confirmed = max(handle.last_add_confirmed, lac)
                     handle.header_dirty = True
 
     def _data(self, records: Records) -> None:
         storable = (records.entry_ids >= 0) & (records.entry_ids <= MAX_ENTRY_ID)
-        parts: list[tuple[LedgerHandle, Int64s | slice]] = []
-        for ledger_id, which in records.by_ledger():
+        parts: list[tuple[LedgerHandle, LedgerPart]] = []
+        for part in records.by_ledger():
+            ledger_id = part.ledger_id
             handle = self._handle(ledger_id)
             if handle is None and ledger_id in self._broken:
                 # Its index file's header is broken: keep the entries and their places for whoever repairs it.
                 handle = LedgerHandle(ledger_id, b"")
             if handle is None:
                 self._complain(ledger_id, "has entries in the journal, but no master key is known: skipped")
-                storable[which] = False
+                storable[part.which] = False
             else:
-                parts.append((handle, which))
+                parts.append((handle, part))
         if not storable.all():
             if not storable.any():
                 return
             records = records.select(storable)
             keep = {handle.ledger_id: handle for handle, _ in parts}
-            parts = [(keep[ledger_id], which) for ledger_id, which in records.by_ledger()]
+            parts = [(keep[part.ledger_id], part) for part in records.by_ledger()]
         self._storage.replay(records, parts)
         self.entries += len(records)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import threading
@@ -15,7 +16,7 @@ from bk_spark.protocol.codes import Code
 from bk_spark.protocol.cookie import Cookie
 from bk_spark.protocol.registration import BookieServiceInfo, native_service_info
 from bookie_server.local import LocalCluster
-from tests.support.bookie import KEY, BookieProcess, Connection, free_port, stored
+from tests.support.bookie import KEY, BookieProcess, Connection, add_frame, free_port, stored
 
 
 @pytest.fixture
@@ -185,6 +186,38 @@ def test_a_second_process_on_the_same_directory(bookie: BookieProcess) -> None:
     refused(second, 5, "is in use by another bookie process")
     with bookie.connect() as connection:
         assert connection.add(1, [0]) == [Code.OK]
+
+
+def test_a_first_start_that_ended_before_the_cookie_was_made(
+    bookie: BookieProcess, zookeeper: ZooKeeper, ledgers_root: str
+) -> None:
+    bookie.start()
+    assert bookie.stop() == 0
+    zookeeper.delete(f"{ledgers_root}/cookies/{bookie.id}")
+    for directory in ("journal", "ledgers"):
+        for path in (bookie.directory / directory / "current").iterdir():
+            if path.name != "VERSION":
+                path.unlink()
+    bookie.start()
+    assert zookeeper.exists(f"{ledgers_root}/cookies/{bookie.id}") is not None
+
+
+def test_sigterm_answers_what_was_accepted(bookie: BookieProcess) -> None:
+    bookie.start()
+    with bookie.connect() as connection:
+        assert connection.add(1, [0]) == [Code.OK]
+        connection.send(b"".join(add_frame(1, i, size=100_000) for i in range(1, 41)))
+        first = bytes(connection.body())
+        assert bookie.stop() == 0
+        answers = [first]
+        with contextlib.suppress(ConnectionError):
+            while True:
+                answers.append(bytes(connection.body()))
+    answered = [int.from_bytes(answer[16:24], "big") for answer in answers]
+    assert all(answer[4:8] == bytes(4) for answer in answers)
+    bookie.start()
+    with bookie.connect() as connection:
+        assert [connection.read(1, i) for i in answered] == [stored(1, i, 100_000) for i in answered]
 
 
 def test_an_unknown_key_is_a_warning(bookie: BookieProcess) -> None:

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Iterator
 
 import pytest
 
+from bk_spark.bookie import loop_thread
 from bk_spark.bookie.loop_thread import LoopThread
 from bk_spark.protocol.errors import LedgerClosedError
 
@@ -46,6 +47,20 @@ def test_results_and_errors(loop: LoopThread) -> None:
     assert [loop.run(value(number)) for number in range(3)] == [0, 1, 2]
     with pytest.raises(ValueError, match="so it is"):
         loop.run(fail())
+
+
+def test_work_that_takes_longer_than_a_look_at_signals(loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_thread, "_SIGNALS_S", 0.01)
+
+    async def slow(error: Exception | None) -> int:
+        await asyncio.sleep(0.05)
+        if error is not None:
+            raise error
+        return 7
+
+    assert loop.run(slow(None)) == 7
+    with pytest.raises(TimeoutError, match="its own"):
+        loop.run(slow(TimeoutError("its own")))
 
 
 def test_callers_on_many_threads(loop: LoopThread) -> None:

@@ -43,7 +43,7 @@ class Log:
         self.writer.run(self.operations)
         self.operations = []
 
-    def read(self, *ids: tuple[int, int], may_wait: bool = True) -> StoredEntries:
+    def read(self, *ids: tuple[int, int], may_wait: bool = True, limit: int = 1 << 30) -> StoredEntries:
         newest = max(self.locations.values())
         path = self.directory / entry_log.file_name(newest >> 32)
         written_to = newest >> 32 << 32 | path.stat().st_size
@@ -52,6 +52,7 @@ class Log:
             np.array([entry for _, entry in ids]),
             np.array([self.locations[pair] for pair in ids]),
             written_to,
+            limit,
             may_wait=may_wait,
         )
 
@@ -194,16 +195,25 @@ def test_missing_and_short_logs_are_unreadable(log: Log) -> None:
     log.writer.close()
     reader = log.reader
     for entry in range(3):
-        found = reader.read(np.array([6]), np.array([entry]), np.array([log.locations[6, entry]]), 0x404, may_wait=True)
+        found = reader.read(
+            np.array([6]), np.array([entry]), np.array([log.locations[6, entry]]), 0x404, 1, may_wait=True
+        )
         assert found.sizes.tolist() == [-1]
 
 
-def test_fits_bounds_what_is_fetched(log: Log) -> None:
+def test_what_is_fetched_at_once_is_bounded(log: Log) -> None:
     for i in range(1000):
         log.add(4, i, 1000)
+        log.add(5, i, 100_000 if i % 100 == 0 else 20)
     log.write()
-    locations = np.array([log.locations[4, i] for i in range(1000)])
-    assert 90 <= log.reader.fits(locations, 100_000) <= 100
-    assert log.reader.fits(locations, 10) == 1
-    assert log.reader.fits(locations[:1], 10) == 1
-    assert log.reader.fits(locations, 1 << 30) == 1000
+    ids = [(4, i) for i in range(1000)]
+    for limit in (1, 5000, 100_000, 200_000):
+        got = log.read(*ids, limit=limit)
+        assert max(1, limit // 1200) <= len(got.sizes) <= limit // 1000 + 1
+        assert len(got.data) <= limit + 20_000
+        assert [bytes(got.entry(i)) for i in range(len(got.sizes))] == [
+            stored(4, i, 1000) for i in range(len(got.sizes))
+        ]
+    assert len(log.read(*ids).sizes) == 1000
+    log.locations[4, 0] = 0x20
+    assert log.read(*ids, limit=1).sizes.tolist()[0] == -1

@@ -9,6 +9,7 @@ import pytest
 
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.storage.index import PAGE_DTYPE, PAGE_SLOTS, IndexFiles, IndexHeader, Page
+from bookie_server.storage.index_page import page_of
 
 KEY = bytes(range(20))
 
@@ -76,9 +77,9 @@ def test_pages_lie_where_apache_looks_for_them(files: IndexFiles) -> None:
     assert int.from_bytes(content[1024 + 8 * 2048 :][:8], "big") == 5
     assert int.from_bytes(content[1024 + 8 * (2048 + 1023) :][:8], "big") == 6
     assert len(content) == 1024 + 3 * 8192
-    assert files.read_page(9, 0).tolist() == page(s3=0x404).tolist()
-    assert files.read_page(9, 1).any() is np.False_
-    assert files.read_page(9, 5).any() is np.False_
+    assert files.read_page(9, 0) == page(s3=0x404).tobytes()
+    assert files.read_page(9, 1) == bytes(8192)
+    assert files.read_page(9, 5) == b""
     assert files.last_entry(9) == 2048 + 1023
 
 
@@ -93,7 +94,7 @@ def test_header_can_be_rewritten_alone(files: IndexFiles) -> None:
 def test_unknown_ledger(files: IndexFiles) -> None:
     assert files.read_header(1) is None
     assert files.last_entry(1) == -1
-    assert not files.read_page(1, 0).any()
+    assert files.read_page(1, 0) == b""
     with pytest.raises(FileNotFoundError):
         files.write(1, None, [(0, page(s0=1))])
 
@@ -109,10 +110,11 @@ def test_a_file_cut_short_while_it_was_made_is_no_file(files: IndexFiles, size: 
     assert files.last_entry(9) == 0
 
 
-def test_a_zeroed_header_before_pages_is_damage(files: IndexFiles) -> None:
+def test_a_zeroed_header_before_pages_is_damage_once_the_journal_was_replayed(files: IndexFiles) -> None:
     path = Path(files.path(9))
     path.parent.mkdir(parents=True)
     path.write_bytes(bytes(1024) + page(s0=5).tobytes())
+    assert files.read_header(9, replaying=True) is None
     with pytest.raises(CorruptFileError, match="BKLE"):
         files.read_header(9)
 
@@ -126,4 +128,25 @@ def test_more_ledgers_than_open_files(tmp_path: Path) -> None:
     files = IndexFiles(str(tmp_path), open_limit=4)
     for ledger in range(40):
         files.write(ledger, IndexHeader(KEY, False, None), [(0, page(s0=ledger + 1))])
-    assert [int(files.read_page(ledger, 0)[0]) for ledger in range(40)] == list(range(1, 41))
+    files.sync(list(range(40)))
+    files.write(41, IndexHeader(KEY, False, None), [])
+    files.sync([41])
+    assert [page_of(files.read_page(ledger, 0)).get_one(0) for ledger in range(40)] == list(range(1, 41))
+
+
+def test_a_page_in_memory_is_as_long_as_it_needs_to_be() -> None:
+    short = page_of(b"")
+    assert (short.get_one(3), short.get_run(0, 9).tolist()) == (0, [])
+    for slot in (0, 17, 40):
+        short.reserve(slot + 1)
+        short.set_one(slot, slot + 100)
+    assert short.size_bytes < 1100
+    assert short.get_at(np.array([17, 500, 0, 1023])).tolist() == [117, 0, 100, 0]
+    short.reserve(1024)
+    short.set_range(1020, np.array([1, 2, 3, 4]))
+    assert short.get_run(1021, 10).tolist() == [2, 3, 4]
+    assert short.get_run(0, 10).tolist() == [100]
+    whole = short.whole()
+    assert whole.tolist() == page(s0=100, s17=117, s40=140, s1020=1, s1021=2, s1022=3, s1023=4).tolist()
+    assert page_of(whole.tobytes()).whole().tolist() == whole.tolist()
+    assert page_of(whole.tobytes()[:200]).get_at(np.array([0, 17, 40])).tolist() == [100, 117, 0]
