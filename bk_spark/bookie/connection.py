@@ -241,4 +241,8 @@ class BookieConnection(FramedConnection):
             if not future.done():
                 future.set_exception(self._broken())
         for listener in list(self._loss_listeners.values()):
-            listener(self.bookie_id)
+            try:
+                listener(self.bookie_id)
+            except Exception:
+                # The others must hear of it all the same.
+                _LOG.exception("after the loss of the connection to bookie %s", self.bookie_id)

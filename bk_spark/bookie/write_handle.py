@@ -320,7 +320,7 @@ class WriteHandle:
         for index in action.failed:
             while index not in replacements:
                 try:
-                    bookie_id = await self._choose(exclude, action.avoid)
+                    bookie_id = await self._choose(exclude, action)
                 except BookKeeperError as error:
                     refused = error
                     break
@@ -335,10 +335,12 @@ class WriteHandle:
             self._machine.on_no_bookies(refused)
         self._run()
 
-    async def _choose(self, exclude: Collection[str], avoid: Collection[str]) -> str:
+    async def _choose(self, exclude: Collection[str], action: ChooseBookies) -> str:
         try:
-            (bookie_id,) = await self._services.choose(1, {*exclude, *avoid})
+            (bookie_id,) = await self._services.choose(1, {*exclude, *action.avoid})
         except NotEnoughBookiesError:
+            if not action.needed:
+                raise
             (bookie_id,) = await self._services.choose(1, exclude)
         return bookie_id
 

@@ -150,7 +150,9 @@ class ZooKeeper:
         self._listeners.append(listener)
 
     def remove_state_listener(self, listener: Callable[[str], None]) -> None:
-        self._listeners.remove(listener)
+        """Safe to repeat."""
+        if listener in self._listeners:
+            self._listeners.remove(listener)
 
     def get(self, path: str, watch: WatchCallback | None = None) -> Znode | None:
         """Content of ``path``, or None where it does not exist (the watch is then not set)."""

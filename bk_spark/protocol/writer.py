@@ -61,13 +61,14 @@ class SendAdds:
 
 @dataclass(frozen=True, slots=True)
 class ChooseBookies:
-    """Find a bookie for each ensemble index in ``failed``, none of ``exclude``, and one of ``avoid`` (they
-    failed this writer before) only for want of others; answer with :meth:`LedgerWriter.on_bookies_chosen`
-    or :meth:`LedgerWriter.on_no_bookies`."""
+    """Find a bookie for each ensemble index in ``failed``, none of ``exclude``. One of ``avoid`` (they failed
+    this writer before) is better than none where ``needed``: the writer cannot go on without. Answer with
+    :meth:`LedgerWriter.on_bookies_chosen` or :meth:`LedgerWriter.on_no_bookies`."""
 
     failed: tuple[int, ...]
     exclude: frozenset[str]
     avoid: frozenset[str]
+    needed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,20 +273,20 @@ class LedgerWriter:
         """No bookie can take the place of any that failed; ``error`` says why."""
         if self.state is not WriterState.CHANGING:
             return
-        quorum = self.metadata.quorum
-        for start in range(quorum.ensemble_size):
-            members = quorum.write_set(start)
-            if sum(index in self._failed for index in members) > quorum.write_quorum_size - quorum.ack_quorum_size:
-                self.fail(error)
-                return
+        if not self._can_go_on():
+            self.fail(error)
+            return
         self.state = WriterState.OPEN
         self._irreplaceable |= set(self._failed)
         self._acknowledge()
 
     def on_bookies_changed(self) -> None:
-        """Bookies came or went: what could not be replaced before may be replaced now."""
-        self._irreplaceable.clear()
-        self._change_ensemble_if_needed()
+        """Bookies came or went: what could not be replaced before may be replaced now, perhaps by one that
+        failed and runs again."""
+        if self._irreplaceable:
+            self._irreplaceable.clear()
+            self._quarantine.clear()
+            self._change_ensemble_if_needed()
 
     def on_metadata_written(self, metadata: LedgerMetadata) -> None:
         """The ensemble of ``metadata`` is published: entries may be acknowledged on it."""
@@ -374,4 +375,14 @@ class LedgerWriter:
             return
         self.state = WriterState.CHANGING
         exclude = frozenset(self._ensemble)
-        self._actions.append(ChooseBookies(tuple(sorted(self._failed)), exclude, frozenset(self._quarantine) - exclude))
+        avoid = frozenset(self._quarantine) - exclude
+        self._actions.append(ChooseBookies(tuple(sorted(self._failed)), exclude, avoid, not self._can_go_on()))
+
+    def _can_go_on(self) -> bool:
+        """Whether every write set can reach its ack quorum without the failed bookies."""
+        quorum = self.metadata.quorum
+        spare = quorum.write_quorum_size - quorum.ack_quorum_size
+        return all(
+            sum(index in self._failed for index in quorum.write_set(start)) <= spare
+            for start in range(quorum.ensemble_size)
+        )

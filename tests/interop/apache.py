@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -86,12 +86,15 @@ class ApacheBookie(LocalBookie):
 
 
 class ApacheBookies:
-    """``count`` Apache bookies below ``directory``, in the cluster at ``metadata_service_uri``, which exists.
+    """``count`` Apache bookies below ``directory``, in the cluster at ``metadata_service_uri``, which exists;
+    ``settings`` go into their configuration.
 
     A context manager; :meth:`start` also brings back those that a test stopped.
     """
 
-    def __init__(self, directory: Path, metadata_service_uri: str, count: int) -> None:
+    def __init__(
+        self, directory: Path, metadata_service_uri: str, count: int, settings: Mapping[str, str] | None = None
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._lock = DirectoryLock(directory)
         self._group = GuardedGroup(self._lock.fd)
@@ -104,7 +107,7 @@ class ApacheBookies:
                 self._group,
                 port=chooser.choose(),
                 metadata_service_uri=metadata_service_uri,
-                settings={},
+                settings=dict(settings or {}),
             )
             for number in range(1, count + 1)
         ]

@@ -35,8 +35,11 @@ JAVA_DIGEST = {
 
 
 @pytest.fixture(scope="module")
-def client(apache_cluster: ApacheBookies) -> Iterator[BlockingClient]:
+def client(apache_cluster: ApacheBookies, java_client: JavaClient) -> Iterator[BlockingClient]:
     apache_cluster.start()
+    # Another module may have killed a bookie: Java's writers would find out at their first add, and fail, since
+    # there is no fourth bookie to replace it with.
+    java_client.forget(apache_cluster.metadata_service_uri)
     with BlockingClient(apache_cluster.metadata_service_uri) as client:
         yield client
 

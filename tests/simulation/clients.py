@@ -95,7 +95,8 @@ class SimulatedWriter:
         if machine.state is WriterState.OPEN and not machine.pending_entries:
             self._closing = True
             end = (machine.last_add_confirmed, machine.length)
-            self._cluster.store.write(machine.metadata.closed(*end), self.version, lambda _: None, self._closed_by_other)
+            closed = machine.metadata.closed(*end)
+            self._cluster.store.write(closed, self.version, lambda _: None, self._closed_by_other)
 
     def _closed_by_other(self, found: LedgerMetadata, version: int) -> None:
         machine = self.machine

@@ -92,6 +92,12 @@ class ModelBookie:
             self._memory = self.disk.copy()
             self.up = True
 
+    def replicate(self, entry_id: int, stored: bytes) -> bool:
+        """As a replication worker's add, synced at once; whether the bookie could take it."""
+        if self.up:
+            self._memory.entries[entry_id] = self.disk.entries[entry_id] = stored
+        return self.up
+
     def _receive(self, frame: bytes, reply: Reply) -> None:
         if not self.up:
             self._answer(reply, None)

@@ -5,6 +5,7 @@ A failing seed is a one-line reproduction: ``History(seed, …).play()``.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.digest import digest_function
 from bk_spark.protocol.entry import verify_entry
-from bk_spark.protocol.ledger_metadata import LedgerState
+from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bk_spark.protocol.payloads import Payloads
 from bk_spark.protocol.quorum import Quorum
 from tests.simulation.clients import Cluster, SimulatedRecovery, SimulatedWriter
@@ -58,6 +59,8 @@ class History:
             world.later(self._crash)
         for _ in range(random.randint(0, 2)):
             world.later(self._recover)
+        for _ in range(random.randint(0, 2)):
+            world.later(self._replicate)
         if world.chance(0.3):
             world.later(self._kill_a_recovery)
         if world.chance(0.3):
@@ -84,6 +87,32 @@ class History:
         recovery = SimulatedRecovery(self.cluster, **self.recovery_options)
         self.recoveries.append(recovery)
         recovery.start()
+
+    def _replicate(self) -> None:
+        """A replication worker moves a part of a finished segment to another bookie (C14)."""
+        random = self.world.random
+
+        def move(found: LedgerMetadata, version: int) -> None:
+            finished = len(found.segments) - (found.state is not LedgerState.CLOSED)
+            if not finished:
+                return
+            number, index = random.randrange(finished), random.randrange(found.quorum.ensemble_size)
+            segment = found.segments[number]
+            target = random.choice(sorted(self.bookies.keys() - set(segment.ensemble)))
+            following = found.segments[number + 1 :]
+            end = following[0].first_entry_id if following else found.last_entry_id + 1
+            for entry in range(segment.first_entry_id, end):
+                if found.quorum.stores(index, entry):
+                    sources = copies(found, entry, self.bookies.values())
+                    assert sources, f"entry {entry} of a finished segment is nowhere"
+                    if not self.bookies[target].replicate(entry, sources[0]):
+                        return
+            ensemble = (*segment.ensemble[:index], target, *segment.ensemble[index + 1 :])
+            moved = Segment(segment.first_entry_id, ensemble)
+            changed = replace(found, segments=(*found.segments[:number], moved, *following))
+            self.store.write(changed, version, lambda _: None, lambda *_: None)
+
+        self.store.read(move)
 
     def _kill_a_recovery(self) -> None:
         if self.recoveries:
@@ -149,7 +178,7 @@ def test_histories(quorum: Quorum) -> None:
         steps += history.world.steps
     # Histories in which nothing happens would prove nothing.
     assert acknowledged > SEEDS
-    assert steps > 100 * SEEDS
+    assert steps > 50 * SEEDS
 
 
 def caught(**broken: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The protocol's known bugs, step by step, with the state machines and model bookies. Ids as in the list of scenarios."""
+"""The protocol's known bugs, step by step, with the state machines and model bookies."""
 
 from __future__ import annotations
 

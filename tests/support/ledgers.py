@@ -27,8 +27,11 @@ LEDGER = 7
 PASSWORD = b"secret"
 
 
+DEFAULT_QUORUM = Quorum(3, 3, 2)
+
+
 def ledger(
-    quorum: Quorum = Quorum(3, 3, 2),
+    quorum: Quorum = DEFAULT_QUORUM,
     *segments: tuple[int, str],
     state: LedgerState = LedgerState.OPEN,
     digest_type: DigestType = DigestType.CRC32C,

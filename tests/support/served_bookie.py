@@ -175,9 +175,7 @@ class ModelServices:
         await self._called("read_latest")
         return self.stored
 
-    async def update(
-        self, ledger_id: int, change: Callable[[LedgerMetadata], LedgerMetadata | None]
-    ) -> StoredMetadata:
+    async def update(self, ledger_id: int, change: Callable[[LedgerMetadata], LedgerMetadata | None]) -> StoredMetadata:
         await self._called("update")
         changed = change(self.metadata)
         if changed is not None:

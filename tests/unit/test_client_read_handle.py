@@ -1,4 +1,4 @@
-"""The read handle over real sockets: replicas that lack, corrupt, hang; clients that are closed; nothing left behind."""
+"""The read handle over real sockets: replicas that lack, corrupt, hang; closed clients; nothing left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The write handle over real sockets: bookies that hang, refuse and vanish; metadata that stalls; nothing left behind."""
+"""The write handle over real sockets: bookies that hang, refuse, vanish; metadata that stalls; no leaks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bk_spark.bookie.connection import BookieConnection
 from bk_spark.bookie.pool import ConnectionPool
 from bk_spark.bookie.services import ClusterServices
 from bk_spark.bookie.write_handle import WriteHandle
-from bk_spark.protocol.codes import Code, DigestType
+from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import (
     BookKeeperError,
     InvalidArgumentError,
@@ -71,9 +71,10 @@ class Stage:
 Play = Callable[[Stage], Coroutine[Any, Any, None]]
 
 
-def staged(
-    quorum: Quorum = Quorum(3, 3, 2), *, running: int = 5, **settings: Any  # noqa: B008
-) -> Callable[[Play], Callable[[], None]]:
+PLAIN = Quorum(3, 3, 2)
+
+
+def staged(quorum: Quorum = PLAIN, *, running: int = 5, **settings: Any) -> Callable[[Play], Callable[[], None]]:
     """A test over a :class:`Stage` of whose bookies the first ``running`` run; nothing may be left at its end."""
     config = ClientConfig(**{"add_timeout_ms": TIMEOUT_MS, "connect_timeout_ms": 2_000, **settings})
 
@@ -249,7 +250,7 @@ async def test_without_the_ack_quorum_every_call_fails_alike(stage: Stage) -> No
     assert stage.services.metadata.state is LedgerState.OPEN
 
 
-@staged(running=4)
+@staged(Quorum(3, 3, 3), running=4)
 async def test_c9_a_bookie_that_came_back_is_better_than_none(stage: Stage) -> None:
     await stage.handle.append(b"x")
     await stage.handle.flush()

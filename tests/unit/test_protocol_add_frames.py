@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import struct
 
@@ -26,7 +27,7 @@ def digest_of(one: Captured) -> DigestType:
 
 def frames_of(built: AddFrames) -> list[bytes]:
     bounds = built.offsets.tolist()
-    return [bytes(built.data[start:end]) for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [bytes(built.data[start:end]) for start, end in itertools.pairwise(bounds)]
 
 
 @pytest.mark.parametrize("one", ADDS, ids=str)

@@ -98,9 +98,7 @@ def test_wrong_ledger_and_gaps(digest_type: DigestType, count: int) -> None:
     repeated = records_of([stored[0], *stored])
     assert len(verify(repeated, digest_type)) == 1
     with pytest.raises(DigestMismatchError):
-        verify_records(
-            memoryview(records_of(stored)), LEDGER + 1, 0, digest_type, digest_function(digest_type, b"pw")
-        )
+        verify_records(memoryview(records_of(stored)), LEDGER + 1, 0, digest_type, digest_function(digest_type, b"pw"))
 
 
 def test_entries_of_a_stripe() -> None:

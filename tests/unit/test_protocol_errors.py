@@ -11,9 +11,7 @@ from bk_spark.bookie.zookeeper import CreateOp, TransactionConflictError
 from bk_spark.protocol import errors
 from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError, OutcomeUnknownError
 
-CLASSES = [
-    one for _, one in inspect.getmembers(errors, inspect.isclass) if issubclass(one, BookKeeperError)
-]
+CLASSES = [one for _, one in inspect.getmembers(errors, inspect.isclass) if issubclass(one, BookKeeperError)]
 
 
 @pytest.mark.parametrize("kind", CLASSES)

@@ -99,6 +99,29 @@ def test_frames_stay_valid_after_the_next_receive() -> None:
     assert (bodies_of([first]), bodies_of([second])) == ([b"one"], [b"two", b"three"])
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_buffer_that_is_used_again_gives_the_same_frames(seed: int) -> None:
+    """With ``reuse`` frames are valid until the next receive only."""
+    random_ = random.Random(seed)
+    sizes = [random_.choice([0, 4, 24, 24, 24, 90, 200]) for _ in range(200)]
+    bodies = [random_.randbytes(size) for size in sizes]
+    stream = stream_of(bodies)
+    buffer = ReceiveBuffer(chunk_bytes=random_.choice([64, 128, 300]), reuse=True)
+    received: list[bytes] = []
+    position = 0
+    while position < len(stream):
+        target = buffer.get_buffer()
+        size = min(len(target), len(stream) - position, random_.randint(1, 400))
+        target[:size] = stream[position : position + size]
+        position += size
+        found = buffer.received(size)
+        if found is not None:
+            assert_consistent(found)
+            received += [bytes(body) for body in found]
+    assert received == bodies
+    assert buffer.pending_bytes == 0
+
+
 def test_a_frame_larger_than_the_chunk() -> None:
     buffer = ReceiveBuffer(chunk_bytes=64)
     large = bytes(range(256)) * 40

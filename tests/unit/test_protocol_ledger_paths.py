@@ -18,10 +18,8 @@ WITH_LEDGERS = [one for one in LAYOUTS if "ledgers" in one]
 
 
 def test_paths_in_every_layout() -> None:
-    paths = {
-        manager: [manager.ledger_path("/r", ledger_id) for ledger_id in (7, FIRST_LONG_ID - 1, FIRST_LONG_ID, 2**40 + 7)]
-        for manager in LedgerManager
-    }
+    ids = (7, FIRST_LONG_ID - 1, FIRST_LONG_ID, 2**40 + 7)
+    paths = {manager: [manager.ledger_path("/r", ledger_id) for ledger_id in ids] for manager in LedgerManager}
     assert paths == {
         LedgerManager.FLAT: ["/r/L0000000007", "/r/L2147483646", "/r/L2147483647", "/r/L1099511627783"],
         LedgerManager.HIERARCHICAL: [

@@ -183,7 +183,9 @@ def test_entries_beyond_the_lac_are_written_back_until_the_first_gap() -> None:
 
 
 @pytest.mark.parametrize(
-    ("quorum", "needed"), [(Quorum(3, 3, 2), 2), (Quorum(3, 3, 3), 1), (Quorum(3, 3, 1), 3), (Quorum(5, 3, 2), 2)], ids=str
+    ("quorum", "needed"),
+    [(Quorum(3, 3, 2), 2), (Quorum(3, 3, 3), 1), (Quorum(3, 3, 1), 3), (Quorum(5, 3, 2), 2)],
+    ids=str,
 )
 def test_absent_needed(quorum: Quorum, needed: int) -> None:
     recovery = RecoveryUnderTest(ledger(quorum))
@@ -299,9 +301,7 @@ def test_the_length_is_that_of_the_last_entry_written_back() -> None:
 
 
 def test_c3_recovery_starts_at_the_last_segment_and_touches_no_earlier_one() -> None:
-    metadata = ledger(
-        Quorum(2, 2, 2), (0, "b1 b2"), (1000, "b2 b3"), (2000, "b4 b5"), state=LedgerState.IN_RECOVERY
-    )
+    metadata = ledger(Quorum(2, 2, 2), (0, "b1 b2"), (1000, "b2 b3"), (2000, "b4 b5"), state=LedgerState.IN_RECOVERY)
     recovery = RecoveryUnderTest(metadata)
     assert recovery.fences == ["b4", "b5"]
     for bookie_id in ("b4", "b5"):
@@ -387,7 +387,8 @@ def test_any_order_of_answers_ends_at_or_beyond_every_acknowledged_entry(quorum:
             if random_.random() < 0.1:
                 recovery.fence(bookie, UNKNOWN)
             elif held:
-                recovery.fence(bookie, PRESENT, entry_of(max(held), random_.randint(-1, min(acknowledged, max(held) - 1))))
+                lac = random_.randint(-1, min(acknowledged, max(held) - 1))
+                recovery.fence(bookie, PRESENT, entry_of(max(held), lac))
             else:
                 recovery.fence(bookie, ABSENT)
         else:

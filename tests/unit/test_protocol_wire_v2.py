@@ -138,7 +138,9 @@ def test_whole_conversations_at_once() -> None:
         assert seen == [(one.says["ledger"], one.says["entry"]) for one in stream]
 
 
-def add_frame(ledger_id: int, entry_id: int, payload: bytes, key: bytes = KEY, flags: int = 0, version: int = 2) -> bytes:
+def add_frame(
+    ledger_id: int, entry_id: int, payload: bytes, key: bytes = KEY, flags: int = 0, version: int = 2
+) -> bytes:
     stored = struct.pack(">qqqq", ledger_id, entry_id, entry_id - 1, len(payload)) + payload
     return frame(struct.pack(">I", wire_v2.header_int(OpV2.ADD, flags, version)) + key + stored)
 
@@ -186,9 +188,7 @@ def test_adds_in_runs_equal_adds_one_by_one(seed: int) -> None:
 
 def test_fencing_reads_are_cut_at_every_change_of_key() -> None:
     keys = [b"a" * 20, b"a" * 20, b"b" * 20, b"a" * 20]
-    stream = b"".join(
-        wire_v2.read_requests(7, [number], FlagV2.FENCING, key) for number, key in enumerate(keys)
-    )
+    stream = b"".join(wire_v2.read_requests(7, [number], FlagV2.FENCING, key) for number, key in enumerate(keys))
     runs = list(parse_requests(frames(stream)))
     assert [(run.master_key, run.entry_ids.tolist()) for run in runs if isinstance(run, ReadRun)] == [
         (b"a" * 20, [0, 1]),

@@ -55,7 +55,8 @@ def in_ascending_order(one: Captured) -> bool:
     """Whether every message of the frame has its fields in the order protobuf gives them."""
     parse = wire_v3.parse_request if one.request else wire_v3.parse_response
     message = parse(one.body)
-    bodies = [one.body, *(value.SerializeToString() for _, value in message.ListFields() if hasattr(value, "ListFields"))]
+    parts = [value for _, value in message.ListFields() if hasattr(value, "ListFields")]
+    bodies = [one.body, *(part.SerializeToString() for part in parts)]
     return raw_fields(bodies[0]) == sorted(raw_fields(bodies[0])) and all(piece in one.body for piece in bodies[1:])
 
 
@@ -84,7 +85,7 @@ def test_captured_frame_is_read(one: Captured) -> None:
     for name, value in says.items():
         if name.startswith("field") and isinstance(value, list):
             (body,) = [part for field, part in message.ListFields() if field.number == int(name[5:])]
-            wanted = {number: content for number, content in value}
+            wanted = dict(value)
             got = {
                 field.number: content.hex() if isinstance(content, bytes) else content
                 for field, content in body.ListFields()
@@ -115,8 +116,7 @@ def test_answer_headers_are_those_we_would_send(one: Captured) -> None:
     (request,) = [
         wire_v3.parse_request(other.body)
         for other in REQUESTS
-        if other.scene == one.scene
-        and (other.says["txnId"], other.says["op"]) == (one.says["txnId"], one.says["op"])
+        if other.scene == one.scene and (other.says["txnId"], other.says["op"]) == (one.says["txnId"], one.says["op"])
     ]
     answer = wire_v3.parse_response(one.body)
     assert wire_v3.answer_header(request.header).SerializeToString() == answer.header.SerializeToString()
