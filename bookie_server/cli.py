@@ -1,8 +1,8 @@
 """The ``bookie-server`` command.
 
-``start`` runs one bookie, ``local`` a whole cluster on this machine. Exit status: 0 ok, 1 invalid
-arguments or configuration, 2 server failed; ``start`` also has 4 (registration failed) and 5 (the bookie
-failed), as Apache's bookie has.
+``init`` creates a cluster in ZooKeeper, ``start`` runs one bookie, ``local`` a whole cluster on this machine.
+Exit status: 0 ok, 1 invalid arguments or configuration, 2 server failed; ``start`` also has 4 (registration
+failed) and 5 (the bookie failed), as Apache's bookie has.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from enum import IntEnum
 from types import FrameType
 from typing import Final, NoReturn
 
+from bk_spark.bookie.cluster_init import init_cluster
+from bk_spark.bookie.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import BookKeeperError, CallerError, CorruptFileError
+from bk_spark.protocol.metadata_uri import MetadataServiceUri
 from bookie_server.local import DEFAULT_BOOKIES, LocalCluster
 
 #: How often a waiting ``local`` looks whether its servers still run.
@@ -38,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command == "start":
             return _start(arguments)
+        if arguments.command == "init":
+            return _init(arguments)
         return _local(arguments)
     except BookKeeperError as error:
         print(f"bookie-server: {error}", file=sys.stderr)
@@ -50,6 +55,10 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     start = commands.add_parser("start", help="run one bookie until SIGTERM or Ctrl-C")
     start.add_argument("--conf", required=True, metavar="FILE", help="configuration file with Apache's keys")
+    init = commands.add_parser("init", help="create a new, empty cluster in ZooKeeper; an existing one is not touched")
+    init.add_argument(
+        "--metadata-service-uri", required=True, metavar="URI", help="for example zk+hierarchical://host:2181/ledgers"
+    )
     local = commands.add_parser(
         "local", help="run ZooKeeper and bookies on loopback ports until SIGTERM or Ctrl-C; data stays in DIR"
     )
@@ -67,6 +76,18 @@ def _start(arguments: argparse.Namespace) -> int:
     from bookie_server.process import run_from_conf
 
     return run_from_conf(arguments.conf)
+
+
+def _init(arguments: argparse.Namespace) -> int:
+    uri = MetadataServiceUri.parse(arguments.metadata_service_uri)
+    zk = ZooKeeper(uri.servers)
+    zk.start()
+    try:
+        instance_id = init_cluster(zk, uri.root, uri.layout)
+    finally:
+        zk.close()
+    _tell(f"new cluster at {uri}, instance {instance_id}")
+    return ExitStatus.OK
 
 
 class _StopRequestedError(BaseException):

@@ -13,6 +13,7 @@ import pytest
 from bk_spark.bookie.zookeeper import ZooKeeper
 from bk_spark.protocol.metadata_uri import MetadataServiceUri
 from bookie_server.cli import main
+from bookie_server.local import LocalCluster
 
 _COMMAND = (sys.executable, "-m", "bookie_server")
 
@@ -75,3 +76,23 @@ def test_wrong_usage_is_explained(arguments: list[str], capsys: pytest.CaptureFi
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert "usage: bookie-server" in capsys.readouterr().err
+
+
+def test_init_creates_a_cluster_once(
+    zk_only: LocalCluster, zookeeper: ZooKeeper, fresh_root: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    servers = MetadataServiceUri.parse(zk_only.metadata_service_uri).servers
+    uri = f"zk+flat://{servers}{fresh_root}"
+    assert main(["init", "--metadata-service-uri", uri]) == 0
+    instance = zookeeper.get(f"{fresh_root}/INSTANCEID")
+    assert instance is not None
+    assert f"new cluster at {uri}, instance {instance.data.decode()}" in capsys.readouterr().out
+    layout = zookeeper.get(f"{fresh_root}/LAYOUT")
+    assert layout is not None
+    assert layout.data.endswith(b"FlatLedgerManagerFactory:1")
+
+    assert main(["init", "--metadata-service-uri", uri]) != 0
+    error = capsys.readouterr().err
+    assert fresh_root in error
+    assert len(error.splitlines()) == 1
+    assert zookeeper.get(f"{fresh_root}/INSTANCEID") == instance
