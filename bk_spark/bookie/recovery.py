@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import Any, Final
+from typing import Final
 
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.connection import BookieConnection
 from bk_spark.bookie.ledger_store import StoredMetadata
 from bk_spark.bookie.pool import ConnectionPool
 from bk_spark.bookie.services import ClusterServices
+from bk_spark.bookie.tasks import TaskSet
 from bk_spark.bookie.write_handle import RecoveryStart, WriteHandle
 from bk_spark.protocol.codes import LAST_ENTRY, Code, DigestType, FlagV2
 from bk_spark.protocol.digest import digest_function, master_key
@@ -92,7 +92,7 @@ class _Recovery:
         self._pool = pool
         self._config = config
         self._machine = LedgerRecovery(ledger_id, stored.metadata)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet(f"recovery of ledger {ledger_id}", self._fail)
         self._writer: WriteHandle | None = None
         #: Write-backs in order; None marks the end.
         self._to_write: asyncio.Queue[StartWriteBack | WriteBack | EndFound | RecoveryFailed] = asyncio.Queue()
@@ -124,10 +124,7 @@ class _Recovery:
                     raise error
 
     async def stop(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.cancel()
         if self._writer is not None:
             await self._writer.abandon()
 
@@ -152,11 +149,11 @@ class _Recovery:
             for action in actions:
                 match action:
                     case FenceBookie(bookie_id):
-                        self._spawn(self._fence(bookie_id))
+                        self._tasks.spawn(self._fence(bookie_id))
                     case FencingRead(bookie_id, entry_id):
-                        self._spawn(self._read(bookie_id, entry_id, FlagV2.FENCING | FlagV2.HIGH_PRIORITY))
+                        self._tasks.spawn(self._read(bookie_id, entry_id, FlagV2.FENCING | FlagV2.HIGH_PRIORITY))
                     case LengthRead(bookie_id, entry_id):
-                        self._spawn(self._read(bookie_id, entry_id, FlagV2.NONE))
+                        self._tasks.spawn(self._read(bookie_id, entry_id, FlagV2.NONE))
                     case _:
                         self._to_write.put_nowait(action)
 
@@ -192,19 +189,8 @@ class _Recovery:
             _LOG.warning("ledger %d: bookie %s: %s", self._ledger_id, bookie_id, error)
             return Answer.UNKNOWN, None
         except BookKeeperError as error:
-            self._to_write.put_nowait(RecoveryFailed(error))
+            self._fail(error)
             return Answer.UNKNOWN, None
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            # Nobody awaits these tasks; without this the recovery would wait for ever.
-            _LOG.error("ledger %d: recovery ends", self._ledger_id, exc_info=error)
-            failure = error if isinstance(error, BookKeeperError) else BookKeeperError(repr(error))
-            self._to_write.put_nowait(RecoveryFailed(failure))
+    def _fail(self, error: BookKeeperError) -> None:
+        self._to_write.put_nowait(RecoveryFailed(error))

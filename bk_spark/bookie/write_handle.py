@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from bk_spark.bookie.connection import BookieConnection
 from bk_spark.bookie.ledger_store import StoredMetadata
 from bk_spark.bookie.pool import ConnectionPool
 from bk_spark.bookie.services import ClusterServices
+from bk_spark.bookie.tasks import TaskSet
 from bk_spark.protocol.add_frames import EntryPackager
 from bk_spark.protocol.codes import NO_ENTRY, Code, DigestType, FlagV2
 from bk_spark.protocol.digest import Buffer
@@ -102,7 +103,7 @@ class WriteHandle:
         #: (last entry id, frame bytes) of pieces that some bookie has not answered, oldest first.
         self._pieces: deque[tuple[int, int]] = deque()
         self._waiters: list[asyncio.Future[None]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet(f"writer of ledger {ledger_id}", self._fail)
         self._connections: dict[str, BookieConnection] = {}
         #: When each bookie that owes adds last took one, or was sent the first.
         self._progress: dict[str, float] = {}
@@ -177,7 +178,8 @@ class WriteHandle:
         try:
             await self.flush()
             self._closing = True
-            await self._settle()
+            # An ensemble change that is under way comes to its end before the ledger is closed.
+            await self._tasks.settle()
             await self._close_metadata()
         finally:
             await self.abandon()
@@ -188,10 +190,10 @@ class WriteHandle:
         self._closing = True
         self._machine.fail(LedgerClosedError("the handle is closed", ledger_id=self.ledger_id))
         self._run()
-        tasks = [*self._tasks, *([self._monitor] if self._monitor else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.cancel()
+        if self._monitor is not None:
+            self._monitor.cancel()
+            await asyncio.gather(self._monitor, return_exceptions=True)
         self._detach()
 
     # --- appending ---
@@ -252,11 +254,11 @@ class WriteHandle:
                     case SendAdds():
                         self._send(action)
                     case ChooseBookies():
-                        self._spawn(self._replace(action))
+                        self._tasks.spawn(self._replace(action))
                     case WriteMetadata(metadata):
-                        self._spawn(self._publish(metadata))
+                        self._tasks.spawn(self._publish(metadata))
                     case Throttled(bookie_id):
-                        self._spawn(self._pause(bookie_id))
+                        self._tasks.spawn(self._pause(bookie_id))
                     case Acknowledge():
                         pass
                     case Failed():
@@ -369,11 +371,6 @@ class WriteHandle:
             self._machine.on_metadata_written(metadata)
         self._run()
 
-    async def _settle(self) -> None:
-        """Let what is under way (an ensemble change) come to its end before the ledger is closed."""
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-
     async def _close_metadata(self) -> None:
         last, length = self.last_add_confirmed, self.length
         metadata, version = self._machine.metadata, self._version
@@ -414,16 +411,6 @@ class WriteHandle:
                 self._machine.on_bookies_changed()
             self._run()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            # Nobody awaits these tasks; without this a caller would wait for ever.
-            _LOG.error("ledger %d: the writer ends", self.ledger_id, exc_info=error)
-            self._machine.fail(error if isinstance(error, BookKeeperError) else BookKeeperError(repr(error)))
-            self._run()
+    def _fail(self, error: BookKeeperError) -> None:
+        self._machine.fail(error)
+        self._run()
