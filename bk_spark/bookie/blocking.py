@@ -157,15 +157,11 @@ class BlockingWriter:
 
     def close(self) -> LedgerMetadata:
         """Flush and close the ledger; its final metadata."""
-        try:
-            return self._client._run(self._handle.close())
-        finally:
-            self._client._client.forget(self._handle)
+        return self._client._run(self._handle.close())
 
     def abandon(self) -> None:
         """Let go without closing the ledger."""
         self._client._thread.finish(self._handle.abandon())
-        self._client._client.forget(self._handle)
 
 
 class BlockingReader:

@@ -178,10 +178,6 @@ class Client:
         """The ledger's metadata as ZooKeeper has it. Raises NoSuchLedgerError."""
         return (await self._started()[0].read_latest(ledger_id)).metadata
 
-    def forget(self, handle: WriteHandle) -> None:
-        """A handle that was closed or abandoned by its user needs no care at :meth:`close`."""
-        self._handles.discard(handle)
-
     def _reader(self, ledger_id: int, metadata: LedgerMetadata, password: bytes) -> ReadHandle:
         services, pool = self._started()
         assert self._pool_v3 is not None

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -148,10 +149,11 @@ class BatchReader(DataSourceReader):
     # --- rows ---
 
     def _raw_batch(self, block: EntryBlock, piece: Piece, schema: pa.Schema) -> pa.RecordBatch:
-        count = len(block)
-        metadata = self._metadata_columns(block.first_entry_id, count, piece)
+        entry_ids = np.arange(block.first_entry_id, block.first_entry_id + len(block))
         columns = [
-            raw_format.value_array(block, one.type, piece.ledger_id) if one.name == VALUE else metadata[one.name]
+            raw_format.value_array(block, one.type, piece.ledger_id)
+            if one.name == VALUE
+            else self._metadata_column(one.name, entry_ids, piece)
             for one in schema
         ]
         return _batch(columns, schema, f"ledger {piece.ledger_id}")
@@ -168,15 +170,13 @@ class BatchReader(DataSourceReader):
     ) -> pa.RecordBatch:
         if batch.schema.equals(schema):
             return batch
-        metadata: dict[str, pa.Array] | None = None
         columns = []
         for one in schema:
             position = batch.schema.get_field_index(one.name)
             if position >= 0:
                 columns.append(batch.column(position))
             elif one.name in METADATA_NAMES:
-                metadata = metadata or self._metadata_columns(entry_id, batch.num_rows, piece, same_entry=True)
-                columns.append(metadata[one.name])
+                columns.append(self._metadata_column(one.name, np.full(batch.num_rows, entry_id), piece))
             else:
                 raise InvalidArgumentError(
                     f"{where} has no column {one.name}; it has {', '.join(batch.schema.names)}: leave the "
@@ -184,19 +184,23 @@ class BatchReader(DataSourceReader):
                 )
         return _batch(columns, schema, where)
 
-    def _metadata_columns(
-        self, first_entry_id: int, count: int, piece: Piece, *, same_entry: bool = False
-    ) -> dict[str, pa.Array]:
-        entry_ids = np.full(count, first_entry_id) if same_entry else np.arange(first_entry_id, first_entry_id + count)
-        offsets = None if piece.base_offset is None else entry_ids + (piece.base_offset - piece.first)
-        time = pa.scalar(piece.timestamp_ms, pa.int64())
-        return {
-            "log": pa.repeat(pa.scalar(self._options.log, pa.string()), count),
-            "offset": pa.nulls(count, pa.int64()) if offsets is None else pa.array(offsets),
-            "ledgerId": pa.repeat(pa.scalar(piece.ledger_id, pa.int64()), count),
-            "entryId": pa.array(entry_ids),
-            "timestamp": pa.repeat(time, count).cast(pa.timestamp("ms", "UTC")),
-        }
+    def _metadata_column(self, name: str, entry_ids: npt.NDArray[np.int64], piece: Piece) -> pa.Array:
+        """The metadata column ``name`` of rows in ``entry_ids``; only what the schema asks for is made."""
+        count = len(entry_ids)
+        match name:
+            case "log":
+                return pa.repeat(pa.scalar(self._options.log, pa.string()), count)
+            case "offset":
+                if piece.base_offset is None:
+                    return pa.nulls(count, pa.int64())
+                return pa.array(entry_ids + (piece.base_offset - piece.first))
+            case "ledgerId":
+                return pa.repeat(pa.scalar(piece.ledger_id, pa.int64()), count)
+            case "entryId":
+                return pa.array(entry_ids)
+            case _:
+                time = pa.scalar(piece.timestamp_ms, pa.int64())
+                return pa.repeat(time, count).cast(pa.timestamp("ms", "UTC"))
 
 
 def _open_log(options: SourceOptions) -> Log:

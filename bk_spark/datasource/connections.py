@@ -31,11 +31,3 @@ def client_of(metadata_service_uri: str) -> BlockingClient:
 def logs_of(metadata_service_uri: str, log_root: str) -> LogStore:
     """The logs of a cluster."""
     return LogStore(client_of(metadata_service_uri).zookeeper, log_root)
-
-
-def close_all() -> None:
-    """Close the process's clients (tests, and programs that use this package without Spark)."""
-    with _LOCK:
-        clients = [_CLIENTS.pop(key) for key in list(_CLIENTS) if key[0] == os.getpid()]
-    for client in clients:
-        client.close()
