@@ -1,9 +1,8 @@
 """How fast one bookie takes and gives entries over one raw v2 connection, pipelined; no client library between.
 
-    python benchmarks/bookie_raw.py [--entries 400000] [--size 1024] [--window 8192]
-
-Starts ZooKeeper and one bookie in a temporary directory. Prints adds/s, reads/s (single READ frames and batch
-reads), MB/s of payload, CPU seconds of the bookie per phase, and its resident memory.
+Starts ZooKeeper and one bookie in a temporary directory. Per phase: entries and megabytes of payload a
+second, CPU seconds of the bookie per entry, its highest resident memory. Peer in the same run: the same
+payload bytes appended to one file, synced after each MiB.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.processes import cpu_seconds, peak_resident_mib
+from benchmarks.report import figure
 from bk_spark.protocol import wire_v2
 from bk_spark.protocol.add_frames import EntryPackager
 from bk_spark.protocol.codes import DigestType
@@ -25,19 +26,22 @@ from bk_spark.protocol.framing import ReceiveBuffer
 from bk_spark.protocol.payloads import Payloads
 from bookie_server.local import LocalCluster
 
+NAME = "bookie_raw"
 _ACK_BYTES = wire_v2.ANSWER_DTYPE.itemsize
 _CHUNK_ENTRIES = 256
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments_given: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks bookie_raw", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--entries", type=int, default=400_000)
     parser.add_argument("--size", type=int, default=1024, help="payload bytes")
     parser.add_argument("--window", type=int, default=8192, help="entries in flight")
     parser.add_argument("--ledgers", type=int, default=1, help="ledgers written in turn")
     parser.add_argument("--port", type=int, default=0, help="a bookie that runs already, with --pid")
     parser.add_argument("--pid", type=int, default=0)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(arguments_given)
     if arguments.port:
         _measure(arguments, arguments.port, arguments.pid)
         return
@@ -49,21 +53,24 @@ def main() -> None:
 
 def _measure(arguments: argparse.Namespace, port: int, pid: int) -> None:
     count, size = arguments.entries // _CHUNK_ENTRIES * _CHUNK_ENTRIES, arguments.size
+    file_seconds = _append_to_file(count * size)
+    figure(NAME, "file.bytes", count * size / 1e6 / file_seconds, "MB/s")
     base = time.time_ns() // 1000
     chunks = _frames(base, arguments.ledgers, min(count, 16_384), size)
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with _Phase("adds", count, size, pid):
+        with _Phase("adds", count, size, pid) as adds:
             _add(connection, chunks, count, arguments.window)
+        figure(NAME, "adds.time_over_file", adds.seconds / file_seconds, "ratio")
         ids = np.arange(count // arguments.ledgers // _CHUNK_ENTRIES * _CHUNK_ENTRIES)
         with _Phase("reads", len(ids), size, pid):
             _read(connection, base, ids, arguments.window)
-        with _Phase("batch reads", len(ids), size, pid):
+        with _Phase("batch_reads", len(ids), size, pid):
             _batch_read(connection, base, len(ids))
         once = min(2000, len(ids))
-        with _Phase("single adds", once, size, pid):
+        with _Phase("single_adds", once, size, pid):
             _add_singly(connection, base + arguments.ledgers, once, size)
-        with _Phase("single reads", once, size, pid):
+        with _Phase("single_reads", once, size, pid):
             for i in range(once):
                 _read(connection, base, ids[i : i + 1], 1)
 
@@ -156,34 +163,36 @@ def _batch_read(connection: socket.socket, ledger: int, count: int) -> None:
                 connection.sendall(wire_v2.batch_read_request(ledger, got, 1, 0, 1 << 20))
 
 
+def _append_to_file(size_bytes: int) -> float:
+    """Seconds to append so many bytes to one file, with a sync after each MiB."""
+    piece = os.urandom(1 << 20)
+    with tempfile.TemporaryFile(buffering=0) as file:
+        started = time.perf_counter()
+        for _ in range(-(-size_bytes // len(piece))):
+            file.write(piece)
+            os.fdatasync(file.fileno())
+        return time.perf_counter() - started
+
+
 class _Phase:
+    """Times what is done within it, and prints its figures."""
+
     def __init__(self, name: str, count: int, size: int, pid: int) -> None:
         self._name, self._count, self._size, self._pid = name, count, size, pid
+        self.seconds = 0.0
 
-    def __enter__(self) -> None:
-        self._cpu = _cpu_seconds(self._pid)
+    def __enter__(self) -> _Phase:
+        self._cpu = cpu_seconds(self._pid)
         self._start = time.perf_counter()
+        return self
 
-    def __exit__(self, *_: object) -> None:
-        seconds = time.perf_counter() - self._start
-        user, system = (after - before for after, before in zip(_cpu_seconds(self._pid), self._cpu, strict=True))
-        print(
-            f"{self._name:12s} {self._count:8d} in {seconds:6.2f} s: {self._count / seconds:9.0f}/s "
-            f"{self._count * self._size / seconds / 1e6:7.0f} MB/s, CPU {user:5.2f} s user {system:5.2f} s system, "
-            f"{(user + system) / self._count * 1e6:6.1f} us each, RSS {_rss_mib(self._pid):.0f} MiB"
-        )
-
-
-def _cpu_seconds(pid: int) -> tuple[float, float]:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    tick = os.sysconf("SC_CLK_TCK")
-    return int(fields[11]) / tick, int(fields[12]) / tick
-
-
-def _rss_mib(pid: int) -> float:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 1024
-
-
-if __name__ == "__main__":
-    main()
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.seconds = time.perf_counter() - self._start
+        if kind is not None:
+            return
+        cpu = cpu_seconds(self._pid) - self._cpu
+        name, count = self._name, self._count
+        figure(NAME, f"{name}.entries", count / self.seconds, "entries/s", size=self._size)
+        figure(NAME, f"{name}.bytes", count * self._size / 1e6 / self.seconds, "MB/s", size=self._size)
+        figure(NAME, f"{name}.bookie_cpu", cpu / count * 1e6, "us/entry", size=self._size)
+        figure(NAME, f"{name}.bookie_peak_memory", peak_resident_mib(self._pid), "MiB")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
@@ -13,6 +14,12 @@ def resident_mib(pid: int | None) -> float:
 def peak_resident_mib(pid: int | None) -> float:
     """Highest resident memory so far, in MiB; 0 where the process is gone."""
     return _status_mib(pid, "VmHWM")
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _status_mib(pid: int | None, name: str) -> float:
