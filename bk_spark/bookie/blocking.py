@@ -6,23 +6,19 @@ caller prepares its next batch, the thread sends, receives and acknowledges.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
+from bk_spark.bookie.blocking_reader import BlockingReader
+from bk_spark.bookie.blocking_writer import BlockingWriter
 from bk_spark.bookie.client import DEFAULT_QUORUM, Client
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.ledger_store import CreateWith
 from bk_spark.bookie.loop_thread import LoopThread
-from bk_spark.bookie.read_handle import ReadHandle
-from bk_spark.bookie.write_handle import WriteHandle
 from bk_spark.bookie.zookeeper import ZooKeeper
 from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.digest import Buffer
-from bk_spark.protocol.entry_block import EntryBlock
-from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.ledger_metadata import LedgerMetadata
-from bk_spark.protocol.payloads import Payloads
 from bk_spark.protocol.quorum import Quorum
 
 _T = TypeVar("_T")
@@ -91,16 +87,18 @@ class BlockingClient:
                 create_with=create_with,
             )
         )
-        return BlockingWriter(self, handle)
+        return BlockingWriter(self._thread, handle)
 
     def check_enough_bookies(self, quorum: Quorum) -> None:
         self._run(self._client.check_enough_bookies(quorum))
 
     def open_for_reading(self, ledger_id: int, password: bytes = b"", *, read_lac: bool = True) -> BlockingReader:
-        return BlockingReader(self, self._run(self._client.open_for_reading(ledger_id, password, read_lac=read_lac)))
+        return BlockingReader(
+            self._thread, self._run(self._client.open_for_reading(ledger_id, password, read_lac=read_lac))
+        )
 
     def recover_and_open(self, ledger_id: int, password: bytes = b"") -> BlockingReader:
-        return BlockingReader(self, self._run(self._client.recover_and_open(ledger_id, password)))
+        return BlockingReader(self._thread, self._run(self._client.recover_and_open(ledger_id, password)))
 
     def delete(self, ledger_id: int) -> None:
         self._run(self._client.delete(ledger_id))
@@ -110,94 +108,3 @@ class BlockingClient:
 
     def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
         return self._thread.run(work)
-
-
-class BlockingWriter:
-    """As :class:`bk_spark.bookie.write_handle.WriteHandle`; one user at a time."""
-
-    def __init__(self, client: BlockingClient, handle: WriteHandle) -> None:
-        self._client = client
-        self._handle = handle
-
-    @property
-    def ledger_id(self) -> int:
-        return self._handle.ledger_id
-
-    @property
-    def metadata(self) -> LedgerMetadata:
-        return self._handle.metadata
-
-    @property
-    def last_add_confirmed(self) -> int:
-        return self._handle.last_add_confirmed
-
-    @property
-    def last_add_pushed(self) -> int:
-        return self._handle.last_add_pushed
-
-    @property
-    def length(self) -> int:
-        return self._handle.length
-
-    @property
-    def error(self) -> BookKeeperError | None:
-        return self._handle.error
-
-    def append(self, payload: Buffer) -> int:
-        """Append one entry; its id. Returns when it is under way, see :meth:`flush`."""
-        return self._client._run(self._handle.append(payload))
-
-    def append_many(self, payloads: Payloads) -> int:
-        """Append entries in order; the id of the last. Returns when they are under way."""
-        return self._client._run(self._handle.append_many(payloads))
-
-    def flush(self) -> int:
-        """Wait until everything appended is acknowledged; the last add confirmed."""
-        return self._client._run(self._handle.flush())
-
-    def close(self) -> LedgerMetadata:
-        """Flush and close the ledger; its final metadata."""
-        return self._client._run(self._handle.close())
-
-    def abandon(self) -> None:
-        """Let go without closing the ledger."""
-        self._client._thread.finish(self._handle.abandon())
-
-
-class BlockingReader:
-    """As :class:`bk_spark.bookie.read_handle.ReadHandle`."""
-
-    def __init__(self, client: BlockingClient, handle: ReadHandle) -> None:
-        self._client = client
-        self._handle = handle
-
-    @property
-    def ledger_id(self) -> int:
-        return self._handle.ledger_id
-
-    @property
-    def metadata(self) -> LedgerMetadata:
-        return self._handle.metadata
-
-    @property
-    def last_add_confirmed(self) -> int:
-        return self._handle.last_add_confirmed
-
-    def read_last_add_confirmed(self) -> int:
-        return self._client._run(self._handle.read_last_add_confirmed())
-
-    def read(self, first: int, last: int) -> list[bytes]:
-        """Payloads of entries ``first`` to ``last`` (inclusive)."""
-        return self._client._run(self._handle.read(first, last))
-
-    def read_blocks(self, first: int, last: int, *, known_to_exist: bool = False) -> Iterator[EntryBlock]:
-        """Entries ``first`` to ``last`` (inclusive) in order, in blocks; closing the iterator ends it."""
-        blocks = self._handle.read_blocks(first, last, known_to_exist=known_to_exist)
-        try:
-            while True:
-                try:
-                    yield self._client._run(blocks.__anext__())
-                except StopAsyncIteration:
-                    return
-        finally:
-            self._client._thread.finish(blocks.aclose())

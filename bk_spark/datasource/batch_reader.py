@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from bk_spark.bookie.blocking import BlockingReader
+from bk_spark.bookie.blocking_reader import BlockingReader
 from bk_spark.datasource import arrow_format, raw_format
 from bk_spark.datasource.connections import client_of, logs_of
 from bk_spark.datasource.options import SourceOptions

@@ -12,7 +12,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from bk_spark.bookie.blocking import BlockingClient, BlockingWriter
+from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.bookie.blocking_writer import BlockingWriter
 from bk_spark.datasource import arrow_format, raw_format
 from bk_spark.datasource.connections import client_of, logs_of
 from bk_spark.datasource.options import SourceOptions

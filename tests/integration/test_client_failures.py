@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from bk_spark.bookie.blocking import BlockingClient, BlockingWriter
+from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.bookie.blocking_writer import BlockingWriter
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.protocol.errors import NotEnoughBookiesError
 from bk_spark.protocol.ledger_metadata import LedgerState
