@@ -45,8 +45,8 @@ class LocalBookie(LocalProcess):
 
     @property
     def id(self) -> str:
-        """Bookie id in BookKeeper's form, ``host:port``."""
-        return f"{LOOPBACK}:{self.port}"
+        """The bookie's id: ``host:port``, unless its settings say otherwise."""
+        return self._settings.get("bookieId") or f"{self._settings.get('advertisedAddress', LOOPBACK)}:{self.port}"
 
     @property
     def conf_path(self) -> Path:

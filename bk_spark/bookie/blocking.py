@@ -6,16 +6,17 @@ caller prepares its next batch, the thread sends, receives and acknowledges.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
 from bk_spark.bookie.blocking_reader import BlockingReader
-from bk_spark.bookie.blocking_writer import BlockingWriter
+from bk_spark.bookie.blocking_writer import BlockingAdvWriter, BlockingWriter
 from bk_spark.bookie.client import DEFAULT_QUORUM, Client
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.ledger_store import CreateWith
 from bk_spark.bookie.loop_thread import LoopThread
+from bk_spark.bookie.registry import RegisteredBookie
 from bk_spark.bookie.zookeeper import ZooKeeper
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.ledger_metadata import LedgerMetadata
@@ -77,6 +78,7 @@ class BlockingClient:
         password: bytes = b"",
         custom_metadata: Mapping[str, bytes] | None = None,
         create_with: CreateWith | None = None,
+        deferred_sync: bool = False,
     ) -> BlockingWriter:
         handle = self._run(
             self._client.create(
@@ -85,9 +87,34 @@ class BlockingClient:
                 password=password,
                 custom_metadata=custom_metadata,
                 create_with=create_with,
+                deferred_sync=deferred_sync,
             )
         )
         return BlockingWriter(self._thread, handle)
+
+    def create_adv(
+        self,
+        *,
+        quorum: Quorum = DEFAULT_QUORUM,
+        digest_type: DigestType = DigestType.CRC32C,
+        password: bytes = b"",
+        custom_metadata: Mapping[str, bytes] | None = None,
+        create_with: CreateWith | None = None,
+        deferred_sync: bool = False,
+        ledger_id: int | None = None,
+    ) -> BlockingAdvWriter:
+        handle = self._run(
+            self._client.create_adv(
+                quorum=quorum,
+                digest_type=digest_type,
+                password=password,
+                custom_metadata=custom_metadata,
+                create_with=create_with,
+                deferred_sync=deferred_sync,
+                ledger_id=ledger_id,
+            )
+        )
+        return BlockingAdvWriter(self._thread, handle)
 
     def check_enough_bookies(self, quorum: Quorum) -> None:
         self._run(self._client.check_enough_bookies(quorum))
@@ -103,8 +130,20 @@ class BlockingClient:
     def delete(self, ledger_id: int) -> None:
         self._run(self._client.delete(ledger_id))
 
+    def list_ledgers(self) -> Iterator[int]:
+        batches = self._client.ledger_batches()
+        while (batch := self._run(_next(batches))) is not None:
+            yield from batch
+
+    def bookies(self) -> tuple[RegisteredBookie, ...]:
+        return self._run(self._client.bookies())
+
     def metadata(self, ledger_id: int) -> LedgerMetadata:
         return self._run(self._client.metadata(ledger_id))
 
     def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
         return self._thread.run(work)
+
+
+async def _next(batches: AsyncIterator[list[int]]) -> list[int] | None:
+    return await anext(batches, None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Generator
+
+import pyarrow as pa
 
 from bk_spark.bookie.loop_thread import LoopThread
 from bk_spark.bookie.read_handle import ReadHandle
@@ -11,7 +13,7 @@ from bk_spark.protocol.ledger_metadata import LedgerMetadata
 
 
 class BlockingReader:
-    """As :class:`bk_spark.bookie.read_handle.ReadHandle`."""
+    """As :class:`bk_spark.bookie.read_handle.ReadHandle`. Closing an iterator ends what it has under way."""
 
     def __init__(self, thread: LoopThread, handle: ReadHandle) -> None:
         self._thread = thread
@@ -36,9 +38,23 @@ class BlockingReader:
         """Payloads of entries ``first`` to ``last`` (inclusive)."""
         return self._thread.run(self._handle.read(first, last))
 
-    def read_blocks(self, first: int, last: int, *, known_to_exist: bool = False) -> Iterator[EntryBlock]:
-        """Entries ``first`` to ``last`` (inclusive) in order, in blocks; closing the iterator ends it."""
-        blocks = self._handle.read_blocks(first, last, known_to_exist=known_to_exist)
+    def read_range(self, first: int, last: int, *, max_bytes: int | None = None) -> pa.RecordBatch:
+        """Entries ``first`` to ``last`` (inclusive) as one batch: ``entry_id`` int64, ``value`` binary."""
+        return self._thread.run(self._handle.read_range(first, last, max_bytes=max_bytes))
+
+    def read_blocks(self, first: int, last: int, *, known_to_exist: bool = False) -> Generator[EntryBlock, None, None]:
+        """Entries ``first`` to ``last`` (inclusive) in order, in blocks."""
+        return self._iterate(self._handle.read_blocks(first, last, known_to_exist=known_to_exist))
+
+    def read_unconfirmed(self, first: int, last: int) -> Generator[EntryBlock, None, None]:
+        """Entries of which it is not known whether they are there."""
+        return self._iterate(self._handle.read_unconfirmed(first, last))
+
+    def tail(self, from_entry: int, *, max_wait_ms: int | None = None) -> Generator[EntryBlock, None, None]:
+        """Entries from ``from_entry`` on as they are confirmed."""
+        return self._iterate(self._handle.tail(from_entry, max_wait_ms=max_wait_ms))
+
+    def _iterate(self, blocks: AsyncGenerator[EntryBlock, None]) -> Generator[EntryBlock, None, None]:
         try:
             while True:
                 try:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from weakref import WeakSet
 
+from bk_spark.bookie.adv_write_handle import AdvWriteHandle
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.connection import BookieConnection
+from bk_spark.bookie.connection_base import LedgerConnection
 from bk_spark.bookie.connection_v3 import BookieConnectionV3
-from bk_spark.bookie.ledger_store import CreateWith, LedgerStore
+from bk_spark.bookie.ledger_store import CreateWith
 from bk_spark.bookie.pool import ConnectionPool
+from bk_spark.bookie.read_access import ReadAccess
 from bk_spark.bookie.read_handle import ReadHandle
 from bk_spark.bookie.recovery import recover_ledger
-from bk_spark.bookie.registry import BookieRegistry
+from bk_spark.bookie.registry import RegisteredBookie
 from bk_spark.bookie.services import ClusterServices
 from bk_spark.bookie.write_handle import WriteHandle
 from bk_spark.bookie.zookeeper import ZooKeeper
@@ -46,8 +49,10 @@ class Client:
         self._shared_zookeeper = zookeeper
         self._zookeeper: ZooKeeper | None = None
         self._services: ClusterServices | None = None
-        self._pool: ConnectionPool[BookieConnection] | None = None
+        #: For adds and reads, over the configured protocol.
+        self._pool: ConnectionPool[LedgerConnection] | None = None
         self._pool_v3: ConnectionPool[BookieConnectionV3] | None = None
+        self._read_access: ReadAccess | None = None
         #: Those that somebody still holds; closed ones may be among them.
         self._handles: WeakSet[WriteHandle] = WeakSet()
 
@@ -65,18 +70,23 @@ class Client:
     def _connect(self) -> None:
         zookeeper = self._shared_zookeeper
         if zookeeper is None:
-            zookeeper = ZooKeeper(self.uri.servers, session_timeout_ms=self.config.zk_session_timeout_ms)
+            zookeeper = ZooKeeper(
+                self.uri.servers,
+                session_timeout_ms=self.config.zk_session_timeout_ms,
+                operation_timeout_ms=self.config.metadata_timeout_ms,
+            )
             zookeeper.start(self.config.connect_timeout_ms)
         try:
-            store = LedgerStore(zookeeper, self.uri)
+            services = ClusterServices(zookeeper, self.uri, self.config)
         except BaseException:
             if zookeeper is not self._shared_zookeeper:
                 zookeeper.close()
             raise
         self._zookeeper = zookeeper
-        self._services = ClusterServices(store, BookieRegistry(zookeeper, self.uri.root))
-        self._pool = ConnectionPool(BookieConnection, self._services.address, self.config)
+        self._services = services
         self._pool_v3 = ConnectionPool(BookieConnectionV3, self._services.address, self.config)
+        self._pool = self._new_pool(self._services) if self.config.use_v2_wire_protocol else self._pool_v3
+        self._read_access = ReadAccess.of(self._services, self._pool, self._pool_v3, self.config)
 
     async def close(self) -> None:
         """Let go of everything. Handles not closed stay open ledgers, for somebody to recover."""
@@ -87,10 +97,9 @@ class Client:
             if pool is not None:
                 await pool.close()
         if self._services is not None:
-            await asyncio.to_thread(self._services.close)
-        if self._zookeeper is not None and self._zookeeper is not self._shared_zookeeper:
-            await asyncio.to_thread(self._zookeeper.close)
-        self._pool = self._pool_v3 = self._services = self._zookeeper = None
+            own = None if self._zookeeper is self._shared_zookeeper else self._zookeeper
+            await asyncio.to_thread(self._services.close, own)
+        self._pool = self._pool_v3 = self._services = self._zookeeper = self._read_access = None
 
     async def __aenter__(self) -> Client:
         await self.start()
@@ -115,11 +124,50 @@ class Client:
         password: bytes = b"",
         custom_metadata: Mapping[str, bytes] | None = None,
         create_with: CreateWith | None = None,
+        deferred_sync: bool = False,
     ) -> WriteHandle:
         """A new, empty ledger, open for writing. ``create_with(ledger id)`` gives operations for the
-        transaction that creates it. Raises NotEnoughBookiesError, MetadataUnavailableError."""
+        transaction that creates it. With ``deferred_sync`` entries are confirmed by ``force`` only.
+
+        Raises NotEnoughBookiesError, MetadataUnavailableError.
+        """
+        return await self._create(
+            quorum, digest_type, password, custom_metadata, create_with, deferred_sync=deferred_sync
+        )
+
+    async def create_adv(
+        self,
+        *,
+        quorum: Quorum = DEFAULT_QUORUM,
+        digest_type: DigestType = DigestType.CRC32C,
+        password: bytes = b"",
+        custom_metadata: Mapping[str, bytes] | None = None,
+        create_with: CreateWith | None = None,
+        deferred_sync: bool = False,
+        ledger_id: int | None = None,
+    ) -> AdvWriteHandle:
+        """As :meth:`create`, and the caller chooses the entries' ids; with ``ledger_id`` the ledger's, too.
+
+        Raises LedgerExistsError where that is taken.
+        """
+        handle = await self._create(
+            quorum, digest_type, password, custom_metadata, create_with, ledger_id, deferred_sync=deferred_sync
+        )
+        return AdvWriteHandle(handle, self.config)
+
+    async def _create(
+        self,
+        quorum: Quorum,
+        digest_type: DigestType,
+        password: bytes,
+        custom_metadata: Mapping[str, bytes] | None,
+        create_with: CreateWith | None,
+        ledger_id: int | None = None,
+        *,
+        deferred_sync: bool,
+    ) -> WriteHandle:
         services, pool = self._started()
-        ensemble = await services.choose(quorum.ensemble_size)
+        ensemble = await services.choose_ensemble(quorum)
         metadata = LedgerMetadata(
             quorum,
             (Segment(0, ensemble),),
@@ -127,8 +175,18 @@ class Client:
             password=password,
             custom_metadata=dict(custom_metadata or {}),
         )
-        ledger_id, stored = await services.create(metadata, create_with)
-        handle = WriteHandle(ledger_id, stored, digest_type, password, services, pool, self.config)
+        ledger_id, stored = await services.create(metadata, create_with, ledger_id)
+        handle = WriteHandle(
+            ledger_id,
+            stored,
+            digest_type,
+            password,
+            services,
+            pool,
+            self.config,
+            pool_v3=self._pool_v3,
+            deferred_sync=deferred_sync,
+        )
         self._handles.add(handle)
         try:
             await handle.start()
@@ -139,7 +197,7 @@ class Client:
 
     async def check_enough_bookies(self, quorum: Quorum) -> None:
         """Raises NotEnoughBookiesError where no ensemble could be had now."""
-        await self._started()[0].choose(quorum.ensemble_size)
+        await self._started()[0].choose_ensemble(quorum)
 
     async def open_for_reading(self, ledger_id: int, password: bytes = b"", *, read_lac: bool = True) -> ReadHandle:
         """Open without fencing: a ledger that is still written goes on, and is readable up to its LAC.
@@ -163,7 +221,7 @@ class Client:
         metadata = (await services.read_latest(ledger_id)).metadata
         digest_type = _authorize(ledger_id, metadata, password)
         if metadata.state is not LedgerState.CLOSED:
-            own_pool = ConnectionPool(BookieConnection, services.address, self.config)
+            own_pool = self._new_pool(services)
             try:
                 metadata = await recover_ledger(ledger_id, digest_type, password, services, own_pool, self.config)
             finally:
@@ -174,17 +232,34 @@ class Client:
         """Delete the ledger's metadata; bookies collect its entries later. Deleting twice is no error."""
         await self._started()[0].delete(ledger_id)
 
+    async def list_ledgers(self) -> AsyncIterator[int]:
+        """Ids of all ledgers, ascending. What is created or deleted meanwhile may be among them or not."""
+        async for batch in self.ledger_batches():
+            for ledger_id in batch:
+                yield ledger_id
+
+    def ledger_batches(self) -> AsyncIterator[list[int]]:
+        """The same in lists, of at most 10,000 but for the flat ledger manager; some may be empty."""
+        return self._started()[0].ledger_batches()
+
+    async def bookies(self) -> tuple[RegisteredBookie, ...]:
+        """All bookies that are registered, by id."""
+        return await self._started()[0].bookies()
+
     async def metadata(self, ledger_id: int) -> LedgerMetadata:
         """The ledger's metadata as ZooKeeper has it. Raises NoSuchLedgerError."""
         return (await self._started()[0].read_latest(ledger_id)).metadata
 
     def _reader(self, ledger_id: int, metadata: LedgerMetadata, password: bytes) -> ReadHandle:
-        services, pool = self._started()
-        assert self._pool_v3 is not None
         digest_type = _authorize(ledger_id, metadata, password)
-        return ReadHandle(ledger_id, metadata, digest_type, password, services, pool, self._pool_v3, self.config)
+        assert self._read_access is not None, "the client is not started"
+        return ReadHandle(ledger_id, metadata, digest_type, password, self._read_access)
 
-    def _started(self) -> tuple[ClusterServices, ConnectionPool[BookieConnection]]:
+    def _new_pool(self, services: ClusterServices) -> ConnectionPool[LedgerConnection]:
+        kind = BookieConnection if self.config.use_v2_wire_protocol else BookieConnectionV3
+        return ConnectionPool(kind, services.address, self.config)
+
+    def _started(self) -> tuple[ClusterServices, ConnectionPool[LedgerConnection]]:
         assert self._services is not None, "the client is not started"
         assert self._pool is not None
         return self._services, self._pool

@@ -11,7 +11,7 @@ import contextlib
 from typing import Final
 
 from bk_spark.bookie.zookeeper import ZooKeeper
-from bk_spark.protocol.errors import MetadataError, MetadataFormatError, NodeExistsError, NoNodeError
+from bk_spark.protocol.errors import MetadataError, MetadataFormatError, MetadataUnavailableError, NoNodeError
 from bk_spark.protocol.ledger_paths import FIRST_LONG_ID, LedgerManager
 
 _HIGH_PREFIX: Final = "HOB-"
@@ -48,7 +48,8 @@ def _long_id(zk: ZooKeeper, long_root: str) -> int:
 def _sequence(zk: ZooKeeper, prefix: str) -> int | None:
     """The number of a new sequential node; None when the counter has run over."""
     path = zk.create(prefix, ephemeral=True, sequence=True, make_parents=True)
-    with contextlib.suppress(NoNodeError, NodeExistsError):
+    # Where it stays, it goes with the session.
+    with contextlib.suppress(NoNodeError, MetadataUnavailableError):
         zk.delete(path)
     number = _number(path.rpartition("/")[2], "ID-")
     return number if 0 <= number < FIRST_LONG_ID else None

@@ -7,35 +7,43 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from bk_spark.bookie.config import ANSWER_RESERVE_BYTES, ClientConfig
-from bk_spark.bookie.connection import FramedConnection
+from bk_spark.bookie.connection_base import ConnectionLimits, FramedConnection
 from bk_spark.protocol.errors import BookieUnavailableError, BookKeeperError
 
 #: Finds host and port of a bookie id.
 Resolver = Callable[[str], Awaitable[tuple[str, int]]]
 
 
-_C = TypeVar("_C", bound=FramedConnection)
+_C_co = TypeVar("_C_co", bound=FramedConnection, covariant=True)
 
 
-class ConnectionPool(Generic[_C]):
+class ConnectionPool(Generic[_C_co]):
     """Shares one connection of class ``kind`` per bookie among all handles of a client."""
 
-    def __init__(self, kind: Callable[[str, int], _C], resolve: Resolver, config: ClientConfig) -> None:
+    def __init__(self, kind: Callable[[str, ConnectionLimits], _C_co], resolve: Resolver, config: ClientConfig) -> None:
         self._kind = kind
         self._resolve = resolve
         self._config = config
-        self._connections: dict[str, _C] = {}
-        self._connecting: dict[str, asyncio.Task[_C]] = {}
+        shortest_timeout_ms = min(config.add_timeout_ms, config.read_timeout_ms)
+        self._limits = ConnectionLimits(
+            config.max_frame_bytes + ANSWER_RESERVE_BYTES,
+            config.max_outstanding_requests,
+            config.read_timeout_ms,
+            # Less, so that a request that timed out has seen the silence.
+            shortest_timeout_ms * 4 // 5,
+        )
+        self._connections: dict[str, _C_co] = {}
+        self._connecting: dict[str, asyncio.Task[_C_co]] = {}
         self._closed = False
         #: Bookies that closed the connection at a batch read: they do not know it.
         self.without_batch_read: set[str] = set()
 
-    def existing(self, bookie_id: str) -> _C | None:
+    def existing(self, bookie_id: str) -> _C_co | None:
         """The live connection, if there is one."""
         connection = self._connections.get(bookie_id)
         return None if connection is None or connection.closed else connection
 
-    async def get(self, bookie_id: str) -> _C:
+    async def get(self, bookie_id: str) -> _C_co:
         """A live connection. Raises BookieUnavailableError, MetadataUnavailableError."""
         if self._closed:
             raise _closed_error(bookie_id)
@@ -46,7 +54,7 @@ class ConnectionPool(Generic[_C]):
         if task is None:
             task = asyncio.get_running_loop().create_task(self._connect(bookie_id))
             self._connecting[bookie_id] = task
-            task.add_done_callback(lambda done: self._connecting.pop(bookie_id, None))
+            task.add_done_callback(lambda done: self._attempt_ended(bookie_id, done))
         # Several callers may wait: one that gives up must not end the attempt for the others.
         try:
             return await asyncio.shield(task)
@@ -60,21 +68,28 @@ class ConnectionPool(Generic[_C]):
     async def close(self) -> None:
         """Close every connection for good; outstanding requests fail."""
         self._closed = True
-        for task in list(self._connecting.values()):
+        connecting = list(self._connecting.values())
+        for task in connecting:
             task.cancel()
+        await asyncio.gather(*connecting, return_exceptions=True)
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
         # Aborted transports release their sockets in the next turn of the loop.
         await asyncio.sleep(0)
 
-    async def _connect(self, bookie_id: str) -> _C:
+    def _attempt_ended(self, bookie_id: str, attempt: asyncio.Task[_C_co]) -> None:
+        self._connecting.pop(bookie_id, None)
+        if not attempt.cancelled():
+            # Where every caller has given up by now, nobody else looks at its error.
+            attempt.exception()
+
+    async def _connect(self, bookie_id: str) -> _C_co:
         try:
             async with asyncio.timeout(self._config.connect_timeout_ms / 1000):
                 host, port = await self._resolve(bookie_id)
-                limit = self._config.max_frame_bytes + ANSWER_RESERVE_BYTES
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: self._kind(bookie_id, limit), host, port
+                    lambda: self._kind(bookie_id, self._limits), host, port
                 )
         except BookKeeperError:
             raise

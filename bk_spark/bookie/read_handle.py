@@ -1,40 +1,25 @@
-"""The handle of a ledger being read: drives :class:`bk_spark.protocol.reader.RangeReader`."""
+"""The handle of a ledger being read."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Final
 
-from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.connection import BookieConnection
-from bk_spark.bookie.connection_v3 import BookieConnectionV3
-from bk_spark.bookie.lac_reads import LacReader
-from bk_spark.bookie.pool import ConnectionPool
-from bk_spark.bookie.services import ClusterServices
-from bk_spark.protocol.codes import Code, DigestType
+import pyarrow as pa
+
+from bk_spark.bookie.arrow import MAX_COLUMN_BYTES, entries_batch
+from bk_spark.bookie.lac_reads import read_lac
+from bk_spark.bookie.range_read import RangeRead
+from bk_spark.bookie.read_access import LedgerKey, ReadAccess
+from bk_spark.bookie.tail import Tail
+from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.digest import digest_function
-from bk_spark.protocol.entry import ENTRY_HEADER_BYTES
-from bk_spark.protocol.entry_block import EntryBlock, verify_records, verify_stored
-from bk_spark.protocol.errors import (
-    BookieUnavailableError,
-    BookKeeperError,
-    EntryUnknownError,
-    InvalidArgumentError,
-    NoSuchEntryError,
-    PeerError,
-)
+from bk_spark.protocol.entry_block import EntryBlock
+from bk_spark.protocol.errors import EntryUnknownError, InvalidArgumentError, NoSuchEntryError
 from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState
-from bk_spark.protocol.reader import RangeReader, ReadEntries, ReadFailed
 
-_LOG = logging.getLogger(__name__)
-#: Answer bytes aimed at per request.
-_REQUEST_BYTES: Final = 1024 * 1024
-#: More entries than this in one request bring nothing.
-_MAX_REQUEST_ENTRIES: Final = 10_000
-_FIRST_REQUEST_ENTRIES: Final = 64
 _RETRY_DELAY_S: Final = 0.2
 
 
@@ -42,29 +27,18 @@ class ReadHandle:
     """Reads entries of one ledger. One event loop; any number of readers at a time.
 
     A closed ledger can be read up to ``metadata.last_entry_id``; one that is still written up to
-    ``last_add_confirmed`` (see :meth:`read_last_add_confirmed`). Opening it did not fence it.
+    ``last_add_confirmed`` (see :meth:`read_last_add_confirmed` and :meth:`tail`). Opening it did not fence it.
     """
 
     def __init__(
-        self,
-        ledger_id: int,
-        metadata: LedgerMetadata,
-        digest_type: DigestType,
-        password: bytes,
-        services: ClusterServices,
-        pool: ConnectionPool[BookieConnection],
-        pool_v3: ConnectionPool[BookieConnectionV3],
-        config: ClientConfig,
+        self, ledger_id: int, metadata: LedgerMetadata, digest_type: DigestType, password: bytes, access: ReadAccess
     ) -> None:
         self.ledger_id = ledger_id
         self.metadata = metadata
+        #: The last entry of a closed ledger; else the highest LAC heard of so far, which never goes back.
         self.last_add_confirmed = metadata.last_entry_id
-        self._digest_type = digest_type
-        self._digest = digest_function(digest_type, password)
-        self._services = services
-        self._pool = pool
-        self._config = config
-        self._lac_reader = LacReader(ledger_id, digest_type, self._digest, pool_v3, config)
+        self._ledger = LedgerKey(ledger_id, digest_type, digest_function(digest_type, password))
+        self._access = access
 
     async def read_blocks(
         self, first: int, last: int, *, known_to_exist: bool = False
@@ -80,19 +54,47 @@ class ReadHandle:
         attempts = 0
         while first <= last:
             try:
-                # Closed here and not some time later: what the pass has under way ends with it.
-                async with aclosing(_RangeRead(self, first, last).blocks()) as blocks:
+                async with aclosing(self._pass(first, last)) as blocks:
                     async for block in blocks:
                         first += len(block)
                         attempts = 0
                         yield block
-            except EntryUnknownError:
-                # A re-replication may have moved the segment since its metadata was read.
+            except EntryUnknownError as error:
                 attempts += 1
-                if attempts >= self._config.read_attempts:
+                await self._retry(attempts, error)
+
+    async def read_unconfirmed(self, first: int, last: int) -> AsyncGenerator[EntryBlock, None]:
+        """Entries ``first`` to ``last`` (inclusive) of which it is not known whether they are there, as
+        :meth:`read_blocks`.
+
+        What it gives of an open ledger may never be acknowledged: recovery can still cut it off. Raises, after
+        all entries before it, NoSuchEntryError at an entry that every replica says it lacks (on an open ledger:
+        now; it may yet come) or beyond the end of a closed ledger, and EntryUnknownError where a replica that
+        may have it could not tell.
+        """
+        _check_order(self.ledger_id, first, last)
+        attempts = 0
+        while first <= last:
+            before = self.metadata
+            if first > self.last_add_confirmed and before.state is LedgerState.CLOSED:
+                raise self._beyond(first)
+            unconfirmed = first > self.last_add_confirmed
+            end = last if unconfirmed else min(last, self.last_add_confirmed)
+            try:
+                async with aclosing(self._pass(first, end, unconfirmed=unconfirmed)) as blocks:
+                    async for block in blocks:
+                        first += len(block)
+                        attempts = 0
+                        yield block
+            except NoSuchEntryError:
+                # Bookies of an ensemble that was replaced meanwhile know nothing of later entries.
+                attempts += 1
+                await self._refresh()
+                if attempts >= self._access.config.read_attempts or self.metadata == before:
                     raise
-                await asyncio.sleep(_RETRY_DELAY_S * 2**attempts)
-                self.metadata = (await self._services.read_latest(self.ledger_id)).metadata
+            except EntryUnknownError as error:
+                attempts += 1
+                await self._retry(attempts, error)
 
     async def read(self, first: int, last: int) -> list[bytes]:
         """Payloads of entries ``first`` to ``last`` (inclusive)."""
@@ -101,153 +103,105 @@ class ReadHandle:
             payloads += [bytes(payload) for payload in block.payloads]
         return payloads
 
+    async def read_range(self, first: int, last: int, *, max_bytes: int | None = None) -> pa.RecordBatch:
+        """Entries ``first`` to ``last`` (inclusive) as one batch: ``entry_id`` int64, ``value`` binary.
+
+        Raises as :meth:`read_blocks`, and InvalidArgumentError where the payloads have more than ``max_bytes``
+        (``max_read_range_bytes`` of the configuration; never more than 2 GiB).
+        """
+        limit = self._access.config.max_read_range_bytes if max_bytes is None else max_bytes
+        limit = min(limit, MAX_COLUMN_BYTES)
+        found: list[EntryBlock] = []
+        size = 0
+        async with aclosing(self.read_blocks(first, last)) as blocks:
+            async for block in blocks:
+                size += block.payloads.size_bytes
+                if size > limit:
+                    raise InvalidArgumentError(
+                        f"entries {first}..{last} have more than {limit} bytes, the most that read_range gives at "
+                        "once (max_bytes, maxReadRangeBytes): read fewer, or iterate over read_blocks",
+                        ledger_id=self.ledger_id,
+                    )
+                found.append(block)
+        return entries_batch(found)
+
     async def read_last_add_confirmed(self) -> int:
         """The highest LAC that a covering part of the last ensemble knows; never goes back.
 
         Raises EntryUnknownError where too few bookies answered.
         """
-        if self.metadata.state is LedgerState.CLOSED:
-            return self.last_add_confirmed
-        self.metadata = (await self._services.read_latest(self.ledger_id)).metadata
-        if self.metadata.state is LedgerState.CLOSED:
-            self.last_add_confirmed = self.metadata.last_entry_id
-            return self.last_add_confirmed
-        self.last_add_confirmed = max(self.last_add_confirmed, await self._lac_reader.read(self.metadata))
+        if self.metadata.state is not LedgerState.CLOSED:
+            await self._refresh()
+        if self.metadata.state is not LedgerState.CLOSED:
+            self._learn(None, await read_lac(self._ledger, self.metadata, self._access))
         return self.last_add_confirmed
 
-    def _check_range(self, first: int, last: int, known_to_exist: bool) -> None:
-        if first < 0 or last < first:
-            raise InvalidArgumentError(f"cannot read entries {first}..{last}", ledger_id=self.ledger_id)
-        if last > self.last_add_confirmed and not (known_to_exist and self.metadata.state is not LedgerState.CLOSED):
-            raise NoSuchEntryError(
-                f"entry {last} lies beyond the last add confirmed, {self.last_add_confirmed}",
-                ledger_id=self.ledger_id,
-                entry_id=last,
-            )
+    async def tail(self, from_entry: int, *, max_wait_ms: int | None = None) -> AsyncGenerator[EntryBlock, None]:
+        """Entries from ``from_entry`` on in order, in blocks, as they are confirmed, each once; ends when the
+        ledger is closed and its last entry was given.
 
+        ``max_wait_ms`` bounds the wait for each block: it ends also when nothing new was confirmed for so long.
+        The next call goes on after the last entry given. Whatever was confirmed before the call is given even
+        with 0, since the last add confirmed is read first. To see whether there is more to come look at
+        ``metadata.state``, which the tail keeps up to date: CLOSED, and nothing left up to
+        ``last_add_confirmed``, is the end. Without ``max_wait_ms`` it waits for ever, also on a ledger in
+        recovery that nobody closes.
 
-class _RangeRead:
-    """One pass over a range with the metadata the handle has now."""
+        Closing the iterator (``aclosing``) ends what is under way. Raises NoSuchLedgerError when the ledger is
+        deleted, NoSuchEntryError where it was closed before ``from_entry - 1``, and after ``tailAttempts``
+        failures in a row a retriable error: calling again with the next entry goes on.
+        """
+        if max_wait_ms is not None and max_wait_ms < 0:
+            raise InvalidArgumentError(f"max_wait_ms must not be negative, got {max_wait_ms}")
+        tail = Tail(self._ledger, self.metadata, from_entry, max_wait_ms, self._access, self.read_blocks, self._learn)
+        async with aclosing(tail.blocks()) as blocks:
+            async for block in blocks:
+                yield block
 
-    def __init__(self, handle: ReadHandle, first: int, last: int) -> None:
-        self._handle = handle
-        self._config = handle._config
-        self._average_bytes = self._estimate(handle.metadata)
-        self._machine = RangeReader(
-            handle.ledger_id,
-            handle.metadata,
-            first,
-            last,
-            chunk_entries=self._chunk_entries(),
-            chunks_in_flight=max(2, self._config.read_ahead_bytes // _REQUEST_BYTES),
-        )
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._progress = asyncio.Event()
+    async def _pass(self, first: int, last: int, *, unconfirmed: bool = False) -> AsyncGenerator[EntryBlock, None]:
+        """Read with the metadata that the handle has now."""
+        one_pass = RangeRead(self._ledger, self.metadata, first, last, self._access, unconfirmed=unconfirmed)
+        # Closed here and not some time later: what the pass has under way ends with it.
+        async with aclosing(one_pass.blocks()) as blocks:
+            async for block in blocks:
+                self._learn(None, block.max_lac)
+                yield block
 
-    async def blocks(self) -> AsyncGenerator[EntryBlock, None]:
-        try:
-            self._run()
-            while not self._machine.finished:
-                block = self._machine.next_block()
-                if block is not None:
-                    self._learn(block)
-                    self._run()
-                    yield block
-                elif self._machine.error is not None:
-                    raise self._machine.error
-                else:
-                    self._progress.clear()
-                    await self._progress.wait()
-        finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+    async def _retry(self, attempts: int, error: EntryUnknownError) -> None:
+        """Pause and read the metadata anew: a re-replication may have moved the segment since they were read.
+        Raises ``error`` after enough attempts."""
+        if attempts >= self._access.config.read_attempts:
+            raise error
+        await asyncio.sleep(_RETRY_DELAY_S * 2**attempts)
+        await self._refresh()
 
-    @staticmethod
-    def _estimate(metadata: LedgerMetadata) -> float:
-        """Bytes of an average entry, as far as the metadata of a closed ledger tell; else 0."""
-        return metadata.length / (metadata.last_entry_id + 1) if metadata.last_entry_id >= 0 else 0.0
+    async def _refresh(self) -> None:
+        metadata = (await self._access.services.read_latest(self.ledger_id)).metadata
+        self._learn(metadata, self.last_add_confirmed)
 
-    def _chunk_entries(self) -> int:
-        if not self._average_bytes:
-            return _FIRST_REQUEST_ENTRIES
-        return max(1, min(_MAX_REQUEST_ENTRIES, int(_REQUEST_BYTES / (self._average_bytes + ENTRY_HEADER_BYTES))))
-
-    def _learn(self, block: EntryBlock) -> None:
-        average = block.payloads.size_bytes / len(block)
-        self._average_bytes = average if not self._average_bytes else (self._average_bytes + average) / 2
-        self._machine.chunk_entries = self._chunk_entries()
-
-    def _run(self) -> None:
-        while actions := self._machine.take_actions():
-            for action in actions:
-                match action:
-                    case ReadEntries():
-                        self._spawn(self._ask(action))
-                    case ReadFailed():
-                        pass
-        self._progress.set()
-
-    async def _ask(self, action: ReadEntries) -> None:
-        try:
-            async with asyncio.timeout(self._config.read_timeout_ms / 1000):
-                connection = await self._handle._pool.get(action.bookie_id)
-                block = await self._read(connection, action.entry_ids)
-        except TimeoutError:
-            self._machine.on_error(action.request_id, "did not answer in time")
-        except BookKeeperError as error:
-            self._machine.on_error(action.request_id, error.message)
-        except Exception as error:
-            # Whatever it is, the reader must hear of it: it would wait for ever.
-            _LOG.exception("ledger %d: reading at bookie %s", self._handle.ledger_id, action.bookie_id)
-            self._machine.on_error(action.request_id, repr(error))
+    def _learn(self, metadata: LedgerMetadata | None, last_add_confirmed: int) -> None:
+        """Several may read metadata at once, and an older state come last: what is closed stays closed."""
+        closed = self.metadata.state is LedgerState.CLOSED
+        if metadata is not None and (metadata.state is LedgerState.CLOSED or not closed):
+            self.metadata = metadata
+        if self.metadata.state is LedgerState.CLOSED:
+            self.last_add_confirmed = self.metadata.last_entry_id
         else:
-            self._machine.on_entries(action.request_id, block)
-        self._run()
+            self.last_add_confirmed = max(self.last_add_confirmed, last_add_confirmed)
 
-    async def _read(self, connection: BookieConnection, entry_ids: range) -> EntryBlock:
-        handle = self._handle
-        pool = handle._pool
-        batch = self._config.batch_read_enabled and entry_ids.step == 1 and len(entry_ids) > 1
-        if batch and connection.bookie_id not in pool.without_batch_read:
-            try:
-                answer = await connection.batch_read(
-                    handle.ledger_id, entry_ids.start, len(entry_ids), self._config.max_frame_bytes - 1024
-                )
-            except BookieUnavailableError:
-                if connection.knows_batch_read:
-                    raise
-                # A bookie older than 4.17 closes the connection at a batch read: go on without. One that
-                # cannot be reached again just died.
-                connection = await pool.get(connection.bookie_id)
-                pool.without_batch_read.add(connection.bookie_id)
-            else:
-                _check(answer.code, handle.ledger_id, entry_ids.start, connection.bookie_id)
-                return verify_records(
-                    answer.records, handle.ledger_id, entry_ids.start, handle._digest_type, handle._digest
-                )
-        answers = await connection.read(handle.ledger_id, entry_ids)
-        stored: list[memoryview] = []
-        for entry_id in entry_ids:
-            if answers[entry_id].code is not Code.OK and stored:
-                break
-            _check(answers[entry_id].code, handle.ledger_id, entry_id, connection.bookie_id)
-            stored.append(answers[entry_id].stored)
-        return verify_stored(
-            stored, handle.ledger_id, entry_ids.start, handle._digest_type, handle._digest, entry_ids.step
+    def _check_range(self, first: int, last: int, known_to_exist: bool) -> None:
+        _check_order(self.ledger_id, first, last)
+        if last > self.last_add_confirmed and not (known_to_exist and self.metadata.state is not LedgerState.CLOSED):
+            raise self._beyond(last)
+
+    def _beyond(self, entry_id: int) -> NoSuchEntryError:
+        return NoSuchEntryError(
+            f"entry {entry_id} lies beyond the last add confirmed, {self.last_add_confirmed}",
+            ledger_id=self.ledger_id,
+            entry_id=entry_id,
         )
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
-
-def _check(code: Code, ledger_id: int, entry_id: int, bookie_id: str) -> None:
-    if code is Code.OK:
-        return
-    if code in (Code.NO_ENTRY, Code.NO_LEDGER):
-        message = "does not have it"
-    else:
-        message = f"answered {code.name}"
-    raise PeerError(message, ledger_id=ledger_id, entry_id=entry_id, bookie_id=bookie_id, code=code.name)
+def _check_order(ledger_id: int, first: int, last: int) -> None:
+    if first < 0 or last < first:
+        raise InvalidArgumentError(f"cannot read entries {first}..{last}", ledger_id=ledger_id)

@@ -7,21 +7,22 @@ import logging
 from typing import Final
 
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.connection import BookieConnection
+from bk_spark.bookie.connection_base import LedgerConnection
 from bk_spark.bookie.ledger_store import StoredMetadata
 from bk_spark.bookie.pool import ConnectionPool
 from bk_spark.bookie.services import ClusterServices
 from bk_spark.bookie.tasks import TaskSet
 from bk_spark.bookie.write_handle import RecoveryStart, WriteHandle
+from bk_spark.protocol.code_errors import error_of
 from bk_spark.protocol.codes import LAST_ENTRY, Code, DigestType, FlagV2
 from bk_spark.protocol.digest import digest_function, master_key
 from bk_spark.protocol.entry import Entry, verify_entry
 from bk_spark.protocol.errors import (
     BookKeeperError,
+    DigestMismatchError,
     MetadataConflictError,
     OutcomeUnknownError,
     PeerError,
-    UnauthorizedError,
 )
 from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState
 from bk_spark.protocol.quorum import Answer
@@ -45,7 +46,7 @@ async def recover_ledger(
     digest_type: DigestType,
     password: bytes,
     services: ClusterServices,
-    pool: ConnectionPool[BookieConnection],
+    pool: ConnectionPool[LedgerConnection],
     config: ClientConfig,
 ) -> LedgerMetadata:
     """Fence and close a ledger; its final metadata. A closed one is left as it is.
@@ -79,7 +80,7 @@ class _Recovery:
         digest_type: DigestType,
         password: bytes,
         services: ClusterServices,
-        pool: ConnectionPool[BookieConnection],
+        pool: ConnectionPool[LedgerConnection],
         config: ClientConfig,
     ) -> None:
         self._ledger_id = ledger_id
@@ -178,7 +179,14 @@ class _Recovery:
             if answer.code in (Code.NO_ENTRY, Code.NO_LEDGER):
                 return Answer.ABSENT, None
             if answer.code is Code.UNAUTHORIZED:
-                raise UnauthorizedError("the bookie refused the ledger's password", bookie_id=bookie_id)
+                raise error_of(
+                    answer.code,
+                    "recovery",
+                    ledger_id=self._ledger_id,
+                    entry_id=entry_id,
+                    bookie_id=bookie_id,
+                    with_key=key is not None,
+                )
             if answer.code is not Code.OK:
                 _LOG.warning("ledger %d: bookie %s answered %s", self._ledger_id, bookie_id, answer.code.name)
                 return Answer.UNKNOWN, None
@@ -186,7 +194,9 @@ class _Recovery:
             entry = verify_entry(answer.stored, self._ledger_id, expected, self._digest_type, self._digest)
             return Answer.PRESENT, entry
         except (PeerError, TimeoutError) as error:
-            _LOG.warning("ledger %d: bookie %s: %s", self._ledger_id, bookie_id, error)
+            _LOG.warning("ledger %d: bookie %s: %s", self._ledger_id, bookie_id, str(error) or "no answer in time")
+            if not isinstance(error, DigestMismatchError):
+                self._services.bookie_failed(bookie_id)
             return Answer.UNKNOWN, None
         except BookKeeperError as error:
             self._fail(error)

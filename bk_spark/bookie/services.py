@@ -1,44 +1,124 @@
-"""Metadata and registry for use from an event loop: ZooKeeper calls block, so they run in threads."""
+"""Metadata, registry and placement for use from an event loop: ZooKeeper calls block, so they run in threads.
+
+Every call ends within ``ClientConfig.metadata_timeout_ms``, counted from when it is made, with an answer or an
+error; where ZooKeeper cannot be reached, with a retriable MetadataUnavailableError.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+import contextlib
+import logging
+import random
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, Final, TypeVar
 
+from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.ledger_store import CreateWith, LedgerStore, StoredMetadata
-from bk_spark.bookie.registry import BookieRegistry
-from bk_spark.protocol.errors import MetadataUnavailableError
+from bk_spark.bookie.placement import Placement
+from bk_spark.bookie.quarantine import Quarantine
+from bk_spark.bookie.racks import Racks, RackZnode, rack_sources
+from bk_spark.bookie.registry import BookieRegistry, RegisteredBookie
+from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.protocol.errors import BookieUnavailableError, BookKeeperError, MetadataUnavailableError
 from bk_spark.protocol.ledger_metadata import LedgerMetadata
+from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.quorum import Quorum
 
+_LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
+#: How long calls under way may go on when the client is closed.
+_CLOSE_GRACE_S: Final = 2.0
 
 
 class ClusterServices:
-    """:class:`LedgerStore` and :class:`BookieRegistry` of one cluster, awaitable."""
+    """Ledger metadata, bookies and their choice, of one cluster; awaitable. Blocks while it is made.
 
-    def __init__(self, store: LedgerStore, registry: BookieRegistry) -> None:
-        self._store = store
-        self._registry = registry
+    Raises MetadataUnavailableError, and InvalidArgumentError for settings or a URI that do not fit the cluster.
+    """
+
+    def __init__(self, zk: ZooKeeper, uri: MetadataServiceUri, config: ClientConfig) -> None:
+        self._zk = zk
+        self._timeout_s = config.metadata_timeout_ms / 1000
+        with zk.within(config.metadata_timeout_ms):
+            self._store = LedgerStore(zk, uri)
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="bk-metadata")
         self._closed = False
+        #: Guards what follows, and the end of the executor.
+        self._lock = threading.Lock()
+        self._running: set[Future[Any]] = set()
+        self._subscribers: dict[object, tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = {}
+        self._refreshing = False
+        self._registry = BookieRegistry(zk, uri.root, on_stale=self._on_stale, on_change=self._notify)
+        self._rack_sources = rack_sources(
+            zk,
+            table=config.bookie_racks,
+            znode=config.rack_mapping_znode,
+            script=config.network_topology_script,
+            script_timeout_ms=config.network_topology_script_timeout_ms,
+        )
+        self._racks = Racks(self._rack_sources, self._registry.address)
+        self._placement = Placement(
+            random.SystemRandom(),
+            config.min_racks_per_write_quorum if self._rack_sources else 1,
+            config.enforce_min_racks_per_write_quorum,
+        )
+        self._quarantine = Quarantine(
+            first_ms=config.first_quarantine_ms,
+            longest_ms=config.bookie_quarantine_time_ms,
+            error_threshold=config.bookie_error_threshold,
+            interval_ms=config.bookie_health_check_interval_ms,
+        )
+        self._health_check = config.bookie_health_check_enabled
 
-    def close(self) -> None:
-        """Wait for calls under way (each bounded in time) and end the threads; later calls raise
-        MetadataUnavailableError."""
-        self._closed = True
-        self._threads.shutdown(wait=True, cancel_futures=True)
+    def close(self, session: ZooKeeper | None = None) -> None:
+        """Let calls under way go on for a moment, end ``session`` if one is given, and end the threads; later calls
+        raise MetadataUnavailableError. Blocks, within a bound; safe to repeat."""
+        with self._lock:
+            self._closed = True
+            running = set(self._running)
+            self._subscribers.clear()
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        wait(running, _CLOSE_GRACE_S)
         self._registry.close()
+        for source in self._rack_sources:
+            if isinstance(source, RackZnode):
+                source.close()
+        if session is not None:
+            # Calls that wait for an answer end with it.
+            session.close()
+        self._threads.shutdown(wait=True)
 
-    async def create(self, metadata: LedgerMetadata, create_with: CreateWith | None) -> tuple[int, StoredMetadata]:
-        return await self._call(self._store.create, metadata, create_with)
+    # --- ledgers ---
+
+    async def create(
+        self, metadata: LedgerMetadata, create_with: CreateWith | None, ledger_id: int | None = None
+    ) -> tuple[int, StoredMetadata]:
+        return await self._call(self._store.create, metadata, create_with, ledger_id)
 
     async def read(self, ledger_id: int) -> StoredMetadata:
         return await self._call(self._store.read, ledger_id)
 
     async def read_latest(self, ledger_id: int) -> StoredMetadata:
         return await self._call(self._store.read_latest, ledger_id)
+
+    async def read_watched(self, ledger_id: int, on_change: Callable[[], None]) -> StoredMetadata:
+        """As :meth:`read_latest`. ``on_change`` is called once, in this event loop, when the ledger's znode
+        changes or goes or the watch is lost (look again); perhaps before this returns, never after it raised."""
+        loop = asyncio.get_running_loop()
+        wanted = True
+
+        def changed(path: str) -> None:
+            _call_in(loop, lambda: on_change() if wanted else None)
+
+        try:
+            return await self._call(self._store.read_latest, ledger_id, changed)
+        except BaseException:
+            wanted = False
+            raise
 
     async def write(self, ledger_id: int, metadata: LedgerMetadata, version: int) -> StoredMetadata:
         return await self._call(self._store.write, ledger_id, metadata, version)
@@ -49,13 +129,136 @@ class ClusterServices:
     async def delete(self, ledger_id: int) -> None:
         await self._call(self._store.delete, ledger_id)
 
-    async def choose(self, count: int, exclude: Collection[str] = ()) -> tuple[str, ...]:
-        return await self._call(self._registry.choose, count, exclude)
+    async def ledger_batches(self) -> AsyncIterator[list[int]]:
+        """Ids of all ledgers, ascending, as they are read from ZooKeeper."""
+        batches = self._store.list_ledgers()
+        while (batch := await self._call(next, batches, None)) is not None:
+            yield batch
+
+    # --- bookies ---
+
+    async def bookies(self) -> tuple[RegisteredBookie, ...]:
+        """All registered bookies, by id."""
+        return await self._call(self._registry.bookies)
 
     async def address(self, bookie_id: str) -> tuple[str, int]:
         return await self._call(self._registry.address, bookie_id)
 
+    async def choose_ensemble(self, quorum: Quorum) -> tuple[str, ...]:
+        """Different writable bookies for a new ledger. Raises NotEnoughBookiesError."""
+        return await self._call(self._choose_ensemble, quorum)
+
+    async def choose_replacement(
+        self, quorum: Quorum, ensemble: Sequence[str], index: int, exclude: Collection[str]
+    ) -> str:
+        """A writable bookie for position ``index`` of ``ensemble``, not one of it nor of ``exclude``.
+        Raises NotEnoughBookiesError."""
+        return await self._call(self._choose_replacement, quorum, tuple(ensemble), index, frozenset(exclude))
+
+    def bookie_failed(self, bookie_id: str) -> None:
+        """A bookie refused a connection, broke one, or did not answer: choose it last for a while. Cheap."""
+        self._quarantine.failed(bookie_id, self._registry.last_zxid(bookie_id))
+
+    def bookie_answered(self, bookie_id: str) -> None:
+        """A bookie was connected to. Cheap."""
+        self._quarantine.answered(bookie_id)
+
+    def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:
+        """``on_change`` is called in this event loop when bookies came or went. The result ends it."""
+        key = object()
+        with self._lock:
+            self._subscribers[key] = (asyncio.get_running_loop(), on_change)
+        # Sees to it that the lists are watched.
+        self._on_stale()
+
+        def unsubscribe() -> None:
+            with self._lock:
+                self._subscribers.pop(key, None)
+
+        return unsubscribe
+
+    def _choose_ensemble(self, quorum: Quorum) -> tuple[str, ...]:
+        writable = self._registry.writable()
+        return self._placement.ensemble(quorum, self._racks.of(writable), self._quarantined(writable))
+
+    def _choose_replacement(self, quorum: Quorum, ensemble: Sequence[str], index: int, exclude: Collection[str]) -> str:
+        usable = set(self._registry.writable()).difference(ensemble, exclude)
+        racks = self._racks.of([*ensemble, *usable])
+        return self._placement.replacement(quorum, ensemble, index, usable, racks, self._quarantined(usable))
+
+    def _quarantined(self, bookies: Collection[str]) -> Collection[str]:
+        """Those of ``bookies`` to be chosen last. One that registered anew since it failed is free."""
+        if not self._health_check:
+            return ()
+        self._free_registered(bookies)
+        members = self._quarantine.members().intersection(bookies)
+        return members if members and self._registry.health_check_enabled() else ()
+
+    def _free_registered(self, bookies: Collection[str]) -> bool:
+        freed = False
+        for bookie_id in self._quarantine.members().intersection(bookies):
+            with contextlib.suppress(BookieUnavailableError):
+                freed |= self._quarantine.registered(bookie_id, self._registry.registration(bookie_id).zxid)
+        return freed
+
+    # --- following the lists of bookies for subscribers ---
+
+    def _on_stale(self) -> None:
+        with self._lock:
+            if self._subscribers and not self._refreshing and not self._closed:
+                self._refreshing = True
+                self._submit(self._refresh)
+
+    def _refresh(self) -> None:
+        # A change from here on asks for another round.
+        self._refreshing = False
+        try:
+            with self._zk.within(self._timeout_s * 1000):
+                writable = self._registry.writable()
+                self._registry.read_only()
+                if self._free_registered(writable):
+                    self._notify()
+        except BookKeeperError as error:
+            # There is another round when the connection is back.
+            _LOG.warning("the list of bookies cannot be read: %s", error)
+
+    def _notify(self) -> None:
+        with self._lock:
+            subscribers = list(self._subscribers.values())
+        for loop, on_change in subscribers:
+            _call_in(loop, on_change)
+
+    # --- threads ---
+
     async def _call(self, function: Callable[..., _T], *arguments: Any) -> _T:
-        if self._closed:
-            raise MetadataUnavailableError("the client is closed")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        deadline = time.monotonic() + self._timeout_s
+
+        def run() -> _T:
+            with self._zk.within((deadline - time.monotonic()) * 1000):
+                return function(*arguments)
+
+        with self._lock:
+            if self._closed:
+                raise MetadataUnavailableError("the client is closed")
+            future = self._submit(run)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is not None and not caller.cancelling():
+                # Not the caller was cancelled but the call, by close().
+                raise MetadataUnavailableError("the client is closed") from None
+            raise
+
+    def _submit(self, function: Callable[[], _T]) -> Future[_T]:
+        """With the lock held."""
+        future = self._threads.submit(function)
+        self._running.add(future)
+        future.add_done_callback(self._running.discard)
+        return future
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    # A closed loop has nobody left who waits.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(function)

@@ -3,56 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import deque
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from bk_spark.bookie.closing import close_ledger
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.connection import BookieConnection
+from bk_spark.bookie.connection_base import LedgerConnection
+from bk_spark.bookie.connection_v3 import BookieConnectionV3
+from bk_spark.bookie.forcing import LacPublisher, force_all
 from bk_spark.bookie.ledger_store import StoredMetadata
 from bk_spark.bookie.pool import ConnectionPool
 from bk_spark.bookie.services import ClusterServices
-from bk_spark.bookie.tasks import TaskSet
-from bk_spark.protocol.add_frames import EntryPackager
-from bk_spark.protocol.codes import NO_ENTRY, Code, DigestType, FlagV2
+from bk_spark.bookie.writer_driver import WriterDriver
+from bk_spark.protocol.add_frames import EntryPackager, Packager
+from bk_spark.protocol.add_frames_v3 import EntryPackagerV3
+from bk_spark.protocol.codes import NO_ENTRY, DigestType, FlagV2
 from bk_spark.protocol.digest import Buffer
 from bk_spark.protocol.errors import (
     BookKeeperError,
     InvalidArgumentError,
     LedgerClosedError,
-    LedgerFencedError,
-    MetadataConflictError,
-    NotEnoughBookiesError,
-    OutcomeUnknownError,
 )
 from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState
 from bk_spark.protocol.payloads import Payloads
-from bk_spark.protocol.writer import (
-    Acknowledge,
-    ChooseBookies,
-    Failed,
-    LedgerWriter,
-    SendAdds,
-    Throttled,
-    WriteMetadata,
-)
+from bk_spark.protocol.writer import UNLIMITED, LedgerWriter, WriterState
 
-_LOG = logging.getLogger(__name__)
 #: Entries are packaged and sent in pieces of about this size, so that sending, syncing and
 #: acknowledging overlap.
 _PIECE_BYTES: Final = 256 * 1024
 _PIECE_ENTRIES: Final = 2_000
-#: How often a writer that goes on without a failed bookie looks for a replacement.
-_RETRY_REPLACEMENT_S: Final = 10.0
-_CLOSE_ATTEMPTS: Final = 8
-#: Pause before a bookie gets again what it refused for being busy; doubled while it refuses everything.
-_FIRST_PAUSE_S: Final = 0.02
-_LAST_PAUSE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +52,11 @@ class WriteHandle:
     ``append`` and ``append_many`` return when the entries are under way (waiting while too much is);
     ``flush`` returns when everything appended is acknowledged. Any failure ends the handle: later calls
     raise the same error, and ``last_add_confirmed`` tells what is safe.
+
+    With ``deferred_sync`` (over v3) bookies acknowledge before they have synced. What is acknowledged is safe,
+    and readable, only after :meth:`force` or :meth:`close`, and a failing bookie ends the handle.
+
+    ``pool`` carries the adds. ``pool_v3`` is for what v2 cannot do: forcing, and the explicit LAC.
     """
 
     def __init__(
@@ -78,19 +66,28 @@ class WriteHandle:
         digest_type: DigestType,
         password: bytes,
         services: ClusterServices,
-        pool: ConnectionPool[BookieConnection],
+        pool: ConnectionPool[LedgerConnection],
         config: ClientConfig,
         *,
+        pool_v3: ConnectionPool[BookieConnectionV3] | None = None,
         recovery: RecoveryStart | None = None,
+        deferred_sync: bool = False,
     ) -> None:
         self.ledger_id = ledger_id
         self._services = services
-        self._pool = pool
+        self._pool_v3 = pool_v3
         self._config = config
-        self._version = stored.version
-        self._max_payload_bytes = config.max_payload_bytes(digest_type)
         flags = FlagV2.NONE if recovery is None else FlagV2.RECOVERY_ADD | FlagV2.HIGH_PRIORITY
-        self._packager = EntryPackager(ledger_id, digest_type, password, flags)
+        self._packager: Packager
+        if deferred_sync:
+            assert pool_v3 is not None
+            pool = pool_v3
+            self._packager = EntryPackagerV3(ledger_id, digest_type, password, flags, deferred_sync=True)
+        elif config.use_v2_wire_protocol:
+            self._packager = EntryPackager(ledger_id, digest_type, password, flags)
+        else:
+            self._packager = EntryPackagerV3(ledger_id, digest_type, password, flags)
+        self._max_payload_bytes = config.max_payload_bytes(digest_type)
         self._machine = LedgerWriter(
             ledger_id,
             stored.metadata,
@@ -98,18 +95,17 @@ class WriteHandle:
             last_entry_id=NO_ENTRY if recovery is None else recovery.last_entry_id,
             length=0 if recovery is None else recovery.length,
             publish=recovery is None,
+            deferred_sync=deferred_sync,
+            max_ensemble_changes=config.max_ensemble_changes if recovery is None else UNLIMITED,
         )
-        self._pending_bytes = 0
-        #: (last entry id, frame bytes) of pieces that some bookie has not answered, oldest first.
-        self._pieces: deque[tuple[int, int]] = deque()
-        self._waiters: list[asyncio.Future[None]] = []
-        self._tasks = TaskSet(f"writer of ledger {ledger_id}", self._fail)
-        self._connections: dict[str, BookieConnection] = {}
-        #: When each bookie that owes adds last took one, or was sent the first.
-        self._progress: dict[str, float] = {}
-        self._pauses: dict[str, float] = {}
-        self._monitor: asyncio.Task[None] | None = None
+        self._driver = WriterDriver(self._machine, stored.version, services, pool, config)
+        self._lac = None
+        if config.explicit_lac_interval_ms and pool_v3 is not None and recovery is None:
+            self._lac = LacPublisher(self._machine, digest_type, password, pool_v3, config)
         self._closing = False
+        self._close_lock = asyncio.Lock()
+        #: (last entry, length) when everything was drained.
+        self._end: tuple[int, int] | None = None
 
     @property
     def metadata(self) -> LedgerMetadata:
@@ -117,8 +113,13 @@ class WriteHandle:
 
     @property
     def last_add_confirmed(self) -> int:
-        """Id of the last entry that is acknowledged; -1 for none."""
+        """Id of the last entry that is acknowledged, with deferred sync that was forced; -1 for none."""
         return self._machine.last_add_confirmed
+
+    @property
+    def last_add_acknowledged(self) -> int:
+        """Id of the last entry up to which an ack quorum holds all, synced or not; -1 for none."""
+        return self._machine.last_add_acknowledged
 
     @property
     def last_add_pushed(self) -> int:
@@ -127,7 +128,7 @@ class WriteHandle:
 
     @property
     def length(self) -> int:
-        """Payload bytes of the acknowledged entries."""
+        """Payload bytes of the confirmed entries."""
         return self._machine.length
 
     @property
@@ -137,280 +138,152 @@ class WriteHandle:
 
     async def start(self) -> None:
         """Connect to the ensemble. A bookie that cannot be reached is replaced at the first add."""
-        await asyncio.gather(*(self._attach(bookie) for bookie in self._machine.ensemble))
-        self._monitor = asyncio.get_running_loop().create_task(self._watch_timeouts())
+        await self._driver.start()
+        if self._lac is not None:
+            self._driver.background.spawn(self._lac.run())
 
     async def append(self, payload: Buffer) -> int:
         """Append one entry; its id."""
         return await self.append_many(Payloads.of([payload]))
 
-    async def append_many(self, payloads: Payloads, last_add_confirmed: int | None = None) -> int:
+    async def append_many(self, payloads: Payloads | Sequence[Buffer], last_add_confirmed: int | None = None) -> int:
         """Append entries in order; the id of the last one. Raises InvalidArgumentError for one that no
         bookie would take, before any is sent; LedgerClosedError, LedgerFencedError, PeerError."""
-        self._check_open()
-        self._check_sizes(payloads)
+        self.check_open()
+        offsets = payloads.offsets if isinstance(payloads, Payloads) else Payloads.offsets_of(payloads)
+        self.check_sizes(offsets)
         first = 0
         while first < len(payloads):
-            last = self._piece_end(payloads, first)
-            piece = payloads.part(first, last)
+            last = _piece_end(offsets, first)
+            piece = payloads.part(first, last) if isinstance(payloads, Payloads) else Payloads.of(payloads[first:last])
             size = piece.size_bytes + len(piece) * self._packager.overhead_bytes
-            await self._admit(size)
+            await self._admit(len(piece), size)
+            if self._lac is not None:
+                self._lac.told.on_told(self._machine.last_add_confirmed)
             last_id = self._machine.add(piece, last_add_confirmed)
-            self._pieces.append((last_id, size))
-            self._pending_bytes += size
-            self._run()
+            self._driver.appended(last_id, size)
             first = last
         return self._machine.last_add_pushed
 
     async def flush(self) -> int:
         """Wait until everything appended is acknowledged; the last add confirmed."""
-        while self._machine.pending_entries or self._machine.error is not None:
-            await self._wait()
+        await self._driver.wait_until(lambda: not self._machine.pending_entries)
         return self._machine.last_add_confirmed
 
-    async def close(self) -> LedgerMetadata:
-        """Acknowledge everything, then close the ledger at its last entry; the final metadata.
+    async def wait_confirmed(self, entry_id: int) -> None:
+        """Wait until ``entry_id`` is confirmed: acknowledged, with deferred sync also forced. Ends by an error
+        where it never will be. Raises InvalidArgumentError for an entry that was not appended."""
+        if entry_id > self._machine.last_add_pushed:
+            raise InvalidArgumentError(
+                f"entry {entry_id} was not appended; the last one is {self._machine.last_add_pushed}",
+                ledger_id=self.ledger_id,
+            )
+        await self.wait_for(entry_id)
 
-        Raises LedgerFencedError where another client closed it elsewhere.
+    async def wait_for(self, entry_id: int) -> None:
+        """As :meth:`wait_confirmed`, of entries that are yet to be appended, too."""
+        if entry_id > self._machine.last_add_confirmed:
+            self._driver.raise_error()
+            await self._driver.waiters.reached(entry_id)
+
+    async def force(self) -> int:
+        """Flush, and have every bookie of the ensemble sync what it took; the last add confirmed.
+
+        With deferred sync this is what confirms entries; else it does no harm. Raises PeerError where a bookie
+        could not; with deferred sync the handle has ended then.
         """
-        if self._machine.metadata.state is LedgerState.CLOSED:
+        self.check_open()
+        return await self._force()
+
+    async def close(self) -> LedgerMetadata:
+        """Acknowledge (with deferred sync: force) everything, then close the ledger at its last entry; the final
+        metadata. Appends are refused from now on.
+
+        Raises LedgerFencedError where another client closed it elsewhere. After MetadataUnavailableError it is
+        open whether it is closed: call again.
+        """
+        self._closing = True
+        async with self._close_lock:
+            if self._machine.metadata.state is not LedgerState.CLOSED:
+                if self._end is None:
+                    await self._drain()
+                assert self._end is not None
+                stored = StoredMetadata(self._machine.metadata, self._driver.version)
+                self._machine.metadata = await close_ledger(self._services, self.ledger_id, stored, *self._end)
             return self._machine.metadata
-        try:
-            await self.flush()
-            self._closing = True
-            # An ensemble change that is under way comes to its end before the ledger is closed.
-            await self._tasks.settle()
-            await self._close_metadata()
-        finally:
-            await self.abandon()
-        return self._machine.metadata
 
     async def abandon(self) -> None:
         """Let go without closing the ledger: it stays open until somebody recovers it."""
         self._closing = True
         self._machine.fail(LedgerClosedError("the handle is closed", ledger_id=self.ledger_id))
-        self._run()
-        await self._tasks.cancel()
-        if self._monitor is not None:
-            self._monitor.cancel()
-            await asyncio.gather(self._monitor, return_exceptions=True)
-        self._detach()
+        await self._driver.stop()
 
     # --- appending ---
 
-    def _check_open(self) -> None:
-        if self._machine.error is not None:
-            raise self._machine.error
+    def raise_error(self) -> None:
+        """Raises what ended the handle."""
+        self._driver.raise_error()
+
+    async def changed(self) -> None:
+        """Until anything happened: entries sent or answered, or the end."""
+        await self._driver.waiters.woken()
+
+    def check_open(self) -> None:
+        """Raises what ended the handle; LedgerClosedError where it is being closed."""
+        self.raise_error()
         if self._closing:
             raise LedgerClosedError("the handle is closed", ledger_id=self.ledger_id)
 
-    def _check_sizes(self, payloads: Payloads) -> None:
+    def check_sizes(self, offsets: npt.NDArray[np.int64]) -> None:
+        """Raises InvalidArgumentError where one of the entries between ``offsets`` is too large."""
         limit = self._max_payload_bytes
-        if len(payloads) and int(payloads.sizes.max()) > limit:
-            index = int(np.argmax(payloads.sizes > limit))
+        sizes = np.diff(offsets)
+        if len(sizes) and int(sizes.max()) > limit:
+            index = int(np.argmax(sizes > limit))
             raise InvalidArgumentError(
-                f"entry of {int(payloads.sizes[index])} bytes (number {index} of this batch) is larger than a "
+                f"entry of {int(sizes[index])} bytes (number {index} of this batch) is larger than a "
                 f"bookie's frame limit allows: at most {limit} bytes of payload; split it, or raise "
                 "nettyMaxFrameSizeBytes on bookies and client",
                 ledger_id=self.ledger_id,
             )
 
-    @staticmethod
-    def _piece_end(payloads: Payloads, first: int) -> int:
-        limit = payloads.offsets[first] + _PIECE_BYTES
-        last = int(np.searchsorted(payloads.offsets, limit, side="right")) - 1
-        return min(max(last, first + 1), first + _PIECE_ENTRIES, len(payloads))
+    async def _admit(self, count: int, size: int) -> None:
+        await self._driver.wait_until(lambda: self._has_room(count, size))
+        self.check_open()
 
-    async def _admit(self, size: int) -> None:
-        while self._machine.error is None and (
+    def _has_room(self, count: int, size: int) -> bool:
+        pending, unanswered, config = self._driver.pending_bytes, self._machine.most_unanswered, self._config
+        return not (
             self._machine.throttled
-            or (self._pending_bytes and self._pending_bytes + size > self._config.max_pending_bytes)
-            or self._machine.most_unanswered > self._config.max_unanswered_entries
-        ):
-            await self._wait()
-        self._check_open()
+            or (pending and pending + size > config.max_pending_bytes)
+            or (unanswered and unanswered + count > config.max_unanswered_entries)
+        )
 
-    async def _wait(self) -> None:
-        if self._machine.error is not None:
-            raise self._machine.error
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(future)
-        await future
-        if self._machine.error is not None:
-            raise self._machine.error
+    async def _force(self) -> int:
+        machine = self._machine
+        await self.flush()
+        head = machine.last_add_acknowledged
+        if machine.deferred_sync:
+            machine.force()
+            self._driver.run()
+            await self._driver.wait_until(lambda: machine.last_add_confirmed >= head)
+        elif head != NO_ENTRY:
+            assert self._pool_v3 is not None
+            await force_all(self._pool_v3, self.ledger_id, machine.ensemble, self._config.add_timeout_ms)
+        return machine.last_add_confirmed
 
-    def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for future in waiters:
-            if not future.done():
-                future.set_result(None)
-
-    # --- driving the machine ---
-
-    def _run(self) -> None:
-        while actions := self._machine.take_actions():
-            for action in actions:
-                match action:
-                    case SendAdds():
-                        self._send(action)
-                    case ChooseBookies():
-                        self._tasks.spawn(self._replace(action))
-                    case WriteMetadata(metadata):
-                        self._tasks.spawn(self._publish(metadata))
-                    case Throttled(bookie_id):
-                        self._tasks.spawn(self._pause(bookie_id))
-                    case Acknowledge():
-                        pass
-                    case Failed():
-                        self._detach()
-        while self._pieces and self._pieces[0][0] < self._machine.oldest_retained:
-            self._pending_bytes -= self._pieces.popleft()[1]
-        # Whatever happened may be what somebody waits for, also the end of a bookie that held up the window.
-        self._wake()
-
-    def _send(self, action: SendAdds) -> None:
-        connection = self._connections.get(action.bookie_id)
-        if connection is None or connection.closed:
-            self._machine.on_bookie_failed(action.bookie_id)
-            return
-        self._progress.setdefault(action.bookie_id, asyncio.get_running_loop().time())
-        connection.send(action.frames)
-
-    def _on_answers(self, bookie_id: str, entry_ids: npt.NDArray[np.int64], codes: npt.NDArray[np.int32]) -> None:
-        self._machine.on_add_answers(bookie_id, entry_ids, codes)
-        if not self._machine.unanswered(bookie_id):
-            self._progress.pop(bookie_id, None)
-        elif (codes == Code.OK).any():
-            self._progress[bookie_id] = asyncio.get_running_loop().time()
-            self._pauses.pop(bookie_id, None)
-        self._run()
-
-    def _on_loss(self, bookie_id: str) -> None:
-        _LOG.warning("ledger %d: connection to bookie %s broke", self.ledger_id, bookie_id)
-        self._give_up(bookie_id)
-        self._run()
-
-    def _give_up(self, bookie_id: str) -> None:
-        connection = self._connections.pop(bookie_id, None)
-        if connection is not None:
-            connection.unlisten(self.ledger_id)
-        self._progress.pop(bookie_id, None)
-        self._machine.on_bookie_failed(bookie_id)
-
-    def _detach(self) -> None:
-        for connection in self._connections.values():
-            connection.unlisten(self.ledger_id)
-        self._connections.clear()
-
-    async def _attach(self, bookie_id: str) -> bool:
+    async def _drain(self) -> None:
+        machine = self._machine
         try:
-            connection = await self._pool.get(bookie_id)
-        except BookKeeperError as error:
-            _LOG.warning("ledger %d: %s", self.ledger_id, error)
-        else:
-            if not connection.closed:
-                connection.listen(self.ledger_id, self._on_answers, self._on_loss)
-                self._connections[bookie_id] = connection
-                return True
-        self._machine.on_bookie_failed(bookie_id)
-        return False
+            await (self._force() if machine.deferred_sync else self.flush())
+            machine.seal()
+            # An ensemble change that may already be published comes to its end before the ledger is closed.
+            await self._driver.wait_until(lambda: machine.state is not WriterState.CHANGING)
+            self._end = machine.last_add_confirmed, machine.length
+        finally:
+            await self.abandon()
 
-    async def _replace(self, action: ChooseBookies) -> None:
-        replacements: dict[int, str] = {}
-        exclude = set(action.exclude)
-        refused: BookKeeperError | None = None
-        for index in action.failed:
-            while index not in replacements:
-                try:
-                    bookie_id = await self._choose(exclude, action)
-                except BookKeeperError as error:
-                    refused = error
-                    break
-                exclude.add(bookie_id)
-                if await self._attach(bookie_id):
-                    replacements[index] = bookie_id
-        if replacements:
-            _LOG.info("ledger %d: ensemble change, new bookies %s", self.ledger_id, replacements)
-            self._machine.on_bookies_chosen(replacements)
-        elif refused is not None:
-            _LOG.warning("ledger %d: no replacement for a failed bookie: %s", self.ledger_id, refused)
-            self._machine.on_no_bookies(refused)
-        self._run()
 
-    async def _choose(self, exclude: Collection[str], action: ChooseBookies) -> str:
-        try:
-            (bookie_id,) = await self._services.choose(1, {*exclude, *action.avoid})
-        except NotEnoughBookiesError:
-            if not action.needed:
-                raise
-            (bookie_id,) = await self._services.choose(1, exclude)
-        return bookie_id
-
-    async def _pause(self, bookie_id: str) -> None:
-        pause_s = self._pauses.get(bookie_id, _FIRST_PAUSE_S)
-        self._pauses[bookie_id] = min(2 * pause_s, _LAST_PAUSE_S)
-        await asyncio.sleep(pause_s)
-        self._machine.retry_refused(bookie_id)
-        self._run()
-
-    async def _publish(self, metadata: LedgerMetadata) -> None:
-        try:
-            stored = await self._services.write(self.ledger_id, metadata, self._version)
-        except (MetadataConflictError, OutcomeUnknownError):
-            try:
-                found = await self._services.read_latest(self.ledger_id)
-            except BookKeeperError as error:
-                self._machine.fail(error)
-            else:
-                self._version = found.version
-                self._machine.on_metadata_conflict(found.metadata)
-        except BookKeeperError as error:
-            self._machine.fail(error)
-        else:
-            self._version = stored.version
-            self._machine.on_metadata_written(metadata)
-        self._run()
-
-    async def _close_metadata(self) -> None:
-        last, length = self.last_add_confirmed, self.length
-        metadata, version = self._machine.metadata, self._version
-        for _ in range(_CLOSE_ATTEMPTS):
-            try:
-                stored = await self._services.write(self.ledger_id, metadata.closed(last, length), version)
-            except (MetadataConflictError, OutcomeUnknownError) as error:
-                found = await self._services.read_latest(self.ledger_id)
-                metadata, version = found.metadata, found.version
-                if metadata.state is LedgerState.CLOSED:
-                    if (metadata.last_entry_id, metadata.length) != (last, length):
-                        raise LedgerFencedError(
-                            f"another client closed the ledger at entry {metadata.last_entry_id}, this writer's last "
-                            f"acknowledged entry is {last}",
-                            ledger_id=self.ledger_id,
-                        ) from error
-                    self._machine.metadata = metadata
-                    return
-            else:
-                self._machine.metadata = stored.metadata
-                return
-        raise MetadataConflictError("the ledger's metadata keeps changing", ledger_id=self.ledger_id)
-
-    async def _watch_timeouts(self) -> None:
-        """Give up bookies that do not answer, and look again for replacements that were not to be had."""
-        limit = self._config.add_timeout_ms / 1000
-        loop = asyncio.get_running_loop()
-        next_retry = loop.time() + _RETRY_REPLACEMENT_S
-        while self._machine.error is None:
-            await asyncio.sleep(min(1.0, limit / 4))
-            now = loop.time()
-            for bookie_id in self._machine.ensemble:
-                if self._machine.unanswered(bookie_id) and now - self._progress.get(bookie_id, now) > limit:
-                    _LOG.warning("ledger %d: bookie %s does not take adds", self.ledger_id, bookie_id)
-                    self._give_up(bookie_id)
-            if now >= next_retry:
-                next_retry = now + _RETRY_REPLACEMENT_S
-                self._machine.on_bookies_changed()
-            self._run()
-
-    def _fail(self, error: BookKeeperError) -> None:
-        self._machine.fail(error)
-        self._run()
+def _piece_end(offsets: npt.NDArray[np.int64], first: int) -> int:
+    last = int(np.searchsorted(offsets, offsets[first] + _PIECE_BYTES, side="right")) - 1
+    return min(max(last, first + 1), first + _PIECE_ENTRIES, len(offsets) - 1)

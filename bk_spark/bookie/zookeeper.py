@@ -2,18 +2,23 @@
 
 kazoo does the work; this module gives it three properties the rest of the project relies on:
 
-* every call ends within ``operation_timeout_ms`` with an answer or a typed error;
-* a change whose connection was lost is :class:`OutcomeUnknownError`, never silently retried;
+* every call ends within ``operation_timeout_ms`` with an answer or a typed error, and several calls together
+  within the time that :meth:`ZooKeeper.within` gives them;
+* without a connection a call waits for one, and what was not sent is MetadataUnavailableError, never kept to be
+  sent later; a read whose connection was lost is asked again, a change is :class:`OutcomeUnknownError`;
 * a transaction's failure names the operation that failed (kazoo returns errors in a list).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import socket
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import (
@@ -41,7 +46,10 @@ from bk_spark.protocol.errors import (
 )
 
 _LOG = logging.getLogger(__name__)
-_T = TypeVar("_T")
+#: How long a server may take to confirm the end of a session before the connection is cut.
+_CLOSE_GRACE_S: Final = 5.0
+#: Before a read is sent again.
+_RETRY_PAUSE_S: Final = 0.02
 
 #: Data watches and children watches get the path they were set on when it changed, and also when the
 #: connection broke (which ends a watch: look again). Called in kazoo's thread: be quick.
@@ -57,6 +65,8 @@ class Znode:
     ctime_ms: int
     mtime_ms: int
     owner_session: int
+    #: Id of the transaction that created it: tells a znode from another one that had the path before.
+    created_zxid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,41 +119,81 @@ class ZooKeeper:
     def __init__(self, servers: str, *, session_timeout_ms: int = 10_000, operation_timeout_ms: int = 30_000) -> None:
         self.servers = servers
         self._timeout_s = operation_timeout_ms / 1000
+        self._session_timeout_s = session_timeout_ms / 1000
         self._client = KazooClient(
             hosts=servers,
-            timeout=session_timeout_ms / 1000,
+            timeout=self._session_timeout_s,
             logger=logging.getLogger(f"{__name__}.kazoo"),
             connection_retry={"max_tries": -1, "delay": 0.1, "backoff": 2, "max_delay": 2.0},
         )
         self._listeners: list[Callable[[str], None]] = []
         self._client.add_listener(self._on_state)
-        self._lock = threading.Lock()
+        #: Guards ``_closed``; notified when the state changes.
+        self._changed = threading.Condition()
         self._closed = False
+        self._deadlines = threading.local()
 
     def start(self, timeout_ms: int = 10_000) -> None:
         """Connect. Raises :class:`MetadataUnavailableError` where no server answers in time."""
-        try:
-            self._client.start(timeout=timeout_ms / 1000)
-        except (KazooTimeoutError, KazooException, OSError) as error:
+        if not self._client.start_async().wait(timeout_ms / 1000):
             self.close()
             raise MetadataUnavailableError(
                 f"no ZooKeeper server answered at {self.servers} within {timeout_ms} ms; "
                 "check metadataServiceUri and that the server runs"
-            ) from error
+            )
 
     def close(self) -> None:
-        with self._lock:
+        """End the session. Where the server does not answer, the connection is cut instead, and the session (with
+        its ephemeral nodes) ends by its timeout."""
+        with self._changed:
             if self._closed:
                 return
             self._closed = True
-        self._client.stop()
-        self._client.close()
+            self._changed.notify_all()
+        closing = threading.Thread(target=self._stop, name="zookeeper-close", daemon=True)
+        closing.start()
+        # Without a connection there is nobody to confirm anything.
+        closing.join(_CLOSE_GRACE_S if self.connected else _RETRY_PAUSE_S)
+        if closing.is_alive():
+            _LOG.info("ZooKeeper at %s does not confirm the end of the session", self.servers)
+            self._cut()
+            # A connection attempt under way ends by the session timeout.
+            closing.join(self._session_timeout_s + _CLOSE_GRACE_S)
+
+    def _stop(self) -> None:
+        try:
+            self._client.stop()
+            self._client.close()
+        except Exception:
+            _LOG.warning("closing the session with ZooKeeper at %s", self.servers, exc_info=True)
+
+    def _cut(self) -> None:
+        connection = self._client._connection._socket
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    @contextlib.contextmanager
+    def within(self, timeout_ms: float) -> Iterator[None]:
+        """All calls of this thread inside the block end within ``timeout_ms`` together."""
+        before: float | None = getattr(self._deadlines, "at", None)
+        deadline = time.monotonic() + timeout_ms / 1000
+        self._deadlines.at = deadline if before is None else min(before, deadline)
+        try:
+            yield
+        finally:
+            self._deadlines.at = before
 
     @property
     def session_id(self) -> int:
         """Id of the present session; 0 while there is none."""
         client_id = self._client.client_id
         return int(client_id[0]) if client_id else 0
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection now, as far as known."""
+        return bool(self._client.connected)
 
     def add_state_listener(self, listener: Callable[[str], None]) -> None:
         """``listener("CONNECTED" | "SUSPENDED" | "LOST")`` in kazoo's thread: be quick, do not call back."""
@@ -157,27 +207,37 @@ class ZooKeeper:
     def get(self, path: str, watch: WatchCallback | None = None) -> Znode | None:
         """Content of ``path``, or None where it does not exist (the watch is then not set)."""
         try:
-            data, stat = self._read(self._client.get_async(path, watch=_event(path, watch)))
+            data, stat = self._read(lambda: self._client.get_async(path, watch=_event(path, watch)))
         except NoNodeError:
             return None
         return _znode(data, stat)
 
     def exists(self, path: str, watch: WatchCallback | None = None) -> Znode | None:
         """Stat of ``path`` (without its data), or None; the watch is set either way."""
-        stat = self._read(self._client.exists_async(path, watch=_event(path, watch)))
+        stat = self._read(lambda: self._client.exists_async(path, watch=_event(path, watch)))
         return None if stat is None else _znode(b"", stat)
 
     def children(self, path: str, watch: WatchCallback | None = None) -> list[str] | None:
         """Names of the children, or None where ``path`` does not exist."""
         try:
-            names: list[str] = self._read(self._client.get_children_async(path, watch=_event(path, watch)))
+            names: list[str] = self._read(lambda: self._client.get_children_async(path, watch=_event(path, watch)))
         except NoNodeError:
             return None
         return names
 
     def sync(self, path: str) -> None:
         """Bring the connected server up to date with every change acknowledged before this call."""
-        self._read(self._client.sync_async(path))
+        self._read(lambda: self._client.sync_async(path))
+
+    def get_latest(self, path: str, watch: WatchCallback | None = None) -> Znode | None:
+        """As :meth:`get` after :meth:`sync`, both in one session: a new session's server may be behind what the old
+        one's was synced to."""
+        while True:
+            session = self.session_id
+            self.sync(path)
+            found = self.get(path, watch)
+            if session and self.session_id == session:
+                return found
 
     def create(
         self,
@@ -190,22 +250,25 @@ class ZooKeeper:
     ) -> str:
         """Create a znode; the path made (with its sequence number). Raises NodeExistsError, NoNodeError."""
         made: str = self._change(
-            self._client.create_async(path, data, ephemeral=ephemeral, sequence=sequence, makepath=make_parents), path
+            lambda: self._client.create_async(
+                path, data, ephemeral=ephemeral, sequence=sequence, makepath=make_parents
+            ),
+            path,
         )
         return made
 
     def ensure_path(self, path: str) -> None:
         """Create ``path`` and its parents, empty, as far as they are missing. Safe to repeat."""
-        self._read(self._client.ensure_path_async(path))
+        self._read(lambda: self._client.ensure_path_async(path))
 
     def set(self, path: str, data: bytes, version: int) -> int:
         """Compare-and-set; the new version. Raises MetadataConflictError, NoNodeError."""
-        stat: ZnodeStat = self._change(self._client.set_async(path, data, version=version), path)
+        stat: ZnodeStat = self._change(lambda: self._client.set_async(path, data, version=version), path)
         return int(stat.version)
 
     def delete(self, path: str, version: int = -1) -> None:
         """Raises NoNodeError, MetadataConflictError (version, or the node has children)."""
-        self._change(self._client.delete_async(path, version=version), path)
+        self._change(lambda: self._client.delete_async(path, version=version), path)
 
     def transaction(self, operations: Sequence[TransactionOp]) -> None:
         """All or none. Raises :class:`TransactionConflictError` or :class:`OutcomeUnknownError`."""
@@ -220,26 +283,48 @@ class ZooKeeper:
                     transaction.delete(op.path, version=op.version)
                 case CheckOp():
                     transaction.check(op.path, op.version)
-        results = self._change(transaction.commit_async(), operations[0].path if operations else "/")
+        results = self._change(transaction.commit_async, operations[0].path if operations else "/")
         for op, result in zip(operations, results, strict=True):
             if isinstance(result, Exception) and not isinstance(result, RolledBackError | RuntimeInconsistency):
                 raise TransactionConflictError(op, type(result).__name__) from result
 
-    def _read(self, result: Any) -> Any:
-        try:
-            return result.get(block=True, timeout=self._timeout_s)
-        except KazooNoNodeError as error:
-            raise NoNodeError("znode does not exist") from error
-        except (ConnectionLoss, SessionExpiredError, ConnectionClosedError, KazooTimeoutError) as error:
-            raise MetadataUnavailableError(
-                f"ZooKeeper at {self.servers} did not answer ({type(error).__name__}); try again"
-            ) from error
-        except KazooException as error:
-            raise MetadataError(f"ZooKeeper refused: {type(error).__name__}: {error}") from error
+    def _deadline(self) -> float:
+        deadline = time.monotonic() + self._timeout_s
+        granted: float | None = getattr(self._deadlines, "at", None)
+        return deadline if granted is None else min(deadline, granted)
 
-    def _change(self, result: Any, path: str) -> Any:
+    def _ask(self, call: Callable[[], Any], deadline: float) -> Any:
+        """Send a request when there is a connection, and wait for its answer. Raises what kazoo raises, and
+        MetadataUnavailableError where nothing was sent."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self.connected, max(0.0, deadline - time.monotonic()))
+            if self._closed:
+                raise MetadataUnavailableError("the session with ZooKeeper is closed")
+        left_s = deadline - time.monotonic()
+        if left_s <= 0 or not self.connected:
+            # kazoo would keep the request, and send it whenever there is a connection again.
+            raise MetadataUnavailableError(f"ZooKeeper at {self.servers} could not be asked in time; try again")
+        return call().get(block=True, timeout=left_s)
+
+    def _read(self, call: Callable[[], Any]) -> Any:
+        """As long as there is time, what a broken connection leaves unanswered is asked again."""
+        deadline = self._deadline()
+        while True:
+            try:
+                return self._ask(call, deadline)
+            except KazooNoNodeError as error:
+                raise NoNodeError("znode does not exist") from error
+            except (ConnectionLoss, SessionExpiredError, ConnectionClosedError):
+                with self._changed:
+                    self._changed.wait(_RETRY_PAUSE_S)
+            except KazooTimeoutError as error:
+                raise MetadataUnavailableError(f"ZooKeeper at {self.servers} did not answer in time") from error
+            except KazooException as error:
+                raise MetadataError(f"ZooKeeper refused: {type(error).__name__}: {error}") from error
+
+    def _change(self, call: Callable[[], Any], path: str) -> Any:
         try:
-            return result.get(block=True, timeout=self._timeout_s)
+            return self._ask(call, self._deadline())
         except KazooNoNodeError as error:
             raise NoNodeError(f"znode {path} (or its parent) does not exist") from error
         except KazooNodeExistsError as error:
@@ -258,6 +343,8 @@ class ZooKeeper:
 
     def _on_state(self, state: str) -> None:
         _LOG.info("ZooKeeper session %s: %s", self.servers, state)
+        with self._changed:
+            self._changed.notify_all()
         for listener in list(self._listeners):
             listener(str(state))
 
@@ -274,4 +361,4 @@ def _event(path: str, watch: WatchCallback | None) -> Callable[[WatchedEvent], N
 
 
 def _znode(data: bytes, stat: ZnodeStat) -> Znode:
-    return Znode(data, stat.version, stat.ctime, stat.mtime, stat.ephemeralOwner or 0)
+    return Znode(data, stat.version, stat.ctime, stat.mtime, stat.ephemeralOwner or 0, stat.czxid)

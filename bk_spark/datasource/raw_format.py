@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
+from bk_spark.bookie.arrow import binary_array
 from bk_spark.datasource.schemas import VALUE
 from bk_spark.protocol.entry_block import EntryBlock
 from bk_spark.protocol.errors import InvalidArgumentError
@@ -44,10 +45,7 @@ def rows(batches: Iterator[pa.RecordBatch], partition: int, max_value_bytes: int
 
 def value_array(block: EntryBlock, data_type: pa.DataType, ledger_id: int) -> pa.Array:
     """The payloads of a block as a binary or string column. Raises InvalidArgumentError for bad UTF-8."""
-    payloads = block.payloads
-    offsets = (payloads.offsets - payloads.offsets[0]).astype(np.int32)
-    data = payloads.data[int(payloads.offsets[0]) : int(payloads.offsets[-1])]
-    values = pa.Array.from_buffers(pa.binary(), len(block), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    values = binary_array(block.payloads)
     if data_type == pa.binary():
         return values
     try:
@@ -56,7 +54,7 @@ def value_array(block: EntryBlock, data_type: pa.DataType, ledger_id: int) -> pa
         raise InvalidArgumentError(
             f"column {VALUE} is not UTF-8: read it as binary, not as string",
             ledger_id=ledger_id,
-            entry_id=block.first_entry_id + _first_not_utf8(payloads),
+            entry_id=block.first_entry_id + _first_not_utf8(block.payloads),
         ) from error
 
 

@@ -1,10 +1,11 @@
-"""v2 ADD frames for many entries at once. Layout: wire_v2.py and entry.py."""
+"""v2 ADD frames for many entries at once. Layout: wire_v2.py and entry.py. (v3: add_frames_v3.py.)"""
 
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,6 @@ _PREFIX_DTYPE: Final = np.dtype(
     ]
 )
 _PREFIX_BYTES: Final = _PREFIX_DTYPE.itemsize
-_ENTRY_AT: Final = _PREFIX_BYTES - ENTRY_HEADER_BYTES
 
 Int64s = npt.NDArray[np.int64]
 
@@ -59,42 +59,57 @@ class AddFrames:
         ]
 
 
-class EntryPackager:
-    """Builds the frames of one ledger's writer. Holds the ledger's keys; has no repr of them."""
-
-    def __init__(self, ledger_id: int, digest_type: DigestType, password: bytes, flags: FlagV2 = FlagV2.NONE) -> None:
-        self._ledger_id = ledger_id
-        self._digest_bytes = digest_type.digest_bytes
-        self._digest = digest_function(digest_type, password)
-        self._header = header_int(OpV2.ADD, flags)
-        self._key = np.frombuffer(master_key(password), np.uint8)
-
-    @staticmethod
-    def overhead(digest_type: DigestType) -> int:
-        """Bytes that a frame has beyond its payload, length prefix included."""
-        return _PREFIX_BYTES + digest_type.digest_bytes
+class Packager(Protocol):
+    """Makes entries into frames of one wire protocol."""
 
     @property
     def overhead_bytes(self) -> int:
-        """:meth:`overhead` with this packager's digest."""
-        return _PREFIX_BYTES + self._digest_bytes
+        """Bytes that a frame has beyond its payload, length prefix included."""
+        ...
 
     def package(
         self, first_entry_id: int, last_add_confirmed: int, length_before: int, payloads: Payloads
     ) -> AddFrames:
         """Frames for ``payloads`` as entries ``first_entry_id`` and following, all with one LAC."""
-        count = len(payloads)
+        ...
+
+
+class PrefixPackager(ABC):
+    """Frames that are a prefix of fixed size, the digest and the payload.
+
+    ``prefix_dtype`` ends with the entry's header: fields ``ledger``, ``entry``, ``lac``, ``length``. What comes
+    before is the protocol's, and filled by :meth:`_fill`. Holds the ledger's keys; has no repr of them.
+    """
+
+    def __init__(self, ledger_id: int, digest_type: DigestType, password: bytes, prefix_dtype: np.dtype[Any]) -> None:
+        self._ledger_id = ledger_id
+        self._digest_bytes = digest_type.digest_bytes
+        self._digest = digest_function(digest_type, password)
+        self._dtype = prefix_dtype
+        self._prefix_bytes = prefix_dtype.itemsize
+
+    @abstractmethod
+    def _fill(self, prefix: npt.NDArray[np.void], frame_bytes: Int64s, entry_ids: Int64s) -> None:
+        """Fill what comes before the entry's header; ``frame_bytes`` are sizes without the length prefix."""
+
+    @property
+    def overhead_bytes(self) -> int:
+        return self._prefix_bytes + self._digest_bytes
+
+    def package(
+        self, first_entry_id: int, last_add_confirmed: int, length_before: int, payloads: Payloads
+    ) -> AddFrames:
+        count, prefix_bytes = len(payloads), self._prefix_bytes
         sizes = payloads.sizes
         lengths = length_before + np.cumsum(sizes)
         offsets = np.zeros(count + 1, np.int64)
         np.cumsum(sizes + self.overhead_bytes, out=offsets[1:])
 
-        prefix = np.empty(count, _PREFIX_DTYPE)
-        prefix["frame"] = sizes + (self.overhead_bytes - LENGTH_BYTES)
-        prefix["header"] = self._header
-        prefix["key"] = self._key
+        prefix = np.empty(count, self._dtype)
+        entry_ids = np.arange(first_entry_id, first_entry_id + count)
+        self._fill(prefix, sizes + (self.overhead_bytes - LENGTH_BYTES), entry_ids)
         prefix["ledger"] = self._ledger_id
-        prefix["entry"] = np.arange(first_entry_id, first_entry_id + count)
+        prefix["entry"] = entry_ids
         prefix["lac"] = last_add_confirmed
         prefix["length"] = lengths
 
@@ -103,7 +118,7 @@ class EntryPackager:
         size = int(sizes[0])
         if count > 1 and size == int(sizes.min()) == int(sizes.max()):
             table = out.reshape(count, size + self.overhead_bytes)
-            table[:, :_PREFIX_BYTES] = prefix.view(np.uint8).reshape(count, _PREFIX_BYTES)
+            table[:, :prefix_bytes] = prefix.view(np.uint8).reshape(count, prefix_bytes)
             start = int(payloads.offsets[0])
             table[:, self.overhead_bytes :] = np.frombuffer(payloads.data, np.uint8, count * size, start).reshape(
                 count, size
@@ -112,18 +127,38 @@ class EntryPackager:
             prefixes = prefix.view(np.uint8).data
             at = 0
             for offset, payload in zip(offsets.tolist(), payloads, strict=False):
-                view[offset : offset + _PREFIX_BYTES] = prefixes[at : at + _PREFIX_BYTES]
+                view[offset : offset + prefix_bytes] = prefixes[at : at + prefix_bytes]
                 view[offset + self.overhead_bytes : offset + self.overhead_bytes + len(payload)] = payload
-                at += _PREFIX_BYTES
+                at += prefix_bytes
         self._put_digests(view, offsets)
         return AddFrames(first_entry_id, view, offsets, lengths)
 
     def _put_digests(self, view: memoryview, offsets: Int64s) -> None:
         if not self._digest_bytes:
             return
-        digest, payload_at = self._digest, self.overhead_bytes
+        digest, payload_at, header_end = self._digest, self.overhead_bytes, self._prefix_bytes
+        header_at = header_end - ENTRY_HEADER_BYTES
         bounds = offsets.tolist()
         for start, end in itertools.pairwise(bounds):
-            view[start + _PREFIX_BYTES : start + payload_at] = digest(
-                view[start + _ENTRY_AT : start + _PREFIX_BYTES], view[start + payload_at : end]
+            view[start + header_end : start + payload_at] = digest(
+                view[start + header_at : start + header_end], view[start + payload_at : end]
             )
+
+
+class EntryPackager(PrefixPackager):
+    """Builds the v2 frames of one ledger's writer."""
+
+    def __init__(self, ledger_id: int, digest_type: DigestType, password: bytes, flags: FlagV2 = FlagV2.NONE) -> None:
+        super().__init__(ledger_id, digest_type, password, _PREFIX_DTYPE)
+        self._header = header_int(OpV2.ADD, flags)
+        self._key = np.frombuffer(master_key(password), np.uint8)
+
+    @staticmethod
+    def overhead(digest_type: DigestType) -> int:
+        """:attr:`overhead_bytes` with this digest."""
+        return _PREFIX_BYTES + digest_type.digest_bytes
+
+    def _fill(self, prefix: npt.NDArray[np.void], frame_bytes: Int64s, entry_ids: Int64s) -> None:
+        prefix["frame"] = frame_bytes
+        prefix["header"] = self._header
+        prefix["key"] = self._key

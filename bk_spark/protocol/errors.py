@@ -89,6 +89,20 @@ class LedgerClosedError(CallerError):
     """The handle or the ledger is closed: no entry can be added."""
 
 
+class LedgerExistsError(CallerError):
+    """There is a ledger of the id that was asked for. Apache's client code -20."""
+
+
+class DuplicateEntryError(CallerError):
+    """An entry of this id was added before. Apache's client code -22."""
+
+
+class EntryGapError(CallerError):
+    """Entries wait for others with lower ids, which nobody added in time; the text names these."""
+
+    retriable = True
+
+
 class LedgerFencedError(CallerError):
     """Another client fenced the ledger (recovery); this writer has lost it."""
 
@@ -152,6 +166,12 @@ class BookieAnswerError(PeerError):
     """The bookie answered with an error code."""
 
 
+class RequestRefusedError(PeerError):
+    """The bookie does not understand the request: another release, or an operation that it lacks."""
+
+    retriable = False
+
+
 class DigestMismatchError(PeerError):
     """An entry's digest, ledger id or entry id is not what it should be."""
 
@@ -164,8 +184,16 @@ class EntryUnknownError(PeerError):
     """No replica could say whether the entry exists: neither present nor absent."""
 
 
-class QuorumTimeoutError(PeerError):
-    """The ack quorum was not reached in time."""
+class AddQuorumTimeoutError(PeerError):
+    """An entry did not reach its ack quorum in time; the writer has ended. Apache's client code -21."""
+
+    retriable = False
+
+
+class EnsembleChangeRefusedError(PeerError):
+    """A bookie of the ensemble failed, and this writer may not replace it: it has ended."""
+
+    retriable = False
 
 
 # --- storage ------------------------------------------------------------------------------------

@@ -45,6 +45,20 @@ class LedgerManager(enum.Enum):
         digits = f"{ledger_id:019d}"
         return f"{root}/{digits[:3]}/{digits[3:7]}/{digits[7:11]}/{digits[11:15]}/L{digits[15:]}"
 
+    def is_leaf(self, digits: str) -> bool:
+        """Whether the znode whose path spells ``digits`` of an id has ledgers as children, not further znodes."""
+        return len(digits) in ((0,) if self is LedgerManager.FLAT else (6, 15))
+
+    def is_branch(self, digits: str, name: str) -> bool:
+        """Whether the child ``name`` of such a znode, which is no leaf, leads on to ledgers."""
+        widths = (4,) if digits else (3,) if self is LedgerManager.LONG_HIERARCHICAL else (2, 3)
+        return len(name) in widths and _is_digits(name)
+
+    def is_ledger(self, digits: str, name: str) -> bool:
+        """Whether the child ``name`` of a leaf is a ledger."""
+        wide = 10 <= len(name) - 1 <= 19 if self is LedgerManager.FLAT else len(name) - 1 == 4
+        return wide and name[0] == "L" and _is_digits(name[1:])
+
     @property
     def factory_class(self) -> str:
         return _PACKAGE + _FACTORIES[self]
@@ -60,6 +74,10 @@ _FACTORIES: Final = {
     LedgerManager.HIERARCHICAL: "HierarchicalLedgerManagerFactory",
     LedgerManager.LONG_HIERARCHICAL: "LongHierarchicalLedgerManagerFactory",
 }
+
+
+def _is_digits(text: str) -> bool:
+    return text.isascii() and text.isdigit()
 
 
 def parse_layout(data: bytes) -> LedgerManager:

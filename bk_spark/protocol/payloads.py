@@ -27,10 +27,26 @@ class Payloads:
     @classmethod
     def of(cls, buffers: Sequence[Buffer]) -> Payloads:
         """Join separate buffers (a single one is not copied)."""
-        offsets = np.zeros(len(buffers) + 1, np.int64)
-        np.cumsum([len(buffer) for buffer in buffers], out=offsets[1:])
+        offsets = cls.offsets_of(buffers)
         data = memoryview(buffers[0]).cast("B") if len(buffers) == 1 else memoryview(b"".join(buffers))
         return cls(data, offsets)
+
+    @staticmethod
+    def offsets_of(buffers: Sequence[Buffer]) -> npt.NDArray[np.int64]:
+        """``offsets`` of :meth:`of`."""
+        offsets = np.zeros(len(buffers) + 1, np.int64)
+        np.cumsum([len(buffer) for buffer in buffers], out=offsets[1:])
+        return offsets
+
+    @classmethod
+    def joined(cls, parts: Sequence[Payloads]) -> Payloads:
+        """All of ``parts`` in one buffer (a single one is not copied)."""
+        if len(parts) == 1:
+            return parts[0]
+        starts = np.cumsum([0, *(part.size_bytes for part in parts)])
+        offsets = [part.offsets[1:] - part.offsets[0] + start for part, start in zip(parts, starts, strict=False)]
+        data = b"".join(part.data[int(part.offsets[0]) : int(part.offsets[-1])] for part in parts)
+        return cls(memoryview(data), np.concatenate([np.zeros(1, np.int64), *offsets]))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -56,3 +72,8 @@ class Payloads:
     def part(self, first: int, last: int) -> Payloads:
         """Payloads ``first`` up to but not including ``last``, without copying."""
         return Payloads(self.data, self.offsets[first : last + 1])
+
+    def copy(self) -> Payloads:
+        """The same in a buffer of its own."""
+        start = int(self.offsets[0])
+        return Payloads(memoryview(bytes(self.data[start : int(self.offsets[-1])])), self.offsets - start)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from bk_spark.protocol.errors import InvalidArgumentError
@@ -43,6 +43,13 @@ class Quorum:
     def absent_needed(self) -> int:
         """Answers "absent" from a write set that prove an entry was never acknowledged: Qw-Qa+1."""
         return self.write_quorum_size - self.ack_quorum_size + 1
+
+    def can_spare(self, failed: Collection[int]) -> bool:
+        """Whether every write set can reach its ack quorum without the ``failed`` ensemble indexes."""
+        spare = self.write_quorum_size - self.ack_quorum_size
+        return all(
+            sum(index in failed for index in self.write_set(start)) <= spare for start in range(self.ensemble_size)
+        )
 
 
 class Answer(enum.Enum):

@@ -388,7 +388,10 @@ def parse_answers(frames: Frames) -> Iterator[AnswerV2]:
         raise WireFormatError(f"v2 answer shorter than {ANSWER_BYTES} bytes")
     data = np.frombuffer(frames.data, np.uint8)
     rows = _gather(data, frames.starts - LENGTH_BYTES, ANSWER_DTYPE.itemsize).view(ANSWER_DTYPE)[:, 0]
-    ops = rows["header"].astype(np.int64) >> 16 & 0xFF
+    headers = rows["header"].astype(np.int64)
+    if (headers >> 24 != V2).any():
+        raise WireFormatError("answer of another protocol version on a v2 connection")
+    ops = headers >> 16 & 0xFF
     cuts = (np.flatnonzero(ops[1:] != ops[:-1]) + 1).tolist()
     for first, last in zip([0, *cuts], [*cuts, len(frames)], strict=True):
         op = int(ops[first])

@@ -1,4 +1,4 @@
-"""The ledger writer as a state machine without I/O. Source: compatibility facts §4.3–§4.6.
+"""The ledger writer as a state machine without I/O. Source: compatibility facts §4.3–§4.6, §4.10.
 
 Rules:
 
@@ -6,24 +6,29 @@ Rules:
   acknowledged in order, so the last add confirmed (LAC) is the end of the complete prefix.
 * A bookie that has too many requests has not failed: what it refused is sent again later, also when it is
   acknowledged by then. Its driver gives it up when nothing gets through for too long.
-* A failed bookie is replaced by an *ensemble change*: a new segment from LAC + 1 on. While one is under
-  way nothing is acknowledged: an acknowledgement on an ensemble that is not yet published could be
-  lost to a reader who knows only the old one. Entries not yet acknowledged are sent to the
-  replacement again.
+* A failed bookie is replaced by an *ensemble change*: a new segment from LAC + 1 on. While the metadata are
+  being changed nothing is acknowledged: an acknowledgement on an ensemble that is not yet published could be
+  lost to a reader who knows only the old one. Entries not yet acknowledged are sent to the replacement again.
+* So that they are many, acknowledging stops already while a replacement is looked for; but only for a moment:
+  until something new is written, an ack quorum of the published ensemble is as good as ever.
 * Where no replacement can be had, the writer goes on without the bookie as long as every write set can
   still reach Qa; else it ends.
 * A writer that recovers a ledger (``publish=False``) keeps its ensemble changes to itself until the
   closing compare-and-set publishes them.
 * A fenced answer, or metadata found not OPEN, ends the writer: another client owns the ledger.
+* With *deferred sync* an acknowledged entry is only held, not yet synced: it becomes the LAC when every bookie
+  of the ensemble was forced after it was acknowledged. A bookie that failed may have lost what it held, so
+  the ensemble can be changed only before the first acknowledgement; later a failure ends the writer.
 
-======== =================================== ========
-state    event                               next
-======== =================================== ========
-OPEN     a bookie failed, adds pending       CHANGING
-CHANGING segment published                   OPEN
-OPEN     fail()/fenced/…                     FAILED
-CHANGING no replacement, conflict, …         FAILED
-======== =================================== ========
+======== ========================================= ========
+state    event                                     next
+======== ========================================= ========
+OPEN     a bookie failed, adds pending             CHOOSING
+CHOOSING bookies chosen                            CHANGING
+CHOOSING none to be had, can go on without; seal() OPEN
+CHANGING segment published, conflict with another  OPEN
+any      fail(), fenced, cannot go on, …           FAILED
+======== ========================================= ========
 
 Events are method calls; what is to be done comes back from :meth:`take_actions`.
 """
@@ -32,79 +37,43 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from bk_spark.protocol.add_frames import EntryPackager
+from bk_spark.protocol.add_frames import Packager
+from bk_spark.protocol.code_errors import reason_of
 from bk_spark.protocol.codes import NO_ENTRY, Code
 from bk_spark.protocol.errors import (
     BookKeeperError,
+    EnsembleChangeRefusedError,
     LedgerClosedError,
     LedgerFencedError,
+    MetadataConflictError,
     UnauthorizedError,
 )
+from bk_spark.protocol.failed_bookies import FailedBookies
+from bk_spark.protocol.forcing import Forces
 from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bk_spark.protocol.payloads import Payloads
 from bk_spark.protocol.pending_adds import PendingAdds
+from bk_spark.protocol.writer_actions import (
+    Acknowledge,
+    Action,
+    Failed,
+    SendAdds,
+    Throttled,
+    WriteMetadata,
+)
 
-
-@dataclass(frozen=True, slots=True)
-class SendAdds:
-    """Send ``frames`` (v2 ADD frames of this ledger, ``entries`` in number) to ``bookie_id``."""
-
-    bookie_id: str
-    frames: list[memoryview]
-    entries: int
-
-
-@dataclass(frozen=True, slots=True)
-class ChooseBookies:
-    """Find a bookie for each ensemble index in ``failed``, none of ``exclude``. One of ``avoid`` (they failed
-    this writer before) is better than none where ``needed``: the writer cannot go on without. Answer with
-    :meth:`LedgerWriter.on_bookies_chosen` or :meth:`LedgerWriter.on_no_bookies`."""
-
-    failed: tuple[int, ...]
-    exclude: frozenset[str]
-    avoid: frozenset[str]
-    needed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class WriteMetadata:
-    """Compare-and-set the ledger's metadata; answer with :meth:`LedgerWriter.on_metadata_written`,
-    :meth:`LedgerWriter.on_metadata_conflict` (found something else) or :meth:`LedgerWriter.fail`."""
-
-    metadata: LedgerMetadata
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledge:
-    """Every entry up to ``last_add_confirmed`` is durable and will be readable."""
-
-    last_add_confirmed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Throttled:
-    """``bookie_id`` has too many requests: wait a little, then call :meth:`LedgerWriter.retry_refused`."""
-
-    bookie_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The writer has ended; entries beyond the LAC may or may not survive."""
-
-    error: BookKeeperError
-
-
-Action = SendAdds | ChooseBookies | WriteMetadata | Acknowledge | Throttled | Failed
+#: As Apache's maxNumEnsembleChanges has it.
+UNLIMITED: Final = 2**31 - 1
 
 
 class WriterState(enum.Enum):
     OPEN = "open"
+    CHOOSING = "choosing bookies"
     CHANGING = "changing ensemble"
     FAILED = "failed"
 
@@ -119,35 +88,40 @@ class LedgerWriter:
         self,
         ledger_id: int,
         metadata: LedgerMetadata,
-        packager: EntryPackager,
+        packager: Packager,
         *,
         last_entry_id: int = NO_ENTRY,
         length: int = 0,
         publish: bool = True,
+        deferred_sync: bool = False,
+        max_ensemble_changes: int = UNLIMITED,
     ) -> None:
         self.ledger_id = ledger_id
         self.metadata = metadata
         self.state = WriterState.OPEN
         self.last_add_pushed = last_entry_id
+        #: End of the run of entries that an ack quorum holds.
+        self.last_add_acknowledged = last_entry_id
+        #: The same, but with deferred sync only what was forced since.
         self.last_add_confirmed = last_entry_id
-        #: Payload bytes of acknowledged entries.
+        #: Payload bytes of confirmed entries.
         self.length = length
         self.error: BookKeeperError | None = None
+        self.deferred_sync = deferred_sync
         self._packager = packager
         self._publish = publish
-        self._pushed_length = length
+        self._pushed_length = self._acknowledged_length = length
         self._ensemble = list(metadata.last_segment.ensemble)
         self._pending = PendingAdds(metadata.quorum, last_entry_id + 1)
-        self._failed: dict[int, str] = {}
-        #: Failed indexes for which no replacement was to be had.
-        self._irreplaceable: set[int] = set()
-        #: Bookies that failed this writer.
-        self._quarantine: set[str] = set()
+        self._failures = FailedBookies()
         #: Bookies with refused entries that wait to be sent again.
         self._throttled: set[str] = set()
         #: The ensemble change that waits to be published.
         self._replacements: dict[int, str] = {}
         self._proposed = metadata
+        self._changes_left = max_ensemble_changes
+        self._forces = Forces()
+        self._sealed = False
         self._actions: list[Action] = []
 
     # --- what the driver asks ---
@@ -161,10 +135,14 @@ class LedgerWriter:
     def ensemble(self) -> tuple[str, ...]:
         return tuple(self._ensemble)
 
+    def has_failed(self, bookie_id: str) -> bool:
+        """Whether the bookie is in the ensemble and waits to be replaced."""
+        return bookie_id in self._failures.failed.values()
+
     @property
     def pending_entries(self) -> int:
         """Entries added and not yet acknowledged."""
-        return self.last_add_pushed - self.last_add_confirmed
+        return self.last_add_pushed - self.last_add_acknowledged
 
     @property
     def oldest_retained(self) -> int:
@@ -186,7 +164,7 @@ class LedgerWriter:
         """Adds that ``bookie_id`` owes; none where it has been given up."""
         return self._pending.owed(self._ensemble.index(bookie_id)) if bookie_id in self._ensemble else 0
 
-    # --- events ---
+    # --- adding ---
 
     def add(self, payloads: Payloads, last_add_confirmed: int | None = None) -> int:
         """Add entries; the id of the last one. Raises the error that ended the writer.
@@ -196,6 +174,8 @@ class LedgerWriter:
         """
         if self.error is not None:
             raise self.error
+        if self._sealed:
+            raise LedgerClosedError("the ledger is being closed", ledger_id=self.ledger_id)
         first = self.last_add_pushed + 1
         if not len(payloads):
             return self.last_add_pushed
@@ -203,7 +183,7 @@ class LedgerWriter:
         frames = self._packager.package(first, lac, self._pushed_length, payloads)
         self.last_add_pushed += len(frames)
         self._pushed_length = int(frames.lengths[-1])
-        live = np.array([index not in self._failed for index in range(len(self._ensemble))])
+        live = np.array([index not in self._failures.failed for index in range(len(self._ensemble))])
         for index, wanted in enumerate(self._pending.append(frames, live)):
             if wanted.any():
                 self._send(index, frames.select(wanted), int(wanted.sum()))
@@ -222,7 +202,7 @@ class LedgerWriter:
                 self._on_error_codes(bookie_id, bad)
             if self.error is not None:
                 return
-            if refused.any() and index not in self._failed:
+            if refused.any() and index not in self._failures.failed:
                 self._pending.on_refused(index, entry_ids[refused])
                 self._throttle(bookie_id)
             entry_ids = entry_ids[held]
@@ -238,54 +218,84 @@ class LedgerWriter:
             if count:
                 self._send(index, frames, count)
 
+    def force(self) -> None:
+        """With deferred sync: confirm what is acknowledged now, once every bookie has synced it."""
+        assert self.deferred_sync
+        if self.error is not None:
+            raise self.error
+        head = self.last_add_acknowledged
+        if head > self.last_add_confirmed:
+            self._actions += self._forces.begin(head, self._acknowledged_length, self._ensemble)
+
+    def on_forced(self, bookie_id: str, last_entry_id: int) -> None:
+        """The bookie has synced all it was sent before :class:`ForceBookie` of ``last_entry_id``."""
+        length = self._forces.on_forced(bookie_id, last_entry_id)
+        if length is not None:
+            self._confirm(last_entry_id, length)
+
+    def seal(self) -> None:
+        """The ledger is about to be closed: no more adds, and no ensemble change but one being published."""
+        self._sealed = True
+        if self.state is WriterState.CHOOSING:
+            self.state = WriterState.OPEN
+
+    # --- failures and ensemble changes ---
+
     def on_bookie_failed(self, bookie_id: str) -> None:
         """The bookie is away: its connection broke, could not be made, or it did not answer in time."""
         if self.state is WriterState.FAILED:
             return
         if bookie_id in self._ensemble:
             index = self._ensemble.index(bookie_id)
-            self._failed[index] = bookie_id
+            self._failures.failed[index] = bookie_id
             self._pending.give_up(index)
             self._acknowledge()
         elif bookie_id not in self._replacements.values():
             return
         # A replacement that fails before it is published is dealt with in on_metadata_written.
-        self._quarantine.add(bookie_id)
+        self._failures.quarantine.add(bookie_id)
         self._throttled.discard(bookie_id)
         self._change_ensemble_if_needed()
 
     def on_bookies_chosen(self, replacements: Mapping[int, str]) -> None:
         """``replacements`` gives a new bookie for some or all of the failed indexes; at least one."""
-        if self.state is not WriterState.CHANGING:
+        if self.state is not WriterState.CHOOSING:
             return
+        self.state = WriterState.CHANGING
         ensemble = list(self._ensemble)
         for index, bookie_id in replacements.items():
             ensemble[index] = bookie_id
-            self._quarantine.discard(bookie_id)
+            self._failures.quarantine.discard(bookie_id)
         self._replacements = dict(replacements)
-        self._proposed = self.metadata.with_segment(Segment(self.last_add_confirmed + 1, tuple(ensemble)))
+        self._proposed = self.metadata.with_segment(Segment(self.last_add_acknowledged + 1, tuple(ensemble)))
         if self._publish:
             self._actions.append(WriteMetadata(self._proposed))
         else:
             self.on_metadata_written(self._proposed)
 
+    def on_search_slow(self) -> None:
+        """Choosing bookies takes long: what an ack quorum holds need not wait for it."""
+        if self.state is WriterState.CHOOSING:
+            self._failures.search_is_slow = True
+            self._acknowledge()
+
     def on_no_bookies(self, error: BookKeeperError) -> None:
         """No bookie can take the place of any that failed; ``error`` says why."""
-        if self.state is not WriterState.CHANGING:
-            return
-        if not self._can_go_on():
-            self.fail(error)
+        if self.state is not WriterState.CHOOSING:
             return
         self.state = WriterState.OPEN
-        self._irreplaceable |= set(self._failed)
         self._acknowledge()
+        if not self._failures.answers_what_is_wanted(self._ensemble, self.metadata.quorum):
+            self._change_ensemble_if_needed()
+        elif self.pending_entries and (self.deferred_sync or not self.metadata.quorum.can_spare(self._failures.failed)):
+            self.fail(error)
+        else:
+            self._failures.irreplaceable |= set(self._failures.failed)
 
     def on_bookies_changed(self) -> None:
         """Bookies came or went: what could not be replaced before may be replaced now, perhaps by one that
         failed and runs again."""
-        if self._irreplaceable:
-            self._irreplaceable.clear()
-            self._quarantine.clear()
+        if self._failures.on_bookies_changed():
             self._change_ensemble_if_needed()
 
     def on_metadata_written(self, metadata: LedgerMetadata) -> None:
@@ -294,14 +304,14 @@ class LedgerWriter:
             return
         self.metadata = metadata
         self.state = WriterState.OPEN
+        self._changes_left -= 1
         replacements, self._replacements = self._replacements, {}
         for index, bookie_id in replacements.items():
             self._ensemble[index] = bookie_id
-            self._failed.pop(index, None)
-            self._irreplaceable.discard(index)
-            frames, count = self._pending.replace(index, self.last_add_confirmed + 1)
-            if bookie_id in self._quarantine:
-                self._failed[index] = bookie_id
+            self._failures.replaced(index)
+            frames, count = self._pending.replace(index, self.last_add_acknowledged + 1)
+            if bookie_id in self._failures.quarantine:
+                self._failures.failed[index] = bookie_id
                 self._pending.give_up(index)
             elif count:
                 self._send(index, frames, count)
@@ -313,12 +323,14 @@ class LedgerWriter:
         if self.state is not WriterState.CHANGING:
             return
         if found.state is LedgerState.CLOSED:
-            self.fail(LedgerClosedError("another client closed the ledger", ledger_id=self.ledger_id))
+            self._end(LedgerClosedError, "another client closed the ledger")
         elif found.state is LedgerState.IN_RECOVERY:
-            self.fail(LedgerFencedError("another client is recovering the ledger", ledger_id=self.ledger_id))
+            self._end(LedgerFencedError, "another client is recovering the ledger")
         elif found.last_segment == self._proposed.last_segment:
             # It was ours, only the reply got lost.
             self.on_metadata_written(found)
+        elif found.last_segment != self.metadata.last_segment:
+            self._end(MetadataConflictError, "another client changed the open segment")
         else:
             # Something else changed (re-replication of an older segment): the same change upon the new base.
             self.metadata = found
@@ -333,6 +345,7 @@ class LedgerWriter:
         self.state = WriterState.FAILED
         self.error = error
         self._pending.clear()
+        self._forces.clear()
         self._actions.append(Failed(error))
 
     # --- inside ---
@@ -342,15 +355,9 @@ class LedgerWriter:
 
     def _on_error_codes(self, bookie_id: str, codes: set[Code]) -> None:
         if Code.FENCED in codes:
-            self.fail(
-                LedgerFencedError("another client fenced the ledger", ledger_id=self.ledger_id, bookie_id=bookie_id)
-            )
+            self._end(LedgerFencedError, "another client fenced the ledger", bookie_id)
         elif Code.UNAUTHORIZED in codes:
-            self.fail(
-                UnauthorizedError(
-                    "the bookie refused the ledger's password", ledger_id=self.ledger_id, bookie_id=bookie_id
-                )
-            )
+            self._end(UnauthorizedError, f"add: the bookie {reason_of(Code.UNAUTHORIZED, with_key=True)}", bookie_id)
         else:
             self.on_bookie_failed(bookie_id)
 
@@ -360,29 +367,42 @@ class LedgerWriter:
             self._actions.append(Throttled(bookie_id))
 
     def _acknowledge(self) -> None:
-        if self.state is WriterState.OPEN:
-            complete = self._pending.complete_through(self.last_add_confirmed)
-            if complete > self.last_add_confirmed:
-                self.last_add_confirmed = complete
-                self.length = self._pending.length_at(complete)
-                self._actions.append(Acknowledge(complete))
-        self._pending.release(self.last_add_confirmed)
+        # Without the ensemble whole, nothing more could be forced: better replace the bookie first.
+        held_up = self.deferred_sync and self._failures.failed
+        slow = self.state is WriterState.CHOOSING and self._failures.search_is_slow
+        if (self.state is WriterState.OPEN or slow) and not held_up:
+            complete = self._pending.complete_through(self.last_add_acknowledged)
+            if complete > self.last_add_acknowledged:
+                self.last_add_acknowledged = complete
+                self._acknowledged_length = self._pending.length_at(complete)
+                if not self.deferred_sync:
+                    self._confirm(complete, self._acknowledged_length)
+        self._pending.release(self.last_add_acknowledged)
+
+    def _confirm(self, last_entry_id: int, length: int) -> None:
+        if last_entry_id > self.last_add_confirmed:
+            self.last_add_confirmed, self.length = last_entry_id, length
+            self._actions.append(Acknowledge(last_entry_id))
 
     def _change_ensemble_if_needed(self) -> None:
+        if self._sealed:
+            return
+        if self._failures.failed and self.deferred_sync and self.last_add_acknowledged != NO_ENTRY:
+            self._refuse_change("a ledger with deferred sync cannot replace it; recover the ledger, write a new one")
         # An idle ledger keeps its ensemble: most failures heal before the next add.
-        replaceable = self._failed.keys() - self._irreplaceable
+        replaceable = self._failures.failed.keys() - self._failures.irreplaceable
         if self.state is not WriterState.OPEN or not replaceable or not self.pending_entries:
             return
-        self.state = WriterState.CHANGING
-        exclude = frozenset(self._ensemble)
-        avoid = frozenset(self._quarantine) - exclude
-        self._actions.append(ChooseBookies(tuple(sorted(self._failed)), exclude, avoid, not self._can_go_on()))
+        if self._changes_left <= 0:
+            self._refuse_change("the ensemble was changed as often as maxNumEnsembleChanges allows")
+            return
+        self.state = WriterState.CHOOSING
+        self._actions.append(self._failures.begin_search(self._ensemble, self.metadata.quorum))
 
-    def _can_go_on(self) -> bool:
-        """Whether every write set can reach its ack quorum without the failed bookies."""
-        quorum = self.metadata.quorum
-        spare = quorum.write_quorum_size - quorum.ack_quorum_size
-        return all(
-            sum(index in self._failed for index in quorum.write_set(start)) <= spare
-            for start in range(quorum.ensemble_size)
+    def _refuse_change(self, why: str) -> None:
+        self._end(
+            EnsembleChangeRefusedError, f"bookie {', '.join(sorted(self._failures.failed.values()))} failed; {why}"
         )
+
+    def _end(self, kind: type[BookKeeperError], message: str, bookie_id: str | None = None) -> None:
+        self.fail(kind(message, ledger_id=self.ledger_id, bookie_id=bookie_id))

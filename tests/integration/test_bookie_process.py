@@ -155,14 +155,29 @@ def test_an_id_whose_directories_changed(bookie: BookieProcess, tmp_path: Path) 
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_lost_directory(bookie: BookieProcess) -> None:
+@pytest.mark.parametrize("lost", [("journal",), ("ledgers",), ("journal", "ledgers")], ids="+".join)
+def test_c6_a_wiped_disk_refuses_to_start(bookie: BookieProcess, lost: tuple[str, ...]) -> None:
+    """The same identity without its data would answer "absent" for what it had acknowledged."""
     bookie.start()
+    with bookie.connect() as connection:
+        assert connection.add(1, range(5)) == [Code.OK] * 5
     assert bookie.stop() == 0
-    (bookie.directory / "journal").rename(bookie.directory / "lost")
-    refused(bookie, 5, "has no current/VERSION", str(bookie.directory / "journal"))
-    assert not (bookie.directory / "journal").exists()
-    (bookie.directory / "lost").rename(bookie.directory / "journal")
+    for name in lost:
+        (bookie.directory / name).rename(bookie.directory / f"lost {name}")
+    refused(bookie, 5, "has no current/VERSION", *(str(bookie.directory / name) for name in lost))
+    for name in lost:
+        assert not (bookie.directory / name).exists()
+    # An empty directory, as after a disk was replaced, is no better.
+    for name in lost:
+        (bookie.directory / name).mkdir()
+    refused(bookie, 5, "has no current/VERSION")
+    for name in lost:
+        assert list((bookie.directory / name).iterdir()) == []
+        (bookie.directory / name).rmdir()
+        (bookie.directory / f"lost {name}").rename(bookie.directory / name)
     bookie.start()
+    with bookie.connect() as connection:
+        assert connection.read(1, 4) == stored(1, 4)
 
 
 def test_a_directory_that_is_not_empty(bookie: BookieProcess) -> None:

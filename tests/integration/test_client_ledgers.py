@@ -30,7 +30,7 @@ from tests.support.servers import BOOKIE_SETTINGS
 PASSWORD = b"open sesame"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def client(metadata_service_uri: str) -> Iterator[BlockingClient]:
     with BlockingClient(metadata_service_uri) as client:
         yield client

@@ -6,12 +6,9 @@ import socket
 import threading
 from collections.abc import Callable
 
-import pytest
-
 from bk_spark.bookie.cluster_init import init_cluster
 from bk_spark.bookie.registry import BookieRegistry
 from bk_spark.bookie.zookeeper import CONNECTED, SUSPENDED, ZooKeeper
-from bk_spark.protocol.errors import NotEnoughBookiesError
 from bk_spark.protocol.registration import native_service_info
 from bookie_server.local import LocalCluster
 
@@ -71,9 +68,8 @@ def test_the_list_of_bookies_is_read_anew_after_a_broken_connection(
     zookeeper: ZooKeeper, ledgers_root: str, zk_only: LocalCluster
 ) -> None:
     changed = Changes()
-    registry = BookieRegistry(zookeeper, ledgers_root, on_change=changed)
-    with pytest.raises(NotEnoughBookiesError):
-        registry.choose(1)
+    registry = BookieRegistry(zookeeper, ledgers_root, on_stale=changed)
+    assert registry.writable() == ()
     break_connection(zookeeper)
     changed.wait_for(lambda: bool(changed.paths))
     other = ZooKeeper(zk_only.zookeepers[0].id)
@@ -81,7 +77,7 @@ def test_the_list_of_bookies_is_read_anew_after_a_broken_connection(
     try:
         other.create(f"{ledgers_root}/available/b1:1", native_service_info("127.0.0.1", 1).encode(), ephemeral=True)
         zookeeper.sync(ledgers_root)
-        assert registry.choose(1) == ("b1:1",)
+        assert registry.writable() == ("b1:1",)
         assert registry.address("b1:1") == ("127.0.0.1", 1)
         before = len(changed.paths)
         break_connection(zookeeper)

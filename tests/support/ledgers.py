@@ -8,15 +8,17 @@ import numpy as np
 
 from bk_spark.protocol.add_frames import EntryPackager
 from bk_spark.protocol.codes import Code, DigestType, FlagV2
+from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bk_spark.protocol.payloads import Payloads
 from bk_spark.protocol.quorum import Quorum
 from bk_spark.protocol.wire_v2 import AddRun, parse_requests
-from bk_spark.protocol.writer import (
+from bk_spark.protocol.writer import UNLIMITED, LedgerWriter
+from bk_spark.protocol.writer_actions import (
     Acknowledge,
     ChooseBookies,
     Failed,
-    LedgerWriter,
+    ForceBookie,
     SendAdds,
     Throttled,
     WriteMetadata,
@@ -73,6 +75,8 @@ class WriterUnderTest:
         publish: bool = True,
         last_entry_id: int = -1,
         length: int = 0,
+        deferred_sync: bool = False,
+        max_ensemble_changes: int = UNLIMITED,
     ) -> None:
         self.start = ledger() if metadata is None else metadata
         flags = FlagV2.NONE if publish else FlagV2.RECOVERY_ADD | FlagV2.HIGH_PRIORITY
@@ -83,12 +87,15 @@ class WriterUnderTest:
             last_entry_id=last_entry_id,
             length=length,
             publish=publish,
+            deferred_sync=deferred_sync,
+            max_ensemble_changes=max_ensemble_changes,
         )
         self._sent: dict[str, list[int]] = {}
         self.acknowledged: list[int] = []
         self.choices: list[ChooseBookies] = []
         self.proposals: list[LedgerMetadata] = []
         self.throttled: list[str] = []
+        self.forces: list[ForceBookie] = []
         self.failures: list[Failed] = []
 
     def take(self) -> None:
@@ -104,6 +111,8 @@ class WriterUnderTest:
                     self.proposals.append(metadata)
                 case Throttled(bookie_id):
                     self.throttled.append(bookie_id)
+                case ForceBookie():
+                    self.forces.append(action)
                 case Failed():
                     self.failures.append(action)
 
@@ -143,6 +152,20 @@ class WriterUnderTest:
 
     def conflict(self, found: LedgerMetadata) -> None:
         self.machine.on_metadata_conflict(found)
+        self.take()
+
+    def no_bookies(self, error: BookKeeperError) -> None:
+        self.machine.on_no_bookies(error)
+        self.take()
+
+    def force(self) -> None:
+        self.machine.force()
+        self.take()
+
+    def forced(self, last_entry_id: int, *bookies: str) -> None:
+        """These bookies, or all, have synced."""
+        for bookie_id in bookies or self.machine.ensemble:
+            self.machine.on_forced(bookie_id, last_entry_id)
         self.take()
 
     @property

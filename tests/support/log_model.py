@@ -96,7 +96,7 @@ class ModelZooKeeper:
 
     def read(self, path: str, index: int = -1) -> Znode | None:
         found = self.states[index].get(path)
-        return None if found is None else Znode(found[0], found[1], 0, 0, 0)
+        return None if found is None else Znode(found[0], found[1], 0, 0, 0, 0)
 
     def register(self, app: str, run: str, *ledger_ids: int) -> None:
         for path in (PATHS.app_ledgers(app), PATHS.run(app, run)):

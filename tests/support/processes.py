@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import select
+from dataclasses import dataclass
 from pathlib import Path
 
 _LISTEN = "0A"
@@ -22,27 +23,45 @@ def wait_until_ended(pid: int, timeout_ms: int) -> bool:
         os.close(handle)
 
 
-def listening_addresses(pid: int) -> set[tuple[str, int]]:
-    """Address and port of every TCP socket that ``pid`` listens on."""
-    inodes = set()
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
+@dataclass(frozen=True, slots=True)
+class TcpSocket:
+    inode: str
+    listening: bool
+    local: tuple[str, int]
+    remote: tuple[str, int]
+
+
+def socket_inodes(pid: int | str) -> list[str]:
+    """Inode of every socket that ``pid`` (or ``"self"``) holds open, once for each descriptor."""
+    inodes = []
+    for entry in os.listdir(f"/proc/{pid}/fd"):
         try:
-            target = os.readlink(entry)
+            target = os.readlink(f"/proc/{pid}/fd/{entry}")
         except FileNotFoundError:
             continue
         if target.startswith("socket:["):
-            inodes.add(target[len("socket:[") : -1])
-    found = set()
+            inodes.append(target[len("socket:[") : -1])
+    return inodes
+
+
+def tcp_sockets(pid: int | str) -> list[TcpSocket]:
+    """Every TCP socket of ``pid``'s network, whoever holds it."""
+    found = []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text("ascii").splitlines()[1:]:
             fields = line.split()
-            if fields[3] == _LISTEN and fields[9] in inodes:
-                address, _, port = fields[1].partition(":")
-                found.add((_address(address), int(port, 16)))
+            found.append(TcpSocket(fields[9], fields[3] == _LISTEN, _endpoint(fields[1]), _endpoint(fields[2])))
     return found
 
 
-def _address(text: str) -> str:
+def listening_addresses(pid: int) -> set[tuple[str, int]]:
+    """Address and port of every TCP socket that ``pid`` listens on."""
+    inodes = set(socket_inodes(pid))
+    return {one.local for one in tcp_sockets(pid) if one.listening and one.inode in inodes}
+
+
+def _endpoint(text: str) -> tuple[str, int]:
     # The kernel prints each 32-bit word in the machine's byte order.
-    words = b"".join(bytes.fromhex(text[i : i + 8])[::-1] for i in range(0, len(text), 8))
-    return str(ipaddress.ip_address(words))
+    address, _, port = text.partition(":")
+    words = b"".join(bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8))
+    return str(ipaddress.ip_address(words)), int(port, 16)

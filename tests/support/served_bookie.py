@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable
+import itertools
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
 from bk_spark.bookie.ledger_store import StoredMetadata
-from bk_spark.protocol import wire_v2
+from bk_spark.protocol import wire_v2, wire_v3
 from bk_spark.protocol.codes import LAST_ENTRY, Code, FlagV2, OpV2
 from bk_spark.protocol.errors import BookieUnavailableError, MetadataConflictError, NotEnoughBookiesError
-from bk_spark.protocol.framing import ReceiveBuffer
+from bk_spark.protocol.framing import ReceiveBuffer, frame
 from bk_spark.protocol.ledger_metadata import LedgerMetadata
+from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.quorum import Quorum
 from bk_spark.protocol.wire_v2 import AddRun, BatchRead, ReadRun, RequestV2, parse_requests
 
 
 class ServedBookie:
-    """Keeps entries in memory and speaks v2. Set the attributes to make it misbehave."""
+    """Keeps entries in memory; speaks v2, and of v3 all but long polls. Set the attributes to make it misbehave."""
 
     def __init__(self, bookie_id: str) -> None:
         self.bookie_id = bookie_id
@@ -26,9 +30,17 @@ class ServedBookie:
         self.fenced = False
         #: Nothing is answered while this is set; :meth:`answer_held` makes up for it.
         self.silent = False
+        #: The same for adds alone.
+        self.silent_adds = False
+        #: FORCE_LEDGER requests, and how they are answered.
+        self.forces = 0
+        self.force_with = Code.OK
+        #: The last WRITE_LAC packet.
+        self.explicit_lac: bytes | None = None
         #: A bookie of before 4.17 closes the connection at a batch read.
         self.knows_batch_read = True
         self.batch_reads = 0
+        self.requests_v3 = 0
         #: How many of the next adds are refused, and how.
         self.refuse = 0
         self.refuse_with = Code.TOO_MANY_REQUESTS
@@ -76,35 +88,74 @@ class ServedBookie:
                 code = Code.OK if records else Code.NO_ENTRY
                 self._answer(connection, wire_v2.batch_read_answer(request, code, len(records)) + records)
 
-    def _answer(self, connection: _Connection, answer: bytes) -> None:
-        if self.silent:
+    def handle_v3(self, connection: _Connection, request: pb.Request) -> None:
+        """The same over v3: adds, reads, force, explicit LAC; everything else is refused."""
+        self.requests_v3 += 1
+        code, body = Code.BAD_REQUEST, {}
+        if request.HasField("addRequest"):
+            add = request.addRequest
+            (code,) = self._take([(add.entryId, add.body)], recovery=add.HasField("flag"))
+            body["addResponse"] = pb.AddResponse(status=_status(code), ledgerId=add.ledgerId, entryId=add.entryId)
+        elif request.HasField("readRequest") and not request.readRequest.HasField("previousLAC"):
+            read = request.readRequest
+            stored = self._find(read.entryId, fencing=read.HasField("flag"))
+            code = Code.NO_ENTRY if stored is None else Code.OK
+            body["readResponse"] = pb.ReadResponse(
+                status=_status(code), ledgerId=read.ledgerId, entryId=read.entryId, body=stored
+            )
+        elif request.HasField("forceLedgerRequest"):
+            self.forces += 1
+            code = self.force_with
+            body["forceLedgerResponse"] = pb.ForceLedgerResponse(
+                status=_status(code), ledgerId=request.forceLedgerRequest.ledgerId
+            )
+        elif request.HasField("writeLacRequest"):
+            code, self.explicit_lac = Code.OK, request.writeLacRequest.body
+            body["writeLacResponse"] = pb.WriteLacResponse(
+                status=_status(code), ledgerId=request.writeLacRequest.ledgerId
+            )
+        response = pb.Response(header=wire_v3.answer_header(request.header), status=_status(code), **body)
+        hold = self.silent_adds and request.HasField("addRequest")
+        self._answer(connection, frame(response.SerializeToString()), hold=hold)
+
+    def _answer(self, connection: _Connection, answer: bytes, *, hold: bool = False) -> None:
+        if self.silent or hold:
             self._held.append((connection, answer))
         else:
             connection.transport.write(answer)
 
     def _add(self, connection: _Connection, request: AddRun) -> None:
-        codes = []
         bounds = request.offsets.tolist()
-        for number, entry_id in enumerate(request.entry_ids.tolist()):
+        stored = [bytes(request.records[start + 4 : end]) for start, end in itertools.pairwise(bounds)]
+        recovery = bool(request.flags & FlagV2.RECOVERY_ADD)
+        codes = self._take(zip(request.entry_ids.tolist(), stored, strict=True), recovery=recovery)
+        answer = wire_v2.add_answers(2, request.ledger_ids, request.entry_ids, np.array(codes, np.int32))
+        self._answer(connection, answer, hold=self.silent_adds)
+
+    def _take(self, entries: Iterable[tuple[int, bytes]], *, recovery: bool) -> list[Code]:
+        codes = []
+        for entry_id, stored in entries:
             self.seen.append(entry_id)
-            if self.fenced and not request.flags & FlagV2.RECOVERY_ADD:
+            if self.fenced and not recovery:
                 codes.append(Code.FENCED)
             elif self.refuse:
                 self.refuse -= 1
                 codes.append(self.refuse_with)
             else:
-                self.entries[entry_id] = bytes(request.records[bounds[number] + 4 : bounds[number + 1]])
+                self.entries[entry_id] = stored
                 codes.append(Code.OK)
-        answer = wire_v2.add_answers(2, request.ledger_ids, request.entry_ids, np.array(codes, np.int32))
-        self._answer(connection, answer)
+        return codes
 
     def _read(self, ledger_id: int, entry_id: int, flags: int) -> bytes:
-        self.fenced = self.fenced or bool(flags & FlagV2.FENCING)
-        found = max(self.entries, default=-2) if entry_id == LAST_ENTRY else entry_id
-        if found not in self.entries:
+        stored = self._find(entry_id, fencing=bool(flags & FlagV2.FENCING))
+        if stored is None:
             ids = np.array([ledger_id]), np.array([entry_id])
             return wire_v2.add_answers(2, *ids, Code.NO_ENTRY, OpV2.READ)
-        return b"".join(wire_v2.read_answer(2, ledger_id, entry_id, self.entries[found]))
+        return b"".join(wire_v2.read_answer(2, ledger_id, entry_id, stored))
+
+    def _find(self, entry_id: int, *, fencing: bool) -> bytes | None:
+        self.fenced = self.fenced or fencing
+        return self.entries.get(max(self.entries, default=-2) if entry_id == LAST_ENTRY else entry_id)
 
     def _batch(self, request: BatchRead) -> bytes:
         """Apache's rule: the first entry whatever its size, then as many as fit."""
@@ -137,9 +188,18 @@ class _Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         received = self._receive.received(nbytes)
-        if received is not None:
+        if received is None:
+            return
+        if wire_v3.is_v3(next(iter(received))):
+            for body in received:
+                self._bookie.handle_v3(self, wire_v3.parse_request(body))
+        else:
             for request in parse_requests(received):
                 self._bookie.handle(self, request)
+
+
+def _status(code: Code) -> pb.StatusCode:
+    return cast("pb.StatusCode", code.v3)
 
 
 class ModelServices:
@@ -153,6 +213,11 @@ class ModelServices:
         self.before: Callable[[str], Awaitable[None]] | None = None
         #: Called after a write took effect: raise to lose the reply.
         self.after_write: Callable[[], None] | None = None
+        #: Called by tests when bookies come or go.
+        self.subscribers: list[Callable[[], None]] = []
+        #: What the quarantine was told.
+        self.failures: list[str] = []
+        self._watchers: list[Callable[[], None]] = []
 
     @property
     def stored(self) -> StoredMetadata:
@@ -175,6 +240,11 @@ class ModelServices:
         await self._called("read_latest")
         return self.stored
 
+    async def read_watched(self, ledger_id: int, on_change: Callable[[], None]) -> StoredMetadata:
+        await self._called("read_watched")
+        self._watchers.append(on_change)
+        return self.stored
+
     async def update(self, ledger_id: int, change: Callable[[LedgerMetadata], LedgerMetadata | None]) -> StoredMetadata:
         await self._called("update")
         changed = change(self.metadata)
@@ -182,12 +252,31 @@ class ModelServices:
             self.change(changed)
         return self.stored
 
-    async def choose(self, count: int, exclude: Collection[str] = ()) -> tuple[str, ...]:
-        await self._called("choose")
+    async def choose_ensemble(self, quorum: Quorum) -> tuple[str, ...]:
+        await self._called("choose_ensemble")
+        return self._usable(quorum.ensemble_size, ())
+
+    async def choose_replacement(
+        self, quorum: Quorum, ensemble: Sequence[str], index: int, exclude: Collection[str]
+    ) -> str:
+        await self._called("choose_replacement")
+        return self._usable(1, {*ensemble, *exclude})[0]
+
+    def _usable(self, count: int, exclude: Collection[str]) -> tuple[str, ...]:
         usable = sorted(self.bookies.keys() - set(exclude))
         if len(usable) < count:
             raise NotEnoughBookiesError(f"{count} writable bookies are needed, {len(usable)} can be used")
         return tuple(usable[:count])
+
+    def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:
+        self.subscribers.append(on_change)
+        return lambda: self.subscribers.remove(on_change)
+
+    def bookie_failed(self, bookie_id: str) -> None:
+        self.failures.append(bookie_id)
+
+    def bookie_answered(self, bookie_id: str) -> None:
+        pass
 
     async def address(self, bookie_id: str) -> tuple[str, int]:
         await self._called(f"address {bookie_id}")
@@ -200,6 +289,9 @@ class ModelServices:
         """As another client would."""
         self.metadata = replace(metadata, creator_token=None)
         self.version += 1
+        watchers, self._watchers = self._watchers, []
+        for on_change in watchers:
+            on_change()
 
     async def _called(self, name: str) -> None:
         self.calls.append(name)

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a ZooKeeper server that breaks the connection around a transaction."""
+"""A TCP proxy in front of a ZooKeeper server that breaks the connection around a request."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ import enum
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from types import TracebackType
+from typing import Final
 
-_MULTI = 14
+#: ZooKeeper's request types.
+CREATE: Final = 1
+DELETE: Final = 2
+SET_DATA: Final = 5
+MULTI: Final = 14
+#: Whatever a caller may ask for; not session, ping and watch upkeep.
+CALLS: Final = frozenset({CREATE, DELETE, 3, 4, SET_DATA, 8, 9, 12, MULTI, 15})
 
 
 class Break(enum.Enum):
@@ -18,15 +26,22 @@ class Break(enum.Enum):
 
 
 class ZooKeeperProxy:
-    """``address`` takes a client's connections. ``breaks`` are used up, one for each transaction."""
+    """``address`` takes a client's connections. ``breaks`` are used up, one for each request of the types in
+    ``kinds``. ``on_break``, if set, is called before the client sees the break. After ``refuse``, connections that
+    are broken stay so."""
 
     def __init__(self, server: str) -> None:
         host, _, port = server.rpartition(":")
         self._server = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.kinds: frozenset[int] = frozenset({MULTI})
         self.breaks: list[Break | None] = []
         self.broken = 0
+        #: Requests of those types that arrived.
+        self.requests = 0
+        self.on_break: Callable[[], object] | None = None
+        self._refusing = False
         self._sockets: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
@@ -45,12 +60,24 @@ class ZooKeeperProxy:
         for thread in self._threads:
             thread.join(5)
 
+    def refuse(self) -> None:
+        """Take no connection from now on."""
+        self._refusing = True
+
+    def _break(self) -> None:
+        if self.on_break is not None:
+            self.on_break()
+        self.broken += 1
+
     def _accept(self) -> None:
         while True:
             try:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            if self._refusing:
+                _close(client)
+                continue
             try:
                 server = socket.create_connection(self._server, timeout=5)
             except OSError:
@@ -69,9 +96,12 @@ class ZooKeeperProxy:
         while (frame := _read_frame(client)) is not None:
             if not first and len(frame) >= 8:
                 xid, operation = struct.unpack_from(">ii", frame)
-                planned = self.breaks.pop(0) if operation == _MULTI and self.breaks else None
+                planned = None
+                if operation in self.kinds:
+                    self.requests += 1
+                    planned = self.breaks.pop(0) if self.breaks else None
                 if planned is Break.BEFORE:
-                    self.broken += 1
+                    self._break()
                     break
                 if planned is Break.AFTER:
                     doomed.add(xid)
@@ -84,7 +114,7 @@ class ZooKeeperProxy:
     def _answers(self, client: socket.socket, server: socket.socket, doomed: set[int]) -> None:
         while (frame := _read_frame(server)) is not None:
             if len(frame) >= 4 and struct.unpack_from(">i", frame)[0] in doomed:
-                self.broken += 1
+                self._break()
                 break
             if not _send(client, frame):
                 break

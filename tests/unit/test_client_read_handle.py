@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Callable, Coroutine
 from contextlib import aclosing
-from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
+from bk_spark.bookie.arrow import entries_batch
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.connection import BookieConnection
-from bk_spark.bookie.connection_v3 import BookieConnectionV3
-from bk_spark.bookie.pool import ConnectionPool
-from bk_spark.bookie.read_handle import ReadHandle
+from bk_spark.bookie.failure_history import FailureHistory
 from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.digest import digest_function
-from bk_spark.protocol.entry import pack_entry
+from bk_spark.protocol.entry_block import EntryBlock
 from bk_spark.protocol.errors import (
     BookieUnavailableError,
     BookKeeperError,
@@ -26,84 +22,12 @@ from bk_spark.protocol.errors import (
     MetadataUnavailableError,
     NoSuchEntryError,
 )
-from bk_spark.protocol.ledger_metadata import LedgerMetadata
+from bk_spark.protocol.payloads import Payloads
 from bk_spark.protocol.quorum import Quorum
-from tests.support.ledgers import LEDGER, PASSWORD, ledger, payload_of
-from tests.support.served_bookie import ModelServices, ServedBookie
+from tests.support.ledgers import LEDGER, ledger, payload_of
+from tests.support.read_stage import PLAIN, ReadStage as Stage, corrupted, staged, stored_entry
 
 COUNT = 300
-DIGEST = digest_function(DigestType.CRC32C, PASSWORD)
-
-
-class Stage:
-    """Bookies b1 … b4 with a closed ledger of :data:`COUNT` entries on the first three, and a reader of it."""
-
-    def __init__(self, config: ClientConfig, quorum: Quorum) -> None:
-        self.bookies = [ServedBookie(f"b{number}") for number in range(1, 5)]
-        length = sum(len(payload_of(entry)) for entry in range(COUNT))
-        self.metadata: LedgerMetadata = ledger(quorum).closed(COUNT - 1, length)
-        for entry in range(COUNT):
-            for index in quorum.write_set(entry):
-                self.bookies[index].entries[entry] = stored_entry(entry, payload_of(entry))
-        self.services = ModelServices(self.bookies, self.metadata)
-        self.pool = ConnectionPool(BookieConnection, self.services.address, config)
-        self.pool_v3 = ConnectionPool(BookieConnectionV3, self.services.address, config)
-        self.handle = ReadHandle(
-            LEDGER,
-            self.metadata,
-            DigestType.CRC32C,
-            PASSWORD,
-            self.services,  # type: ignore[arg-type]
-            self.pool,
-            self.pool_v3,
-            config,
-        )
-
-    def __getitem__(self, number: int) -> ServedBookie:
-        return self.bookies[number - 1]
-
-    async def read_all(self) -> None:
-        assert await self.handle.read(0, COUNT - 1) == [payload_of(entry) for entry in range(COUNT)]
-
-
-def stored_entry(entry_id: int, payload: bytes) -> bytes:
-    return pack_entry(LEDGER, entry_id, entry_id - 1, 0, payload, DIGEST)
-
-
-Play = Callable[[Stage], Coroutine[Any, Any, None]]
-PLAIN = Quorum(3, 3, 2)
-
-
-def staged(quorum: Quorum = PLAIN, **settings: Any) -> Callable[[Play], Callable[[], None]]:
-    """A test over a :class:`Stage`; nothing may be left at its end."""
-    config = ClientConfig(**{"read_timeout_ms": 300, "connect_timeout_ms": 2_000, **settings})
-
-    def decorate(play: Play) -> Callable[[], None]:
-        async def run() -> None:
-            stage = Stage(config, quorum)
-            for bookie in stage.bookies:
-                await bookie.start()
-            try:
-                async with asyncio.timeout(10):
-                    await play(stage)
-                for connection in stage.pool._connections.values():
-                    assert connection._reads == {} == connection._batches
-                left = asyncio.all_tasks() - {asyncio.current_task()}
-                assert not left, left
-            finally:
-                await stage.pool.close()
-                await stage.pool_v3.close()
-                for bookie in stage.bookies:
-                    await bookie.stop()
-
-        @functools.wraps(play)
-        def test() -> None:
-            asyncio.run(run())
-
-        del test.__wrapped__  # type: ignore[attr-defined]
-        return test
-
-    return decorate
 
 
 @pytest.mark.parametrize("quorum", [PLAIN, Quorum(3, 2, 2), Quorum(2, 1, 1), Quorum(1, 1, 1)], ids=str)
@@ -159,9 +83,7 @@ def test_gaps_and_corruption_are_read_around(quorum: Quorum, batch: bool) -> Non
             if entry % 2:
                 del spoiled.entries[entry]
             else:
-                corrupt = bytearray(spoiled.entries[entry])
-                corrupt[-1] ^= 1
-                spoiled.entries[entry] = bytes(corrupt)
+                spoiled.entries[entry] = corrupted(spoiled.entries[entry])
         await stage.read_all()
 
     play()
@@ -176,7 +98,7 @@ async def test_a_hanging_replica_is_read_around(stage: Stage) -> None:
     await stage.read_all()
 
 
-@staged(read_timeout_ms=5_000)
+@staged(read_timeout_ms=5_000, bookie_failure_history_expiration_ms=0)
 async def test_a_replica_that_dies_is_read_around(stage: Stage) -> None:
     stage[1].silent = True
     reading = asyncio.ensure_future(stage.read_all())
@@ -225,6 +147,208 @@ async def test_entries_that_moved_are_found_with_fresh_metadata(stage: Stage) ->
         assert block.first_entry_id == len(received)
         received += [bytes(payload) for payload in block.payloads]
     assert received == [payload_of(entry) for entry in range(COUNT)]
+
+
+# --- slow replicas ------------------------------------------------------------------------------
+
+
+@staged(read_timeout_ms=60_000, first_speculative_read_timeout_ms=30)
+async def test_a_slow_replica_is_joined_by_another_and_then_avoided(stage: Stage) -> None:
+    stage[1].silent = True
+    await stage.read_all()
+    # Nothing was waited for, no answer is left, and the next read does not ask it.
+    before = stage[1].batch_reads
+    await stage.read_all()
+    assert stage[1].batch_reads == before
+    assert "b1" in stage.access.history
+    stage[1].silent = False
+    stage[1].answer_held()
+    await stage.read_all()
+
+
+@staged(read_timeout_ms=60_000, first_speculative_read_timeout_ms=30)
+async def test_a_slow_replica_that_answers_after_the_second_one_is_ignored(stage: Stage) -> None:
+    stage[1].silent = stage[2].silent = True
+    reading = asyncio.ensure_future(stage.handle.read(0, 0))
+    while not (stage[1].answers_held and stage[2].answers_held):
+        await asyncio.sleep(0.001)
+    stage[2].entries[0] = stored_entry(0, b"not this one")
+    stage[2].answer_held()
+    assert await reading == [payload_of(0)]
+    stage[1].answer_held()
+    stage[1].silent = stage[2].silent = False
+    assert await stage.handle.read(1, 1) == [payload_of(1)]
+
+
+def test_failures_are_remembered_for_a_while() -> None:
+    now = 100.0
+    history = FailureHistory(60_000, clock=lambda: now)
+    history.add("b1")
+    assert "b1" in history
+    assert "b2" not in history
+    now += 59.9
+    assert "b1" in history
+    history.add("b1")
+    now += 59.9
+    assert "b1" in history
+    now += 0.2
+    assert "b1" not in history
+
+
+# --- unconfirmed entries ------------------------------------------------------------------------
+
+
+async def unconfirmed(stage: Stage, first: int, last: int) -> list[bytes]:
+    found: list[bytes] = []
+    async for block in stage.handle.read_unconfirmed(first, last):
+        assert block.first_entry_id == first + len(found)
+        found += [bytes(payload) for payload in block.payloads]
+    return found
+
+
+@staged(count=10, closed=False)
+async def test_unconfirmed_entries_are_read_as_far_as_they_are_there(stage: Stage) -> None:
+    assert await unconfirmed(stage, 3, 9) == [payload_of(entry) for entry in range(3, 10)]
+    # The LACs in them count.
+    assert stage.handle.last_add_confirmed == 8
+    blocks = stage.handle.read_unconfirmed(0, 20)
+    given = 0
+    while given < 10:
+        given += len(await anext(blocks))
+    with pytest.raises(NoSuchEntryError, match="not there now") as raised:
+        await anext(blocks)
+    assert raised.value.entry_id == 10
+
+
+@staged(count=10, closed=False)
+async def test_an_unconfirmed_entry_at_one_replica_only(stage: Stage) -> None:
+    stage[3].add(10)
+    assert await unconfirmed(stage, 10, 10) == [payload_of(10)]
+
+
+@staged(count=10, closed=False, read_attempts=2)
+async def test_an_unconfirmed_entry_that_one_replica_cannot_read_is_unknown(stage: Stage) -> None:
+    """C7: an I/O error is never absent. Nor is silence, nor a wrong digest."""
+    stage[3].unreadable.add(10)
+    with pytest.raises(EntryUnknownError, match="b3 answered IO_ERROR"):
+        await unconfirmed(stage, 10, 10)
+    stage[3].unreadable.clear()
+    stage[3].entries[10] = corrupted(stored_entry(10))
+    with pytest.raises(EntryUnknownError, match="b3 CRC32C digest does not match"):
+        await unconfirmed(stage, 10, 10)
+    del stage[3].entries[10]
+    with pytest.raises(NoSuchEntryError):
+        await unconfirmed(stage, 10, 10)
+    await stage[3].stop()
+    with pytest.raises(EntryUnknownError, match="b3 "):
+        await unconfirmed(stage, 10, 10)
+
+
+@staged(count=10, closed=False)
+async def test_an_entry_of_an_ensemble_not_yet_known_is_not_taken_for_absent(stage: Stage) -> None:
+    stage.services.change(ledger(PLAIN, (0, "b1 b2 b3"), (10, "b4 b2 b3")))
+    stage[4].add(10)
+    assert await unconfirmed(stage, 10, 10) == [payload_of(10)]
+
+
+@staged(count=10)
+async def test_beyond_the_end_of_a_closed_ledger_nobody_is_asked(stage: Stage) -> None:
+    """C11: entry 10 was written back by a recoverer that lost."""
+    for number in (1, 2, 3):
+        stage[number].add(10)
+    assert await unconfirmed(stage, 8, 9) == [payload_of(8), payload_of(9)]
+    with pytest.raises(NoSuchEntryError, match="last add confirmed, 9") as raised:
+        await unconfirmed(stage, 8, 10)
+    assert raised.value.entry_id == 10
+    with pytest.raises(InvalidArgumentError):
+        await unconfirmed(stage, 3, 2)
+
+
+@staged(count=10, read_attempts=1)
+async def test_a_confirmed_entry_that_all_lack_is_unknown_even_so(stage: Stage) -> None:
+    for number in (1, 2, 3):
+        del stage[number].entries[5]
+    with pytest.raises(EntryUnknownError) as raised:
+        await unconfirmed(stage, 0, 9)
+    assert raised.value.entry_id == 5
+
+
+# --- the last add confirmed ---------------------------------------------------------------------
+
+
+@staged(count=10, closed=False, read_timeout_ms=60_000)
+async def test_a_hanging_bookie_does_not_delay_the_lac(stage: Stage) -> None:
+    stage[1].silent = True
+    assert await stage.handle.read_last_add_confirmed() == 8
+
+
+@staged(count=0, closed=False)
+async def test_the_explicit_lac_of_a_bookie_without_entries_counts(stage: Stage) -> None:
+    assert await stage.handle.read_last_add_confirmed() == -1
+    stage[1].explicit_lac = 3
+    stage[2].silent = stage[3].silent = True
+    reading = asyncio.ensure_future(stage.handle.read_last_add_confirmed())
+    while not (stage[2].answers_held and stage[3].answers_held and stage[1].lac_reads == 2):
+        await asyncio.sleep(0.001)
+    stage[2].answer_held()
+    stage[3].answer_held()
+    assert await reading == 3
+
+
+@staged(count=10, closed=False)
+async def test_a_wrong_digest_is_no_answer(stage: Stage) -> None:
+    stage[1].spoil_lac = stage[2].spoil_lac = True
+    with pytest.raises(EntryUnknownError, match="b1 last entry: CRC32C digest .* b2 last entry: CRC32C"):
+        await stage.handle.read_last_add_confirmed()
+    stage[2].spoil_lac = False
+    assert await stage.handle.read_last_add_confirmed() == 8
+    # It never goes back.
+    for number in (1, 2, 3):
+        stage[number].entries.clear()
+    assert await stage.handle.read_last_add_confirmed() == 8
+
+
+# --- Arrow --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quorum", [PLAIN, Quorum(3, 2, 2)], ids=str)
+def test_a_range_as_a_record_batch(quorum: Quorum) -> None:
+    @staged(quorum, max_frame_bytes=2_000)
+    async def play(stage: Stage) -> None:
+        batch = await stage.handle.read_range(5, COUNT - 1)
+        assert batch.schema.names == ["entry_id", "value"]
+        assert batch.schema.types == [pa.int64(), pa.binary()]
+        assert batch.column(0).to_pylist() == list(range(5, COUNT))
+        assert batch.column(1).to_pylist() == [payload_of(entry) for entry in range(5, COUNT)]
+        batch.validate(full=True)
+        one = await stage.handle.read_range(7, 7)
+        assert one.to_pylist() == [{"entry_id": 7, "value": payload_of(7)}]
+
+    play()
+
+
+@staged()
+async def test_a_range_that_is_too_large_for_one_batch(stage: Stage) -> None:
+    size = stage.metadata.length
+    assert (await stage.handle.read_range(0, COUNT - 1, max_bytes=size)).num_rows == COUNT
+    with pytest.raises(InvalidArgumentError, match=f"more than {size - 1} bytes.* iterate over read_blocks"):
+        await stage.handle.read_range(0, COUNT - 1, max_bytes=size - 1)
+    with pytest.raises(NoSuchEntryError):
+        await stage.handle.read_range(0, COUNT)
+
+
+def test_one_block_becomes_a_column_without_copying() -> None:
+    data = memoryview(b"--one three--")
+    block = EntryBlock(4, Payloads(data, np.array([2, 5, 5, 11], np.int64)), -1)
+    batch = entries_batch([block])
+    assert batch.to_pylist() == [
+        {"entry_id": 4, "value": b"one"},
+        {"entry_id": 5, "value": b""},
+        {"entry_id": 6, "value": b" three"},
+    ]
+    assert batch.column(1).buffers()[2].address == pa.py_buffer(data).address + 2
+    joined = entries_batch([block, EntryBlock(7, Payloads.of([b"", b"x"]), -1)])
+    assert joined.column(1).to_pylist() == [b"one", b"", b" three", b"", b"x"]
 
 
 # --- letting go ---------------------------------------------------------------------------------

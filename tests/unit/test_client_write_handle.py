@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.connection import BookieConnection
-from bk_spark.bookie.pool import ConnectionPool
 from bk_spark.bookie.services import ClusterServices
 from bk_spark.bookie.write_handle import WriteHandle
 from bk_spark.protocol.codes import DigestType
@@ -30,92 +26,8 @@ from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, Segme
 from bk_spark.protocol.payloads import Payloads
 from bk_spark.protocol.quorum import Quorum
 from tests.support.ledgers import LEDGER, PASSWORD, ledger
-from tests.support.served_bookie import ModelServices, ServedBookie
-
-#: A hanging bookie is given up after this.
-TIMEOUT_MS = 300
-
-
-class Stage:
-    """Bookies b1 … b5, the first of which are the ensemble, and a handle."""
-
-    def __init__(self, config: ClientConfig, quorum: Quorum) -> None:
-        self.bookies = [ServedBookie(f"b{number}") for number in range(1, 6)]
-        self.services = ModelServices(self.bookies, ledger(quorum))
-        self.pool = ConnectionPool(BookieConnection, self.services.address, config)
-        self.handle = WriteHandle(
-            LEDGER,
-            self.services.stored,
-            DigestType.CRC32C,
-            PASSWORD,
-            self.services,  # type: ignore[arg-type]
-            self.pool,
-            config,
-        )
-
-    def __getitem__(self, number: int) -> ServedBookie:
-        return self.bookies[number - 1]
-
-    def connection(self, number: int) -> BookieConnection:
-        connection = self.pool.existing(f"b{number}")
-        assert connection is not None
-        return connection
-
-    async def lose(self, number: int) -> None:
-        """Break the connection to a bookie, and let the handle notice."""
-        connection = self.connection(number)
-        self[number].break_connections()
-        await until(lambda: connection.closed)
-
-
-Play = Callable[[Stage], Coroutine[Any, Any, None]]
-
-
-PLAIN = Quorum(3, 3, 2)
-
-
-def staged(quorum: Quorum = PLAIN, *, running: int = 5, **settings: Any) -> Callable[[Play], Callable[[], None]]:
-    """A test over a :class:`Stage` of whose bookies the first ``running`` run; nothing may be left at its end."""
-    config = ClientConfig(**{"add_timeout_ms": TIMEOUT_MS, "connect_timeout_ms": 2_000, **settings})
-
-    def decorate(play: Play) -> Callable[[], None]:
-        async def run() -> None:
-            stage = Stage(config, quorum)
-            for bookie in stage.bookies[:running]:
-                await bookie.start()
-            try:
-                async with asyncio.timeout(10):
-                    await stage.handle.start()
-                    await play(stage)
-                await stage.handle.abandon()
-                for connection in stage.pool._connections.values():
-                    assert connection._add_listeners == {} == connection._loss_listeners
-            finally:
-                await stage.handle.abandon()
-                await stage.pool.close()
-                for bookie in stage.bookies:
-                    await bookie.stop()
-            left = asyncio.all_tasks() - {asyncio.current_task()}
-            assert not left, left
-
-        @functools.wraps(play)
-        def test() -> None:
-            asyncio.run(run())
-
-        del test.__wrapped__  # type: ignore[attr-defined]
-        return test
-
-    return decorate
-
-
-def entries(count: int, size: int = 10) -> Payloads:
-    return Payloads.of([b"%08d" % number + bytes(size - 8) for number in range(count)])
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Turns of the loop until ``condition`` holds: for what other peers of this very loop are about to do."""
-    while not condition():
-        await asyncio.sleep(0.001)
+from tests.support.served_bookie import ModelServices
+from tests.support.write_stage import Stage, entries, staged, until
 
 
 @staged()
@@ -201,12 +113,12 @@ async def test_a_hanging_bookie_is_given_up(stage: Stage) -> None:
 async def test_a_replacement_that_hangs_is_given_up_too(stage: Stage) -> None:
     """It got several batches at once, when it took the place of another."""
     for number in (2, 3, 4):
-        stage[number].silent = True
+        stage[number].silent_adds = True
     for _ in range(4):
         await stage.handle.append_many(entries(3))
     stage[2].break_connections()
     await until(lambda: stage[4].seen == list(range(12)))
-    stage[3].silent = False
+    stage[3].silent_adds = False
     stage[3].answer_held()
     # b1 and b3 are an ack quorum; b4 must go all the same, before it holds up the window.
     assert await stage.handle.flush() == 11
@@ -399,13 +311,13 @@ async def test_an_address_that_cannot_be_looked_up_is_no_reason_to_wait_for_ever
 
 @staged()
 async def test_choosing_fails_the_writer_goes_on_while_it_can(stage: Stage) -> None:
-    failing(stage, "choose", MetadataUnavailableError("stalled"))
+    failing(stage, "choose_replacement", MetadataUnavailableError("stalled"))
     await stage.lose(2)
     await stage.handle.append(b"x")
     assert await stage.handle.flush() == 0
 
 
-@pytest.mark.parametrize("call", ["choose", "address", "write"])
+@pytest.mark.parametrize("call", ["choose_replacement", "address", "write"])
 def test_an_error_nobody_thought_of_ends_the_handle(call: str) -> None:
     @staged()
     async def play(stage: Stage) -> None:
@@ -596,6 +508,12 @@ async def test_cancelled_waits_leave_nothing_behind(stage: Stage) -> None:
     assert await stage.handle.flush() == 0
 
 
-@pytest.mark.parametrize("name", ["write", "read", "read_latest", "update", "choose", "address"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "write", "read", "read_latest", "read_watched", "update", "address", "choose_ensemble", "choose_replacement",
+        "subscribe", "bookie_failed", "bookie_answered",
+    ],
+)  # fmt: skip
 def test_the_model_services_have_the_methods_of_the_real_ones(name: str) -> None:
     assert inspect.signature(getattr(ModelServices, name)) == inspect.signature(getattr(ClusterServices, name))

@@ -30,3 +30,11 @@ def test_parts_share_the_buffer() -> None:
     assert (part.data is payloads.data, part.size_bytes) == (True, 5)
     assert len(payloads.part(1, 1)) == 0
     assert len(payloads.part(2, 9)) == 1
+
+
+def test_parts_are_joined() -> None:
+    whole = Payloads(memoryview(b"..abbccc"), np.array([2, 3, 5, 8], np.int64))
+    assert Payloads.joined([whole]) is whole
+    joined = Payloads.joined([whole.part(1, 3), Payloads.of([]), whole.part(0, 0), Payloads.of([b"", b"x"]), whole])
+    assert [bytes(one) for one in joined] == [b"bb", b"ccc", b"", b"x", b"a", b"bb", b"ccc"]
+    assert joined.offsets.dtype == np.int64

@@ -8,11 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from bk_spark.protocol.entry_block import EntryBlock
-from bk_spark.protocol.errors import EntryUnknownError, InvalidArgumentError
+from bk_spark.protocol.errors import EntryUnknownError, InvalidArgumentError, NoSuchEntryError
 from bk_spark.protocol.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.payloads import Payloads
-from bk_spark.protocol.quorum import Quorum
-from bk_spark.protocol.reader import RangeReader, ReadEntries, ReadFailed
+from bk_spark.protocol.quorum import Answer, Quorum
+from bk_spark.protocol.reader import RangeReader, ReadEntries, ReadFailed, StopReading
+from bk_spark.protocol.speculation import Speculation
 from tests.support.ledgers import LEDGER, ledger, payload_of
 
 
@@ -24,22 +25,45 @@ class ReaderUnderTest:
     """A reader, the requests it has open, and the entries it gave."""
 
     def __init__(
-        self, metadata: LedgerMetadata, first: int, last: int, *, chunk_entries: int = 4, chunks_in_flight: int = 3
+        self,
+        metadata: LedgerMetadata,
+        first: int,
+        last: int,
+        *,
+        chunk_entries: int = 4,
+        chunks_in_flight: int = 3,
+        unconfirmed: bool = False,
+        speculation: Speculation = Speculation(100, 300),  # noqa: B008
+        suspects: set[str] | None = None,
     ) -> None:
         self.machine = RangeReader(
-            LEDGER, metadata, first, last, chunk_entries=chunk_entries, chunks_in_flight=chunks_in_flight
+            LEDGER,
+            metadata,
+            first,
+            last,
+            chunk_entries=chunk_entries,
+            chunks_in_flight=chunks_in_flight,
+            unconfirmed=unconfirmed,
+            speculation=speculation,
+            suspects=suspects,
         )
         self.asked: list[ReadEntries] = []
+        self.stopped: list[ReadEntries] = []
         self.failed: list[ReadFailed] = []
         self.first = self.next = first
         self.take()
 
     def take(self) -> None:
         for action in self.machine.take_actions():
-            if isinstance(action, ReadEntries):
-                self.asked.append(action)
-            else:
-                self.failed.append(action)
+            match action:
+                case ReadEntries():
+                    self.asked.append(action)
+                case StopReading(request_id):
+                    (stopped,) = [request for request in self.asked if request.request_id == request_id]
+                    self.asked.remove(stopped)
+                    self.stopped.append(stopped)
+                case ReadFailed():
+                    self.failed.append(action)
 
     def open(self) -> list[tuple[str, list[int]]]:
         return [(request.bookie_id, list(request.entry_ids)) for request in self.asked]
@@ -49,9 +73,13 @@ class ReaderUnderTest:
         self.machine.on_entries(request.request_id, block(request.entry_ids[:count], lac))
         self.take()
 
-    def error(self, request: ReadEntries, reason: str = "does not have it") -> None:
+    def error(self, request: ReadEntries, reason: str = "does not have it", answer: Answer = Answer.ABSENT) -> None:
         self.asked.remove(request)
-        self.machine.on_error(request.request_id, reason)
+        self.machine.on_error(request.request_id, answer, reason)
+        self.take()
+
+    def slow(self, request: ReadEntries) -> None:
+        self.machine.on_slow(request.request_id)
         self.take()
 
     def read(self) -> list[EntryBlock]:
@@ -156,10 +184,9 @@ def test_after_progress_every_replica_may_be_asked_again() -> None:
 
 def test_absent_everywhere_is_unknown_not_absent() -> None:
     reader = ReaderUnderTest(ledger(), 0, 7, chunks_in_flight=2)
-    request = reader.asked[0]
-    for reason in ("does not have it", "answered IO_ERROR", "did not answer in time"):
-        reader.error(request, reason)
-        request = reader.asked[-1] if reader.asked else request
+    reader.error(reader.asked[0])
+    reader.error(reader.asked[-1], "answered IO_ERROR", Answer.UNKNOWN)
+    reader.error(reader.asked[-1], "did not answer in time", Answer.UNKNOWN)
     (failed,) = reader.failed
     assert isinstance(failed.error, EntryUnknownError)
     assert failed.error.entry_id == 0
@@ -177,8 +204,13 @@ def test_the_error_names_the_entry_that_could_not_be_had() -> None:
     reader.answer(reader.asked[0], 2)
     for _ in range(3):
         reader.error(reader.asked[0])
+    assert (reader.failed, reader.machine.error) == ([], None)
+    # What lies before is given out first.
+    assert [len(one) for one in reader.read()] == [2]
     (failed,) = reader.failed
     assert failed.error.entry_id == 12
+    assert reader.machine.error is failed.error
+    assert (reader.read(), reader.machine.finished) == ([], False)
 
 
 def test_answers_to_unknown_requests_are_ignored() -> None:
@@ -186,7 +218,8 @@ def test_answers_to_unknown_requests_are_ignored() -> None:
     request = reader.asked[0]
     reader.answer(request)
     reader.machine.on_entries(request.request_id, block(request.entry_ids))
-    reader.machine.on_error(request.request_id, "late")
+    reader.machine.on_error(request.request_id, Answer.UNKNOWN, "late")
+    reader.machine.on_slow(request.request_id)
     reader.machine.on_entries(999, block(range(5)))
     assert [len(one) for one in reader.read()] == [4]
     assert reader.machine.finished
@@ -237,6 +270,152 @@ def test_chunks_end_where_segments_do() -> None:
     assert reader.next == 10
 
 
+# --- slow replicas ------------------------------------------------------------------------------
+
+
+def test_a_slow_replica_is_left_under_way_while_the_next_is_asked() -> None:
+    reader = ReaderUnderTest(ledger(), 0, 3)
+    (first,) = reader.asked
+    assert first.slow_after_ms == 100
+    reader.slow(first)
+    assert reader.open() == [("b1", [0, 1, 2, 3]), ("b2", [0, 1, 2, 3])]
+    assert reader.asked[1].slow_after_ms == 200
+    reader.slow(reader.asked[1])
+    # Nobody is left to be asked: no further call of on_slow is wanted.
+    assert reader.asked[2].slow_after_ms is None
+    reader.slow(reader.asked[2])
+    assert [bookie for bookie, _ in reader.open()] == ["b1", "b2", "b3"]
+
+
+def test_waits_double_up_to_the_bound() -> None:
+    assert [Speculation(2_000, 2_000).wait_ms(number) for number in range(4)] == [2_000] * 4
+    assert [Speculation(100, 1_000).wait_ms(number) for number in range(6)] == [100, 200, 400, 800, 1_000, 1_000]
+    assert Speculation(100, 1_000).wait_ms(10_000) == 1_000
+
+
+@pytest.mark.parametrize("winner", [0, 1])
+def test_the_first_good_answer_wins_and_the_other_is_ignored(winner: int) -> None:
+    reader = ReaderUnderTest(ledger(), 0, 3)
+    reader.slow(reader.asked[0])
+    both = list(reader.asked)
+    reader.answer(both[winner])
+    assert (reader.stopped, reader.open()) == ([both[1 - winner]], [])
+    reader.machine.on_entries(both[1 - winner].request_id, block(range(4)))
+    reader.machine.on_error(both[1 - winner].request_id, Answer.UNKNOWN, "late")
+    assert [len(one) for one in reader.read()] == [4]
+    assert reader.machine.finished
+
+
+def test_an_answer_in_part_stops_the_other_and_goes_on_with_the_winner() -> None:
+    reader = ReaderUnderTest(ledger(), 0, 3)
+    reader.slow(reader.asked[0])
+    reader.answer(reader.asked[1], 1)
+    assert [request.bookie_id for request in reader.stopped] == ["b1"]
+    assert reader.open() == [("b2", [1, 2, 3])]
+    for bookie in ("b3", "b1"):
+        reader.error(reader.asked[0])
+        assert reader.open() == [(bookie, [1, 2, 3])]
+    reader.answer(reader.asked[0])
+    assert [len(one) for one in reader.read()] == [4]
+
+
+def test_an_error_does_not_end_a_read_while_another_is_under_way() -> None:
+    reader = ReaderUnderTest(ledger(Quorum(2, 2, 2)), 0, 3)
+    reader.slow(reader.asked[0])
+    reader.error(reader.asked[1])
+    assert (reader.open(), reader.failed) == ([("b1", [0, 1, 2, 3])], [])
+    reader.answer(reader.asked[0])
+    assert [len(one) for one in reader.read()] == [4]
+
+
+def test_an_error_of_the_first_leaves_the_second_its_time() -> None:
+    reader = ReaderUnderTest(ledger(), 0, 3)
+    reader.slow(reader.asked[0])
+    reader.error(reader.asked[0])
+    assert reader.open() == [("b2", [0, 1, 2, 3])]
+    reader.slow(reader.asked[0])
+    assert [bookie for bookie, _ in reader.open()] == ["b2", "b3"]
+
+
+def test_an_error_while_only_slow_ones_are_under_way_goes_to_the_next_at_once() -> None:
+    reader = ReaderUnderTest(ledger(), 0, 3)
+    reader.slow(reader.asked[0])
+    reader.error(reader.asked[1])
+    assert [bookie for bookie, _ in reader.open()] == ["b1", "b3"]
+
+
+def test_slow_and_failed_replicas_are_asked_last_and_remembered_by_whom_they_were_given() -> None:
+    suspects = {"b3"}
+    reader = ReaderUnderTest(ledger(), 0, 11, suspects=suspects)
+    assert [bookie for bookie, _ in reader.open()] == ["b1", "b2", "b1"]
+    reader.slow(reader.asked[1])
+    assert suspects == {"b3", "b2"}
+    reader.error(reader.asked[0], "broke", Answer.UNKNOWN)
+    assert suspects == {"b1", "b2", "b3"}
+    suspects.clear()
+    reader.finish()
+    reader = ReaderUnderTest(ledger(), 0, 11, suspects=suspects)
+    assert [bookie for bookie, _ in reader.open()] == ["b1", "b2", "b3"]
+
+
+# --- unconfirmed entries ------------------------------------------------------------------------
+
+
+def test_an_unconfirmed_entry_that_all_replicas_lack_is_not_there() -> None:
+    suspects: set[str] = set()
+    reader = ReaderUnderTest(ledger(), 5, 5, unconfirmed=True, suspects=suspects)
+    for _ in range(3):
+        assert reader.failed == []
+        reader.error(reader.asked[0])
+    (failed,) = reader.failed
+    assert isinstance(failed.error, NoSuchEntryError)
+    assert failed.error.entry_id == 5
+    # To lack what may not exist is no fault.
+    assert suspects == set()
+
+
+@pytest.mark.parametrize("position", range(3))
+def test_one_replica_that_cannot_tell_makes_it_unknown(position: int) -> None:
+    """C7: an I/O error is never absent, in whatever order it comes; nor is a wrong digest."""
+    reader = ReaderUnderTest(ledger(), 5, 5, unconfirmed=True)
+    for number in range(3):
+        if number == position:
+            reader.error(reader.asked[0], "answered IO_ERROR", Answer.UNKNOWN)
+        else:
+            reader.error(reader.asked[0])
+    (failed,) = reader.failed
+    assert isinstance(failed.error, EntryUnknownError)
+    assert "answered IO_ERROR" in str(failed.error)
+
+
+def test_what_lies_before_an_absent_entry_is_given_first_whatever_fails_first() -> None:
+    reader = ReaderUnderTest(ledger(), 0, 11, unconfirmed=True)
+    one, two, three = reader.asked
+    for _ in range(3):
+        reader.error(next(request for request in reader.asked if request.entry_ids[0] == 4))
+    # What lies behind will not be given: it is not waited for.
+    assert reader.stopped == [three]
+    assert (reader.open(), reader.failed) == ([("b1", [0, 1, 2, 3])], [])
+    assert two not in reader.asked
+    reader.answer(one)
+    assert [len(found) for found in reader.read()] == [4]
+    assert [failed.error.entry_id for failed in reader.failed] == [4]
+    assert reader.open() == []
+
+
+def test_the_lowest_of_several_gaps_in_a_stripe_counts() -> None:
+    reader = ReaderUnderTest(ledger(Quorum(3, 2, 2)), 0, 8, chunk_entries=9, unconfirmed=True)
+    zero, one, two = reader.asked
+    assert [list(request.entry_ids) for request in (zero, one, two)] == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+    reader.answer(zero)
+    reader.answer(two, 1)
+    reader.answer(one, 2)
+    while reader.asked:
+        reader.error(reader.asked[0])
+    assert [len(found) for found in reader.read()] == [5]
+    assert [failed.error.entry_id for failed in reader.failed] == [5]
+
+
 @pytest.mark.parametrize(("first", "last"), [(-1, 3), (4, 3), (0, -1)])
 def test_impossible_ranges(first: int, last: int) -> None:
     with pytest.raises(InvalidArgumentError, match=f"{first}..{last}"):
@@ -269,6 +448,8 @@ def test_any_order_of_answers(metadata: LedgerMetadata, seed: int) -> None:
     while reader.asked:
         assert len(reader.machine._chunks) <= reader.machine._chunks_in_flight
         request = random_.choice(reader.asked)
+        if random_.random() < 0.2:
+            reader.slow(request)
         members = metadata.segment_of(request.entry_ids[0]).ensemble
         assert all(
             request.bookie_id in [members[k] for k in metadata.quorum.write_set(entry)] for entry in request.entry_ids

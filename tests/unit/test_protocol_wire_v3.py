@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bk_spark.protocol import wire_v3
-from bk_spark.protocol.codes import Code
-from bk_spark.protocol.digest import master_key
-from bk_spark.protocol.errors import WireFormatError
+from bk_spark.protocol.codes import Code, DigestType
+from bk_spark.protocol.digest import digest_function, master_key
+from bk_spark.protocol.entry import pack_lac
+from bk_spark.protocol.errors import InvalidArgumentError, WireFormatError
 from bk_spark.protocol.framing import frame
 from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
-from tests.support.wire import Captured, captured
+from tests.support.wire import Captured, captured, frames
 
 CAPTURED = captured("wire-v3", "v3") + captured("wire-v2", "v3")
 REQUESTS = [one for one in CAPTURED if one.request]
@@ -122,25 +125,106 @@ def test_answer_headers_are_those_we_would_send(one: Captured) -> None:
     assert wire_v3.answer_header(request.header).SerializeToString() == answer.header.SerializeToString()
 
 
+def build(request: pb.Request) -> bytes | None:
+    """The same request from our functions; None for what we never send, and for adds, which have their own tests."""
+    txn_id, urgent = request.header.txnId, request.header.priority > 0
+    (body,) = (field.name for field, _ in request.ListFields() if field.name != "header")
+    if body == "readRequest":
+        read = request.readRequest
+        if read.HasField("previousLAC"):
+            return wire_v3.long_poll_request(txn_id, read.ledgerId, read.previousLAC, read.timeOut)
+        fences = read.HasField("flag") and read.flag == pb.ReadRequest.FENCE_LEDGER
+        if read.HasField("masterKey") and not fences:
+            return None
+        key = read.masterKey if fences else None
+        return wire_v3.read_request(txn_id, read.ledgerId, read.entryId, fence_key=key, high_priority=urgent)
+    if body == "writeLacRequest":
+        write = request.writeLacRequest
+        return wire_v3.write_lac_request(txn_id, write.ledgerId, write.body, write.masterKey)
+    if body == "getBookieInfoRequest":
+        return wire_v3.bookie_info_request(txn_id)
+    build_one = {
+        "readLacRequest": wire_v3.read_lac_request,
+        "forceLedgerRequest": wire_v3.force_ledger_request,
+        "getListOfEntriesOfLedgerRequest": wire_v3.list_of_entries_request,
+    }.get(body)
+    return build_one(txn_id, getattr(request, body).ledgerId) if build_one is not None else None
+
+
 def test_the_requests_we_build() -> None:
-    built = 0
+    built: Counter[str] = Counter()
     for one in REQUESTS:
         request = wire_v3.parse_request(one.body)
-        txn_id, urgent = request.header.txnId, request.header.priority > 0
-        if request.HasField("readLacRequest"):
-            assert wire_v3.read_lac_request(txn_id, request.readLacRequest.ledgerId) == one.data
-            built += 1
-        elif request.HasField("readRequest") and not request.readRequest.HasField("previousLAC"):
-            read = request.readRequest
-            key = read.masterKey if read.flag == pb.ReadRequest.FENCE_LEDGER and read.HasField("flag") else None
-            if key is None and read.HasField("masterKey"):
-                continue
-            mine = wire_v3.read_request(txn_id, read.ledgerId, read.entryId, fence_key=key, high_priority=urgent)
+        mine = build(request)
+        if mine is not None:
             assert wire_v3.parse_request(mine[4:]) == request
             if in_ascending_order(one):
                 assert mine == one.data
-            built += 1
-    assert built >= 40
+            built[str(one.says["op"])] += 1
+    assert built.keys() == {one.says["op"] for one in CAPTURED} - {"ADD_ENTRY"}
+    assert built["READ_ENTRY"] > 30
+    polls = [one for one in REQUESTS if wire_v3.parse_request(one.body).readRequest.HasField("previousLAC")]
+    assert polls
+
+
+@pytest.mark.parametrize("entry_ids", [range(1), range(5, 900, 3), range(2**40, 2**40 + 3), range(7, 2, -1)], ids=str)
+def test_many_reads_at_once(entry_ids: range) -> None:
+    ids = np.arange(entry_ids.start, entry_ids.stop, entry_ids.step)
+    for ledger_id, txn_id in ((0, 1), (2**62, 2**61), (300, 16_380)):
+        bodies = list(frames(wire_v3.read_requests(txn_id, ledger_id, ids)))
+        one_by_one = [
+            wire_v3.parse_request(wire_v3.read_request(txn_id + number, ledger_id, entry_id)[4:])
+            for number, entry_id in enumerate(entry_ids)
+        ]
+        assert [wire_v3.parse_request(body) for body in bodies] == one_by_one
+
+
+@pytest.mark.parametrize("packet", [b"", bytes(15), pack_lac(8, 3, digest_function(DigestType.CRC32C, b""))])
+def test_lac_packets_of_nobody(packet: bytes) -> None:
+    with pytest.raises(InvalidArgumentError, match="LAC packet"):
+        wire_v3.write_lac_request(1, 7, packet, KEY)
+
+
+def response(**body: Any) -> pb.Response:
+    return pb.Response(header=wire_v3.request_header(pb.READ_ENTRY, 1), status=pb.EOK, **body)
+
+
+def test_answers_to_reads() -> None:
+    stored = pb.ReadResponse(status=pb.EOK, ledgerId=7, entryId=9, body=b"stored")
+    answer = wire_v3.read_answer(response(readResponse=stored), 7, 9)
+    assert (answer.ledger_id, answer.entry_id, answer.code, answer.stored) == (7, 9, Code.OK, b"stored")
+    stored.status = pb.ENOENTRY
+    answer = wire_v3.read_answer(response(readResponse=stored), 7, 9)
+    assert (answer.code, bytes(answer.stored)) == (Code.NO_ENTRY, b""), "an error brings no entry"
+    with pytest.raises(WireFormatError, match="got an answer for ledger 7 entry 9"):
+        wire_v3.read_answer(response(readResponse=stored), 7, 8)
+    assert wire_v3.read_answer(response(), 7, 9).code is Code.BAD_REQUEST, "OK, but no entry"
+    refused = response()
+    refused.status = pb.EUA
+    assert wire_v3.read_answer(refused, 7, 9).code is Code.UNAUTHORIZED
+
+
+def test_answers_to_long_polls() -> None:
+    body = pb.ReadResponse(status=pb.EOK, ledgerId=7, entryId=9, body=b"stored", maxLAC=12)
+    answer = wire_v3.long_poll_answer(response(readResponse=body))
+    assert answer == wire_v3.LongPollAnswer(Code.OK, 9, answer.stored, 12)
+    assert answer.stored == b"stored"
+    nothing = pb.ReadResponse(status=pb.EOK, ledgerId=7, entryId=-1, maxLAC=8)
+    assert wire_v3.long_poll_answer(response(readResponse=nothing)) == wire_v3.LongPollAnswer(Code.OK, -1, None, 8)
+    body.status = pb.EIO
+    assert wire_v3.long_poll_answer(response(readResponse=body)) == wire_v3.LongPollAnswer(Code.IO_ERROR, -1, None, 12)
+    refused = response()
+    refused.status = pb.ENOLEDGER
+    assert wire_v3.long_poll_answer(refused) == wire_v3.LongPollAnswer(Code.NO_LEDGER, -1, None, None)
+    polls = {
+        one.says["txnId"]
+        for one in REQUESTS
+        if one.scene == "long-poll" and wire_v3.parse_request(one.body).readRequest.HasField("previousLAC")
+    }
+    for one in ANSWERS:
+        if one.scene == "long-poll" and one.says["txnId"] in polls:
+            answer = wire_v3.long_poll_answer(wire_v3.parse_response(one.body))
+            assert (answer.code, answer.stored is not None) == (Code.OK, answer.entry_id >= 0)
 
 
 def test_priority_of_recovery_traffic() -> None:

@@ -8,8 +8,10 @@ import pytest
 
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.errors import (
+    EnsembleChangeRefusedError,
     LedgerClosedError,
     LedgerFencedError,
+    MetadataConflictError,
     MetadataUnavailableError,
     NotEnoughBookiesError,
     UnauthorizedError,
@@ -424,9 +426,80 @@ def test_answers_that_came_during_the_search_count_when_it_finds_nobody() -> Non
     writer.answer("b2", 0)
     writer.answer("b3", 0)
     assert writer.acknowledged == []
-    writer.machine.on_no_bookies(NO_MORE)
+    writer.no_bookies(NO_MORE)
+    assert writer.acknowledged == [0]
+
+
+def test_while_a_replacement_is_looked_for_long_the_published_ensemble_counts() -> None:
+    """A bookie that swallows connections holds up nothing."""
+    writer = WriterUnderTest()
+    writer.add(1)
+    writer.fail("b1")
+    for bookie in ("b2", "b3"):
+        writer.answer(bookie, 0)
+    assert writer.acknowledged == []
+    writer.machine.on_search_slow()
     writer.take()
     assert writer.acknowledged == [0]
+    writer.add(2)
+    for bookie in ("b2", "b3"):
+        writer.answer(bookie, 1)
+    assert writer.acknowledged == [0, 1]
+    writer.chosen({0: "b4"})
+    # The new segment begins after what was acknowledged meanwhile; from now on it must be published first.
+    assert writer.proposals[-1].segments == (Segment(0, ("b1", "b2", "b3")), Segment(2, ("b4", "b2", "b3")))
+    for bookie in ("b2", "b3"):
+        writer.answer(bookie, 2)
+    writer.machine.on_search_slow()
+    writer.take()
+    assert writer.acknowledged == [0, 1]
+    writer.sent()
+    writer.written()
+    assert writer.acknowledged == [0, 1, 2]
+    assert writer.sent() == {"b4": [2]}
+    # The next search begins as patient as the first.
+    writer.add(1)
+    writer.fail("b2")
+    for bookie in ("b3", "b4"):
+        writer.answer(bookie, 3)
+    assert writer.acknowledged == [0, 1, 2]
+
+
+def test_a_search_that_found_nobody_is_repeated_where_more_failed_since() -> None:
+    writer = WriterUnderTest()
+    writer.add(1)
+    writer.fail("b1", "b2")
+    assert [(choice.failed, choice.needed) for choice in writer.choices] == [((0,), False)]
+    # It was not asked with all its might, nor for b2.
+    writer.no_bookies(NO_MORE)
+    assert writer.machine.error is None
+    assert [(choice.failed, choice.needed) for choice in writer.choices[1:]] == [((0, 1), True)]
+    writer.no_bookies(NO_MORE)
+    assert writer.machine.error is NO_MORE
+
+
+def test_bookies_that_come_during_a_search_are_not_missed() -> None:
+    writer = WriterUnderTest()
+    writer.add(1)
+    writer.fail("b1")
+    writer.machine.on_bookies_changed()
+    writer.no_bookies(NO_MORE)
+    assert len(writer.choices) == 2
+    writer.no_bookies(NO_MORE)
+    assert len(writer.choices) == 2
+    assert writer.machine.state is WriterState.OPEN
+
+
+def test_a_search_without_result_ends_nothing_while_nothing_is_pending() -> None:
+    writer = WriterUnderTest(ledger(Quorum(4, 2, 2)))
+    writer.add(1)
+    writer.fail("b4")
+    assert writer.choices[-1].needed
+    for bookie in ("b1", "b2"):
+        writer.answer(bookie, 0)
+    writer.no_bookies(NO_MORE)
+    assert writer.acknowledged == [0]
+    assert (writer.machine.error, writer.machine.state) == (None, WriterState.OPEN)
 
 
 @pytest.mark.parametrize(
@@ -453,8 +526,8 @@ def test_without_a_replacement_the_writer_ends_when_some_write_set_is_lost(
     writer = WriterUnderTest(ledger(quorum))
     writer.add(1)
     writer.fail(*failing.split())
-    writer.machine.on_no_bookies(NO_MORE)
-    writer.take()
+    for _ in failing.split():
+        writer.no_bookies(NO_MORE)
     assert (writer.machine.error is NO_MORE) is ends
     assert len(writer.failures) == ends
 
@@ -475,7 +548,7 @@ def test_whether_a_replacement_is_needed(quorum: Quorum, failing: str, needed: l
     writer.add(1)
     for bookie in failing.split():
         writer.fail(bookie)
-        if writer.machine.state is WriterState.CHANGING:
+        if writer.machine.state is WriterState.CHOOSING:
             writer.machine.on_no_bookies(NO_MORE)
     assert [choice.needed for choice in writer.choices] == needed
 
@@ -489,7 +562,7 @@ def test_a_later_failure_looks_for_both() -> None:
     assert [(choice.failed, choice.needed) for choice in writer.choices] == [((0,), False), ((0, 1), False)]
     writer.chosen({0: "b4"})
     writer.written()
-    assert writer.machine.state is WriterState.CHANGING
+    assert writer.machine.state is WriterState.CHOOSING
     assert writer.choices[-1].failed == (1,)
 
 
@@ -592,6 +665,169 @@ def test_a_conflict_with_another_change_repeats_ours_on_the_new_base() -> None:
     assert writer.sent()["b5"] == [1, 2]
 
 
+def test_a_conflict_with_a_change_of_the_open_segment_ends_the_writer() -> None:
+    writer = changing()
+    writer.conflict(ledger(Quorum(3, 3, 2), (0, "b1 b2 b9")))
+    assert isinstance(writer.machine.error, MetadataConflictError)
+    assert writer.acknowledged == [0]
+
+
+def test_no_more_changes_than_allowed() -> None:
+    writer = WriterUnderTest(max_ensemble_changes=1)
+    writer.add(1)
+    writer.fail("b1")
+    writer.chosen({0: "b4"})
+    writer.written()
+    writer.fail("b4")
+    error = writer.machine.error
+    assert isinstance(error, EnsembleChangeRefusedError)
+    assert "bookie b4 failed" in error.message
+    assert "maxNumEnsembleChanges" in error.message
+
+
+# --- sealing ------------------------------------------------------------------------------------
+
+
+def test_a_sealed_writer_takes_no_more() -> None:
+    writer = WriterUnderTest()
+    writer.add(1)
+    for bookie in ("b1", "b2"):
+        writer.answer(bookie, 0)
+    writer.machine.seal()
+    with pytest.raises(LedgerClosedError):
+        writer.add(1)
+    # An idle bookie may fail: the ledger is closed as it is.
+    writer.fail("b2")
+    assert (writer.choices, writer.machine.state) == ([], WriterState.OPEN)
+
+
+def test_sealing_drops_a_search_but_not_a_change_that_may_be_published() -> None:
+    for chosen in (False, True):
+        writer = WriterUnderTest()
+        writer.add(1)
+        writer.fail("b1")
+        for bookie in ("b2", "b3"):
+            writer.answer(bookie, 0)
+        writer.machine.on_search_slow()
+        if chosen:
+            writer.chosen({0: "b4"})
+            writer.machine.seal()
+            assert writer.machine.state is WriterState.CHANGING
+            writer.written()
+            assert writer.machine.metadata.last_segment == Segment(1, ("b4", "b2", "b3"))
+        else:
+            writer.machine.seal()
+            assert writer.machine.state is WriterState.OPEN
+            writer.chosen({0: "b4"})
+            assert writer.proposals == []
+        assert (writer.lac, writer.machine.state) == (0, WriterState.OPEN)
+
+
+# --- deferred sync ------------------------------------------------------------------------------
+
+
+def deferred(count: int = 3) -> WriterUnderTest:
+    """``count`` entries that b1 and b2 hold."""
+    writer = WriterUnderTest(deferred_sync=True)
+    writer.add(count)
+    for bookie in ("b1", "b2"):
+        writer.answer(bookie, range(count))
+    return writer
+
+
+def test_with_deferred_sync_only_forced_entries_are_confirmed() -> None:
+    writer = deferred(3)
+    machine = writer.machine
+    assert (machine.last_add_acknowledged, writer.lac, machine.length, machine.pending_entries) == (2, -1, 0, 0)
+    writer.force()
+    assert [(force.bookie_id, force.last_entry_id) for force in writer.forces] == [("b1", 2), ("b2", 2), ("b3", 2)]
+    # What is acknowledged after the request may have come after the bookie's sync.
+    writer.add(2)
+    for bookie in ("b1", "b2"):
+        writer.answer(bookie, [3, 4])
+    writer.forced(2, "b1", "b3")
+    assert writer.acknowledged == []
+    writer.forced(2, "b2")
+    assert (writer.acknowledged, writer.lac, machine.last_add_acknowledged) == ([2], 2, 4)
+    assert machine.length == length_of(2)
+    writer.force()
+    writer.forced(4)
+    assert (writer.acknowledged, machine.length) == ([2, 4], length_of(4))
+
+
+def test_forcing_nothing_new_asks_nobody() -> None:
+    writer = WriterUnderTest(deferred_sync=True)
+    writer.force()
+    assert writer.forces == []
+    writer = deferred(1)
+    writer.force()
+    writer.force()
+    assert len(writer.forces) == 3
+    writer.forced(0)
+    writer.force()
+    assert (len(writer.forces), writer.lac) == (3, 0)
+
+
+def test_forces_that_end_out_of_order() -> None:
+    writer = deferred(1)
+    writer.force()
+    writer.add(1)
+    for bookie in ("b1", "b2"):
+        writer.answer(bookie, 1)
+    writer.force()
+    writer.forced(1)
+    writer.forced(0)
+    assert (writer.acknowledged, writer.machine.length) == ([1], length_of(1))
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_with_deferred_sync_a_failed_bookie_ends_the_writer(forced: bool) -> None:
+    writer = deferred(1)
+    if forced:
+        writer.force()
+        writer.forced(0, "b1", "b2")
+    writer.fail("b3")
+    assert isinstance(writer.machine.error, EnsembleChangeRefusedError)
+    writer.forced(0)
+    # b3 has synced nothing, or forgot it.
+    assert (writer.acknowledged, writer.choices) == ([], [])
+
+
+def test_with_deferred_sync_the_ensemble_can_change_before_the_first_acknowledgement() -> None:
+    writer = WriterUnderTest(deferred_sync=True)
+    writer.fail("b3")
+    writer.add(2)
+    for bookie in ("b1", "b2"):
+        writer.answer(bookie, [0, 1])
+    # Acknowledged entries could not move: first the bookie.
+    assert writer.machine.last_add_acknowledged == -1
+    writer.chosen({2: "b4"})
+    writer.sent()
+    writer.written()
+    assert writer.sent() == {"b4": [0, 1]}
+    assert writer.machine.last_add_acknowledged == 1
+    writer.force()
+    writer.forced(1, "b1", "b2", "b4")
+    assert writer.acknowledged == [1]
+
+
+def test_with_deferred_sync_no_bookie_can_be_done_without() -> None:
+    writer = WriterUnderTest(deferred_sync=True)
+    writer.add(1)
+    writer.fail("b3")
+    writer.no_bookies(NO_MORE)
+    assert writer.machine.error is NO_MORE
+
+
+def test_a_bookie_that_fails_after_the_last_force_does_not_hinder_closing() -> None:
+    writer = deferred(1)
+    writer.force()
+    writer.forced(0)
+    writer.machine.seal()
+    writer.fail("b1")
+    assert (writer.machine.error, writer.lac) == (None, 0)
+
+
 def test_a_failed_change_ends_the_writer() -> None:
     writer = changing()
     error = MetadataUnavailableError("stalled")
@@ -688,6 +924,8 @@ def test_any_order_of_events(quorum: Quorum, seed: int) -> None:
             writer.fail(random_.choice(machine.ensemble))
         elif step < 0.36:
             settle_change()
+        elif step < 0.40:
+            machine.on_search_slow()
         elif step < 0.46:
             machine.retry_refused(random_.choice(machine.ensemble))
         elif on_the_way:

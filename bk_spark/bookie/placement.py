@@ -1,0 +1,224 @@
+"""Which bookies a ledger gets. Pure: what is known of the cluster comes in, the choice goes out.
+
+Entry ``e`` is stored by ``Qw`` neighbours in the ensemble, beginning at position ``e mod E`` (facts §4.1). So the
+*windows* of ``Qw`` neighbours, round the end, are what must not share a rack. A window is spread when its bookies
+are in at least ``min(min_racks, Qw)`` racks; the rule is Apache's (``minNumRacksPerWriteQuorum``).
+
+Bookies that failed lately (``last``) are taken only where there are not enough others, and then as few as possible.
+Any ensemble of different bookies is legal metadata (facts §4.13): the spread is a wish unless ``enforce`` is set.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bk_spark.protocol.errors import NotEnoughBookiesError
+from bk_spark.protocol.quorum import Quorum
+
+#: The rack of a bookie of which nothing is known. Source: facts §4.13.
+DEFAULT_RACK: Final = "/default-rack"
+#: Steps of the search for a spread ensemble; beyond it the best found so far is taken.
+_SEARCH_STEPS: Final = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A policy. ``min_racks`` of 1 means that racks do not matter. The same random source, the same choices."""
+
+    random: random.Random
+    min_racks: int = 1
+    enforce: bool = False
+
+    def ensemble(self, quorum: Quorum, racks: Mapping[str, str], last: Collection[str] = ()) -> tuple[str, ...]:
+        """Different bookies among the keys of ``racks`` (their racks are its values), in the order of the ensemble.
+
+        Raises NotEnoughBookiesError: too few bookies, or with ``enforce`` no spread ensemble.
+        """
+        size = quorum.ensemble_size
+        good = sorted(bookie for bookie in racks if bookie not in last)
+        poor = sorted(bookie for bookie in racks if bookie in last)
+        if len(racks) < size:
+            raise NotEnoughBookiesError(
+                f"{size} writable bookies are needed, {len(racks)} are registered; start more bookies or use a "
+                "smaller ensembleSize"
+            )
+        least_poor = max(0, size - len(good))
+        need = self._need(quorum)
+        if need == 1 or (not self.enforce and len(set(racks.values())) == 1):
+            chosen = self.random.sample(good, size - least_poor) + self.random.sample(poor, least_poor)
+            self.random.shuffle(chosen)
+            return tuple(chosen)
+        most_poor = min(size, len(poor)) if len(set(racks.values())) >= need else least_poor
+        for poor_count in range(least_poor, most_poor + 1):
+            search = _Search(quorum, need, _by_rack(good, racks), _by_rack(poor, racks), poor_count, self.random)
+            order = search.run()
+            if order is not None and not (self.enforce and search.unspread):
+                return self._fill(order, search.good, search.poor)
+        raise NotEnoughBookiesError(
+            f"every write quorum of {quorum.write_quorum_size} bookies must be in {need} racks or more "
+            f"(enforceMinNumRacksPerWriteQuorum), which no ensemble of {size} of the writable bookies is: "
+            f"{_count_racks(racks.values())}"
+        )
+
+    def replacement(
+        self,
+        quorum: Quorum,
+        ensemble: Sequence[str],
+        index: int,
+        usable: Collection[str],
+        racks: Mapping[str, str],
+        last: Collection[str] = (),
+    ) -> str:
+        """One of ``usable`` that is not in ``ensemble``, for its position ``index``.
+
+        ``racks`` has the racks of both; a bookie it lacks is in the default rack. Raises NotEnoughBookiesError.
+        """
+        candidates = sorted(set(usable).difference(ensemble))
+        need = self._need(quorum)
+        windows = [
+            [racks.get(ensemble[position], DEFAULT_RACK) for position in window if position != index]
+            for window in _windows(quorum)
+            if index in window
+        ]
+
+        def cost(bookie: str) -> tuple[bool, int, int]:
+            kinds = [len({*window, racks.get(bookie, DEFAULT_RACK)}) for window in windows]
+            return bookie in last, sum(kind < need for kind in kinds), -sum(kinds) if need > 1 else 0
+
+        costs = {bookie: cost(bookie) for bookie in candidates}
+        if self.enforce:
+            costs = {bookie: found for bookie, found in costs.items() if found[1] == 0}
+        if costs:
+            best = min(costs.values())
+            return self.random.choice([bookie for bookie, found in costs.items() if found == best])
+        if candidates:
+            raise NotEnoughBookiesError(
+                f"no writable bookie keeps every write quorum in {need} racks or more "
+                f"(enforceMinNumRacksPerWriteQuorum); of those that are left "
+                f"{_count_racks(racks.get(bookie, DEFAULT_RACK) for bookie in candidates)}"
+            )
+        raise NotEnoughBookiesError(
+            f"no writable bookie is left to replace {ensemble[index]}, which failed; start more bookies"
+        )
+
+    def _need(self, quorum: Quorum) -> int:
+        return min(self.min_racks, quorum.write_quorum_size)
+
+    def _fill(
+        self, order: Sequence[str], good: Mapping[str, Sequence[str]], poor: Mapping[str, Sequence[str]]
+    ) -> tuple[str, ...]:
+        """A bookie of each rack in ``order``, those that failed lately only where a rack has no others left."""
+        chosen: dict[str, list[str]] = {}
+        for rack, count in Counter(order).items():
+            of_good = self.random.sample(good[rack], min(count, len(good[rack])))
+            of_poor = self.random.sample(poor[rack], count - len(of_good))
+            chosen[rack] = of_good + of_poor
+            self.random.shuffle(chosen[rack])
+        return tuple(chosen[rack].pop() for rack in order)
+
+
+def unspread_windows(quorum: Quorum, racks: Sequence[str], min_racks: int) -> int:
+    """How many windows of an ensemble in these racks are not spread over ``min_racks`` (Qw, if that is fewer)."""
+    need = min(min_racks, quorum.write_quorum_size)
+    return sum(len({racks[position] for position in window}) < need for window in _windows(quorum))
+
+
+def _windows(quorum: Quorum) -> list[tuple[int, ...]]:
+    # Where every bookie stores every entry, all windows are the same.
+    return [quorum.write_set(entry) for entry in range(quorum.ensemble_size if quorum.striped else 1)]
+
+
+def _by_rack(bookies: Sequence[str], racks: Mapping[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {rack: [] for rack in sorted(set(racks.values()))}
+    for bookie in bookies:
+        found[racks[bookie]].append(bookie)
+    return found
+
+
+def _count_racks(racks: Iterable[str]) -> str:
+    return ", ".join(f"{rack} has {count}" for rack, count in sorted(Counter(racks).items()))
+
+
+class _Search:
+    """Depth-first search for the order of racks with the fewest windows that are not spread.
+
+    Racks that the window does not have yet come first, more likely those with more bookies: with enough racks the
+    first descent succeeds. Afterwards ``unspread`` is the number of windows that could not be spread.
+    """
+
+    def __init__(
+        self,
+        quorum: Quorum,
+        need: int,
+        good: dict[str, list[str]],
+        poor: dict[str, list[str]],
+        poor_count: int,
+        source: random.Random,
+    ) -> None:
+        self.good = good
+        self.poor = poor
+        self.unspread = 0
+        self._size = quorum.ensemble_size
+        self._width = quorum.write_quorum_size
+        self._windows = _windows(quorum)
+        self._need = need
+        self._poor_left = poor_count
+        self._random = source
+        self._used: Counter[str] = Counter()
+        self._order: list[str] = []
+        self._best: list[str] | None = None
+        self._best_unspread = len(self._windows) + 1
+        self._steps = 0
+
+    def run(self) -> list[str] | None:
+        """The racks in order; None where there are too few bookies."""
+        self._descend(0)
+        self.unspread = self._best_unspread
+        return self._best
+
+    def _descend(self, unspread: int) -> None:
+        self._steps += 1
+        if len(self._order) == self._size:
+            # Each position was counted when it completed a window; fewer than the best, or we were not here.
+            self._best, self._best_unspread = list(self._order), unspread
+            return
+        for rack in self._candidates():
+            takes_poor = self._used[rack] >= len(self.good[rack])
+            self._used[rack] += 1
+            self._poor_left -= takes_poor
+            self._order.append(rack)
+            worse = unspread + self._completed_unspread()
+            if worse < self._best_unspread:
+                self._descend(worse)
+            self._order.pop()
+            self._poor_left += takes_poor
+            self._used[rack] -= 1
+            if self._best is not None and (self._best_unspread <= unspread or self._steps > _SEARCH_STEPS):
+                # No better end is possible from here, or the search has taken long enough.
+                return
+
+    def _candidates(self) -> list[str]:
+        window = self._order[-(self._width - 1) :]
+        keys: dict[str, tuple[bool, float]] = {}
+        for rack, bookies in self.good.items():
+            used = self._used[rack]
+            left = len(bookies) + (len(self.poor[rack]) if self._poor_left else 0) - used
+            if used >= len(bookies):
+                left = min(left, self._poor_left)
+            if left > 0:
+                # Weighted order: the chance to be first grows with the bookies that are left.
+                keys[rack] = (rack in window, -(self._random.random() ** (1 / left)))
+        return sorted(keys, key=keys.__getitem__)
+
+    def _completed_unspread(self) -> int:
+        """Windows that the position just filled completes, and that are not spread."""
+        newest = len(self._order) - 1
+        return sum(
+            len({self._order[position] for position in window}) < self._need
+            for window in self._windows
+            if max(window) == newest
+        )

@@ -1,0 +1,49 @@
+"""Whoever waits for something of a writer."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+
+from bk_spark.protocol.errors import BookKeeperError
+
+
+class Waiters:
+    """Futures of callers: some wait for whatever happens next, others for an entry to be confirmed. One event loop."""
+
+    def __init__(self) -> None:
+        self._any: list[asyncio.Future[None]] = []
+        #: (entry id, number, future), the lowest entry first: thousands may wait, few are ready at once.
+        self._by_entry: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._numbers = itertools.count()
+
+    async def woken(self) -> None:
+        """Until :meth:`wake`: then look again."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._any.append(future)
+        await future
+
+    async def reached(self, entry_id: int) -> None:
+        """Until :meth:`reach` of ``entry_id`` or a later one; raises what :meth:`fail` is given."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._by_entry, (entry_id, next(self._numbers), future))
+        await future
+
+    def wake(self) -> None:
+        futures, self._any = self._any, []
+        for future in futures:
+            if not future.done():
+                future.set_result(None)
+
+    def reach(self, last_entry_id: int) -> None:
+        while self._by_entry and self._by_entry[0][0] <= last_entry_id:
+            future = heapq.heappop(self._by_entry)[2]
+            if not future.done():
+                future.set_result(None)
+
+    def fail(self, error: BookKeeperError) -> None:
+        waiting, self._by_entry = self._by_entry, []
+        for _, _, future in waiting:
+            if not future.done():
+                future.set_exception(error)

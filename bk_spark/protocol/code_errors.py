@@ -1,0 +1,68 @@
+"""What a bookie's result code means as an error. Source: compatibility facts §1.5, §1.9, §1.10."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bk_spark.protocol.codes import Code
+from bk_spark.protocol.errors import (
+    BookieAnswerError,
+    BookKeeperError,
+    LedgerFencedError,
+    RequestRefusedError,
+    UnauthorizedError,
+)
+
+#: What the name of a code does not say.
+_MEANINGS: Final = {
+    Code.BAD_REQUEST: "it does not take such a request",
+    Code.BAD_VERSION: "it does not speak this version of the protocol",
+    Code.FENCED: "another client fenced the ledger",
+    Code.UNKNOWN_LEDGER_STATE: "it lost data, and has not been checked since",
+}
+_NO_AUTHENTICATION: Final = (
+    "it requires authentication (bookieAuthProviderFactoryClass), which this client does not offer"
+)
+
+
+def reason_of(code: Code, *, with_key: bool = False) -> str:
+    """What is to be said of a bookie that gave this answer, which is not OK; follows its name.
+
+    ``with_key`` tells that the request carried the ledger's master key: only then can UNAUTHORIZED be about
+    the password. Without a key it comes from bookies that want clients to authenticate.
+    """
+    meaning = _MEANINGS.get(code)
+    if code is Code.UNAUTHORIZED:
+        meaning = f"the ledger's password is wrong, or {_NO_AUTHENTICATION}" if with_key else _NO_AUTHENTICATION
+    return f"answered {code.name}" + (f": {meaning}" if meaning else "")
+
+
+def error_of(
+    code: Code,
+    operation: str | None = None,
+    *,
+    ledger_id: int | None = None,
+    entry_id: int | None = None,
+    bookie_id: str | None = None,
+    with_key: bool = False,
+) -> BookKeeperError:
+    """The error for an answer that is not OK; its text is :func:`reason_of`, after ``operation``, if given.
+
+    Retriable are the answers that may be others at another time or bookie: all but a wrong password, a fence,
+    and a request that the bookie does not understand.
+    """
+    kind: type[BookKeeperError] = BookieAnswerError
+    if code is Code.UNAUTHORIZED:
+        kind = UnauthorizedError
+    elif code is Code.FENCED:
+        kind = LedgerFencedError
+    elif code in (Code.BAD_REQUEST, Code.BAD_VERSION):
+        kind = RequestRefusedError
+    text = reason_of(code, with_key=with_key)
+    return kind(
+        f"{operation}: the bookie {text}" if operation else text,
+        ledger_id=ledger_id,
+        entry_id=entry_id,
+        bookie_id=bookie_id,
+        code=code.name,
+    )

@@ -1,0 +1,74 @@
+"""What a client must not leave behind: threads, sockets, and asyncio tasks that nobody saw end (Linux)."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+from collections import Counter
+from typing import Final
+
+from tests.support.processes import socket_inodes, tcp_sockets
+
+#: A closed socket or an ended thread may take a moment to be gone.
+_PATIENCE_S: Final = 5.0
+_POLL_S: Final = 0.02
+
+
+class _Reports(logging.Handler):
+    """Keeps what asyncio complains about: a task destroyed while pending, an error that nobody asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        error = record.exc_info[1] if record.exc_info else None
+        self.messages.append(text if error is None else f"{text}\n  {error!r}")
+
+
+class LeakWatch:
+    """Remembers what is there when it is made; :meth:`leaked` says what came since and did not go.
+
+    Sockets are compared by what they are connected to: one that its owner replaced (a session that reconnected) is
+    no leak. Call :meth:`end` when done.
+    """
+
+    def __init__(self) -> None:
+        self._threads = set(threading.enumerate())
+        self._sockets = Counter(_sockets())
+        self._reports = _Reports()
+        logging.getLogger("asyncio").addHandler(self._reports)
+
+    def end(self) -> None:
+        logging.getLogger("asyncio").removeHandler(self._reports)
+
+    def leaked(self, patience_s: float = _PATIENCE_S) -> list[str]:
+        """One line for each leak, after waiting a while for it to go; empty if all is well."""
+        # Forgotten tasks and sockets sit in cycles: only when these are collected do they report.
+        gc.collect()
+        deadline = time.monotonic() + patience_s
+        while (left := self._left()) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        return left + [f"asyncio: {message}" for message in self._reports.messages]
+
+    def _left(self) -> list[str]:
+        threads = [thread for thread in threading.enumerate() if thread not in self._threads and thread.is_alive()]
+        sockets = Counter(_sockets()) - self._sockets
+        return [f"thread {thread.name} ({'daemon' if thread.daemon else 'not daemon'})" for thread in threads] + [
+            f"{count} socket{'s' if count > 1 else ''}: {what}" for what, count in sorted(sockets.items())
+        ]
+
+
+def _sockets() -> list[str]:
+    """This process's sockets, each as what it is connected to."""
+    known = {
+        one.inode: f"listening at {one.local[0]}:{one.local[1]}"
+        if one.listening
+        else f"connected to {one.remote[0]}:{one.remote[1]}"
+        for one in tcp_sockets("self")
+    }
+    # Others are not TCP, or not connected: pairs that event loops wake themselves with, for one.
+    return [known.get(inode, "not connected") for inode in socket_inodes("self")]

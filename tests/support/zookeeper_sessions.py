@@ -1,0 +1,35 @@
+"""Ends sessions with ZooKeeper that would rather live."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+from kazoo.client import KazooClient
+from kazoo.handlers.threading import KazooTimeoutError
+
+from bk_spark.bookie.zookeeper import CONNECTED, LOST, ZooKeeper
+
+
+def expire(session: ZooKeeper) -> None:
+    """End the session by another connection that takes it over and closes it; wait until it has a new one."""
+    lost, back = threading.Event(), threading.Event()
+
+    def listener(state: str) -> None:
+        if state == LOST:
+            lost.set()
+        elif state == CONNECTED and lost.is_set():
+            back.set()
+
+    session.add_state_listener(listener)
+    while not lost.is_set():
+        client_id = session._client.client_id
+        if client_id is not None:
+            thief = KazooClient(session.servers, client_id=client_id, timeout=10)
+            with contextlib.suppress(KazooTimeoutError):
+                thief.start(5)
+            thief.stop()
+            thief.close()
+        lost.wait(1)
+    assert back.wait(20)
+    session.remove_state_listener(listener)

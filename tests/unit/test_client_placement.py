@@ -1,0 +1,167 @@
+"""Placement against brute force: every small cluster, every quorum, every set of bookies that failed lately."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from bk_spark.bookie.placement import DEFAULT_RACK, Placement, unspread_windows
+from bk_spark.protocol.errors import NotEnoughBookiesError
+from bk_spark.protocol.quorum import Quorum
+
+
+def clusters(most: int) -> Iterator[dict[str, str]]:
+    """Up to ``most`` bookies in up to three racks, larger racks first: every shape once."""
+    for sizes in itertools.product(range(most + 1), repeat=3):
+        if list(sizes) == sorted(sizes, reverse=True) and 0 < sum(sizes) <= most:
+            racks = [f"/r{number}" for number, size in enumerate(sizes) for _ in range(size)]
+            yield {f"b{number}": rack for number, rack in enumerate(racks)}
+
+
+def quorums(most: int) -> Iterator[Quorum]:
+    for size in range(1, most + 1):
+        for write in range(1, size + 1):
+            yield Quorum(size, write, 1)
+
+
+def fewest_unspread(quorum: Quorum, racks: dict[str, str], least: int, last: Sequence[str] = ()) -> tuple[int, int]:
+    """By trying everything: the fewest bookies of ``last`` in an ensemble, and with these the fewest bad windows."""
+    return min(
+        (sum(bookie in last for bookie in order), unspread_windows(quorum, [racks[bookie] for bookie in order], least))
+        for order in itertools.permutations(racks, quorum.ensemble_size)
+    )
+
+
+@pytest.mark.parametrize("least", [2, 3])
+def test_every_small_cluster_is_spread_as_far_as_it_can_be(least: int) -> None:
+    source = random.Random(1)
+    for racks in clusters(5):
+        for quorum in quorums(len(racks)):
+            policy = Placement(source, least)
+            ensemble = policy.ensemble(quorum, racks)
+            assert len(set(ensemble)) == quorum.ensemble_size
+            assert set(ensemble) <= racks.keys()
+            unspread = unspread_windows(quorum, [racks[bookie] for bookie in ensemble], least)
+            best = fewest_unspread(quorum, racks, least)[1]
+            assert unspread == best, (quorum, racks, ensemble)
+            strict = Placement(source, least, enforce=True)
+            if best:
+                with pytest.raises(NotEnoughBookiesError, match="enforceMinNumRacks.*/r0 has"):
+                    strict.ensemble(quorum, racks)
+            else:
+                found = strict.ensemble(quorum, racks)
+                assert unspread_windows(quorum, [racks[bookie] for bookie in found], least) == 0
+
+
+def test_bookies_that_failed_are_taken_last_and_as_few_as_possible() -> None:
+    source = random.Random(2)
+    for racks in clusters(4):
+        for quorum in quorums(len(racks)):
+            for count in range(len(racks) + 1):
+                for last in itertools.combinations(racks, count):
+                    ensemble = Placement(source, 2).ensemble(quorum, racks, last)
+                    unspread = unspread_windows(quorum, [racks[bookie] for bookie in ensemble], 2)
+                    found = sum(bookie in last for bookie in ensemble), unspread
+                    assert found == fewest_unspread(quorum, racks, 2, last), (quorum, racks, last, ensemble)
+                    plain = Placement(source).ensemble(quorum, racks, last)
+                    assert sum(bookie in last for bookie in plain) == max(
+                        0, quorum.ensemble_size - (len(racks) - count)
+                    )
+
+
+def test_a_spread_that_is_enforced_takes_a_bookie_that_failed_rather_than_none() -> None:
+    racks = {"b0": "/a", "b1": "/a", "b2": "/b"}
+    policy = Placement(random.Random(3), 2, enforce=True)
+    assert "b2" in policy.ensemble(Quorum(2, 2, 2), racks, last={"b2"})
+    assert set(policy.ensemble(Quorum(2, 2, 2), {**racks, "b3": "/b"}, last={"b2"})).isdisjoint({"b2"})
+
+
+def bad_windows(quorum: Quorum, ensemble: Sequence[str], index: int, bookie: str, racks: dict[str, str]) -> int:
+    """Windows with position ``index`` that are not in two racks when ``bookie`` is there."""
+    kinds = [racks[member] for member in [*ensemble[:index], bookie, *ensemble[index + 1 :]]]
+    windows = {frozenset(quorum.write_set(entry)) for entry in range(quorum.ensemble_size)}
+    need = min(2, quorum.write_quorum_size)
+    return sum(len({kinds[position] for position in window}) < need for window in windows if index in window)
+
+
+@pytest.mark.parametrize("enforce", [False, True])
+def test_replacements_keep_the_spread_where_any_can(enforce: bool) -> None:
+    source = random.Random(4)
+    for racks in clusters(5):
+        for quorum in quorums(len(racks)):
+            policy = Placement(source, 2, enforce)
+            ensemble = Placement(source, 2).ensemble(quorum, racks)
+            usable = set(racks).difference(ensemble)
+            for index in range(quorum.ensemble_size):
+                bad = {bookie: bad_windows(quorum, ensemble, index, bookie, racks) for bookie in usable}
+                best = min(bad.values(), default=None)
+                if best is None or (enforce and best):
+                    with pytest.raises(NotEnoughBookiesError):
+                        policy.replacement(quorum, ensemble, index, usable, racks)
+                else:
+                    chosen = policy.replacement(quorum, ensemble, index, usable, racks)
+                    assert chosen in usable
+                    assert bad[chosen] == best
+
+
+def test_replacements_prefer_bookies_that_did_not_fail() -> None:
+    racks = {"b0": "/a", "b1": "/b", "b2": "/a", "b3": "/b", "b4": "/b"}
+    policy = Placement(random.Random(5), 2)
+    quorum = Quorum(2, 2, 2)
+    for _ in range(20):
+        # b4 alone keeps the spread and did not fail.
+        assert policy.replacement(quorum, ("b0", "b1"), 1, {"b2", "b3", "b4"}, racks, last={"b3"}) == "b4"
+        # Rather a write quorum in one rack than a bookie that is likely dead.
+        assert policy.replacement(quorum, ("b0", "b1"), 1, {"b2", "b3"}, racks, last={"b3"}) == "b2"
+        assert policy.replacement(quorum, ("b0", "b1"), 1, {"b3"}, racks, last={"b3"}) == "b3"
+    strict = Placement(random.Random(5), 2, enforce=True)
+    assert strict.replacement(quorum, ("b0", "b1"), 1, {"b2", "b3"}, racks, last={"b3"}) == "b3"
+    with pytest.raises(NotEnoughBookiesError, match="/a has 1"):
+        strict.replacement(quorum, ("b0", "b1"), 1, {"b2"}, racks)
+    with pytest.raises(NotEnoughBookiesError, match="no writable bookie is left"):
+        strict.replacement(quorum, ("b0", "b1"), 1, {"b0", "b1"}, racks)
+
+
+def test_members_whose_rack_nobody_knows() -> None:
+    policy = Placement(random.Random(6), 2)
+    chosen = policy.replacement(Quorum(2, 2, 2), ("gone", "b1"), 1, {"b2", "b3"}, {"b2": DEFAULT_RACK, "b3": "/a"})
+    assert chosen == "b3"
+
+
+def test_too_few_bookies() -> None:
+    with pytest.raises(NotEnoughBookiesError, match="3 writable bookies are needed, 2 are registered"):
+        Placement(random.Random(7)).ensemble(Quorum(3, 3, 2), {"b1": DEFAULT_RACK, "b2": DEFAULT_RACK})
+
+
+def test_the_same_source_gives_the_same_choice() -> None:
+    racks = {f"b{number}": f"/r{number % 4}" for number in range(12)}
+    for least in (1, 2, 3):
+        first, second = (
+            [Placement(random.Random(8), least).ensemble(Quorum(5, 3, 2), racks) for _ in range(3)] for _ in range(2)
+        )
+        assert first == second
+
+
+def test_choices_are_spread_over_all_bookies() -> None:
+    racks = {f"b{number}": f"/r{number % 3}" for number in range(9)}
+    for least in (1, 2):
+        policy = Placement(random.Random(9), least)
+        taken = Counter(bookie for _ in range(900) for bookie in policy.ensemble(Quorum(3, 3, 2), racks))
+        assert min(taken.values()) > 200, taken
+        firsts = Counter(policy.ensemble(Quorum(3, 3, 2), racks)[0] for _ in range(900))
+        assert min(firsts.values()) > 50, firsts
+
+
+@pytest.mark.parametrize(("quorum", "count"), [(Quorum(20, 10, 5), 40), (Quorum(7, 3, 2), 300), (Quorum(9, 4, 2), 12)])
+def test_large_clusters_take_no_time(quorum: Quorum, count: int) -> None:
+    racks = {f"b{number}": f"/r{number % 11}" for number in range(count)}
+    ensemble = Placement(random.Random(10), 3).ensemble(quorum, racks)
+    assert unspread_windows(quorum, [racks[bookie] for bookie in ensemble], 3) == 0
+    # Nearly everything in one rack: no spread to be had, and the search ends all the same.
+    lopsided = {bookie: "/r0" if number > 3 else f"/r{number}" for number, bookie in enumerate(racks)}
+    ensemble = Placement(random.Random(10), 3).ensemble(quorum, lopsided)
+    assert len(set(ensemble)) == quorum.ensemble_size

@@ -1,0 +1,341 @@
+"""Closing by the writer: every re-read rule, and every interleaving with recoveries and re-replication (C13, C14)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations, product
+from random import Random
+
+import pytest
+
+from bk_spark.protocol.closing import ATTEMPTS, Closed, LedgerClosing, ReadMetadata
+from bk_spark.protocol.codes import NO_ENTRY
+from bk_spark.protocol.entry import Entry
+from bk_spark.protocol.errors import (
+    BookKeeperError,
+    LedgerFencedError,
+    MetadataConflictError,
+    MetadataUnavailableError,
+)
+from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, Segment
+from bk_spark.protocol.quorum import Answer, Quorum
+from bk_spark.protocol.recovery import (
+    EndFound,
+    FenceBookie,
+    FencingRead,
+    LedgerRecovery,
+    LengthRead,
+    RecoveryFailed,
+    StartWriteBack,
+    WriteBack,
+)
+from bk_spark.protocol.writer_actions import Failed, WriteMetadata
+from tests.support.ledgers import LEDGER, ledger
+
+PLAIN = Quorum(3, 3, 2)
+START = ledger(PLAIN, (0, "b1 b2 b3"), (5, "b1 b2 b4"))
+END = (9, 100)
+
+
+def closing(**settings: int) -> LedgerClosing:
+    return LedgerClosing(LEDGER, START, *END, **settings)
+
+
+def proposal(machine: LedgerClosing) -> LedgerMetadata:
+    (action,) = machine.take_actions()
+    assert isinstance(action, WriteMetadata)
+    return action.metadata
+
+
+def outcome(machine: LedgerClosing) -> LedgerMetadata | BookKeeperError:
+    (action,) = machine.take_actions()
+    if isinstance(action, Closed):
+        return action.metadata
+    assert isinstance(action, Failed)
+    return action.error
+
+
+def test_nobody_interferes() -> None:
+    machine = closing()
+    closed = proposal(machine)
+    assert closed == START.closed(*END)
+    machine.on_metadata_written(closed)
+    assert outcome(machine) == closed
+    # Whatever comes later is of no interest.
+    machine.on_metadata_written(closed)
+    machine.on_metadata_conflict(START.closed(1, 1))
+    machine.on_outcome_unknown()
+    machine.on_unavailable(MetadataUnavailableError("away"))
+    assert machine.take_actions() == []
+
+
+def test_c13_a_lost_reply_is_found_out() -> None:
+    machine = closing()
+    closed = proposal(machine)
+    machine.on_outcome_unknown()
+    assert machine.take_actions() == [ReadMetadata()]
+    machine.on_metadata_conflict(closed)
+    assert outcome(machine) == closed
+
+
+def test_c13_a_lost_request_is_sent_again() -> None:
+    machine = closing()
+    proposal(machine)
+    machine.on_outcome_unknown()
+    machine.take_actions()
+    machine.on_metadata_conflict(START)
+    assert proposal(machine) == START.closed(*END)
+
+
+@pytest.mark.parametrize("end", [(8, 90), (9, 99), (10, 110), (-1, 0)])
+def test_closed_elsewhere(end: tuple[int, int]) -> None:
+    machine = closing()
+    proposal(machine)
+    machine.on_metadata_conflict(START.closed(*end))
+    error = outcome(machine)
+    assert isinstance(error, LedgerFencedError)
+    assert f"at entry {end[0]} ({end[1]} bytes)" in error.message
+    assert "last acknowledged entry is 9 (100 bytes)" in error.message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: replace(START, segments=(Segment(0, ("b1", "b2", "b9")), START.segments[1])),
+        lambda: replace(START, segments=(START.segments[0], Segment(5, ("b1", "b9", "b4")))),
+        START.in_recovery,
+        lambda: replace(START.in_recovery(), custom_metadata={"by": b"somebody"}),
+    ],
+    ids=["re-replicated", "last segment re-replicated", "in recovery", "in recovery, with custom metadata"],
+)
+def test_changed_by_others(change: Callable[[], LedgerMetadata]) -> None:
+    """The end goes on top of what was found, of which nothing is lost."""
+    machine = closing()
+    proposal(machine)
+    found = change()
+    machine.on_metadata_conflict(found)
+    assert proposal(machine) == found.closed(*END)
+
+
+@pytest.mark.parametrize(
+    "segments", [START.segments[:1], (*START.segments, Segment(7, ("b7", "b8", "b9")))], ids=["one gone", "one more"]
+)
+def test_segments_of_a_second_writer_are_not_closed_over(segments: tuple[Segment, ...]) -> None:
+    machine = closing()
+    proposal(machine)
+    machine.on_metadata_conflict(replace(START, segments=segments))
+    error = outcome(machine)
+    assert isinstance(error, MetadataConflictError)
+    assert "this writer's at [0, 5]" in error.message
+
+
+def test_metadata_that_keep_changing() -> None:
+    machine = closing()
+    for _ in range(ATTEMPTS):
+        proposal(machine)
+        machine.on_metadata_conflict(START.in_recovery())
+    assert isinstance(outcome(machine), MetadataConflictError)
+
+
+def test_metadata_that_cannot_be_read() -> None:
+    error = MetadataUnavailableError("away")
+    machine = closing()
+    proposal(machine)
+    machine.on_outcome_unknown()
+    machine.take_actions()
+    machine.on_unavailable(error)
+    assert outcome(machine) is error
+
+
+# --- C14: everybody at once ---------------------------------------------------------------------
+
+
+@dataclass
+class Store:
+    metadata: LedgerMetadata = START
+    version: int = 0
+    #: What the ledger ever was closed as.
+    closed: list[LedgerMetadata] = field(default_factory=list)
+
+    def write(self, metadata: LedgerMetadata, version: int) -> bool:
+        if version != self.version:
+            return False
+        was_closed = self.metadata.state is LedgerState.CLOSED
+        self.metadata, self.version = metadata, version + 1
+        if metadata.state is LedgerState.CLOSED:
+            self.closed.append(metadata)
+        assert not was_closed or metadata.state is LedgerState.CLOSED
+        return True
+
+
+#: One client: each step is one message that reaches the store. Yields its result at the end, None before.
+Client = Iterator[LedgerMetadata | BookKeeperError | None]
+
+
+def writer(store: Store, lost_reply: int) -> Client:
+    """The reply number ``lost_reply`` of the store is lost."""
+    machine, version, requests = closing(), 0, 0
+    while True:
+        (action,) = machine.take_actions()
+        match action:
+            case WriteMetadata(metadata):
+                yield None
+                requests += 1
+                done = store.write(metadata, version)
+                if requests == lost_reply or not done:
+                    machine.on_outcome_unknown()
+                else:
+                    machine.on_metadata_written(metadata)
+            case ReadMetadata():
+                yield None
+                version = store.version
+                machine.on_metadata_conflict(store.metadata)
+            case Closed(metadata):
+                yield metadata
+                return
+            case Failed(error):
+                yield error
+                return
+
+
+def recoverer(store: Store, spare: str) -> Client:
+    """It finds the writer's end, as it must once that has drained; ``spare`` took a failed bookie's place."""
+    while True:
+        yield None
+        found, version = store.metadata, store.version
+        if found.state is LedgerState.CLOSED:
+            yield found
+            return
+        if found.state is LedgerState.OPEN:
+            yield None
+            found = found.in_recovery()
+            if not store.write(found, version):
+                continue
+            version += 1
+        yield None
+        ensemble = (spare, *found.last_segment.ensemble[1:])
+        closed = found.with_segment(Segment(END[0], ensemble)).closed(*END)
+        if store.write(closed, version):
+            yield closed
+            return
+
+
+def replicator(store: Store) -> Client:
+    yield None
+    found, version = store.metadata, store.version
+    yield None
+    first = replace(found.segments[0], ensemble=("b1", "b2", "b7"))
+    store.write(replace(found, segments=(first, *found.segments[1:])), version)
+    yield store.metadata
+
+
+Clients = Callable[[Store], list[Client]]
+
+
+@pytest.mark.parametrize("lost_reply", [0, 1, 2])
+@pytest.mark.parametrize(
+    "others",
+    [
+        lambda store: [recoverer(store, "b8"), recoverer(store, "b9")],
+        lambda store: [recoverer(store, "b8"), replicator(store)],
+    ],
+    ids=["two recoverers", "a recoverer and re-replication"],
+)
+def test_c14_every_interleaving_gives_one_end(others: Clients, lost_reply: int) -> None:
+    """A writer that closes among others: every order in which their messages reach the store. Orders in which every
+    client saw the same are tried once."""
+    orders: list[tuple[int, ...]] = [()]
+    known: set[object] = set()
+    ends = over_recovery = 0
+    while orders:
+        order = orders.pop()
+        store = Store()
+        clients = [writer(store, lost_reply), *others(store)]
+        results: dict[int, LedgerMetadata | BookKeeperError] = {}
+        saw: list[list[tuple[int, LedgerState, object]]] = [[] for _ in clients]
+        for number in order:
+            saw[number].append((store.version, store.metadata.state, store.metadata.segments))
+            result = next(clients[number])
+            if result is not None:
+                results[number] = result
+        key = (tuple(map(tuple, saw)), store.version, store.metadata.state, store.metadata.segments)
+        if key in known:
+            continue
+        known.add(key)
+        left = [number for number in range(len(clients)) if number not in results]
+        if left:
+            orders += [(*order, number) for number in left]
+            continue
+        ends += 1
+        assert store.metadata.state is LedgerState.CLOSED
+        # Re-replication may write a closed ledger again, at the same end.
+        assert {(closed.last_entry_id, closed.length) for closed in store.closed} == {END}
+        for result in results.values():
+            assert isinstance(result, LedgerMetadata), result
+        over_recovery += any(seen[1] is LedgerState.IN_RECOVERY for seen in saw[0])
+    assert ends > 50
+    assert over_recovery > 10
+
+
+# --- why closing over IN_RECOVERY is safe -------------------------------------------------------
+
+PAYLOADS = [b"first", b"second one"]
+DRAINED = (1, sum(map(len, PAYLOADS)))
+
+
+def stored(entry_id: int, lac: int) -> Entry:
+    length = sum(map(len, PAYLOADS[: entry_id + 1]))
+    return Entry(LEDGER, entry_id, lac, length, memoryview(PAYLOADS[entry_id]))
+
+
+def recovered_end(holders: Sequence[frozenset[str]], silent: str | None, order: Random) -> tuple[int, int] | None:
+    """Where a recovery ends whose bookies answer in any order; None where it cannot tell."""
+    machine = LedgerRecovery(LEDGER, ledger(PLAIN).in_recovery(), read_ahead_entries=2)
+    actions: list[object] = []
+    start, written = (NO_ENTRY, 0), 0
+    while True:
+        actions += machine.take_actions()
+        order.shuffle(actions)
+        # What comes back in order is what the machine decided, not what bookies say.
+        actions.sort(key=lambda action: isinstance(action, EndFound | RecoveryFailed))
+        match actions.pop(0):
+            case FenceBookie(bookie) if bookie == silent:
+                machine.on_fence_answer(bookie, Answer.UNKNOWN)
+            case FenceBookie(bookie):
+                held = [entry_id for entry_id, at in enumerate(holders) if bookie in at]
+                if held:
+                    machine.on_fence_answer(bookie, Answer.PRESENT, stored(held[-1], held[-1] - 1))
+                else:
+                    machine.on_fence_answer(bookie, Answer.ABSENT)
+            case FencingRead(bookie, entry_id) | LengthRead(bookie, entry_id):
+                if bookie == silent:
+                    machine.on_read_answer(bookie, entry_id, Answer.UNKNOWN)
+                elif entry_id < len(holders) and bookie in holders[entry_id]:
+                    machine.on_read_answer(bookie, entry_id, Answer.PRESENT, stored(entry_id, entry_id - 1))
+                else:
+                    machine.on_read_answer(bookie, entry_id, Answer.ABSENT)
+            case StartWriteBack(last_entry_id, length):
+                start = (last_entry_id, length)
+            case WriteBack(payloads):
+                written += payloads.size_bytes
+            case EndFound(last_entry_id):
+                return last_entry_id, start[1] + written
+            case RecoveryFailed():
+                return None
+
+
+BOOKIES = ("b1", "b2", "b3")
+ACK_QUORUMS = [frozenset(some) for size in (2, 3) for some in combinations(BOOKIES, size)]
+
+
+@pytest.mark.parametrize("silent", [None, *BOOKIES])
+def test_a_recovery_of_a_drained_ledger_finds_its_very_end(silent: str | None) -> None:
+    """Wherever the acknowledged entries lie, whoever is away, in whatever order the answers come."""
+    told = 0
+    for holders in product(ACK_QUORUMS, repeat=2):
+        for seed in range(20):
+            end = recovered_end(holders, silent, Random(seed))
+            assert end in (DRAINED, None)
+            told += end is not None
+    assert told > 100
