@@ -11,11 +11,12 @@ export PYTHON
 # Arguments for pytest: make test PYTEST_ARGS="tests/unit -x"
 PYTEST_ARGS ?=
 
-.PHONY: help demo test lint format bench proto clean
+.PHONY: help demo test faults lint format bench proto clean
 
 help:
 	@echo "make demo    real flights through Spark, three bookies and back, with one of them killed"
 	@echo "make test    all tests: unit, integration, Spark, interop with Apache's Java, faults"
+	@echo "make faults  more runs with failing servers and links: SEEDS=1-50, or 7, or 3,8"
 	@echo "make lint    ruff, mypy --strict, import contract"
 	@echo "make format  let ruff rewrite what it can"
 	@echo "make bench   speed of writing and reading"
@@ -35,6 +36,10 @@ test: $(STAMP)
 	@scripts/ensure_java.sh --build
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+faults: $(STAMP)
+	@scripts/ensure_java.sh
+	FAULT_SEEDS=$(SEEDS) $(BIN)/python -m pytest tests/faults/test_continuous_write.py $(PYTEST_ARGS)
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -46,7 +51,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 bench: $(STAMP)
-	@scripts/ensure_java.sh
+	@scripts/ensure_java.sh --build
 	$(BIN)/python -m benchmarks
 
 # A generator older than the oldest protobuf we support: its output works with that and with newer ones.

@@ -17,6 +17,7 @@ import pytest
 from bk_spark.bookie.cluster_init import init_cluster
 from bk_spark.bookie.zookeeper import ZooKeeper
 from bookie_server.local import LocalCluster
+from tests.support.leaks import LeakWatch
 from tests.support.servers import BOOKIE_SETTINGS, spark_session, start_timeout_ms
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _DIRECTORIES = ("unit", "simulation", "integration", "spark", "interop", "faults")
 _PURE = ("unit", "simulation")
 _STARTING = {"cluster", "spark", "zk_only"}
+_LEAK_CHECKED = ("integration", "interop", "faults")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,6 +42,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if directory in _PURE and started:
             raise pytest.UsageError(f"{item.nodeid}: a {directory} test may not use {', '.join(sorted(started))}")
     items.sort(key=order.__getitem__)
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that leaves a thread, a socket or an asyncio task behind fails.
+
+    Fixtures of wider scope that the test names are set up before this one; those of its own scope after it, and
+    they are gone when it looks.
+    """
+    checked = any(request.node.get_closest_marker(directory) for directory in _LEAK_CHECKED)
+    # Spark's driver opens and keeps connections as it likes.
+    if not checked or "spark" in request.fixturenames:
+        yield
+        return
+    watch = LeakWatch()
+    try:
+        yield
+        leaked = watch.leaked()
+    finally:
+        watch.end()
+    assert not leaked, "left behind by this test:\n" + "\n".join(leaked)
 
 
 @pytest.fixture(scope="session")

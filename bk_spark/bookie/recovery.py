@@ -94,6 +94,7 @@ class _Recovery:
         self._config = config
         self._machine = LedgerRecovery(ledger_id, stored.metadata)
         self._tasks = TaskSet(f"recovery of ledger {ledger_id}", self._fail)
+        self._warned: set[str] = set()
         self._writer: WriteHandle | None = None
         #: Write-backs in order; None marks the end.
         self._to_write: asyncio.Queue[StartWriteBack | WriteBack | EndFound | RecoveryFailed] = asyncio.Queue()
@@ -188,19 +189,25 @@ class _Recovery:
                     with_key=key is not None,
                 )
             if answer.code is not Code.OK:
-                _LOG.warning("ledger %d: bookie %s answered %s", self._ledger_id, bookie_id, answer.code.name)
+                self._warn(bookie_id, f"answered {answer.code.name}")
                 return Answer.UNKNOWN, None
             expected = None if entry_id == LAST_ENTRY else entry_id
             entry = verify_entry(answer.stored, self._ledger_id, expected, self._digest_type, self._digest)
             return Answer.PRESENT, entry
         except (PeerError, TimeoutError) as error:
-            _LOG.warning("ledger %d: bookie %s: %s", self._ledger_id, bookie_id, str(error) or "no answer in time")
+            self._warn(bookie_id, str(error) or "no answer in time")
             if not isinstance(error, DigestMismatchError):
                 self._services.bookie_failed(bookie_id)
             return Answer.UNKNOWN, None
         except BookKeeperError as error:
             self._fail(error)
             return Answer.UNKNOWN, None
+
+    def _warn(self, bookie_id: str, what: str) -> None:
+        """Once per bookie: a broken connection fails all that was asked there."""
+        if bookie_id not in self._warned:
+            self._warned.add(bookie_id)
+            _LOG.warning("ledger %d: recovery: bookie %s: %s", self._ledger_id, bookie_id, what)
 
     def _fail(self, error: BookKeeperError) -> None:
         self._to_write.put_nowait(RecoveryFailed(error))

@@ -185,7 +185,7 @@ def _from_message(message: LedgerMetadataFormat, version: int) -> LedgerMetadata
         password=message.password if has_password else None,
         creation_time_ms=message.ctime if message.HasField("ctime") else None,
         custom_metadata={pair.key: pair.value for pair in message.customMetadata},
-        creator_token=message.cToken if message.HasField("cToken") else None,
+        creator_token=message.cToken or None,
         format_version=version,
     )
 

@@ -355,9 +355,10 @@ class LedgerWriter:
 
     def _on_error_codes(self, bookie_id: str, codes: set[Code]) -> None:
         if Code.FENCED in codes:
-            self._end(LedgerFencedError, "another client fenced the ledger", bookie_id)
+            self._end(LedgerFencedError, "another client fenced the ledger", bookie_id, Code.FENCED)
         elif Code.UNAUTHORIZED in codes:
-            self._end(UnauthorizedError, f"add: the bookie {reason_of(Code.UNAUTHORIZED, with_key=True)}", bookie_id)
+            said = reason_of(Code.UNAUTHORIZED, with_key=True)
+            self._end(UnauthorizedError, f"add: the bookie {said}", bookie_id, Code.UNAUTHORIZED)
         else:
             self.on_bookie_failed(bookie_id)
 
@@ -404,5 +405,8 @@ class LedgerWriter:
             EnsembleChangeRefusedError, f"bookie {', '.join(sorted(self._failures.failed.values()))} failed; {why}"
         )
 
-    def _end(self, kind: type[BookKeeperError], message: str, bookie_id: str | None = None) -> None:
-        self.fail(kind(message, ledger_id=self.ledger_id, bookie_id=bookie_id))
+    def _end(
+        self, kind: type[BookKeeperError], message: str, bookie_id: str | None = None, code: Code | None = None
+    ) -> None:
+        name = None if code is None else code.name
+        self.fail(kind(message, ledger_id=self.ledger_id, bookie_id=bookie_id, code=name))

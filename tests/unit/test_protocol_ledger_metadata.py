@@ -103,7 +103,7 @@ def test_an_end_is_written_for_closed_ledgers_only(state: LedgerState) -> None:
 
 
 def test_trailing_bytes_are_not_read() -> None:
-    assert decode(encode(OPEN) + b"whatever comes later") == replace(OPEN, creator_token=0)
+    assert decode(encode(OPEN) + b"whatever comes later") == replace(OPEN, creator_token=None)
 
 
 def test_old_ledgers_without_password_or_ack_quorum() -> None:
