@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import ClassVar, Final, Self
 
 from bk_spark.bookie.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import BookieUnavailableError
@@ -17,29 +17,35 @@ from bookie_server.local import LOOPBACK, LocalBookie
 from bookie_server.local_process import STOP_TIMEOUT_MS, GuardedGroup
 from bookie_server.local_state import DirectoryLock, PortChooser
 from bookie_server.local_zookeeper import find_java
+from tests.interop import jvm
 from tests.interop.maven_build import harness_classpath
+from tests.support.servers import BOOKIE_SETTINGS
 
 _START_TIMEOUT_MS: Final = 60_000
 _PROBE_TIMEOUT_S: Final = 1.0
 _POLL_S: Final = 0.05
-_JVM_OPTIONS: Final = (
-    "-Xmx256m",
-    "-XX:MaxDirectMemorySize=256m",
-    "-XX:+UseSerialGC",
-    "-XX:TieredStopAtLevel=1",
-    "-XX:-UsePerfData",
-    "-XX:+ExitOnOutOfMemoryError",
-    "-Djava.net.preferIPv4Stack=true",
-    "-Dio.netty.leakDetection.level=disabled",
-    "-Dlog4j2.configurationFile=log4j2-interop.xml",
-    "-Dinterop.log.level=INFO",
-)
+_LOG_LEVEL: Final = "-Dinterop.log.level=INFO"
+#: For tests: little memory, little disk, few threads.
+_SMALL: Final = {
+    "journalMaxSizeMB": "64",
+    "journalPreAllocSizeMB": "4",
+    "logSizeLimit": str(64 << 20),
+    "skipListSizeLimit": str(8 << 20),
+    "dbStorage_writeCacheMaxSizeMb": "16",
+    "dbStorage_readAheadCacheMaxSizeMb": "16",
+    "numReadWorkerThreads": "2",
+    "numHighPriorityWorkerThreads": "2",
+    "serverNumIOThreads": "2",
+}
 #: v2 READ (header, ledger, entry) of a ledger that nobody has: any answer shows that the bookie serves.
 _PROBE: Final = struct.pack(">IIqq", 20, 2 << 24 | 2 << 16, 2**62, 0)
 
 
 class ApacheBookie(LocalBookie):
     """Apache's bookie with small files and caches; starts, stops and dies as our local bookies do."""
+
+    jvm_options: ClassVar[Sequence[str]] = jvm.SMALL_BOOKIE
+    sizes: ClassVar[Mapping[str, str]] = _SMALL
 
     def wait_registered_by(self, zk: ZooKeeper, root: str, deadline: float) -> None:
         super().wait_registered_by(zk, root, deadline)
@@ -59,7 +65,8 @@ class ApacheBookie(LocalBookie):
 
     def _command(self) -> Sequence[str]:
         main = "org.apache.bookkeeper.server.Main"
-        return (find_java(), *_JVM_OPTIONS, "-cp", harness_classpath(), main, "--conf", str(self.conf_path))
+        options = (*self.jvm_options, *jvm.COMMON, _LOG_LEVEL)
+        return (find_java(), *options, "-cp", harness_classpath(), main, "--conf", str(self.conf_path))
 
     def _defaults(self) -> dict[str, str]:
         return {
@@ -69,15 +76,7 @@ class ApacheBookie(LocalBookie):
             "httpServerEnabled": "false",
             "enableStatistics": "false",
             "autoRecoveryDaemonEnabled": "false",
-            "journalMaxSizeMB": "64",
-            "journalPreAllocSizeMB": "4",
-            "logSizeLimit": str(64 << 20),
-            "skipListSizeLimit": str(8 << 20),
-            "dbStorage_writeCacheMaxSizeMb": "16",
-            "dbStorage_readAheadCacheMaxSizeMb": "16",
-            "numReadWorkerThreads": "2",
-            "numHighPriorityWorkerThreads": "2",
-            "serverNumIOThreads": "2",
+            **self.sizes,
             # A developer's disk may be nearly full without the tests needing more of it.
             "diskUsageThreshold": "0.99",
             "diskUsageWarnThreshold": "0.98",
@@ -85,15 +84,26 @@ class ApacheBookie(LocalBookie):
         }
 
 
-class ApacheBookies:
-    """``count`` Apache bookies below ``directory``, in the cluster at ``metadata_service_uri``, which exists;
-    ``settings`` go into their configuration.
+class ShippedApacheBookie(ApacheBookie):
+    """Apache's bookie with the defaults and the JVM options that it is shipped with, for benchmarks."""
+
+    jvm_options = jvm.AS_SHIPPED
+    sizes: ClassVar[Mapping[str, str]] = {}
+
+
+class Bookies:
+    """Bookies below ``directory``, one of each of ``kinds``, in the cluster at ``metadata_service_uri``, which
+    exists; ``settings`` go into their configuration.
 
     A context manager; :meth:`start` also brings back those that a test stopped.
     """
 
     def __init__(
-        self, directory: Path, metadata_service_uri: str, count: int, settings: Mapping[str, str] | None = None
+        self,
+        directory: Path,
+        metadata_service_uri: str,
+        kinds: Sequence[type[LocalBookie]],
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._lock = DirectoryLock(directory)
@@ -101,18 +111,18 @@ class ApacheBookies:
         self.metadata_service_uri = metadata_service_uri
         chooser = PortChooser(set())
         self.bookies = [
-            ApacheBookie(
+            kind(
                 number,
-                directory / f"apache-bookie{number}",
+                directory / f"bookie{number}",
                 self._group,
                 port=chooser.choose(),
                 metadata_service_uri=metadata_service_uri,
                 settings=dict(settings or {}),
             )
-            for number in range(1, count + 1)
+            for number, kind in enumerate(kinds, start=1)
         ]
 
-    def __enter__(self) -> ApacheBookies:
+    def __enter__(self) -> Self:
         try:
             self.start()
         except BaseException:
@@ -150,3 +160,29 @@ class ApacheBookies:
         finally:
             self._group.close()
             self._lock.release()
+
+
+class ApacheBookies(Bookies):
+    """``count`` of Apache's bookies."""
+
+    def __init__(
+        self, directory: Path, metadata_service_uri: str, count: int, settings: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(directory, metadata_service_uri, [ApacheBookie] * count, settings)
+
+
+class MixedBookies(Bookies):
+    """Bookies of both kinds in one cluster."""
+
+    def __init__(self, directory: Path, metadata_service_uri: str, *, ours: int, apaches: int) -> None:
+        super().__init__(
+            directory, metadata_service_uri, [LocalBookie] * ours + [ApacheBookie] * apaches, BOOKIE_SETTINGS
+        )
+
+    @property
+    def ours(self) -> list[LocalBookie]:
+        return [bookie for bookie in self.bookies if not isinstance(bookie, ApacheBookie)]
+
+    @property
+    def apaches(self) -> list[LocalBookie]:
+        return [bookie for bookie in self.bookies if isinstance(bookie, ApacheBookie)]

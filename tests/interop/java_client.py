@@ -11,7 +11,7 @@ import itertools
 import json
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from bookie_server.local_zookeeper import find_java
+from tests.interop import jvm
 from tests.interop.maven_build import harness_classpath
 from tests.interop.payloads import Payloads
 
@@ -32,18 +33,6 @@ CALL_TIMEOUT_MS: Final = 60_000
 _ANSWER_GRACE_S: Final = 10.0
 _EXIT_TIMEOUT_S: Final = 10.0
 _LOG_TAIL_LINES: Final = 30
-#: The environment is shared by servers that need the memory more.
-_JVM_OPTIONS: Final = (
-    "-Xmx512m",
-    "-XX:MaxDirectMemorySize=256m",
-    "-XX:+UseSerialGC",
-    "-XX:TieredStopAtLevel=1",
-    "-XX:-UsePerfData",
-    "-XX:+ExitOnOutOfMemoryError",
-    "-Djava.net.preferIPv4Stack=true",
-    "-Dio.netty.leakDetection.level=disabled",
-    "-Dlog4j2.configurationFile=log4j2-interop.xml",
-)
 
 
 class JavaError(Exception):
@@ -115,6 +104,16 @@ class JavaMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class JavaWriterState:
+    """What a writer's handle says of itself."""
+
+    last_add_confirmed: int
+    last_add_pushed: int
+    length: int
+    closed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class JavaWriter:
     """An open ledger in the harness."""
 
@@ -135,22 +134,47 @@ class JavaWriter:
         )
         return JavaAppend(**answer)
 
+    def append_adv(
+        self, entry_ids: Sequence[int], payloads: Payloads | Sequence[bytes], *, awaiting: Sequence[int]
+    ) -> JavaWriterState:
+        """Add under these ids; returns when ``awaiting``, ids of this call or of one before, are confirmed."""
+        arguments = {
+            "writer": self.handle,
+            "entry_ids": list(entry_ids),
+            "payloads": _to_json(payloads),
+            "await": list(awaiting),
+        }
+        answer = self.client.call("append_adv", timeout_ms=CALL_TIMEOUT_MS, **arguments)
+        return JavaWriterState(**answer)
+
+    def force(self) -> JavaWriterState:
+        return JavaWriterState(**self.client.call("force", writer=self.handle))
+
+    def state(self) -> JavaWriterState:
+        return JavaWriterState(**self.client.call("writer_state", writer=self.handle))
+
+    def abandon(self) -> None:
+        """Forget the ledger without closing it."""
+        self.client.call("abandon", writer=self.handle)
+
     def close(self) -> JavaClose:
         return JavaClose(**self.client.call("close", writer=self.handle))
 
 
 class JavaClient:
-    """The harness process; a context manager. Thread-safe. ``log_path`` gets what the JVM logs."""
+    """The harness process; a context manager. Thread-safe. ``log_path`` gets what the JVM logs; ``jvm_options``
+    (see :mod:`tests.interop.jvm`) are those of memory and compiler."""
 
-    def __init__(self, log_path: Path) -> None:
+    def __init__(self, log_path: Path, jvm_options: Sequence[str] = jvm.SMALL_CLIENT) -> None:
         self._log_path = log_path
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._waiting: dict[int, tuple[str, Future[dict[str, Any]]]] = {}
         self._ended = False
+        options = (*jvm_options, *jvm.COMMON)
         with log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [find_java(), *_JVM_OPTIONS, "-cp", harness_classpath(), "org.bkspark.interop.Harness"],
+                [find_java(), *options, "-cp", harness_classpath(), "org.bkspark.interop.Harness"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -159,6 +183,10 @@ class JavaClient:
             )
         self._reader = threading.Thread(target=self._read_answers, name="java-client", daemon=True)
         self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def __enter__(self) -> JavaClient:
         return self
@@ -227,10 +255,19 @@ class JavaClient:
         password: str = DEFAULT_PASSWORD,
         quorums: tuple[int, int, int] = (3, 3, 2),
         wire: int = 3,
+        adv: bool = False,
+        ledger_id: int | None = None,
+        deferred_sync: bool = False,
+        custom_metadata: Mapping[str, bytes] | None = None,
+        settings: Mapping[str, str] | None = None,
     ) -> JavaWriter:
-        """Create a ledger; ``quorums`` are ensemble, write quorum and ack quorum size."""
+        """Create a ledger; ``quorums`` are ensemble, write quorum and ack quorum size.
+
+        ``adv``: its entries get ids from the caller (``append_adv``), and it may ask for a ``ledger_id``.
+        ``settings`` are further keys of the client's configuration.
+        """
         answer = self.call(
-            "create",
+            "create_adv" if adv else "create",
             uri=uri,
             wire=wire,
             digest=digest,
@@ -238,6 +275,12 @@ class JavaClient:
             ensemble_size=quorums[0],
             write_quorum_size=quorums[1],
             ack_quorum_size=quorums[2],
+            deferred_sync=deferred_sync,
+            custom_metadata={
+                key: base64.b64encode(value).decode("ascii") for key, value in (custom_metadata or {}).items()
+            },
+            settings=dict(settings or {}),
+            **({} if ledger_id is None else {"ledger_id": ledger_id}),
         )
         return JavaWriter(self, answer["writer"], answer["ledger_id"])
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from bk_spark.bookie.client import Client
-from bk_spark.bookie.write_handle import WriteHandle
+from bk_spark.bookie.writer_driver import WriterDriver
 from bk_spark.protocol.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.payloads import Payloads
 from bookie_server.local import LocalCluster
@@ -34,13 +34,13 @@ def narrow(
 
 def test_b9_back_pressure_is_no_failure(narrow: ApacheBookies, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[str] = []
-    pause = WriteHandle._pause
+    pause = WriterDriver._pause
 
-    async def counted(handle: WriteHandle, bookie_id: str) -> None:
+    async def counted(driver: WriterDriver, bookie_id: str) -> None:
         pauses.append(bookie_id)
-        await pause(handle, bookie_id)
+        await pause(driver, bookie_id)
 
-    monkeypatch.setattr(WriteHandle, "_pause", counted)
+    monkeypatch.setattr(WriterDriver, "_pause", counted)
     payloads = [b"%06d" % number + bytes(94) for number in range(COUNT)]
 
     async def play() -> None:

@@ -35,12 +35,17 @@ JAVA_DIGEST = {
 
 
 @pytest.fixture(scope="module")
-def client(apache_cluster: ApacheBookies, java_client: JavaClient) -> Iterator[BlockingClient]:
+def running(apache_cluster: ApacheBookies, java_client: JavaClient) -> ApacheBookies:
     apache_cluster.start()
     # Another module may have killed a bookie: Java's writers would find out at their first add, and fail, since
     # there is no fourth bookie to replace it with.
     java_client.forget(apache_cluster.metadata_service_uri)
-    with BlockingClient(apache_cluster.metadata_service_uri) as client:
+    return apache_cluster
+
+
+@pytest.fixture
+def client(running: ApacheBookies) -> Iterator[BlockingClient]:
+    with BlockingClient(running.metadata_service_uri) as client:
         yield client
 
 
@@ -196,7 +201,7 @@ def test_errors(client: BlockingClient) -> None:
     with pytest.raises(UnauthorizedError, match="wrong ledger password") as raised:
         client.open_for_reading(writer.ledger_id, b"swordfish")
     assert "swordfish" not in str(raised.value)
-    with pytest.raises(NotEnoughBookiesError, match="7 writable bookies are needed, 3 of 3"):
+    with pytest.raises(NotEnoughBookiesError, match="7 writable bookies are needed, 3 are registered"):
         client.create(quorum=Quorum(7, 3, 2))
     client.delete(writer.ledger_id)
     client.delete(writer.ledger_id)

@@ -7,8 +7,15 @@ import org.apache.bookkeeper.conf.ClientConfiguration;
 
 /** Apache clients, one for each cluster and set of options, kept until told otherwise. */
 final class Clients implements AutoCloseable {
-    /** What makes two clients differ here. {@code batch}: batch reads are sent to the bookies (v2 only). */
-    record Key(String metadataServiceUri, int wireVersion, boolean batch) {}
+    /**
+     * What makes two clients differ here. {@code batch}: batch reads are sent to the bookies (v2 only).
+     * {@code settings}: further keys of the client's configuration.
+     */
+    record Key(String metadataServiceUri, int wireVersion, boolean batch, Map<String, String> settings) {
+        Key(String metadataServiceUri, int wireVersion, boolean batch) {
+            this(metadataServiceUri, wireVersion, batch, Map.of());
+        }
+    }
 
     private final Map<Key, BookKeeper> clients = new HashMap<>();
 
@@ -51,6 +58,7 @@ final class Clients implements AutoCloseable {
         conf.setBatchReadEnabled(key.batch() && key.wireVersion() == 2);
         conf.setNumIOThreads(2);
         conf.setNumWorkerThreads(2);
+        key.settings().forEach(conf::setProperty);
         return conf;
     }
 }

@@ -8,20 +8,24 @@ import java.nio.charset.StandardCharsets;
 import java.util.ArrayDeque;
 import java.util.Base64;
 import java.util.Collection;
+import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicLong;
 import org.apache.bookkeeper.client.BookKeeper;
 import org.apache.bookkeeper.client.BookKeeperAdmin;
+import org.apache.bookkeeper.client.api.CreateBuilder;
 import org.apache.bookkeeper.client.api.DigestType;
 import org.apache.bookkeeper.client.api.LedgerEntries;
 import org.apache.bookkeeper.client.api.LedgerEntry;
 import org.apache.bookkeeper.client.api.LedgerMetadata;
 import org.apache.bookkeeper.client.api.ReadHandle;
+import org.apache.bookkeeper.client.api.WriteFlag;
 import org.apache.bookkeeper.client.api.WriteHandle;
 import org.apache.bookkeeper.conf.ServerConfiguration;
 import org.apache.bookkeeper.net.BookieId;
@@ -34,13 +38,16 @@ import org.apache.bookkeeper.net.BookieId;
  */
 final class Commands implements AutoCloseable {
     /** Bounds of what is in flight or in memory at once, so that big ledgers fit a small heap. */
-    private static final int MAX_ENTRIES_AT_ONCE = 1000;
-    private static final long MAX_BYTES_AT_ONCE = 32L << 20;
+    static final int MAX_ENTRIES_AT_ONCE = 1000;
+    static final long MAX_BYTES_AT_ONCE = 32L << 20;
 
-    private final ObjectMapper json;
+    final ObjectMapper json;
     private final Clients clients = new Clients();
     private final Map<String, WriteHandle> writers = new ConcurrentHashMap<>();
     private final AtomicLong nextWriter = new AtomicLong(1);
+    private final WriterCommands writerCommands = new WriterCommands(this);
+    private final ReaderCommands readerCommands = new ReaderCommands(this);
+    private final BenchCommands benchCommands = new BenchCommands(this);
 
     Commands(ObjectMapper json) {
         this.json = json;
@@ -59,6 +66,10 @@ final class Commands implements AutoCloseable {
             case "read" -> read(request, deadline);
             case "metadata" -> metadata(request, deadline);
             case "delete" -> delete(request, deadline);
+            case "create_adv", "append_adv", "force", "writer_state", "abandon" -> writerCommands.run(request, deadline);
+            case "open_reader", "read_lac", "long_poll", "read_entries", "tail", "close_reader" ->
+                    readerCommands.run(request, deadline);
+            case "bench_write", "bench_read" -> benchCommands.run(request, deadline);
             default -> throw new IllegalArgumentException("unknown command " + request.get("command"));
         };
     }
@@ -93,17 +104,37 @@ final class Commands implements AutoCloseable {
     }
 
     private ObjectNode create(ObjectNode request, Deadline deadline) throws Exception {
-        WriteHandle writer = deadline.await(client(request)
+        return added(deadline.await(creation(request).execute()));
+    }
+
+    /** A ledger to be, as {@code create} and {@code create_adv} say it. */
+    CreateBuilder creation(ObjectNode request) throws Exception {
+        CreateBuilder creation = client(request)
                 .newCreateLedgerOp()
                 .withEnsembleSize(request.get("ensemble_size").asInt())
                 .withWriteQuorumSize(request.get("write_quorum_size").asInt())
                 .withAckQuorumSize(request.get("ack_quorum_size").asInt())
                 .withDigestType(digest(request))
-                .withPassword(password(request))
-                .execute());
+                .withPassword(password(request));
+        if (request.path("deferred_sync").asBoolean()) {
+            creation.withWriteFlags(WriteFlag.DEFERRED_SYNC);
+        }
+        Map<String, byte[]> custom = new HashMap<>();
+        request.path("custom_metadata").properties().forEach(entry ->
+                custom.put(entry.getKey(), Base64.getDecoder().decode(entry.getValue().asText())));
+        return creation.withCustomMetadata(custom);
+    }
+
+    /** Keeps an open ledger; its name is how later commands call it. */
+    ObjectNode added(WriteHandle writer) {
         String name = "writer-" + nextWriter.getAndIncrement();
         writers.put(name, writer);
         return json.createObjectNode().put("writer", name).put("ledger_id", writer.getId());
+    }
+
+    /** Forgets an open ledger without closing it. */
+    void dropped(ObjectNode request) {
+        writers.remove(request.get("writer").asText());
     }
 
     /** Appends in a pipeline; every entry must get the id after the one before. */
@@ -137,7 +168,7 @@ final class Commands implements AutoCloseable {
         return answer;
     }
 
-    private static void expectId(long expected, long actual) {
+    static void expectId(long expected, long actual) {
         if (expected != actual) {
             throw new IllegalStateException("entry " + actual + " was confirmed where " + expected + " was due");
         }
@@ -203,7 +234,7 @@ final class Commands implements AutoCloseable {
     }
 
     /** What came back from the bookies, checked for order, summed up. */
-    private final class Collector {
+    final class Collector {
         private final Payloads.Fingerprint fingerprint = new Payloads.Fingerprint();
         private final ArrayNode payloads;
         private long count;
@@ -284,12 +315,14 @@ final class Commands implements AutoCloseable {
         return json.createObjectNode();
     }
 
-    private BookKeeper client(ObjectNode request) throws Exception {
+    BookKeeper client(ObjectNode request) throws Exception {
+        Map<String, String> settings = new HashMap<>();
+        request.path("settings").properties().forEach(entry -> settings.put(entry.getKey(), entry.getValue().asText()));
         return clients.get(new Clients.Key(
-                request.get("uri").asText(), request.path("wire").asInt(3), request.path("batch").asBoolean()));
+                request.get("uri").asText(), request.path("wire").asInt(3), request.path("batch").asBoolean(), settings));
     }
 
-    private WriteHandle writer(ObjectNode request) {
+    WriteHandle writer(ObjectNode request) {
         String name = request.get("writer").asText();
         WriteHandle writer = writers.get(name);
         if (writer == null) {
@@ -298,11 +331,11 @@ final class Commands implements AutoCloseable {
         return writer;
     }
 
-    private static DigestType digest(ObjectNode request) {
+    static DigestType digest(ObjectNode request) {
         return DigestType.valueOf(request.get("digest").asText());
     }
 
-    private static byte[] password(JsonNode request) {
+    static byte[] password(JsonNode request) {
         return request.get("password").asText().getBytes(StandardCharsets.UTF_8);
     }
 
@@ -313,7 +346,7 @@ final class Commands implements AutoCloseable {
     }
 
     /** One time limit over all the waits of a command. */
-    private static final class Deadline {
+    static final class Deadline {
         private final long endNanos;
 
         Deadline(long timeoutMs) {
@@ -324,8 +357,18 @@ final class Commands implements AutoCloseable {
             try {
                 return future.get(Math.max(0, endNanos - System.nanoTime()), TimeUnit.NANOSECONDS);
             } catch (TimeoutException e) {
-                throw new TimeoutException("no answer from Apache's client within the command's timeout");
+                throw expired();
             }
+        }
+
+        void acquire(Semaphore permits, int count) throws Exception {
+            if (!permits.tryAcquire(count, Math.max(0, endNanos - System.nanoTime()), TimeUnit.NANOSECONDS)) {
+                throw expired();
+            }
+        }
+
+        private static TimeoutException expired() {
+            return new TimeoutException("no answer from Apache's client within the command's timeout");
         }
     }
 }
