@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -130,19 +129,16 @@ class PrefixPackager(ABC):
                 view[offset : offset + prefix_bytes] = prefixes[at : at + prefix_bytes]
                 view[offset + self.overhead_bytes : offset + self.overhead_bytes + len(payload)] = payload
                 at += prefix_bytes
-        self._put_digests(view, offsets)
+        self._put_digests(out, prefix, offsets)
         return AddFrames(first_entry_id, view, offsets, lengths)
 
-    def _put_digests(self, view: memoryview, offsets: Int64s) -> None:
+    def _put_digests(self, out: npt.NDArray[np.uint8], prefix: npt.NDArray[np.void], offsets: Int64s) -> None:
         if not self._digest_bytes:
             return
-        digest, payload_at, header_end = self._digest, self.overhead_bytes, self._prefix_bytes
-        header_at = header_end - ENTRY_HEADER_BYTES
-        bounds = offsets.tolist()
-        for start, end in itertools.pairwise(bounds):
-            view[start + header_end : start + payload_at] = digest(
-                view[start + header_at : start + header_end], view[start + payload_at : end]
-            )
+        headers = prefix.view(np.uint8).reshape(len(prefix), -1)[:, -ENTRY_HEADER_BYTES:]
+        starts = offsets[:-1] + self.overhead_bytes
+        digests = self._digest.many(headers, out.data, starts.tolist(), offsets[1:].tolist())
+        out[starts[:, None] + np.arange(-self._digest_bytes, 0)] = digests
 
 
 class EntryPackager(PrefixPackager):

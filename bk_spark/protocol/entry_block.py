@@ -65,7 +65,7 @@ def verify_records(
     right = headers["ledger"] == ledger_id
     right &= headers["entry"] == np.arange(first_entry_id, first_entry_id + count)
     good = count if right.all() else int(np.argmin(right))
-    good = _digest_prefix(records, starts[:good], sizes[:good], payload_at, digest)
+    good = _digest_prefix(records, headers[:good], starts[:good], sizes[:good], digest_type, digest)
     if good == 0:
         raise DigestMismatchError("digest, ledger or entry id is wrong", ledger_id=ledger_id, entry_id=first_entry_id)
     max_lac = int(headers["lac"][:good].max())
@@ -101,15 +101,24 @@ def verify_stored(
     return EntryBlock(first_entry_id, Payloads.of(payloads), max_lac)
 
 
-def _digest_prefix(records: memoryview, starts: Int64s, sizes: Int64s, payload_at: int, digest: DigestFunction) -> int:
+def _digest_prefix(
+    records: memoryview,
+    headers: npt.NDArray[np.void],
+    starts: Int64s,
+    sizes: Int64s,
+    digest_type: DigestType,
+    digest: DigestFunction,
+) -> int:
     """How many leading entries have the right digest."""
-    if payload_at == ENTRY_HEADER_BYTES:
-        return len(starts)
-    for index, (start, end) in enumerate(zip(starts.tolist(), (starts + sizes).tolist(), strict=True)):
-        header_end, payload = start + ENTRY_HEADER_BYTES, start + payload_at
-        if digest(records[start:header_end], records[payload:end]) != records[header_end:payload]:
-            return index
-    return len(starts)
+    count, digest_bytes = len(starts), digest_type.digest_bytes
+    if not digest_bytes or not count:
+        return count
+    digest_at = starts + ENTRY_HEADER_BYTES
+    found = np.frombuffer(records, np.uint8)[digest_at[:, None] + np.arange(digest_bytes)]
+    rows = headers.view(np.uint8).reshape(count, ENTRY_HEADER_BYTES)
+    right = digest.many(rows, records, (digest_at + digest_bytes).tolist(), (starts + sizes).tolist())
+    wrong = (found != right).any(axis=1)
+    return int(np.argmax(wrong)) if wrong.any() else count
 
 
 def _cut(records: memoryview) -> tuple[Int64s, Int64s]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from random import Random
+
+import numpy as np
 import pytest
 
 from bk_spark.protocol.codes import DigestType
@@ -54,3 +57,19 @@ def test_only_hmac_depends_on_the_password() -> None:
     for digest_type in DigestType:
         one, other = (digest_function(digest_type, password)(HEADER, b"hello") for password in (b"a", b"b"))
         assert (one != other) is (digest_type is DigestType.HMAC)
+
+
+@pytest.mark.parametrize("count", [0, 1, 23, 24, 300])
+@pytest.mark.parametrize("digest_type", DigestType, ids=lambda kind: kind.name)
+def test_many_at_once_are_as_one_by_one(digest_type: DigestType, count: int) -> None:
+    random = Random(count)
+    digest = digest_function(digest_type, b"testPasswd")
+    headers = np.frombuffer(random.randbytes(40 * count), np.uint8).reshape(count, 40)[:, 8:]
+    sizes = [random.choice([0, 1, 7, 100, 4096]) for _ in range(count)]
+    data = memoryview(random.randbytes(sum(sizes)))
+    ends = np.cumsum(sizes, dtype=np.int64).tolist()
+    starts = [end - size for end, size in zip(ends, sizes, strict=True)]
+    found = digest.many(headers, data, starts, ends)
+    assert found.shape == (count, digest_type.digest_bytes)
+    for row, header, start, end in zip(found, headers, starts, ends, strict=True):
+        assert row.tobytes() == digest(header.tobytes(), data[start:end])
