@@ -10,13 +10,17 @@ export PYTHON
 
 # Arguments for pytest: make test PYTEST_ARGS="tests/unit -x"
 PYTEST_ARGS ?=
+# For the explorer: make explore EXPLORE_ARGS="--bigger -k 3/3/2"
+EXPLORE_ARGS ?=
 
-.PHONY: help demo test faults lint format bench proto clean
+.PHONY: help demo test faults simulate explore lint format bench proto clean
 
 help:
 	@echo "make demo    real flights through Spark, three bookies and back, with one of them killed"
 	@echo "make test    all tests: unit, integration, Spark, interop with Apache's Java, faults"
 	@echo "make faults  more runs with failing servers and links: SEEDS=1-50, or 7, or 3,8"
+	@echo "make simulate  random histories of the protocol on all cores: SEEDS=1000000, or from..to"
+	@echo "make explore   every order of events in small worlds of the protocol"
 	@echo "make lint    ruff, mypy --strict, import contract"
 	@echo "make format  let ruff rewrite what it can"
 	@echo "make bench   speed of writing and reading"
@@ -39,6 +43,12 @@ test: $(STAMP)
 faults: $(STAMP)
 	@scripts/ensure_java.sh
 	FAULT_SEEDS=$(SEEDS) $(BIN)/python -m pytest tests/faults/test_continuous_write.py $(PYTEST_ARGS)
+
+simulate: $(STAMP)
+	$(BIN)/python -m tests.simulation run $(or $(SEEDS),100000)
+
+explore: $(STAMP)
+	$(BIN)/python -m tests.simulation explore $(EXPLORE_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

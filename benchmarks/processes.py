@@ -22,6 +22,12 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def machine_cpu_seconds() -> float:
+    """CPU time that all processes of this machine used so far, on all cores."""
+    user, nice, system, _idle, _iowait, irq, softirq, *_ = Path("/proc/stat").read_text().split("\n")[0].split()[1:]
+    return sum(int(ticks) for ticks in (user, nice, system, irq, softirq)) / os.sysconf("SC_CLK_TCK")
+
+
 def _status_mib(pid: int | None, name: str) -> float:
     try:
         status = Path(f"/proc/{pid}/status").read_text()

@@ -106,7 +106,7 @@ class _Hmac(DigestFunction):
     def many(self, headers: Bytes2D, data: memoryview, starts: Sequence[int], ends: Sequence[int]) -> Bytes2D:
         entries = zip(headers, starts, ends, strict=True)
         joined = b"".join(self(header.data, data[start:end]) for header, start, end in entries)
-        return np.frombuffer(joined, np.uint8).reshape(len(headers), -1)
+        return np.frombuffer(joined, np.uint8).reshape(len(headers), self._keyed.digest_size)
 
 
 class _Dummy(DigestFunction):
