@@ -1,0 +1,359 @@
+"""Random histories of one ledger, each told by its seed.
+
+A history has a writer, up to three recoverers, up to two readers, a worker that replicates anew, and bookies;
+it draws what they do, what fails and how often, and then, step by step, which pending event happens next. At
+the end, or in the middle of things, everything heals (*liveness*): what is pending must come to its end, the
+ledger must be closed, and all of it be readable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState
+from bk_spark.protocol.quorum import Quorum
+from tests.simulation.events import (
+    DOUBLE,
+    LOSE,
+    REFUSE,
+    SLOW,
+    STORE,
+    Answer,
+    Choose,
+    Command,
+    Event,
+    MetaCall,
+    MetaReply,
+    Request,
+    Slow,
+    Way,
+)
+from tests.simulation.invariants import InvariantError
+from tests.simulation.readers import ReaderActor, ReplicationActor
+from tests.simulation.recoverers import RecoveryActor
+from tests.simulation.servers import ModelBookie
+from tests.simulation.world import LINKS, World
+from tests.simulation.writers import Actor, WriterActor
+from tests.support.ledgers import ledger
+
+QUORUMS = [
+    *[Quorum(3, 3, 2)] * 5,
+    *[Quorum(3, 2, 2)] * 2,
+    *[Quorum(2, 2, 2)] * 3,
+    *[Quorum(4, 3, 2)] * 2,
+    Quorum(3, 3, 3),
+    Quorum(3, 3, 1),
+    Quorum(2, 2, 1),
+    Quorum(1, 1, 1),
+    Quorum(4, 4, 3),
+    Quorum(5, 3, 2),
+    Quorum(5, 5, 3),
+    Quorum(5, 2, 1),
+]
+MOST_STEPS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Who plays; mutants replace somebody. ``deferred_sync``: by chance if None."""
+
+    publish: bool = True
+    deferred_sync: bool | None = None
+    recovery: type[RecoveryActor] = RecoveryActor
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """Probabilities: per message to be lost, per request to be refused or doubled, per event to be overtaken by a
+    hundred others, so that whole conversations fit in between."""
+
+    loss: float = 0.0
+    refusal: float = 0.0
+    doubling: float = 0.0
+    slowness: float = 0.0
+
+
+@dataclass(slots=True)
+class Result:
+    """What a history was like; histories in which nothing happens would prove nothing."""
+
+    steps: int = 0
+    acknowledged: int = 0
+    read: int = 0
+    ensemble_changes: int = 0
+    recovered: int = 0
+    faults: int = 0
+
+    def add(self, other: Result) -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class RandomWorld(World):
+    """A world whose events are drawn."""
+
+    def __init__(self, random: Random, weather: Weather, metadata: LedgerMetadata, bookies: int) -> None:
+        self.random = random
+        self.weather = weather
+        self.slow: list[Event] = []
+        self.steps = self.faults = 0
+        self.healed = False
+        super().__init__(metadata, bookies)
+
+    def run(self, most_steps: int) -> bool:
+        """Whether everything came to rest within ``most_steps``."""
+        chance, end = self.random.random, self.steps + most_steps
+        while self.steps < end:
+            pending, slow = self.pending, self.slow
+            bag = slow if slow and (not pending or chance() < 0.01) else pending
+            if not bag:
+                return True
+            self.steps += 1
+            index = int(chance() * len(bag))
+            event = bag[index]
+            way = self._draw(event)
+            if way != LOSE and self.links.cut and self.links.block(event):
+                if chance() < 0.02:
+                    self.command("mend", LINKS)
+                continue
+            bag[index] = bag[-1]
+            bag.pop()
+            if isinstance(event, Command):
+                self._decide(event)
+            else:
+                self.happen(event, way)
+        return not self.pending and not self.slow
+
+    def post(self, event: Event) -> None:
+        if isinstance(event, Slow) and self.random.random() < 0.8:
+            return
+        slowness = self.weather.slowness
+        (self.slow if slowness and self.random.random() < slowness else self.pending).append(event)
+
+    def forget(self, actor: str) -> None:
+        super().forget(actor)
+        self.slow = list(self.unawaited(actor, self.slow))
+
+    def withdraw(self, event: Event) -> None:
+        super().withdraw(event)
+        if event in self.slow:
+            self.slow.remove(event)
+
+    def heal(self) -> None:
+        """Faults end; what went wrong stays wrong (lost disks, failed clients)."""
+        self.healed = True
+        self.weather = Weather()
+        self.pending, self.slow = self.pending + self.slow, []
+        self.pending = [event for event in self.pending if not isinstance(event, Command)]
+        self.command("mend", LINKS)
+        for bookie in self.bookies:
+            if not bookie.up:
+                self.command("restart", bookie.name)
+
+    # --- drawing ---
+
+    def _draw(self, event: Event) -> Way:
+        if isinstance(event, Choose):
+            return self._draw_replacements(event)
+        weather, chance = self.weather, self.random.random
+        way = ""
+        if isinstance(event, Request):
+            if event.late:
+                way = LOSE if self.healed and chance() < 0.5 else ""
+            elif weather.loss and chance() < weather.loss:
+                way = LOSE
+            elif weather.refusal and chance() < weather.refusal:
+                way = REFUSE
+            elif weather.doubling and chance() < weather.doubling:
+                way = DOUBLE
+        elif weather.loss and isinstance(event, Answer | MetaReply | MetaCall) and chance() < weather.loss:
+            way = LOSE
+        self.faults += way != ""
+        return way
+
+    def _draw_replacements(self, event: Choose) -> Way:
+        names = [bookie.name for bookie in self.bookies if bookie.name not in event.exclude]
+        if self.healed:
+            names = [name for name in names if self.bookie(name).up]
+        elif self.random.random() < 0.3:
+            return SLOW if self.random.random() < 0.7 else ()
+        good = [name for name in names if name not in event.avoid]
+        self.random.shuffle(good)
+        chosen = good + [name for name in names if name in event.avoid]
+        return tuple(zip(event.failed, chosen, strict=False))
+
+    def _decide(self, command: Command) -> None:
+        """Some commands depend on how things are when their time has come."""
+        match command.verb:
+            case "flip":
+                entries = sorted(self.bookie(command.target).disk)
+                if entries:
+                    self.command("flip", command.target, self.random.choice(entries))
+            case "force" if isinstance(self.parts[command.target], ModelBookie):
+                self.force(command.target)
+            case "collect":
+                self.collect(command.target)
+            case _:
+                self.happen(command)
+
+
+class History:
+    """One history. A failing one is told again by ``python -m tests.simulation replay <seed>``."""
+
+    def __init__(self, seed: int, *, cast: Cast | None = None, quorum: Quorum | None = None) -> None:
+        self.seed = seed
+        self.cast = cast or Cast()
+        self.random = random = Random(seed)
+        drawn = random.choice(QUORUMS)
+        self.quorum = quorum or drawn
+        self.weather = Weather(
+            loss=random.choice([0.0, 0.02, 0.1]),
+            refusal=random.choice([0.0, 0.0, 0.2]),
+            doubling=random.choice([0.0, 0.0, 0.05]),
+            slowness=random.choice([0.0, 0.05, 0.2]),
+        )
+        self.spares = random.randint(2, 3)
+        digest_type = random.choice([DigestType.DUMMY] * 7 + [DigestType.CRC32C])
+        metadata = self._draw_metadata(digest_type)
+        self.world = RandomWorld(random, self.weather, metadata, self.quorum.ensemble_size + self.spares)
+        deferred_sync = random.random() < 0.12
+        self.deferred_sync = deferred_sync if self.cast.deferred_sync is None else self.cast.deferred_sync
+        self.writer = WriterActor("w", metadata, publish=self.cast.publish, deferred_sync=self.deferred_sync)
+        self.world.add(self.writer)
+        self.actors: list[Actor] = [self.writer]
+
+    def play(self) -> Result:
+        """Raises :class:`InvariantError` or whatever a machine raises."""
+        self._plan()
+        patience = self.random.randint(5, 150) if self.random.random() < 0.3 else MOST_STEPS
+        rests = self.world.run(patience)
+        if not rests and patience == MOST_STEPS:
+            raise InvariantError("the history does not come to rest")
+        self._live()
+        return self._result()
+
+    def play_a_race(self) -> Result:
+        """A writer and two recoverers over slow links: where broken rules show most often."""
+        self.world.weather = Weather(loss=0.05, slowness=0.3)
+        for _ in range(3):
+            self._post("append", "w", self.random.randint(1, 3))
+        for _ in range(2):
+            self._join("r", self.cast.recovery)
+        if not self.world.run(MOST_STEPS):
+            raise InvariantError("the history does not come to rest")
+        self._live()
+        return self._result()
+
+    # --- what happens ---
+
+    def _draw_metadata(self, digest_type: DigestType) -> LedgerMetadata:
+        """Sometimes the ledger has finished segments already."""
+        names = [f"b{number}" for number in range(1, self.quorum.ensemble_size + self.spares + 1)]
+        segments: list[tuple[int, str]] = []
+        first = 0
+        for _ in range(self.random.choice([1, 1, 1, 2, 3])):
+            segments.append((first, " ".join(self.random.sample(names, self.quorum.ensemble_size))))
+            first += self.random.randint(1, 2)
+        return ledger(self.quorum, *segments, digest_type=digest_type)
+
+    def _post(self, verb: str, target: str, *arguments: int | str) -> None:
+        self.world.post(Command(verb, target, arguments))
+
+    def _join(self, prefix: str, kind: Callable[[str], Actor], *arguments: int | str) -> Actor:
+        number = sum(actor.name.startswith(prefix) for actor in self.actors) + 1
+        actor = kind(f"{prefix}{number}")
+        self.actors.append(actor)
+        self.world.add(actor)
+        self._post("start", actor.name, *arguments)
+        return actor
+
+    def _plan(self) -> None:
+        random = self.random
+        bookies = [bookie.name for bookie in self.world.bookies]
+        for _ in range(random.choice([0, 1, 1, 2, 2, 3])):
+            self._post("append", "w", random.choice([1, 1, 2, 3]))
+        for _ in range(random.choice([0, 1, 2]) if self.deferred_sync else 0):
+            self._post("force", "w")
+        for _ in range(random.choice([0, 0, 1, 1, 2, 3])):
+            recoverer = self._join("r", self.cast.recovery)
+            if random.random() < 0.15:
+                self._post("kill", recoverer.name)
+        for _ in range(random.choice([0, 0, 1, 2])):
+            self._join("q", ReaderActor, random.randint(1, 3))
+        for _ in range(random.choice([0, 0, 0, 0, 1])):
+            index = random.randrange(self.quorum.ensemble_size)
+            self._join("c", ReplicationActor, random.choice([0, 0, 1]), index, random.choice(bookies))
+        if random.random() < 0.3:
+            self._post("close", "w")
+        if random.random() < 0.1:
+            self._post("kill", "w")
+        for _ in range(random.choice([0, 0, 1, 2, 3])):
+            bookie = random.choice(bookies)
+            self._post("crash", bookie)
+            self._post("restart", bookie)
+        for _ in range(random.choice([0, 0, 0, 1])):
+            link = self._draw_link(bookies)
+            self._post("cut", LINKS, *link)
+        for bookie in random.sample(bookies, random.choice([0, 0, self.quorum.ack_quorum_size - 1])):
+            kind = random.choice(["wipe", "wipe", "flip"])
+            self._post(kind, bookie)
+            if kind == "wipe" and random.random() < 0.5:
+                self._post("force", bookie)
+        if random.random() < 0.1:
+            self._post("collect", random.choice(bookies))
+        if random.random() < 0.3:
+            self._post("renew", "w")
+
+    def _draw_link(self, bookies: list[str]) -> tuple[str, str]:
+        actor = self.random.choice(self.actors).name
+        server = self.random.choice([*bookies, STORE])
+        return (actor, server) if self.random.random() < 0.5 else (server, actor)
+
+    # --- liveness ---
+
+    def _live(self) -> None:
+        world = self.world
+        world.heal()
+        if not self.writer.ended:
+            world.command("renew", "w")
+        self._come_to_rest()
+        for actor in self.actors:
+            if actor is not self.writer and not actor.ended and actor.started:
+                raise InvariantError(f"{actor.name} does not end although nothing fails any more")
+        machine = self.writer.pipeline.machine
+        if not self.writer.ended and machine.pending_entries:
+            raise InvariantError("the writer's entries are not acknowledged although nothing fails any more")
+        if not self.writer.ended and self.random.random() < 0.5:
+            world.command("close", "w")
+            self._come_to_rest()
+            if not self.writer.ended:
+                raise InvariantError("the writer's close does not end although nothing fails any more")
+        self._must_be_done(self._join("r", self.cast.recovery))
+        if world.metadata.state is not LedgerState.CLOSED:
+            raise InvariantError("recovered, and not closed")
+        self._must_be_done(self._join("q", ReaderActor))
+        if world.watch.seen != world.metadata.last_entry_id:
+            raise InvariantError(f"a reader sees entries up to {world.watch.seen} of {world.metadata.last_entry_id}")
+
+    def _come_to_rest(self) -> None:
+        if not self.world.run(MOST_STEPS):
+            raise InvariantError("healed, and does not come to rest")
+
+    def _must_be_done(self, actor: Actor) -> None:
+        self._come_to_rest()
+        if actor.outcome != "done":
+            raise InvariantError(f"{actor.name} ends with {actor.outcome or 'nothing'} although nothing fails any more")
+
+    def _result(self) -> Result:
+        world = self.world
+        return Result(
+            steps=world.steps,
+            acknowledged=world.watch.acknowledged + 1,
+            read=world.watch.seen + 1,
+            ensemble_changes=len(world.metadata.segments) - 1,
+            recovered=sum(isinstance(actor, RecoveryActor) and actor.outcome == "done" for actor in self.actors),
+            faults=world.faults,
+        )

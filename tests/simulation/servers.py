@@ -1,0 +1,268 @@
+"""The servers of the model world: bookies that hold one ledger, and the znode of its metadata."""
+
+from __future__ import annotations
+
+from bk_spark.protocol.codes import LAST_ENTRY, Code, OpV2
+from tests.simulation.bytes_cache import (
+    AddSeen,
+    ForceSeen,
+    ReadSeen,
+    code_answer,
+    deferred_answer,
+    entry_answer,
+    force_answer,
+    request_in,
+)
+from tests.simulation.events import (
+    REFUSE,
+    STORE,
+    Answer,
+    Command,
+    Effect,
+    Event,
+    Forgot,
+    MetaCall,
+    MetadataChanged,
+    MetaReply,
+    Request,
+    Stored,
+    Sync,
+    Way,
+    Withdraw,
+)
+
+
+class ModelBookie:
+    """One ledger at one bookie. What is in ``memory`` is served; only what is on ``disk`` survives a crash.
+    Adds and fences are answered when they are there.
+
+    Commands: ``crash``, ``restart``; ``wipe`` (crash, and the disk is empty: the cookie check lets it start no
+    more), ``force 0|1`` (it starts all the same, in limbo if 1); ``forget <entries…>`` (crash of a bookie that
+    answers before its journal is synced: it lost these, and will start in limbo); ``flip <entry>`` (bytes of an
+    entry are damaged); ``drop <entries…>`` (garbage collection of what it need not hold any more); ``sync at once``.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.up = True
+        self.disk: dict[int, bytes] = {}
+        self.memory: dict[int, bytes] = {}
+        self.fenced = self.fenced_on_disk = False
+        #: Entries whose bytes were flipped.
+        self.damaged: frozenset[int] = frozenset()
+        self.cookie_refuses = self.limbo = False
+        #: Entries that were on a disk and are lost.
+        self.lost: frozenset[int] = frozenset()
+        #: Who sent adds that were answered before they were synced; and whose connection a crash broke since: adds
+        #: and forces go over one and the same.
+        self.deferred: frozenset[str] = frozenset()
+        self.broken: frozenset[str] = frozenset()
+        #: Where nobody crashes any more an answer that is under way for long is as good as a sync that is.
+        self.syncs_at_once = False
+        #: Requests that wait for a sync, each with its answer.
+        self.waiting: list[tuple[Request, bytes]] = []
+
+    def hold(self, entry_id: int, stored: bytes) -> None:
+        """It holds the entry from the beginning."""
+        self.disk[entry_id] = self.memory[entry_id] = stored
+
+    def copies(self, entry_id: int) -> bool:
+        """Whether the entry survives a crash here."""
+        return entry_id in self.disk and entry_id not in self.damaged
+
+    def holdings(self) -> str:
+        """What is where, in words."""
+        words = ["up" if self.up else "down"]
+        words += [f"disk {' '.join(map(str, sorted(self.disk))) or '-'}"]
+        if self.memory != self.disk:
+            words.append(f"memory {' '.join(map(str, sorted(self.memory))) or '-'}")
+        for name, value in (
+            ("fenced", self.fenced_on_disk),
+            ("fenced in memory", self.fenced and not self.fenced_on_disk),
+            ("limbo", self.limbo),
+            ("cookie refused", self.cookie_refuses and not self.up),
+        ):
+            words += [name] if value else []
+        words += [
+            f"{name} {' '.join(map(str, sorted(entries)))}"
+            for name, entries in (("damaged", self.damaged), ("lost", self.lost))
+            if entries
+        ]
+        return ", ".join(words)
+
+    def handle(self, event: Event, way: Way) -> list[Effect]:
+        if isinstance(event, Request):
+            return self._request(event, way)
+        if isinstance(event, Sync):
+            return self._sync()
+        assert isinstance(event, Command)
+        return self._command(event)
+
+    def _request(self, request: Request, way: Way) -> list[Effect]:
+        if not self.up or request.actor in self.broken:
+            if request.late:
+                return []
+            self.broken -= {request.actor}
+            return [request.answer(None)]
+        seen = request_in(request.frame)
+        if isinstance(seen, AddSeen):
+            return self._add(request, seen, way)
+        if isinstance(seen, ForceSeen):
+            return self._wait(request, force_answer())
+        if way == REFUSE:
+            return _answer(request, code_answer(OpV2.READ, seen.entry_id, Code.TOO_MANY_REQUESTS))
+        self.fenced |= seen.fencing
+        answer = self._read(seen)
+        if seen.fencing and not self.fenced_on_disk:
+            return self._wait(request, answer)
+        return _answer(request, answer)
+
+    def _add(self, request: Request, seen: AddSeen, way: Way) -> list[Effect]:
+        def answer(code: Code) -> bytes:
+            return deferred_answer(seen.entry_id, code) if seen.deferred else code_answer(OpV2.ADD, seen.entry_id, code)
+
+        if self.fenced and not seen.recovery:
+            return _answer(request, answer(Code.FENCED))
+        if way == REFUSE:
+            return _answer(request, answer(Code.TOO_MANY_REQUESTS))
+        self.memory[seen.entry_id] = seen.stored
+        self.damaged -= {seen.entry_id}
+        stored = Stored(self.name, seen.entry_id, seen.stored)
+        if not seen.deferred:
+            return [stored, *self._wait(request, answer(Code.OK))]
+        self.deferred |= {request.actor}
+        return [stored, *_answer(request, answer(Code.OK)), *self._wait(request.unawaited(), b"")]
+
+    def _read(self, seen: ReadSeen) -> bytes:
+        asked = seen.entry_id
+        found = max(self.memory, default=None) if asked == LAST_ENTRY else asked
+        stored = None if found is None else self.memory.get(found)
+        if found in self.damaged:
+            return code_answer(OpV2.READ, asked, Code.IO_ERROR)
+        if self.limbo and (stored is None or asked == LAST_ENTRY):
+            return code_answer(OpV2.READ, asked, Code.UNKNOWN_LEDGER_STATE)
+        if stored is None:
+            return code_answer(OpV2.READ, asked, Code.NO_ENTRY)
+        return entry_answer(asked, stored)
+
+    def _wait(self, request: Request, answer: bytes) -> list[Effect]:
+        self.waiting.append((request, answer))
+        if self.syncs_at_once:
+            return self._sync()
+        return [Sync(self.name)] if len(self.waiting) == 1 else []
+
+    def _sync(self) -> list[Effect]:
+        self.disk = dict(self.memory)
+        self.fenced_on_disk = self.fenced
+        waiting, self.waiting = self.waiting, []
+        return [request.answer(answer) for request, answer in waiting if not request.late]
+
+    def _command(self, command: Command) -> list[Effect]:
+        match command.verb:
+            case "crash":
+                return self._crash()
+            case "restart":
+                if not self.up and not self.cookie_refuses:
+                    self._start()
+            case "sync at once":
+                self.syncs_at_once = True
+                return [Withdraw(Sync(self.name)), *self._sync()] if self.waiting else []
+            case "wipe":
+                effects = self._crash()
+                self.lost |= self.disk.keys()
+                self.disk = {}
+                self.fenced_on_disk = False
+                self.cookie_refuses = True
+                return [*effects, Forgot(self.name)]
+            case "forget":
+                effects = self._crash()
+                gone = {int(entry) for entry in command.arguments}
+                self.lost |= gone & self.disk.keys()
+                self.disk = {entry: stored for entry, stored in self.disk.items() if entry not in gone}
+                self.limbo = self.fenced_on_disk = True
+                return [*effects, Forgot(self.name)]
+            case "force":
+                self.limbo = bool(command.arguments[0])
+                self.fenced_on_disk |= self.limbo
+                self._start()
+            case "flip":
+                self.damaged |= {int(entry) for entry in command.arguments}
+                self.lost |= self.damaged
+                return [Forgot(self.name)]
+            case "drop":
+                for entry in command.arguments:
+                    self.disk.pop(int(entry), None)
+                    self.memory.pop(int(entry), None)
+                return [Forgot(self.name)]
+            case _:
+                raise AssertionError(command)
+        return []
+
+    def _crash(self) -> list[Effect]:
+        """Requests that waited for a sync break with their connections."""
+        self.up = False
+        self.broken |= self.deferred
+        self.deferred = frozenset()
+        waiting, self.waiting = self.waiting, []
+        broken: list[Effect] = [request.answer(None) for request, _ in waiting if not request.late]
+        return [Withdraw(Sync(self.name)), *broken] if waiting else broken
+
+    def _start(self) -> None:
+        self.up = True
+        self.memory = dict(self.disk)
+        self.fenced = self.fenced_on_disk
+
+
+def _answer(request: Request, frame: bytes) -> list[Effect]:
+    return [] if request.late else [request.answer(frame)]
+
+
+class ModelStore:
+    """The ledger's znode."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.version = 0
+
+    def handle(self, event: Event, way: Way) -> list[Effect]:
+        assert isinstance(event, MetaCall)
+        effects: list[Effect] = []
+        if event.data is None:
+            reply = event.reply("ok", self.data, self.version)
+        elif event.version == self.version:
+            effects.append(MetadataChanged(self.data, event.data))
+            self.data = event.data
+            self.version += 1
+            reply = event.reply("ok", self.data, self.version)
+        else:
+            reply = event.reply("conflict")
+        return effects if event.late else [*effects, reply]
+
+
+class Links:
+    """Which links are cut, in which direction. Commands: ``cut <from> <to>``, ``mend <from> <to>``, ``mend``."""
+
+    def __init__(self) -> None:
+        self.cut: frozenset[tuple[str, str]] = frozenset()
+
+    def handle(self, event: Event, way: Way) -> list[Effect]:
+        assert isinstance(event, Command)
+        if not event.arguments:
+            self.cut = frozenset()
+        else:
+            start, end = map(str, event.arguments)
+            self.cut = self.cut | {(start, end)} if event.verb == "cut" else self.cut - {(start, end)}
+        return []
+
+    def block(self, event: Event) -> bool:
+        """Whether ``event`` is a message on a link that is cut."""
+        match event:
+            case Request(actor, bookie):
+                return (actor, bookie) in self.cut
+            case Answer(actor, bookie):
+                return (bookie, actor) in self.cut
+            case MetaCall(actor):
+                return (actor, STORE) in self.cut
+            case MetaReply(actor):
+                return (STORE, actor) in self.cut
+        return False

@@ -1,0 +1,118 @@
+"""Random histories (see histories.py): many, and mutants that must be found among few."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from bk_spark.protocol import recovery
+from bk_spark.protocol.errors import InvalidArgumentError
+from bk_spark.protocol.quorum import Quorum
+from tests.simulation import mutants, runner
+from tests.simulation.histories import Cast, History
+from tests.simulation.invariants import InvariantError
+
+HISTORIES = 20_000
+#: In portions, so that a test stays within its time on a busy machine.
+PORTION = 2_500
+#: Where a mutant is not found among so many, the histories have become blunt.
+MOST_SEEDS = 2_000
+
+
+@pytest.mark.parametrize("first", range(0, HISTORIES, PORTION))
+def test_histories(first: int) -> None:
+    summary = runner.play_all(range(first, first + PORTION), jobs=2)
+    assert not summary.failures, "\n\n".join(summary.failures)
+    # Histories in which nothing happens would prove nothing.
+    result = summary.result
+    assert summary.histories == PORTION
+    assert result.steps > 50 * PORTION
+    assert result.acknowledged > PORTION
+    assert result.read > PORTION
+    assert result.recovered > PORTION
+    assert result.faults > PORTION
+    assert result.ensemble_changes > PORTION / 4
+
+
+def test_a_history_is_told_by_its_seed_alone() -> None:
+    stories = []
+    for _ in range(2):
+        history = History(4711)
+        history.play()
+        stories.append(history.world.story(10_000))
+    assert stories[0] == stories[1]
+    assert "is acknowledged up to" in stories[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    cast: Cast = field(default_factory=Cast)
+    quorum: Quorum = field(default_factory=lambda: Quorum(2, 2, 2))
+    breaks: Callable[[ExitStack], None] = lambda stack: None
+    play: Callable[[History], object] = History.play_a_race
+
+
+MUTANTS = {
+    "acknowledges before the ensemble is published": Mutant(Cast(publish=False)),
+    "recovery reads do not fence": Mutant(Cast(recovery=mutants.ReadsDoNotFence)),
+    "unknown counts as absent": Mutant(Cast(recovery=mutants.UnknownIsAbsent)),
+    "write-backs carry the newest LAC": Mutant(Cast(recovery=mutants.WritesBackTheNewestLac)),
+    "any ack quorum decides": Mutant(quorum=Quorum(2, 2, 1), breaks=mutants.let_any_ack_quorum_decide),
+    "no floor under the LAC": Mutant(Cast(recovery=mutants.RecoversFromTheBeginning)),
+    "forces go over any connection": Mutant(
+        Cast(deferred_sync=True), breaks=mutants.let_forces_go_over_any_connection, play=History.play
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_caught(name: str) -> None:
+    mutant = MUTANTS[name]
+    with ExitStack() as stack:
+        mutant.breaks(stack)
+        error = next(filter(None, (_failure(mutant, seed) for seed in range(MOST_SEEDS))))
+    if name == "no floor under the LAC" and isinstance(error, InvalidArgumentError):
+        # It would write a segment before the last one.
+        assert "increasing first entries" in str(error)
+    else:
+        assert isinstance(error, InvariantError)
+
+
+def _failure(mutant: Mutant, seed: int) -> Exception | None:
+    try:
+        mutant.play(History(seed, cast=mutant.cast, quorum=mutant.quorum))
+    except Exception as error:
+        return error
+    return None
+
+
+def test_a_failing_history_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody_is_covered(quorum: Quorum, answers: object) -> bool:
+        return False
+
+    monkeypatch.setattr(recovery, "covered", nobody_is_covered)
+    summary = runner.play(range(10))
+    assert len(summary.failures) == runner.MOST_FAILURES
+    told = summary.failures[0]
+    seed = told.partition(":")[0].removeprefix("seed ")
+    assert f"seed {seed}: InvariantError: " in told
+    assert "ends: EntryUnknownError" in told
+    assert "who holds what:" in told
+    assert f"again: python -m tests.simulation replay {seed}" in told
+
+
+def test_the_command_line() -> None:
+    command = [sys.executable, "-m", "tests.simulation"]
+    root = Path(__file__).parents[2]
+    ran = subprocess.run([*command, "run", "3..8", "--jobs", "1"], cwd=root, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("5 histories, ")
+    again = subprocess.run([*command, "replay", "3", "--last", "5"], cwd=root, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.startswith("seed 3 holds\n")
