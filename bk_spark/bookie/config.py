@@ -119,11 +119,12 @@ class ClientConfig:
         },
     )
     max_outstanding_requests: int = field(
-        default=20_000,
+        default=2_000,
         metadata={
             "least": 1,
             "doc": "While a connection has so many requests unanswered, others wait, as long as "
-            "`readEntryTimeoutSec`. Each entry of a read counts, adds do not.",
+            "`readEntryTimeoutSec`. Each entry of a read counts, adds do not. Apache's bookies stop serving for good "
+            "when all clients together have more reads under way than `maxReadsInProgressLimit`, 10,000 in 4.18.0.",
         },
     )
     batch_read_enabled: bool = field(

@@ -35,7 +35,7 @@ class ConnectionLimits:
 
     max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES
     #: While so many requests (adds aside) are unanswered, others wait,
-    max_outstanding_requests: int = 20_000
+    max_outstanding_requests: int = 2_000
     #: but no longer than this.
     request_wait_ms: int = 5_000
     #: A peer that for so long neither takes nor sends anything, while something is to be sent or a request was

@@ -26,6 +26,8 @@ _REQUEST_BYTES: Final = 1024 * 1024
 #: More entries than this in one request bring nothing.
 _MAX_REQUEST_ENTRIES: Final = 10_000
 _FIRST_REQUEST_ENTRIES: Final = 64
+#: As many entries are asked for one by one; the rest of a request follows. Bounds what a bookie has to do at once.
+_MAX_SINGLE_READS: Final = 250
 #: An answer to a batch read has so much beside the entries.
 _BATCH_RESERVE_BYTES: Final = 1024
 
@@ -173,6 +175,7 @@ class RangeRead:
                 return verify_records(
                     answer.records, ledger.ledger_id, entry_ids.start, ledger.digest_type, ledger.digest
                 )
+        entry_ids = entry_ids[:_MAX_SINGLE_READS]
         answers = await connection.read(ledger.ledger_id, entry_ids)
         stored: list[memoryview] = []
         for entry_id in entry_ids:

@@ -143,7 +143,8 @@ class RangeReader:
         self._chunks: deque[_Chunk] = deque()
         self._parts: dict[int, _Part] = {}
         self._request_id = 0
-        self._chunk_number = 0
+        #: Short ranges begin at different replicas too.
+        self._chunk_number = first
         self._max_lac = -1
         self._actions: list[Action] = []
         self._fill()

@@ -49,6 +49,18 @@ def client(running: ApacheBookies) -> Iterator[BlockingClient]:
         yield client
 
 
+def test_many_small_reads_do_not_lock_the_bookies_up(running: ApacheBookies) -> None:
+    """A bookie of 4.18.0 that has more reads under way than its maxReadsInProgressLimit, 10,000, serves nobody any
+    more. Of a ledger with one bookie all single reads go there."""
+    count = 40_000
+    with BlockingClient(running.metadata_service_uri, ClientConfig(batch_read_enabled=False)) as client:
+        writer = client.create(quorum=Quorum(1, 1, 1), password=PASSWORD)
+        writer.append_many([b"%d" % number for number in range(count)])
+        writer.close()
+        payloads = client.open_for_reading(writer.ledger_id, PASSWORD).read(0, count - 1)
+    assert payloads == [b"%d" % number for number in range(count)]
+
+
 @pytest.mark.parametrize("quorum", [Quorum(3, 3, 2), Quorum(3, 2, 2), Quorum(1, 1, 1)], ids=str)
 @pytest.mark.parametrize("digest", DigestType)
 def test_ours_writes_both_read(
