@@ -137,7 +137,8 @@ class PrefixPackager(ABC):
             return
         headers = prefix.view(np.uint8).reshape(len(prefix), -1)[:, -ENTRY_HEADER_BYTES:]
         starts = offsets[:-1] + self.overhead_bytes
-        digests = self._digest.many(headers, out.data, starts.tolist(), offsets[1:].tolist())
+        data, bounds = out.data, zip(starts.tolist(), offsets[1:].tolist(), strict=True)
+        digests = self._digest.many(headers, [data[start:end] for start, end in bounds])
         out[starts[:, None] + np.arange(-self._digest_bytes, 0)] = digests
 
 

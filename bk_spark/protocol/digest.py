@@ -55,9 +55,8 @@ class DigestFunction(ABC):
         """The digest of one entry."""
 
     @abstractmethod
-    def many(self, headers: Bytes2D, data: memoryview, starts: Sequence[int], ends: Sequence[int]) -> Bytes2D:
-        """The digests of entries whose headers (32 bytes) are the rows of ``headers`` and whose payloads are
-        ``data[starts[i] : ends[i]]``: one row each."""
+    def many(self, headers: Bytes2D, payloads: Sequence[Buffer]) -> Bytes2D:
+        """The digests of many entries, one row each; so are their headers (32 bytes) in ``headers``."""
 
 
 def digest_function(digest_type: DigestType, password: bytes) -> DigestFunction:
@@ -81,14 +80,14 @@ class _Crc(DigestFunction):
         checksum = self._checksum
         return checksum(payload, checksum(header, 0)).to_bytes(self._digest_bytes, "big")
 
-    def many(self, headers: Bytes2D, data: memoryview, starts: Sequence[int], ends: Sequence[int]) -> Bytes2D:
+    def many(self, headers: Bytes2D, payloads: Sequence[Buffer]) -> Bytes2D:
         checksum = self._checksum
         if len(headers) < _TABLES_MIN:
             befores = [checksum(header.data, 0) for header in headers]
         else:
             befores = _header_checksums(checksum, headers).tolist()
-        # One call and one view per entry: the only work here that is not done for all at once.
-        found = [checksum(data[start:end], before) for start, end, before in zip(starts, ends, befores, strict=True)]
+        # One call per entry: the only work here that is not done for all at once.
+        found = list(map(checksum, payloads, befores))
         return np.array(found, self._dtype).view(np.uint8).reshape(len(found), self._digest_bytes)
 
 
@@ -103,9 +102,8 @@ class _Hmac(DigestFunction):
         mac.update(payload)
         return mac.digest()
 
-    def many(self, headers: Bytes2D, data: memoryview, starts: Sequence[int], ends: Sequence[int]) -> Bytes2D:
-        entries = zip(headers, starts, ends, strict=True)
-        joined = b"".join(self(header.data, data[start:end]) for header, start, end in entries)
+    def many(self, headers: Bytes2D, payloads: Sequence[Buffer]) -> Bytes2D:
+        joined = b"".join(self(header.data, payload) for header, payload in zip(headers, payloads, strict=True))
         return np.frombuffer(joined, np.uint8).reshape(len(headers), self._keyed.digest_size)
 
 
@@ -113,7 +111,7 @@ class _Dummy(DigestFunction):
     def __call__(self, header: Buffer, payload: Buffer) -> bytes:
         return b""
 
-    def many(self, headers: Bytes2D, data: memoryview, starts: Sequence[int], ends: Sequence[int]) -> Bytes2D:
+    def many(self, headers: Bytes2D, payloads: Sequence[Buffer]) -> Bytes2D:
         return np.empty((len(headers), 0), np.uint8)
 
 

@@ -59,23 +59,18 @@ def verify_records(
     uniform = count * stride == len(records) and int(sizes.max()) == size == int(sizes.min())
     if uniform:
         rows = data.reshape(count, stride)[:, _LENGTH_BYTES:]
-        headers = np.ascontiguousarray(rows[:, :ENTRY_HEADER_BYTES]).view(ENTRY_HEADER_DTYPE)[:, 0]
+        heads = np.ascontiguousarray(rows[:, :payload_at])
     else:
-        headers = data[starts[:, None] + np.arange(ENTRY_HEADER_BYTES)].view(ENTRY_HEADER_DTYPE)[:, 0]
-    right = headers["ledger"] == ledger_id
-    right &= headers["entry"] == np.arange(first_entry_id, first_entry_id + count)
-    good = count if right.all() else int(np.argmin(right))
-    good = _digest_prefix(records, headers[:good], starts[:good], sizes[:good], digest_type, digest)
-    if good == 0:
-        raise DigestMismatchError("digest, ledger or entry id is wrong", ledger_id=ledger_id, entry_id=first_entry_id)
-    max_lac = int(headers["lac"][:good].max())
+        heads = data[starts[:, None] + np.arange(payload_at)]
+    bounds = zip((starts + payload_at).tolist(), (starts + sizes).tolist(), strict=True)
+    payloads = [records[start:end] for start, end in bounds]
+    good, max_lac = _verify(heads, payloads, ledger_id, np.arange(first_entry_id, first_entry_id + count), digest)
     if uniform:
         # One strided copy; the received buffer can then go.
         joined = np.ascontiguousarray(rows[:good, payload_at:]).reshape(-1)
         offsets = (size - payload_at) * np.arange(good + 1, dtype=np.int64)
         return EntryBlock(first_entry_id, Payloads(joined.data, offsets), max_lac)
-    pairs = zip((starts[:good] + payload_at).tolist(), (starts + sizes)[:good].tolist(), strict=True)
-    return EntryBlock(first_entry_id, Payloads.of([records[start:end] for start, end in pairs]), max_lac)
+    return EntryBlock(first_entry_id, Payloads.of(payloads[:good]), max_lac)
 
 
 def verify_stored(
@@ -87,7 +82,14 @@ def verify_stored(
     step: int = 1,
 ) -> EntryBlock:
     """As :func:`verify_records`, from stored entries that lie apart and whose ids are ``step`` apart."""
-    payloads: list[memoryview] = []
+    count, payload_at = len(stored), ENTRY_HEADER_BYTES + digest_type.digest_bytes
+    if count >= _VECTOR_MIN and min(map(len, stored)) >= payload_at:
+        heads = np.frombuffer(b"".join([one[:payload_at] for one in stored]), np.uint8).reshape(count, payload_at)
+        payloads = [one[payload_at:] for one in stored]
+        entry_ids = first_entry_id + step * np.arange(count)
+        good, max_lac = _verify(heads, payloads, ledger_id, entry_ids, digest)
+        return EntryBlock(first_entry_id, Payloads.of(payloads[:good]), max_lac)
+    payloads = []
     max_lac = -1
     for index, one in enumerate(stored):
         try:
@@ -101,24 +103,26 @@ def verify_stored(
     return EntryBlock(first_entry_id, Payloads.of(payloads), max_lac)
 
 
-def _digest_prefix(
-    records: memoryview,
-    headers: npt.NDArray[np.void],
-    starts: Int64s,
-    sizes: Int64s,
-    digest_type: DigestType,
+def _verify(
+    heads: npt.NDArray[np.uint8],
+    payloads: Sequence[memoryview],
+    ledger_id: int,
+    entry_ids: Int64s,
     digest: DigestFunction,
-) -> int:
-    """How many leading entries have the right digest."""
-    count, digest_bytes = len(starts), digest_type.digest_bytes
-    if not digest_bytes or not count:
-        return count
-    digest_at = starts + ENTRY_HEADER_BYTES
-    found = np.frombuffer(records, np.uint8)[digest_at[:, None] + np.arange(digest_bytes)]
-    rows = headers.view(np.uint8).reshape(count, ENTRY_HEADER_BYTES)
-    right = digest.many(rows, records, (digest_at + digest_bytes).tolist(), (starts + sizes).tolist())
-    wrong = (found != right).any(axis=1)
-    return int(np.argmax(wrong)) if wrong.any() else count
+) -> tuple[int, int]:
+    """How many leading entries are right, and the highest LAC of these. A row of ``heads`` is an entry's header and
+    digest. Raises DigestMismatchError where not even the first is right."""
+    rows = np.ascontiguousarray(heads[:, :ENTRY_HEADER_BYTES])
+    headers = rows.view(ENTRY_HEADER_DTYPE)[:, 0]
+    right = headers["ledger"] == ledger_id
+    right &= headers["entry"] == entry_ids
+    right &= (digest.many(rows, payloads) == heads[:, ENTRY_HEADER_BYTES:]).all(axis=1)
+    good = len(payloads) if right.all() else int(np.argmin(right))
+    if good == 0:
+        raise DigestMismatchError(
+            "digest, ledger or entry id is wrong", ledger_id=ledger_id, entry_id=int(entry_ids[0])
+        )
+    return good, int(headers["lac"][:good].max())
 
 
 def _cut(records: memoryview) -> tuple[Int64s, Int64s]:
