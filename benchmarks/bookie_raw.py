@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.processes import cpu_seconds, peak_resident_mib
 from benchmarks.report import figure
-from bk_spark.protocol import wire_v2
+from bk_spark.protocol import answers_v2, wire_v2
 from bk_spark.protocol.add_frames import EntryPackager
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.framing import ReceiveBuffer
@@ -154,8 +154,8 @@ def _batch_read(connection: socket.socket, ledger: int, count: int) -> None:
         frames = receive.received(connection.recv_into(receive.get_buffer()))
         if frames is None:
             continue
-        for answer in wire_v2.parse_answers(frames):
-            assert isinstance(answer, wire_v2.BatchReadAnswer)
+        for answer in answers_v2.parse_answers(frames):
+            assert isinstance(answer, answers_v2.BatchReadAnswer)
             assert answer.code == 0
             size = int.from_bytes(answer.records[:4], "big") + 4
             got += len(answer.records) // size

@@ -29,5 +29,7 @@ def entries_batch(blocks: Sequence[EntryBlock]) -> pa.RecordBatch:
     """Consecutive blocks as one batch of :data:`ENTRIES_SCHEMA`. A single block's payloads are not copied."""
     first = blocks[0].first_entry_id
     payloads = Payloads.joined([block.payloads for block in blocks])
-    entry_ids = pa.array(np.arange(first, first + len(payloads), dtype=np.int64))
+    ids = np.arange(first, first + len(payloads), dtype=np.int64)
+    # Not pa.array(ids): that imports pandas, where it is there.
+    entry_ids = pa.Array.from_buffers(pa.int64(), len(ids), [None, pa.py_buffer(ids)])
     return pa.RecordBatch.from_arrays([entry_ids, binary_array(payloads)], schema=ENTRIES_SCHEMA)

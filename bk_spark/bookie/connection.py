@@ -12,15 +12,9 @@ from collections import deque
 import numpy as np
 
 from bk_spark.bookie.connection_base import ConnectionLimits, LedgerConnection
+from bk_spark.protocol.answers_v2 import AddAnswers, BatchReadAnswer, ReadAnswer, parse_answers
 from bk_spark.protocol.framing import Frames
-from bk_spark.protocol.wire_v2 import (
-    AddAnswers,
-    BatchReadAnswer,
-    ReadAnswer,
-    batch_read_request,
-    parse_answers,
-    read_requests,
-)
+from bk_spark.protocol.wire_v2 import batch_read_request, read_requests
 
 
 class _ReadGroup:

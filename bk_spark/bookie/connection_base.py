@@ -14,10 +14,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from bk_spark.protocol.answers_v2 import AddAnswers, ReadAnswer
 from bk_spark.protocol.codes import DEFAULT_MAX_FRAME_BYTES
 from bk_spark.protocol.errors import BookieTimeoutError, BookieUnavailableError, WireFormatError
 from bk_spark.protocol.framing import Frames, ReceiveBuffer
-from bk_spark.protocol.wire_v2 import AddAnswers, ReadAnswer
 
 _LOG = logging.getLogger(__name__)
 #: Pieces given to the transport at once. It copies what the socket does not take, so pieces stay small.

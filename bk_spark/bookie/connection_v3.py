@@ -17,6 +17,7 @@ import numpy as np
 from bk_spark.bookie.connection_base import ConnectionLimits, LedgerConnection
 from bk_spark.protocol import wire_v3
 from bk_spark.protocol.add_frames_v3 import is_txn_of, txn_entry_id
+from bk_spark.protocol.answers_v2 import AddAnswers, ReadAnswer
 from bk_spark.protocol.answers_v3 import BareAddAnswer, parse_answers
 from bk_spark.protocol.code_errors import error_of
 from bk_spark.protocol.codes import Code, FlagV2
@@ -24,7 +25,6 @@ from bk_spark.protocol.entry_availability import EntryAvailability, decode_avail
 from bk_spark.protocol.errors import InvalidArgumentError, WireFormatError
 from bk_spark.protocol.framing import Frames
 from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
-from bk_spark.protocol.wire_v2 import AddAnswers, ReadAnswer
 from bk_spark.protocol.wire_v3 import BookieInfo, LongPollAnswer
 
 

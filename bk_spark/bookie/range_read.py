@@ -178,10 +178,13 @@ class RangeRead:
         entry_ids = entry_ids[:_MAX_SINGLE_READS]
         answers = await connection.read(ledger.ledger_id, entry_ids)
         stored: list[memoryview] = []
+        good = Code.OK
         for entry_id in entry_ids:
-            if answers[entry_id].code is not Code.OK and stored:
-                break
-            _check(answers[entry_id].code, ledger.ledger_id, entry_id, connection.bookie_id)
+            answer_code = answers[entry_id].code
+            if answer_code is not good:
+                if stored:
+                    break
+                _check(answer_code, ledger.ledger_id, entry_id, connection.bookie_id)
             stored.append(answers[entry_id].stored)
         return verify_stored(
             stored, ledger.ledger_id, entry_ids.start, ledger.digest_type, ledger.digest, entry_ids.step

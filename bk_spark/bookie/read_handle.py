@@ -13,6 +13,7 @@ from bk_spark.bookie.arrow import MAX_COLUMN_BYTES, entries_batch
 from bk_spark.bookie.lac_reads import read_lac
 from bk_spark.bookie.range_read import RangeRead
 from bk_spark.bookie.read_access import LedgerKey, ReadAccess
+from bk_spark.bookie.single_read import try_one_replica
 from bk_spark.bookie.tail import Tail
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.digest import digest_function
@@ -98,6 +99,12 @@ class ReadHandle:
 
     async def read(self, first: int, last: int) -> list[bytes]:
         """Payloads of entries ``first`` to ``last`` (inclusive)."""
+        self._check_range(first, last, known_to_exist=False)
+        if first == last:
+            entry = await try_one_replica(self._ledger, self.metadata, first, self._access)
+            if entry is not None:
+                self._learn(None, entry.last_add_confirmed)
+                return [bytes(entry.payload)]
         payloads: list[bytes] = []
         async for block in self.read_blocks(first, last):
             payloads += [bytes(payload) for payload in block.payloads]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -32,9 +33,10 @@ from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState
 from bk_spark.protocol.payloads import Payloads
 from bk_spark.protocol.writer import UNLIMITED, LedgerWriter, WriterState
 
+_LOG = logging.getLogger(__name__)
 #: Entries are packaged and sent in pieces of about this size, so that sending, syncing and
 #: acknowledging overlap.
-_PIECE_BYTES: Final = 256 * 1024
+_PIECE_BYTES: Final = 1024 * 1024
 _PIECE_ENTRIES: Final = 2_000
 
 
@@ -102,6 +104,9 @@ class WriteHandle:
         self._lac = None
         if config.explicit_lac_interval_ms and pool_v3 is not None and recovery is None:
             self._lac = LacPublisher(self._machine, digest_type, password, pool_v3, config)
+        #: Entries of single calls, not sent yet, and the bytes of their frames.
+        self._gathered: list[bytes] = []
+        self._gathered_bytes = 0
         self._closing = False
         self._close_lock = asyncio.Lock()
         #: (last entry, length) when everything was drained.
@@ -124,7 +129,7 @@ class WriteHandle:
     @property
     def last_add_pushed(self) -> int:
         """Id of the last entry that was appended."""
-        return self._machine.last_add_pushed
+        return self._machine.last_add_pushed + len(self._gathered)
 
     @property
     def length(self) -> int:
@@ -143,39 +148,52 @@ class WriteHandle:
             self._driver.background.spawn(self._lac.run())
 
     async def append(self, payload: Buffer) -> int:
-        """Append one entry; its id."""
-        return await self.append_many(Payloads.of([payload]))
+        """Append one entry; its id. Entries of calls that follow one another go out together, at the latest when
+        the event loop gets its turn. Raises as :meth:`append_many`."""
+        self.check_open()
+        self._check_size(len(payload))
+        size = len(payload) + self._packager.overhead_bytes
+        if not self._has_room(1, size):
+            self._send_gathered()
+            await self._admit(1, size)
+        if not self._gathered:
+            asyncio.get_running_loop().call_soon(self._on_turn)
+        # What the caller may change later must not change here.
+        self._gathered.append(payload if isinstance(payload, bytes) else bytes(payload))
+        self._gathered_bytes += size
+        if self._gathered_bytes >= _PIECE_BYTES or len(self._gathered) >= _PIECE_ENTRIES:
+            self._send_gathered()
+        return self.last_add_pushed
 
     async def append_many(self, payloads: Payloads | Sequence[Buffer], last_add_confirmed: int | None = None) -> int:
         """Append entries in order; the id of the last one. Raises InvalidArgumentError for one that no
         bookie would take, before any is sent; LedgerClosedError, LedgerFencedError, PeerError."""
         self.check_open()
+        self._send_gathered()
         offsets = payloads.offsets if isinstance(payloads, Payloads) else Payloads.offsets_of(payloads)
         self.check_sizes(offsets)
         first = 0
         while first < len(payloads):
             last = _piece_end(offsets, first)
-            piece = payloads.part(first, last) if isinstance(payloads, Payloads) else Payloads.of(payloads[first:last])
-            size = piece.size_bytes + len(piece) * self._packager.overhead_bytes
-            await self._admit(len(piece), size)
-            if self._lac is not None:
-                self._lac.told.on_told(self._machine.last_add_confirmed)
-            last_id = self._machine.add(piece, last_add_confirmed)
-            self._driver.appended(last_id, size)
+            piece = payloads.part(first, last) if isinstance(payloads, Payloads) else payloads[first:last]
+            size = int(offsets[last] - offsets[first]) + (last - first) * self._packager.overhead_bytes
+            await self._admit(last - first, size)
+            self._send(piece, size, last_add_confirmed)
             first = last
         return self._machine.last_add_pushed
 
     async def flush(self) -> int:
         """Wait until everything appended is acknowledged; the last add confirmed."""
+        self._send_gathered()
         await self._driver.wait_until(lambda: not self._machine.pending_entries)
         return self._machine.last_add_confirmed
 
     async def wait_confirmed(self, entry_id: int) -> None:
         """Wait until ``entry_id`` is confirmed: acknowledged, with deferred sync also forced. Ends by an error
         where it never will be. Raises InvalidArgumentError for an entry that was not appended."""
-        if entry_id > self._machine.last_add_pushed:
+        if entry_id > self.last_add_pushed:
             raise InvalidArgumentError(
-                f"entry {entry_id} was not appended; the last one is {self._machine.last_add_pushed}",
+                f"entry {entry_id} was not appended; the last one is {self.last_add_pushed}",
                 ledger_id=self.ledger_id,
             )
         await self.wait_for(entry_id)
@@ -247,12 +265,39 @@ class WriteHandle:
                 ledger_id=self.ledger_id,
             )
 
+    def _check_size(self, size: int) -> None:
+        if size > self._max_payload_bytes:
+            self.check_sizes(np.array([0, size]))
+
+    def _on_turn(self) -> None:
+        try:
+            self._send_gathered()
+        except Exception as error:
+            # Their ids were given out: nothing may be appended after a gap.
+            _LOG.exception("ledger %d: sending entries", self.ledger_id)
+            self._machine.fail(error if isinstance(error, BookKeeperError) else BookKeeperError(repr(error)))
+            self._driver.run()
+
+    def _send_gathered(self) -> None:
+        gathered, size = self._gathered, self._gathered_bytes
+        if gathered and self._machine.error is None:
+            self._gathered, self._gathered_bytes = [], 0
+            self._send(gathered, size)
+
+    def _send(self, payloads: Payloads | Sequence[Buffer], size: int, last_add_confirmed: int | None = None) -> None:
+        """Send entries whose frames have ``size`` bytes together, and which were admitted."""
+        if self._lac is not None:
+            self._lac.told.on_told(self._machine.last_add_confirmed)
+        self._driver.appended(self._machine.add(payloads, last_add_confirmed), size)
+
     async def _admit(self, count: int, size: int) -> None:
         await self._driver.wait_until(lambda: self._has_room(count, size))
         self.check_open()
 
     def _has_room(self, count: int, size: int) -> bool:
-        pending, unanswered, config = self._driver.pending_bytes, self._machine.most_unanswered, self._config
+        config = self._config
+        pending = self._driver.pending_bytes + self._gathered_bytes
+        unanswered = self._machine.most_unanswered + len(self._gathered)
         return not (
             self._machine.throttled
             or (pending and pending + size > config.max_pending_bytes)

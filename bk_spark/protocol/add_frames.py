@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -10,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bk_spark.protocol.codes import MASTER_KEY_BYTES, DigestType, FlagV2, OpV2
-from bk_spark.protocol.digest import digest_function, master_key
+from bk_spark.protocol.digest import Buffer, Bytes2D, digest_function, master_key
 from bk_spark.protocol.entry import ENTRY_HEADER_BYTES
 from bk_spark.protocol.framing import LENGTH_BYTES
 from bk_spark.protocol.payloads import Payloads
@@ -27,7 +29,13 @@ _PREFIX_DTYPE: Final = np.dtype(
         ("length", ">i8"),
     ]
 )
-_PREFIX_BYTES: Final = _PREFIX_DTYPE.itemsize
+_PREFIX: Final = struct.Struct(f">II{MASTER_KEY_BYTES}sqqqq")
+_PREFIX_BYTES: Final = _PREFIX.size
+#: Up to so many entries numpy's fixed costs are more than the work.
+_FEW: Final = 24
+
+#: Entries of this size are joined one by one, which costs less than another pass over them.
+_LARGE_BYTES: Final = 4096
 
 Int64s = npt.NDArray[np.int64]
 
@@ -67,7 +75,11 @@ class Packager(Protocol):
         ...
 
     def package(
-        self, first_entry_id: int, last_add_confirmed: int, length_before: int, payloads: Payloads
+        self,
+        first_entry_id: int,
+        last_add_confirmed: int,
+        length_before: int,
+        payloads: Payloads | Sequence[Buffer],
     ) -> AddFrames:
         """Frames for ``payloads`` as entries ``first_entry_id`` and following, all with one LAC."""
         ...
@@ -96,10 +108,17 @@ class PrefixPackager(ABC):
         return self._prefix_bytes + self._digest_bytes
 
     def package(
-        self, first_entry_id: int, last_add_confirmed: int, length_before: int, payloads: Payloads
+        self,
+        first_entry_id: int,
+        last_add_confirmed: int,
+        length_before: int,
+        payloads: Payloads | Sequence[Buffer],
     ) -> AddFrames:
-        count, prefix_bytes = len(payloads), self._prefix_bytes
-        sizes = payloads.sizes
+        if isinstance(payloads, Payloads):
+            sizes = payloads.sizes
+        else:
+            sizes = np.fromiter(map(len, payloads), np.int64, len(payloads))
+        count, size_bytes = len(sizes), int(sizes.sum())
         lengths = length_before + np.cumsum(sizes)
         offsets = np.zeros(count + 1, np.int64)
         np.cumsum(sizes + self.overhead_bytes, out=offsets[1:])
@@ -111,35 +130,35 @@ class PrefixPackager(ABC):
         prefix["entry"] = entry_ids
         prefix["lac"] = last_add_confirmed
         prefix["length"] = lengths
-
-        out = np.empty(int(offsets[-1]), np.uint8)
-        view = out.data
-        size = int(sizes[0])
-        if count > 1 and size == int(sizes.min()) == int(sizes.max()):
-            table = out.reshape(count, size + self.overhead_bytes)
-            table[:, :prefix_bytes] = prefix.view(np.uint8).reshape(count, prefix_bytes)
-            start = int(payloads.offsets[0])
-            table[:, self.overhead_bytes :] = np.frombuffer(payloads.data, np.uint8, count * size, start).reshape(
-                count, size
-            )
+        heads = prefix.view(np.uint8).reshape(count, self._prefix_bytes)
+        if count > 1 and size_bytes < count * _LARGE_BYTES and bool((sizes == sizes[0]).all()):
+            joined = payloads if isinstance(payloads, Payloads) else Payloads.of(payloads)
+            data = self._table(heads, joined, int(sizes[0]))
         else:
-            prefixes = prefix.view(np.uint8).data
-            at = 0
-            for offset, payload in zip(offsets.tolist(), payloads, strict=False):
-                view[offset : offset + prefix_bytes] = prefixes[at : at + prefix_bytes]
-                view[offset + self.overhead_bytes : offset + self.overhead_bytes + len(payload)] = payload
-                at += prefix_bytes
-        self._put_digests(out, prefix, offsets)
-        return AddFrames(first_entry_id, view, offsets, lengths)
+            data = self._joined(heads, list(payloads))
+        return AddFrames(first_entry_id, data, offsets, lengths)
 
-    def _put_digests(self, out: npt.NDArray[np.uint8], prefix: npt.NDArray[np.void], offsets: Int64s) -> None:
-        if not self._digest_bytes:
-            return
-        headers = prefix.view(np.uint8).reshape(len(prefix), -1)[:, -ENTRY_HEADER_BYTES:]
-        starts = offsets[:-1] + self.overhead_bytes
-        data, bounds = out.data, zip(starts.tolist(), offsets[1:].tolist(), strict=True)
-        digests = self._digest.many(headers, [data[start:end] for start, end in bounds])
-        out[starts[:, None] + np.arange(-self._digest_bytes, 0)] = digests
+    def _table(self, heads: Bytes2D, payloads: Payloads, size: int) -> memoryview:
+        """Frames with payloads of one ``size``."""
+        count, prefix_bytes, start = len(heads), self._prefix_bytes, int(payloads.offsets[0])
+        out = np.empty((count, self.overhead_bytes + size), np.uint8)
+        out[:, :prefix_bytes] = heads
+        rows = np.frombuffer(payloads.data, np.uint8, count * size, start).reshape(count, size)
+        out[:, self.overhead_bytes :] = rows
+        if self._digest_bytes:
+            headers = heads[:, -ENTRY_HEADER_BYTES:]
+            out[:, prefix_bytes : self.overhead_bytes] = self._digest.many(headers, list(payloads))
+        return out.reshape(-1).data
+
+    def _joined(self, heads: Bytes2D, payloads: list[Buffer]) -> memoryview:
+        """Frames with payloads of any size."""
+        digests = self._digest.many(heads[:, -ENTRY_HEADER_BYTES:], payloads)
+        before = np.concatenate([heads, digests], axis=1).tobytes()
+        step = self.overhead_bytes
+        parts: list[Buffer] = [b""] * (2 * len(payloads))
+        parts[::2] = [before[at : at + step] for at in range(0, len(before), step)]
+        parts[1::2] = payloads
+        return memoryview(b"".join(parts))
 
 
 class EntryPackager(PrefixPackager):
@@ -148,12 +167,36 @@ class EntryPackager(PrefixPackager):
     def __init__(self, ledger_id: int, digest_type: DigestType, password: bytes, flags: FlagV2 = FlagV2.NONE) -> None:
         super().__init__(ledger_id, digest_type, password, _PREFIX_DTYPE)
         self._header = header_int(OpV2.ADD, flags)
-        self._key = np.frombuffer(master_key(password), np.uint8)
+        self._key_bytes = master_key(password)
+        self._key = np.frombuffer(self._key_bytes, np.uint8)
 
     @staticmethod
     def overhead(digest_type: DigestType) -> int:
         """:attr:`overhead_bytes` with this digest."""
         return _PREFIX_BYTES + digest_type.digest_bytes
+
+    def package(
+        self,
+        first_entry_id: int,
+        last_add_confirmed: int,
+        length_before: int,
+        payloads: Payloads | Sequence[Buffer],
+    ) -> AddFrames:
+        if len(payloads) > _FEW:
+            return super().package(first_entry_id, last_add_confirmed, length_before, payloads)
+        parts: list[Buffer] = []
+        offsets, lengths = [0], []
+        length = length_before
+        for entry_id, payload in enumerate(payloads, first_entry_id):
+            frame_bytes = self.overhead_bytes + len(payload)
+            length += len(payload)
+            ids = (self._ledger_id, entry_id, last_add_confirmed, length)
+            prefix = _PREFIX.pack(frame_bytes - LENGTH_BYTES, self._header, self._key_bytes, *ids)
+            parts += prefix, self._digest(prefix[-ENTRY_HEADER_BYTES:], payload), payload
+            offsets.append(offsets[-1] + frame_bytes)
+            lengths.append(length)
+        data = memoryview(b"".join(parts))
+        return AddFrames(first_entry_id, data, np.array(offsets, np.int64), np.array(lengths, np.int64))
 
     def _fill(self, prefix: npt.NDArray[np.void], frame_bytes: Int64s, entry_ids: Int64s) -> None:
         prefix["frame"] = frame_bytes

@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from bk_spark.protocol.add_frames_v3 import ADD_TXN_BIT
+from bk_spark.protocol.answers_v2 import AddAnswers
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.digest import Buffer
 from bk_spark.protocol.errors import WireFormatError
 from bk_spark.protocol.framing import Frames
 from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.varints import INT64_BYTES, padded, read_varints
-from bk_spark.protocol.wire_v2 import AddAnswers
 from bk_spark.protocol.wire_v3 import parse_response, response_code
 
 #: Fewer answers of equal size are not worth numpy's fixed costs.

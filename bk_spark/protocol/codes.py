@@ -50,12 +50,10 @@ class Code(enum.IntEnum):
 
     @classmethod
     def from_v2(cls, code: int) -> Code:
-        try:
-            return cls(code)
-        except ValueError:
-            return Code.BAD_REQUEST
+        return _CODE_OF_V2.get(code, Code.BAD_REQUEST)
 
 
+_CODE_OF_V2: Final = {int(code): code for code in Code}
 _V3_OF_CODE: Final = {
     Code.OK: 0,
     Code.NO_LEDGER: 402,

@@ -60,14 +60,13 @@ class ReceiveBuffer:
         self._chunk_bytes = chunk_bytes
         self._reuse = reuse
         self._buffer = _new_buffer(chunk_bytes)
-        self._end = 0
-        #: Bytes at the beginning that were given out as frames and may be overwritten.
-        self._spent = 0
+        #: What was received and not given out as frames.
+        self._start = self._end = 0
 
     @property
     def pending_bytes(self) -> int:
         """Bytes of a frame that has not arrived whole."""
-        return self._end - self._spent
+        return self._end - self._start
 
     @property
     def capacity_bytes(self) -> int:
@@ -76,10 +75,10 @@ class ReceiveBuffer:
 
     def get_buffer(self) -> memoryview:
         """Where the next bytes go; never empty."""
-        if self._spent:
-            rest = self._end - self._spent
-            self._buffer[:rest] = self._buffer[self._spent : self._end]
-            self._spent, self._end = 0, rest
+        if self._reuse and self._start:
+            rest = self._end - self._start
+            self._buffer[:rest] = self._buffer[self._start : self._end]
+            self._start, self._end = 0, rest
         return self._buffer[self._end :]
 
     def received(self, size_bytes: int) -> Frames | None:
@@ -89,24 +88,33 @@ class ReceiveBuffer:
         """
         self._end += size_bytes
         starts, lengths, consumed = self._cut()
-        rest = self._end - consumed
-        needed = self._needed(consumed, rest)
-        if starts is None:
-            if needed > len(self._buffer):
-                self._renew(consumed, rest, needed)
-            return None
-        assert lengths is not None
-        frames = Frames(self._buffer, starts, lengths)
-        if self._reuse and needed <= self._chunk_bytes == len(self._buffer):
-            self._spent = consumed
+        buffer = self._buffer
+        self._start = consumed
+        self._make_room()
+        return None if starts is None or lengths is None else Frames(buffer, starts, lengths)
+
+    def _make_room(self) -> None:
+        """Go on in another buffer where this one is used up, or too small for the frame that has begun."""
+        rest, size = self._end - self._start, len(self._buffer)
+        needed = LENGTH_BYTES
+        if rest >= LENGTH_BYTES:
+            needed += int(_U32.unpack_from(self._buffer, self._start)[0])
+        if self._reuse:
+            # Moved to the front by get_buffer; what a large frame took is given back.
+            good = size == max(needed, self._chunk_bytes)
         else:
-            self._renew(consumed, rest, needed)
-        return frames
+            room = size - self._end
+            # A frame that has begun is not moved without need, but nothing else is received in driblets.
+            good = room >= needed - rest and (room >= self._chunk_bytes // 4 or rest >= LENGTH_BYTES)
+        if not good:
+            buffer = _new_buffer(max(needed, self._chunk_bytes))
+            buffer[:rest] = self._buffer[self._start : self._end]
+            self._buffer, self._start, self._end = buffer, 0, rest
 
     def _cut(self) -> tuple[npt.NDArray[np.int64] | None, npt.NDArray[np.int64] | None, int]:
         starts: list[npt.NDArray[np.int64]] = []
         lengths: list[npt.NDArray[np.int64]] = []
-        position, end, buffer = 0, self._end, self._buffer
+        position, end, buffer = self._start, self._end, self._buffer
         singles: list[int] = []
         single_lengths: list[int] = []
         previous = -1
@@ -141,23 +149,10 @@ class ReceiveBuffer:
             starts.append(np.array(singles, np.int64))
             lengths.append(np.array(single_lengths, np.int64))
         if not starts:
-            return None, None, 0
+            return None, None, position
         if len(starts) == 1:
             return starts[0], lengths[0], position
         return np.concatenate(starts), np.concatenate(lengths), position
-
-    def _needed(self, consumed: int, rest: int) -> int:
-        """Capacity the buffer must have to take the frame that begins with the rest."""
-        if rest < LENGTH_BYTES:
-            return self._chunk_bytes
-        (length,) = _U32.unpack_from(self._buffer, consumed)
-        return max(self._chunk_bytes, LENGTH_BYTES + int(length))
-
-    def _renew(self, consumed: int, rest: int, capacity: int) -> None:
-        buffer = _new_buffer(capacity)
-        buffer[:rest] = self._buffer[consumed : consumed + rest]
-        self._buffer = buffer
-        self._end = rest
 
 
 def _new_buffer(size_bytes: int) -> memoryview:

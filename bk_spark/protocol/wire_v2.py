@@ -329,6 +329,8 @@ def read_requests(ledger_id: int, entry_ids: Int64s | Sequence[int], flags: int 
             _READ_REQUEST.pack(20 + MASTER_KEY_BYTES, header_int(OpV2.READ, flags), ledger_id, int(entry_id)) + key
             for entry_id in entry_ids
         )
+    if len(entry_ids) == 1:
+        return _READ_REQUEST.pack(20, header_int(OpV2.READ, flags), ledger_id, int(entry_ids[0]))
     requests = np.empty(len(entry_ids), _READ_REQUEST_DTYPE)
     requests["frame"] = 20
     requests["header"] = header_int(OpV2.READ, flags)
@@ -344,79 +346,3 @@ def batch_read_request(
     return _HEADER.pack(_BATCH_READ_BYTES) + _BATCH_READ.pack(
         header, ledger_id, first_entry_id, request_id, max_count, max_size_bytes
     )
-
-
-# --- answers, as the client sees them -----------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class AddAnswers:
-    ledger_ids: Int64s
-    entry_ids: Int64s
-    codes: Int32s
-
-
-@dataclass(frozen=True, slots=True)
-class ReadAnswer:
-    """``stored`` is the stored entry if ``code`` is OK, else empty. ``entry_id`` echoes the request."""
-
-    ledger_id: int
-    entry_id: int
-    code: Code
-    stored: memoryview
-
-
-@dataclass(frozen=True, slots=True)
-class BatchReadAnswer:
-    """``records`` holds ``u32 length, stored entry`` per entry (entry_block.py verifies them)."""
-
-    ledger_id: int
-    first_entry_id: int
-    request_id: int
-    code: Code
-    records: memoryview
-
-
-AnswerV2 = AddAnswers | ReadAnswer | BatchReadAnswer
-
-
-def parse_answers(frames: Frames) -> Iterator[AnswerV2]:
-    """The answers in ``frames``; neighbouring ADD answers are joined. Raises WireFormatError."""
-    if len(frames) == 0:
-        return
-    if int(frames.lengths.min()) < ANSWER_BYTES:
-        raise WireFormatError(f"v2 answer shorter than {ANSWER_BYTES} bytes")
-    data = np.frombuffer(frames.data, np.uint8)
-    rows = _gather(data, frames.starts - LENGTH_BYTES, ANSWER_DTYPE.itemsize).view(ANSWER_DTYPE)[:, 0]
-    headers = rows["header"].astype(np.int64)
-    if (headers >> 24 != V2).any():
-        raise WireFormatError("answer of another protocol version on a v2 connection")
-    ops = headers >> 16 & 0xFF
-    cuts = (np.flatnonzero(ops[1:] != ops[:-1]) + 1).tolist()
-    for first, last in zip([0, *cuts], [*cuts, len(frames)], strict=True):
-        op = int(ops[first])
-        part = rows[first:last]
-        if op == OpV2.ADD:
-            yield AddAnswers(
-                part["ledger"].astype(np.int64), part["entry"].astype(np.int64), part["rc"].astype(np.int32)
-            )
-        elif op in (OpV2.READ, OpV2.BATCH_READ):
-            yield from _parse_read_answers(op, part, frames.data, frames.starts[first:last], frames.lengths[first:last])
-        else:
-            raise WireFormatError(f"v2 answer with opcode {op}")
-
-
-def _parse_read_answers(
-    op: int, rows: npt.NDArray[np.void], data: memoryview, starts: Int64s, lengths: Int64s
-) -> Iterator[ReadAnswer | BatchReadAnswer]:
-    columns = (rows["ledger"].tolist(), rows["entry"].tolist(), rows["rc"].tolist(), starts.tolist(), lengths.tolist())
-    for ledger_id, entry_id, rc, start, length in zip(*columns, strict=True):
-        body = data[start + ANSWER_BYTES : start + length]
-        code = Code.from_v2(rc)
-        if op == OpV2.READ:
-            yield ReadAnswer(ledger_id, entry_id, code, body)
-        elif len(body) < 8:
-            raise WireFormatError("v2 batch read answer without a request id")
-        else:
-            (request_id,) = struct.unpack_from(">q", body)
-            yield BatchReadAnswer(ledger_id, entry_id, request_id, code, body[8:])

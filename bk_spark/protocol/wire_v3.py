@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
+from bk_spark.protocol.answers_v2 import ReadAnswer
 from bk_spark.protocol.codes import LAST_ENTRY, NO_ENTRY, Code
 from bk_spark.protocol.digest import Buffer
 from bk_spark.protocol.entry import LAC_PACKET_HEADER
@@ -21,7 +22,6 @@ from bk_spark.protocol.errors import InvalidArgumentError, WireFormatError
 from bk_spark.protocol.framing import LENGTH_BYTES, frame
 from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.varints import INT64_BYTES, padded, put_padded
-from bk_spark.protocol.wire_v2 import ReadAnswer
 
 Int64s = npt.NDArray[np.int64]
 

@@ -36,7 +36,7 @@ Events are method calls; what is to be done comes back from :meth:`take_actions`
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -45,6 +45,7 @@ import numpy.typing as npt
 from bk_spark.protocol.add_frames import Packager
 from bk_spark.protocol.code_errors import reason_of
 from bk_spark.protocol.codes import NO_ENTRY, Code
+from bk_spark.protocol.digest import Buffer
 from bk_spark.protocol.errors import (
     BookKeeperError,
     EnsembleChangeRefusedError,
@@ -166,7 +167,7 @@ class LedgerWriter:
 
     # --- adding ---
 
-    def add(self, payloads: Payloads, last_add_confirmed: int | None = None) -> int:
+    def add(self, payloads: Payloads | Sequence[Buffer], last_add_confirmed: int | None = None) -> int:
         """Add entries; the id of the last one. Raises the error that ended the writer.
 
         ``last_add_confirmed`` replaces the writer's own in the entries' headers (recovery writes back
@@ -183,10 +184,10 @@ class LedgerWriter:
         frames = self._packager.package(first, lac, self._pushed_length, payloads)
         self.last_add_pushed += len(frames)
         self._pushed_length = int(frames.lengths[-1])
-        live = np.array([index not in self._failures.failed for index in range(len(self._ensemble))])
-        for index, wanted in enumerate(self._pending.append(frames, live)):
-            if wanted.any():
-                self._send(index, frames.select(wanted), int(wanted.sum()))
+        live = [index not in self._failures.failed for index in range(len(self._ensemble))]
+        for index, (sent, count) in enumerate(self._pending.append(frames, live)):
+            if count:
+                self._send(index, sent, count)
         self._change_ensemble_if_needed()
         return self.last_add_pushed
 
@@ -195,8 +196,8 @@ class LedgerWriter:
         if self.state is WriterState.FAILED or bookie_id not in self._ensemble:
             return
         index = self._ensemble.index(bookie_id)
-        held, refused = codes == Code.OK, codes == Code.TOO_MANY_REQUESTS
-        if not held.all():
+        if codes.any():
+            held, refused = codes == Code.OK, codes == Code.TOO_MANY_REQUESTS
             bad = {Code.from_v2(code) for code in codes[~(held | refused)].tolist()}
             if bad:
                 self._on_error_codes(bookie_id, bad)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bk_spark.protocol import wire_v2
+from bk_spark.protocol import answers_v2, wire_v2
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.framing import ReceiveBuffer
 from bookie_server.local import LocalCluster
@@ -61,8 +61,8 @@ class Writer:
                     frames = receive.received(count)
                     if frames is None:
                         continue
-                    for answers in wire_v2.parse_answers(frames):
-                        assert isinstance(answers, wire_v2.AddAnswers)
+                    for answers in answers_v2.parse_answers(frames):
+                        assert isinstance(answers, answers_v2.AddAnswers)
                         assert not answers.codes.any()
                         self.answered.update(zip(answers.ledger_ids.tolist(), answers.entry_ids.tolist(), strict=True))
                     if len(self.answered) > 2000:

@@ -12,9 +12,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from bk_spark.protocol import answers_v3, ledger_metadata, wire_v2, wire_v3
+from bk_spark.protocol import answers_v2, answers_v3, ledger_metadata, wire_v2, wire_v3
 from bk_spark.protocol.add_frames import AddFrames, EntryPackager
 from bk_spark.protocol.add_frames_v3 import ADD_TXN_BIT, EntryPackagerV3
+from bk_spark.protocol.answers_v2 import AddAnswers, ReadAnswer
 from bk_spark.protocol.codes import Code, DigestType, FlagV2, OpV2
 from bk_spark.protocol.digest import digest_function, master_key
 from bk_spark.protocol.entry import ENTRY_HEADER, Entry, pack_entry, verify_entry
@@ -22,7 +23,7 @@ from bk_spark.protocol.framing import frame as frame_of
 from bk_spark.protocol.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.payloads import Payloads
 from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
-from bk_spark.protocol.wire_v2 import AddAnswers, AddRun, ReadAnswer, ReadRun
+from bk_spark.protocol.wire_v2 import AddRun, ReadRun
 from tests.support.ledgers import LEDGER, PASSWORD, payload_of
 from tests.support.wire import frames
 
@@ -93,7 +94,7 @@ def code_in(frame: bytes) -> Code:
 @lru_cache(200_000)
 def answer_in(frame: bytes) -> AddAnswers | ReadAnswer:
     """The answer in a frame. Its arrays are shared: nobody may write to them."""
-    parse = answers_v3.parse_answers if wire_v3.is_v3(frame[4:]) else wire_v2.parse_answers
+    parse = answers_v3.parse_answers if wire_v3.is_v3(frame[4:]) else answers_v2.parse_answers
     (answer,) = parse(frames(frame))
     assert isinstance(answer, AddAnswers | ReadAnswer)
     if isinstance(answer, AddAnswers):

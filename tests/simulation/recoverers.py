@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bk_spark.protocol.answers_v2 import ReadAnswer
 from bk_spark.protocol.codes import LAST_ENTRY, Code, DigestType, FlagV2
 from bk_spark.protocol.entry import Entry
 from bk_spark.protocol.errors import MetadataUnavailableError
@@ -17,7 +18,6 @@ from bk_spark.protocol.recovery import (
     StartWriteBack,
     WriteBack,
 )
-from bk_spark.protocol.wire_v2 import ReadAnswer
 from tests.simulation.bytes_cache import answer_in, entry_in, metadata_in, read_request
 from tests.simulation.events import Answer, Choose, Command, Event, MetaCall, MetaReply, Request, Retry, Way
 from tests.simulation.writers import Actor, AddPipeline

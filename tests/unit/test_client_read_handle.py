@@ -89,6 +89,26 @@ def test_gaps_and_corruption_are_read_around(quorum: Quorum, batch: bool) -> Non
     play()
 
 
+@pytest.mark.parametrize("quorum", [PLAIN, Quorum(3, 2, 2)], ids=str)
+@pytest.mark.parametrize("harm", ["lacks", "corrupt", "hangs", "dead"])
+def test_a_single_entry_whose_first_replica_fails(quorum: Quorum, harm: str) -> None:
+    @staged(quorum, first_speculative_read_timeout_ms=30, bookie_failure_history_expiration_ms=0)
+    async def play(stage: Stage) -> None:
+        first = stage[1]
+        for entry in list(first.entries):
+            if harm == "lacks":
+                del first.entries[entry]
+            elif harm == "corrupt":
+                first.entries[entry] = corrupted(first.entries[entry])
+        first.silent = harm == "hangs"
+        if harm == "dead":
+            await first.stop()
+        for entry in range(12):
+            assert await stage.handle.read(entry, entry) == [payload_of(entry)]
+
+    play()
+
+
 @staged()
 async def test_a_hanging_replica_is_read_around(stage: Stage) -> None:
     stage[1].silent = True

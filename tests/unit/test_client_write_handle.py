@@ -47,6 +47,53 @@ async def test_append_flush_close(stage: Stage) -> None:
 
 
 @staged()
+async def test_single_appends_go_out_together_in_the_next_turn(stage: Stage) -> None:
+    handle, changing = stage.handle, bytearray(b"old")
+    assert await handle.append(changing) == 0
+    changing[:] = b"new"
+    assert [await handle.append(b"%d" % number) for number in range(1, 10)] == list(range(1, 10))
+    assert (handle.last_add_pushed, handle._machine.last_add_pushed) == (9, -1)
+    await handle.wait_confirmed(4)
+    assert handle.last_add_confirmed == 9
+    # In order with what other calls append, and before whatever waits for it.
+    assert await handle.append(b"10") == 10
+    assert await handle.append_many([b"11", b"12"]) == 12
+    assert await handle.append(b"13") == 13
+    with pytest.raises(InvalidArgumentError, match="entry 14 was not appended; the last one is 13"):
+        await handle.wait_confirmed(14)
+    assert await handle.flush() == 13
+    assert await handle.append(b"14") == 14
+    assert (await handle.close()).last_entry_id == 14
+    assert {entry: stored[36:] for entry, stored in stage[1].entries.items()} == {
+        0: b"old",
+        **{number: b"%d" % number for number in range(1, 15)},
+    }
+
+
+@staged()
+async def test_single_appends_of_large_entries_wait_for_no_turn(stage: Stage) -> None:
+    for number in range(20):
+        assert await stage.handle.append(bytes(200_000)) == number
+    assert stage.handle._machine.last_add_pushed >= 14
+    assert await stage.handle.flush() == 19
+
+
+@staged()
+async def test_an_error_nobody_thought_of_ends_the_handle_with_its_gathered_entries(
+    stage: Stage,
+) -> None:
+    def broken(*_: object) -> int:
+        raise MemoryError
+
+    stage.handle._machine.add = broken  # type: ignore[method-assign]
+    assert await stage.handle.append(b"lost") == 0
+    with pytest.raises(BookKeeperError, match="MemoryError"):
+        await stage.handle.wait_confirmed(0)
+    with pytest.raises(BookKeeperError, match="MemoryError"):
+        await stage.handle.append(b"behind a gap")
+
+
+@staged()
 async def test_nothing_to_append(stage: Stage) -> None:
     assert await stage.handle.append_many(Payloads.of([])) == -1
     assert await stage.handle.flush() == -1
@@ -488,7 +535,7 @@ async def test_a_replaced_bookie_is_listened_to_no_longer(stage: Stage) -> None:
     await stage.handle.append(b"x")
     connection = stage.connection(2)
     assert connection._add_listeners
-    await until(lambda: stage.handle._machine.most_unanswered == 0)
+    await until(lambda: stage.handle.last_add_confirmed == 0 and stage.handle._machine.most_unanswered == 0)
     assert not connection._add_listeners
     assert not connection.closed
 

@@ -127,7 +127,17 @@ def test_a_frame_larger_than_the_chunk() -> None:
     large = bytes(range(256)) * 40
     assert bodies_of(feed(buffer, stream_of([b"a", large, b"z"]))) == [b"a", large, b"z"]
     # Memory goes back to a chunk when it is through.
-    assert len(buffer.get_buffer()) == 64
+    assert buffer.capacity_bytes == 64
+
+
+def test_small_frames_share_a_buffer_and_are_not_received_in_driblets() -> None:
+    buffer = ReceiveBuffer(chunk_bytes=400)
+    received: list[Frames] = []
+    for number in range(100):
+        assert len(buffer.get_buffer()) >= 100
+        received += feed(buffer, stream_of([bytes([number]) * 20]))
+    assert bodies_of(received) == [bytes([number]) * 20 for number in range(100)]
+    assert len({id(found.data.obj) for found in received}) <= 100 * 24 // 300 + 1
 
 
 def test_the_limit_counts_the_prefix() -> None:
