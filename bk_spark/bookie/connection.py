@@ -7,7 +7,6 @@ id, single reads by (ledger, entry) in the order in which they were asked.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 
 import numpy as np
 
@@ -33,7 +32,8 @@ class BookieConnection(LedgerConnection):
 
     def __init__(self, bookie_id: str, limits: ConnectionLimits | None = None) -> None:
         super().__init__(bookie_id, limits)
-        self._reads: dict[tuple[int, int], deque[_ReadGroup]] = {}
+        #: By (ledger, entry) those who wait for it, in the order in which they asked.
+        self._reads: dict[tuple[int, ...], list[_ReadGroup]] = {}
         self._batches: dict[int, asyncio.Future[BatchReadAnswer]] = {}
         self._request_id = 0
         #: True once the bookie answered a batch read.
@@ -46,8 +46,13 @@ class BookieConnection(LedgerConnection):
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
         group = _ReadGroup(len(entry_ids), loop.create_future())
+        reads = self._reads
         for entry_id in entry_ids:
-            self._reads.setdefault((ledger_id, entry_id), deque()).append(group)
+            waiting = reads.get((ledger_id, entry_id))
+            if waiting is None:
+                reads[ledger_id, entry_id] = [group]
+            else:
+                waiting.append(group)
         self.send([read_requests(ledger_id, np.arange(entry_ids.start, entry_ids.stop, entry_ids.step), flags, key)])
         try:
             return await group.future
@@ -97,12 +102,13 @@ class BookieConnection(LedgerConnection):
                     future.set_result(answer)
 
     def _on_read(self, answer: ReadAnswer) -> None:
-        groups = self._reads.get((answer.ledger_id, answer.entry_id))
-        if not groups:
+        asked = answer[:2]
+        groups = self._reads.pop(asked, None)
+        if groups is None:
             return
-        group = groups.popleft()
-        if not groups:
-            del self._reads[answer.ledger_id, answer.entry_id]
+        group = groups.pop(0)
+        if groups:
+            self._reads[asked] = groups
         group.answers[answer.entry_id] = answer
         group.missing -= 1
         if group.missing == 0 and not group.future.done():

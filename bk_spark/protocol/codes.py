@@ -50,9 +50,10 @@ class Code(enum.IntEnum):
 
     @classmethod
     def from_v2(cls, code: int) -> Code:
-        return _CODE_OF_V2.get(code, Code.BAD_REQUEST)
+        return _CODE_OF_V2.get(code) or Code.BAD_REQUEST if code else _OK
 
 
+_OK: Final = Code.OK
 _CODE_OF_V2: Final = {int(code): code for code in Code}
 _V3_OF_CODE: Final = {
     Code.OK: 0,
