@@ -30,6 +30,7 @@ import crc32c as _crc32c
 import numpy as np
 import numpy.typing as npt
 
+from bk_spark.protocol import crc_runs
 from bk_spark.protocol.codes import DigestType
 
 Buffer = bytes | bytearray | memoryview
@@ -40,6 +41,8 @@ _Checksum = Callable[[Buffer, int], int]
 _HEADER_BYTES: Final = 32
 #: Below this many entries numpy's fixed costs are not worth it.
 _TABLES_MIN: Final = 24
+#: Above this size of payloads one checksum for each costs little.
+_RUN_MAX_BYTES: Final = 16 * 1024
 
 
 def master_key(password: bytes) -> bytes:
@@ -57,6 +60,11 @@ class DigestFunction(ABC):
     @abstractmethod
     def many(self, headers: Bytes2D, payloads: Sequence[Buffer]) -> Bytes2D:
         """The digests of many entries, one row each; so are their headers (32 bytes) in ``headers``."""
+
+    def all_right(self, headers: Bytes2D, digests: Bytes2D, payloads: memoryview, size: int) -> bool:
+        """Whether ``digests`` are those of the entries, whose payloads of ``size`` bytes lie in one buffer."""
+        parts = [payloads[row * size : (row + 1) * size] for row in range(len(headers))]
+        return bool((self.many(headers, parts) == digests).all())
 
 
 def digest_function(digest_type: DigestType, password: bytes) -> DigestFunction:
@@ -89,6 +97,18 @@ class _Crc(DigestFunction):
         # One call per entry: the only work here that is not done for all at once.
         found = list(map(checksum, payloads, befores))
         return np.array(found, self._dtype).view(np.uint8).reshape(len(found), self._digest_bytes)
+
+    def all_right(self, headers: Bytes2D, digests: Bytes2D, payloads: memoryview, size: int) -> bool:
+        if len(headers) < _TABLES_MIN or size > _RUN_MAX_BYTES:
+            return super().all_right(headers, digests, payloads, size)
+        checksum = self._checksum
+        stored = np.ascontiguousarray(digests).view(self._dtype)[:, 0]
+        if self._digest_bytes > 4 and (stored >> 32).any():
+            return False
+        befores = _header_checksums(checksum, headers)
+        # The digest is the payload's checksum from its header's; without that, from 0.
+        each = stored.astype(np.uint32) ^ crc_runs.moved(checksum, size, befores)
+        return crc_runs.joined(checksum, size, each) == checksum(payloads[: len(headers) * size], 0)
 
 
 class _Hmac(DigestFunction):

@@ -57,20 +57,20 @@ def verify_records(
     data = np.frombuffer(records, np.uint8)
     stride = size + _LENGTH_BYTES
     uniform = count * stride == len(records) and int(sizes.max()) == size == int(sizes.min())
+    entry_ids = np.arange(first_entry_id, first_entry_id + count)
     if uniform:
         rows = data.reshape(count, stride)[:, _LENGTH_BYTES:]
-        heads = np.ascontiguousarray(rows[:, :payload_at])
-    else:
-        heads = data[starts[:, None] + np.arange(payload_at)]
-    bounds = zip((starts + payload_at).tolist(), (starts + sizes).tolist(), strict=True)
-    payloads = [records[start:end] for start, end in bounds]
-    good, max_lac = _verify(heads, payloads, ledger_id, np.arange(first_entry_id, first_entry_id + count), digest)
-    if uniform:
         # One strided copy; the received buffer can then go.
-        joined = np.ascontiguousarray(rows[:good, payload_at:]).reshape(-1)
-        offsets = (size - payload_at) * np.arange(good + 1, dtype=np.int64)
-        return EntryBlock(first_entry_id, Payloads(joined.data, offsets), max_lac)
-    return EntryBlock(first_entry_id, Payloads.of(payloads[:good]), max_lac)
+        joined = np.ascontiguousarray(rows[:, payload_at:]).reshape(-1).data
+        offsets = (size - payload_at) * np.arange(count + 1, dtype=np.int64)
+        payloads = Payloads(joined, offsets)
+        good, max_lac = _verify(rows[:, :payload_at], payloads, ledger_id, entry_ids, digest, size - payload_at)
+        return EntryBlock(first_entry_id, payloads.part(0, good), max_lac)
+    heads = data[starts[:, None] + np.arange(payload_at)]
+    bounds = zip((starts + payload_at).tolist(), (starts + sizes).tolist(), strict=True)
+    views = [records[start:end] for start, end in bounds]
+    good, max_lac = _verify(heads, views, ledger_id, entry_ids, digest)
+    return EntryBlock(first_entry_id, Payloads.of(views[:good]), max_lac)
 
 
 def verify_stored(
@@ -105,18 +105,23 @@ def verify_stored(
 
 def _verify(
     heads: npt.NDArray[np.uint8],
-    payloads: Sequence[memoryview],
+    payloads: Payloads | Sequence[memoryview],
     ledger_id: int,
     entry_ids: Int64s,
     digest: DigestFunction,
+    size: int | None = None,
 ) -> tuple[int, int]:
     """How many leading entries are right, and the highest LAC of these. A row of ``heads`` is an entry's header and
-    digest. Raises DigestMismatchError where not even the first is right."""
+    digest. ``size``: that of each of the payloads, which lie one after the other from their buffer's beginning.
+    Raises DigestMismatchError where not even the first is right."""
     rows = np.ascontiguousarray(heads[:, :ENTRY_HEADER_BYTES])
     headers = rows.view(ENTRY_HEADER_DTYPE)[:, 0]
     right = headers["ledger"] == ledger_id
     right &= headers["entry"] == entry_ids
-    right &= (digest.many(rows, payloads) == heads[:, ENTRY_HEADER_BYTES:]).all(axis=1)
+    digests = heads[:, ENTRY_HEADER_BYTES:]
+    if size is None or not isinstance(payloads, Payloads) or not digest.all_right(rows, digests, payloads.data, size):
+        # Which of them are.
+        right &= (digest.many(rows, list(payloads)) == digests).all(axis=1)
     good = len(payloads) if right.all() else int(np.argmin(right))
     if good == 0:
         raise DigestMismatchError(
