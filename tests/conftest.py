@@ -7,6 +7,7 @@ Every test carries the marker of its directory (``unit``, ``simulation``, ``inte
 
 from __future__ import annotations
 
+import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,12 @@ _DIRECTORIES = ("unit", "simulation", "integration", "spark", "interop", "faults
 _PURE = ("unit", "simulation")
 _STARTING = {"cluster", "spark", "zk_only"}
 _LEAK_CHECKED = ("integration", "interop", "faults")
+
+
+def pytest_configure() -> None:
+    # What a shell starts in the background ignores interrupts, and so would Python and all processes it starts.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
