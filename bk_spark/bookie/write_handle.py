@@ -151,15 +151,16 @@ class WriteHandle:
         """Append one entry; its id. Entries of calls that follow one another go out together, at the latest when
         the event loop gets its turn. Raises as :meth:`append_many`."""
         self.check_open()
-        self._check_size(len(payload))
-        size = len(payload) + self._packager.overhead_bytes
+        # What the caller may change later must not change here.
+        entry = payload if isinstance(payload, bytes) else bytes(payload)
+        self._check_size(len(entry))
+        size = len(entry) + self._packager.overhead_bytes
         if not self._has_room(1, size):
             self._send_gathered()
             await self._admit(1, size)
         if not self._gathered:
             asyncio.get_running_loop().call_soon(self._on_turn)
-        # What the caller may change later must not change here.
-        self._gathered.append(payload if isinstance(payload, bytes) else bytes(payload))
+        self._gathered.append(entry)
         self._gathered_bytes += size
         if self._gathered_bytes >= _PIECE_BYTES or len(self._gathered) >= _PIECE_ENTRIES:
             self._send_gathered()
@@ -167,7 +168,8 @@ class WriteHandle:
 
     async def append_many(self, payloads: Payloads | Sequence[Buffer], last_add_confirmed: int | None = None) -> int:
         """Append entries in order; the id of the last one. Raises InvalidArgumentError for one that no
-        bookie would take, before any is sent; LedgerClosedError, LedgerFencedError, PeerError."""
+        bookie would take, before any is sent; LedgerClosedError, LedgerFencedError, PeerError. The buffers must not
+        change before it returns."""
         self.check_open()
         self._send_gathered()
         offsets = payloads.offsets if isinstance(payloads, Payloads) else Payloads.offsets_of(payloads)

@@ -136,6 +136,7 @@ class PrefixPackager(ABC):
             data = self._table(heads, joined, int(sizes[0]))
         else:
             data = self._joined(heads, list(payloads))
+            Payloads.check_joined(data, int(offsets[-1]))
         return AddFrames(first_entry_id, data, offsets, lengths)
 
     def _table(self, heads: Bytes2D, payloads: Payloads, size: int) -> memoryview:
@@ -196,6 +197,7 @@ class EntryPackager(PrefixPackager):
             offsets.append(offsets[-1] + frame_bytes)
             lengths.append(length)
         data = memoryview(b"".join(parts))
+        Payloads.check_joined(data, offsets[-1])
         return AddFrames(first_entry_id, data, np.array(offsets, np.int64), np.array(lengths, np.int64))
 
     def _fill(self, prefix: npt.NDArray[np.void], frame_bytes: Int64s, entry_ids: Int64s) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bk_spark.protocol.digest import Buffer
+from bk_spark.protocol.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,20 @@ class Payloads:
 
     @classmethod
     def of(cls, buffers: Sequence[Buffer]) -> Payloads:
-        """Join separate buffers (a single one is not copied)."""
+        """Join separate buffers (a single one is not copied). Raises InvalidArgumentError as :meth:`check_joined`."""
         offsets = cls.offsets_of(buffers)
         data = memoryview(buffers[0]).cast("B") if len(buffers) == 1 else memoryview(b"".join(buffers))
+        cls.check_joined(data, int(offsets[-1]))
         return cls(data, offsets)
+
+    @staticmethod
+    def check_joined(data: memoryview, expected_bytes: int) -> None:
+        """Raises InvalidArgumentError where buffers that were joined have not the bytes that their lengths told."""
+        if len(data) != expected_bytes:
+            raise InvalidArgumentError(
+                f"buffers of length {expected_bytes} in all have {len(data)} bytes: a memoryview of items larger than "
+                "a byte must be cast to bytes first, memoryview.cast('B')"
+            )
 
     @staticmethod
     def offsets_of(buffers: Sequence[Buffer]) -> npt.NDArray[np.int64]:

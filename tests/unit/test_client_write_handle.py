@@ -70,6 +70,23 @@ async def test_single_appends_go_out_together_in_the_next_turn(stage: Stage) -> 
     }
 
 
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_buffers_of_items_larger_than_a_byte_tear_nothing(count: int) -> None:
+    @staged()
+    async def play(stage: Stage) -> None:
+        numbers = memoryview(bytes(range(16))).cast("I")
+        for others in (b"x", b"x" * 5_000):
+            with pytest.raises(InvalidArgumentError, match=r"cast\('B'\)"):
+                await stage.handle.append_many([numbers, *[others] * (count - 1)])
+        # A single one is taken as its bytes.
+        assert await stage.handle.append(numbers) == 0
+        assert await stage.handle.append_many([b"good"] * count) == count
+        assert await stage.handle.flush() == count
+        assert stage[1].entries[0][36:] == bytes(range(16))
+
+    play()
+
+
 @staged()
 async def test_single_appends_of_large_entries_wait_for_no_turn(stage: Stage) -> None:
     for number in range(20):
