@@ -4,13 +4,14 @@ The list and everything else about a log is in ZooKeeper; entries are in ledgers
 writes nor reads. Start with :class:`LogStore`. Formats and rules: docs/design/log.md.
 """
 
-from bk_spark.log.log import LedgerRegistrar, Log
+from bk_spark.log.log import Log
 from bk_spark.log.message import CommitMessage, CommitRequest, LedgerRange
 from bk_spark.log.names import DEFAULT_ROOT, check_log_name
 from bk_spark.log.plan import CommitResult, CommitStatus
 from bk_spark.log.segment import Segment, SegmentTable
 from bk_spark.log.settings import EntryFormat, LogSettings
 from bk_spark.log.snapshot import LogSnapshot
+from bk_spark.log.steps import LedgerRegistrar
 from bk_spark.log.store import LogStore
 
 __all__ = [

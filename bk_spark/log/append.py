@@ -56,6 +56,8 @@ def head_of(znode: Znode | None, paths: LogPaths) -> ReadHead:
         raise LogReplacedError(
             f"log {paths.name} was deleted and made again: its id is {head.log_id}, expected {paths.log_id}"
         )
+    if head.deleted_time_ms:
+        raise NoSuchLogError(f"log {paths.name} was deleted (its znodes and ledgers are going): use another name")
     return ReadHead(head, znode.version)
 
 

@@ -1,36 +1,55 @@
-"""Runs a commit's machine against ZooKeeper, in the caller's thread."""
+"""Runs the machines that change a log against ZooKeeper and bookies, in the caller's thread."""
 
 from __future__ import annotations
 
 import random
 import time
-from typing import Final
+from typing import Final, TypeVar
 
 from bk_spark.bookie.zookeeper import TransactionConflictError, ZooKeeper
-from bk_spark.log.commit_steps import (
+from bk_spark.log.ledgers import LogLedgers
+from bk_spark.log.lock import AdvisoryLock
+from bk_spark.log.steps import (
     Action,
+    CloseLedger,
     Conflict,
+    Created,
+    CreateLedger,
     Done,
+    EntryRead,
     Event,
+    Failed,
     Found,
+    ListChildren,
+    Listed,
     OutcomeUnknown,
     Pause,
     Read,
+    ReadEntry,
+    RecoverLedger,
     Steps,
     Sync,
     TakeLock,
     Transact,
     Unavailable,
+    WriteLedger,
 )
-from bk_spark.log.lock import AdvisoryLock
-from bk_spark.log.plan import CommitResult
-from bk_spark.protocol.errors import MetadataUnavailableError, OutcomeUnknownError
+from bk_spark.protocol.errors import (
+    BookKeeperError,
+    InvalidArgumentError,
+    MetadataUnavailableError,
+    OutcomeUnknownError,
+)
 
 _JITTER: Final = random.Random()
+_T = TypeVar("_T")
 
 
-def run_steps(zk: ZooKeeper, steps: Steps, lock_path: str) -> CommitResult:
-    """The machine's result. Raises what the machine raises; releases the lock in any case."""
+def run_steps(zk: ZooKeeper, steps: Steps[_T], lock_path: str, ledgers: LogLedgers | None = None) -> _T:
+    """The machine's result. Raises what the machine raises; releases the lock in any case.
+
+    Without ``ledgers`` actions on ledgers fail with InvalidArgumentError.
+    """
     with AdvisoryLock(zk, lock_path) as lock:
         session = 0
         try:
@@ -38,28 +57,20 @@ def run_steps(zk: ZooKeeper, steps: Steps, lock_path: str) -> CommitResult:
             while True:
                 if isinstance(action, Sync):
                     session = zk.session_id
-                event = _perform(zk, action, lock)
-                if isinstance(action, Sync | Read) and zk.session_id != session:
+                event = _perform(zk, action, lock, ledgers)
+                if isinstance(action, Sync | Read | ListChildren) and zk.session_id != session:
                     # The new session's server may be behind what the old one was synced to.
                     event = Unavailable("the session with ZooKeeper ended")
                 action = steps.send(event)
         except StopIteration as end:
-            result: CommitResult = end.value
+            result: _T = end.value
             return result
 
 
-def _perform(zk: ZooKeeper, action: Action, lock: AdvisoryLock) -> Event:
+def _perform(zk: ZooKeeper, action: Action, lock: AdvisoryLock, ledgers: LogLedgers | None) -> Event:
     match action:
-        case Sync(path):
-            try:
-                zk.sync(path)
-            except MetadataUnavailableError as error:
-                return Unavailable(str(error))
-        case Read(paths):
-            try:
-                return Found({path: zk.get(path) for path in paths})
-            except MetadataUnavailableError as error:
-                return Unavailable(str(error))
+        case Sync() | Read() | ListChildren():
+            return _read(zk, action)
         case Transact(operations):
             try:
                 zk.transaction(operations)
@@ -67,8 +78,52 @@ def _perform(zk: ZooKeeper, action: Action, lock: AdvisoryLock) -> Event:
                 return Conflict(str(error))
             except OutcomeUnknownError as error:
                 return OutcomeUnknown(str(error))
+            except MetadataUnavailableError as error:
+                return Unavailable(str(error))
         case TakeLock():
             lock.try_take()
         case Pause(about_ms):
             time.sleep(about_ms * _JITTER.uniform(0.5, 1.5) / 1000)
+        case _:
+            return _perform_on_ledger(action, ledgers)
     return Done()
+
+
+def _read(zk: ZooKeeper, action: Sync | Read | ListChildren) -> Event:
+    try:
+        match action:
+            case Sync(path):
+                zk.sync(path)
+                return Done()
+            case Read(paths):
+                return Found(zk.get_many(paths))
+            case ListChildren(path):
+                names = zk.children(path)
+                return Listed(None if names is None else tuple(names))
+    except MetadataUnavailableError as error:
+        return Unavailable(str(error))
+
+
+def _perform_on_ledger(
+    action: CreateLedger | CloseLedger | RecoverLedger | WriteLedger | ReadEntry, ledgers: LogLedgers | None
+) -> Event:
+    try:
+        if ledgers is None:
+            raise InvalidArgumentError(
+                "this needs the log's ledgers: open the log with its password, from a store that has a client"
+            )
+        match action:
+            case CreateLedger(register):
+                return Created(ledgers.create(register).ledger_id)
+            case CloseLedger(ledger_id):
+                return ledgers.close(ledger_id)
+            case RecoverLedger(ledger_id):
+                return ledgers.recover(ledger_id)
+            case WriteLedger(register, entries):
+                return Created(ledgers.write(register, entries))
+            case ReadEntry(ledger_id, entry_id):
+                return EntryRead(ledgers.read_entry(ledger_id, entry_id))
+    except TransactionConflictError as error:
+        return Conflict(str(error))
+    except BookKeeperError as error:
+        return Failed(error)

@@ -17,46 +17,47 @@ all its registrations, however many ledgers the commit names.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import replace
 
-from bk_spark.bookie.zookeeper import CheckOp, CreateOp, SetOp, TransactionOp, Znode
+from bk_spark.bookie.zookeeper import CheckOp, CreateOp, SetOp, TransactionOp
 from bk_spark.log.append import plan_append, read_head
 from bk_spark.log.applications import advance, check_ledgers, check_run, is_done
 from bk_spark.log.formats import MAX_APPLICATION_BYTES, Application, decode_application, encode_application
 from bk_spark.log.message import CommitRequest, LedgerRange
 from bk_spark.log.names import LogPaths
-from bk_spark.log.plan import (
-    AlreadyDone,
-    CommitResult,
-    CommitStatus,
-    MissingError,
-    Need,
-    Plan,
-    Readings,
-    Stale,
-    StaleError,
-)
+from bk_spark.log.plan import AlreadyDone, CommitResult, CommitStatus, Plan, Readings
 from bk_spark.log.segment import Segment, SegmentTable
 from bk_spark.protocol.errors import LedgerRefusedError
 
 
-def decide(
-    znodes: Mapping[str, Znode | None], paths: LogPaths, request: CommitRequest, now_ms: int
-) -> Need | AlreadyDone | Stale | Plan:
-    """What to do next, given the znodes read so far (path -> znode, or None where there is none).
+class BatchCommit:
+    """The change that appends the batch of ``request``, once."""
 
-    Raises NoSuchLogError, LogReplacedError, RunRetiredError, BatchRefusedError, LedgerRefusedError,
-    LogTailOpenError; MetadataFormatError where a znode cannot be understood.
-    """
-    try:
-        return _decide(Readings(znodes), paths, request, now_ms)
-    except MissingError as missing:
-        return Need(missing.paths)
-    except StaleError as stale:
-        return Stale(str(stale))
+    def __init__(self, paths: LogPaths, request: CommitRequest) -> None:
+        self.paths = paths
+        self._request = request
+
+    @property
+    def what(self) -> str:
+        request = self._request
+        return f"commit of batch {request.batch_id} of application {request.app!r} to log {self.paths.name}"
+
+    @property
+    def again(self) -> str:
+        return "commit the same batch again, it is appended once"
+
+    def decide(
+        self, readings: Readings, now_ms: int, maybe: CommitResult | None
+    ) -> AlreadyDone[CommitResult] | Plan[CommitResult]:
+        """Raises NoSuchLogError, LogReplacedError, RunRetiredError, BatchRefusedError, LedgerRefusedError,
+        LogTailOpenError; MetadataFormatError where a znode cannot be understood."""
+        return _decide(readings, self.paths, self._request, now_ms, maybe)
 
 
-def _decide(readings: Readings, paths: LogPaths, request: CommitRequest, now_ms: int) -> AlreadyDone | Plan:
+def _decide(
+    readings: Readings, paths: LogPaths, request: CommitRequest, now_ms: int, maybe: CommitResult | None
+) -> AlreadyDone[CommitResult] | Plan[CommitResult]:
     app_path = paths.app(request.app)
     readings.require(paths.head, app_path)
     read = read_head(readings, paths)
@@ -64,7 +65,7 @@ def _decide(readings: Readings, paths: LogPaths, request: CommitRequest, now_ms:
     application = None if app_znode is None else decode_application(app_znode.data, app_path)
     check_run(application, request.run, paths.name)
     if application is not None and is_done(application, request, paths.name):
-        return AlreadyDone(application)
+        return AlreadyDone(_already_done(application, request, maybe))
 
     ranges = request.ranges
     run_path = paths.run(request.app, request.run)
@@ -97,6 +98,18 @@ def _decide(readings: Readings, paths: LogPaths, request: CommitRequest, now_ms:
         ),
         CommitResult(CommitStatus.COMMITTED, start, end, time_ms, retired),
     )
+
+
+def _already_done(application: Application, request: CommitRequest, maybe: CommitResult | None) -> CommitResult:
+    if application.batch_id != request.batch_id:
+        return CommitResult(CommitStatus.ALREADY_DONE, None, None, None)
+    done = CommitResult(
+        CommitStatus.ALREADY_DONE, application.start_offset, application.end_offset, application.commit_time_ms
+    )
+    if maybe is not None and application.run == request.run:
+        # The transaction whose outcome was unknown took effect.
+        return replace(done, status=CommitStatus.COMMITTED, retired_runs=maybe.retired_runs)
+    return done
 
 
 def _encode(application: Application, paths: LogPaths) -> bytes:

@@ -21,10 +21,15 @@ from bk_spark.protocol.errors import MetadataFormatError
 HEAD_VERSION: Final = 1
 APPLICATION_VERSION: Final = 1
 REGISTRATION_VERSION: Final = 1
+OWNER_VERSION: Final = 1
+APPENDED_VERSION: Final = 1
+POLICY_VERSION: Final = 1
+MAINTENANCE_VERSION: Final = 1
 
 MAX_HEAD_BYTES: Final = 4 * 1024
 MAX_APPLICATION_BYTES: Final = 512 * 1024
 MAX_REGISTRATION_BYTES: Final = 1024
+_MAX_SMALL_BYTES: Final = 4 * 1024
 #: Retired runs that an application remembers.
 MAX_RETIRED_RUNS: Final = 32
 
@@ -46,7 +51,8 @@ class IndexPosition:
 @dataclass(frozen=True, slots=True)
 class Head:
     """A log's committed offsets are ``[first_offset, next_offset)``; their segments are in pages
-    ``first_page`` to ``tail_page`` and, where there is an ``index``, in the pages it leads to."""
+    ``first_page`` to ``tail_page`` and, where there is an ``index``, in the pages it leads to.
+    ``deleted_time_ms`` is 0 but for a log whose deletion has begun."""
 
     log_id: str
     first_offset: int = 0
@@ -55,6 +61,7 @@ class Head:
     tail_page: int = 0
     last_commit_time_ms: int = 0
     index: IndexPosition | None = None
+    deleted_time_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +97,32 @@ class Registration:
     condemned_time_ms: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The log writer that holds the tail open; ``host`` and ``process_id`` are for people."""
+
+    writer_id: str
+    host: str
+    process_id: int
+    opened_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """A ledger that the log did not make; its first entry is at ``offset``."""
+
+    token: bytes
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What maintenance keeps of a log; 0 is without limit."""
+
+    retention_time_ms: int = 0
+    retention_size_bytes: int = 0
+
+
 def encode_head(head: Head) -> bytes:
     message = pb.Head(
         format_version=HEAD_VERSION,
@@ -99,6 +132,7 @@ def encode_head(head: Head) -> bytes:
         first_page=head.first_page,
         tail_page=head.tail_page,
         last_commit_time_ms=head.last_commit_time_ms,
+        deleted_time_ms=head.deleted_time_ms,
     )
     if head.index is not None:
         message.index.ledger_id = head.index.ledger_id
@@ -122,6 +156,7 @@ def decode_head(data: bytes, path: str) -> Head:
         message.tail_page,
         message.last_commit_time_ms,
         index,
+        message.deleted_time_ms,
     )
     if not head.first_offset <= head.next_offset <= _MAX_INT64 or not head.first_page <= head.tail_page <= _MAX_INT64:
         raise MetadataFormatError(f"head of a log {path} is damaged: {head}")
@@ -183,6 +218,56 @@ def decode_registration(data: bytes, path: str) -> Registration:
     )
     last_committed = message.last_committed_entry if message.HasField("last_committed_entry") else None
     return Registration(last_committed, message.condemned_time_ms)
+
+
+def encode_owner(owner: Owner) -> bytes:
+    return pb.Owner(
+        format_version=OWNER_VERSION,
+        writer_id=owner.writer_id,
+        host=owner.host,
+        process_id=owner.process_id,
+        opened_time_ms=owner.opened_time_ms,
+    ).SerializeToString()
+
+
+def decode_owner(data: bytes, path: str) -> Owner:
+    message = parse(pb.Owner(), data, path, "owner of a log's tail", OWNER_VERSION, _MAX_SMALL_BYTES)
+    return Owner(message.writer_id, message.host, message.process_id, message.opened_time_ms)
+
+
+def encode_appended(appended: Appended) -> bytes:
+    return pb.Appended(
+        format_version=APPENDED_VERSION, token=appended.token, offset=appended.offset
+    ).SerializeToString()
+
+
+def decode_appended(data: bytes, path: str) -> Appended:
+    message = parse(pb.Appended(), data, path, "registration of an appended ledger", APPENDED_VERSION, _MAX_SMALL_BYTES)
+    return Appended(message.token, message.offset)
+
+
+def encode_policy(policy: Policy) -> bytes:
+    return pb.Policy(
+        format_version=POLICY_VERSION,
+        retention_time_ms=policy.retention_time_ms,
+        retention_size_bytes=policy.retention_size_bytes,
+    ).SerializeToString()
+
+
+def decode_policy(data: bytes, path: str) -> Policy:
+    message = parse(pb.Policy(), data, path, "policy of a log", POLICY_VERSION, _MAX_SMALL_BYTES)
+    return Policy(message.retention_time_ms, message.retention_size_bytes)
+
+
+def encode_maintenance(begun_time_ms: int) -> bytes:
+    return pb.Maintenance(format_version=MAINTENANCE_VERSION, begun_time_ms=begun_time_ms).SerializeToString()
+
+
+def decode_maintenance(data: bytes, path: str) -> int:
+    """When maintenance was last begun."""
+    message = parse(pb.Maintenance(), data, path, "maintenance of a log", MAINTENANCE_VERSION, _MAX_SMALL_BYTES)
+    begun_time_ms: int = message.begun_time_ms
+    return begun_time_ms
 
 
 def parse(message: _Message, data: bytes, path: str, what: str, version: int, max_bytes: int) -> _Message:

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from bk_spark.bookie.zookeeper import CheckOp, CreateOp, TransactionConflictError, TransactionOp, ZooKeeper
 from bk_spark.log.applications import check_run
 from bk_spark.log.blocking import run_steps
-from bk_spark.log.commit_steps import commit_steps
+from bk_spark.log.changes import Change, change_steps
+from bk_spark.log.commit import BatchCommit
 from bk_spark.log.formats import Application, Registration, decode_application, encode_registration
+from bk_spark.log.ledgers import LogLedgers
 from bk_spark.log.message import CommitRequest
-from bk_spark.log.names import LogPaths
+from bk_spark.log.names import LogPaths, app_key, run_key
 from bk_spark.log.plan import CommitResult
 from bk_spark.log.settings import LogSettings
 from bk_spark.log.snapshot import LogSnapshot, PageReader
-from bk_spark.protocol.errors import LogReplacedError, MetadataUnavailableError, OutcomeUnknownError
+from bk_spark.log.steps import LedgerRegistrar, Steps
+from bk_spark.protocol.errors import (
+    InvalidArgumentError,
+    LogReplacedError,
+    MetadataUnavailableError,
+    OutcomeUnknownError,
+)
 
 _LOG: Final = logging.getLogger(__name__)
 _MAX_TRIES: Final = 5
 
-#: Operations that register a ledger, to be put into the transaction that makes the ledger.
-LedgerRegistrar = Callable[[int], tuple[TransactionOp, ...]]
+_T = TypeVar("_T")
 
 
 class Log:
@@ -32,10 +39,18 @@ class Log:
     where it was made again since, LogReplacedError.
     """
 
-    def __init__(self, zk: ZooKeeper, paths: LogPaths, settings: LogSettings, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        zk: ZooKeeper,
+        paths: LogPaths,
+        settings: LogSettings,
+        now_ms: Callable[[], int],
+        ledgers: LogLedgers | None = None,
+    ) -> None:
         self.name = paths.name
         self.log_id = paths.log_id
         self.settings = settings
+        self._ledgers = ledgers
         self._zk = zk
         self._paths = paths
         self._now_ms = now_ms
@@ -43,6 +58,13 @@ class Log:
 
     def __repr__(self) -> str:
         return f"Log({self.name}, {self.log_id})"
+
+    @property
+    def ledgers(self) -> LogLedgers:
+        """Raises InvalidArgumentError where the log was opened without its password."""
+        if self._ledgers is None:
+            raise InvalidArgumentError(f"log {self.name} was opened without its password: its ledgers are out of reach")
+        return self._ledgers
 
     def snapshot(self, *, sync: bool = True) -> LogSnapshot:
         """The list of segments now. With ``sync`` it has every commit acknowledged before the call."""
@@ -74,11 +96,19 @@ class Log:
                 f"log {self.name} was deleted and made again: its id is {self.log_id}, the batch was written for "
                 f"{request.log_id}"
             )
-        result = run_steps(self._zk, commit_steps(self._paths, request, self._now_ms), self._paths.lock)
+        result = self.change(BatchCommit(self._paths, request))
         if recover is not None:
             for run in result.retired_runs:
                 self._recover(request.app, run, recover)
         return result
+
+    def change(self, change: Change[_T]) -> _T:
+        """Carry out one change of this log. Raises what :func:`bk_spark.log.changes.change_steps` raises."""
+        return self.run(change_steps(change, self._now_ms))
+
+    def run(self, steps: Steps[_T]) -> _T:
+        """The result of a machine that works on this log."""
+        return run_steps(self._zk, steps, self._paths.lock, self._ledgers)
 
     def ledger_registrar(self, app: str, run: str) -> LedgerRegistrar:
         """For a writer of ``app`` in ``run``: ledger id -> operations that register the ledger.
@@ -87,17 +117,14 @@ class Log:
         the other; it is refused as a whole where the log is not this log any more. Makes the znodes above the
         registrations now; what it returns does no I/O.
         """
-        self._ensure(self._paths.app_ledgers(app))
-        self._ensure(self._paths.run(app, run))
-        data = encode_registration(Registration())
+        return self.registrar_at(app_key(app), run_key(run))
 
-        def operations(ledger_id: int) -> tuple[TransactionOp, ...]:
-            return (
-                CheckOp(self._paths.identity, -1),
-                CreateOp(self._paths.registration(app, run, ledger_id), data),
-            )
-
-        return operations
+    def registrar_at(self, app_key: str, run_key: str) -> LedgerRegistrar:
+        """The same for znodes of these names, see :meth:`bk_spark.log.names.LogPaths.run_at`."""
+        run_path = self._paths.run_at(app_key, run_key)
+        self._ensure(run_path.rpartition("/")[0])
+        self._ensure(run_path)
+        return registrar(self._paths, run_path)
 
     def run_ledgers(self, app: str, run: str) -> list[int]:
         """Ledgers registered for a run, newest id first."""
@@ -147,3 +174,13 @@ class Log:
             else:
                 return
         raise MetadataUnavailableError(f"log {self.name}: znode {path} could not be made in {_MAX_TRIES} attempts")
+
+
+def registrar(paths: LogPaths, run_path: str) -> LedgerRegistrar:
+    """Operations that register a ledger under ``run_path``, which exists."""
+    data = encode_registration(Registration())
+
+    def operations(ledger_id: int) -> tuple[TransactionOp, ...]:
+        return CheckOp(paths.identity, -1), CreateOp(f"{run_path}/{ledger_id}", data)
+
+    return operations

@@ -9,6 +9,12 @@
     <root>/<log>/apps/<app>
     <root>/<log>/ledgers/<app>/<run>          empty; written by whoever condemns a ledger of the run
     <root>/<log>/ledgers/<app>/<run>/<id>     registration of a ledger, id in decimal
+    <root>/<log>/ledgers/+writers/<id>/<id>   the same of log writers: writer's id, ledger's id
+    <root>/<log>/ledgers/+index/<id>/<id>     the same of index ledgers: id of the move, ledger's id
+    <root>/<log>/appended/<id>                a ledger that the log did not make, and that is part of it
+    <root>/<log>/owner                        the log writer that holds the tail open, ephemeral
+    <root>/<log>/policy                       retention
+    <root>/<log>/maintenance                  when maintenance was last begun
     <root>/<log>/lock                         advisory lock, ephemeral
 
 The znode named after the log id ties a transaction to one log: a log made again under an old name has
@@ -25,6 +31,10 @@ from urllib.parse import quote
 from bk_spark.protocol.errors import InvalidArgumentError
 
 DEFAULT_ROOT: Final = "/bk_spark/logs"
+
+#: In the place of an escaped application name, which never holds a plus sign.
+WRITERS: Final = "+writers"
+INDEX: Final = "+index"
 
 # Kafka's topic names and a leading underscore are allowed, a leading dot or dash is not: "." and ".."
 # are no znode names, and a dash first looks like an option on a command line.
@@ -110,24 +120,56 @@ class LogPaths:
         return f"{self.head}/apps"
 
     def app(self, app: str) -> str:
-        return f"{self.apps}/{escape_id('application', app)}"
+        return f"{self.apps}/{app_key(app)}"
 
     @property
     def ledgers(self) -> str:
         return f"{self.head}/ledgers"
 
     def app_ledgers(self, app: str) -> str:
-        return f"{self.ledgers}/{escape_id('application', app)}"
+        return f"{self.ledgers}/{app_key(app)}"
 
     def run(self, app: str, run: str) -> str:
-        return f"{self.app_ledgers(app)}/{escape_id('run', run)}"
+        return self.run_at(app_key(app), run_key(run))
 
     def registration(self, app: str, run: str, ledger_id: int) -> str:
         return f"{self.run(app, run)}/{ledger_id}"
 
+    def run_at(self, app_key: str, run_key: str) -> str:
+        """By the names of the znodes: :func:`app_key` and :func:`run_key`, or ``WRITERS`` or ``INDEX`` and a UUID."""
+        return f"{self.ledgers}/{app_key}/{run_key}"
+
+    @property
+    def appended(self) -> str:
+        return f"{self.head}/appended"
+
+    def appended_ledger(self, ledger_id: int) -> str:
+        return f"{self.appended}/{ledger_id}"
+
+    @property
+    def owner(self) -> str:
+        return f"{self.head}/owner"
+
+    @property
+    def policy(self) -> str:
+        return f"{self.head}/policy"
+
+    @property
+    def maintenance(self) -> str:
+        return f"{self.head}/maintenance"
+
     @property
     def lock(self) -> str:
         return f"{self.head}/lock"
+
+
+def app_key(app: str) -> str:
+    """An application's name as the name of its znodes."""
+    return escape_id("application", app)
+
+
+def run_key(run: str) -> str:
+    return escape_id("run", run)
 
 
 def head_path(root: str, name: str) -> str:

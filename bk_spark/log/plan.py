@@ -1,6 +1,6 @@
 """Vocabulary of decisions about a log: what was read, what is still to be read, what to send.
 
-A decision is a function of znodes read so far. It asks for what it lacks, so that who does the reading
+A decision is a function of what is known so far. It asks for what it lacks, so that who does the reading
 (a blocking client, a simulator) need not know what a change depends on.
 """
 
@@ -9,9 +9,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from bk_spark.bookie.zookeeper import TransactionOp, Znode
-from bk_spark.log.formats import Application
+from bk_spark.log.steps import Closed
+
+_T = TypeVar("_T")
 
 
 class CommitStatus(enum.Enum):
@@ -42,10 +45,17 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class AlreadyDone:
-    """The batch, or a later one, is in the log."""
+class NeedClosed:
+    """Fence and close this ledger, and ask again with what is known of its end."""
 
-    application: Application
+    ledger_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadyDone(Generic[_T]):
+    """What is asked for is so: nothing is sent."""
+
+    result: _T
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +66,13 @@ class Stale:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Generic[_T]):
     """Transactions to send: ``preparations`` write pages that nothing refers to yet, ``transaction`` makes
     the change. Whatever is refused, the rest must not be sent."""
 
     preparations: tuple[tuple[TransactionOp, ...], ...]
     transaction: tuple[TransactionOp, ...]
-    result: CommitResult
+    result: _T
 
 
 class MissingError(Exception):
@@ -73,15 +83,25 @@ class MissingError(Exception):
         self.paths = tuple(paths)
 
 
+class NotClosedError(Exception):
+    """Raised inside of a decision; ends as :class:`NeedClosed`."""
+
+    def __init__(self, ledger_id: int) -> None:
+        super().__init__()
+        self.ledger_id = ledger_id
+
+
 class StaleError(Exception):
     """Raised inside of a decision; ends as :class:`Stale`."""
 
 
 class Readings:
-    """Znodes read so far: path -> znode, or None where there is none."""
+    """What is known so far: path -> znode (None where there is none), and ends of ledgers that were recovered
+    for this decision."""
 
-    def __init__(self, znodes: Mapping[str, Znode | None]) -> None:
+    def __init__(self, znodes: Mapping[str, Znode | None], ends: Mapping[int, Closed] | None = None) -> None:
         self._znodes = znodes
+        self._ends = ends or {}
 
     def require(self, *paths: str) -> None:
         """Ask for all of ``paths`` at once, as far as they are not read."""
@@ -92,3 +112,9 @@ class Readings:
     def get(self, path: str) -> Znode | None:
         self.require(path)
         return self._znodes[path]
+
+    def closed(self, ledger_id: int) -> Closed:
+        """Where the ledger ends, now that nobody can write to it."""
+        if ledger_id not in self._ends:
+            raise NotClosedError(ledger_id)
+        return self._ends[ledger_id]

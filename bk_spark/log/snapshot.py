@@ -108,6 +108,16 @@ class LogSnapshot:
     def __repr__(self) -> str:
         return f"LogSnapshot({self.name}, [{self.first_offset}, {self.next_offset}))"
 
+    @property
+    def open_tail(self) -> Segment | None:
+        """The segment that a log writer is writing, from offset ``next_offset`` on. Read anew at each call: after it
+        was sealed this is None, though this snapshot's offsets stay what they were."""
+        page = self._page(self._head.tail_page)
+        if not page.open_tail:
+            return None
+        tail = next(iter(page.table[-1:]))
+        return tail if tail.base_offset == self.next_offset else None
+
     def segments(self, start: int | None = None, end: int | None = None) -> Iterator[Segment]:
         """Segments that hold offsets ``[start, end)``, in order; the first and the last may reach beyond it.
 

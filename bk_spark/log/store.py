@@ -7,8 +7,10 @@ import uuid
 from collections.abc import Callable
 from typing import Final
 
+from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.zookeeper import CreateOp, TransactionConflictError, ZooKeeper
 from bk_spark.log.formats import Head, decode_head, encode_head
+from bk_spark.log.ledgers import LogLedgers
 from bk_spark.log.log import Log
 from bk_spark.log.names import DEFAULT_ROOT, LogPaths, check_log_name, check_root, head_path, is_log_name
 from bk_spark.log.page import SegmentPage, encode_page
@@ -30,7 +32,9 @@ def unix_time_ms() -> int:
 
 
 class LogStore:
-    """Makes, finds and opens logs. Thread-safe; ``zk`` is shared and stays the caller's to close.
+    """Makes, finds and opens logs. Thread-safe; ``zk`` and ``client`` are shared and stay the caller's to close.
+
+    Without ``client`` the ledgers of logs are out of reach: no log writers or readers, no maintenance.
 
     Examples
     --------
@@ -41,14 +45,32 @@ class LogStore:
     []
     """
 
-    def __init__(self, zk: ZooKeeper, root: str = DEFAULT_ROOT, *, now_ms: Callable[[], int] = unix_time_ms) -> None:
+    def __init__(
+        self,
+        zk: ZooKeeper,
+        root: str = DEFAULT_ROOT,
+        *,
+        client: BlockingClient | None = None,
+        now_ms: Callable[[], int] = unix_time_ms,
+    ) -> None:
         self.root = check_root(root)
         self._zk = zk
+        self._client = client
         self._now_ms = now_ms
 
-    def create_log(self, name: str, settings: LogSettings) -> Log:
-        """Make an empty log. Raises LogExistsError, and InvalidArgumentError for a name no log can have."""
+    @classmethod
+    def of(cls, client: BlockingClient, root: str = DEFAULT_ROOT) -> LogStore:
+        """Logs and their ledgers through one client."""
+        return cls(client.zookeeper, root, client=client)
+
+    def create_log(self, name: str, settings: LogSettings, password: bytes | None = None) -> Log:
+        """Make an empty log; ``password`` as in :meth:`open_log`.
+
+        Raises LogExistsError, InvalidArgumentError for a name no log can have, UnauthorizedError for another
+        password than that in ``settings``.
+        """
         check_log_name(name)
+        ledgers = self._ledgers(name, settings, password)
         paths = LogPaths(self.root, name, str(uuid.uuid4()))
         operations = [
             CreateOp(paths.head, encode_head(Head(paths.log_id))),
@@ -70,13 +92,14 @@ class LogStore:
                     continue
                 if decode_head(znode.data, paths.head).log_id != paths.log_id:
                     raise LogExistsError(f"log {name} exists already (znode {paths.head})") from None
-            return Log(self._zk, paths, settings, self._now_ms)
+            return Log(self._zk, paths, settings, self._now_ms, ledgers)
         raise OutcomeUnknownError(f"log {name} may or may not have been made: look whether it exists")
 
-    def open_log(self, name: str, *, log_id: str | None = None) -> Log:
-        """The log ``name``; with ``log_id`` only if it is that log.
+    def open_log(self, name: str, *, log_id: str | None = None, password: bytes | None = None) -> Log:
+        """The log ``name``; with ``log_id`` only if it is that log. With ``password`` its ledgers are within reach.
 
-        Raises NoSuchLogError, LogReplacedError (another id), MetadataFormatError.
+        Raises NoSuchLogError, LogReplacedError (another id), UnauthorizedError (wrong password),
+        MetadataFormatError.
         """
         check_log_name(name)
         path = head_path(self.root, name)
@@ -94,8 +117,14 @@ class LogStore:
                 continue
             settings_id, settings = decode_settings(settings_znode.data, paths.settings)
             if settings_id == found:
-                return Log(self._zk, paths, settings, self._now_ms)
+                return Log(self._zk, paths, settings, self._now_ms, self._ledgers(name, settings, password))
         raise MetadataFormatError(f"log {name}: its settings {path}/settings are missing, or of another log")
+
+    def _ledgers(self, name: str, settings: LogSettings, password: bytes | None) -> LogLedgers | None:
+        if password is None:
+            return None
+        settings.check_password(password, name)
+        return None if self._client is None else LogLedgers(self._client, settings, password)
 
     def exists(self, name: str) -> bool:
         """Whether there is a log of this name now."""

@@ -127,6 +127,10 @@ class LogTailOpenError(CallerError):
     """A log writer holds the log's tail open; a transactional commit must wait until it is sealed."""
 
 
+class LogFencedError(CallerError):
+    """A log writer has lost its place: another took the tail over, or a commit sealed it."""
+
+
 class RunRetiredError(CallerError):
     """Another run of the same application has taken over: this one may commit no more."""
 

@@ -13,20 +13,6 @@ from random import Random
 
 from bk_spark.bookie.zookeeper import CheckOp, CreateOp, DeleteOp, SetOp, TransactionOp, Znode
 from bk_spark.log import EntryFormat, LogSettings
-from bk_spark.log.commit_steps import (
-    Action,
-    Conflict,
-    Done,
-    Event,
-    Found,
-    OutcomeUnknown,
-    Pause,
-    Read,
-    Sync,
-    TakeLock,
-    Transact,
-    Unavailable,
-)
 from bk_spark.log.formats import (
     Application,
     Head,
@@ -40,6 +26,20 @@ from bk_spark.log.names import LogPaths
 from bk_spark.log.page import SegmentPage, decode_page, encode_page
 from bk_spark.log.segment import Segment, SegmentTable
 from bk_spark.log.settings import encode_settings
+from bk_spark.log.steps import (
+    Action,
+    Conflict,
+    Done,
+    Event,
+    Found,
+    OutcomeUnknown,
+    Pause,
+    Read,
+    Sync,
+    TakeLock,
+    Transact,
+    Unavailable,
+)
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.quorum import Quorum
 

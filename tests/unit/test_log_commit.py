@@ -10,11 +10,12 @@ from bk_spark.bookie.zookeeper import CheckOp, CreateOp, SetOp, TransactionOp, Z
 from bk_spark.log import CommitMessage, CommitRequest, CommitStatus, LedgerRange
 from bk_spark.log.append import MAX_INLINE_PAGES
 from bk_spark.log.applications import IN_USE_KEPT
-from bk_spark.log.commit import decide
+from bk_spark.log.changes import step_of
+from bk_spark.log.commit import BatchCommit
 from bk_spark.log.formats import Head, IndexPosition, Registration, encode_head, encode_registration
 from bk_spark.log.names import LogPaths
 from bk_spark.log.page import MAX_PAGE_BYTES, SegmentPage, encode_page
-from bk_spark.log.plan import AlreadyDone, Need, Plan, Stale
+from bk_spark.log.plan import AlreadyDone, Need, NeedClosed, Plan, Readings, Stale
 from bk_spark.log.segment import Segment, SegmentTable
 from bk_spark.protocol.errors import (
     BatchRefusedError,
@@ -53,7 +54,8 @@ def outcome(
     """The decision, after reading all that it asks for."""
     znodes: dict[str, Znode | None] = {}
     while True:
-        step = decide(znodes, PATHS, asked, now_ms)
+        step = step_of(BatchCommit(PATHS, asked), Readings(znodes), now_ms)
+        assert not isinstance(step, NeedClosed)
         if not isinstance(step, Need):
             return step
         assert step.paths
@@ -373,7 +375,7 @@ def test_a_head_and_page_that_do_not_fit_are_read_again(zk: ModelZooKeeper) -> N
     commit(zk, request(0, (1, 0, 9)))
     znodes = {PATHS.head: first, PATHS.app("app"): None, PATHS.run("app", "run-1"): zk.read(PATHS.run("app", "run-1"))}
     znodes |= {path: zk.read(path) for path in (PATHS.page(0), PATHS.registration("app", "run-1", 2))}
-    assert isinstance(decide(znodes, PATHS, request(0, (2, 0, 9)), NOW_MS), Stale)
+    assert isinstance(step_of(BatchCommit(PATHS, request(0, (2, 0, 9))), Readings(znodes), NOW_MS), Stale)
 
 
 def test_the_index_position_outlives_commits(zk: ModelZooKeeper) -> None:
@@ -386,10 +388,11 @@ def test_the_index_position_outlives_commits(zk: ModelZooKeeper) -> None:
 def test_l5_another_log_under_the_name_is_refused(zk: ModelZooKeeper) -> None:
     other = replace(PATHS, log_id="11111111-2222-3333-4444-555555555555")
     znodes = {PATHS.head: zk.read(PATHS.head), PATHS.app("app"): None}
+    asked = replace(request(0), log_id=other.log_id, messages=())
     with pytest.raises(LogReplacedError, match="deleted and made again"):
-        decide(znodes, other, replace(request(0), log_id=other.log_id, messages=()), NOW_MS)
+        step_of(BatchCommit(other, asked), Readings(znodes), NOW_MS)
     with pytest.raises(NoSuchLogError, match="deleted"):
-        decide({PATHS.head: None, PATHS.app("app"): None}, PATHS, request(0), NOW_MS)
+        step_of(BatchCommit(PATHS, request(0)), Readings({PATHS.head: None, PATHS.app("app"): None}), NOW_MS)
 
 
 def test_l5_a_plan_for_the_old_log_fails_on_the_new_one_with_equal_versions(zk: ModelZooKeeper) -> None:

@@ -15,9 +15,9 @@ from random import Random
 import pytest
 
 from bk_spark.log import CommitMessage, CommitRequest, CommitResult, CommitStatus, LedgerRange
-from bk_spark.log.commit_steps import (
-    MAX_CONFLICTS,
-    MAX_UNAVAILABLE,
+from bk_spark.log.changes import MAX_CONFLICTS, MAX_UNAVAILABLE, change_steps
+from bk_spark.log.commit import BatchCommit
+from bk_spark.log.steps import (
     Action,
     Conflict,
     Event,
@@ -27,7 +27,6 @@ from bk_spark.log.commit_steps import (
     TakeLock,
     Transact,
     Unavailable,
-    commit_steps,
 )
 from bk_spark.protocol.errors import (
     MetadataConflictError,
@@ -64,6 +63,10 @@ def request_of(app: str, run: str, batch_id: int) -> CommitRequest:
     return CommitRequest(LOG_ID, app, run, "query", batch_id, tuple(messages))
 
 
+def commit_steps(request: CommitRequest, now_ms: int) -> Steps[CommitResult]:
+    return change_steps(BatchCommit(PATHS, request), lambda: now_ms)
+
+
 @dataclass
 class Driver:
     """A streaming query's driver: one batch after another until it is told that it was replaced."""
@@ -73,7 +76,7 @@ class Driver:
     client: Client
     batch_id: int = 0
     results: list[CommitResult] = field(default_factory=list)
-    steps: Steps | None = None
+    steps: Steps[CommitResult] | None = None
     event: Event | None = None
     action: Action | None = None
     ended: str = ""
@@ -83,7 +86,7 @@ class Driver:
         """Perform one action, or start the next batch."""
         try:
             if self.steps is None:
-                self.steps = commit_steps(PATHS, request_of(self.app, self.run, self.batch_id), lambda: 1_000)
+                self.steps = commit_steps(request_of(self.app, self.run, self.batch_id), 1_000)
                 self.action = next(self.steps)
                 return
             assert self.action is not None
@@ -205,7 +208,9 @@ def test_schedules_reach_what_they_are_for() -> None:
     assert min(lost, retired, done, locks) > 5
 
 
-def run_to_end(steps: Steps, client: Client, perform: Callable[[Action], Event] | None = None) -> CommitResult:
+def run_to_end(
+    steps: Steps[CommitResult], client: Client, perform: Callable[[Action], Event] | None = None
+) -> CommitResult:
     try:
         action = next(steps)
         for _ in range(1000):
@@ -225,7 +230,7 @@ def new_log() -> tuple[ModelZooKeeper, Client]:
 
 def test_s1_a_lost_reply_ends_as_committed_with_the_runs_it_retired() -> None:
     zk, client = new_log()
-    run_to_end(commit_steps(PATHS, request_of(APPS[0], "r0", 0), lambda: 5), client)
+    run_to_end(commit_steps(request_of(APPS[0], "r0", 0), 5), client)
     lost: list[Action] = []
 
     def perform(action: Action) -> Event:
@@ -235,7 +240,7 @@ def test_s1_a_lost_reply_ends_as_committed_with_the_runs_it_retired() -> None:
             return OutcomeUnknown("reply lost")
         return event
 
-    result = run_to_end(commit_steps(PATHS, request_of(APPS[0], "r1", 1), lambda: 6), client, perform)
+    result = run_to_end(commit_steps(request_of(APPS[0], "r1", 1), 6), client, perform)
     assert result == CommitResult(CommitStatus.COMMITTED, 10, 20, 6, ("r0",))
     assert len(zk.segments()) == 4
 
@@ -249,7 +254,7 @@ def test_conflicts_without_end_are_given_up() -> None:
         return Conflict("head") if isinstance(action, Transact) else client.perform(action)
 
     with pytest.raises(MetadataConflictError, match=f"changed by others {MAX_CONFLICTS} times"):
-        run_to_end(commit_steps(PATHS, request_of(APPS[0], "r0", 0), lambda: 5), client, perform)
+        run_to_end(commit_steps(request_of(APPS[0], "r0", 0), 5), client, perform)
     assert seen.count(Transact) == MAX_CONFLICTS + 1
     assert seen.count(TakeLock) == 1
     assert seen[: seen.index(TakeLock)].count(Transact) == 2
@@ -270,7 +275,7 @@ def test_a_zookeeper_that_stays_away_is_given_up_with_what_is_known(sent: bool) 
 
     error = OutcomeUnknownError if sent else MetadataUnavailableError
     with pytest.raises(error, match="may or may not have taken effect" if sent else "nothing was changed") as caught:
-        run_to_end(commit_steps(PATHS, request_of(APPS[0], "r0", 0), lambda: 5), client, perform)
+        run_to_end(commit_steps(request_of(APPS[0], "r0", 0), 5), client, perform)
     assert isinstance(caught.value, OutcomeUnknownError) == sent
     assert seen.count(Transact) == sent, "nothing is sent again before it was read"
     assert seen.count(Sync) <= MAX_UNAVAILABLE + 2

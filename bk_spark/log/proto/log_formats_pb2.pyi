@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Head(_message.Message):
-    __slots__ = ("format_version", "log_id", "first_offset", "next_offset", "first_page", "tail_page", "last_commit_time_ms", "index")
+    __slots__ = ("format_version", "log_id", "first_offset", "next_offset", "first_page", "tail_page", "last_commit_time_ms", "index", "deleted_time_ms")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class Head(_message.Message):
     TAIL_PAGE_FIELD_NUMBER: _ClassVar[int]
     LAST_COMMIT_TIME_MS_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
+    DELETED_TIME_MS_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     log_id: bytes
     first_offset: int
@@ -25,7 +26,8 @@ class Head(_message.Message):
     tail_page: int
     last_commit_time_ms: int
     index: IndexPosition
-    def __init__(self, format_version: _Optional[int] = ..., log_id: _Optional[bytes] = ..., first_offset: _Optional[int] = ..., next_offset: _Optional[int] = ..., first_page: _Optional[int] = ..., tail_page: _Optional[int] = ..., last_commit_time_ms: _Optional[int] = ..., index: _Optional[_Union[IndexPosition, _Mapping]] = ...) -> None: ...
+    deleted_time_ms: int
+    def __init__(self, format_version: _Optional[int] = ..., log_id: _Optional[bytes] = ..., first_offset: _Optional[int] = ..., next_offset: _Optional[int] = ..., first_page: _Optional[int] = ..., tail_page: _Optional[int] = ..., last_commit_time_ms: _Optional[int] = ..., index: _Optional[_Union[IndexPosition, _Mapping]] = ..., deleted_time_ms: _Optional[int] = ...) -> None: ...
 
 class IndexPosition(_message.Message):
     __slots__ = ("ledger_id", "entry_id", "end_page", "end_offset")
@@ -156,3 +158,45 @@ class Registration(_message.Message):
     last_committed_entry: int
     condemned_time_ms: int
     def __init__(self, format_version: _Optional[int] = ..., last_committed_entry: _Optional[int] = ..., condemned_time_ms: _Optional[int] = ...) -> None: ...
+
+class Owner(_message.Message):
+    __slots__ = ("format_version", "writer_id", "host", "process_id", "opened_time_ms")
+    FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WRITER_ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
+    OPENED_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    format_version: int
+    writer_id: str
+    host: str
+    process_id: int
+    opened_time_ms: int
+    def __init__(self, format_version: _Optional[int] = ..., writer_id: _Optional[str] = ..., host: _Optional[str] = ..., process_id: _Optional[int] = ..., opened_time_ms: _Optional[int] = ...) -> None: ...
+
+class Appended(_message.Message):
+    __slots__ = ("format_version", "token", "offset")
+    FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    format_version: int
+    token: bytes
+    offset: int
+    def __init__(self, format_version: _Optional[int] = ..., token: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class Policy(_message.Message):
+    __slots__ = ("format_version", "retention_time_ms", "retention_size_bytes")
+    FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    format_version: int
+    retention_time_ms: int
+    retention_size_bytes: int
+    def __init__(self, format_version: _Optional[int] = ..., retention_time_ms: _Optional[int] = ..., retention_size_bytes: _Optional[int] = ...) -> None: ...
+
+class Maintenance(_message.Message):
+    __slots__ = ("format_version", "begun_time_ms")
+    FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    format_version: int
+    begun_time_ms: int
+    def __init__(self, format_version: _Optional[int] = ..., begun_time_ms: _Optional[int] = ...) -> None: ...

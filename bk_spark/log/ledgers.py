@@ -1,0 +1,70 @@
+"""A log's ledgers: made, closed, recovered and read with the log's settings and password."""
+
+from __future__ import annotations
+
+from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.bookie.blocking_writer import BlockingWriter
+from bk_spark.log.settings import LogSettings
+from bk_spark.log.steps import Closed, LedgerRegistrar
+
+
+class LogLedgers:
+    """Ledgers of one log, through ``client``. Thread-safe, but for the ledgers that one thread has made and not
+    closed. Methods raise the ledger client's errors."""
+
+    def __init__(self, client: BlockingClient, settings: LogSettings, password: bytes) -> None:
+        self.client = client
+        self.settings = settings
+        self._password = password
+        self._writers: dict[int, BlockingWriter] = {}
+
+    def __repr__(self) -> str:
+        return f"LogLedgers({self.client})"
+
+    def create(self, register: LedgerRegistrar) -> BlockingWriter:
+        """A new ledger, registered as it is made."""
+        writer = self.client.create(
+            quorum=self.settings.quorum,
+            digest_type=self.settings.digest_type,
+            password=self._password,
+            create_with=register,
+        )
+        self._writers[writer.ledger_id] = writer
+        return writer
+
+    def writer(self, ledger_id: int) -> BlockingWriter:
+        """The writer of a ledger made here and not closed."""
+        return self._writers[ledger_id]
+
+    def close(self, ledger_id: int) -> Closed:
+        """Drain and close a ledger made here."""
+        metadata = self._writers[ledger_id].close()
+        del self._writers[ledger_id]
+        return Closed(ledger_id, metadata.last_entry_id, metadata.length)
+
+    def abandon(self, ledger_id: int) -> None:
+        """Let go of a ledger made here without closing it; no error where it is let go already."""
+        writer = self._writers.pop(ledger_id, None)
+        if writer is not None:
+            writer.abandon()
+
+    def recover(self, ledger_id: int) -> Closed:
+        """Fence and close any ledger of the log."""
+        metadata = self.client.recover_and_open(ledger_id, self._password).metadata
+        return Closed(ledger_id, metadata.last_entry_id, metadata.length)
+
+    def write(self, register: LedgerRegistrar, entries: tuple[bytes, ...]) -> int:
+        """A new closed ledger that holds ``entries``; its id."""
+        writer = self.create(register)
+        try:
+            writer.append_many(entries)
+            self.close(writer.ledger_id)
+        except BaseException:
+            self.abandon(writer.ledger_id)
+            raise
+        return writer.ledger_id
+
+    def read_entry(self, ledger_id: int, entry_id: int) -> bytes:
+        """One entry of a closed ledger."""
+        (payload,) = self.client.open_for_reading(ledger_id, self._password, read_lac=False).read(entry_id, entry_id)
+        return payload
