@@ -13,13 +13,15 @@ PYTEST_ARGS ?=
 # For the explorer: make explore EXPLORE_ARGS="--bigger -k 3/3/2"
 EXPLORE_ARGS ?=
 
-.PHONY: help demo test faults simulate explore lint format bench proto clean
+.PHONY: help demo test faults stream-faults simulate simulate-logs explore lint format bench proto clean
 
 help:
 	@echo "make demo    real flights through Spark, three bookies and back, with one of them killed"
 	@echo "make test    all tests: unit, integration, Spark, interop with Apache's Java, faults"
 	@echo "make faults  more runs with failing servers and links: SEEDS=1-50, or 7, or 3,8"
+	@echo "make stream-faults  streaming queries whose processes and servers are killed: SEEDS=1-50"
 	@echo "make simulate  random histories of the protocol on all cores: SEEDS=1000000, or from..to"
+	@echo "make simulate-logs  the same of logs: SEEDS=10000, or from..to"
 	@echo "make explore   every order of events in small worlds of the protocol"
 	@echo "make lint    ruff, mypy --strict, import contract"
 	@echo "make format  let ruff rewrite what it can"
@@ -44,8 +46,15 @@ faults: $(STAMP)
 	@scripts/ensure_java.sh
 	FAULT_SEEDS=$(SEEDS) $(BIN)/python -m pytest tests/faults/test_continuous_write.py $(PYTEST_ARGS)
 
+stream-faults: $(STAMP)
+	@scripts/ensure_java.sh
+	STREAM_FAULT_SEEDS=$(SEEDS) $(BIN)/python -m pytest tests/faults/streams -k whatever_is_killed $(PYTEST_ARGS)
+
 simulate: $(STAMP)
 	$(BIN)/python -m tests.simulation run $(or $(SEEDS),100000)
+
+simulate-logs: $(STAMP)
+	$(BIN)/python -m tests.simulation run $(or $(SEEDS),10000) --logs
 
 explore: $(STAMP)
 	$(BIN)/python -m tests.simulation explore $(EXPLORE_ARGS)

@@ -8,7 +8,19 @@ import pkgutil
 import sys
 from pathlib import Path
 
-_HELPERS = {"__main__", "report", "processes", "ledger_clients", "ledger_cluster", "ledger_figures", "ledger_worker"}
+_HELPERS = {
+    "__main__",
+    "report",
+    "processes",
+    "ledger_clients",
+    "ledger_cluster",
+    "ledger_figures",
+    "ledger_worker",
+    "kafka_broker",
+    "stream_peers",
+    "long_logs",
+    "discarding_sink",
+}
 #: What a benchmark gets where all are run: its full form takes too long for that.
 _AMONG_ALL = {"ledger": ["--quick"]}
 

@@ -6,19 +6,21 @@ caller prepares its next batch, the thread sends, receives and acknowledges.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
-from bk_spark.bookie.blocking_reader import BlockingReader
+from bk_spark.bookie.blocking_reader import BlockingReader, iterate
 from bk_spark.bookie.blocking_writer import BlockingAdvWriter, BlockingWriter
 from bk_spark.bookie.client import DEFAULT_QUORUM, Client
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.ledger_store import CreateWith
 from bk_spark.bookie.loop_thread import LoopThread
+from bk_spark.bookie.range_series import EntryRange
 from bk_spark.bookie.registry import RegisteredBookie
 from bk_spark.bookie.zookeeper import ZooKeeper
 from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.entry_block import EntryBlock
 from bk_spark.protocol.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Quorum
 
@@ -123,6 +125,11 @@ class BlockingClient:
         return BlockingReader(
             self._thread, self._run(self._client.open_for_reading(ledger_id, password, read_lac=read_lac))
         )
+
+    def read_series(
+        self, ranges: Iterable[EntryRange], password: bytes = b""
+    ) -> Generator[list[EntryBlock], None, None]:
+        return iterate(self._thread, self._client.read_series(ranges, password))
 
     def recover_and_open(self, ledger_id: int, password: bytes = b"") -> BlockingReader:
         return BlockingReader(self._thread, self._run(self._client.recover_and_open(ledger_id, password)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -10,6 +11,8 @@ from bk_spark.bookie.loop_thread import LoopThread
 from bk_spark.bookie.read_handle import ReadHandle
 from bk_spark.protocol.entry_block import EntryBlock
 from bk_spark.protocol.ledger_metadata import LedgerMetadata
+
+_T = TypeVar("_T")
 
 
 class BlockingReader:
@@ -44,22 +47,24 @@ class BlockingReader:
 
     def read_blocks(self, first: int, last: int, *, known_to_exist: bool = False) -> Generator[EntryBlock, None, None]:
         """Entries ``first`` to ``last`` (inclusive) in order, in blocks."""
-        return self._iterate(self._handle.read_blocks(first, last, known_to_exist=known_to_exist))
+        return iterate(self._thread, self._handle.read_blocks(first, last, known_to_exist=known_to_exist))
 
     def read_unconfirmed(self, first: int, last: int) -> Generator[EntryBlock, None, None]:
         """Entries of which it is not known whether they are there."""
-        return self._iterate(self._handle.read_unconfirmed(first, last))
+        return iterate(self._thread, self._handle.read_unconfirmed(first, last))
 
     def tail(self, from_entry: int, *, max_wait_ms: int | None = None) -> Generator[EntryBlock, None, None]:
         """Entries from ``from_entry`` on as they are confirmed."""
-        return self._iterate(self._handle.tail(from_entry, max_wait_ms=max_wait_ms))
+        return iterate(self._thread, self._handle.tail(from_entry, max_wait_ms=max_wait_ms))
 
-    def _iterate(self, blocks: AsyncGenerator[EntryBlock, None]) -> Generator[EntryBlock, None, None]:
-        try:
-            while True:
-                try:
-                    yield self._thread.run(blocks.__anext__())
-                except StopAsyncIteration:
-                    return
-        finally:
-            self._thread.finish(blocks.aclose())
+
+def iterate(thread: LoopThread, items: AsyncGenerator[_T, None]) -> Generator[_T, None, None]:
+    """``items``, made on ``thread``. Closing this closes them."""
+    try:
+        while True:
+            try:
+                yield thread.run(items.__anext__())
+            except StopAsyncIteration:
+                return
+    finally:
+        thread.finish(items.aclose())

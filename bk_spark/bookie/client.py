@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from types import TracebackType
 from weakref import WeakSet
 
@@ -19,6 +19,7 @@ from bk_spark.bookie.connection_base import LedgerConnection
 from bk_spark.bookie.connection_v3 import BookieConnectionV3
 from bk_spark.bookie.ledger_store import CreateWith
 from bk_spark.bookie.pool import ConnectionPool
+from bk_spark.bookie.range_series import EntryRange, RangeSeries, ReadHandles
 from bk_spark.bookie.read_access import ReadAccess
 from bk_spark.bookie.read_handle import ReadHandle
 from bk_spark.bookie.recovery import recover_ledger
@@ -27,6 +28,7 @@ from bk_spark.bookie.services import ClusterServices
 from bk_spark.bookie.write_handle import WriteHandle
 from bk_spark.bookie.zookeeper import ZooKeeper
 from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.entry_block import EntryBlock
 from bk_spark.protocol.errors import UnauthorizedError
 from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bk_spark.protocol.metadata_uri import MetadataServiceUri
@@ -55,6 +57,7 @@ class Client:
         self._read_access: ReadAccess | None = None
         #: Those that somebody still holds; closed ones may be among them.
         self._handles: WeakSet[WriteHandle] = WeakSet()
+        self._read_handles = ReadHandles(self._open_known)
 
     async def start(self) -> None:
         """Connect to ZooKeeper. Raises MetadataUnavailableError."""
@@ -212,6 +215,13 @@ class Client:
             await handle.read_last_add_confirmed()
         return handle
 
+    def read_series(
+        self, ranges: Iterable[EntryRange], password: bytes = b""
+    ) -> AsyncGenerator[list[EntryBlock], None]:
+        """Entries of ranges of ledgers, one after the other; see
+        :meth:`bk_spark.bookie.range_series.RangeSeries.blocks`."""
+        return RangeSeries(self._read_handles, ranges, password).blocks()
+
     async def recover_and_open(self, ledger_id: int, password: bytes = b"") -> ReadHandle:
         """Fence the ledger so that no writer can go on, close it at its last entry, open it for reading.
 
@@ -249,6 +259,9 @@ class Client:
     async def metadata(self, ledger_id: int) -> LedgerMetadata:
         """The ledger's metadata as ZooKeeper has it. Raises NoSuchLedgerError."""
         return (await self._started()[0].read_latest(ledger_id)).metadata
+
+    async def _open_known(self, ledger_id: int, password: bytes) -> ReadHandle:
+        return await self.open_for_reading(ledger_id, password, read_lac=False)
 
     def _reader(self, ledger_id: int, metadata: LedgerMetadata, password: bytes) -> ReadHandle:
         digest_type = _authorize(ledger_id, metadata, password)

@@ -1,33 +1,94 @@
-"""Clients shared by all that runs in one process.
+"""Clients and logs shared by all that runs in one process.
 
 Spark builds readers and writers many times, in several kinds of process, and ends those without running
-exit handlers: a client kept here must never be needed for correctness.
+exit handlers: what is kept here must never be needed for correctness. Sessions with ZooKeeper that end while a
+process is idle or suspended are begun anew by the client.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from typing import Final
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
 
 from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.log.log import Log
+from bk_spark.log.settings import LogSettings
 from bk_spark.log.store import LogStore
 
-_LOCK: Final = threading.Lock()
-_CLIENTS: dict[tuple[int, str], BlockingClient] = {}
+#: A log holds up to 32 decoded pages.
+_MAX_LOGS: Final = 64
+
+_T = TypeVar("_T")
+_K = TypeVar("_K")
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlace:
+    """One log of one cluster: a log deleted and made again is at another place."""
+
+    metadata_service_uri: str
+    log_root: str
+    name: str
+    log_id: str
+
+
+class _Shared(Generic[_K, _T]):
+    """One ``_T`` for each key, made at first use, the ``limit`` last used ones. Who makes one holds up nobody
+    who wants another."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._slots: OrderedDict[_K, _Slot[_T]] = OrderedDict()
+
+    def get(self, key: _K, make: Callable[[], _T]) -> _T:
+        with self._lock:
+            slot = self._slots.setdefault(key, _Slot())
+            self._slots.move_to_end(key)
+            while self._limit is not None and len(self._slots) > self._limit:
+                self._slots.popitem(last=False)
+        with slot.lock:
+            if slot.value is None:
+                slot.value = make()
+            return slot.value
+
+
+class _Slot(Generic[_T]):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.value: _T | None = None
+
+
+# A forked child shares no threads with its parent: the process id makes it connect anew.
+_CLIENTS: Final = _Shared[tuple[int, str], BlockingClient]()
+_LOGS: Final = _Shared[tuple[int, LogPlace, bytes], Log](_MAX_LOGS)
 
 
 def client_of(metadata_service_uri: str) -> BlockingClient:
     """The process's client of a cluster, connected at first use. Raises MetadataUnavailableError."""
-    # A forked child shares no threads with its parent: the process id makes it connect anew.
-    key = (os.getpid(), metadata_service_uri)
-    with _LOCK:
-        client = _CLIENTS.get(key)
-        if client is None:
-            client = _CLIENTS[key] = BlockingClient(metadata_service_uri)
-        return client
+    return _CLIENTS.get((os.getpid(), metadata_service_uri), lambda: BlockingClient(metadata_service_uri))
 
 
 def logs_of(metadata_service_uri: str, log_root: str) -> LogStore:
     """The logs of a cluster."""
-    return LogStore(client_of(metadata_service_uri).zookeeper, log_root)
+    return LogStore.of(client_of(metadata_service_uri), log_root)
+
+
+def log_at(place: LogPlace, password: bytes, settings: LogSettings | None = None) -> Log:
+    """The log at ``place``, with its ledgers; read from ZooKeeper at first use, or not at all where the caller knows
+    its ``settings``, which never change. Whether it is still there shows when it is used.
+
+    Raises NoSuchLogError, LogReplacedError, UnauthorizedError, MetadataUnavailableError.
+    """
+
+    def opened() -> Log:
+        logs = logs_of(place.metadata_service_uri, place.log_root)
+        if settings is None:
+            return logs.open_log(place.name, log_id=place.log_id, password=password)
+        return logs.known_log(place.name, place.log_id, settings, password)
+
+    return _LOGS.get((os.getpid(), place, password), opened)

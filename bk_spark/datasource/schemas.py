@@ -182,6 +182,26 @@ def check_same_columns(written: StructType, stored: StructType, log: str) -> Non
             )
 
 
+def check_same_schema(one: StructType, name: str, other: StructType, other_name: str, kind: str = "log") -> None:
+    """Two logs (or what ``kind`` says) to be read together have the same columns, in any order.
+
+    Raises InvalidArgumentError naming the first column that differs.
+    """
+    for (has, owner), (lacks, lacking) in (((one, name), (other, other_name)), ((other, other_name), (one, name))):
+        for column in has.fields:
+            if column.name not in lacks.fieldNames():
+                raise InvalidArgumentError(
+                    f"{kind} {owner} has a column {column.name}, {kind} {lacking} has none: read them apart, or give "
+                    "a schema() with columns that both have"
+                )
+            there = lacks[column.name].dataType
+            if not _same_type(column.dataType, there):
+                raise InvalidArgumentError(
+                    f"column {column.name} is {column.dataType.simpleString()} in {kind} {owner} and "
+                    f"{there.simpleString()} in {kind} {lacking}: read them apart, or give a schema() without it"
+                )
+
+
 def _same_type(one: DataType, other: DataType) -> bool:
     # Not by ==: that also compares what may be null, which is of no interest here.
     return one.simpleString() == other.simpleString()

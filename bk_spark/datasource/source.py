@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from typing import Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
-from bk_spark.datasource.batch_reader import BatchReader, read_schema
+from bk_spark.datasource.batch_reader import batch_reader
 from bk_spark.datasource.batch_writer import BatchWriter
 from bk_spark.datasource.options import parse_options
 from bk_spark.datasource.plain_errors import plain_errors
+from bk_spark.datasource.planning import read_schema
+from bk_spark.datasource.stream_reader import StreamReader
+from bk_spark.datasource.stream_writer import StreamWriter
 
 
 class BookKeeperDataSource(DataSource):
@@ -30,6 +40,11 @@ class BookKeeperDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
+        #: Pickled by the process that plans a query, for the one that commits and aborts its batches.
+        self._for_commits = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_for_commits": True}
 
     @classmethod
     def name(cls) -> str:
@@ -37,12 +52,24 @@ class BookKeeperDataSource(DataSource):
 
     @plain_errors
     def schema(self) -> StructType:
-        return read_schema(parse_options(self.options, writing=False))
+        # Spark asks before it says whether this is a batch or a stream.
+        return read_schema(parse_options(self.options, writing=False, streaming=None))
 
     @plain_errors
     def reader(self, schema: StructType) -> DataSourceReader:
-        return BatchReader(parse_options(self.options, writing=False), schema)
+        return batch_reader(parse_options(self.options, writing=False), schema)
+
+    @plain_errors
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's)
+        return StreamReader(parse_options(self.options, writing=False, streaming=True), schema)
 
     @plain_errors
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         return BatchWriter(parse_options(self.options, writing=True), schema, overwrite)
+
+    @plain_errors
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 (Spark's)
+        writer = StreamWriter(parse_options(self.options, writing=True, streaming=True), schema, overwrite)
+        if not self._for_commits:
+            writer.prepare()
+        return writer

@@ -1,27 +1,32 @@
-"""Cutting what is to be read into tasks, by bytes. Pure."""
+"""What is to be read, in columns, and its cutting into tasks by bytes. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from bk_spark.bookie.range_series import EntryRange
+from bk_spark.log.segment import SegmentTable
 from bk_spark.protocol.entry import ENTRY_HEADER_BYTES
 
 Int64s = npt.NDArray[np.int64]
 
 #: A part of a split's size: a cut this close to a piece's end is made there.
 _NEAR: Final = 0.05
+#: Stands for a log, an offset or a time where a ledger is read without a log.
+_NONE: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Entries ``first`` to ``last`` (inclusive) of a ledger, of about ``size_bytes``.
+    """Entries ``first`` to ``last`` (inclusive) of a ledger, of about ``size_bytes`` and ``rows``.
 
-    ``base_offset`` is the log offset of ``first`` and ``timestamp_ms`` its segment's commit time; both
+    ``base_offset`` is the offset of ``first`` in ``log``, and ``timestamp_ms`` its segment's commit time; all three
     None where a ledger is read without a log.
     """
 
@@ -29,6 +34,8 @@ class Piece:
     first: int
     last: int
     size_bytes: int
+    rows: int
+    log: str | None = None
     base_offset: int | None = None
     timestamp_ms: int | None = None
 
@@ -36,25 +43,156 @@ class Piece:
     def entries(self) -> int:
         return self.last - self.first + 1
 
-    def cut(self, entries: int) -> tuple[Piece, Piece]:
-        """The first ``entries`` entries, and the rest; neither is empty."""
-        middle = self.first + entries
-        size = self.size_bytes * entries // self.entries
+    @property
+    def entry_range(self) -> EntryRange:
+        return EntryRange(self.ledger_id, self.first, self.last, self.size_bytes)
+
+    def after(self, entries: int) -> Piece | None:
+        """What is left when the first ``entries`` entries were read; None where that is nothing."""
+        if entries == self.entries:
+            return None
         base = None if self.base_offset is None else self.base_offset + entries
+        return replace(self, first=self.first + entries, base_offset=base)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """Pieces in columns of int64, all of one length; ``log`` counts in ``logs``.
+
+    A list may have a million segments: nothing here is done for each one in Python but iterating, which only the
+    tasks do, each over its own.
+    """
+
+    logs: tuple[str, ...]
+    log: Int64s
+    ledger_id: Int64s
+    first: Int64s
+    entries: Int64s
+    size_bytes: Int64s
+    rows: Int64s
+    base_offset: Int64s
+    timestamp_ms: Int64s
+
+    @classmethod
+    def of(cls, pieces: Iterable[Piece]) -> Pieces:
+        numbers: dict[str, int] = {}
+        values = [
+            (
+                _NONE if one.log is None else numbers.setdefault(one.log, len(numbers)),
+                one.ledger_id,
+                one.first,
+                one.entries,
+                one.size_bytes,
+                one.rows,
+                _NONE if one.base_offset is None else one.base_offset,
+                _NONE if one.timestamp_ms is None else one.timestamp_ms,
+            )
+            for one in pieces
+        ]
+        return cls(tuple(numbers), *np.array(values, dtype=np.int64).reshape(-1, 8).T)
+
+    @classmethod
+    def of_segments(cls, log: str, tables: Iterable[SegmentTable], start: int, end: int) -> Pieces:
+        """Offsets ``[start, end)`` of the sealed segments in ``tables``, which cover them."""
+        table = SegmentTable.concat(list(tables))
+        count = len(table)
+        pieces = cls(
+            (log,),
+            np.zeros(count, np.int64),
+            table.ledger_id,
+            table.first_entry,
+            table.entries,
+            np.maximum(table.size_bytes, 1),
+            np.maximum(table.rows, table.entries),
+            table.base_offset,
+            table.commit_time_ms,
+        )
+        if not count:
+            return pieces
+        base = int(table.base_offset[0])
+        return pieces.part(_running_sum(pieces.entries), max(start - base, 0), min(end, table.end_offset) - base)
+
+    @classmethod
+    def concat(cls, parts: Iterable[Pieces]) -> Pieces:
+        numbers: dict[str, int] = {}
+        columns = []
+        parts = list(parts)
+        if len(parts) == 1:
+            return parts[0]
+        for part in parts:
+            own = np.array([numbers.setdefault(name, len(numbers)) for name in part.logs] + [_NONE], np.int64)
+            columns.append((own[part.log], *part.columns[1:]))
+        if not columns:
+            return cls.of(())
+        return cls(tuple(numbers), *(np.concatenate(column) for column in zip(*columns, strict=True)))
+
+    @property
+    def columns(self) -> tuple[Int64s, ...]:
         return (
-            Piece(self.ledger_id, self.first, middle - 1, size, self.base_offset, self.timestamp_ms),
-            Piece(self.ledger_id, middle, self.last, self.size_bytes - size, base, self.timestamp_ms),
+            self.log,
+            self.ledger_id,
+            self.first,
+            self.entries,
+            self.size_bytes,
+            self.rows,
+            self.base_offset,
+            self.timestamp_ms,
         )
 
+    def __len__(self) -> int:
+        return len(self.entries)
 
-def cut_splits(pieces: Iterable[Piece], split_bytes: int, min_splits: int = 1) -> list[tuple[Piece, ...]]:
+    def __iter__(self) -> Iterator[Piece]:
+        for log, ledger_id, first, entries, size_bytes, rows, base, time_ms in zip(
+            *(column.tolist() for column in self.columns), strict=True
+        ):
+            yield Piece(
+                ledger_id,
+                first,
+                first + entries - 1,
+                size_bytes,
+                rows,
+                None if log == _NONE else self.logs[log],
+                None if base == _NONE else base,
+                None if time_ms == _NONE else time_ms,
+            )
+
+    def where(self, keep: npt.NDArray[np.bool_]) -> Pieces:
+        """Those for which ``keep`` holds."""
+        return Pieces(self.logs, *(column[keep] for column in self.columns))
+
+    def part(self, sums: Int64s, start: int, end: int) -> Pieces:
+        """Entries ``[start, end)``, counted through all pieces; ``sums`` is the running sum of their entries."""
+        low = int(np.searchsorted(sums, start, side="right")) - 1
+        high = int(np.searchsorted(sums, end, side="left"))
+        if start >= end:
+            high = low
+        columns = [column[low:high] for column in self.columns]
+        if high > low:
+            skipped, left = start - int(sums[low]), int(sums[high]) - end
+            if skipped or left:
+                columns = _cut_ends([column.copy() for column in columns], skipped, left)
+        return Pieces(self.logs, *columns)._with_own_logs()
+
+    def _with_own_logs(self) -> Pieces:
+        """Without the names of logs that it has nothing of: a task is sent what it needs."""
+        if len(self.logs) < 2:
+            return self
+        numbers, own = np.unique(self.log, return_inverse=True)
+        logs = tuple(self.logs[number] for number in numbers if number != _NONE)
+        shift = int(len(numbers) > len(logs))
+        return Pieces(logs, own.astype(np.int64) - shift, *self.columns[1:])
+
+
+def cut_splits(
+    pieces: Pieces, split_bytes: int, min_splits: int = 1, max_split_rows: int | None = None
+) -> list[Pieces]:
     """Splits of about ``split_bytes`` (payload and entry headers), in order, of neighbouring pieces; at least
-    ``min_splits`` as far as there are entries. One entry is never cut."""
-    todo = list(pieces)
-    if not todo:
+    ``min_splits`` as far as there are entries, and of ``max_split_rows`` at most. One entry is never cut."""
+    if not len(pieces):
         return []
-    entries = _running_sum([piece.entries for piece in todo])
-    weights = _running_sum([piece.size_bytes + piece.entries * ENTRY_HEADER_BYTES for piece in todo])
+    entries = _running_sum(pieces.entries)
+    weights = _running_sum(pieces.size_bytes + pieces.entries * ENTRY_HEADER_BYTES)
     all_entries, all_bytes = int(entries[-1]), int(weights[-1])
     # As many splits as needed, then all of one size: the last task does not get a crumb.
     count = min(max(-(-all_bytes // split_bytes), min_splits), all_entries)
@@ -63,8 +201,11 @@ def cut_splits(pieces: Iterable[Piece], split_bytes: int, min_splits: int = 1) -
     # Each split has an entry at least.
     cuts = np.maximum.accumulate(np.maximum(cuts, 1) - numbers) + numbers
     cuts = np.minimum(cuts, all_entries - count + numbers)
-    todo.reverse()
-    return [_take(todo, int(size)) for size in np.diff(cuts, prepend=0, append=all_entries)]
+    ends = np.concatenate(([0], cuts, [all_entries]))
+    if max_split_rows is not None:
+        ends = _cut_by_rows(ends, entries, _running_sum(pieces.rows), max_split_rows)
+    bounds: Sequence[int] = ends.tolist()
+    return [pieces.part(entries, start, end) for start, end in pairwise(bounds)]
 
 
 def _cuts(entries: Int64s, weights: Int64s, numbers: Int64s, split_bytes: float) -> Int64s:
@@ -78,18 +219,34 @@ def _cuts(entries: Int64s, weights: Int64s, numbers: Int64s, split_bytes: float)
     return np.where(is_near, entries[nearest], exact)
 
 
-def _take(todo: list[Piece], entries: int) -> tuple[Piece, ...]:
-    """The next ``entries`` entries, off the end of ``todo``."""
-    taken = []
-    while entries:
-        piece = todo.pop()
-        if piece.entries > entries:
-            piece, rest = piece.cut(entries)
-            todo.append(rest)
-        taken.append(piece)
-        entries -= piece.entries
-    return tuple(taken)
+def _cut_by_rows(ends: Int64s, entries: Int64s, rows: Int64s, max_rows: int) -> Int64s:
+    """``ends`` and more of them, so that no split has more than ``max_rows``, as far as rows are known."""
+    rows_at = np.interp(ends, entries, rows)
+    shares = np.ceil(np.diff(rows_at) / max_rows).astype(np.int64)
+    found = [ends]
+    for index in np.flatnonzero(shares > 1).tolist():
+        targets = np.linspace(rows_at[index], rows_at[index + 1], int(shares[index]) + 1)[1:-1]
+        found.append(np.rint(np.interp(targets, rows, entries)).astype(np.int64))
+    # An entry with more rows than that stays whole.
+    return np.unique(np.concatenate(found))
 
 
-def _running_sum(values: list[int]) -> Int64s:
-    return np.cumsum([0, *values], dtype=np.int64)
+def _cut_ends(columns: list[Int64s], skipped: int, left: int) -> list[Int64s]:
+    """``columns`` without ``skipped`` entries of the first piece and ``left`` of the last, in place."""
+    _, _, first, entries, size_bytes, rows, base, _ = columns
+    # In Python's integers: sizes times entries go beyond 64 bits. They may be one piece: both are read before.
+    ends = [(at, int(entries[at]), int(size_bytes[at]), int(rows[at])) for at in (0, -1)]
+    for (at, count, size, row_count), cut, is_end in zip(ends, (skipped, left), (False, True), strict=True):
+        # What is cut off one part goes to the other: sums stay what they were.
+        kept = count - cut
+        entries[at] -= cut
+        size_bytes[at] -= size - size * kept // count if is_end else size * cut // count
+        rows[at] -= row_count - row_count * kept // count if is_end else row_count * cut // count
+    first[0] += skipped
+    if base[0] != _NONE:
+        base[0] += skipped
+    return columns
+
+
+def _running_sum(values: Int64s) -> Int64s:
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(values)))

@@ -1,18 +1,21 @@
 """Logs: named, ordered, append-only sequences of entries, kept as a list of ranges of ledgers.
 
-The list and everything else about a log is in ZooKeeper; entries are in ledgers, which this package neither
-writes nor reads. Start with :class:`LogStore`. Formats and rules: docs/design/log.md.
+The list and everything else about a log is in ZooKeeper; entries are in ledgers. Start with :class:`LogStore`.
+Formats and rules: docs/design/log.md.
 """
 
+from bk_spark.log.formats import Policy
 from bk_spark.log.log import Log
 from bk_spark.log.message import CommitMessage, CommitRequest, LedgerRange
 from bk_spark.log.names import DEFAULT_ROOT, check_log_name
 from bk_spark.log.plan import CommitResult, CommitStatus
+from bk_spark.log.reader import LogBlock, LogReader
 from bk_spark.log.segment import Segment, SegmentTable
 from bk_spark.log.settings import EntryFormat, LogSettings
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.steps import LedgerRegistrar
 from bk_spark.log.store import LogStore
+from bk_spark.log.writer import LogWriter
 
 __all__ = [
     "DEFAULT_ROOT",
@@ -24,9 +27,13 @@ __all__ = [
     "LedgerRange",
     "LedgerRegistrar",
     "Log",
+    "LogBlock",
+    "LogReader",
     "LogSettings",
     "LogSnapshot",
     "LogStore",
+    "LogWriter",
+    "Policy",
     "Segment",
     "SegmentTable",
     "check_log_name",

@@ -6,6 +6,11 @@ written before it, by transactions that check the head, and are published by the
 A page beyond the head's tail page belongs to nobody: an appender that failed left it. It is overwritten at
 the version that was read. It must never be deleted without writing the head in the same transaction: a page
 deleted and made again would have the version that an appender still holds for its own.
+
+The tail page may end with an open tail, the ledger of a log writer. It is first sealed, at the end of its ledger
+that nobody can write to any more: its entry in the page is replaced, or dropped where the ledger is empty. The page is
+written in any case. Where the sealed segment does not fit into it (an open one is stored in fewer bytes), it goes into
+the next page.
 """
 
 from __future__ import annotations
@@ -14,12 +19,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from bk_spark.bookie.zookeeper import CheckOp, CreateOp, SetOp, TransactionOp, Znode
-from bk_spark.log.formats import Head, decode_head, encode_head
+from bk_spark.log.formats import Head, decode_head, decode_owner, encode_head
 from bk_spark.log.names import LogPaths
-from bk_spark.log.page import SegmentPage, decode_page, fill_pages
+from bk_spark.log.page import SegmentPage, decode_page, encode_page, fill_pages
 from bk_spark.log.plan import Readings, StaleError
-from bk_spark.log.segment import SegmentTable
-from bk_spark.protocol.errors import LogReplacedError, LogTailOpenError, NoSuchLogError
+from bk_spark.log.segment import MAX_SEGMENT_BYTES, MAX_SEGMENT_ENTRIES, Segment, SegmentTable
+from bk_spark.log.steps import Closed
+from bk_spark.protocol.errors import LogReplacedError, LogTailOpenError, MetadataFormatError, NoSuchLogError
 
 #: New pages in the transaction that appends; a request to ZooKeeper must stay below 1 MiB.
 MAX_INLINE_PAGES: Final = 8
@@ -32,6 +38,15 @@ class ReadHead:
 
     head: Head
     version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTail:
+    """The tail page without its open segment, which is apart, and its znode's version."""
+
+    page: SegmentPage
+    version: int
+    open: Segment | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,26 +76,93 @@ def head_of(znode: Znode | None, paths: LogPaths) -> ReadHead:
     return ReadHead(head, znode.version)
 
 
+def read_tail(readings: Readings, paths: LogPaths, head: Head) -> ReadTail:
+    """Raises MetadataFormatError."""
+    path = paths.page(head.tail_page)
+    znode = readings.get(path)
+    if znode is None:
+        raise StaleError(f"page {path} is missing")
+    page = decode_page(znode.data, path, log_id=head.log_id, number=head.tail_page)
+    if page.end_offset != head.next_offset:
+        raise StaleError(f"page {path} ends at offset {page.end_offset}, its head at {head.next_offset}")
+    if len(page.table) and page.table.commit_time_ms[-1] > head.last_commit_time_ms:
+        # Opening a tail moves no offset, but it writes the head with its time.
+        raise StaleError(f"page {path} was committed to after its head was read")
+    if not page.open_tail:
+        return ReadTail(page, znode.version, None)
+    (open_tail,) = page.table[-1:]
+    return ReadTail(replace(page, table=page.table[:-1]), znode.version, open_tail)
+
+
+def sealed(tail: Segment, closed: Closed) -> tuple[Segment, ...]:
+    """The open ``tail`` as a sealed segment, now that its ledger is ``closed``; nothing where it has no entries.
+
+    A log writer's ledgers hold one row in each entry. The time stays that of the opening.
+    """
+    assert tail.ledger_id == closed.ledger_id
+    entries = closed.last_entry - tail.first_entry + 1
+    if entries <= 0:
+        return ()
+    if entries >= MAX_SEGMENT_ENTRIES or closed.size_bytes >= MAX_SEGMENT_BYTES:
+        raise MetadataFormatError(
+            f"ledger {tail.ledger_id} at the log's tail has {entries} entries with {closed.size_bytes} bytes, more "
+            "than a segment can hold"
+        )
+    return (replace(tail, last_entry=closed.last_entry, rows=entries, size_bytes=closed.size_bytes),)
+
+
+def tail_open_error(readings: Readings, paths: LogPaths, tail: Segment, remedy: str) -> LogTailOpenError:
+    """Names who holds ``tail`` open; ``remedy`` completes "close it, …"."""
+    path = paths.owner
+    znode = readings.get(path)
+    if znode is None:
+        what = "a log writer that is gone left the tail open: open a writer and close it, which seals the tail"
+    else:
+        owner = decode_owner(znode.data, path)
+        what = (
+            f"log writer {owner.writer_id} (host {owner.host}, process {owner.process_id}) holds the tail open: close "
+            f"it{remedy}"
+        )
+    return LogTailOpenError(f"log {paths.name}: {what}", ledger_id=tail.ledger_id)
+
+
 def plan_append(
-    readings: Readings, paths: LogPaths, read: ReadHead, added: SegmentTable, time_ms: int, *, overwrite: bool
+    readings: Readings,
+    paths: LogPaths,
+    read: ReadHead,
+    added: SegmentTable,
+    time_ms: int,
+    *,
+    overwrite: bool = False,
+    tail: ReadTail | None = None,
 ) -> Append:
     """Append ``added``, whose first segment is at the head's ``next_offset``; it may be empty.
 
-    With ``overwrite`` the log then begins at ``added``, and old pages wait for the reaper. Raises
-    LogTailOpenError.
+    With ``overwrite`` the log then begins at ``added``, and old pages wait for the reaper. An open tail must be sealed:
+    give ``tail``, and as the first of ``added`` what :func:`sealed` makes of it; it is not part of what an
+    ``overwrite`` begins with. Raises LogTailOpenError where there is one and no ``tail`` is given.
     """
     head = read.head
-    if not len(added) and not overwrite:
+    if not len(added) and not overwrite and tail is None:
         return Append((), (CheckOp(paths.head, read.version),), head)
 
-    tail, tail_version = _read_tail(readings, paths, head)
-    pages = fill_pages(tail, added)
-    new_pages = [(page.number, data) for page, data in pages if page.number != tail.number]
-    tail_path = paths.page(tail.number)
-    if pages and pages[0][0].number == tail.number:
-        operations: list[TransactionOp] = [SetOp(tail_path, pages[0][1], tail_version)]
+    if tail is None:
+        tail = read_tail(readings, paths, head)
+        if tail.open is not None:
+            raise tail_open_error(readings, paths, tail.open, "")
+    first_offset = head.next_offset
+    if tail.open is not None and len(added) and added.ledger_id[0] == tail.open.ledger_id:
+        first_offset += int(added.entries[0])
+    pages = fill_pages(tail.page, added)
+    new_pages = [(page.number, data) for page, data in pages if page.number != tail.page.number]
+    tail_path = paths.page(tail.page.number)
+    operations: list[TransactionOp]
+    if len(new_pages) < len(pages):
+        operations = [SetOp(tail_path, pages[0][1], tail.version)]
+    elif tail.open is not None:
+        operations = [SetOp(tail_path, encode_page(tail.page), tail.version)]
     else:
-        operations = [CheckOp(tail_path, tail_version)]
+        operations = [CheckOp(tail_path, tail.version)]
 
     preparations: tuple[tuple[TransactionOp, ...], ...] = ()
     writes = _page_writes(readings, paths, new_pages)
@@ -90,35 +172,20 @@ def plan_append(
         preparations = _prepare(paths, read.version, writes)
         operations += [CheckOp(op.path, op.version + 1 if isinstance(op, SetOp) else 0) for op in writes]
 
+    last_page = pages[-1][0] if pages else tail.page
     first_page = head.first_page
     if overwrite:
-        first_page = pages[0][0].number if pages else tail.number
+        first_page = next((page.number for page, _ in pages if page.end_offset > first_offset), last_page.number)
     new_head = replace(
         head,
-        first_offset=head.next_offset if overwrite else head.first_offset,
-        next_offset=added.end_offset if len(added) else head.next_offset,
+        first_offset=first_offset if overwrite else head.first_offset,
+        next_offset=last_page.end_offset,
         first_page=first_page,
-        tail_page=pages[-1][0].number if pages else tail.number,
+        tail_page=last_page.number,
         last_commit_time_ms=time_ms,
     )
     operations.append(SetOp(paths.head, encode_head(new_head), read.version))
     return Append(preparations, tuple(operations), new_head)
-
-
-def _read_tail(readings: Readings, paths: LogPaths, head: Head) -> tuple[SegmentPage, int]:
-    path = paths.page(head.tail_page)
-    znode = readings.get(path)
-    if znode is None:
-        raise StaleError(f"page {path} is missing")
-    tail = decode_page(znode.data, path, log_id=head.log_id, number=head.tail_page)
-    if tail.end_offset != head.next_offset:
-        raise StaleError(f"page {path} ends at offset {tail.end_offset}, its head at {head.next_offset}")
-    if tail.open_tail:
-        raise LogTailOpenError(
-            f"log {paths.name}: a log writer holds the tail open (ledger {tail.table.ledger_id[-1]}); "
-            "close that writer, then commit again"
-        )
-    return tail, znode.version
 
 
 def _page_writes(readings: Readings, paths: LogPaths, pages: list[tuple[int, bytes]]) -> list[CreateOp | SetOp]:

@@ -42,7 +42,12 @@ from bk_spark.log.steps import (
     Transact,
     Unavailable,
 )
-from bk_spark.protocol.errors import MetadataConflictError, MetadataUnavailableError, OutcomeUnknownError
+from bk_spark.protocol.errors import (
+    MetadataConflictError,
+    MetadataUnavailableError,
+    NoSuchLedgerError,
+    OutcomeUnknownError,
+)
 
 MAX_CONFLICTS: Final = 20
 CONFLICTS_BEFORE_LOCK: Final = 2
@@ -103,8 +108,9 @@ def change_steps(change: Change[_T], now_ms: Callable[[], int]) -> Steps[_T]:
     conflicts = unavailable = 0
     maybe: _T | None = None
     ends: dict[int, Closed] = {}
+    missing: set[int] = set()
     while True:
-        step = yield from _decide(change, now_ms, maybe, ends)
+        step = yield from _decide(change, now_ms, maybe, ends, missing)
         failure: Conflict | OutcomeUnknown | Unavailable
         match step:
             case AlreadyDone(result):
@@ -140,7 +146,7 @@ def change_steps(change: Change[_T], now_ms: Callable[[], int]) -> Steps[_T]:
 
 
 def _decide(
-    change: Change[_T], now_ms: Callable[[], int], maybe: _T | None, ends: dict[int, Closed]
+    change: Change[_T], now_ms: Callable[[], int], maybe: _T | None, ends: dict[int, Closed], missing: set[int]
 ) -> Generator[Action, Event, AlreadyDone[_T] | Plan[_T] | Stale | Unavailable]:
     event = yield Sync(change.paths.head)
     if isinstance(event, Unavailable):
@@ -158,7 +164,11 @@ def _decide(
             case NeedClosed(ledger_id):
                 event = yield RecoverLedger(ledger_id)
                 if isinstance(event, Failed):
-                    raise event.error
+                    if not isinstance(event.error, NoSuchLedgerError) or ledger_id in missing:
+                        raise event.error
+                    # What referred to it may have been changed since it was read, or the whole log deleted.
+                    missing.add(ledger_id)
+                    return Stale(str(event.error))
                 assert isinstance(event, Closed), event
                 # The end of a closed ledger never changes: it stays known over new readings.
                 ends[ledger_id] = event

@@ -5,6 +5,7 @@ The steps, in this order (the last is the caller's, after the transaction took e
 1. The run is retired: refused, naming the run that took over.
 2. The application's last committed batch is this one or a later one: done already, if by the same query.
 3. Every ledger named is registered and not condemned; every range starts after what is committed of it.
+   An open tail is sealed first where its log writer is gone or ``fence_tail`` is set, else the commit is refused.
 4. One transaction: segments in partition order, application, ``next_offset``; an earlier run is retired.
 5. Ledgers of retired runs are recovered.
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Final
 
 from bk_spark.bookie.zookeeper import CheckOp, CreateOp, SetOp, TransactionOp
 from bk_spark.log.append import plan_append, read_head
@@ -28,7 +30,10 @@ from bk_spark.log.message import CommitRequest, LedgerRange
 from bk_spark.log.names import LogPaths
 from bk_spark.log.plan import AlreadyDone, CommitResult, CommitStatus, Plan, Readings
 from bk_spark.log.segment import Segment, SegmentTable
+from bk_spark.log.tail import seal_tail
 from bk_spark.protocol.errors import LedgerRefusedError
+
+_REMEDY: Final = ", or commit with fenceTail=true, which ends that writer"
 
 
 class BatchCommit:
@@ -79,9 +84,17 @@ def _decide(
         run_operations = (CheckOp(run_path, run.version),)
     ledgers = check_ledgers(readings, paths, application, request)
 
-    start, time_ms = read.head.next_offset, max(now_ms, read.head.last_commit_time_ms)
-    added = SegmentTable.of(_segments(ranges, start, time_ms))
-    append = plan_append(readings, paths, read, added, time_ms, overwrite=request.overwrite)
+    # Last, since it may fence a ledger: the batch is not refused any more but by a conflict.
+    tail = None
+    if ranges or request.overwrite:
+        tail = seal_tail(readings, paths, read.head, fence=request.fence_tail, remedy=_REMEDY)
+    before = () if tail is None else tail.segments
+    start = before[-1].end_offset if before else read.head.next_offset
+    time_ms = max(now_ms, read.head.last_commit_time_ms)
+    added = SegmentTable.of([*before, *_segments(ranges, start, time_ms)])
+    append = plan_append(
+        readings, paths, read, added, time_ms, overwrite=request.overwrite, tail=None if tail is None else tail.tail
+    )
     end = append.head.next_offset
 
     app_data = _encode(advance(application, request, ledgers.in_use, time_ms, range(start, end)), paths)
@@ -92,6 +105,7 @@ def _decide(
         (
             CheckOp(paths.identity, -1),
             *append.operations,
+            *(() if tail is None else tail.operations),
             app_operation,
             *run_operations,
             *ledgers.operations,

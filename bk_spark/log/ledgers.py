@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
+from typing import Final
+
 from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.bookie.blocking_reader import BlockingReader
 from bk_spark.bookie.blocking_writer import BlockingWriter
+from bk_spark.bookie.range_series import EntryRange
+from bk_spark.log.names import LogPaths
 from bk_spark.log.settings import LogSettings
 from bk_spark.log.steps import Closed, LedgerRegistrar
+from bk_spark.protocol.entry_block import EntryBlock
+from bk_spark.protocol.errors import MetadataUnavailableError
+from bk_spark.protocol.ledger_paths import LedgerManager, parse_layout
+
+#: In the custom metadata of every ledger that is made for a log: the log's name and id. For people; and no other log
+#: takes such a ledger in, since it goes when its own log needs it no more.
+MADE_FOR: Final = "bk_spark.log"
 
 
 class LogLedgers:
     """Ledgers of one log, through ``client``. Thread-safe, but for the ledgers that one thread has made and not
     closed. Methods raise the ledger client's errors."""
 
-    def __init__(self, client: BlockingClient, settings: LogSettings, password: bytes) -> None:
+    def __init__(self, client: BlockingClient, settings: LogSettings, password: bytes, paths: LogPaths) -> None:
         self.client = client
         self.settings = settings
+        self._made_for = f"{paths.name} {paths.log_id}".encode()
         self._password = password
         self._writers: dict[int, BlockingWriter] = {}
+        self._manager: LedgerManager | None = None
 
     def __repr__(self) -> str:
         return f"LogLedgers({self.client})"
+
+    def ledger_path(self, ledger_id: int) -> str:
+        """Path of the znode with the ledger's metadata. Raises MetadataUnavailableError."""
+        root = self.client.root
+        if self._manager is None:
+            layout = self.client.zookeeper.get(f"{root}/LAYOUT")
+            if layout is None:
+                raise MetadataUnavailableError(f"znode {root}/LAYOUT is gone: there is no cluster any more")
+            self._manager = parse_layout(layout.data)
+        return self._manager.ledger_path(root, ledger_id)
 
     def create(self, register: LedgerRegistrar) -> BlockingWriter:
         """A new ledger, registered as it is made."""
@@ -27,6 +52,7 @@ class LogLedgers:
             quorum=self.settings.quorum,
             digest_type=self.settings.digest_type,
             password=self._password,
+            custom_metadata={MADE_FOR: self._made_for},
             create_with=register,
         )
         self._writers[writer.ledger_id] = writer
@@ -64,7 +90,15 @@ class LogLedgers:
             raise
         return writer.ledger_id
 
+    def reader(self, ledger_id: int) -> BlockingReader:
+        """A ledger opened for reading without fencing, up to its end if it is closed."""
+        return self.client.open_for_reading(ledger_id, self._password, read_lac=False)
+
+    def read_series(self, ranges: Sequence[EntryRange]) -> Generator[list[EntryBlock], None, None]:
+        """Entries that are known to exist, range after range, the next ones read ahead."""
+        return self.client.read_series(ranges, self._password)
+
     def read_entry(self, ledger_id: int, entry_id: int) -> bytes:
         """One entry of a closed ledger."""
-        (payload,) = self.client.open_for_reading(ledger_id, self._password, read_lac=False).read(entry_id, entry_id)
+        (payload,) = self.reader(ledger_id).read(entry_id, entry_id)
         return payload

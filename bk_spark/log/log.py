@@ -6,19 +6,28 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from bk_spark.bookie.zookeeper import CheckOp, CreateOp, TransactionConflictError, TransactionOp, ZooKeeper
+from bk_spark.bookie.zookeeper import CheckOp, CreateOp, TransactionConflictError, ZooKeeper
+from bk_spark.log.appending import append_ledger
 from bk_spark.log.applications import check_run
 from bk_spark.log.blocking import run_steps
 from bk_spark.log.changes import Change, change_steps
 from bk_spark.log.commit import BatchCommit
-from bk_spark.log.formats import Application, Registration, decode_application, encode_registration
+from bk_spark.log.formats import Application, Policy, decode_application
 from bk_spark.log.ledgers import LogLedgers
+from bk_spark.log.maintenance import MaintenanceReport, maintain
 from bk_spark.log.message import CommitRequest
 from bk_spark.log.names import LogPaths, app_key, run_key
+from bk_spark.log.page_reader import PageReader
 from bk_spark.log.plan import CommitResult
+from bk_spark.log.reap_rules import ReapLimits
+from bk_spark.log.registrations import registrar
+from bk_spark.log.retention import SetPolicy, apply_retention, policy_steps
+from bk_spark.log.rolling import RollLimits
 from bk_spark.log.settings import LogSettings
-from bk_spark.log.snapshot import LogSnapshot, PageReader
+from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.steps import LedgerRegistrar, Steps
+from bk_spark.log.truncation import truncate
+from bk_spark.log.writer import LogWriter
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
     LogReplacedError,
@@ -54,10 +63,18 @@ class Log:
         self._zk = zk
         self._paths = paths
         self._now_ms = now_ms
-        self._pages = PageReader(zk, paths)
+        self._pages = PageReader(zk, paths, ledgers)
 
     def __repr__(self) -> str:
         return f"Log({self.name}, {self.log_id})"
+
+    @property
+    def paths(self) -> LogPaths:
+        return self._paths
+
+    @property
+    def zookeeper(self) -> ZooKeeper:
+        return self._zk
 
     @property
     def ledgers(self) -> LogLedgers:
@@ -87,7 +104,7 @@ class Log:
         RunRetiredError : another run of the application took over; the text names it.
         BatchRefusedError : another query committed this batch or a later one under the application's name.
         LedgerRefusedError : a ledger or range in a message may not be listed.
-        LogTailOpenError : a log writer holds the tail open.
+        LogTailOpenError : a log writer that lives holds the tail open, and the request does not ask to fence it.
         MetadataConflictError, MetadataUnavailableError : nothing was changed, try again.
         OutcomeUnknownError : commit the same batch again; it is appended once.
         """
@@ -109,6 +126,63 @@ class Log:
     def run(self, steps: Steps[_T]) -> _T:
         """The result of a machine that works on this log."""
         return run_steps(self._zk, steps, self._paths.lock, self._ledgers)
+
+    def truncate(self, up_to_offset: int) -> int:
+        """Let the log begin at the segment that holds ``up_to_offset``, or at its end where that is not beyond the
+        offset; the first offset then. Never goes back. What is dropped is deleted by maintenance.
+
+        Raises InvalidArgumentError, MetadataConflictError, MetadataUnavailableError, OutcomeUnknownError (do it again).
+        """
+        return truncate(self, up_to_offset)
+
+    def policy(self) -> Policy:
+        """What maintenance keeps of this log; everything where nothing was set."""
+        return self.run(policy_steps(self._paths))
+
+    def set_policy(self, policy: Policy) -> None:
+        """Store what maintenance is to keep from now on. Raises InvalidArgumentError."""
+        self.change(SetPolicy(self._paths, policy))
+
+    def apply_retention(self) -> int:
+        """Truncate what the policy does not ask for (see :mod:`bk_spark.log.retention`); the first offset then."""
+        return apply_retention(self, self._now_ms())
+
+    def append_ledger(self, ledger_id: int) -> range:
+        """Append a closed ledger that was not made for this log; the offsets of its entries. The log must be raw, and
+        its password the ledger's. It is never deleted by the log: keep it as long as the log may hold it.
+
+        Raises NoSuchLedgerError, LedgerRefusedError (also where it is in the log already), LogTailOpenError.
+        """
+        return append_ledger(self, ledger_id)
+
+    def open_writer(
+        self,
+        *,
+        take_over: bool = False,
+        roll_bytes: int = 1 << 30,
+        roll_ms: int = 3_600_000,
+        roll_entries: int | None = None,
+    ) -> LogWriter:
+        """The one who writes at the log's tail until it is closed. Only for raw logs, and with a client whose
+        ``explicit_lac_interval_ms`` is set. A ledger is followed by the next one when it has ``roll_bytes`` of payload
+        or ``roll_entries``, or is ``roll_ms`` old.
+
+        Raises LogTailOpenError where another writer that lives holds the tail; ``take_over`` ends that writer.
+        """
+        limits = RollLimits(roll_bytes, roll_ms, roll_entries)
+        return LogWriter(self, self._zk, self._now_ms, limits, take_over=take_over)
+
+    def maintain(
+        self, *, force: bool = False, dry_run: bool = False, limits: ReapLimits | None = None
+    ) -> MaintenanceReport:
+        """Apply retention, move pages into an index ledger, and delete what nothing refers to: one bounded round. Where
+        that was begun less than 10 minutes ago nothing is done, unless ``force``. With ``dry_run`` nothing is changed,
+        and the report tells what the reaper would do.
+
+        Raises InvalidArgumentError where the log was opened without its password; NoSuchLogError, LogReplacedError;
+        MetadataUnavailableError. What is wrong with one part does not keep the others from being done.
+        """
+        return maintain(self, self._now_ms, limits, force=force, dry_run=dry_run)
 
     def ledger_registrar(self, app: str, run: str) -> LedgerRegistrar:
         """For a writer of ``app`` in ``run``: ledger id -> operations that register the ledger.
@@ -174,13 +248,3 @@ class Log:
             else:
                 return
         raise MetadataUnavailableError(f"log {self.name}: znode {path} could not be made in {_MAX_TRIES} attempts")
-
-
-def registrar(paths: LogPaths, run_path: str) -> LedgerRegistrar:
-    """Operations that register a ledger under ``run_path``, which exists."""
-    data = encode_registration(Registration())
-
-    def operations(ledger_id: int) -> tuple[TransactionOp, ...]:
-        return CheckOp(paths.identity, -1), CreateOp(f"{run_path}/{ledger_id}", data)
-
-    return operations

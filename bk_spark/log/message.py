@@ -77,6 +77,7 @@ class CommitRequest:
         repetition (same ``app``, same ``batch_id``) then counts as done, not as another query's batch.
     messages : one for each partition, in any order; may be empty.
     overwrite : the log then begins with this batch.
+    fence_tail : end a log writer that holds the tail open; without it the commit is refused while that writer lives.
     anonymous : a batch write without a name: ``app`` is a UUID drawn for it, ``batch_id`` is 0.
     """
 
@@ -88,6 +89,7 @@ class CommitRequest:
     messages: tuple[CommitMessage, ...] = ()
     overwrite: bool = False
     anonymous: bool = False
+    fence_tail: bool = False
     #: All ranges in partition order. Neighbours that continue each other are one.
     ranges: tuple[LedgerRange, ...] = field(init=False, repr=False, compare=False)
 
@@ -111,12 +113,23 @@ class CommitRequest:
         object.__setattr__(self, "ranges", tuple(ranges))
 
     @classmethod
-    def from_messages(cls, messages: Sequence[CommitMessage], *, overwrite: bool = False) -> CommitRequest:
+    def from_messages(
+        cls, messages: Sequence[CommitMessage], *, overwrite: bool = False, fence_tail: bool = False
+    ) -> CommitRequest:
         """The request of a streaming query, whose driver knows its ids from the messages alone."""
         if not messages:
             raise InvalidArgumentError("no commit message: the batch cannot be told")
         one = messages[0]
-        return cls(one.log_id, one.app, one.run, one.query_id, one.batch_id, tuple(messages), overwrite)
+        return cls(
+            one.log_id,
+            one.app,
+            one.run,
+            one.query_id,
+            one.batch_id,
+            tuple(messages),
+            overwrite,
+            fence_tail=fence_tail,
+        )
 
     def _check(self, message: CommitMessage) -> None:
         if message.log_id != self.log_id:

@@ -4,6 +4,7 @@
 
     <root>/<log>                              head
     <root>/<log>/id-<log id>                  empty; exists as long as this log does
+    <root>/<log>/deleting-<log id>            empty; in its place from the beginning of the log's deletion to its end
     <root>/<log>/settings
     <root>/<log>/pages/<n>                    n in 10 decimal digits
     <root>/<log>/apps/<app>
@@ -103,6 +104,10 @@ class LogPaths:
     @property
     def identity(self) -> str:
         return f"{self.head}/id-{self.log_id}"
+
+    @property
+    def deleting(self) -> str:
+        return f"{self.head}/deleting-{self.log_id}"
 
     @property
     def settings(self) -> str:

@@ -28,7 +28,7 @@ time_run_deltas_ms   their time minus the run's before (base_time_ms at first)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -53,6 +53,7 @@ MAX_PAGE_BYTES: Final = 32 * 1024
 _FULL_BYTES: Final = MAX_PAGE_BYTES * 15 // 16
 _FIRST_GUESS_SEGMENTS: Final = 4096
 _MAX_PRODUCT: Final = 1 << 62
+_MAX_INT64: Final = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -279,7 +280,7 @@ def _mean(total: Int64Column, count: Int64Column) -> int:
     return mean if mean * int(count.max()) < _MAX_PRODUCT else 0
 
 
-def _decode_product(factor: int, counts: Int64Column, residuals: Iterable[int]) -> Int64Column:
+def _decode_product(factor: int, counts: Int64Column, residuals: Sequence[int]) -> Int64Column:
     _require(factor * int(counts.max()) < _MAX_PRODUCT, "a mean")
     residual = _column(residuals, len(counts))
     _require(abs(int(residual.min())) < _MAX_PRODUCT and residual.max() < _MAX_PRODUCT, "a residual")
@@ -294,9 +295,18 @@ def _unless_zero(column: Int64Column) -> list[int]:
     return column.tolist() if column.any() else []
 
 
-def _column(values: Iterable[int], count: int | None = None) -> Int64Column:
-    """A repeated field as an array; ``count`` zeros where the field may be left out, and is."""
-    column = np.fromiter(values, np.int64)
+def int64_column(values: Sequence[int]) -> Int64Column:
+    """A repeated field as an array. Raises OverflowError for a value of 2**63 or more."""
+    # Newer releases of protobuf give the whole field at once, in its own type.
+    column = np.asarray(values) if len(values) else np.empty(0, np.int64)
+    if column.dtype != np.int64 and column.max() > _MAX_INT64:
+        raise OverflowError(f"{column.max()} is more than a signed number of 64 bits")
+    return column.astype(np.int64)
+
+
+def _column(values: Sequence[int], count: int | None = None) -> Int64Column:
+    """The same; ``count`` zeros where the field may be left out, and is."""
+    column = int64_column(values)
     if count is None:
         return column
     if not len(column):

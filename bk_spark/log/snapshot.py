@@ -1,99 +1,51 @@
 """A log's list of segments as it stood at one moment.
 
-The head is read once; pages are read when they are asked for. Pages before the tail page never change, and
-the tail page only gains segments at its end, so what a snapshot returns does not depend on when it is asked.
+The head is read once; pages are read when they are asked for, from ZooKeeper or from index ledgers. Pages before the
+tail page never change, and the tail page only gains segments at its end, so what a snapshot returns does not depend
+on when it is asked.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from bk_spark.bookie.zookeeper import Znode, ZooKeeper
-from bk_spark.log.append import head_of
+import numpy as np
+
 from bk_spark.log.formats import Head
-from bk_spark.log.names import LogPaths
-from bk_spark.log.page import SegmentPage, decode_page
-from bk_spark.log.segment import Segment, SegmentTable
-from bk_spark.protocol.errors import (
-    InvalidArgumentError,
-    LogRangeGoneError,
-    MetadataFormatError,
-    MetadataUnavailableError,
+from bk_spark.log.index import PageIndex
+from bk_spark.log.page import SegmentPage
+from bk_spark.log.page_reader import PageReader
+from bk_spark.log.segment import Int64Column, Segment, SegmentTable
+from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, MetadataFormatError
+
+_NEVER_MS: Final = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """A value of each page that does not decrease from page to page."""
+
+    of_page: Callable[[SegmentPage], int]
+    of_index: Callable[[PageIndex], Int64Column]
+
+
+_OFFSET: Final = _Key(lambda page: page.base_offset, lambda index: index.base_offset)
+# Only a tail page can be empty.
+_TIME: Final = _Key(
+    lambda page: int(page.table.commit_time_ms[0]) if len(page.table) else _NEVER_MS, lambda index: index.first_time_ms
 )
-
-# Each up to 32 KiB in ZooKeeper, and about ten times that as columns.
-_MAX_CACHED_PAGES: Final = 32
-_MAX_SESSIONS: Final = 3
-
-
-class PageReader:
-    """Reads pages of one log and keeps those that can no longer change. Thread-safe."""
-
-    def __init__(self, zk: ZooKeeper, paths: LogPaths) -> None:
-        self._zk = zk
-        self._paths = paths
-        self._lock = threading.Lock()
-        self._cache: OrderedDict[int, SegmentPage] = OrderedDict()
-        self._synced_session: int | None = None
-
-    def head(self) -> Head:
-        """The present head, as the server knows it. Raises NoSuchLogError, LogReplacedError."""
-        return head_of(self.get(self._paths.head), self._paths).head
-
-    def page(self, number: int, head: Head) -> SegmentPage:
-        """Page ``number`` of the list of ``head``. Raises LogRangeGoneError where it was dropped since."""
-        with self._lock:
-            if number in self._cache:
-                self._cache.move_to_end(number)
-                return self._cache[number]
-        path = self._paths.page(number)
-        znode = self.get(path)
-        if znode is None:
-            raise self._missing(number)
-        page = decode_page(znode.data, path, log_id=self._paths.log_id, number=number)
-        if number < head.tail_page:
-            with self._lock:
-                self._cache[number] = page
-                while len(self._cache) > _MAX_CACHED_PAGES:
-                    self._cache.popitem(last=False)
-        return page
-
-    def get(self, path: str) -> Znode | None:
-        """A znode of the log, or None.
-
-        Within a session a later reading is never older than an earlier one; a new session may have come to
-        a server that is behind. So each is synced before its first reading.
-        """
-        for _ in range(_MAX_SESSIONS):
-            session = self._zk.session_id
-            if session != self._synced_session:
-                self._zk.sync(self._paths.head)
-            znode = self._zk.get(path)
-            if self._zk.session_id == session:
-                self._synced_session = session
-                return znode
-        raise MetadataUnavailableError(f"sessions with ZooKeeper ended {_MAX_SESSIONS} times while {path} was read")
-
-    def _missing(self, number: int) -> Exception:
-        head = self.head()
-        if number < head.first_page:
-            return LogRangeGoneError(
-                f"log {self._paths.name} was truncated or overwritten while its list was read: it now starts at "
-                f"offset {head.first_offset}"
-            )
-        if head.index is not None and number < head.index.end_page:
-            return _index_refused(self._paths.name)
-        return MetadataFormatError(f"page of segments {self._paths.page(number)} is missing")
 
 
 class LogSnapshot:
     """Committed offsets ``[first_offset, next_offset)`` of a log and their segments.
 
-    ``last_commit_time_ms`` is the time of the last commit that changed the list (0 before the first).
+    ``last_commit_time_ms`` is the time of the last commit that changed the list (0 before the first). Methods raise
+    LogRangeGoneError where a part of the range is not in the log (any more, or yet), MetadataFormatError where the
+    list is damaged, InvalidArgumentError where a part of the list is in index ledgers and the log was opened without
+    its password, and what reading a ledger raises.
     """
 
     def __init__(self, name: str, head: Head, pages: PageReader) -> None:
@@ -104,6 +56,7 @@ class LogSnapshot:
         self.last_commit_time_ms = head.last_commit_time_ms
         self._head = head
         self._pages = pages
+        self._tail: SegmentPage | None = None
 
     def __repr__(self) -> str:
         return f"LogSnapshot({self.name}, [{self.first_offset}, {self.next_offset}))"
@@ -112,7 +65,7 @@ class LogSnapshot:
     def open_tail(self) -> Segment | None:
         """The segment that a log writer is writing, from offset ``next_offset`` on. Read anew at each call: after it
         was sealed this is None, though this snapshot's offsets stay what they were."""
-        page = self._page(self._head.tail_page)
+        page = self._pages.page(self._head.tail_page, self._head)
         if not page.open_tail:
             return None
         tail = next(iter(page.table[-1:]))
@@ -121,8 +74,7 @@ class LogSnapshot:
     def segments(self, start: int | None = None, end: int | None = None) -> Iterator[Segment]:
         """Segments that hold offsets ``[start, end)``, in order; the first and the last may reach beyond it.
 
-        Defaults: all that is committed. Raises LogRangeGoneError where a part of the range is not in the log
-        (any more, or yet), MetadataFormatError where the list is damaged.
+        Defaults: all that is committed.
         """
         return chain.from_iterable(self.tables(start, end))
 
@@ -133,17 +85,48 @@ class LogSnapshot:
         self._check_range(start, end)
         return self._tables(start, end)
 
+    def tables_from_end(self) -> Iterator[SegmentTable]:
+        """All that is committed in columns, the last page first: for who may not need the whole list."""
+        end = self.next_offset
+        while end > self.first_offset:
+            table = self._page(self._page_of(end - 1)).table.overlapping(self.first_offset, end)
+            if not len(table) or table.end_offset < end:
+                raise self._broken(end)
+            yield table
+            end = int(table.base_offset[0])
+
+    def segment_at(self, offset: int) -> tuple[int, Segment]:
+        """The segment that holds a committed offset, and the number of its page: both stay so for ever."""
+        self._check_range(offset, offset + 1)
+        number = self._page_of(offset)
+        for segment in self._page(number).table.overlapping(offset, offset + 1):
+            return number, segment
+        raise self._broken(offset)
+
+    def offset_at(self, time_ms: int) -> int:
+        """The first offset committed at ``time_ms`` (Unix time) or later; ``next_offset`` where there is none."""
+        page = self._page(self._last_page(_TIME, time_ms))
+        position = int(np.searchsorted(page.table.commit_time_ms, time_ms, side="left"))
+        offset = int(page.table.base_offset[position]) if position < len(page.table) else page.end_offset
+        return min(max(offset, self.first_offset), self.next_offset)
+
     def _tables(self, start: int, end: int) -> Iterator[SegmentTable]:
         reached = start
-        for number in range(self._page_of(start), self._head.tail_page + 1):
-            table = self._page(number).table.overlapping(reached, end)
-            if len(table):
-                if table.base_offset[0] > reached or (reached > start and table.base_offset[0] < reached):
-                    break
-                yield table
-                reached = table.end_offset
         if reached < end:
-            raise MetadataFormatError(f"log {self.name}: its list of segments is broken at offset {reached}")
+            first = self._page_of(start)
+            for page in chain(self._pages.pages(first, self._head.tail_page, self._head), self._tail_pages()):
+                table = page.table.overlapping(reached, end)
+                if len(table):
+                    if table.base_offset[0] > reached or (reached > start and table.base_offset[0] < reached):
+                        break
+                    yield table
+                    reached = table.end_offset
+                if reached >= end:
+                    return
+            raise self._broken(reached)
+
+    def _broken(self, offset: int) -> MetadataFormatError:
+        return MetadataFormatError(f"log {self.name}: its list of segments is broken at offset {offset}")
 
     def _check_range(self, start: int, end: int) -> None:
         if start > end:
@@ -158,27 +141,45 @@ class LogSnapshot:
                 f"log {self.name}: offsets [{max(start, self.next_offset)}, {end}) are not written yet, the log ends "
                 f"at {self.next_offset}"
             )
-        index = self._head.index
-        if index is not None and start < min(end, index.end_offset):
-            raise _index_refused(self.name)
 
     def _page_of(self, offset: int) -> int:
         """The last page that starts at or before ``offset``."""
-        index = self._head.index
-        low, high = max(self._head.first_page, index.end_page if index else 0), self._head.tail_page
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._page(middle).base_offset <= offset:
+        return self._last_page(_OFFSET, offset + 1)
+
+    def _last_page(self, key: _Key, bound: int) -> int:
+        """The last page whose ``key`` is below ``bound``; the first page where there is none.
+
+        From the tail backwards in growing steps: most readers are near it.
+        """
+        head, index = self._head, self._head.index
+        if index is None or key is not _OFFSET or bound > index.end_offset:
+            lowest = head.first_page if index is None else max(head.first_page, index.end_page)
+            low, high, step = head.tail_page, head.tail_page + 1, 1
+            while high > lowest:
+                if key.of_page(self._page(low)) < bound:
+                    return self._bisect(key, bound, low, high)
+                low, high, step = max(lowest, low - step), low, 2 * step
+        if index is None or index.end_page <= head.first_page:
+            return head.first_page
+        return self._pages.last_indexed(head, key.of_index, bound)
+
+    def _bisect(self, key: _Key, bound: int, low: int, high: int) -> int:
+        """The last of the pages ``[low, high)`` that is below ``bound``; page ``low`` is."""
+        while high - low > 1:
+            middle = (low + high) // 2
+            if key.of_page(self._page(middle)) < bound:
                 low = middle
             else:
-                high = middle - 1
+                high = middle
         return low
 
     def _page(self, number: int) -> SegmentPage:
+        if number == self._head.tail_page:
+            return next(self._tail_pages())
         return self._pages.page(number, self._head)
 
-
-def _index_refused(name: str) -> MetadataFormatError:
-    return MetadataFormatError(
-        f"log {name}: its oldest segments are in an index ledger, which this release does not read: use a later one"
-    )
+    def _tail_pages(self) -> Iterator[SegmentPage]:
+        """The tail page, which is read once: what it gains later is not in this snapshot."""
+        if self._tail is None:
+            self._tail = self._pages.page(self._head.tail_page, self._head)
+        yield self._tail

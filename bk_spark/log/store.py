@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Final
 
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.zookeeper import CreateOp, TransactionConflictError, ZooKeeper
+from bk_spark.bookie.zookeeper import CreateOp, TransactionConflictError, Znode, ZooKeeper
+from bk_spark.log.deletion import DeletionReport, delete_log
 from bk_spark.log.formats import Head, decode_head, encode_head
 from bk_spark.log.ledgers import LogLedgers
 from bk_spark.log.log import Log
@@ -17,9 +18,11 @@ from bk_spark.log.page import SegmentPage, encode_page
 from bk_spark.log.segment import SegmentTable
 from bk_spark.log.settings import LogSettings, decode_settings, encode_settings
 from bk_spark.protocol.errors import (
+    InvalidArgumentError,
     LogExistsError,
     LogReplacedError,
     MetadataFormatError,
+    MetadataUnavailableError,
     NoSuchLogError,
     OutcomeUnknownError,
 )
@@ -70,8 +73,8 @@ class LogStore:
         password than that in ``settings``.
         """
         check_log_name(name)
-        ledgers = self._ledgers(name, settings, password)
         paths = LogPaths(self.root, name, str(uuid.uuid4()))
+        ledgers = self._ledgers(paths, settings, password)
         operations = [
             CreateOp(paths.head, encode_head(Head(paths.log_id))),
             CreateOp(paths.identity),
@@ -90,7 +93,10 @@ class LogStore:
                 znode = self._zk.get(paths.head)
                 if znode is None:
                     continue
-                if decode_head(znode.data, paths.head).log_id != paths.log_id:
+                found = decode_head(znode.data, paths.head)
+                if found.deleted_time_ms:
+                    raise LogExistsError(_deleted(name, paths.head)) from None
+                if found.log_id != paths.log_id:
                     raise LogExistsError(f"log {name} exists already (znode {paths.head})") from None
             return Log(self._zk, paths, settings, self._now_ms, ledgers)
         raise OutcomeUnknownError(f"log {name} may or may not have been made: look whether it exists")
@@ -103,12 +109,14 @@ class LogStore:
         """
         check_log_name(name)
         path = head_path(self.root, name)
-        self._zk.sync(path)
         for _ in range(_MAX_TRIES):
-            znode = self._zk.get(path)
+            znode = self._get_synced(path)
             if znode is None:
                 raise NoSuchLogError(f"there is no log {name} (no znode {path}): check the name, or write to it first")
-            found = decode_head(znode.data, path).log_id
+            head = decode_head(znode.data, path)
+            found = head.log_id
+            if head.deleted_time_ms:
+                raise NoSuchLogError(_deleted(name, path))
             if log_id is not None and found != log_id:
                 raise LogReplacedError(f"log {name} was deleted and made again: its id is {found}, expected {log_id}")
             paths = LogPaths(self.root, name, found)
@@ -117,23 +125,74 @@ class LogStore:
                 continue
             settings_id, settings = decode_settings(settings_znode.data, paths.settings)
             if settings_id == found:
-                return Log(self._zk, paths, settings, self._now_ms, self._ledgers(name, settings, password))
+                return Log(self._zk, paths, settings, self._now_ms, self._ledgers(paths, settings, password))
         raise MetadataFormatError(f"log {name}: its settings {path}/settings are missing, or of another log")
 
-    def _ledgers(self, name: str, settings: LogSettings, password: bytes | None) -> LogLedgers | None:
+    def _get_synced(self, path: str) -> Znode | None:
+        """A new session may come to a server that is behind, and does not know the log yet."""
+        for _ in range(_MAX_TRIES):
+            session = self._zk.session_id
+            self._zk.sync(path)
+            znode = self._zk.get(path)
+            if self._zk.session_id == session:
+                return znode
+        raise MetadataUnavailableError(f"sessions with ZooKeeper ended {_MAX_TRIES} times while {path} was read")
+
+    def known_log(self, name: str, log_id: str, settings: LogSettings, password: bytes | None = None) -> Log:
+        """The log as somebody knows it who opened it before. Nothing is read: whether it still is there shows when it
+        is used. Raises UnauthorizedError (wrong password)."""
+        paths = LogPaths(self.root, name, log_id)
+        return Log(self._zk, paths, settings, self._now_ms, self._ledgers(paths, settings, password))
+
+    def _ledgers(self, paths: LogPaths, settings: LogSettings, password: bytes | None) -> LogLedgers | None:
         if password is None:
             return None
-        settings.check_password(password, name)
-        return None if self._client is None else LogLedgers(self._client, settings, password)
+        settings.check_password(password, paths.name)
+        return None if self._client is None else LogLedgers(self._client, settings, password, paths)
 
     def exists(self, name: str) -> bool:
-        """Whether there is a log of this name now."""
+        """Whether there is a log of this name now; one whose deletion has begun is none."""
         check_log_name(name)
         path = head_path(self.root, name)
         self._zk.sync(path)
-        return self._zk.exists(path) is not None
+        znode = self._zk.get(path)
+        return znode is not None and not decode_head(znode.data, path).deleted_time_ms
 
-    def list_logs(self) -> list[str]:
-        """Names of all logs, sorted."""
+    def list_logs(self, *, deleted: bool = False) -> list[str]:
+        """Names of all logs, sorted; with ``deleted`` those whose deletion has begun, which are not logs any more."""
         self._zk.sync(self.root)
-        return sorted(filter(is_log_name, self._zk.children(self.root) or []))
+        names = sorted(filter(is_log_name, self._zk.children(self.root) or []))
+        paths = [head_path(self.root, name) for name in names]
+        znodes = self._zk.get_many(paths)
+        return [
+            name
+            for name, path in zip(names, paths, strict=True)
+            if (znode := znodes[path]) is not None and _is_deleted(znode.data, path) == deleted
+        ]
+
+    def delete_log(self, name: str, password: bytes) -> DeletionReport:
+        """Delete a log and its ledgers, but none that came by ``append_ledger``. Where an earlier deletion
+        stopped half-way, this goes on with it. See :mod:`bk_spark.log.deletion`.
+
+        Raises NoSuchLogError, UnauthorizedError; MetadataUnavailableError, MetadataConflictError, OutcomeUnknownError:
+        delete it again.
+        """
+        check_log_name(name)
+        if self._client is None:
+            raise InvalidArgumentError(f"log {name} can be deleted from a store that has a client only")
+        return delete_log(self._zk, self.root, name, self._client, password, self._now_ms)
+
+
+def _is_deleted(data: bytes, path: str) -> bool:
+    try:
+        return decode_head(data, path).deleted_time_ms != 0
+    except MetadataFormatError:
+        # One log of a newer release must not hide the others: whoever opens it is told.
+        return False
+
+
+def _deleted(name: str, path: str) -> str:
+    return (
+        f"log {name} was deleted, but not all of its znodes and ledgers are gone yet (znode {path}): delete it again "
+        "(delete_log, bkctl log delete) to finish"
+    )

@@ -128,7 +128,12 @@ class LogTailOpenError(CallerError):
 
 
 class LogFencedError(CallerError):
-    """A log writer has lost its place: another took the tail over, or a commit sealed it."""
+    """A log writer has lost its place: another took the tail over, or a commit sealed it.
+
+    ``acknowledged_offset``, as far as known: entries below it are in the log.
+    """
+
+    acknowledged_offset: int | None = None
 
 
 class RunRetiredError(CallerError):

@@ -27,6 +27,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
+from bk_spark.protocol.codes import Code
 from bk_spark.protocol.entry_block import EntryBlock
 from bk_spark.protocol.errors import BookKeeperError, EntryUnknownError, InvalidArgumentError, NoSuchEntryError
 from bk_spark.protocol.ledger_metadata import LedgerMetadata
@@ -278,7 +279,8 @@ class RangeReader:
             if absent and self._unconfirmed
             else (EntryUnknownError, "no replica gave the entry")
         )
-        chunk.errors[entry_id] = kind(f"{what}: {said}", ledger_id=self.ledger_id, entry_id=entry_id)
+        code = Code.NO_ENTRY.name if absent else None
+        chunk.errors[entry_id] = kind(f"{what}: {said}", ledger_id=self.ledger_id, entry_id=entry_id, code=code)
         chunk.open_parts -= 1
         # Nothing behind it will be given out.
         self._next = self._last + 1

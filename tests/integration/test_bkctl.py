@@ -1,19 +1,16 @@
-"""The ``bkctl`` command as a user runs it."""
+"""The ``bkctl`` command as a user runs it: bookies, ledgers, and wrong command lines."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from bk_spark.bkctl import main
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.log.message import CommitMessage, CommitRequest, LedgerRange
-from bk_spark.log.settings import EntryFormat, LogSettings
-from bk_spark.log.store import LogStore
-from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.payloads import Payloads
-from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
 
 PASSWORD = b"open sesame"
@@ -31,27 +28,12 @@ def test_bookies(cluster: LocalCluster, capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out.splitlines() == sorted(f"{one.id}\t{one.id}" for one in cluster.bookies)
 
 
-def test_ledger_and_log(
-    metadata_service_uri: str, password_file: str, fresh_root: str, capsysbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    common = [
-        "--metadata-service-uri",
-        metadata_service_uri,
-        "--password-file",
-        password_file,
-        "--log-root",
-        fresh_root,
-    ]
-    quorum = Quorum(3, 3, 2)
+def test_ledger(metadata_service_uri: str, password_file: str, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    common = ["--metadata-service-uri", metadata_service_uri, "--password-file", password_file]
     with BlockingClient(metadata_service_uri) as client:
-        settings = LogSettings.create(quorum, DigestType.CRC32C, EntryFormat.RAW, PASSWORD)
-        log = LogStore(client.zookeeper, fresh_root).create_log("events", settings)
-        writer = client.create(quorum=quorum, password=PASSWORD, create_with=log.ledger_registrar("app", "run"))
-        writer.append_many(Payloads.of([b"one", b"two", b"three"]))
+        writer = client.create(password=PASSWORD)
+        writer.append_many([b"one", b"two", b"three"])
         writer.close()
-        parts = (LedgerRange(writer.ledger_id, 0, 2, 3, 11),)
-        message = CommitMessage(log.log_id, "app", "run", "", 0, 0, parts)
-        log.commit(CommitRequest.from_messages([message]))
 
     assert main([*common, "ledger", "read", str(writer.ledger_id), "--first", "1"]) == 0
     assert capsysbinary.readouterr().out == b"two\nthree\n"
@@ -60,12 +42,6 @@ def test_ledger_and_log(
     assert "state       CLOSED" in shown
     assert "last entry  2" in shown
     assert "sesame" not in shown
-    assert main([*common, "log", "list"]) == 0
-    assert capsysbinary.readouterr().out == b"events\n"
-    assert main([*common, "log", "show", "events"]) == 0
-    shown = capsysbinary.readouterr().out.decode()
-    assert "offsets  0 to 3" in shown
-    assert f"{writer.ledger_id:>12} {'0..2':>22} {3:>12} {11:>14}" in shown
 
 
 def test_errors_are_one_line(metadata_service_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,3 +55,55 @@ def test_errors_are_one_line(metadata_service_uri: str, capsys: pytest.CaptureFi
         error = capsys.readouterr().err
         assert text in error
         assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["log", "read", "x", "--from", "-1"], "argument --from: '-1' is no offset: give a whole number"),
+        (
+            ["log", "read", "x", "--from-time", "tomorrow"],
+            "argument --from-time: 'tomorrow' is no time: give one",
+        ),
+        (["log", "truncate", "x", "1.5"], "argument OFFSET: '1.5' is no offset"),
+        (
+            ["log", "retention", "x", "--time", "7"],
+            "argument --time: '7' must be a number with a unit: ms, s",
+        ),
+        (["log", "retention", "x", "--size", "-3"], "argument --size: '-3' must be a number of bytes, or one with"),
+        (["log", "create", "x", "--digest-type", "MD5"], "argument --digest-type: invalid choice: 'MD5'"),
+        (["log", "wipe"], "argument list|show|read"),
+        (["ledger", "show", "x"], "argument LEDGER: 'x' is no offset"),
+    ],
+)
+def test_a_wrong_command_line_is_told_in_one_line(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--metadata-service-uri", "zk://localhost:1/ledgers", *arguments])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert text in error
+    assert error.startswith("bkctl ")
+    assert len(error.splitlines()) == 1
+
+
+def test_it_runs_as_a_module_and_stops_when_nobody_reads_on(metadata_service_uri: str) -> None:
+    command = [sys.executable, "-m", "bk_spark.bkctl", "--metadata-service-uri", metadata_service_uri]
+    with BlockingClient(metadata_service_uri) as client:
+        writer = client.create()
+        writer.append_many([b"x" * 1000] * 2000)
+        writer.close()
+    listed = subprocess.run([*command, "log", "list", "--json"], capture_output=True, timeout=60)
+    assert (listed.returncode, listed.stderr) == (0, b"")
+    assert isinstance(json.loads(listed.stdout), list)
+    reading = subprocess.Popen(
+        [*command, "ledger", "read", str(writer.ledger_id)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert reading.stdout is not None
+    assert reading.stderr is not None
+    with reading:
+        assert len(reading.stdout.readline()) == 1001
+        reading.stdout.close()
+        assert reading.stderr.read() == b""
+        assert reading.wait(60) == 0

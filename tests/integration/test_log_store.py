@@ -20,7 +20,6 @@ from bk_spark.log import (
     LogSettings,
     LogStore,
 )
-from bk_spark.log.formats import IndexPosition, decode_head, encode_head
 from bk_spark.log.lock import AdvisoryLock
 from bk_spark.log.page import SegmentPage, encode_page
 from bk_spark.log.segment import SegmentTable
@@ -136,24 +135,6 @@ def test_offsets_outside_of_the_log_are_named(zookeeper: ZooKeeper, store: LogSt
         snapshot.segments(12, 20)
     with pytest.raises(InvalidArgumentError, match="end before they start"):
         snapshot.segments(12, 11)
-
-
-def test_a_list_that_went_on_in_an_index_ledger_is_read_as_far_as_it_is_in_zookeeper(
-    zookeeper: ZooKeeper, store: LogStore
-) -> None:
-    log = store.create_log("flights", RAW)
-    register(zookeeper, log, "app", "r0", 1)
-    log.commit(request(log, 0, LedgerRange(1, 0, 9, 10, 10)))
-    path = f"{store.root}/flights"
-    znode = zookeeper.get(path)
-    assert znode is not None
-    head = decode_head(znode.data, path)
-    zookeeper.set(path, encode_head(replace(head, index=IndexPosition(99, 0, 0, 10))), znode.version)
-
-    log.commit(request(log, 1, LedgerRange(1, 10, 14, 5, 5)))
-    assert [s.base_offset for s in log.snapshot().segments(10)] == [10]
-    with pytest.raises(MetadataFormatError, match="index ledger, which this release does not read"):
-        log.snapshot().segments()
 
 
 def test_a_damaged_list_is_never_taken_for_a_shorter_one(zookeeper: ZooKeeper, store: LogStore) -> None:

@@ -5,6 +5,8 @@
     python -m tests.simulation run 20000        histories 0 to 19999, on all cores
     python -m tests.simulation run 500..600     these
     python -m tests.simulation replay 17        one, with all that happened
+    python -m tests.simulation run 2000 --logs  histories of logs, of many ledgers, instead of one ledger
+    python -m tests.simulation replay 17 --logs
     python -m tests.simulation explore          every order of events in the small worlds
     python -m tests.simulation explore --bigger in those that take longer; -k chooses among them
 """
@@ -17,7 +19,6 @@ import time
 
 from tests.simulation import runner
 from tests.simulation.explorer import Report, explore
-from tests.simulation.histories import History
 from tests.simulation.small_worlds import BIGGER_WORLDS, SMALL_WORLDS
 
 
@@ -37,7 +38,7 @@ def _run(arguments: argparse.Namespace) -> bool:
             rate = summary.histories / seconds
             print(f"\r{summary.histories} of {len(seeds)}, {rate:.0f}/s ", end="", file=sys.stderr, flush=True)
 
-    summary = runner.play_all(seeds, arguments.jobs, progress)
+    summary = runner.play_all(seeds, arguments.jobs, progress, arguments.kind)
     if sys.stderr.isatty():
         print(file=sys.stderr)
     for failure in summary.failures:
@@ -47,9 +48,9 @@ def _run(arguments: argparse.Namespace) -> bool:
 
 
 def _replay(arguments: argparse.Namespace) -> bool:
-    failure = runner.tell(arguments.seed, arguments.last)
+    failure = runner.tell(arguments.seed, arguments.last, arguments.kind)
     if failure is None:
-        history = History(arguments.seed)
+        history = runner.KINDS[arguments.kind].history(arguments.seed)
         history.play()
         print(f"seed {arguments.seed} holds\n{history.world.story(arguments.last)}")
         return True
@@ -87,6 +88,15 @@ def main() -> int:
     replay.add_argument("seed", type=int)
     replay.add_argument("--last", type=int, default=10_000, help="how many of its last events to tell")
     replay.set_defaults(act=_replay)
+    for command in (run, replay):
+        command.add_argument(
+            "--logs",
+            dest="kind",
+            action="store_const",
+            const="logs",
+            default="ledgers",
+            help="of logs, not of one ledger",
+        )
     every = commands.add_parser("explore", help="every order of events in small worlds")
     every.add_argument("--bigger", action="store_true", help="worlds that take minutes to hours, and memory")
     every.add_argument("-k", dest="name", default="", help="only worlds whose names contain this")

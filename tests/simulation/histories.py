@@ -91,6 +91,12 @@ class Result:
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
+    def __str__(self) -> str:
+        return (
+            f"{self.steps} steps, {self.faults} messages lost, refused or doubled; {self.acknowledged} entries "
+            f"acknowledged, {self.read} read, {self.ensemble_changes} ensemble changes, {self.recovered} recoveries"
+        )
+
 
 class RandomWorld(World):
     """A world whose events are drawn."""

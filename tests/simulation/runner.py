@@ -7,8 +7,11 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from tests.simulation.histories import History, Result
+from tests.simulation.logs.histories import History as LogHistory, Result as LogResult
 
 #: Histories that a process plays at a time.
 CHUNK = 250
@@ -16,11 +19,28 @@ CHUNK = 250
 MOST_FAILURES = 5
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What histories are about. Both kinds have ``play()``, ``world.story(last)`` and results that add up."""
+
+    history: Callable[[int], Any]
+    result: Callable[[], Any]
+    #: Of the command line.
+    option: str
+
+
+KINDS = {"ledgers": Kind(History, Result, ""), "logs": Kind(LogHistory, LogResult, " --logs")}
+
+
 @dataclass(slots=True)
 class Summary:
+    kind: str = "ledgers"
     histories: int = 0
-    result: Result = field(default_factory=Result)
+    result: Any = field(init=False)
     failures: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.result = KINDS[self.kind].result()
 
     def add(self, other: Summary) -> None:
         self.histories += other.histories
@@ -28,46 +48,46 @@ class Summary:
         self.failures += other.failures
 
     def __str__(self) -> str:
-        result = self.result
-        return (
-            f"{self.histories} histories, {result.steps} steps, {result.faults} messages lost, refused or doubled; "
-            f"{result.acknowledged} entries acknowledged, {result.read} read, {result.ensemble_changes} ensemble "
-            f"changes, {result.recovered} recoveries; {len(self.failures) or 'no'} failures"
-        )
+        return f"{self.histories} histories, {self.result}; {len(self.failures) or 'no'} failures"
 
 
-def tell(seed: int, last: int = 60) -> str | None:
+def tell(seed: int, last: int = 60, kind: str = "ledgers") -> str | None:
     """How a history fails: the error, the story and how to see it again. None if it does not."""
-    history = History(seed)
+    history = KINDS[kind].history(seed)
     try:
         history.play()
     except Exception as error:
         return (
             f"seed {seed}: {type(error).__name__}: {error}\n{history.world.story(last)}\n"
-            f"again: python -m tests.simulation replay {seed}"
+            f"again: python -m tests.simulation replay {seed}{KINDS[kind].option}"
         )
     return None
 
 
-def play(seeds: range) -> Summary:
+def play(seeds: range, kind: str = "ledgers") -> Summary:
     """Play histories here, one after the other."""
-    summary = Summary()
+    summary = Summary(kind)
     for seed in seeds:
-        history = History(seed)
+        history = KINDS[kind].history(seed)
         try:
             summary.result.add(history.play())
         except Exception:
-            summary.failures.append(tell(seed) or f"seed {seed} failed, and not when it was played again")
+            summary.failures.append(tell(seed, kind=kind) or f"seed {seed} failed, and not when it was played again")
             if len(summary.failures) == MOST_FAILURES:
                 break
         summary.histories += 1
     return summary
 
 
-def play_all(seeds: range, jobs: int | None = None, progress: Callable[[Summary], None] | None = None) -> Summary:
+def play_all(
+    seeds: range,
+    jobs: int | None = None,
+    progress: Callable[[Summary], None] | None = None,
+    kind: str = "ledgers",
+) -> Summary:
     """Play histories on ``jobs`` processes (as many as there are cores)."""
-    summary = Summary()
-    for part in _parts(seeds, jobs or os.cpu_count() or 1):
+    summary = Summary(kind)
+    for part in _parts(seeds, jobs or os.cpu_count() or 1, kind):
         summary.add(part)
         if progress is not None:
             progress(summary)
@@ -76,13 +96,13 @@ def play_all(seeds: range, jobs: int | None = None, progress: Callable[[Summary]
     return summary
 
 
-def _parts(seeds: range, jobs: int) -> Iterator[Summary]:
+def _parts(seeds: range, jobs: int, kind: str) -> Iterator[Summary]:
     chunks = [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)]
     if jobs == 1:
-        yield from map(play, chunks)
+        yield from map(partial(play, kind=kind), chunks)
         return
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(play, chunk) for chunk in chunks]
+        futures = [pool.submit(play, chunk, kind) for chunk in chunks]
         try:
             for future in as_completed(futures):
                 yield future.result()

@@ -179,11 +179,16 @@ def test_options_of_a_write(
         ({"log": "x", "ensembleSize": 3}, "option ensembleSize is for writing only: leave it out of this read"),
         (
             {"log": "x", "ledgerId": 1},
-            'one of the options log and ledgerId, such as .option("log", "…"): both are given',
+            'one of the options log, logs, logPattern, ledgerId, ledgerIds, such as .option("log", "…"): log and '
+            "ledgerId are given",
         ),
-        ({}, 'one of the options log and ledgerId, such as .option("log", "…"): neither of them is given'),
+        ({}, 'ledgerId, ledgerIds, such as .option("log", "…"): none of them is given'),
+        (
+            {"log": "x", "startingOffsets": "earliest", "startingTimestamp": 1},
+            "give one of the options startingOffsets and startingTimestamp, not both",
+        ),
     ],
-    ids=["unknown", "direction", "both", "neither"],
+    ids=["unknown", "direction", "both", "neither", "start"],
 )
 def test_options_of_a_read(connector: Connector, options: dict[str, object], text: str) -> None:
     kind, message = _refused(lambda: connector.reader(**options).load())  # type: ignore[arg-type]

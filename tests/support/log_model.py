@@ -7,6 +7,7 @@ lost, and requests that take effect only after their sender was told that the co
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from posixpath import dirname
 from random import Random
@@ -48,6 +49,7 @@ PATHS = LogPaths("/logs", "flights", LOG_ID)
 State = dict[str, tuple[bytes, int]]
 
 
+@functools.cache
 def raw_settings() -> LogSettings:
     return LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.RAW, b"secret")
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
+import re
 from pathlib import Path
 
 import pytest
 
-from bk_spark.datasource.options import OPTIONS, Option, SourceOptions, parse_options
+from bk_spark.datasource.option_table import OPTIONS, Option, Use
+from bk_spark.datasource.option_values import Edge
+from bk_spark.datasource.options import SourceOptions, parse_options
+from bk_spark.datasource.options_page import reference
 from bk_spark.log.settings import EntryFormat
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import InvalidArgumentError
@@ -42,14 +47,21 @@ def test_the_table_is_sound() -> None:
     names = [option.name.lower() for option in OPTIONS]
     assert len(set(names)) == len(names)
     for option in OPTIONS:
-        assert option.read or option.write, option.name
+        assert option.uses, option.name
         assert option.doc.endswith("."), option.name
 
 
 @pytest.mark.parametrize("option", [o for o in OPTIONS if o.default is not None], ids=lambda o: str(o.name))
-def test_a_default_is_what_its_own_parser_gives(option: Option) -> None:
-    text = str(option.default).lower() if isinstance(option.default, bool) else str(option.default)
-    assert option.parse(text) == option.default
+def test_a_default_is_one_that_its_own_parser_takes(option: Option) -> None:
+    assert option.default is not None
+    option.parse(option.default)
+
+
+def test_the_reference_is_what_the_table_says() -> None:
+    page = Path(__file__).parents[2] / "docs" / "options.md"
+    assert page.read_text() == reference(), "run python -m bk_spark.datasource.options > docs/options.md"
+    for option in OPTIONS:
+        assert reference().count(f"| `{option.name}` |") == 1
 
 
 def test_defaults_of_a_read() -> None:
@@ -67,6 +79,9 @@ def test_defaults_of_a_write() -> None:
     assert options.digest_type is DigestType.CRC32C
     assert (options.compression, options.entry_bytes) == (None, 1 << 20)
     assert (options.txn_app_id, options.txn_version) == (None, None)
+    assert (options.ledger_roll_bytes, options.ledger_roll_interval_ms) == (1 << 30, 3_600_000)
+    assert (options.orphan_retention_ms, options.delete_grace_ms) == (7 * 86_400_000, 3_600_000)
+    assert not options.fence_tail
 
 
 def test_names_and_choices_are_taken_in_any_case() -> None:
@@ -133,13 +148,49 @@ def test_a_path_is_refused_with_what_to_do(key: str) -> None:
     assert '.option("log"' in text
 
 
-@pytest.mark.parametrize("option", [o for o in OPTIONS if not (o.read and o.write)], ids=lambda o: str(o.name))
-def test_options_of_the_other_direction_are_refused(option: Option) -> None:
-    value = "3" if option.default is None else str(option.default)
-    options = {"metadataServiceUri": URI, "log": "events", option.name: value}
-    other = "reading" if option.read else "writing"
-    text = _refused(writing=option.read, **options)
-    assert f"option {option.name} is for {other} only: leave it out" in text
+_KINDS = {
+    Use.BATCH_READ: (False, False),
+    Use.STREAM_READ: (False, True),
+    Use.BATCH_WRITE: (True, False),
+    Use.STREAM_WRITE: (True, True),
+}
+_OFTEN = {"startingOffsets": "earliest", "endingOffsets": "latest", "entryFormat": "arrow"}
+
+
+def _given(option: Option) -> dict[str, str]:
+    """Options of a read or write that has ``option``."""
+    value = option.default or _OFTEN.get(option.name, "3")
+    given = {"metadataServiceUri": URI, option.name: value}
+    if option.name not in ("logs", "logPattern", "ledgerId", "ledgerIds"):
+        given["log"] = "events"
+    if option.name == "maxTriggerDelay":
+        given["minEntriesPerTrigger"] = "1"
+    return given
+
+
+@pytest.mark.parametrize("use", _KINDS, ids=lambda use: str(use.name))
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda o: str(o.name))
+def test_options_are_taken_where_they_are_of_use(option: Option, use: Use) -> None:
+    writing, streaming = _KINDS[use]
+    given = _given(option)
+    if use is Use.BATCH_WRITE and option.name.startswith("txn"):
+        given = {**given, "txnAppId": "app", "txnVersion": "1"}
+    if use in option.uses:
+        assert option.name.lower() in parse_options(given, writing=writing, streaming=streaming).given
+        return
+    with pytest.raises(InvalidArgumentError) as raised:
+        parse_options(given, writing=writing, streaming=streaming)
+    here = ("streaming " if streaming else "") + ("write" if writing else "read")
+    assert re.fullmatch(
+        rf"option {option.name} is for (reading|writing|(batch|streaming) (reads|writes)) only: leave it out of this "
+        rf"{here}",
+        str(raised.value),
+    )
+
+
+@pytest.mark.parametrize("option", [o for o in OPTIONS if o.uses & Use.READ], ids=lambda o: str(o.name))
+def test_before_it_is_known_whether_a_read_streams_options_of_both_pass(option: Option) -> None:
+    parse_options(_given(option), writing=False, streaming=None)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +206,9 @@ def test_options_of_the_other_direction_are_refused(option: Option) -> None:
         ("entryFormat", "arow", "did you mean arrow?"),
         ("log", "", "is empty"),
         ("passwordFile", "", "is empty"),
+        ("ledgerRollInterval", "60", "must be a number with a unit: ms, s, m, h or d"),
+        ("ledgerRollInterval", "0s", "must be within 1 and 31536000000 ms"),
+        ("deleteGrace", "-1h", "must be a number with a unit"),
     ],
 )
 def test_a_wrong_value_names_option_value_and_remedy(name: str, value: str, remedy: str) -> None:
@@ -179,10 +233,32 @@ def test_a_write_needs_a_log() -> None:
     assert "option log is missing" in _refused(writing=True, metadataServiceUri=URI)
 
 
+def test_options_that_a_table_lost() -> None:
+    for writing in (True, False):
+        text = _refused(writing=writing)
+        assert text.startswith("option metadataServiceUri is missing")
+        assert "SELECT … FROM t WITH (metadataServiceUri = " in text
+        assert "CREATE TEMPORARY VIEW v USING bookkeeper OPTIONS (" in text
+    assert "TABLE" not in _refused(writing=False, log="events")
+
+
+def test_making_a_table() -> None:
+    # What Spark hands over for CREATE TABLE t USING bookkeeper OPTIONS (log 'a').
+    text = _refused(writing=False, **{"option.log": "a", "provider": "bookkeeper", "owner": "root", "log": "a"})
+    assert text.startswith("CREATE TABLE … USING bookkeeper makes a table only with its columns and without options")
+    assert "CREATE TEMPORARY VIEW" in text
+
+
 def test_a_read_is_of_one_log_or_one_ledger() -> None:
-    assert "neither of them is given" in _refused(writing=False, metadataServiceUri=URI)
-    assert "both are given" in _refused_read(ledgerId="7")
-    assert parse_options({"metadataServiceUri": URI, "ledgerId": "7"}, writing=False).ledger_id == 7
+    assert "log, logs, logPattern, ledgerId, ledgerIds" in _refused(writing=False, metadataServiceUri=URI)
+    assert "none of them is given" in _refused(writing=False, metadataServiceUri=URI)
+    assert "log and ledgerId are given" in _refused_read(ledgerId="7")
+    assert "log and logs and logPattern are given" in _refused_read(logs="a,b", logPattern="a.*")
+    ledger = parse_options({"metadataServiceUri": URI, "ledgerId": "7"}, writing=False)
+    assert (ledger.ledger_id, ledger.ledgers) == (7, (7,))
+    ledgers = parse_options({"metadataServiceUri": URI, "ledgerIds": "7, 9"}, writing=False)
+    assert (ledgers.ledger_ids, ledgers.ledgers) == ((7, 9), (7, 9))
+    assert _read().ledgers is None
 
 
 @pytest.mark.parametrize("name", ["txnAppId", "txnVersion"])
@@ -206,6 +282,120 @@ def test_quorums_out_of_order(sizes: dict[str, str], remedy: str) -> None:
     for name, value in sizes.items():
         assert f"{name}={value}" in text
     assert remedy in text
+
+
+def test_a_stream_has_its_txn_version_from_spark() -> None:
+    options = parse_options({"metadataServiceUri": URI, "log": "x", "txnAppId": "a"}, writing=True, streaming=True)
+    assert (options.txn_app_id, options.txn_version) == ("a", None)
+
+
+class TestRanges:
+    @pytest.mark.parametrize(
+        ("text", "positions"),
+        [
+            ("earliest", Edge.EARLIEST),
+            (" Latest ", Edge.LATEST),
+            ('{"events": 7}', {"events": 7}),
+            ('{"a": 0, "b": -2, "c": -1}', {"a": 0, "b": Edge.EARLIEST, "c": Edge.LATEST}),
+        ],
+    )
+    def test_positions(self, text: str, positions: object) -> None:
+        options = parse_options(
+            {"metadataServiceUri": URI, "log": "x", "startingOffsets": text}, writing=False, streaming=True
+        )
+        assert options.starting_offsets == positions
+        assert pickle.loads(pickle.dumps(options)) == options
+
+    @pytest.mark.parametrize(
+        ("text", "wrong"),
+        [
+            ("first", 'must be earliest, latest or JSON such as {"name of the log": 100}'),
+            ("{}", "must be earliest, latest or JSON"),
+            ("7", "must be earliest, latest or JSON"),
+            ("[" * 100_000, "must be earliest, latest or JSON"),
+            ('{"a": 1.0}', "must give a an offset of 0 or more, -2 for the first offset, or -1 for the end"),
+            ('{"a": true}', "must give a an offset"),
+            ('{"a": {"0": 23}}', "must give a an offset"),
+            ('{"a": -3}', "must give a an offset"),
+            ('{"a": 9223372036854775808}', "must give a an offset"),
+            ('{"a": 1, "b": 2, "a": 3}', "names a twice"),
+        ],
+        ids=lambda text: str(text)[:20],
+    )
+    def test_what_is_no_position(self, text: str, wrong: str) -> None:
+        assert wrong in _refused_read(startingOffsets=text)
+
+    @pytest.mark.parametrize("value", ["latest", '{"events": -1}'])
+    def test_a_batch_does_not_start_at_the_end(self, value: str) -> None:
+        assert _refused_read(startingOffsets=value) == (
+            "option startingOffsets: latest makes a batch read nothing; give earliest, or offsets"
+        )
+
+    @pytest.mark.parametrize("value", ["earliest", '{"events": -2}'])
+    def test_nor_end_at_the_start(self, value: str) -> None:
+        assert "option endingOffsets: earliest makes a batch read nothing" in _refused_read(endingOffsets=value)
+
+    @pytest.mark.parametrize("name", ["starting", "ending"])
+    def test_offsets_or_a_timestamp(self, name: str) -> None:
+        text = _refused_read(**{f"{name}Offsets": '{"events": 5}', f"{name}Timestamp": "1"})
+        assert text == f"give one of the options {name}Offsets and {name}Timestamp, not both"
+
+    @pytest.mark.parametrize("name", ["starting", "ending"])
+    def test_ledgers_know_no_time(self, name: str) -> None:
+        given = {"metadataServiceUri": URI, "ledgerId": "5", f"{name}Timestamp": "1"}
+        assert f"use {name}Offsets with entry ids" in _refused(writing=False, **given)
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        ({"logs": "a,,b"}, "must be names with commas between them, none of them empty"),
+        ({"logs": "a,b,a"}, "names a twice"),
+        ({"logPattern": "a("}, "is not a regular expression of Python"),
+        ({"ledgerIds": "1,x"}, "must be ledger ids with commas between them"),
+        ({"ledgerIds": "1,-1"}, "holds an id that is not within 0 and"),
+        ({"ledgerIds": "1,2,1"}, "names 1 twice"),
+        ({"startingTimestamp": "yesterday"}, "must be a whole number"),
+        ({"maxRecordsPerPartition": "0"}, "must be within 1 and"),
+    ],
+    ids=str,
+)
+def test_wrong_values_of_a_read(options: dict[str, str], wrong: str) -> None:
+    (name,) = options
+    text = _refused_read(**options)
+    assert text.startswith(f"option {name}: {options[name]!r} ")
+    assert wrong in text
+
+
+@pytest.mark.parametrize(
+    ("text", "duration_ms"),
+    [("250ms", 250), ("10s", 10_000), ("15m", 900_000), ("2 Min", 120_000), ("7d", 604_800_000)],
+)
+def test_durations(text: str, duration_ms: int) -> None:
+    assert _write(deleteGrace=text).delete_grace_ms == duration_ms
+
+
+class TestPace:
+    def _refused(self, **options: str) -> str:
+        with pytest.raises(InvalidArgumentError) as raised:
+            parse_options({"metadataServiceUri": URI, "log": "x", **options}, writing=False, streaming=True)
+        return str(raised.value)
+
+    def test_a_delay_is_for_a_minimum(self) -> None:
+        text = self._refused(maxTriggerDelay="1m")
+        assert text == "option maxTriggerDelay is the longest wait for minEntriesPerTrigger: give both"
+
+    def test_the_minimum_is_not_above_the_maximum(self) -> None:
+        text = self._refused(minEntriesPerTrigger="11", maxEntriesPerTrigger="10")
+        assert text == "minEntriesPerTrigger, 11, is more than maxEntriesPerTrigger, 10"
+
+    def test_defaults(self) -> None:
+        options = parse_options({"metadataServiceUri": URI, "log": "x"}, writing=False, streaming=True)
+        limits = (options.max_entries_per_trigger, options.max_bytes_per_trigger, options.min_entries_per_trigger)
+        assert limits == (None, None, None)
+        assert options.max_trigger_delay_ms == 15 * 60_000
+        assert options.starting_offsets is None
+        assert options.fail_on_data_loss
 
 
 class TestPassword:

@@ -12,7 +12,15 @@ from bk_spark.log.append import MAX_INLINE_PAGES
 from bk_spark.log.applications import IN_USE_KEPT
 from bk_spark.log.changes import step_of
 from bk_spark.log.commit import BatchCommit
-from bk_spark.log.formats import Head, IndexPosition, Registration, encode_head, encode_registration
+from bk_spark.log.formats import (
+    Head,
+    IndexPosition,
+    Owner,
+    Registration,
+    encode_head,
+    encode_owner,
+    encode_registration,
+)
 from bk_spark.log.names import LogPaths
 from bk_spark.log.page import MAX_PAGE_BYTES, SegmentPage, encode_page
 from bk_spark.log.plan import AlreadyDone, Need, NeedClosed, Plan, Readings, Stale
@@ -360,12 +368,13 @@ def test_published_pages_cannot_be_prepared_over(zk: ModelZooKeeper) -> None:
         zk.transact(late.preparations[0])
 
 
-def test_an_open_tail_is_not_appended_to(zk: ModelZooKeeper) -> None:
+def test_an_open_tail_is_not_appended_to_while_its_owner_lives(zk: ModelZooKeeper) -> None:
     commit(zk, request(0, (1, 0, 9)))
     table = SegmentTable.of([*zk.segments(), Segment(500, 0, None, 10, 0, 0, NOW_MS)])
-    zk.transact([SetOp(PATHS.page(0), encode_page(SegmentPage(LOG_ID, 0, 0, table)), 1)])
+    owner = encode_owner(Owner("w1", "host1", 77, NOW_MS))
+    zk.transact([SetOp(PATHS.page(0), encode_page(SegmentPage(LOG_ID, 0, 0, table)), 1), CreateOp(PATHS.owner, owner)])
     for blocked in (request(1, (1, 10, 12)), request(1, overwrite=True)):
-        with pytest.raises(LogTailOpenError, match=r"holds the tail open \(ledger 500\)"):
+        with pytest.raises(LogTailOpenError, match=r"writer w1 \(host host1, process 77\).*fenceTail=true.*ledger 500"):
             outcome(zk, blocked)
     commit(zk, request(1))
 

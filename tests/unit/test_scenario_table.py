@@ -1,4 +1,5 @@
-"""The table of the protocol's known bugs in docs/design/client.md names what is there, and each has a test."""
+"""Tables of named scenarios (docs/design/client.md: the protocol's known bugs; log.md: logs and Spark) name what is
+there, and each has a test."""
 
 from __future__ import annotations
 
@@ -7,17 +8,21 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parents[1]
-DOCUMENT = TESTS.parent / "docs" / "design" / "client.md"
-IDS = [f"C{number}" for number in range(1, 17)]
+DOCUMENTS = TESTS.parent / "docs" / "design"
+LEDGERS = [f"C{number}" for number in range(1, 17)]
+LOGS = [f"L{number}" for number in range(1, 6)] + [f"S{number}" for number in range(1, 7)]
 
 
-def test_every_known_bug_has_a_test_and_the_table_names_them() -> None:
+@pytest.mark.parametrize(("document", "ids"), [("client.md", LEDGERS), ("log.md", LOGS)])
+def test_every_named_scenario_has_a_test_and_the_table_names_them(document: str, ids: list[str]) -> None:
     found = _found()
-    assert [name for name in IDS if name not in found] == []
-    rows = [f"| {name} | {', '.join(sorted(found[name]))} |" for name in IDS]
-    there = re.findall(r"^\| C\d+ \|.*$", DOCUMENT.read_text("utf-8"), re.MULTILINE)
-    assert there == rows, f"the table in {DOCUMENT.name} should be:\n" + "\n".join(rows)
+    assert [name for name in ids if name not in found] == []
+    rows = [f"| {name} | {', '.join(sorted(found[name]))} |" for name in ids]
+    there = re.findall(r"^\| [CLS]\d+ \|.*$", (DOCUMENTS / document).read_text("utf-8"), re.MULTILINE)
+    assert there == rows, f"the table in {document} should be:\n" + "\n".join(rows)
 
 
 def _found() -> dict[str, set[str]]:
@@ -25,11 +30,11 @@ def _found() -> dict[str, set[str]]:
     found: dict[str, set[str]] = defaultdict(set)
     for path in TESTS.glob("simulation/scenarios/*.txt"):
         found[path.stem.split("_")[0].upper()].add(f"`{path.relative_to(TESTS)}`")
-    for path in TESTS.glob("*/test_*.py"):
+    for path in TESTS.rglob("test_*.py"):
         if path.parent.name == "simulation":
             continue  # there the texts decide
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
-                for number in re.findall(r"_c(\d+)(?=_)", node.name):
-                    found[f"C{number}"].add(f"`{path.relative_to(TESTS)}`")
+                for name in re.findall(r"_([cls]\d+)(?=_)", node.name):
+                    found[name.upper()].add(f"`{path.relative_to(TESTS)}`")
     return found

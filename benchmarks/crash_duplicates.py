@@ -1,0 +1,101 @@
+"""The same crashes on Spark's Kafka sink and on ours: how many rows are there twice afterwards.
+
+A driver is killed (-9) at random moments, again and again, and started again from its checkpoint. Spark then repeats
+the batch that it had not noted as done; Kafka's sink writes it again, ours finds it in the log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from benchmarks.crash_query import ROWS_PER_BATCH
+from benchmarks.kafka_broker import KafkaBroker
+from benchmarks.report import figure
+from benchmarks.stream_peers import BookKeeper, Kafka, session
+from bookie_server.local import LocalCluster
+
+NAME = "crash_duplicates"
+_TIMEOUT_S = 180.0
+
+
+class Crashes:
+    def __init__(self, directory: Path, seed: int, crashes: int) -> None:
+        self._directory = directory
+        self._chance = random.Random(seed)
+        self._crashes = crashes
+
+    def run(self, kind: str, address: str) -> str:
+        """Kill the query so often, then let it come to its end; the log that it wrote."""
+        log = f"crash-{uuid.uuid4().hex[:12]}"
+        given = {
+            "kind": kind,
+            "address": address,
+            "log": log,
+            "checkpoint": str(self._directory / f"checkpoint-{kind}"),
+            "directory": str(self._directory / kind),
+            "batches": 1_000_000,
+        }
+        for _ in range(self._crashes):
+            process = self._start(given)
+            time.sleep(self._chance.uniform(0.5, 3.0))
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        commits = Path(given["checkpoint"]) / "commits"
+        done = max(int(one.name) for one in commits.glob("[0-9]*"))
+        process = self._start({**given, "batches": done + 5})
+        process.wait(_TIMEOUT_S)
+        return log
+
+    def _start(self, given: dict[str, object]) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.crash_query", json.dumps(given)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line == b"running\n", f"the query did not start: {line!r}"
+        return process
+
+
+def count(spark: SparkSession, kind: str, address: str, log: str) -> dict[str, int]:
+    if kind == Kafka.name:
+        reader = spark.read.format("kafka").option("kafka.bootstrap.servers", address).option("subscribe", log)
+    else:
+        reader = spark.read.format("bookkeeper").options(metadataServiceUri=address, log=log)
+    numbers = reader.load().selectExpr("cast(cast(value as string) as bigint) n")
+    rows, distinct, most = numbers.selectExpr("count(n)", "count(distinct n)", "max(n)").collect()[0]
+    return {"rows": rows, "duplicates": rows - distinct, "missing": most + 1 - distinct, "batch": ROWS_PER_BATCH}
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog=f"benchmarks {NAME}", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--crashes", type=int, default=6)
+    options = parser.parse_args(arguments)
+    with (
+        tempfile.TemporaryDirectory(prefix="bk-bench-") as name,
+        LocalCluster(Path(name) / "cluster", bookies=3) as cluster,
+        KafkaBroker(Path(name) / "kafka") as broker,
+    ):
+        peers = ((BookKeeper.name, cluster.metadata_service_uri), (Kafka.name, broker.bootstrap_servers))
+        logs = {kind: Crashes(Path(name), options.seed, options.crashes).run(kind, address) for kind, address in peers}
+        spark = session(Path(name) / "count")
+        for kind, address in peers:
+            found = count(spark, kind, address, logs[kind])
+            for what in ("duplicates", "missing"):
+                figure(NAME, f"{kind}.{what}", found[what], "rows", crashes=options.crashes, rows=found["rows"])
+        spark.stop()

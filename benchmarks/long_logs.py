@@ -1,0 +1,163 @@
+"""Logs with very long lists, and a process that opens one and plans to read it.
+
+The list is that of a stream: eight tasks, a micro-batch a second, ledgers rolled every hour. Only the list is there,
+no ledger that it names: planning needs none. It is written through the log's own change machine, without a commit
+message for each task.
+
+``python -m benchmarks.long_logs URI ROOT NAME WHAT START`` is the process. It plans ``WHAT``, the
+``last`` rows or ``all``. It was started at ``START``, in seconds of Unix time, and prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from benchmarks.processes import peak_resident_mib
+from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.bookie.zookeeper import CheckOp, ZooKeeper
+from bk_spark.datasource.splits import Pieces, cut_splits
+from bk_spark.log import EntryFormat, Log, LogSettings, LogSnapshot, LogStore, SegmentTable
+from bk_spark.log.append import plan_append, read_head
+from bk_spark.log.index_move import move_steps
+from bk_spark.log.names import LogPaths
+from bk_spark.log.plan import AlreadyDone, Plan, Readings
+from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.quorum import Quorum
+
+PASSWORD: Final = b"secret"
+TASKS: Final = 8
+LAST_ROWS: Final = 1000
+SPLIT_BYTES: Final = 128 << 20
+_START_MS: Final = 1_760_000_000_000
+ROLL_BATCHES: Final = 3600
+_AT_ONCE: Final = 16_000 * TASKS
+
+
+def stream(segments: int) -> Iterator[SegmentTable]:
+    """The list, in parts."""
+    rng = np.random.default_rng(7)
+    offset, time_ms = 0, _START_MS
+    next_entry = np.zeros(TASKS, np.int64)
+    for start in range(0, segments, _AT_ONCE):
+        count = min(_AT_ONCE, segments - start) // TASKS
+        batch = start // TASKS + np.arange(count)
+        rows = rng.normal(2_000, 300, (count, TASKS)).astype(np.int64)
+        size_bytes = (rows * 100 * rng.normal(1, 0.02, (count, TASKS))).astype(np.int64)
+        first = next_entry + np.cumsum(rows, axis=0) - rows
+        next_entry = next_entry + rows.sum(axis=0)
+        base = offset + np.cumsum(rows.ravel()) - rows.ravel()
+        times = time_ms + np.cumsum(1000 + rng.integers(-60, 60, count))
+        offset, time_ms = int(base[-1] + rows.ravel()[-1]), int(times[-1])
+        ledgers = 70_000 + TASKS * (batch // ROLL_BATCHES)[:, None] + np.arange(TASKS)
+        columns = (ledgers, first, rows, base.reshape(-1, TASKS), rows, size_bytes, np.repeat(times, TASKS))
+        yield SegmentTable(*(column.ravel().astype(np.int64) for column in columns))
+
+
+class AppendTable:
+    """The change that appends segments, whatever ledgers they are of."""
+
+    def __init__(self, paths: LogPaths, table: SegmentTable) -> None:
+        self.paths = paths
+        self.table = table
+
+    @property
+    def what(self) -> str:
+        return f"appending {len(self.table)} segments to log {self.paths.name}"
+
+    @property
+    def again(self) -> str:
+        return "begin anew"
+
+    def decide(self, readings: Readings, now_ms: int, maybe: int | None) -> AlreadyDone[int] | Plan[int]:
+        read = read_head(readings, self.paths)
+        if read.head.next_offset == self.table.end_offset:
+            return AlreadyDone(self.table.end_offset)
+        time_ms = int(self.table.commit_time_ms[-1])
+        append = plan_append(readings, self.paths, read, self.table, time_ms, overwrite=False)
+        operations = (CheckOp(self.paths.identity, -1), *append.operations)
+        return Plan(append.preparations, operations, self.table.end_offset)
+
+
+def make_log(store: LogStore, name: str, segments: int, *, indexed: bool) -> Log:
+    """A log of so many segments; its pages in ZooKeeper, or, all but the newest, in index ledgers."""
+    quorum = Quorum(3, 3, 2)
+    settings = LogSettings.create(quorum, DigestType.CRC32C, EntryFormat.RAW, PASSWORD)
+    log = store.create_log(name, settings, PASSWORD)
+    for table in stream(segments):
+        log.change(AppendTable(log.paths, table))
+        if indexed:
+            log.run(move_steps(log.paths, lambda: 0))
+    return log
+
+
+def kept_bytes(zk: ZooKeeper, path: str) -> int:
+    """Bytes of all data and paths below ``path``, itself included."""
+    znode = zk.get(path)
+    size = 0 if znode is None else len(znode.data) + len(path)
+    return size + sum(kept_bytes(zk, f"{path}/{name}") for name in zk.children(path) or ())
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the process tells after each step: seconds since it was started, its CPU time (all threads) so far, and its
+    highest resident memory."""
+
+    seconds: dict[str, float]
+    cpu_seconds: dict[str, float]
+    peak_mib: dict[str, float]
+    segments: int
+    splits: int
+
+
+def read_in_fresh_process(uri: str, root: str, name: str, *, everything: bool) -> Reading:
+    """Open a log, read its tail, plan to read its last rows or, with ``everything``, all."""
+    what = "all" if everything else "last"
+    command = [sys.executable, "-m", "benchmarks.long_logs", uri, root, name, what, str(time.time())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the reading process failed:\n{done.stderr}")
+    return Reading(**json.loads(done.stdout))
+
+
+def _plan(name: str, snapshot: LogSnapshot, start: int) -> tuple[int, int]:
+    """Segments and splits."""
+    end = snapshot.next_offset
+    pieces = Pieces.of_segments(name, snapshot.tables(start, end), start, end)
+    return len(pieces), len(cut_splits(pieces, SPLIT_BYTES))
+
+
+def main(uri: str, root: str, name: str, what: str, started: str) -> None:
+    seconds: dict[str, float] = {}
+    cpu: dict[str, float] = {}
+    peak: dict[str, float] = {}
+
+    def note(step: str) -> None:
+        seconds[step] = round(time.time() - float(started), 4)
+        cpu[step] = round(time.process_time(), 4)
+        peak[step] = round(peak_resident_mib(os.getpid()), 1)
+
+    note("imports")
+    with BlockingClient(uri) as client:
+        snapshot = LogStore.of(client, root).open_log(name, password=PASSWORD).snapshot()
+        note("open")
+        *_, last = snapshot.segments(snapshot.next_offset - 1)
+        assert last.end_offset == snapshot.next_offset
+        note("tail")
+        segments, splits = _plan(name, snapshot, snapshot.next_offset - LAST_ROWS if what == "last" else 0)
+        note("plan")
+    print(
+        json.dumps({"seconds": seconds, "cpu_seconds": cpu, "peak_mib": peak, "segments": segments, "splits": splits})
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

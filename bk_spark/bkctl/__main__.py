@@ -1,0 +1,7 @@
+"""``python -m bk_spark.bkctl``."""
+
+import sys
+
+from bk_spark.bkctl.command import main
+
+sys.exit(main())

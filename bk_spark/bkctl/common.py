@@ -1,0 +1,136 @@
+"""What all commands share: how they end, what arguments mean, how results are printed."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import enum
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.datasource.option_values import WrongValueError
+from bk_spark.log.log import Log
+from bk_spark.log.store import LogStore
+from bk_spark.protocol.errors import InvalidArgumentError, UnauthorizedError
+
+_MAX_OFFSET: Final = (1 << 63) - 1
+
+
+class ExitStatus(enum.IntEnum):
+    OK = 0
+    ERROR = 1
+    """It could not be done; one line on stderr says why."""
+    WRONG_COMMAND_LINE = 2
+    PROBLEMS_FOUND = 3
+    """Of ``log verify``: something is wrong with the log. Of ``log gc``: not all could be done."""
+    INTERRUPTED = 130
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong with a command line in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(ExitStatus.WRONG_COMMAND_LINE, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+Run = Callable[[BlockingClient, argparse.Namespace], ExitStatus]
+
+
+def argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """``parse`` of an option of the data source, as type of an argument."""
+
+    def parsed(value: str) -> Any:
+        try:
+            return parse(value)
+        except WrongValueError as error:
+            raise argparse.ArgumentTypeError(f"{value!r} {error}") from None
+
+    return parsed
+
+
+def offset(value: str) -> int:
+    """A log offset or an entry id."""
+    if not value.isascii() or not value.isdecimal() or int(value) > _MAX_OFFSET:
+        raise argparse.ArgumentTypeError(f"{value!r} is no offset: give a whole number from 0 on")
+    return int(value)
+
+
+def unix_time_ms(value: str) -> int:
+    """Milliseconds of Unix time, or a date and time as in ISO 8601; UTC where it names no zone."""
+    if value.isascii() and value.isdecimal():
+        return offset(value)
+    try:
+        moment = datetime.datetime.fromisoformat(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{value!r} is no time: give one like 2026-01-31T12:00:00Z, or milliseconds since 1970"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.UTC)
+    return int(moment.timestamp() * 1000)
+
+
+def password(options: argparse.Namespace) -> bytes:
+    """Of ``--password-file``, without line ends; empty without it."""
+    path: Path | None = options.password_file
+    if path is None:
+        return b""
+    try:
+        return path.read_bytes().rstrip(b"\r\n")
+    except OSError as error:
+        raise InvalidArgumentError(f"--password-file: {path} cannot be read ({error.strerror})") from error
+
+
+def open_log(client: BlockingClient, options: argparse.Namespace) -> Log:
+    """The log that the command names, with its ledgers. Raises UnauthorizedError."""
+    given = password(options)
+    try:
+        return LogStore.of(client, options.log_root).open_log(options.name, password=given)
+    except UnauthorizedError as error:
+        raise wrong_password(options) from error
+
+
+def open_list(client: BlockingClient, options: argparse.Namespace) -> Log:
+    """The log that the command names; its ledgers only if the password is right or was given."""
+    try:
+        return open_log(client, options)
+    except UnauthorizedError:
+        if options.password_file is not None:
+            raise
+        return LogStore.of(client, options.log_root).open_log(options.name)
+
+
+def wrong_password(options: argparse.Namespace) -> UnauthorizedError:
+    given = options.password_file
+    what = "the log has a password" if given is None else f"{given} does not hold its password"
+    return UnauthorizedError(f"log {options.name}: {what}: put --password-file with the right one before log")
+
+
+def iso_time(time_ms: int) -> str:
+    """ISO 8601 in UTC with milliseconds."""
+    moment = datetime.datetime.fromtimestamp(time_ms / 1000, datetime.UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{time_ms % 1000:03d}Z"
+
+
+def print_json(value: object) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_facts(facts: Mapping[str, object]) -> None:
+    """One a line: its name, blanks, its value."""
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        print(f"{name:<{width}}  {value}")
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A line of names, and one for each row; numbers to the right."""
+    lines = [[str(value) for value in row] for row in rows]
+    right = [all(line[n].replace("-", "").isdecimal() for line in lines) for n in range(len(columns))]
+    widths = [max(len(line[n]) for line in (list(columns), *lines)) for n in range(len(columns))]
+    for line in (list(columns), *lines):
+        cells = [f"{cell:>{w}}" if r else f"{cell:<{w}}" for cell, w, r in zip(line, widths, right, strict=True)]
+        print("  ".join(cells).rstrip())

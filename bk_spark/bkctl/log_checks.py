@@ -1,0 +1,136 @@
+"""``bkctl log verify`` and ``log gc``."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from bk_spark.bkctl.common import ExitStatus, argument, open_log, print_json
+from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.datasource.option_values import duration
+from bk_spark.log.maintenance import MaintenanceReport
+from bk_spark.log.reap_rules import ReapLimits
+from bk_spark.log.reaper import ReapReport
+from bk_spark.log.verification import Problem, Verification
+
+_MAX_MS: Final = (1 << 63) - 1
+_LIMITS: Final = ReapLimits()
+#: Problems that are held in memory.
+_MAX_IN_JSON: Final = 10_000
+
+
+def add_commands(log: Any) -> None:
+    verify = log.add_parser(
+        "verify",
+        help="hold the list against ledger metadata and bookies; exit status 3 where something is wrong",
+    )
+    verify.add_argument("name")
+    verify.add_argument("--no-entries", action="store_true", help="do not read the entries, which takes longest")
+    verify.add_argument("--json", action="store_true", help="as JSON")
+    verify.set_defaults(run=_verify)
+
+    gc = log.add_parser(
+        "gc", help="maintenance, now: retention, moving old pages out of ZooKeeper, deleting ledgers nothing refers to"
+    )
+    gc.add_argument("name")
+    gc.add_argument("--dry-run", action="store_true", help="change nothing, tell what would be condemned and deleted")
+    gc.add_argument(
+        "--orphan-retention",
+        type=argument(duration(0, _MAX_MS)),
+        default=_LIMITS.orphan_retention_ms,
+        metavar="DURATION",
+        help="age of ledgers that go though their run may be at work (7d)",
+    )
+    gc.add_argument(
+        "--delete-grace",
+        type=argument(duration(0, _MAX_MS)),
+        default=_LIMITS.delete_grace_ms,
+        metavar="DURATION",
+        help="from a ledger's condemnation to its deletion, for who reads it (1h)",
+    )
+    gc.add_argument("--json", action="store_true", help="as JSON")
+    gc.set_defaults(run=_gc)
+
+
+def _verify(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
+    log = open_log(client, options)
+    verification = Verification(log, read_entries=not options.no_entries)
+    problems: list[Problem] = []
+    found: Counter[str] = Counter()
+    for problem in verification.problems():
+        found[problem.kind.value] += 1
+        if not options.json:
+            # As they are found: to read all entries may take long.
+            print(
+                f"{problem.kind.value}\toffsets {problem.start} to {problem.end}\tledger {problem.ledger_id}\t"
+                f"{problem.detail}",
+                flush=True,
+            )
+        elif len(problems) < _MAX_IN_JSON:
+            problems.append(problem)
+    counts = verification.counts
+    if options.json:
+        print_json(
+            asdict(counts)
+            | {
+                "problems_by_kind": found,
+                "problems": [asdict(problem) | {"kind": problem.kind.value} for problem in problems],
+            }
+        )
+    else:
+        read = "not read" if options.no_entries else f"{counts.entries_read} of them read"
+        print(
+            f"{counts.segments} segments in {counts.ledgers} ledgers, {counts.entries} entries, {read}: "
+            f"{found.total() or 'no'} problems"
+        )
+    return ExitStatus.PROBLEMS_FOUND if found else ExitStatus.OK
+
+
+def _gc(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
+    log = open_log(client, options)
+    limits = ReapLimits(orphan_retention_ms=options.orphan_retention, delete_grace_ms=options.delete_grace)
+    report = log.maintain(force=True, dry_run=options.dry_run, limits=limits)
+    reaped = report.reaped or ReapReport(complete=False)
+    failed = (*report.failed, *reaped.failed)
+    if options.json:
+        print_json(
+            {
+                "dry_run": options.dry_run,
+                "first_offset": report.first_offset,
+                "moved_pages": report.moved_pages,
+                "condemned": [
+                    {"ledger_id": one.ledger_id, "run": one.run_path, "reason": one.reason.value}
+                    for one in reaped.condemned
+                ],
+                "deleted": reaped.deleted,
+                "waiting": reaped.waiting,
+                "failed": [{"what": what, "why": why} for what, why in failed],
+                "complete": reaped.complete,
+            }
+        )
+    else:
+        _print_maintenance(report, reaped, failed)
+    return ExitStatus.PROBLEMS_FOUND if failed else ExitStatus.OK
+
+
+def _print_maintenance(report: MaintenanceReport, reaped: ReapReport, failed: Sequence[tuple[str, str]]) -> None:
+    would = "would be " if reaped.dry_run else ""
+    for one in reaped.condemned:
+        print(f"{would}condemned\tledger {one.ledger_id}\t{one.reason.value}")
+    for ledger_id in reaped.deleted:
+        print(f"{would}deleted\tledger {ledger_id}")
+    for ledger_id in reaped.waiting:
+        print(f"waiting\tledger {ledger_id}")
+    for what, why in failed:
+        print(f"failed\t{what}\t{' '.join(why.split())}")
+    if report.first_offset is not None:
+        print(f"the log begins at offset {report.first_offset}; {report.moved_pages} pages left ZooKeeper")
+    print(
+        f"{len(reaped.condemned)} ledgers {would}condemned, {len(reaped.deleted)} {would}deleted, "
+        f"{len(reaped.waiting)} wait, {len(failed)} failures"
+    )
+    if not (reaped.complete or failed):
+        print("there is more to do: run it again")

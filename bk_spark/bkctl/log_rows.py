@@ -1,0 +1,190 @@
+"""``bkctl log read`` and ``log append``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import uuid
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from typing import Any, BinaryIO, Final
+
+import pyarrow as pa
+
+from bk_spark.bkctl.common import ExitStatus, iso_time, offset, open_log, print_json, unix_time_ms
+from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.log.log import Log
+from bk_spark.log.message import CommitMessage, CommitRequest, LedgerRange
+from bk_spark.log.plan import CommitResult, CommitStatus
+from bk_spark.log.reader import LogBlock, LogReader
+from bk_spark.log.settings import EntryFormat
+from bk_spark.protocol.errors import CorruptFileError, InvalidArgumentError
+
+#: Of lines of stdin that are handed to the ledger at once.
+_BATCH_BYTES: Final = 1024 * 1024
+_LINE_COST_BYTES: Final = 100
+#: As Spark's batch writes: constant, so that a repeated batch counts as done.
+_QUERY_ID: Final = "bkctl"
+
+
+def add_commands(log: Any) -> None:
+    read = log.add_parser(
+        "read", help="write entries to stdout: of raw logs as they are, of arrow logs each row as JSON; a line each"
+    )
+    read.add_argument("name")
+    start = read.add_mutually_exclusive_group()
+    start.add_argument("--from", dest="start", type=offset, metavar="OFFSET", help="default: the log's first")
+    start.add_argument(
+        "--from-time", type=unix_time_ms, metavar="TIME", help="the first offset committed then or later"
+    )
+    start.add_argument("--last", type=offset, metavar="N", help="begin N entries before the end")
+    read.add_argument("--to", dest="end", type=offset, metavar="OFFSET", help="not included; default: the end")
+    read.add_argument("--count", type=offset, metavar="N", help="at most N entries")
+    read.add_argument("--follow", action="store_true", help="go on with what comes, until interrupted")
+    read.add_argument("--offsets", action="store_true", help="before each line its offset and commit time, and a tab")
+    read.set_defaults(run=_read)
+
+    append = log.add_parser("append", help="append each line of stdin as an entry, all or none (raw logs)")
+    append.add_argument("name")
+    append.add_argument("--app", metavar="NAME", help="with --batch: appended once, however often it is asked for")
+    append.add_argument("--batch", type=offset, metavar="N", help="must grow from one batch of the --app to the next")
+    append.add_argument("--fence-tail", action="store_true", help="end a log writer that holds the tail open")
+    append.add_argument("--json", action="store_true", help="the result as JSON")
+    append.set_defaults(run=_append)
+
+
+def _read(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
+    if options.follow and options.end is not None:
+        raise InvalidArgumentError("--to and --follow contradict each other: give one of them")
+    log = open_log(client, options)
+    out = sys.stdout.buffer
+    is_raw = log.settings.entry_format is EntryFormat.RAW
+    left = sys.maxsize if options.count is None else options.count
+    with closing(_blocks(log, options)) as blocks:
+        while left and (block := next(blocks, None)) is not None:
+            payloads = block.payloads.part(0, min(left, len(block)))
+            left -= len(payloads)
+            for entry_offset, payload in enumerate(payloads, block.base_offset):
+                prefix = f"{entry_offset}\t{iso_time(block.commit_time_ms)}\t".encode() if options.offsets else b""
+                for line in (payload,) if is_raw else _json_rows(payload, log.name, entry_offset):
+                    out.writelines((prefix, line, b"\n"))
+            out.flush()
+    return ExitStatus.OK
+
+
+def _blocks(log: Log, options: argparse.Namespace) -> Generator[LogBlock, None, None]:
+    reader = LogReader(log)
+    snapshot = log.snapshot()
+    readable_end = reader.readable_end(snapshot)
+    end = readable_end if options.end is None else options.end
+    if options.from_time is not None:
+        start = snapshot.offset_at(options.from_time)
+    elif options.last is not None:
+        start = max(snapshot.first_offset, end - options.last)
+    else:
+        start = snapshot.first_offset if options.start is None else options.start
+    if options.follow:
+        yield from reader.follow(start)
+    elif start > end:
+        raise InvalidArgumentError(f"log {log.name}: --from {start} lies beyond the end of what can be read, {end}")
+    elif options.count is not None:
+        yield from reader.read(start, min(end, start + options.count))
+    else:
+        yield from reader.read(start, end)
+
+
+def _json_rows(payload: memoryview, log_name: str, entry_offset: int) -> Iterator[bytes]:
+    try:
+        batches = list(pa.ipc.open_stream(payload))
+    except pa.ArrowInvalid as error:
+        raise CorruptFileError(f"log {log_name}: the entry at offset {entry_offset} is not Arrow ({error})") from error
+    for batch in batches:
+        for row in batch.to_pylist():
+            yield json.dumps(row, default=_json_value, ensure_ascii=False).encode()
+
+
+def _json_value(value: object) -> str:
+    """Bytes as hexadecimal digits, all else (dates, decimals) as Python writes it."""
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def _append(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
+    if (options.app is None) != (options.batch is None):
+        raise InvalidArgumentError("--app and --batch belong together: give both, or none")
+    log = open_log(client, options)
+    if log.settings.entry_format is not EntryFormat.RAW:
+        raise InvalidArgumentError(
+            f"log {log.name} has entryFormat {log.settings.entry_format.value}: lines can be appended to raw logs only"
+        )
+    app, run, batch_id = options.app or str(uuid.uuid4()), str(uuid.uuid4()), options.batch or 0
+    before = None if options.app is None else log.application(app)
+    # A batch that is in the log already is not written once more.
+    is_new = before is None or before.batch_id < batch_id
+    written = _write_lines(log, app, run, sys.stdin.buffer) if is_new else None
+    if is_new and written is None:
+        # Nothing is committed: the batch may still come with rows.
+        raise InvalidArgumentError("stdin is empty: there is nothing to append")
+    message = CommitMessage(log.log_id, app, run, _QUERY_ID, batch_id, 0, () if written is None else (written,))
+    anonymous, fence_tail = options.app is None, options.fence_tail
+    request = CommitRequest(
+        log.log_id, app, run, _QUERY_ID, batch_id, (message,), anonymous=anonymous, fence_tail=fence_tail
+    )
+    _print_result(log.commit(request), written, as_json=options.json)
+    return ExitStatus.OK
+
+
+def _print_result(result: CommitResult, written: LedgerRange | None, *, as_json: bool) -> None:
+    offsets = "" if result.start_offset is None else f": offsets {result.start_offset} to {result.end_offset}"
+    if as_json:
+        print_json(
+            {
+                "status": result.status.value,
+                "start_offset": result.start_offset,
+                "end_offset": result.end_offset,
+                "ledger_id": None if written is None else written.ledger_id,
+            }
+        )
+    elif written is None or result.status is CommitStatus.ALREADY_DONE:
+        print(f"the batch is in the log already{offsets}")
+    else:
+        print(f"appended {written.entries} entries{offsets}")
+
+
+def _write_lines(log: Log, app: str, run: str, source: BinaryIO) -> LedgerRange | None:
+    """The lines in a new ledger, which is closed; None where there are none."""
+    batches = _batches(source, log.ledgers.client.config.max_payload_bytes(log.settings.digest_type))
+    lines = next(batches, None)
+    if lines is None:
+        return None
+    writer = log.ledgers.create(log.ledger_registrar(app, run))
+    try:
+        while lines is not None:
+            writer.append_many(lines)
+            lines = next(batches, None)
+        closed = log.ledgers.close(writer.ledger_id)
+    finally:
+        log.ledgers.abandon(writer.ledger_id)
+    entries = closed.last_entry + 1
+    return LedgerRange(closed.ledger_id, 0, closed.last_entry, entries, closed.size_bytes)
+
+
+def _batches(source: BinaryIO, max_line_bytes: int) -> Iterator[list[bytes]]:
+    """Lines without line feeds, as many at once as make up about a megabyte."""
+    batch: list[bytes] = []
+    size_bytes = number = 0
+    # Two more: for the line feed, and to see that a line is too long.
+    while line := source.readline(max_line_bytes + 2):
+        number += 1
+        line = line.removesuffix(b"\n")
+        if len(line) > max_line_bytes:
+            raise InvalidArgumentError(
+                f"line {number} of stdin has more than {max_line_bytes} bytes, the most that an entry holds"
+            )
+        batch.append(line)
+        size_bytes += len(line) + _LINE_COST_BYTES
+        if size_bytes >= _BATCH_BYTES:
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch

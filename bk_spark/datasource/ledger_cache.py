@@ -1,0 +1,155 @@
+"""Ledgers that stay open from one task to the next in one process.
+
+A worker process of Spark runs tasks of many micro-batches, one after another. A ledger that a task has written
+to waits here for the next task of the same run, so that what a log keeps grows with time and bytes, not with
+batches. Spark ends processes that are idle for a minute, and runs no exit handlers: a ledger that was not closed by
+then stays open until its run is retired. That costs nothing but a recovery.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from bk_spark.bookie.blocking_writer import BlockingWriter
+from bk_spark.datasource.connections import LogPlace
+from bk_spark.log.log import Log
+from bk_spark.protocol.errors import BookKeeperError
+
+_LOG: Final = logging.getLogger(__name__)
+
+#: Less than the minute after which Spark ends an idle worker.
+IDLE_CLOSE_S: Final = 30.0
+#: Ledgers that wait in one process; each task takes one.
+MAX_WAITING: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerKey:
+    """Whose ledger it is: only the run that made a ledger may commit from it."""
+
+    place: LogPlace
+    app: str
+    run: str
+
+
+class OpenLedger:
+    """A ledger being written, registered in ``log``. One user at a time."""
+
+    def __init__(self, log: Log, writer: BlockingWriter, opened_s: float) -> None:
+        self.writer = writer
+        self.opened_s = opened_s
+        self._log = log
+
+    def __repr__(self) -> str:
+        return f"OpenLedger({self.writer.ledger_id})"
+
+    def close(self) -> None:
+        """Close it at its last entry. A failure is logged: what was acknowledged is safe, and readers need no end."""
+        ledger_id = self.writer.ledger_id
+        try:
+            self._log.ledgers.close(ledger_id)
+        except BookKeeperError as error:
+            _LOG.info("log %s: ledger %d was not closed: %s", self._log.name, ledger_id, error)
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of it, open as it is."""
+        self._log.ledgers.abandon(self.writer.ledger_id)
+
+
+class LedgerCache:
+    """Open ledgers that no task uses now. Thread-safe. A thread closes those that waited for ``idle_s``; it
+    lives as long as there are any."""
+
+    def __init__(self, idle_s: float = IDLE_CLOSE_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._idle_s = idle_s
+        self._clock = clock
+        #: Guards what follows; notified when there is more to do for the closer.
+        self._changed = threading.Condition()
+        #: By ledger id, the longest idle first: key, ledger, since when.
+        self._waiting: OrderedDict[int, tuple[LedgerKey, OpenLedger, float]] = OrderedDict()
+        self._to_close: deque[OpenLedger] = deque()
+        self._closer: threading.Thread | None = None
+
+    def take(self, key: LedgerKey) -> OpenLedger | None:
+        """A ledger of ``key`` that is not known to be lost, the last one given back. It is the caller's then."""
+        while (ledger := self._take(key)) is not None and ledger.writer.error is not None:
+            ledger.abandon()
+        return ledger
+
+    def give_back(self, key: LedgerKey, ledger: OpenLedger) -> None:
+        """``ledger``, all of whose entries are acknowledged, waits for its next user."""
+        with self._changed:
+            self._waiting[ledger.writer.ledger_id] = (key, ledger, self._clock())
+            if len(self._waiting) > MAX_WAITING:
+                _, (_, oldest, _) = self._waiting.popitem(last=False)
+                self._to_close.append(oldest)
+            self._wake_closer()
+
+    def close(self, ledger: OpenLedger) -> None:
+        """Close ``ledger`` in the background."""
+        with self._changed:
+            self._to_close.append(ledger)
+            self._wake_closer()
+
+    def close_all(self) -> None:
+        """Close all that waits, and see the closer end."""
+        with self._changed:
+            while self._waiting:
+                self._to_close.append(self._waiting.popitem(last=False)[1][1])
+            closer = self._closer
+            self._changed.notify_all()
+        if closer is not None:
+            closer.join()
+
+    def _take(self, key: LedgerKey) -> OpenLedger | None:
+        with self._changed:
+            for ledger_id in reversed(self._waiting):
+                if self._waiting[ledger_id][0] == key:
+                    return self._waiting.pop(ledger_id)[1]
+        return None
+
+    def _wake_closer(self) -> None:
+        if self._closer is None:
+            self._closer = threading.Thread(target=self._close_idle, name="bk-ledger-closer", daemon=True)
+            self._closer.start()
+        self._changed.notify_all()
+
+    def _close_idle(self) -> None:
+        while (ledger := self._next_to_close()) is not None:
+            try:
+                ledger.close()
+            except Exception:  # the others are to be closed all the same
+                _LOG.warning("%s was not closed", ledger, exc_info=True)
+
+    def _next_to_close(self) -> OpenLedger | None:
+        """Waits until there is one; None where there are no ledgers left: the closer ends."""
+        with self._changed:
+            while not self._to_close:
+                if not self._waiting:
+                    self._closer = None
+                    return None
+                _, ledger, since = next(iter(self._waiting.values()))
+                left_s = since + self._idle_s - self._clock()
+                if left_s <= 0:
+                    del self._waiting[ledger.writer.ledger_id]
+                    return ledger
+                self._changed.wait(left_s)
+            return self._to_close.popleft()
+
+
+_LOCK: Final = threading.Lock()
+_CACHES: Final[dict[int, LedgerCache]] = {}
+
+
+def ledger_cache() -> LedgerCache:
+    """This process's cache; a forked child has one of its own."""
+    with _LOCK:
+        return _CACHES.setdefault(os.getpid(), LedgerCache())

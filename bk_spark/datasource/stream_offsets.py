@@ -1,0 +1,142 @@
+"""Offsets of a streaming read, as Spark keeps them in its checkpoint. Pure.
+
+JSON, version 1, of a read of logs and of one of a ledger::
+
+    {"v": 1, "logs": {"flights": {"id": "<log id>", "offset": 120, "from": 100, "lost": 30}}}
+    {"v": 1, "ledger": {"id": 17, "entry": 120, "from": 0}}
+
+Positions are half-open: ``offset`` (``entry``) is the first that was not read. Logs are sorted by name, so that equal
+offsets are equal texts. Two fields may be absent:
+
+``from``
+    Where the batch that ends here begins, in the first batch of a log: Spark keeps no start of a query's first
+    batch. When that batch is run again it asks anew for the initial offset, and ``latest`` would be another one by
+    then; so the end of the batch says where it began. The same holds for a log that is found later on.
+``lost``
+    How many offsets were skipped so far because they were gone (``failOnDataLoss=false``).
+
+Another version, and a field that is not known, are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bk_spark.protocol.errors import MetadataFormatError
+
+OFFSET_VERSION: Final = 1
+_MAX_OFFSET: Final = (1 << 63) - 1
+#: In error texts.
+_SHOWN: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far one log or ledger was read. ``identity`` is the log's id, or that of the ledger."""
+
+    identity: str | int
+    offset: int
+    start: int | None = None
+    lost: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.start is None or self.start <= self.offset
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffset:
+    """Positions by name of log; a ledger stands alone, under the name that :func:`ledger_name` gives it."""
+
+    positions: Mapping[str, Position]
+
+    @property
+    def ledger_id(self) -> int | None:
+        """The ledger, where it is one that is read."""
+        for position in self.positions.values():
+            if isinstance(position.identity, int):
+                return position.identity
+        return None
+
+    def begin(self, name: str, end: StreamOffset) -> int:
+        """Where the batch from here to ``end`` begins in ``name``, which ``end`` has."""
+        position = end.positions[name]
+        if position.start is not None:
+            return position.start
+        before = self.positions.get(name)
+        if before is None:
+            raise MetadataFormatError(
+                f"the offset in the checkpoint does not say where its first batch of log {name} began: it was not "
+                "written by this data source"
+            )
+        return before.offset
+
+    def to_json(self) -> dict[str, Any]:
+        """For Spark, which prints it."""
+        if self.ledger_id is not None:
+            (position,) = self.positions.values()
+            return {"v": OFFSET_VERSION, "ledger": _fields(position, "entry")}
+        logs = {name: _fields(self.positions[name], "offset") for name in sorted(self.positions)}
+        return {"v": OFFSET_VERSION, "logs": logs}
+
+
+def ledger_name(ledger_id: int) -> str:
+    """Cannot be the name of a log."""
+    return f"ledger {ledger_id}"
+
+
+def parse_offset(found: object) -> StreamOffset:
+    """What :meth:`StreamOffset.to_json` gave. Raises MetadataFormatError."""
+    if not isinstance(found, dict) or "v" not in found:
+        raise _refused(found, "is not an offset of this data source: is the checkpoint that of another source?")
+    version = found["v"]
+    if version != OFFSET_VERSION or isinstance(version, bool):
+        raise _refused(
+            found,
+            f"has format version {version!r}; this release knows {OFFSET_VERSION}: use the release that wrote the "
+            "checkpoint, or a later one",
+        )
+    match found:
+        case {"logs": dict(logs), **rest} if rest.keys() == {"v"}:
+            return StreamOffset({name: _position(found, name, logs[name], str, "offset") for name in sorted(logs)})
+        case {"ledger": dict(ledger), **rest} if rest.keys() == {"v"}:
+            position = _position(found, "ledger", ledger, int, "entry")
+            assert isinstance(position.identity, int)
+            return StreamOffset({ledger_name(position.identity): position})
+    raise _refused(found, "names neither logs nor a ledger")
+
+
+def _fields(position: Position, unit: str) -> dict[str, Any]:
+    fields: dict[str, Any] = {"id": position.identity, unit: position.offset}
+    if position.start is not None:
+        fields["from"] = position.start
+    if position.lost:
+        fields["lost"] = position.lost
+    return fields
+
+
+def _position(whole: object, name: object, fields: object, kind: type[str] | type[int], unit: str) -> Position:
+    if not isinstance(name, str) or not isinstance(fields, dict):
+        raise _refused(whole, f"is damaged at {name!r}")
+    unknown = fields.keys() - {"id", unit, "from", "lost"}
+    if unknown:
+        raise _refused(whole, f"has the unknown field {min(map(str, unknown))} at {name}")
+    identity = fields.get("id")
+    numbers = [fields.get(unit), fields.get("from", 0), fields.get("lost", 0)]
+    if not isinstance(identity, kind) or isinstance(identity, bool) or not all(map(_is_count, numbers)):
+        raise _refused(whole, f"is damaged at {name}")
+    start = fields.get("from")
+    if start is not None and start > fields[unit]:
+        raise _refused(whole, f"ends before it begins at {name}")
+    return Position(identity, fields[unit], start, fields.get("lost", 0))
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_OFFSET
+
+
+def _refused(found: object, what: str) -> MetadataFormatError:
+    text = repr(found)
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return MetadataFormatError(f"the offset in the query's checkpoint {what}: {shown}")

@@ -1,0 +1,120 @@
+"""The log that a write goes to: found or made in the driver, and checked against what is to be written."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark.sql.types import StructType
+
+from bk_spark.datasource.connections import LogPlace, client_of, log_at, logs_of
+from bk_spark.datasource.options import SourceOptions
+from bk_spark.datasource.schemas import (
+    arrow_schema,
+    check_raw_write,
+    check_same_columns,
+    schema_of_json,
+    stored_schema,
+)
+from bk_spark.log.log import Log
+from bk_spark.log.names import LogPaths
+from bk_spark.log.settings import EntryFormat, LogSettings
+from bk_spark.protocol.errors import InvalidArgumentError, LogExistsError
+
+#: Streaming writes ask again for each micro-batch.
+_FOUND: Final[OrderedDict[tuple[SourceOptions, str, bytes], TargetLog]] = OrderedDict()
+_MAX_FOUND: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TargetLog:
+    """A log that takes what is to be written. Small, and can be pickled: who has it need not ask ZooKeeper."""
+
+    place: LogPlace
+    settings: LogSettings
+
+    def open(self, password: bytes) -> Log:
+        """The log, from this process's cache."""
+        return log_at(self.place, password, self.settings)
+
+
+def find_or_make_log(options: SourceOptions, schema: StructType) -> TargetLog:
+    """The log of option ``log``, made where it does not exist and there are bookies enough.
+
+    Raises InvalidArgumentError where settings or columns are not the log's, UnauthorizedError, NotEnoughBookiesError,
+    MetadataUnavailableError.
+    """
+    password = options.password()
+    key = (options, schema.json(), password)
+    known = _FOUND.get(key)
+    if known is None or not _is_there(known.place):
+        # Spark's processes run one thing at a time; two at once would only find the log twice.
+        known = _FOUND[key] = _find_or_make(options, schema, password)
+        while len(_FOUND) > _MAX_FOUND:
+            _FOUND.popitem(last=False)
+    return known
+
+
+def _is_there(place: LogPlace) -> bool:
+    paths = LogPaths(place.log_root, place.name, place.log_id)
+    return client_of(place.metadata_service_uri).zookeeper.exists(paths.identity) is not None
+
+
+def _find_or_make(options: SourceOptions, schema: StructType, password: bytes) -> TargetLog:
+    assert options.log is not None
+    uri, root, name = options.metadata_service_uri, options.log_root, options.log
+    logs = logs_of(uri, root)
+    if not logs.exists(name):
+        settings = _new_settings(options, schema, password)
+        # Better no log than one that nobody can write to.
+        client_of(uri).check_enough_bookies(options.quorum)
+        try:
+            made = logs.create_log(name, settings)
+            return TargetLog(LogPlace(uri, root, name, made.log_id), settings)
+        except LogExistsError:
+            pass  # another writer was first: its settings count, as for any log that exists
+    log = logs.open_log(name)
+    _check_settings(log.settings, options, schema, password)
+    return TargetLog(LogPlace(uri, root, name, log.log_id), log.settings)
+
+
+def _new_settings(options: SourceOptions, schema: StructType, password: bytes) -> LogSettings:
+    entry_format = options.entry_format or EntryFormat.RAW
+    schema_json = None
+    if entry_format is EntryFormat.RAW:
+        check_raw_write(schema)
+        _refuse_arrow_options(options)
+    else:
+        arrow_schema(schema)
+        schema_json = stored_schema(schema).json()
+    return LogSettings.create(options.quorum, options.digest_type, entry_format, password, schema_json)
+
+
+def _check_settings(settings: LogSettings, options: SourceOptions, schema: StructType, password: bytes) -> None:
+    assert options.log is not None
+    settings.check_password(password, options.log)
+    asked: tuple[tuple[str, object, object], ...] = (
+        ("entryFormat", options.entry_format and options.entry_format.value, settings.entry_format.value),
+        ("ensembleSize", options.quorum.ensemble_size, settings.quorum.ensemble_size),
+        ("writeQuorumSize", options.quorum.write_quorum_size, settings.quorum.write_quorum_size),
+        ("ackQuorumSize", options.quorum.ack_quorum_size, settings.quorum.ack_quorum_size),
+        ("digestType", options.digest_type.name, settings.digest_type.name),
+    )
+    for name, wanted, fixed in asked:
+        if name.lower() in options.given and wanted != fixed:
+            raise InvalidArgumentError(
+                f"option {name}: log {options.log} was made with {fixed}, which cannot be changed to {wanted}; "
+                "leave the option out, or write to another log"
+            )
+    if settings.entry_format is EntryFormat.RAW:
+        check_raw_write(schema)
+        _refuse_arrow_options(options)
+    else:
+        check_same_columns(schema, schema_of_json(settings.schema_json), options.log)
+
+
+def _refuse_arrow_options(options: SourceOptions) -> None:
+    for name in ("compression", "entryBytes"):
+        if name.lower() in options.given:
+            raise InvalidArgumentError(f"option {name} is for entryFormat arrow; log {options.log} is raw")

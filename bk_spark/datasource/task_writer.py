@@ -1,0 +1,227 @@
+"""How one task writes its rows to ledgers of its own, and goes on in another where it loses one.
+
+What is not acknowledged is kept: where a ledger is fenced or fails, the range ends at its last acknowledged
+entry, and the rest is sent to a new ledger, unless the run is retired. So a task may name several ranges. What is kept
+is bounded: a ledger's writer has a bounded number of bytes under way, and to these comes at most one batch of rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from bk_spark.datasource.ledger_cache import LedgerCache, LedgerKey, OpenLedger
+from bk_spark.log.log import Log
+from bk_spark.log.message import LedgerRange
+from bk_spark.protocol.errors import LedgerClosedError, LedgerFencedError, MetadataError, PeerError
+from bk_spark.protocol.payloads import Payloads
+
+_LOG: Final = logging.getLogger(__name__)
+
+#: What ends a ledger's writer, and not the task.
+_LOST: Final = (LedgerFencedError, LedgerClosedError, PeerError, MetadataError)
+#: Ledgers in a row that are lost before they acknowledge anything.
+MAX_LOST: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """A ledger of so many bytes or of this age gets no more entries."""
+
+    size_bytes: int
+    age_ms: int
+
+    def is_due(self, ledger: OpenLedger, now_s: float) -> bool:
+        return ledger.writer.length >= self.size_bytes or (now_s - ledger.opened_s) * 1000 >= self.age_ms
+
+
+class TaskLedgers:
+    """Where a task has its ledgers from: made for it, and closed after it; with a ``cache`` kept there between
+    tasks of a run."""
+
+    def __init__(
+        self,
+        log: Log,
+        key: LedgerKey,
+        roll: Roll,
+        cache: LedgerCache | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._log = log
+        self._key = key
+        self._roll = roll
+        self._cache = cache
+        self._clock = clock
+
+    def take(self) -> OpenLedger:
+        """A ledger to append to. Raises what making one raises."""
+        if self._cache is not None:
+            while (waiting := self._cache.take(self._key)) is not None:
+                if not self.is_due(waiting):
+                    return waiting
+                self._cache.close(waiting)
+        writer = self._log.ledgers.create(self._log.ledger_registrar(self._key.app, self._key.run))
+        _LOG.info("log %s: run %s writes to ledger %d", self._log.name, self._key.run, writer.ledger_id)
+        return OpenLedger(self._log, writer, self._clock())
+
+    def is_due(self, ledger: OpenLedger) -> bool:
+        """Whether another ledger is to take over from this one."""
+        return self._roll.is_due(ledger, self._clock())
+
+    def give_back(self, ledger: OpenLedger) -> None:
+        """The task is done with ``ledger``, whose entries are all acknowledged."""
+        if self._cache is None:
+            ledger.close()
+        elif self.is_due(ledger):
+            self._cache.close(ledger)
+        else:
+            self._cache.give_back(self._key, ledger)
+
+    def check_run(self) -> None:
+        """Raises RunRetiredError where another run took over."""
+        self._log.check_run(self._key.app, self._key.run)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Entries that were handed over together: one entry of ``rows`` rows, or an entry for each row."""
+
+    payloads: Payloads
+    rows: int
+
+    def without(self, entries: int) -> _Piece | None:
+        """What is left after the first ``entries``."""
+        count = len(self.payloads)
+        if entries <= 0:
+            return self
+        return _Piece(self.payloads.part(entries, count), count - entries) if entries < count else None
+
+
+class _Part:
+    """What a task has written to one ledger."""
+
+    def __init__(self, ledger: OpenLedger) -> None:
+        self.ledger = ledger
+        self._first_entry = self._next_entry = ledger.writer.last_add_pushed + 1
+        self._rows = 0
+        self._size_bytes = 0
+        #: Pieces not known to be acknowledged, with their first entries.
+        self._kept: deque[tuple[int, _Piece]] = deque()
+
+    def append(self, piece: _Piece) -> None:
+        self._kept.append((self._next_entry, piece))
+        self._next_entry += len(piece.payloads)
+        self._rows += piece.rows
+        self._size_bytes += piece.payloads.size_bytes
+        self.ledger.writer.append_many(piece.payloads)
+        confirmed = self.ledger.writer.last_add_confirmed
+        while self._kept and self._kept[0][0] + len(self._kept[0][1].payloads) - 1 <= confirmed:
+            self._kept.popleft()
+
+    def flush(self) -> None:
+        self.ledger.writer.flush()
+
+    def lost(self) -> list[_Piece]:
+        """Let go of the ledger, which failed: what it did not acknowledge."""
+        self.ledger.abandon()
+        confirmed = self.ledger.writer.last_add_confirmed
+        left = [piece.without(confirmed + 1 - first) for first, piece in self._kept]
+        pieces = [piece for piece in left if piece is not None]
+        self._kept.clear()
+        self._next_entry = max(confirmed + 1, self._first_entry)
+        self._rows -= sum(piece.rows for piece in pieces)
+        self._size_bytes -= sum(piece.payloads.size_bytes for piece in pieces)
+        return pieces
+
+    def range(self) -> LedgerRange | None:
+        if self._next_entry == self._first_entry:
+            return None
+        return LedgerRange(
+            self.ledger.writer.ledger_id, self._first_entry, self._next_entry - 1, self._rows, self._size_bytes
+        )
+
+
+class TaskWriter:
+    """Appends one task's rows, in order. Call :meth:`abandon` where anything but this object fails."""
+
+    def __init__(self, ledgers: TaskLedgers) -> None:
+        self._ledgers = ledgers
+        self._part: _Part | None = None
+        self._ranges: list[LedgerRange] = []
+        self._lost_in_a_row = 0
+
+    def append(self, payloads: Payloads, rows: int) -> None:
+        """Append entries: a single one that holds ``rows`` rows, or one for each row.
+
+        Raises RunRetiredError where another run has taken over; the ledger client's error where three ledgers in a
+        row were of no use.
+        """
+        self._send([_Piece(payloads, rows)])
+
+    def finish(self) -> tuple[LedgerRange, ...]:
+        """Wait for every acknowledgement; where the rows are. Raises as :meth:`append`."""
+        while self._part is not None:
+            try:
+                self._part.flush()
+            except _LOST as error:
+                self._send(self._after_loss(self._part, error))
+            else:
+                self._end_part(self._part)
+        return tuple(self._ranges)
+
+    def abandon(self) -> None:
+        """Let go of everything: nothing of this task is to be committed."""
+        if self._part is not None:
+            self._part.ledger.abandon()
+            self._part = None
+
+    def _send(self, pieces: list[_Piece]) -> None:
+        while pieces:
+            if self._part is not None and self._ledgers.is_due(self._part.ledger):
+                try:
+                    self._part.flush()
+                except _LOST as error:
+                    pieces = self._after_loss(self._part, error) + pieces
+                    continue
+                self._end_part(self._part)
+            part = self._part = self._part or _Part(self._ledgers.take())
+            try:
+                part.append(pieces[0])
+            except _LOST as error:
+                # The piece is among those that the part kept.
+                pieces = self._after_loss(part, error) + pieces[1:]
+            else:
+                pieces = pieces[1:]
+
+    def _end_part(self, part: _Part) -> None:
+        """All of it is acknowledged."""
+        self._add_range(part)
+        self._part = None
+        self._ledgers.give_back(part.ledger)
+
+    def _after_loss(self, part: _Part, error: Exception) -> list[_Piece]:
+        """Keep what ``part`` acknowledged; what is to be sent again. Raises where there is no going on."""
+        self._part = None
+        left = part.lost()
+        before = len(self._ranges)
+        self._add_range(part)
+        self._lost_in_a_row = 0 if len(self._ranges) > before else self._lost_in_a_row + 1
+        self._ledgers.check_run()
+        _LOG.warning(
+            "ledger %d was lost (%s); %d entries that it did not acknowledge go to another one",
+            part.ledger.writer.ledger_id,
+            error,
+            sum(len(piece.payloads) for piece in left),
+        )
+        if self._lost_in_a_row >= MAX_LOST:
+            raise error
+        return left
+
+    def _add_range(self, part: _Part) -> None:
+        written = part.range()
+        if written is not None:
+            self._ranges.append(written)

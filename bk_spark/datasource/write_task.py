@@ -1,0 +1,127 @@
+"""What batch and streaming writes have in common: a task's rows go to ledgers, its message to the driver, and the
+driver commits the messages."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import WriterCommitMessage
+
+from bk_spark.datasource import arrow_format, raw_format
+from bk_spark.datasource.ledger_cache import LedgerCache, LedgerKey
+from bk_spark.datasource.options import SourceOptions
+from bk_spark.datasource.schemas import arrow_schema, schema_of_json
+from bk_spark.datasource.target_log import TargetLog
+from bk_spark.datasource.task_writer import Roll, TaskLedgers, TaskWriter
+from bk_spark.log.log import Log
+from bk_spark.log.maintenance import start_in_background
+from bk_spark.log.message import CommitMessage, CommitRequest, LedgerRange
+from bk_spark.log.plan import CommitResult
+from bk_spark.log.reap_rules import ReapLimits
+from bk_spark.log.settings import EntryFormat
+from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError, NoSuchLedgerError
+from bk_spark.protocol.payloads import Payloads
+
+_LOG: Final = logging.getLogger(__name__)
+#: A commit waits no longer for the ledgers of runs that it retired: the reaper does the rest.
+_RECOVER_S: Final = 30.0
+
+
+@dataclass
+class TaskMessage(WriterCommitMessage):
+    """A task's commit message, as Spark carries it."""
+
+    message: CommitMessage
+
+
+def write_task(
+    batches: Iterator[pa.RecordBatch],
+    target: TargetLog,
+    options: SourceOptions,
+    app: str,
+    run: str,
+    partition: int,
+    cache: LedgerCache | None = None,
+) -> tuple[LedgerRange, ...]:
+    """Append a task's rows; where they are. A task without rows touches no ledger. With ``cache`` ledgers stay open
+    for the next task of ``run``.
+
+    Raises InvalidArgumentError for a row that cannot be written, RunRetiredError, errors of the ledger client.
+    """
+    log = target.open(options.password())
+    ledgers = TaskLedgers(
+        log,
+        LedgerKey(target.place, app, run),
+        Roll(options.ledger_roll_bytes, options.ledger_roll_interval_ms),
+        cache,
+    )
+    writer = TaskWriter(ledgers)
+    try:
+        limit = log.ledgers.client.config.max_payload_bytes(log.settings.digest_type)
+        if log.settings.entry_format is EntryFormat.RAW:
+            for payloads in raw_format.rows(batches, partition, limit):
+                writer.append(payloads, len(payloads))
+        else:
+            entries = arrow_format.entries_of(
+                batches,
+                _arrow_schema_of(log.settings.schema_json),
+                compression=options.compression,
+                entry_bytes=min(options.entry_bytes, limit),
+                max_entry_bytes=limit,
+                partition=partition,
+            )
+            for entry, rows in entries:
+                writer.append(Payloads.of([memoryview(entry)]), rows)
+        return writer.finish()
+    except BaseException:
+        writer.abandon()
+        raise
+
+
+def commit_batch(log: Log, request: CommitRequest, options: SourceOptions) -> CommitResult:
+    """Commit, fence the ledgers of runs that this one took over from, and see to it that somebody looks after the log.
+    Raises what the commit raises; what follows it fails nothing."""
+    result = log.commit(request, recover=functools.partial(_recover, log))
+    _LOG.info("log %s: batch %d of %s: %s", log.name, request.batch_id, request.app, result)
+    start_in_background(log, ReapLimits(options.orphan_retention_ms, options.delete_grace_ms))
+    return result
+
+
+def task_messages(messages: Sequence[WriterCommitMessage | None]) -> tuple[CommitMessage, ...]:
+    """What tasks told. Raises InvalidArgumentError where one is missing: its rows would be lost."""
+    told = tuple(one.message for one in messages if isinstance(one, TaskMessage))
+    if len(told) != len(messages):
+        raise InvalidArgumentError(
+            f"{len(messages) - len(told)} of {len(messages)} tasks left no commit message: the batch is not complete, "
+            "run it again"
+        )
+    return told
+
+
+@functools.lru_cache(16)
+def _arrow_schema_of(schema_json: str | None) -> pa.Schema:
+    return arrow_schema(schema_of_json(schema_json))
+
+
+def _recover(log: Log, ledger_ids: Sequence[int]) -> None:
+    """Fence and close what a retired run may still be writing. Raises the first error, after trying all."""
+    failure: BookKeeperError | None = None
+    deadline = time.monotonic() + _RECOVER_S
+    for index, ledger_id in enumerate(ledger_ids):
+        if time.monotonic() > deadline:
+            _LOG.warning("log %s: %d ledgers are left to the reaper to close", log.name, len(ledger_ids) - index)
+            break
+        try:
+            log.ledgers.recover(ledger_id)
+        except NoSuchLedgerError:
+            pass  # the reaper was first
+        except BookKeeperError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure

@@ -1,0 +1,180 @@
+"""Appending a ledger that the log did not make: it becomes one segment. No I/O but in :func:`append_ledger`.
+
+``<log>/appended/<ledger id>`` is made with the segment. It tells that the ledger is in the list, so that it cannot get
+there twice, and it is all that the log knows of the ledger: nothing ever deletes a ledger that has no registration.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Final
+
+from bk_spark.bookie.zookeeper import CheckOp, CreateOp, SetOp, TransactionOp
+from bk_spark.log.append import plan_append, read_head
+from bk_spark.log.formats import Appended, Head, decode_appended, encode_appended
+from bk_spark.log.ledgers import MADE_FOR
+from bk_spark.log.names import LogPaths
+from bk_spark.log.plan import AlreadyDone, Plan, Readings
+from bk_spark.log.reading import children_steps, read_steps, sync_steps
+from bk_spark.log.segment import MAX_SEGMENT_BYTES, MAX_SEGMENT_ENTRIES, Segment, SegmentTable
+from bk_spark.log.settings import EntryFormat
+from bk_spark.log.steps import Steps
+from bk_spark.log.tail import seal_tail
+from bk_spark.protocol import ledger_metadata
+from bk_spark.protocol.errors import (
+    DigestMismatchError,
+    LedgerRefusedError,
+    NoSuchLedgerError,
+    UnauthorizedError,
+)
+from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState
+
+if TYPE_CHECKING:
+    from bk_spark.log.log import Log
+
+_TOKEN_BYTES: Final = 16
+
+
+class AppendLedger:
+    """The change that appends all entries of a closed ledger, each as a row; its result is their range of offsets.
+
+    ``metadata_path`` is the znode of the ledger's metadata. ``token`` is drawn anew for each change: it tells this
+    one's own work from another's.
+    """
+
+    def __init__(self, paths: LogPaths, ledger_id: int, metadata_path: str, token: bytes) -> None:
+        self.paths = paths
+        self._ledger_id = ledger_id
+        self._metadata_path = metadata_path
+        self._token = token
+
+    @property
+    def what(self) -> str:
+        return f"appending of ledger {self._ledger_id} to log {self.paths.name}"
+
+    @property
+    def again(self) -> str:
+        return "append it again: it is refused, naming its offset, where it is in the log"
+
+    def decide(self, readings: Readings, now_ms: int, maybe: range | None) -> AlreadyDone[range] | Plan[range]:
+        """Raises NoSuchLogError, LogReplacedError, NoSuchLedgerError, LedgerRefusedError, LogTailOpenError;
+        MetadataFormatError where a znode cannot be understood."""
+        appended_path = self.paths.appended_ledger(self._ledger_id)
+        readings.require(self.paths.head, self._metadata_path, self.paths.appended, appended_path)
+        read = read_head(readings, self.paths)
+        stored = readings.get(self._metadata_path)
+        if stored is None:
+            raise NoSuchLedgerError("the ledger to append does not exist", ledger_id=self._ledger_id)
+        metadata = ledger_metadata.decode(stored.data)
+        entries = metadata.last_entry_id + 1
+
+        znode = readings.get(appended_path)
+        if znode is not None:
+            appended = decode_appended(znode.data, appended_path)
+            if appended.token == self._token:
+                return AlreadyDone(range(appended.offset, appended.offset + entries))
+            self._check_gone(appended, read.head)
+        self._check(metadata)
+
+        tail = seal_tail(readings, self.paths, read.head, fence=False, remedy=", then append the ledger")
+        start = tail.segments[-1].end_offset if tail.segments else read.head.next_offset
+        time_ms = max(now_ms, read.head.last_commit_time_ms)
+        segment = Segment(self._ledger_id, 0, metadata.last_entry_id, start, entries, metadata.length, time_ms)
+        added = SegmentTable.of([*tail.segments, segment])
+        append = plan_append(readings, self.paths, read, added, time_ms, tail=tail.tail)
+        data = encode_appended(Appended(self._token, start))
+        parents = () if readings.get(self.paths.appended) is not None else (CreateOp(self.paths.appended),)
+        record: TransactionOp = (
+            CreateOp(appended_path, data) if znode is None else SetOp(appended_path, data, znode.version)
+        )
+        return Plan(
+            append.preparations,
+            (
+                CheckOp(self.paths.identity, -1),
+                CheckOp(self._metadata_path, stored.version),
+                *append.operations,
+                *tail.operations,
+                *parents,
+                record,
+            ),
+            range(start, append.head.next_offset),
+        )
+
+    def _check_gone(self, appended: Appended, head: Head) -> None:
+        """The znode of a segment that was truncated waits for the reaper; whole segments are truncated."""
+        if appended.offset >= head.first_offset:
+            raise LedgerRefusedError(
+                f"log {self.paths.name}: the ledger is in the log already, from offset {appended.offset} on",
+                ledger_id=self._ledger_id,
+            )
+
+    def _check(self, metadata: LedgerMetadata) -> None:
+        if metadata.state is not LedgerState.CLOSED:
+            raise LedgerRefusedError(
+                f"log {self.paths.name}: the ledger is {metadata.state.name}; only a closed ledger can be appended: "
+                "close its writer, or recover it",
+                ledger_id=self._ledger_id,
+            )
+        if metadata.last_entry_id < 0:
+            raise LedgerRefusedError(
+                f"log {self.paths.name}: the ledger is empty, there is nothing to append", ledger_id=self._ledger_id
+            )
+        made_for = metadata.custom_metadata.get(MADE_FOR)
+        if made_for is not None:
+            raise LedgerRefusedError(
+                f"log {self.paths.name}: the ledger was made for log {made_for.decode(errors='replace')}, which "
+                "deletes it when it needs it no more: append copies of its entries instead",
+                ledger_id=self._ledger_id,
+            )
+        if metadata.last_entry_id >= MAX_SEGMENT_ENTRIES - 1 or metadata.length >= MAX_SEGMENT_BYTES:
+            raise LedgerRefusedError(
+                f"log {self.paths.name}: the ledger is larger than a segment may be "
+                f"({MAX_SEGMENT_ENTRIES} entries, {MAX_SEGMENT_BYTES} bytes)",
+                ledger_id=self._ledger_id,
+            )
+
+
+def registered_steps(paths: LogPaths, ledger_id: int) -> Steps[str | None]:
+    """The znode that registers the ledger with the log, or None. A ledger that exists comes to be registered no more:
+    that is done as it is made. Raises MetadataUnavailableError."""
+    yield from sync_steps(paths)
+    candidates: list[str] = []
+    for app in (yield from children_steps(paths, paths.ledgers)):
+        for run in (yield from children_steps(paths, f"{paths.ledgers}/{app}")):
+            candidates.append(f"{paths.run_at(app, run)}/{ledger_id}")
+    znodes = yield from read_steps(paths, tuple(candidates))
+    return next((path for path, znode in znodes.items() if znode is not None), None)
+
+
+def append_ledger(log: Log, ledger_id: int) -> range:
+    """Body of :meth:`bk_spark.log.log.Log.append_ledger`."""
+    if log.settings.entry_format is not EntryFormat.RAW:
+        raise LedgerRefusedError(
+            f"log {log.name} has entryFormat {log.settings.entry_format.value}: a ledger that was not made for it can "
+            "become part of a raw log only",
+            ledger_id=ledger_id,
+        )
+    registration = log.run(registered_steps(log.paths, ledger_id))
+    if registration is not None:
+        raise LedgerRefusedError(
+            f"log {log.name}: the ledger was made for this log and belongs to one of its writers ({registration}), "
+            "which commits it",
+            ledger_id=ledger_id,
+        )
+    change = AppendLedger(log.paths, ledger_id, log.ledgers.ledger_path(ledger_id), secrets.token_bytes(_TOKEN_BYTES))
+    _check_readable(log, ledger_id)
+    return log.change(change)
+
+
+def _check_readable(log: Log, ledger_id: int) -> None:
+    """The last entry, read with the log's password: old ledgers name neither password nor digest in their metadata."""
+    metadata = log.ledgers.client.metadata(ledger_id)
+    if metadata.state is not LedgerState.CLOSED or metadata.last_entry_id < 0:
+        return  # the change refuses it, and says why
+    try:
+        log.ledgers.read_entry(ledger_id, metadata.last_entry_id)
+    except (UnauthorizedError, DigestMismatchError) as error:
+        raise LedgerRefusedError(
+            f"log {log.name}: the ledger cannot be read with the log's password, so it cannot become part of it",
+            ledger_id=ledger_id,
+        ) from error

@@ -1,0 +1,272 @@
+"""Reads pages of one log from where they are: from ZooKeeper, or from index ledgers.
+
+Pages before the tail page never change, and one that leaves ZooKeeper is in an index ledger before it goes. So a page
+that is in neither place of the head at hand is looked for with the present head: it was moved, or truncated, or the
+list is damaged.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Final, TypeVar
+
+import numpy as np
+
+from bk_spark.bookie.blocking_reader import BlockingReader
+from bk_spark.bookie.zookeeper import Znode, ZooKeeper
+from bk_spark.log.append import head_of
+from bk_spark.log.blocking import run_steps
+from bk_spark.log.formats import Head, IndexPosition
+from bk_spark.log.index import PageIndex, decode_indexed_page, directory_steps, entry_name
+from bk_spark.log.ledgers import LogLedgers
+from bk_spark.log.names import LogPaths
+from bk_spark.log.page import SegmentPage, decode_page
+from bk_spark.log.segment import Int64Column
+from bk_spark.protocol.errors import (
+    InvalidArgumentError,
+    LogRangeGoneError,
+    MetadataFormatError,
+    MetadataUnavailableError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
+)
+
+#: In columns a segment takes 56 bytes.
+_MAX_CACHED_SEGMENTS: Final = 1 << 17
+_MAX_INDEXES: Final = 4
+_MAX_READERS: Final = 4
+#: Pages of up to 32 KiB that are read at once when many follow each other.
+_MAX_AHEAD: Final = 16
+_MAX_SESSIONS: Final = 3
+_MAX_TRIES: Final = 3
+
+_T = TypeVar("_T")
+
+
+class _NotThereError(Exception):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A page's bytes; ``index`` is None for those of a znode."""
+
+    number: int
+    data: bytes
+    index: PageIndex | None
+
+
+class PageReader:
+    """Reads the head and pages of one log, and keeps pages that can no longer change, within bounds. Thread-safe.
+
+    Without ``ledgers`` pages that have left ZooKeeper are out of reach (InvalidArgumentError).
+    """
+
+    def __init__(self, zk: ZooKeeper, paths: LogPaths, ledgers: LogLedgers | None = None) -> None:
+        self._zk = zk
+        self._paths = paths
+        self._ledgers = ledgers
+        self._synced_session: int | None = None
+        #: Guards what follows.
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[int, SegmentPage] = OrderedDict()
+        self._cached_segments = 0
+        self._indexes: OrderedDict[IndexPosition, PageIndex] = OrderedDict()
+        self._readers: OrderedDict[int, BlockingReader] = OrderedDict()
+        #: Of the newest head that a page was found through.
+        self._newest: IndexPosition | None = None
+
+    def head(self) -> Head:
+        """The present head, as the server knows it. Raises NoSuchLogError, LogReplacedError."""
+        return head_of(self.get(self._paths.head), self._paths).head
+
+    def get(self, path: str) -> Znode | None:
+        """A znode of the log, or None."""
+        return self._in_session(lambda: self._zk.get(path))
+
+    def page(self, number: int, head: Head) -> SegmentPage:
+        """Page ``number`` of the list of ``head``.
+
+        Raises LogRangeGoneError where it was dropped since, MetadataFormatError where it is missing or damaged, and
+        what reading a ledger raises.
+        """
+        return next(self.pages(number, number + 1, head))
+
+    def pages(self, first: int, end: int, head: Head) -> Iterator[SegmentPage]:
+        """Pages ``[first, end)`` of the list of ``head``, some of them read ahead. Raises as :meth:`page`."""
+        ahead = 1
+        while first < end:
+            page = self._cached(first)
+            if page is not None:
+                first += 1
+                yield page
+                continue
+            for found in self._fetch(first, min(ahead, end - first), head):
+                page = self._decode(found)
+                if found.number < head.tail_page:
+                    self._keep(page)
+                first += 1
+                yield page
+            ahead = min(2 * ahead, _MAX_AHEAD)
+
+    def last_indexed(self, head: Head, column: Callable[[PageIndex], Int64Column], bound: int) -> int:
+        """Of the pages that ``head.index`` leads to, the last whose value in ``column`` is below ``bound``;
+        ``head.first_page`` where there is none. The column must not decrease."""
+        assert head.index is not None
+        index = self._through_index(
+            head.first_page,
+            head.index,
+            lambda position: self._index(position, head.first_page, lambda known: column(known)[0] < bound),
+        )
+        line = int(np.searchsorted(column(index), bound, side="left")) - 1
+        return max(head.first_page, index.first_page + line)
+
+    def _in_session(self, read: Callable[[], _T]) -> _T:
+        """Within a session a later reading is never older than an earlier one; a new session may have come to a
+        server that is behind. So each is synced before its first reading."""
+        for _ in range(_MAX_SESSIONS):
+            session = self._zk.session_id
+            if session != self._synced_session:
+                self._zk.sync(self._paths.head)
+            found = read()
+            if self._zk.session_id == session:
+                self._synced_session = session
+                return found
+        raise MetadataUnavailableError(
+            f"log {self._paths.name}: sessions with ZooKeeper ended {_MAX_SESSIONS} times while it was read"
+        )
+
+    def _cached(self, number: int) -> SegmentPage | None:
+        with self._lock:
+            if number in self._cache:
+                self._cache.move_to_end(number)
+            return self._cache.get(number)
+
+    def _keep(self, page: SegmentPage) -> None:
+        with self._lock:
+            if page.number not in self._cache:
+                self._cache[page.number] = page
+                self._cached_segments += len(page.table)
+            while self._cached_segments > _MAX_CACHED_SEGMENTS and len(self._cache) > 1:
+                self._cached_segments -= len(self._cache.popitem(last=False)[1].table)
+
+    def _decode(self, found: _Found) -> SegmentPage:
+        if found.index is not None:
+            return decode_indexed_page(found.data, self._paths, found.index, found.number)
+        path = self._paths.page(found.number)
+        return decode_page(found.data, path, log_id=self._paths.log_id, number=found.number)
+
+    def _fetch(self, first: int, count: int, head: Head) -> list[_Found]:
+        """Page ``first``, and up to ``count - 1`` that follow it."""
+        position = self._covering(first, head)
+        if position is None:
+            paths = [self._paths.page(number) for number in range(first, first + count)]
+            znodes = self._in_session(lambda: self._zk.get_many(paths))
+            there = takewhile(lambda znode: znode is not None, (znodes[path] for path in paths))
+            found = [_Found(first + n, znode.data, None) for n, znode in enumerate(there) if znode is not None]
+            if found:
+                return found
+            position = self._moved_to(first)
+            if position is None:
+                raise MetadataFormatError(f"page of segments {paths[0]} is missing")
+        return self._through_index(first, position, lambda position: self._fetch_indexed(first, count, position))
+
+    def _covering(self, number: int, head: Head) -> IndexPosition | None:
+        """What leads to a page that is known to have left ZooKeeper: first of all its own head's index, which may lead
+        to pages that were truncated since."""
+        for position in (head.index, self._newest):
+            if position is not None and number < position.end_page:
+                return position
+        return None
+
+    def _moved_to(self, number: int) -> IndexPosition | None:
+        """What leads to the page now, or None. Raises LogRangeGoneError where it was dropped."""
+        head = self.head()
+        if number < head.first_page:
+            raise LogRangeGoneError(
+                f"log {self._paths.name} was truncated or overwritten while its list was read: it now starts at "
+                f"offset {head.first_offset}"
+            )
+        if head.index is None or number >= head.index.end_page:
+            return None
+        with self._lock:
+            if self._newest is None or self._newest.end_page < head.index.end_page:
+                self._newest = head.index
+        return head.index
+
+    def _through_index(self, number: int, position: IndexPosition, read: Callable[[IndexPosition], _T]) -> _T:
+        """``read`` what is found through ``position``, or through the present head's index where ledgers are gone:
+        a later move leads to the page by other directories."""
+        lost: Exception | None = None
+        for _ in range(_MAX_TRIES):
+            try:
+                return read(position)
+            except (NoSuchLedgerError, NoSuchEntryError, _NotThereError) as error:
+                lost = error
+                # The ledger client may have a session of its own, with a server that is behind: it may have read
+                # metadata of before the ledger was closed.
+                self._need_ledgers().client.zookeeper.sync(self._paths.head)
+                with self._lock:
+                    self._readers.clear()
+                position = self._moved_to(number) or position
+        raise MetadataFormatError(
+            f"log {self._paths.name}: page {number} of its list is lost, which "
+            f"{entry_name(self._paths, position.ledger_id, position.entry_id)} leads to: {lost}"
+        ) from lost
+
+    def _fetch_indexed(self, first: int, count: int, position: IndexPosition) -> list[_Found]:
+        index = self._index(position, first, lambda known: known.first_page <= first)
+        if index.first_page > first:
+            # Only what leads to truncated pages is dropped from an index.
+            raise _NotThereError(f"its directories begin at page {index.first_page}")
+        ledger_id, entry_id = index.place(first)
+        count = min(count, index.end_page - first)
+        neighbours = sum(
+            1 for _ in takewhile(lambda n: index.place(first + n) == (ledger_id, entry_id + n), range(count))
+        )
+        payloads = self._reader(ledger_id).read(entry_id, entry_id + neighbours - 1)
+        return [_Found(first + n, payload, index) for n, payload in enumerate(payloads)]
+
+    def _index(self, position: IndexPosition, page: int, enough: Callable[[PageIndex], bool]) -> PageIndex:
+        """What ``position`` leads to, as far back as ``enough`` asks or ``page`` lies."""
+        with self._lock:
+            index = self._indexes.get(position)
+        if index is None:
+            index = self._directory(position)
+        while index.first_page > page and index.previous is not None and not enough(index):
+            index = self._directory(index.previous).then(index)
+        with self._lock:
+            known = self._indexes.get(position)
+            if known is None or len(known) < len(index):
+                self._indexes[position] = index
+            self._indexes.move_to_end(position)
+            while len(self._indexes) > _MAX_INDEXES:
+                self._indexes.popitem(last=False)
+        return index
+
+    def _directory(self, position: IndexPosition) -> PageIndex:
+        return run_steps(self._zk, directory_steps(self._paths, position), self._paths.lock, self._need_ledgers())
+
+    def _reader(self, ledger_id: int) -> BlockingReader:
+        with self._lock:
+            reader = self._readers.get(ledger_id)
+        if reader is None:
+            reader = self._need_ledgers().reader(ledger_id)
+        with self._lock:
+            self._readers[ledger_id] = reader
+            self._readers.move_to_end(ledger_id)
+            while len(self._readers) > _MAX_READERS:
+                self._readers.popitem(last=False)
+        return reader
+
+    def _need_ledgers(self) -> LogLedgers:
+        if self._ledgers is None:
+            raise InvalidArgumentError(
+                f"log {self._paths.name}: a part of its list has left ZooKeeper for index ledgers: open the log with "
+                "its password, from a store that has a client"
+            )
+        return self._ledgers

@@ -1,0 +1,274 @@
+"""Reading a log without Spark: ranges of it, and following it as it grows.
+
+What is read moves in blocks of verified entries, never entry by entry. Beyond the sealed segments there may be an open
+tail, the ledger that a log writer is writing: it is read up to its last add confirmed. What is confirmed stays in the
+log whoever seals the tail, so its offsets are final.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from bk_spark.bookie.blocking_reader import BlockingReader
+from bk_spark.bookie.range_series import EntryRange
+from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.log.segment import Segment
+from bk_spark.log.snapshot import LogSnapshot
+from bk_spark.protocol.entry_block import EntryBlock
+from bk_spark.protocol.errors import (
+    InvalidArgumentError,
+    LogRangeGoneError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
+)
+from bk_spark.protocol.payloads import Payloads
+
+if TYPE_CHECKING:
+    from bk_spark.log.log import Log
+
+#: Of a part of an open tail, of which the list does not know it: too large to be read ahead at once.
+_UNKNOWN_BYTES: Final = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class LogBlock:
+    """Entries at consecutive offsets from ``base_offset`` on, all of one segment.
+
+    ``commit_time_ms`` (Unix time) is when they were committed; of a log writer's ledger, when it was begun.
+    """
+
+    base_offset: int
+    ledger_id: int
+    commit_time_ms: int
+    block: EntryBlock
+
+    def __len__(self) -> int:
+        return len(self.block)
+
+    @property
+    def end_offset(self) -> int:
+        return self.base_offset + len(self.block)
+
+    @property
+    def payloads(self) -> Payloads:
+        return self.block.payloads
+
+
+class LogReader:
+    """Reads one log, which must have been opened with its password. For one thread at a time.
+
+    Iterators end what they have under way when they are closed (``contextlib.closing``).
+    """
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._ledgers = log.ledgers
+        self._watch = _HeadWatch(log.zookeeper, log.paths.head)
+        #: Of the open tail whose end was asked for last.
+        self._tail: BlockingReader | None = None
+
+    def __repr__(self) -> str:
+        return f"LogReader({self._log.name})"
+
+    def read(self, start: int, end: int) -> Generator[LogBlock, None, None]:
+        """Entries at offsets ``[start, end)`` in order. They must be in the log: see :meth:`readable_end`.
+
+        Raises LogRangeGoneError where a part of the range is not in the log (any more, or yet); EntryUnknownError where
+        bookies could not give an entry. What was read before it stays right.
+        """
+        seen = -1
+        while True:
+            snapshot = self._log.snapshot()
+            tail = snapshot.open_tail if end > snapshot.next_offset else None
+            if tail is not None or end <= snapshot.next_offset or snapshot.next_offset == seen:
+                break
+            # The tail was perhaps sealed after the snapshot was taken.
+            seen = snapshot.next_offset
+        if tail is None:
+            snapshot.tables(start, end)
+        else:
+            readable = self._tail_end(tail)
+            if end > readable:
+                raise LogRangeGoneError(
+                    f"log {self._log.name}: offsets [{max(start, readable)}, {end}) are not written yet, the log can "
+                    f"be read up to {readable}"
+                )
+            snapshot.tables(min(start, tail.base_offset), tail.base_offset)
+        return self._read(snapshot, start, end, tail)
+
+    def follow(self, start: int, *, max_wait_ms: int | None = None) -> Generator[LogBlock, None, None]:
+        """Entries from offset ``start`` on, each once and in order, as they come: what is in the log, then what commits
+        and log writers add to it.
+
+        Ends when nothing new has come for ``max_wait_ms`` (never without it); what was readable before the call is
+        given in any case. Calling it again with the end of the last block goes on where it ended, also after an error.
+        Raises as :meth:`read`; NoSuchLogError when the log is deleted.
+        """
+        if max_wait_ms is not None and max_wait_ms < 0:
+            raise InvalidArgumentError(f"max_wait_ms must not be negative, got {max_wait_ms}")
+        wait = _Wait(max_wait_ms)
+        offset = start
+        gone = -1
+        while True:
+            # Before the list is read: what changes after it is told.
+            self._watch.arm()
+            snapshot = self._log.snapshot()
+            if offset < snapshot.next_offset:
+                wait.begin()
+                with closing(self._read(snapshot, offset, snapshot.next_offset, None)) as blocks:
+                    for block in blocks:
+                        offset = block.end_offset
+                        yield block
+                        wait.begin()
+            tail = snapshot.open_tail
+            if tail is not None:
+                try:
+                    with closing(self._follow_tail(tail, offset, wait)) as blocks:
+                        for block in blocks:
+                            offset = block.end_offset
+                            yield block
+                            wait.begin()
+                except NoSuchLedgerError:
+                    if tail.ledger_id == gone:
+                        raise
+                    # It was sealed, truncated and deleted; the list tells.
+                    gone = tail.ledger_id
+                    continue
+                except NoSuchEntryError:
+                    # It ended before this offset; when it is sealed the list tells.
+                    pass
+            elif offset > snapshot.next_offset:
+                raise LogRangeGoneError(
+                    f"log {self._log.name}: offset {offset} is beyond the log's end, {snapshot.next_offset}"
+                )
+            if not self._watch.wait(wait.left_s):
+                return
+
+    def readable_end(self, snapshot: LogSnapshot | None = None) -> int:
+        """The end of what can be read: ``next_offset`` of ``snapshot`` (without it, of the list now), and what is
+        confirmed of the open tail after it, for which bookies are asked. Raises EntryUnknownError where too few answer.
+        """
+        if snapshot is None:
+            snapshot = self._log.snapshot()
+        tail = snapshot.open_tail
+        if tail is None:
+            return snapshot.next_offset
+        try:
+            return self._tail_end(tail)
+        except NoSuchLedgerError:
+            if snapshot.open_tail is None:
+                return snapshot.next_offset
+            raise
+
+    def offset_at(self, time_ms: int) -> int:
+        """The first offset committed at ``time_ms`` (Unix time) or later; the end of the sealed segments where there is
+        none. A log writer's entries count as committed when their ledger was begun."""
+        return self._log.snapshot().offset_at(time_ms)
+
+    def _read(
+        self, snapshot: LogSnapshot, start: int, end: int, tail: Segment | None
+    ) -> Generator[LogBlock, None, None]:
+        if start < snapshot.next_offset:
+            committed = min(end, snapshot.next_offset)
+            for table in snapshot.tables(start, committed):
+                yield from self._series([segment.clip(start, committed) for segment in table])
+        if tail is not None and end > tail.base_offset:
+            first = max(start, tail.base_offset) - tail.base_offset + tail.first_entry
+            last = end - 1 - tail.base_offset + tail.first_entry
+            base = max(start, tail.base_offset)
+            yield from self._series(
+                [Segment(tail.ledger_id, first, last, base, last - first + 1, _UNKNOWN_BYTES, tail.commit_time_ms)]
+            )
+
+    def _series(self, parts: list[Segment]) -> Iterator[LogBlock]:
+        """The entries of sealed segments, one after the other."""
+        ranges = [
+            EntryRange(part.ledger_id, part.first_entry, part.entry_at(part.end_offset - 1), part.size_bytes)
+            for part in parts
+        ]
+        todo = iter(parts)
+        part = next(todo)
+        reached = part.base_offset
+        with closing(self._ledgers.read_series(ranges)) as lists:
+            try:
+                for blocks in lists:
+                    for block in blocks:
+                        if reached == part.end_offset:
+                            part = next(todo)
+                        yield LogBlock(reached, part.ledger_id, part.commit_time_ms, block)
+                        reached += len(block)
+            except NoSuchLedgerError as error:
+                first_offset = self._log.snapshot().first_offset
+                if reached >= first_offset:
+                    raise
+                raise LogRangeGoneError(
+                    f"log {self._log.name}: offsets [{reached}, {first_offset}) were truncated while they were read"
+                ) from error
+
+    def _follow_tail(self, tail: Segment, offset: int, wait: _Wait) -> Generator[LogBlock, None, None]:
+        """Entries of the open tail as they are confirmed, until its ledger is closed or the wait is over."""
+        first = tail.first_entry + offset - tail.base_offset
+        with closing(self._ledgers.reader(tail.ledger_id).tail(first, max_wait_ms=wait.left_ms)) as blocks:
+            for block in blocks:
+                base = tail.base_offset + block.first_entry_id - tail.first_entry
+                yield LogBlock(base, tail.ledger_id, tail.commit_time_ms, block)
+
+    def _tail_end(self, tail: Segment) -> int:
+        if self._tail is None or self._tail.ledger_id != tail.ledger_id:
+            self._tail = self._ledgers.reader(tail.ledger_id)
+        return tail.base_offset + self._tail.read_last_add_confirmed() + 1 - tail.first_entry
+
+
+class _Wait:
+    """How long to wait for news: ``max_wait_ms`` since the last."""
+
+    def __init__(self, max_wait_ms: int | None) -> None:
+        self._max_wait_s = None if max_wait_ms is None else max_wait_ms / 1000
+        self.begin()
+
+    def begin(self) -> None:
+        self._until_s = None if self._max_wait_s is None else time.monotonic() + self._max_wait_s
+
+    @property
+    def left_s(self) -> float | None:
+        return None if self._until_s is None else max(0.0, self._until_s - time.monotonic())
+
+    @property
+    def left_ms(self) -> int | None:
+        left_s = self.left_s
+        return None if left_s is None else int(left_s * 1000)
+
+
+class _HeadWatch:
+    """Tells when a log's head changed, or may have. A watch in ZooKeeper cannot be taken back: there is one at most."""
+
+    def __init__(self, zk: ZooKeeper, path: str) -> None:
+        self._zk = zk
+        self._path = path
+        self._armed = False
+        self._news = threading.Event()
+
+    def arm(self) -> None:
+        """From now on changes are told."""
+        if self._armed:
+            return
+        self._news.clear()
+        self._armed = True
+        try:
+            self._zk.exists(self._path, watch=self._on_change)
+        except BaseException:
+            self._armed = False
+            raise
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Whether there was news since it was armed."""
+        return self._news.wait(timeout_s)
+
+    def _on_change(self, path: str) -> None:
+        self._armed = False
+        self._news.set()

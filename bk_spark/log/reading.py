@@ -1,0 +1,92 @@
+"""Readings for machines: what ZooKeeper could not answer is asked again, after a new ``Sync``.
+
+Each reading is at least as new as the ``Sync`` before it. Two of them need not fit each other: what depends on
+several znodes at once is decided by a :class:`bk_spark.log.changes.Change`, whose transaction checks their versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from bk_spark.bookie.zookeeper import Znode
+from bk_spark.log.changes import (
+    CONFLICT_PAUSE_MS,
+    MAX_CONFLICTS,
+    MAX_UNAVAILABLE,
+    UNAVAILABLE_PAUSE_MS,
+    Change,
+    change_steps,
+    step_of,
+)
+from bk_spark.log.names import LogPaths
+from bk_spark.log.plan import AlreadyDone, Need, NeedClosed, Plan, Readings
+from bk_spark.log.steps import Done, Event, Found, ListChildren, Listed, Pause, Read, Steps, Sync, TakeLock, Unavailable
+from bk_spark.protocol.errors import MetadataConflictError, MetadataUnavailableError
+
+_T = TypeVar("_T")
+
+
+def sync_steps(paths: LogPaths) -> Steps[None]:
+    """Raises MetadataUnavailableError, as all of these do, where ZooKeeper stays away."""
+    yield from _until_answered(paths, Sync(paths.head))
+
+
+def read_steps(paths: LogPaths, names: tuple[str, ...]) -> Steps[Mapping[str, Znode | None]]:
+    """The znodes ``names``."""
+    if not names:
+        return {}
+    event = yield from _until_answered(paths, Read(names))
+    assert isinstance(event, Found), event
+    return event.znodes
+
+
+def children_steps(paths: LogPaths, path: str) -> Steps[tuple[str, ...]]:
+    """Names of the children of ``path``; none where there is no such znode."""
+    event = yield from _until_answered(paths, ListChildren(path))
+    assert isinstance(event, Listed), event
+    return event.names or ()
+
+
+def _until_answered(paths: LogPaths, action: Sync | Read | ListChildren) -> Steps[Event]:
+    event = yield action
+    for attempt in range(1, MAX_UNAVAILABLE + 1):
+        if not isinstance(event, Unavailable):
+            return event
+        yield Pause(UNAVAILABLE_PAUSE_MS * attempt)
+        event = yield Sync(paths.head)
+        if isinstance(event, Done) and not isinstance(action, Sync):
+            event = yield action
+    if isinstance(event, Unavailable):
+        raise MetadataUnavailableError(f"log {paths.name}: ZooKeeper cannot be reached ({event.reason})")
+    return event
+
+
+def background_steps(change: Change[_T], now_ms: Callable[[], int]) -> Steps[_T]:
+    """Carry out ``change``, in a long row of changes that nobody waits for: it leaves the advisory lock to others."""
+    steps = change_steps(change, now_ms)
+    event: Event | None = None
+    while True:
+        try:
+            action = next(steps) if event is None else steps.send(event)
+        except StopIteration as end:
+            result: _T = end.value
+            return result
+        event = yield Pause(CONFLICT_PAUSE_MS) if isinstance(action, TakeLock) else action
+
+
+def decision_steps(change: Change[_T], now_ms: Callable[[], int]) -> Steps[_T]:
+    """What ``change`` would come to now; nothing is sent. Raises what it raises, and MetadataConflictError where
+    readings do not fit each other."""
+    for _ in range(MAX_CONFLICTS):
+        yield from sync_steps(change.paths)
+        znodes: dict[str, Znode | None] = {}
+        step = step_of(change, Readings(znodes), now_ms())
+        while isinstance(step, Need):
+            znodes.update((yield from read_steps(change.paths, step.paths)))
+            step = step_of(change, Readings(znodes), now_ms())
+        if isinstance(step, Plan | AlreadyDone):
+            return step.result
+        assert not isinstance(step, NeedClosed), f"{change.what} is not decided without closing ledgers"
+        yield Pause(CONFLICT_PAUSE_MS)
+    raise MetadataConflictError(f"{change.what}: the log was changed by others while it was read")

@@ -1,0 +1,109 @@
+"""Retention: which segments the policy of a log still asks for. ``<log>/policy`` holds it.
+
+Both limits say what is surely kept; whole segments go, from the start of the log.
+
+* By time: a segment goes when everything in it is older than the limit. A segment's own time is its commit, or where a
+  log writer wrote it, when that began; so its last entry is only known to be older than the time of the segment after
+  it, or the log's last change for the last segment.
+* By size: a segment goes when the log is still as large as the limit without it. Bytes of an open tail are not counted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from bk_spark.bookie.zookeeper import CheckOp, CreateOp, SetOp, TransactionOp
+from bk_spark.log.append import head_of, read_head
+from bk_spark.log.formats import Policy, decode_policy, encode_policy
+from bk_spark.log.names import LogPaths
+from bk_spark.log.plan import AlreadyDone, Plan, Readings
+from bk_spark.log.reading import read_steps, sync_steps
+from bk_spark.log.snapshot import LogSnapshot
+from bk_spark.log.steps import Steps
+from bk_spark.protocol.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from bk_spark.log.log import Log
+
+_MAX_LIMIT: Final = (1 << 63) - 1
+
+
+class SetPolicy:
+    """The change that stores ``policy``, over what was stored before."""
+
+    def __init__(self, paths: LogPaths, policy: Policy) -> None:
+        for name, value in (("time (ms)", policy.retention_time_ms), ("size (bytes)", policy.retention_size_bytes)):
+            if not 0 <= value <= _MAX_LIMIT:
+                raise InvalidArgumentError(
+                    f"log {paths.name}: retention {name} must be 0 (without limit) to 2^63-1, not {value}"
+                )
+        self.paths = paths
+        self._policy = policy
+
+    @property
+    def what(self) -> str:
+        return f"setting the retention of log {self.paths.name}"
+
+    @property
+    def again(self) -> str:
+        return "set it again"
+
+    def decide(self, readings: Readings, now_ms: int, maybe: Policy | None) -> AlreadyDone[Policy] | Plan[Policy]:
+        """Raises NoSuchLogError, LogReplacedError."""
+        readings.require(self.paths.head, self.paths.policy)
+        read_head(readings, self.paths)
+        data, znode = encode_policy(self._policy), readings.get(self.paths.policy)
+        if znode is not None and znode.data == data:
+            return AlreadyDone(self._policy)
+        write: TransactionOp = (
+            CreateOp(self.paths.policy, data) if znode is None else SetOp(self.paths.policy, data, znode.version)
+        )
+        return Plan((), (CheckOp(self.paths.identity, -1), write), self._policy)
+
+
+def policy_steps(paths: LogPaths) -> Steps[Policy]:
+    """The stored policy; without any, all is kept. Raises NoSuchLogError, LogReplacedError, MetadataFormatError,
+    MetadataUnavailableError."""
+    yield from sync_steps(paths)
+    znodes = yield from read_steps(paths, (paths.head, paths.policy))
+    head_of(znodes[paths.head], paths)
+    znode = znodes[paths.policy]
+    return Policy() if znode is None else decode_policy(znode.data, paths.policy)
+
+
+def offset_to_keep(snapshot: LogSnapshot, policy: Policy, now_ms: int) -> int:
+    """From where on the policy asks for the log; a truncation up to there drops what it does not ask for."""
+    kept = snapshot.first_offset
+    if policy.retention_time_ms:
+        kept = max(kept, _kept_by_time(snapshot, now_ms - policy.retention_time_ms))
+    if policy.retention_size_bytes:
+        kept = max(kept, _kept_by_size(snapshot, policy.retention_size_bytes))
+    return kept
+
+
+def apply_retention(log: Log, now_ms: int) -> int:
+    """Body of :meth:`bk_spark.log.log.Log.apply_retention`."""
+    policy = log.policy()
+    snapshot = log.snapshot()
+    kept = offset_to_keep(snapshot, policy, now_ms)
+    return log.truncate(kept) if kept > snapshot.first_offset else snapshot.first_offset
+
+
+def _kept_by_time(snapshot: LogSnapshot, since_ms: int) -> int:
+    if snapshot.last_commit_time_ms < since_ms:
+        return snapshot.next_offset
+    # The segment before the first that is young enough may have entries written until that one began.
+    return max(snapshot.first_offset, snapshot.offset_at(since_ms) - 1)
+
+
+def _kept_by_size(snapshot: LogSnapshot, limit_bytes: int) -> int:
+    later_bytes = 0
+    for table in snapshot.tables_from_end():
+        # Bytes from each segment to the end of the log; falls from segment to segment.
+        to_end = later_bytes + np.cumsum(table.size_bytes[::-1])[::-1]
+        if to_end[0] >= limit_bytes:
+            return int(table.base_offset[np.flatnonzero(to_end >= limit_bytes)[-1]])
+        later_bytes = int(to_end[0])
+    return snapshot.first_offset

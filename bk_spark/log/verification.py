@@ -1,0 +1,245 @@
+"""Whether a log is whole: its list against ledger metadata, registrations and what bookies hold.
+
+Nothing is changed. Entries are read as any reader would read them, digests and all, so a log without a problem can be
+read from its first to its last entry now.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import numpy as np
+
+from bk_spark.bookie.blocking_reader import BlockingReader
+from bk_spark.log.formats import decode_registration
+from bk_spark.log.segment import MAX_SEGMENT_ENTRIES, Segment, SegmentTable
+from bk_spark.log.snapshot import LogSnapshot
+from bk_spark.protocol import ledger_metadata
+from bk_spark.protocol.codes import Code
+from bk_spark.protocol.errors import (
+    EntryUnknownError,
+    MetadataFormatError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
+)
+from bk_spark.protocol.ledger_metadata import LedgerState
+
+if TYPE_CHECKING:
+    from bk_spark.log.log import Log
+
+#: Entries in a row that cannot be read, after which the rest of a segment is left. Each takes some seconds.
+MAX_UNREADABLE_IN_A_ROW: Final = 4
+_LEDGERS_AT_ONCE: Final = 256
+_MAX_READERS: Final = 32
+
+_T = TypeVar("_T")
+
+
+class Kind(enum.Enum):
+    LEDGER_MISSING = "ledger-missing"
+    """The ledger's metadata is gone: its entries are lost."""
+    BEYOND_END = "beyond-end"
+    """The segment reaches beyond the last entry of a closed ledger."""
+    LISTED_TWICE = "listed-twice"
+    """Entries are in the list more than once."""
+    NOT_REGISTERED = "not-registered"
+    """The ledger is the log's by no registration: deleting the log would leave it behind."""
+    CONDEMNED = "condemned"
+    """The ledger is marked for deletion, though the list refers to it."""
+    METADATA_UNREADABLE = "metadata-unreadable"
+    """The ledger's metadata, or its registration, cannot be understood."""
+    ENTRY_MISSING = "entry-missing"
+    """Every bookie that should have the entry says that it has not."""
+    ENTRY_UNREADABLE = "entry-unreadable"
+    """No bookie gave the entry, and not all of them could say whether they have it."""
+    NOT_READ = "not-read"
+    """Left out, after entries before these could not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something is wrong with the entries at offsets ``[start, end)``, which are in ``ledger_id``."""
+
+    kind: Kind
+    start: int
+    end: int
+    ledger_id: int
+    detail: str
+
+
+@dataclass(slots=True)
+class Counts:
+    segments: int = 0
+    ledgers: int = 0
+    entries: int = 0
+    entries_read: int = 0
+
+
+class Verification:
+    """One look at ``log``, which must have been opened with its password. :meth:`problems` may be gone through once;
+    ``counts`` tells how much was looked at so far."""
+
+    def __init__(self, log: Log, *, read_entries: bool = True) -> None:
+        self.counts = Counts()
+        self._log = log
+        self._zk = log.ledgers.client.zookeeper
+        self._read_entries = read_entries
+        #: Last entry of each ledger that exists; no limit for one that is not closed.
+        self._ends: dict[int, int] = {}
+        self._given_up: set[int] = set()
+        self._readers: OrderedDict[int, BlockingReader] = OrderedDict()
+
+    def problems(self) -> Iterator[Problem]:
+        """Raises what reading the list raises; MetadataFormatError where it is broken itself."""
+        snapshot = self._log.snapshot()
+        first_offset = snapshot.first_offset
+        for problem in self._problems(snapshot):
+            if problem.end > first_offset or problem.start == problem.end:
+                # What is truncated meanwhile is deleted by right.
+                first_offset = self._log.snapshot().first_offset
+            if problem.end > first_offset or problem.start == problem.end:
+                yield problem
+
+    def _problems(self, snapshot: LogSnapshot) -> Iterator[Problem]:
+        tail = snapshot.open_tail
+        listed = _Listed([*snapshot.tables(), SegmentTable.of([] if tail is None else [tail])])
+        self.counts.segments = len(listed.table)
+        self.counts.ledgers = len(listed.ledger_ids)
+        self.counts.entries = snapshot.next_offset - snapshot.first_offset
+        self._zk.sync(self._log.paths.head)
+        yield from self._metadata_problems(listed)
+        yield from self._registration_problems(listed)
+        if self._read_entries:
+            for segment in snapshot.segments():
+                if segment.ledger_id in self._ends:
+                    yield from self._entry_problems(segment)
+
+    def _metadata_problems(self, listed: _Listed) -> Iterator[Problem]:
+        for part in _parts(listed.ledger_ids, _LEDGERS_AT_ONCE):
+            paths = {ledger_id: self._log.ledgers.ledger_path(ledger_id) for ledger_id in part}
+            znodes = self._zk.get_many([*paths.values()])
+            for ledger_id, path in paths.items():
+                znode, segments = znodes[path], listed.segments(ledger_id)
+                if znode is None:
+                    yield from _each(Kind.LEDGER_MISSING, segments, "the ledger does not exist")
+                    continue
+                try:
+                    metadata = ledger_metadata.decode(znode.data)
+                except MetadataFormatError as error:
+                    yield from _each(Kind.METADATA_UNREADABLE, segments, error.message)
+                    continue
+                closed = metadata.state is LedgerState.CLOSED
+                self._ends[ledger_id] = metadata.last_entry_id if closed else MAX_SEGMENT_ENTRIES
+                yield from _range_problems(segments, self._ends[ledger_id])
+
+    def _registration_problems(self, listed: _Listed) -> Iterator[Problem]:
+        paths, zk = self._log.paths, self._zk
+        missing = set(listed.ledger_ids) - {int(name) for name in zk.children(paths.appended) or ()}
+        for app in zk.children(paths.ledgers) or ():
+            for run in zk.children(f"{paths.ledgers}/{app}") or ():
+                run_path = paths.run_at(app, run)
+                names = zk.children(run_path) or ()
+                here = sorted(missing.intersection(int(name) for name in names if name.isdecimal()))
+                for part in _parts(here, _LEDGERS_AT_ONCE):
+                    registrations = {ledger_id: f"{run_path}/{ledger_id}" for ledger_id in part}
+                    znodes = zk.get_many([*registrations.values()])
+                    for ledger_id, path in registrations.items():
+                        znode = znodes[path]
+                        if znode is not None:
+                            missing.discard(ledger_id)
+                            yield from _registration(znode.data, path, listed, ledger_id)
+        for ledger_id in sorted(missing):
+            detail = f"no znode below {paths.ledgers} or {paths.appended} names the ledger"
+            yield from _each(Kind.NOT_REGISTERED, listed.segments(ledger_id), detail)
+
+    def _entry_problems(self, segment: Segment) -> Iterator[Problem]:
+        entry = segment.first_entry
+        last = min(entry + segment.entries - 1, self._ends[segment.ledger_id])
+        # Where a ledger could not be read before, one more failure is enough.
+        in_a_row = MAX_UNREADABLE_IN_A_ROW - 1 if segment.ledger_id in self._given_up else 0
+        while entry <= last:
+            try:
+                for block in self._reader(segment.ledger_id).read_blocks(entry, last, known_to_exist=True):
+                    entry += len(block)
+                    self.counts.entries_read += len(block)
+                    in_a_row = 0
+                    self._given_up.discard(segment.ledger_id)
+                return
+            except NoSuchLedgerError:
+                yield _problem(Kind.LEDGER_MISSING, segment, entry, last, "the ledger was deleted just now")
+                return
+            except (EntryUnknownError, NoSuchEntryError) as error:
+                kind = Kind.ENTRY_MISSING if error.code == Code.NO_ENTRY.name else Kind.ENTRY_UNREADABLE
+                yield _problem(kind, segment, entry, entry, error.message)
+            entry += 1
+            in_a_row += 1
+            if in_a_row >= MAX_UNREADABLE_IN_A_ROW:
+                self._given_up.add(segment.ledger_id)
+                if entry <= last:
+                    detail = "the entries before could not be read"
+                    yield _problem(Kind.NOT_READ, segment, entry, last, detail)
+                return
+
+    def _reader(self, ledger_id: int) -> BlockingReader:
+        reader = self._readers.pop(ledger_id, None) or self._log.ledgers.reader(ledger_id)
+        self._readers[ledger_id] = reader
+        if len(self._readers) > _MAX_READERS:
+            self._readers.popitem(last=False)
+        return reader
+
+
+class _Listed:
+    """What the list says of each ledger. In columns: a list may have millions of segments."""
+
+    def __init__(self, tables: list[SegmentTable]) -> None:
+        table = SegmentTable.concat(tables)
+        order = np.lexsort((table.first_entry, table.ledger_id))
+        self.table = SegmentTable(*(column[order] for column in table.columns))
+        self.ledger_ids: list[int] = np.unique(self.table.ledger_id).tolist()
+
+    def segments(self, ledger_id: int) -> list[Segment]:
+        """By first entry."""
+        start, end = np.searchsorted(self.table.ledger_id, [ledger_id, ledger_id + 1])
+        return list(self.table[start:end])
+
+
+def _range_problems(segments: list[Segment], last_entry: int) -> Iterator[Problem]:
+    """``segments`` of one ledger, by first entry."""
+    for segment in segments:
+        last = segment.first_entry + segment.entries - 1
+        if last > last_entry:
+            detail = f"the ledger is closed at entry {last_entry}"
+            yield _problem(Kind.BEYOND_END, segment, max(segment.first_entry, last_entry + 1), last, detail)
+    for before, segment in pairwise(segments):
+        end = min(before.first_entry + before.entries, segment.first_entry + segment.entries) - 1
+        if segment.first_entry <= end:
+            detail = f"the same entries are at offset {before.base_offset + segment.first_entry - before.first_entry}"
+            yield _problem(Kind.LISTED_TWICE, segment, segment.first_entry, end, detail)
+
+
+def _registration(data: bytes, path: str, listed: _Listed, ledger_id: int) -> Iterator[Problem]:
+    try:
+        condemned_ms = decode_registration(data, path).condemned_time_ms
+    except MetadataFormatError as error:
+        yield from _each(Kind.METADATA_UNREADABLE, listed.segments(ledger_id), error.message)
+        return
+    if condemned_ms:
+        yield from _each(Kind.CONDEMNED, listed.segments(ledger_id), f"so says znode {path}")
+
+
+def _problem(kind: Kind, segment: Segment, first_entry: int, last_entry: int, detail: str) -> Problem:
+    start = segment.base_offset + first_entry - segment.first_entry
+    return Problem(kind, start, start + last_entry - first_entry + 1, segment.ledger_id, detail)
+
+
+def _each(kind: Kind, segments: list[Segment], detail: str) -> Iterator[Problem]:
+    return (Problem(kind, s.base_offset, s.end_offset, s.ledger_id, detail) for s in segments)
+
+
+def _parts(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
+    return (items[start : start + size] for start in range(0, len(items), size))

@@ -1,0 +1,402 @@
+"""The continuous writer of a log: one producer that holds the log's tail open.
+
+Entries go to one ledger after another, each in the list before anything is written to it (see
+:mod:`bk_spark.log.writer_steps`). Single entries are gathered while others are under way and go out together, at the
+latest when a thread of the writer gets its turn.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.log.changes import change_steps
+from bk_spark.log.formats import Owner
+from bk_spark.log.rolling import RollLimits, WrittenTail
+from bk_spark.log.settings import EntryFormat
+from bk_spark.log.steps import Closed
+from bk_spark.log.tail import KeepTail, ReleaseTail, SealTail, TailPlace
+from bk_spark.log.tail_keeper import TailKeeper
+from bk_spark.log.writer_steps import drain_steps, fenced_error, move_steps, next_ledger_steps, open_steps
+from bk_spark.protocol.digest import Buffer
+from bk_spark.protocol.errors import (
+    BookKeeperError,
+    InvalidArgumentError,
+    LedgerClosedError,
+    LedgerFencedError,
+    LogFencedError,
+    LogReplacedError,
+    MetadataError,
+    MetadataUnavailableError,
+    NoSuchLedgerError,
+    NoSuchLogError,
+    PeerError,
+)
+from bk_spark.protocol.ledger_metadata import LedgerState
+from bk_spark.protocol.payloads import Payloads
+
+if TYPE_CHECKING:
+    from bk_spark.log.log import Log
+
+_LOG: Final = logging.getLogger(__name__)
+
+#: Single entries that wait to be sent.
+_GATHERED_BYTES: Final = 4 * 1024 * 1024
+_GATHERED_ENTRIES: Final = 10_000
+#: A ledger that could not be made is missed only when the next roll is due.
+_ROLL_AGAIN_S: Final = 10.0
+_RELEASE_MS: Final = 5_000
+
+
+class LogWriter:
+    """Appends entries to a raw log, in order, as the one who holds its tail open; made by
+    :meth:`bk_spark.log.log.Log.open_writer`. Use as a context manager (an error in the block abandons the writer), or
+    call :meth:`close` or :meth:`abandon`.
+
+    Thread-safe. Calls return when entries are under way; :meth:`flush` waits until they are acknowledged. Any failure
+    but InvalidArgumentError ends the writer, and every later call raises it again: ``acknowledged_offset`` tells what
+    is safe. Of entries beyond it, which were under way, some may be in the log all the same.
+    """
+
+    def __init__(
+        self, log: Log, zk: ZooKeeper, now_ms: Callable[[], int], limits: RollLimits, *, take_over: bool = False
+    ) -> None:
+        config = log.ledgers.client.config
+        if log.settings.entry_format is not EntryFormat.RAW:
+            raise InvalidArgumentError(
+                f"log {log.name} has entryFormat {log.settings.entry_format.value}: a log writer writes raw logs only"
+            )
+        if not config.explicit_lac_interval_ms:
+            raise InvalidArgumentError(
+                "a log writer needs explicitLacInterval (explicit_lac_interval_ms of ClientConfig, such as 1000): "
+                "without it readers do not see the last entries of a writer that pauses"
+            )
+        self._log = log
+        self._zk = zk
+        self._now_ms = now_ms
+        self._limits = limits
+        self._max_payload_bytes = config.max_payload_bytes(log.settings.digest_type)
+        self._owner = Owner(str(uuid.uuid4()), socket.gethostname(), os.getpid(), now_ms())
+        #: Held while entries are sent and ledgers are changed; taken before ``_changed``.
+        self._sending = threading.Lock()
+        #: Guards what follows; notified when it changes.
+        self._changed = threading.Condition()
+        self._gathered: list[bytes] = []
+        self._gathered_bytes = 0
+        self._closing = False
+        self._failure: BookKeeperError | None = None
+        self._abandoned = False
+        #: The owner's znode is not to be made again.
+        self._ending = False
+        #: Where the last ledger ended, when it is closed for good; and where the log ended, when that is sealed.
+        self._closed: Closed | None = None
+        self._end_offset: int | None = None
+        self._tail = self._tail_at(log.run(open_steps(log.paths, self._owner, now_ms, take_over=take_over)))
+        self._next_offset = self._tail.place.base_offset
+        self._keeper = TailKeeper(zk, log.paths.owner, self._look)
+        self._sender = threading.Thread(target=self._serve, name=f"log-writer {log.name}", daemon=True)
+        self._keeper.start()
+        self._sender.start()
+
+    def __repr__(self) -> str:
+        return f"LogWriter({self._log.name}, {self.writer_id})"
+
+    def __enter__(self) -> LogWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abandon()
+        elif not self._abandoned:
+            self.close()
+
+    @property
+    def writer_id(self) -> str:
+        return self._owner.writer_id
+
+    @property
+    def next_offset(self) -> int:
+        """Of the entry that is appended next."""
+        return self._next_offset
+
+    @property
+    def acknowledged_offset(self) -> int:
+        """All entries below it are in the log, whatever happens."""
+        return self._tail.acknowledged_offset
+
+    def append(self, payload: Buffer) -> int:
+        """Append one entry; its offset.
+
+        Raises InvalidArgumentError for one that is too large, LogFencedError, LedgerClosedError, what ended the writer.
+        """
+        # What the caller may change later must not change here.
+        entry = payload if isinstance(payload, bytes) else bytes(memoryview(payload))
+        size = len(entry)
+        if size > self._max_payload_bytes:
+            raise self._too_large(size)
+        if self._gathered_bytes + size > _GATHERED_BYTES or len(self._gathered) >= _GATHERED_ENTRIES:
+            with self._sending:
+                self._send_gathered()
+        with self._changed:
+            self._check_open()
+            if not self._gathered:
+                self._changed.notify()
+            self._gathered.append(entry)
+            self._gathered_bytes += size
+            offset = self._next_offset
+            self._next_offset = offset + 1
+        return offset
+
+    def append_many(self, payloads: Payloads | Sequence[Buffer]) -> range:
+        """Append entries in order; their offsets. The fast way. Raises as :meth:`append`, InvalidArgumentError before
+        any is sent. The buffers must not change before it returns."""
+        offsets = payloads.offsets if isinstance(payloads, Payloads) else Payloads.offsets_of(payloads)
+        largest = int(np.diff(offsets).max(initial=0))
+        if largest > self._max_payload_bytes:
+            raise self._too_large(largest)
+        with self._sending:
+            self._send_gathered()
+            with self._changed:
+                self._check_open()
+                # Entries that came in between have lower offsets, so they go first.
+                gathered = self._take_gathered()
+                start = self._next_offset
+                self._next_offset = start + len(payloads)
+            self._send(gathered, Payloads.offsets_of(gathered))
+            self._send(payloads, offsets)
+        return range(start, start + len(payloads))
+
+    def flush(self) -> int:
+        """Wait until everything appended is acknowledged; the offset after it. Raises what ended the writer."""
+        with self._sending:
+            self._send_gathered()
+            try:
+                self._tail.ledger.flush()
+            except BookKeeperError as error:
+                self._fail(error)
+            return self._tail.acknowledged_offset
+
+    def close(self) -> int:
+        """Wait until everything appended is acknowledged, and seal the tail; the log's end then. May be repeated, and
+        is to be after MetadataUnavailableError, or the writer is abandoned. Raises what ended the writer."""
+        self._stop()
+        with self._sending:
+            try:
+                self._raise_failure()
+                if self._end_offset is None:
+                    self._end_offset = self._close()
+            finally:
+                if self._failure is not None:
+                    self._let_go()
+            return self._end_offset
+
+    def abandon(self) -> None:
+        """Let go without sealing the tail: the next writer seals it, or a commit does. Calls under way in other threads
+        raise LedgerClosedError. Safe to repeat."""
+        self._closing = True
+        # First of all: who waits for bookies waits no more.
+        self._tail.ledger.abandon()
+        self._stop()
+        with self._sending:
+            self._let_go()
+            self._abandoned = True
+            if self._failure is None and self._end_offset is None:
+                self._failure = LedgerClosedError(f"log {self._log.name}: this log writer was abandoned")
+
+    # --- sending ---
+
+    def _check_open(self) -> None:
+        self._raise_failure()
+        if self._closing:
+            raise LedgerClosedError(f"log {self._log.name}: this log writer is closed")
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _too_large(self, size_bytes: int) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            f"log {self._log.name}: entry of {size_bytes} bytes is larger than a bookie's frame limit allows: at most "
+            f"{self._max_payload_bytes} bytes; split it, or raise nettyMaxFrameSizeBytes on bookies and client"
+        )
+
+    def _take_gathered(self) -> list[bytes]:
+        gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        return gathered
+
+    def _send_gathered(self) -> None:
+        with self._changed:
+            self._raise_failure()
+            gathered = self._take_gathered()
+        self._send(gathered, Payloads.offsets_of(gathered))
+
+    def _send(self, payloads: Payloads | Sequence[Buffer], offsets: npt.NDArray[np.int64]) -> None:
+        """``offsets`` are those of the payloads, as in :class:`Payloads`."""
+        first, count = 0, len(payloads)
+        try:
+            while first < count:
+                self._roll_if_due()
+                tail = self._tail
+                last = tail.part_end(offsets, first)
+                if last - first < count:
+                    part = payloads.part(first, last) if isinstance(payloads, Payloads) else payloads[first:last]
+                else:
+                    part = payloads
+                last_entry = tail.ledger.append_many(part)
+                tail.entries += last - first
+                tail.size_bytes += int(offsets[last] - offsets[first])
+                assert last_entry == tail.entries - 1, "offsets were given out that are not the entries'"
+                first = last
+        except BookKeeperError as error:
+            self._fail(error)
+        except BaseException:
+            # Their offsets were given out, and it is not known which of them are under way.
+            self._end(LedgerClosedError(f"log {self._log.name}: this log writer was interrupted while it sent entries"))
+            raise
+
+    def _serve(self) -> None:
+        """Sends what was gathered, and closes ledgers that are old."""
+        while True:
+            with self._changed:
+                while not self._gathered and not self._closing and self._failure is None:
+                    due_in_s = self._tail.due_in_s
+                    if due_in_s <= 0:
+                        break
+                    self._changed.wait(due_in_s)
+                if self._closing or self._failure is not None:
+                    return
+            with self._sending:
+                try:
+                    self._send_gathered()
+                    self._roll_if_due()
+                except BookKeeperError as error:
+                    # Who calls next is told.
+                    self._end(error)
+                    return
+
+    # --- ledgers ---
+
+    def _tail_at(self, place: TailPlace) -> WrittenTail:
+        return WrittenTail(place, self._log.ledgers.writer(place.ledger_id), self._limits)
+
+    def _roll_if_due(self) -> None:
+        if self._tail.due_in_s > 0:
+            return
+        log, owner, now_ms = self._log, self._owner, self._now_ms
+        try:
+            next_ledger_id = log.run(next_ledger_steps(log.paths, owner, now_ms))
+        except (PeerError, MetadataError) as error:
+            _LOG.warning("log %s: no new ledger, going on with ledger %d: %s", log.name, self._ledger_id, error)
+            self._tail.put_off(_ROLL_AGAIN_S)
+            return
+        try:
+            closed = log.run(drain_steps(log.paths, owner, self._ledger_id))
+            place = log.run(move_steps(log.paths, owner, closed, next_ledger_id, now_ms))
+            assert place.base_offset == self._tail.place.base_offset + self._tail.entries
+            self._tail = self._tail_at(place)
+        except BaseException:
+            log.ledgers.abandon(next_ledger_id)
+            raise
+
+    @property
+    def _ledger_id(self) -> int:
+        return self._tail.place.ledger_id
+
+    def _close(self) -> int:
+        log, owner = self._log, self._owner
+        if self._closed is None:
+            self._send_gathered()
+            try:
+                self._closed = log.run(drain_steps(log.paths, owner, self._ledger_id))
+            except MetadataUnavailableError:
+                # It may be closed, and can be asked again.
+                raise
+            except BookKeeperError as error:
+                self._fail(error)
+        return log.change(SealTail(log.paths, owner, self._closed))
+
+    # --- the end ---
+
+    def _stop(self) -> None:
+        """The writer's threads end."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._keeper.stop()
+        self._sender.join()
+
+    def _fail(self, error: BookKeeperError) -> NoReturn:
+        """Raises what ended the writer, as :meth:`_end`."""
+        raise self._end(error)
+
+    def _end(self, error: BookKeeperError) -> BookKeeperError:
+        """What ended the writer: ``error``, where nothing did before. Called with ``_sending`` held."""
+        if self._failure is not None:
+            return self._failure
+        self._ending = True
+        became = self._release()
+        if isinstance(error, LedgerFencedError | LogFencedError | NoSuchLedgerError):
+            error = self._fenced_error(became, error)
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
+        return error
+
+    def _fenced_error(self, became: str, cause: BookKeeperError) -> LogFencedError:
+        acknowledged = self.acknowledged_offset
+        error = LogFencedError(
+            f"log {self._log.name}: log writer {self.writer_id} holds the tail no more: "
+            f"{became or 'its ledger was fenced by another writer or by a commit'}. Entries below offset "
+            f"{acknowledged} were acknowledged and are in the log; of later ones that is not known",
+            ledger_id=self._ledger_id,
+        )
+        error.acknowledged_offset = acknowledged
+        error.__cause__ = cause
+        return error
+
+    def _release(self) -> str:
+        """The owner's znode is removed, so that nobody waits for this writer; what has become of the tail, if known."""
+        log = self._log
+        try:
+            with self._zk.within(_RELEASE_MS):
+                return log.run(change_steps(ReleaseTail(log.paths, self._owner), self._now_ms))
+        except (NoSuchLogError, LogReplacedError) as error:
+            return error.message
+        except BookKeeperError as error:
+            _LOG.info("log %s: the tail's owner %s could not be removed: %s", log.name, self.writer_id, error)
+            return ""
+
+    def _let_go(self) -> None:
+        if self._end_offset is None:
+            self._log.ledgers.abandon(self._ledger_id)
+            self._release()
+
+    def _look(self) -> None:
+        """The owner's znode changed, or the session did. Called by the keeper."""
+        log = self._log
+        while not (self._ending or self._closing):
+            tail = self._tail
+            try:
+                # A ledger that another has fenced is as good as lost: holding on to the tail would keep that other out.
+                if log.ledgers.client.metadata(tail.place.ledger_id).state is LedgerState.OPEN:
+                    log.run(change_steps(KeepTail(log.paths, self._owner), self._now_ms))
+                    return
+                lost: BookKeeperError = fenced_error(log.paths, self._owner, tail.place.ledger_id)
+            except (LogFencedError, NoSuchLedgerError, NoSuchLogError, LogReplacedError) as error:
+                lost = error
+            with self._sending:
+                # Unless it was this writer's own roll, or its end.
+                if self._tail is tail and not self._closing:
+                    self._end(lost)

@@ -1,0 +1,117 @@
+"""A streaming query as a process of its own, with real executors: run as a script by ``driver.Driver``.
+
+Takes a JSON object as its argument. Numbered rows go from Spark's ``rate-micro-batch`` source, or from a log, into a
+log. Ends with status 0 when the last batch is committed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from tests.support.servers import spark_session
+
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class QuerySettings:
+    """``source_log`` None: rows come from ``rate-micro-batch``, forever; the query is stopped after ``batches``."""
+
+    uri: str
+    log: str
+    source_log: str | None
+    checkpoint: str
+    batches: int
+    rows_per_batch: int
+    partitions: int
+    password: str
+    #: Of each batch, at least: so that a fault has something to hit.
+    trigger_ms: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.batches * self.rows_per_batch
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    directory = Path(given.pop("directory"))
+    master = given.pop("master")
+    settings = QuerySettings(**given)
+    spark = spark_session(
+        directory,
+        master,
+        spark__executor__memory="512m",
+        # One failure after another is what this is for.
+        spark__task__maxFailures="8",
+        spark__excludeOnFailure__enabled="false",
+        spark__sql__streaming__stopTimeout="60000",
+    )
+    query = _start(spark, settings)
+    try:
+        _wait(query, settings)
+    finally:
+        query.stop()
+        spark.stop()
+
+
+def _start(spark: SparkSession, settings: QuerySettings) -> StreamingQuery:
+    rows = _rows(spark, settings)
+    writer = (
+        rows.writeStream.format("bookkeeper")
+        .queryName("numbers")
+        .option("metadataServiceUri", settings.uri)
+        .option("log", settings.log)
+        .option("password", settings.password)
+        .option("checkpointLocation", settings.checkpoint)
+    )
+    if settings.source_log is None:
+        return writer.trigger(processingTime=f"{settings.trigger_ms} milliseconds").start()
+    return writer.trigger(availableNow=True).start()
+
+
+def _rows(spark: SparkSession, settings: QuerySettings) -> DataFrame:
+    if settings.source_log is None:
+        return (
+            spark.readStream.format("rate-micro-batch")
+            .option("rowsPerBatch", settings.rows_per_batch)
+            .option("numPartitions", settings.partitions)
+            .load()
+            .selectExpr("cast(value as string) as value")
+        )
+    return (
+        spark.readStream.format("bookkeeper")
+        .option("metadataServiceUri", settings.uri)
+        .option("log", settings.source_log)
+        .option("password", settings.password)
+        .option("maxEntriesPerTrigger", settings.rows_per_batch)
+        .option("minPartitions", settings.partitions)
+        .load()
+        .select("value")
+    )
+
+
+def _wait(query: StreamingQuery, settings: QuerySettings) -> None:
+    if settings.source_log is not None:
+        query.awaitTermination()
+        return
+    while query.isActive:
+        progress = query.lastProgress
+        if progress is not None and progress["batchId"] >= settings.batches - 1:
+            return
+        time.sleep(_POLL_S)
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main()

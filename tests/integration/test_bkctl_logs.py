@@ -1,0 +1,436 @@
+"""``bkctl log …`` as a user runs it, on real ZooKeeper and bookies."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from bk_spark.bkctl import main
+from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.bookie.zookeeper import SetOp
+from bk_spark.log import CommitMessage, CommitRequest, EntryFormat, LedgerRange, Log, LogSettings, LogStore
+from bk_spark.log.deletion import BeginDeletion
+from bk_spark.log.formats import Owner, Registration, encode_owner, encode_registration
+from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.errors import NoSuchLedgerError
+from bk_spark.protocol.quorum import Quorum
+
+PASSWORD = b"open sesame"
+
+
+@dataclass
+class Ended:
+    status: int
+    out: str
+    error: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+    @property
+    def json(self) -> object:
+        return json.loads(self.out)
+
+
+class Bkctl:
+    """Runs commands on the logs of one root."""
+
+    def __init__(
+        self,
+        uri: str,
+        root: str,
+        password_file: Path,
+        capture: pytest.CaptureFixture[bytes],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        self._common = ["--metadata-service-uri", uri, "--log-root", root]
+        self._password_file = password_file
+        self._capture = capture
+        self._monkeypatch = monkeypatch
+
+    def __call__(self, *arguments: object, stdin: bytes = b"", password: bool = True) -> Ended:
+        common = [*self._common, "--password-file", str(self._password_file)] if password else self._common
+        self._monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        status = main([*common, "log", *map(str, arguments)])
+        out, error = self._capture.readouterr()
+        return Ended(status, out.decode(), error.decode())
+
+    def ok(self, *arguments: object, stdin: bytes = b"", password: bool = True) -> Ended:
+        ended = self(*arguments, stdin=stdin, password=password)
+        assert (ended.status, ended.error) == (0, "")
+        return ended
+
+    def fails(self, *arguments: object, stdin: bytes = b"", password: bool = True) -> str:
+        """What it says."""
+        ended = self(*arguments, stdin=stdin, password=password)
+        assert ended.status == 1
+        assert len(ended.error.splitlines()) == 1
+        return ended.error
+
+
+@pytest.fixture
+def client(metadata_service_uri: str) -> Iterator[BlockingClient]:
+    with BlockingClient(metadata_service_uri) as running:
+        yield running
+
+
+@pytest.fixture
+def store(client: BlockingClient, fresh_root: str) -> LogStore:
+    return LogStore.of(client, fresh_root)
+
+
+@pytest.fixture
+def bkctl(
+    metadata_service_uri: str,
+    fresh_root: str,
+    tmp_path: Path,
+    capsysbinary: pytest.CaptureFixture[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Bkctl:
+    password_file = tmp_path / "password"
+    password_file.write_bytes(PASSWORD + b"\n")
+    return Bkctl(metadata_service_uri, fresh_root, password_file, capsysbinary, monkeypatch)
+
+
+@pytest.fixture
+def log(bkctl: Bkctl, store: LogStore) -> Log:
+    """Three batches of ten entries, by ``log append``."""
+    bkctl.ok("create", "events")
+    for batch in range(3):
+        bkctl.ok("append", "events", stdin=b"".join(b"row %d\n" % n for n in range(10 * batch, 10 * batch + 10)))
+    return store.open_log("events", password=PASSWORD)
+
+
+def test_create_append_and_read(bkctl: Bkctl, store: LogStore) -> None:
+    assert bkctl.ok("create", "events", "--write-quorum-size", 2).out.startswith("made log events  (")
+    assert "exists already" in bkctl.fails("create", "events")
+    assert "log name" in bkctl.fails("create", "a/b")
+    assert store.open_log("events").settings.quorum == Quorum(3, 2, 2)
+
+    assert bkctl.ok("append", "events", stdin=b"one\ntwo\n\nfour").out == "appended 4 entries: offsets 0 to 4\n"
+    big = [b"x" * 100_000 + b"%d" % n for n in range(50)]
+    assert bkctl.ok("append", "events", "--json", stdin=b"\n".join(big)).json["end_offset"] == 54  # type: ignore[index]
+    log = store.open_log("events", password=PASSWORD)
+    first, second = log.snapshot().segments()
+    assert (first.rows, first.size_bytes, second.rows) == (4, 10, 50)
+    assert log.ledgers.reader(first.ledger_id).read(0, 3) == [b"one", b"two", b"", b"four"]
+    assert log.ledgers.reader(second.ledger_id).read(0, 49) == big
+
+    assert "stdin is empty" in bkctl.fails("append", "events", stdin=b"")
+    assert "line 2 of stdin has more than" in bkctl.fails("append", "events", stdin=b"x\n" + b"y" * 6_000_000)
+    assert "password" in bkctl.fails("append", "events", stdin=b"x", password=False)
+    assert log.snapshot().next_offset == 54
+
+
+def test_append_with_a_batch_number_is_done_once(bkctl: Bkctl, log: Log) -> None:
+    named = ("append", "events", "--app", "import", "--batch")
+    assert bkctl.ok(*named, 7, stdin=b"a\nb\n").out == "appended 2 entries: offsets 30 to 32\n"
+    assert bkctl.ok(*named, 7, stdin=b"a\nb\n").out == "the batch is in the log already: offsets 30 to 32\n"
+    assert bkctl.ok(*named, 6, stdin=b"c\n").out == "the batch is in the log already\n"
+    assert bkctl.ok(*named, 8, "--json", stdin=b"c\n").json == {
+        "status": "committed",
+        "start_offset": 32,
+        "end_offset": 33,
+        "ledger_id": list(log.snapshot().segments())[-1].ledger_id,
+    }
+    assert "--app and --batch belong together" in bkctl.fails("append", "events", "--app", "x", stdin=b"a")
+    assert log.snapshot().next_offset == 33
+
+
+def test_list(bkctl: Bkctl, log: Log, store: LogStore) -> None:
+    settings = LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.RAW, PASSWORD)
+    store.create_log("a-half", settings)
+    store.create_log("empty", settings)
+    assert bkctl.ok("list").lines == ["a-half", "empty", "events"]
+    half = store.open_log("a-half")
+    half.change(BeginDeletion(half.paths))
+    assert bkctl.ok("list").lines == ["empty", "events"]
+    listed = bkctl.ok("list", "--json").json
+    assert isinstance(listed, list)
+    assert [(one["name"], one["state"], one.get("next_offset")) for one in listed] == [
+        ("empty", "ok", 0),
+        ("events", "ok", 30),
+        ("a-half", "being deleted", None),
+    ]
+    header, *rows = bkctl.ok("list", "--long").lines
+    assert header.split()[:3] == ["name", "state", "entry_format"]
+    assert rows[1].split()[:5] == ["events", "ok", "raw", "0", "30"]
+
+
+def test_show(bkctl: Bkctl, log: Log, client: BlockingClient) -> None:
+    bkctl.ok("retention", "events", "--size", "20g")
+    bkctl.ok("append", "events", "--app", "import", "--batch", 3, stdin=b"x")
+    client.zookeeper.create(log.paths.owner, encode_owner(Owner("w-1", "host-1", 99, 1_000)), ephemeral=True)
+    # Without the password too: the list is no secret.
+    shown = bkctl.ok("show", "events", "--segments", 2, password=False)
+    assert "offsets  0 to 31" in shown.out
+    assert "keeps    size_bytes 21474836480" in shown.out
+    assert "owner    writer w-1, host host-1, process 99, since 1970-01-01T00:00:01.000Z" in shown.out
+    assert "sesame" not in shown.out
+    lines = shown.lines
+    segments = lines.index("") + 1
+    assert lines[segments].split()[:3] == ["offset", "entries", "ledger"]
+    assert "1 applications, and 3 batch writes without a name" in lines
+    assert [line.split()[:2] for line in lines[segments + 1 : segments + 3]] == [["20", "10"], ["30", "1"]]
+    record = bkctl.ok("show", "events", "--json").json
+    assert isinstance(record, dict)
+    assert (record["log_id"], record["next_offset"], record["open_tail"]) == (log.log_id, 31, None)
+    assert [segment["offset"] for segment in record["segments"]] == [0, 10, 20, 30]
+    (named,) = [one for one in record["applications"] if not one["anonymous"]]
+    assert (named["application"], named["batch"], named["offsets"]) == ("import", 3, "30-31")
+
+
+def checkpoint(directory: Path, version: str, batches: dict[int, object], committed: int) -> str:
+    for name in ("offsets", "commits"):
+        (directory / name).mkdir(parents=True, exist_ok=True)
+    for batch, offset in batches.items():
+        line = json.dumps(offset)
+        if version == "v2":
+            line = f"0:{line}"
+        (directory / "offsets" / str(batch)).write_text(f"{version}\n{{}}\n-\n{line}")
+        (directory / "offsets" / f".{batch}.crc").write_bytes(b"crc")
+        if batch <= committed:
+            (directory / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+    return str(directory)
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_show_the_lag_of_a_checkpoint(bkctl: Bkctl, log: Log, tmp_path: Path, version: str) -> None:
+    def offset(read_to: int, log_id: str = log.log_id) -> object:
+        return {"v": 1, "logs": {"events": {"id": log_id, "offset": read_to}, "other": {"id": "x", "offset": 5}}}
+
+    def lag(name: str, batches: dict[int, object], committed: int) -> dict[str, object]:
+        directory = checkpoint(tmp_path / name, version, batches, committed)
+        record = bkctl.ok("show", "events", "--json", "--checkpoint", directory).json
+        assert isinstance(record, dict)
+        return record["checkpoint"]
+
+    found = lag("behind", {9: offset(5), 10: offset(12), 11: offset(30)}, 10)
+    assert (found["last_finished_batch"], found["last_planned_batch"]) == (10, 11)
+    (source,) = found["sources"]
+    assert (source["read_to"], source["log_end"], source["lag_entries"], source["state"]) == (12, 30, 18, "reading")
+    middle = list(log.snapshot().segments())[1].commit_time_ms
+    assert source["behind_since"].endswith(f".{middle % 1000:03d}Z")
+    (source,) = lag("end", {1: offset(30)}, 1)["sources"]
+    assert (source["lag_entries"], source["behind_since"], source["state"]) == (0, "-", "at the end")
+    (source,) = lag("old", {1: offset(12, "another")}, 1)["sources"]
+    assert source["state"] == "of another log: another"
+    assert lag("first", {0: offset(3)}, -1)["sources"] == []
+    log.truncate(20)
+    (source,) = lag("behind", {}, 10)["sources"]
+    assert source["state"] == "8 entries are gone before they were read"
+    text = bkctl.ok("show", "events", "--checkpoint", tmp_path / "behind").lines
+    assert "checkpoint: batch 11 begun, batch 10 finished" in text
+    uri = (tmp_path / "behind").as_uri()
+    assert "checkpoint: batch 11 begun, batch 10 finished" in bkctl.ok("show", "events", "--checkpoint", uri).lines
+
+
+def test_show_without_a_usable_checkpoint(bkctl: Bkctl, log: Log, tmp_path: Path) -> None:
+    for location, text in (
+        (tmp_path / "nowhere", "has no offsets: give the checkpointLocation"),
+        (checkpoint(tmp_path / "kafka", "v1", {0: {"topic": {"0": 5}}}, 0), "has no offsets of a log"),
+        (checkpoint(tmp_path / "new", "v1", {0: {"v": 2, "logs": {}}}, 0), "has format version 2"),
+        (checkpoint(tmp_path / "later", "v3", {0: {"v": 1, "logs": {}}}, 0), "begins with 'v3'; this release knows v1"),
+        ("nosuch://x/y", "--checkpoint: nosuch://x/y cannot be read"),
+    ):
+        assert text in bkctl.fails("show", "events", "--checkpoint", location)
+
+
+def test_truncate_and_retention(bkctl: Bkctl, log: Log) -> None:
+    assert bkctl.ok("truncate", "events", 15).out == "the log begins at offset 10: 10 entries dropped\n"
+    assert bkctl.ok("truncate", "events", 5).out == "the log begins at offset 10: 0 entries dropped\n"
+    assert bkctl.ok("retention", "events", password=False).lines == ["time    all", "size    all", "begins  10"]
+    sizes = [segment.size_bytes for segment in log.snapshot().segments()]
+    shown = bkctl.ok("retention", "events", "--time", "36h", "--size", sizes[-1])
+    assert shown.lines == ["time    129600000 ms", f"size    {sizes[-1]} bytes", "begins  10"]
+    assert bkctl.ok("retention", "events", "--time", "all", "--apply", "--json").json == {
+        "time_ms": 0,
+        "size_bytes": sizes[-1],
+        "first_offset": 20,
+    }
+    assert "password" in bkctl.fails("retention", "events", "--time", "1d", password=False)
+    assert "password" in bkctl.fails("truncate", "events", 30, password=False)
+    assert log.snapshot().first_offset == 20
+
+
+def test_append_ledger(bkctl: Bkctl, log: Log, client: BlockingClient) -> None:
+    writer = client.create(password=PASSWORD)
+    writer.append_many([b"a", b"b"])
+    assert "only a closed ledger can be appended" in bkctl.fails("append-ledger", "events", writer.ledger_id)
+    writer.close()
+    assert bkctl.ok("append-ledger", "events", writer.ledger_id).out == "appended 2 entries: offsets 30 to 32\n"
+    assert "from offset 30 on" in bkctl.fails("append-ledger", "events", writer.ledger_id)
+
+
+def test_delete_asks(bkctl: Bkctl, log: Log, store: LogStore, client: BlockingClient) -> None:
+    ledger_id = next(log.snapshot().segments()).ledger_id
+    assert "log events (offsets 0 to 30) would be deleted with its ledgers, for good: give --yes" in bkctl.fails(
+        "delete", "events"
+    )
+    assert "password" in bkctl.fails("delete", "events", "--yes", password=False)
+    assert client.metadata(ledger_id) is not None
+    log.change(BeginDeletion(log.paths))
+    assert "its deletion has begun" in bkctl.fails("delete", "events")
+    assert bkctl.ok("delete", "events", "--yes").out == "deleted log events and 3 ledgers\n"
+    assert "there is no log events" in bkctl.fails("delete", "events", "--yes")
+    assert bkctl.ok("list").out == ""
+
+
+def test_verify_a_whole_log(bkctl: Bkctl, log: Log) -> None:
+    assert bkctl.ok("verify", "events").out == "3 segments in 3 ledgers, 30 entries, 30 of them read: no problems\n"
+    assert bkctl.ok("verify", "events", "--no-entries").out.endswith("30 entries, not read: no problems\n")
+
+
+def commit(log: Log, batch_id: int, *parts: LedgerRange) -> None:
+    message = CommitMessage(log.log_id, "app", "run", "q", batch_id, 0, parts)
+    log.commit(CommitRequest.from_messages([message]))
+
+
+def test_verify_finds_holes(bkctl: Bkctl, log: Log, client: BlockingClient, store: LogStore) -> None:
+    first, second, third = log.snapshot().segments()
+    # A ledger that is gone; one that is closed too early; one that is condemned; one that nobody registered.
+    client.delete(first.ledger_id)
+    short = log.ledgers.create(log.ledger_registrar("app", "run"))
+    short.append_many([b"s"] * 3)
+    log.ledgers.close(short.ledger_id)
+    commit(log, 0, LedgerRange(short.ledger_id, 0, 4, 5, 5))
+    zk = client.zookeeper
+    run_of = {
+        ledger: f"{log.paths.ledgers}/{app}/{run}/{ledger}"
+        for app in zk.children(log.paths.ledgers) or ()
+        for run in zk.children(f"{log.paths.ledgers}/{app}") or ()
+        for ledger in map(int, zk.children(f"{log.paths.ledgers}/{app}/{run}") or ())
+    }
+    zk.transaction([SetOp(run_of[second.ledger_id], encode_registration(Registration(None, 5)), -1)])
+    zk.delete(run_of[third.ledger_id])
+
+    ended = bkctl("verify", "events")
+    assert (ended.status, ended.error) == (3, "")
+    found = sorted(tuple(line.split("\t")[:3]) for line in ended.lines[:-1])
+    assert found == sorted(
+        [
+            ("ledger-missing", "offsets 0 to 10", f"ledger {first.ledger_id}"),
+            ("beyond-end", "offsets 33 to 35", f"ledger {short.ledger_id}"),
+            ("condemned", "offsets 10 to 20", f"ledger {second.ledger_id}"),
+            ("not-registered", "offsets 20 to 30", f"ledger {third.ledger_id}"),
+        ]
+    )
+    assert ended.lines[-1] == "4 segments in 4 ledgers, 35 entries, 23 of them read: 4 problems"
+    record = bkctl("verify", "events", "--json", "--no-entries")
+    assert record.status == 3
+    assert record.json["problems_by_kind"] == {  # type: ignore[index]
+        "ledger-missing": 1,
+        "beyond-end": 1,
+        "condemned": 1,
+        "not-registered": 1,
+    }
+    # What is truncated is no hole.
+    bkctl.ok("truncate", "events", 40)
+    assert bkctl.ok("verify", "events").out == "0 segments in 0 ledgers, 0 entries, 0 of them read: no problems\n"
+
+
+def test_verify_finds_entries_that_no_bookie_has(bkctl: Bkctl, log: Log) -> None:
+    """A ledger that is open, so that only bookies know how far it goes."""
+    writer = log.ledgers.create(log.ledger_registrar("app", "run"))
+    writer.append_many([b"s"] * 5)
+    writer.flush()
+    commit(log, 0, LedgerRange(writer.ledger_id, 0, 5, 6, 6))
+    ended = bkctl("verify", "events")
+    log.ledgers.abandon(writer.ledger_id)
+    assert ended.status == 3
+    kind, offsets, ledger, detail = ended.lines[0].split("\t")
+    assert (kind, offsets, ledger) == ("entry-missing", "offsets 35 to 36", f"ledger {writer.ledger_id}")
+    assert detail.count("does not have it") == 3
+    assert ended.lines[1:] == ["4 segments in 4 ledgers, 36 entries, 35 of them read: 1 problems"]
+
+
+def read(bkctl: Bkctl, *arguments: object) -> list[int]:
+    return [int(line.removeprefix("row ")) for line in bkctl.ok("read", "events", *arguments).lines]
+
+
+def test_read(bkctl: Bkctl, log: Log) -> None:
+    assert read(bkctl) == list(range(30))
+    assert read(bkctl, "--from", 8, "--to", 12) == [8, 9, 10, 11]
+    assert read(bkctl, "--last", 3) == [27, 28, 29]
+    assert read(bkctl, "--from", 8, "--count", 4) == [8, 9, 10, 11]
+    assert read(bkctl, "--count", 0) == []
+    assert read(bkctl, "--from", 30) == []
+    middle = list(log.snapshot().segments())[1].commit_time_ms
+    assert read(bkctl, "--from-time", middle) == list(range(10, 30))
+    assert read(bkctl, "--from-time", "2001-01-01T00:00:00") == list(range(30))
+    assert read(bkctl, "--from-time", "2199-01-01") == []
+    line = bkctl.ok("read", "events", "--offsets", "--from", 29).out
+    assert line.split("\t")[0] == "29"
+    assert line.split("\t")[2] == "row 29\n"
+    assert read(bkctl, "--from", 25, "--follow", "--count", 5) == list(range(25, 30))
+
+    log.truncate(10)
+    for arguments, text in (
+        (("--from", 3), "offsets [3, 10) are gone"),
+        (("--from", 31), "--from 31 lies beyond the end of what can be read, 30"),
+        (("--to", 40), "not written yet, the log ends at 30"),
+        (("--to", 20, "--follow"), "--to and --follow contradict each other"),
+    ):
+        assert text in bkctl.fails("read", "events", *arguments)
+    assert "password" in bkctl.fails("read", "events", password=False)
+
+
+def test_read_an_arrow_log_as_json(bkctl: Bkctl, store: LogStore) -> None:
+    settings = LogSettings.create(
+        Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.ARROW, PASSWORD, '{"type":"struct","fields":[]}'
+    )
+    log = store.create_log("tables", settings, PASSWORD)
+    batch = pa.record_batch({"id": [1, 2], "name": ["a", None], "raw": [b"\x01\xff", b""]})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    writer = log.ledgers.create(log.ledger_registrar("app", "run"))
+    writer.append_many([sink.getvalue().to_pybytes()])
+    log.ledgers.close(writer.ledger_id)
+    commit(log, 0, LedgerRange(writer.ledger_id, 0, 0, 2, 10))
+    assert [json.loads(line) for line in bkctl.ok("read", "tables").lines] == [
+        {"id": 1, "name": "a", "raw": "01ff"},
+        {"id": 2, "name": None, "raw": ""},
+    ]
+    assert "raw logs only" in bkctl.fails("append", "tables", stdin=b"x")
+
+
+def test_gc(bkctl: Bkctl, log: Log, client: BlockingClient) -> None:
+    orphan = log.ledgers.create(log.ledger_registrar("app", "r0"))
+    orphan.append_many([b"never committed"])
+    log.ledgers.close(orphan.ledger_id)
+    dropped = next(log.snapshot().segments()).ledger_id
+    bkctl.ok("truncate", "events", 10)
+    ended = bkctl.ok("gc", "events")
+    assert ended.lines[0].startswith(f"condemned\tledger {dropped}\t")
+    assert ended.lines[1:] == [
+        "the log begins at offset 10; 0 pages left ZooKeeper",
+        "1 ledgers condemned, 0 deleted, 0 wait, 0 failures",
+    ]
+    assert f"waiting\tledger {dropped}" in bkctl.ok("gc", "events", "--dry-run").lines
+
+    limits = ("--orphan-retention", "0s", "--delete-grace", "0s")
+    dry = bkctl.ok("gc", "events", "--dry-run", *limits)
+    assert dry.lines == [
+        f"would be condemned\tledger {orphan.ledger_id}\tnothing has referred to it for long",
+        f"would be deleted\tledger {dropped}",
+        "1 ledgers would be condemned, 1 would be deleted, 0 wait, 0 failures",
+    ]
+    assert client.metadata(dropped) is not None
+    done = bkctl.ok("gc", "events", *limits, "--json").json
+    assert isinstance(done, dict)
+    assert [one["ledger_id"] for one in done["condemned"]] == [orphan.ledger_id]
+    assert (done["deleted"], done["failed"], done["first_offset"], done["dry_run"]) == ([dropped], [], 10, False)
+    assert f"deleted\tledger {orphan.ledger_id}" in bkctl.ok("gc", "events", *limits).lines
+    for ledger_id in (orphan.ledger_id, dropped):
+        with pytest.raises(NoSuchLedgerError):
+            client.metadata(ledger_id)
+    assert "password" in bkctl.fails("gc", "events", password=False)
+    assert bkctl.ok("verify", "events").lines[-1].endswith("no problems")

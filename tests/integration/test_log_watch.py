@@ -1,0 +1,179 @@
+"""Lists of logs that are watched instead of polled."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.datasource.log_watch import LogNamesWatch, LogWatch
+from bk_spark.log import EntryFormat, LogSettings, LogStore
+from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.errors import LogReplacedError, NoSuchLogError
+from bk_spark.protocol.quorum import Quorum
+from bookie_server.local import LocalCluster
+from tests.support.log_commits import append
+from tests.support.zookeeper_proxy import CALLS, ZooKeeperProxy
+from tests.support.zookeeper_sessions import expire
+
+RAW = LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.RAW, b"")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Told:
+    """Makes the news of a watch something that can be awaited, or kept back."""
+
+    def __init__(self, watch: LogWatch | LogNamesWatch) -> None:
+        self._event = threading.Event()
+        self._pass_on = watch._on_change
+        self.deaf = False
+        watch._on_change = self._hear  # type: ignore[method-assign]
+
+    def _hear(self, path: str) -> None:
+        if not self.deaf:
+            self._pass_on(path)
+        self._event.set()
+
+    def wait(self) -> None:
+        assert self._event.wait(20)
+        self._event.clear()
+
+
+@pytest.fixture
+def store(zookeeper: ZooKeeper, fresh_root: str) -> LogStore:
+    return LogStore(zookeeper, f"{fresh_root}/logs")
+
+
+@pytest.fixture
+def proxy(zk_only: LocalCluster) -> Iterator[ZooKeeperProxy]:
+    with ZooKeeperProxy(zk_only.zookeepers[0].id) as running:
+        running.kinds = CALLS
+        yield running
+
+
+@pytest.fixture
+def watching(proxy: ZooKeeperProxy) -> Iterator[ZooKeeper]:
+    """A session whose requests are counted."""
+    session = ZooKeeper(proxy.address)
+    session.start()
+    yield session
+    session.close()
+
+
+def test_nothing_is_asked_while_nothing_happens(
+    store: LogStore, zookeeper: ZooKeeper, watching: ZooKeeper, proxy: ZooKeeperProxy
+) -> None:
+    log = store.create_log("flights", RAW)
+    clock = Clock()
+    watch = LogWatch(watching, LogStore(watching, store.root).open_log("flights"), clock)
+    told = Told(watch)
+    assert watch.now().next_offset == 0
+    before = proxy.requests
+    for _ in range(100):
+        clock.now += 0.009
+        assert watch.now().next_offset == 0
+    assert proxy.requests == before
+
+    append(zookeeper, log, (5, 50))
+    told.wait()
+    assert watch.now().next_offset == 5
+    after = proxy.requests
+    assert after - before <= 2
+    assert watch.now().next_offset == 5
+    assert proxy.requests == after
+    # Now and then it looks all the same: a sync and a reading.
+    clock.now += 1
+    assert watch.now().next_offset == 5
+    assert proxy.requests == after + 2
+
+    # The watch was set again.
+    append(zookeeper, log, (5, 50))
+    told.wait()
+    assert watch.now().next_offset == 10
+
+
+def test_what_no_news_came_of_is_seen_within_a_second(store: LogStore, zookeeper: ZooKeeper) -> None:
+    log = store.create_log("flights", RAW)
+    clock = Clock()
+    watch = LogWatch(zookeeper, log, clock)
+    told = Told(watch)
+    watch.now()
+    told.deaf = True
+    append(zookeeper, log, (5, 50))
+    told.wait()
+    assert watch.now().next_offset == 0
+    assert watch.latest().next_offset == 5
+    append(zookeeper, log, (5, 50))
+    assert watch.now().next_offset == 5
+    clock.now += 1
+    assert watch.now().next_offset == 10
+
+
+def test_a_new_session_is_watched_anew(store: LogStore, zookeeper: ZooKeeper, watching: ZooKeeper) -> None:
+    log = store.create_log("flights", RAW)
+    watch = LogWatch(watching, LogStore(watching, store.root).open_log("flights"), Clock())
+    told = Told(watch)
+    names = LogNamesWatch(watching, store.root, Clock())
+    told_names = Told(names)
+    assert (watch.now().next_offset, names.now()) == (0, {"flights"})
+    expire(watching)
+    told.wait()
+    told_names.wait()
+    append(zookeeper, log, (5, 50))
+    store.create_log("trains", RAW)
+    assert (watch.now().next_offset, names.now()) == (5, {"flights", "trains"})
+    append(zookeeper, log, (5, 50))
+    told.wait()
+    store.create_log("ships", RAW)
+    told_names.wait()
+    assert (watch.now().next_offset, names.now()) == (10, {"flights", "ships", "trains"})
+
+
+def test_a_log_that_goes_is_an_error_each_time(store: LogStore, zookeeper: ZooKeeper) -> None:
+    log = store.create_log("flights", RAW)
+    watch = LogWatch(zookeeper, log, Clock())
+    told = Told(watch)
+    append(zookeeper, log, (5, 50))
+    assert watch.now().next_offset == 5
+    _delete_tree(zookeeper, log.paths.head)
+    told.wait()
+    for _ in range(2):
+        with pytest.raises(NoSuchLogError):
+            watch.now()
+    store.create_log("flights", RAW)
+    for _ in range(2):
+        with pytest.raises(LogReplacedError):
+            watch.now()
+
+
+def test_names_of_logs(store: LogStore, zookeeper: ZooKeeper) -> None:
+    clock = Clock()
+    watch = LogNamesWatch(zookeeper, store.root, clock)
+    told = Told(watch)
+    assert watch.now() == set()
+    store.create_log("b", RAW)
+    assert watch.now() == {"b"}
+    zookeeper.create(f"{store.root}/.no-log")
+    told.wait()
+    assert watch.now() == {"b"}
+    told.deaf = True
+    store.create_log("a", RAW)
+    told.wait()
+    assert watch.now() == {"b"}
+    clock.now += 1
+    assert watch.now() == {"a", "b"}
+
+
+def _delete_tree(zk: ZooKeeper, path: str) -> None:
+    for name in zk.children(path) or []:
+        _delete_tree(zk, f"{path}/{name}")
+    zk.delete(path)

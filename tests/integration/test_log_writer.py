@@ -1,0 +1,300 @@
+"""Log writers on real bookies: they hold the tail, roll, lose it, and leave nothing that the next cannot seal."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.bookie.zookeeper import Znode
+from bk_spark.log import EntryFormat, Log, LogSettings, LogStore
+from bk_spark.log.writer import LogWriter
+from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.errors import (
+    BookKeeperError,
+    InvalidArgumentError,
+    LedgerClosedError,
+    LogFencedError,
+    LogTailOpenError,
+)
+from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.quorum import Quorum
+from bookie_server.local import LocalCluster
+from tests.support.logs import PASSWORD, TELLING, commit, entries, new_log
+from tests.support.zookeeper_sessions import expire
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> Iterator[BlockingClient]:
+    with BlockingClient(cluster.metadata_service_uri, TELLING) as one:
+        yield one
+
+
+@pytest.fixture
+def log(client: BlockingClient) -> Log:
+    return new_log(client)
+
+
+def append_and_flush(writer: LogWriter) -> None:
+    for _ in range(1_000):
+        writer.append(b"lost")
+        writer.flush()
+
+
+def test_what_is_appended_is_in_the_log_in_order_over_rolls(log: Log) -> None:
+    expected = [b"%d" % number + bytes(number % 700) for number in range(5_000)]
+    with log.open_writer(roll_entries=700) as writer:
+        assert log.snapshot().open_tail is not None
+        for number, payload in enumerate(expected[:1_000]):
+            assert writer.append(payload) == number
+        assert writer.append_many(expected[1_000:3_000]) == range(1_000, 3_000)
+        assert writer.append_many(Payloads.of(expected[3_000:4_000])) == range(3_000, 4_000)
+        for payload in expected[4_000:]:
+            writer.append(bytearray(payload))
+        assert writer.flush() == 5_000 == writer.acknowledged_offset == writer.next_offset
+        assert [segment.entries for segment in log.snapshot().segments()] == [700] * 7
+    assert writer.close() == 5_000
+    snapshot = log.snapshot()
+    assert (snapshot.next_offset, snapshot.open_tail) == (5_000, None)
+    segments = list(snapshot.segments())
+    assert sum(segment.size_bytes for segment in segments) == sum(map(len, expected))
+    assert entries(log) == expected
+    with pytest.raises(LedgerClosedError, match="is closed"):
+        writer.append(b"late")
+
+
+def test_single_entries_are_sent_without_flush(log: Log) -> None:
+    with log.open_writer() as writer:
+        writer.append(b"one")
+        tail = log.snapshot().open_tail
+        assert tail is not None
+        (block,) = itertools.islice(log.ledgers.reader(tail.ledger_id).tail(0), 1)
+        assert [bytes(payload) for payload in block.payloads] == [b"one"]
+
+
+def test_ledgers_are_rolled_by_size_and_by_age(log: Log) -> None:
+    with log.open_writer(roll_bytes=10_000) as writer:
+        writer.append_many([bytes(1_000)] * 35)
+        writer.flush()
+        assert [segment.entries for segment in log.snapshot().segments()] == [10, 10, 10]
+    with log.open_writer(roll_ms=50) as writer:
+        writer.append(b"old")
+        rolled = threading.Event()
+        log.zookeeper.exists(log.paths.head, watch=lambda _: rolled.set())
+        assert rolled.wait(20)
+    assert [segment.entries for segment in log.snapshot().segments()] == [10, 10, 10, 5, 1]
+
+
+def test_writers_come_one_after_the_other(log: Log) -> None:
+    with log.open_writer() as writer:
+        writer.append(b"one")
+        with pytest.raises(LogTailOpenError, match=rf"log writer {writer.writer_id} \(host .*take_over"):
+            log.open_writer()
+        with pytest.raises(LogTailOpenError, match=rf"log writer {writer.writer_id} \(host .*fenceTail"):
+            commit(log, 0, [b"refused"])
+        writer.append(b"two")
+    with log.open_writer():
+        pass
+    commit(log, 0, [b"three"])
+    with log.open_writer() as writer:
+        assert writer.append(b"four") == 3
+    assert entries(log) == [b"one", b"two", b"three", b"four"]
+
+
+@pytest.mark.parametrize("how", ["take over", "commit"])
+def test_who_loses_the_tail_is_told_and_stops(log: Log, how: str) -> None:
+    old = log.open_writer()
+    old.append_many([b"one", b"two"])
+    old.flush()
+    if how == "take over":
+        new = log.open_writer(take_over=True)
+        new.append(b"three")
+        new.close()
+    else:
+        commit(log, 0, [b"three"], fence_tail=True)
+    assert entries(log) == [b"one", b"two", b"three"]
+    with pytest.raises(LogFencedError, match=r"holds the tail no more.*below offset 2 were acknowledged") as lost:
+        append_and_flush(old)
+    assert lost.value.acknowledged_offset == 2
+    for call in (lambda: old.append(b"x"), lambda: old.append_many([b"x"]), old.flush, old.close):
+        with pytest.raises(LogFencedError):
+            call()
+    old.abandon()
+    assert log.zookeeper.exists(log.paths.owner) is None
+    assert entries(log) == [b"one", b"two", b"three"]
+
+
+def test_an_idle_writer_hears_that_it_was_replaced(log: Log) -> None:
+    old = log.open_writer()
+    new = log.open_writer(take_over=True)
+    # Its threads end by themselves.
+    old._sender.join(20)
+    with pytest.raises(LogFencedError, match=f"writer {new.writer_id}"):
+        old.append(b"x")
+    old.abandon()
+    new.close()
+
+
+def test_an_abandoned_tail_is_sealed_by_who_comes_next(log: Log) -> None:
+    with contextlib.suppress(RuntimeError), log.open_writer() as writer:
+        writer.append(b"one")
+        writer.flush()
+        raise RuntimeError
+    assert log.snapshot().open_tail is not None
+    with pytest.raises(LedgerClosedError):
+        writer.append(b"x")
+    commit(log, 0, [b"two"])
+    with log.open_writer() as writer:
+        writer.append(b"three")
+        writer.flush()
+        writer.abandon()
+    with log.open_writer() as writer:
+        writer.append(b"four")
+    assert entries(log) == [b"one", b"two", b"three", b"four"]
+
+
+def owner_made_again(log: Log, uri: str, lose: Callable[[], object]) -> tuple[Znode, Znode]:
+    """The owner's znode before ``lose`` and after."""
+    with BlockingClient(uri) as other:
+        zk, path = other.zookeeper, log.paths.owner
+        before = zk.get_latest(path)
+        assert before is not None
+        gone, back = threading.Event(), threading.Event()
+        zk.exists(path, watch=lambda _: gone.set())
+        lose()
+        assert gone.wait(20)
+        if zk.exists(path, watch=lambda _: back.set()) is None:
+            assert back.wait(20)
+        after = zk.get_latest(path)
+        assert after is not None
+        assert after.created_zxid > before.created_zxid
+        return before, after
+
+
+def test_a_roll_for_which_there_are_no_bookies_is_put_off(
+    mended_cluster: LocalCluster, log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    with log.open_writer(roll_entries=10) as writer:
+        writer.append_many([b"x"] * 25)
+        writer.flush()
+        mended_cluster.bookies[0].kill()
+        while "no new ledger" not in caplog.text:
+            writer.append_many([b"y"] * 10)
+            writer.flush()
+        written = writer.append_many([b"z"] * 100).stop
+        assert writer.flush() == written
+    *full, last = [segment.entries for segment in log.snapshot().segments()]
+    assert set(full) == {10}
+    assert last >= 100
+    assert len(entries(log)) == written
+
+
+def test_abandoning_does_not_wait_for_bookies(mended_cluster: LocalCluster, log: Log) -> None:
+    writer = log.open_writer()
+    for bookie in mended_cluster.bookies[:2]:
+        bookie.suspend()
+    writer.append(b"one")
+    errors: list[BookKeeperError] = []
+
+    def flush() -> None:
+        try:
+            writer.flush()
+        except BookKeeperError as error:
+            errors.append(error)
+
+    flushing = threading.Thread(target=flush)
+    flushing.start()
+    while not writer._sending.locked():
+        flushing.join(0.01)
+    writer.abandon()
+    flushing.join()
+    assert isinstance(errors[0], LedgerClosedError)
+
+
+def test_a_writer_whose_session_expires_keeps_its_tail(log: Log, cluster: LocalCluster) -> None:
+    uri = cluster.metadata_service_uri
+    with log.open_writer(roll_entries=2) as writer:
+        writer.append(b"one")
+        before, after = owner_made_again(log, uri, lambda: log.zookeeper.delete(log.paths.owner))
+        assert (after.data, after.owner_session) == (before.data, before.owner_session)
+        writer.append(b"two")
+        before, after = owner_made_again(log, uri, lambda: expire(log.zookeeper))
+        assert after.data == before.data
+        assert after.owner_session != before.owner_session
+        writer.append(b"three")
+        with pytest.raises(LogTailOpenError):
+            commit(log, 0, [b"refused"])
+    assert entries(log) == [b"one", b"two", b"three"]
+
+
+def test_a_writer_that_was_replaced_while_its_session_was_gone_is_told(log: Log, cluster: LocalCluster) -> None:
+    """Its ledger was fenced; it does not make its owner's znode again, which would keep the other one out."""
+    with BlockingClient(cluster.metadata_service_uri, TELLING) as client:
+        other = LogStore.of(client).open_log(log.name, password=PASSWORD)
+        old = log.open_writer()
+        old.append(b"one")
+        old.flush()
+        tail = log.snapshot().open_tail
+        assert tail is not None
+        other.ledgers.recover(tail.ledger_id)
+        expire(log.zookeeper)
+        with other.open_writer(take_over=True) as new:
+            new.append(b"two")
+            with pytest.raises(LogFencedError) as lost:
+                append_and_flush(old)
+            assert lost.value.acknowledged_offset == 1
+            old.abandon()
+            assert other.zookeeper.get_latest(log.paths.owner) is not None, "the other's is left alone"
+    assert entries(log) == [b"one", b"two"]
+
+
+def test_bad_input_is_refused_and_does_no_harm(client: BlockingClient, cluster: LocalCluster, log: Log) -> None:
+    store = LogStore.of(client)
+    arrow = LogSettings.create(
+        Quorum(3, 2, 2), DigestType.HMAC, EntryFormat.ARROW, PASSWORD, '{"type":"struct","fields":[]}'
+    )
+    with pytest.raises(InvalidArgumentError, match="writes raw logs only"):
+        store.create_log(f"log-{uuid.uuid4().hex[:12]}", arrow, PASSWORD).open_writer()
+    with BlockingClient(cluster.metadata_service_uri) as silent:
+        with pytest.raises(InvalidArgumentError, match="explicitLacInterval"):
+            LogStore.of(silent).open_log(log.name, password=PASSWORD).open_writer()
+        with pytest.raises(InvalidArgumentError, match="without its password"):
+            LogStore.of(silent).open_log(log.name).open_writer()
+    for limits in ({"roll_bytes": 0}, {"roll_ms": 0}, {"roll_entries": 0}, {"roll_bytes": 1 << 50}):
+        with pytest.raises(InvalidArgumentError, match=next(iter(limits))):
+            log.open_writer(**limits)
+    assert log.snapshot().open_tail is None
+    with log.open_writer() as writer:
+        writer.append(b"one")
+        for call in (lambda: writer.append(bytes(1 << 24)), lambda: writer.append_many([b"x", bytes(1 << 24)])):
+            with pytest.raises(InvalidArgumentError, match="frame limit"):
+                call()
+        assert writer.append(b"two") == 1
+    assert entries(log) == [b"one", b"two"]
+
+
+def test_several_threads_may_append(log: Log) -> None:
+    offsets: dict[bytes, int] = {}
+
+    def produce(writer: LogWriter, name: int) -> None:
+        for number in range(300):
+            payload = b"%d-%d" % (name, number)
+            if number % 10:
+                offsets[payload] = writer.append(payload)
+            else:
+                offsets[payload] = writer.append_many([payload]).start
+
+    with log.open_writer(roll_entries=250) as writer:
+        threads = [threading.Thread(target=produce, args=(writer, name)) for name in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    found = entries(log)
+    assert [found[offset] for offset in offsets.values()] == list(offsets)
+    assert len(found) == 900

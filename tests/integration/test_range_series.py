@@ -1,0 +1,126 @@
+"""Ranges of many ledgers, read one after the other with the next ones begun ahead."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.range_series import EntryRange
+from bk_spark.protocol.entry_block import EntryBlock
+from bk_spark.protocol.errors import BookKeeperError, NoSuchEntryError, NoSuchLedgerError, UnauthorizedError
+from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.quorum import Quorum
+from bookie_server.local import LocalCluster
+
+PASSWORD = b"open sesame"
+
+
+@pytest.fixture
+def client(metadata_service_uri: str) -> Iterator[BlockingClient]:
+    config = ClientConfig(add_timeout_ms=1_500, read_timeout_ms=1_500, connect_timeout_ms=3_000)
+    with BlockingClient(metadata_service_uri, config) as client:
+        yield client
+
+
+def _ledger(client: BlockingClient, entries: list[bytes]) -> int:
+    writer = client.create(password=PASSWORD)
+    if entries:
+        writer.append_many(Payloads.of(entries))
+    writer.close()
+    return writer.ledger_id
+
+
+def _payloads(lists: Iterator[list[EntryBlock]]) -> list[bytes]:
+    return [bytes(payload) for blocks in lists for block in blocks for payload in block.payloads]
+
+
+def _until_error(client: BlockingClient, ranges: list[EntryRange], password: bytes) -> tuple[list[bytes], Exception]:
+    found: list[bytes] = []
+    try:
+        for blocks in client.read_series(ranges, password):
+            found += _payloads(iter([blocks]))
+    except BookKeeperError as error:
+        return found, error
+    raise AssertionError("no error")
+
+
+def test_all_entries_in_order(client: BlockingClient) -> None:
+    rng = random.Random(1)
+    ranges, expected = [], []
+    for number in range(60):
+        count, size = rng.choice([(1, 10), (5, 100), (300, 50), (40, 20_000), (7, 200_000)])
+        entries = [b"%d-%d " % (number, entry) + bytes(size) for entry in range(count)]
+        first = rng.choice([0, 0, count // 2])
+        # What the list of a log knows of a part is an estimate; here also far off.
+        size_bytes = rng.choice([1, 1, 10, 100]) * size * (count - first) // rng.choice([1, 1, 100])
+        ranges.append(EntryRange(_ledger(client, entries), first, count - 1, size_bytes))
+        expected += entries[first:]
+    for _ in range(2):
+        assert _payloads(client.read_series(ranges, PASSWORD)) == expected
+    # Of ledgers that were opened before, and the same one several times.
+    again = [ranges[5], ranges[3], ranges[5]] * 20
+    assert len(_payloads(client.read_series(again, PASSWORD))) == sum(one.last - one.first + 1 for one in again)
+    assert _payloads(client.read_series([], PASSWORD)) == []
+
+
+def test_whoever_has_enough_leaves_nothing_behind(client: BlockingClient) -> None:
+    ranges = [EntryRange(_ledger(client, [bytes(100)] * 10), 0, 9, 1000) for _ in range(40)]
+    ranges[1:1] = [EntryRange(_ledger(client, [bytes(100_000)] * 50), 0, 49, size) for size in (5_000_000, 10)]
+    for taken in (1, 2, 5, 30):
+        with closing(client.read_series(ranges, PASSWORD)) as lists:
+            for _, _blocks in zip(range(taken), lists, strict=False):
+                pass
+
+
+def test_what_lies_before_an_error_is_given(client: BlockingClient) -> None:
+    ledgers = [_ledger(client, [b"%d" % number]) for number in range(30)]
+    ranges = [EntryRange(ledger_id, 0, 0, 1) for ledger_id in ledgers]
+    client.delete(ledgers[17])
+    found, error = _until_error(client, ranges, PASSWORD)
+    assert isinstance(error, NoSuchLedgerError)
+    assert found == [b"%d" % number for number in range(17)]
+    found, error = _until_error(client, [ranges[0], EntryRange(ledgers[1], 0, 3, 1), ranges[2]], PASSWORD)
+    assert isinstance(error, NoSuchEntryError)
+    assert found == [b"0"]
+    assert _until_error(client, ranges[3:5], b"wrong")[1].__class__ is UnauthorizedError
+    # The others are still read.
+    assert _payloads(client.read_series(ranges[18:], PASSWORD)) == [b"%d" % number for number in range(18, 30)]
+
+
+def test_a_ledger_that_goes_on_after_it_was_opened(client: BlockingClient) -> None:
+    writer = client.create(password=PASSWORD)
+    for turn in range(3):
+        writer.append_many([b"%d" % number for number in range(turn * 10, turn * 10 + 10)])
+        writer.flush()
+        part = EntryRange(writer.ledger_id, turn * 10, turn * 10 + 9, 100)
+        assert _payloads(client.read_series([part], PASSWORD)) == [
+            b"%d" % number for number in range(turn * 10, turn * 10 + 10)
+        ]
+    writer.close()
+    whole = EntryRange(writer.ledger_id, 0, 29, 100)
+    assert _payloads(client.read_series([whole], PASSWORD)) == [b"%d" % number for number in range(30)]
+
+
+def test_a_bookie_that_was_replaced_after_the_ledger_was_opened(
+    client: BlockingClient, mended_cluster: LocalCluster
+) -> None:
+    """It runs again and says truly that it has no later entry; another one has."""
+    writer = client.create(quorum=Quorum(1, 1, 1), password=PASSWORD)
+    writer.append_many([b"a", b"b"])
+    writer.flush()
+    assert _payloads(client.read_series([EntryRange(writer.ledger_id, 0, 1, 2)], PASSWORD)) == [b"a", b"b"]
+    (first_bookie,) = writer.metadata.last_segment.ensemble
+    (process,) = [one for one in mended_cluster.bookies if one.id == first_bookie]
+    process.kill()
+    writer.append_many([b"c", b"d"])
+    writer.flush()
+    assert writer.metadata.last_segment.ensemble != (first_bookie,)
+    mended_cluster.heal()
+    later = [EntryRange(writer.ledger_id, 2, 3, 2)]
+    assert _payloads(client.read_series(later, PASSWORD)) == [b"c", b"d"]
+    writer.close()

@@ -1,0 +1,170 @@
+"""Who does not write rows: truncation, appending of ledgers, deletion of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import suppress
+from typing import Any, ClassVar
+
+from bk_spark.bookie.zookeeper import CreateOp
+from bk_spark.log.appending import AppendLedger, registered_steps
+from bk_spark.log.changes import change_steps
+from bk_spark.log.deletion import delete_steps
+from bk_spark.log.index_move import move_steps
+from bk_spark.log.names import LogPaths
+from bk_spark.log.reaper import reap_steps
+from bk_spark.log.truncation import SegmentStart, Truncate
+from tests.simulation.logs.invariants import require
+from tests.simulation.logs.ledgers import ModelLedger, closed_metadata, ledger_path
+from tests.simulation.logs.streaming import REFUSALS
+from tests.simulation.logs.world import Actor, RefusedError, Script, Wait, World
+from tests.simulation.logs.writers import WRITER_FAILURES
+
+
+class Chore(Actor):
+    """Does one thing some times, with pauses. What ZooKeeper and others do to it ends that time, not the process."""
+
+    kind: ClassVar[str] = "chore"
+
+    def __init__(self, world: World, name: str, paths: LogPaths, times: int = 1, pause_steps: int = 0) -> None:
+        super().__init__(world, name)
+        self.paths = paths
+        self.times = times
+        self._pause_steps = pause_steps
+        #: How often it was done, and how often not.
+        self.done = self.failed = 0
+
+    def script(self) -> Script:
+        for _ in range(self.times):
+            if self._pause_steps:
+                due = self.world.steps + self.world.random.randint(0, 2 * self._pause_steps)
+                yield Wait(lambda due=due: self.world.steps >= due or self.world.healed, "pause")
+            try:
+                result = yield from self.once()
+            except WRITER_FAILURES as error:
+                self.failed += 1
+                self.world.tell(self.name, "error", error)
+            except REFUSALS as error:
+                self.world.tell(self.name, "error", error)
+                return "refused"
+            else:
+                self.done += 1
+                self.world.tell(self.name, self.kind, result)
+        return "done"
+
+    def once(self) -> Generator[Any, Any, object]:
+        raise NotImplementedError
+
+
+class Truncator(Chore):
+    """Drops what is below ``up_to``, or below an offset that is drawn each time."""
+
+    kind: ClassVar[str] = "truncated"
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        paths: LogPaths,
+        times: int = 1,
+        pause_steps: int = 0,
+        up_to: int | None = None,
+    ) -> None:
+        super().__init__(world, name, paths, times, pause_steps)
+        self._up_to = up_to
+
+    def once(self) -> Generator[Any, Any, object]:
+        log = self.world.watch.logs[self.paths.log_id]
+        up_to = self._up_to
+        if up_to is None:
+            up_to = self.world.random.randint(log.head.first_offset, log.head.next_offset + 2)
+        # As Log.truncate finds it in a snapshot.
+        place = self.world.watch.page_of(self.paths, up_to)
+        start = None if place is None else SegmentStart(place[1].base_offset, place[0])
+        first = yield from change_steps(Truncate(self.paths, up_to, start), self.now_ms)
+        require(first <= max(up_to, log.head.first_offset), f"truncated to {first}, asked for {up_to}")
+        require(first <= log.head.first_offset, f"told that the log starts at {first}: {log.head}")
+        return first
+
+
+class Appender(Chore):
+    """Appends ``ledger_id``, which somebody else wrote and closed."""
+
+    kind: ClassVar[str] = "appended"
+
+    def __init__(self, world: World, name: str, paths: LogPaths, ledger_id: int, pause_steps: int = 0) -> None:
+        super().__init__(world, name, paths, 1, pause_steps)
+        self._ledger_id = ledger_id
+
+    def once(self) -> Generator[Any, Any, object]:
+        registration = yield from registered_steps(self.paths, self._ledger_id)
+        require(registration is None, f"ledger {self._ledger_id} is registered: {registration}")
+        token = self.world.random.randbytes(16)
+        change = AppendLedger(self.paths, self._ledger_id, ledger_path(self._ledger_id), token)
+        offsets = yield from change_steps(change, self.now_ms)
+        held = self.world.watch.logs[self.paths.log_id].entries[offsets.start : offsets.stop]
+        require(
+            held == [(self._ledger_id, entry_id) for entry_id in range(len(offsets))] and held,
+            f"ledger {self._ledger_id} was told {offsets}, which hold {held}",
+        )
+        return offsets
+
+
+def foreign_ledger(world: World, entries: int) -> int:
+    """A closed ledger that the log did not make."""
+    ledger_id = 1 + len(world.watch.foreign)
+    world.watch.foreign.add(ledger_id)
+    payloads: list[object] = [bytes([n]) for n in range(entries)]
+    world.ledgers.all[ledger_id] = ModelLedger(ledger_id, payloads, entries, True, entries - 1)
+    world.zk.transact([CreateOp(ledger_path(ledger_id), closed_metadata(entries - 1, entries))])
+    return ledger_id
+
+
+class IndexMover(Chore):
+    """Moves full pages out of ZooKeeper, as maintenance does."""
+
+    kind: ClassVar[str] = "moved pages"
+    moved = 0
+
+    def once(self) -> Generator[Any, Any, object]:
+        report = yield from move_steps(self.paths, self.now_ms, max_znode_pages=1, keep_pages=1, new_id=self.world.uuid)
+        self.moved += report.pages
+        return report
+
+
+class Reaper(Chore):
+    """One round of the reaper after another."""
+
+    kind: ClassVar[str] = "reaped"
+
+    def __init__(self, world: World, name: str, paths: LogPaths, times: int = 1, pause_steps: int = 0) -> None:
+        super().__init__(world, name, paths, times, pause_steps)
+        self.condemned = self.deleted = self.removed = 0
+
+    def once(self) -> Generator[Any, Any, object]:
+        report = yield from reap_steps(self.paths, ledger_path, self.now_ms)
+        self.condemned += len(report.condemned)
+        self.deleted += len(report.deleted)
+        self.removed += len(report.removed)
+        for what, why in report.failed:
+            require("damaged" not in why, f"{what}: {why}")
+        return report
+
+
+class Deleter(Chore):
+    """Deletes the log, and makes another one under its name."""
+
+    kind: ClassVar[str] = "deleted"
+
+    def __init__(self, world: World, name: str, paths: LogPaths, pause_steps: int = 0, *, again: bool = True) -> None:
+        super().__init__(world, name, paths, 3, pause_steps)
+        self._again = again
+
+    def once(self) -> Generator[Any, Any, object]:
+        report = yield from delete_steps(self.paths, ledger_path, self.now_ms)
+        self.times = 1
+        if self._again:
+            # Refused where there is one already.
+            with suppress(RefusedError):
+                self.world.make_log()
+        return report

@@ -1,0 +1,383 @@
+"""Random histories of one log, each told by its seed.
+
+A history draws who is there (streaming queries, batch writes, log writers, maintenance, …), what fails and how often.
+Then somebody goes one action further, or a process dies, is stopped for long, or loses its session, or a query is
+started a second time while its first run lives on. In the end, or in the middle of things, everything heals: who is
+still there must come to its end, and maintenance leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from random import Random
+from types import ModuleType
+from typing import TypeVar
+from unittest.mock import patch
+
+from bk_spark.log import append, applications, page
+from bk_spark.log.plan import CommitStatus
+from tests.simulation.logs.chores import Appender, Chore, Deleter, IndexMover, Reaper, Truncator, foreign_ledger
+from tests.simulation.logs.invariants import InvariantError
+from tests.simulation.logs.readers import LogReader, Retention
+from tests.simulation.logs.streaming import Driver, Query, Worker
+from tests.simulation.logs.world import DAY_MS, HOUR_MS, MINUTE_MS, Actor, World
+from tests.simulation.logs.writers import LogWriter
+
+_T = TypeVar("_T")
+
+MOST_STEPS = 4_000
+MOST_RUNS = 5
+
+
+@dataclass(slots=True)
+class Result:
+    """What a history was like; histories in which nothing happens would prove nothing."""
+
+    steps: int = 0
+    commits: int = 0
+    found_done: int = 0
+    zombies: int = 0
+    lost_replies: int = 0
+    conflicts: int = 0
+    kills: int = 0
+    expired: int = 0
+    acknowledged: int = 0
+    rolls: int = 0
+    fenced: int = 0
+    kept: int = 0
+    moved_pages: int = 0
+    condemned: int = 0
+    deleted: int = 0
+    read_segments: int = 0
+    chores: int = 0
+
+    def add(self, other: Result) -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{getattr(self, name)} {name.replace('_', ' ')}" for name in self.__slots__)
+
+
+@dataclass(slots=True)
+class Chances:
+    """For each step: of what befalls processes."""
+
+    kill: float = 0.0
+    stop: float = 0.0
+    expire: float = 0.0
+    jump: float = 0.0
+    successor: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Focus:
+    """What a history is to be about; where a broken rule shows sooner. None: drawn."""
+
+    queries: int | None = None
+    log_writers: int | None = None
+    reapers: int | None = None
+    movers: int | None = None
+    truncators: int | None = None
+    readers: int | None = None
+    deleters: int | None = None
+    small_pages: bool | None = None
+    jump: float | None = None
+    stop: float | None = None
+    ledger_faults: float | None = None
+
+
+def _or(focused: _T | None, drawn: _T) -> _T:
+    return drawn if focused is None else focused
+
+
+class History:
+    """One history. A failing one is told again by ``python -m tests.simulation replay <seed> --logs``."""
+
+    def __init__(self, seed: int | str, focus: Focus | None = None) -> None:
+        self.seed = seed
+        self.world = world = World(seed, most_skew_ms=Random(seed).choice([0, 0, 20_000]))
+        self.random = random = world.random
+        self.result = Result()
+        self._focus = focus = focus or Focus()
+        world.weather.metadata = random.choice([0.0, 0.02, 0.1])
+        world.weather.ledgers = _or(focus.ledger_faults, random.choice([0.0, 0.0, 0.05]))
+        self.chances = Chances(
+            kill=random.choice([0.0, 0.003, 0.01]),
+            stop=_or(focus.stop, random.choice([0.0, 0.005, 0.02])),
+            expire=random.choice([0.0, 0.005, 0.02]),
+            jump=_or(focus.jump, random.choice([0.0, 0.003, 0.01, 0.02])),
+            successor=random.choice([0.0, 0.004, 0.015]),
+        )
+        self.small_pages = _or(focus.small_pages, random.random() < 0.4)
+        self.inline_pages = random.choice([0, 8, 8])
+        self.in_use_kept = random.choice([0, 1, 256])
+        self.queries: list[Query] = []
+        self._draw_queries()
+        self._draw_chores()
+
+    def play(self) -> Result:
+        """Raises :class:`InvariantError` or whatever a machine raises."""
+        with self._limits():
+            self._happen(self.random.randint(30, 700))
+            self._heal()
+        return self._result()
+
+    # --- who is there ---
+
+    def _draw_queries(self) -> None:
+        random, paths = self.random, self.world.paths
+        for number in range(_or(self._focus.queries, random.choice([0, 1, 1, 1, 2]))):
+            query = Query(
+                paths,
+                f"app{number}",
+                random.randint(2, 12 if self.small_pages else 7),
+                foreach_batch=random.random() < 0.2,
+                fence_tail=random.random() < 0.5,
+                workers=random.randint(1, 2),
+                roll_entries=random.choice([2, 5, 1_000]),
+            )
+            self.queries.append(query)
+        for _ in range(random.choice([0, 0, 1, 2])):
+            query = Query(paths, self.world.uuid(), 1, anonymous=True, overwrite=random.random() < 0.4)
+            self.queries.append(query)
+        for query in self.queries:
+            self._start(query)
+
+    def _draw_chores(self) -> None:
+        random, world, paths, focus = self.random, self.world, self.world.paths, self._focus
+        for number in range(_or(focus.truncators, random.choice([0, 1]))):
+            times = random.randint(1, 4)
+            world.add(Truncator(world, f"truncator{number}", paths, times, random.choice([0, 30, 100])))
+        if focus.truncators is None and random.random() < 0.25:
+            world.add(Retention(world, "retention", paths, random.randint(1, 4), random.choice([30, 100])))
+        for number in range(random.choice([0, 0, 0, 0, 1, 2])):
+            ledger_id = foreign_ledger(world, random.randint(1, 4))
+            for twice in range(random.choice([1, 1, 2])):
+                world.add(Appender(world, f"appender{number}.{twice}", paths, ledger_id, random.choice([0, 100])))
+        for number in range(_or(focus.movers, random.choice([1, 1, 2]) if self.small_pages else 0)):
+            times = random.randint(4, 9)
+            world.add(IndexMover(world, f"mover{number}", paths, times, random.choice([10, 50])))
+        for number in range(_or(focus.reapers, random.choice([0, 1, 1, 2]))):
+            times = random.randint(2, 6)
+            world.add(Reaper(world, f"reaper{number}", paths, times, random.choice([10, 30, 60])))
+        for number in range(_or(focus.log_writers, random.choice([0, 0, 1, 2, 3]))):
+            world.add(self._log_writer(f"writer{number}"))
+        for number in range(_or(focus.readers, random.choice([0, 0, 0, 1, 2]))):
+            times = random.randint(2, 6)
+            world.add(LogReader(world, f"reader{number}", paths, times, random.choice([10, 50])))
+        for number in range(_or(focus.deleters, random.choice([0] * 9 + [1, 1, 2]))):
+            world.add(Deleter(world, f"deleter{number}", paths, random.choice([50, 200])))
+
+    def _log_writer(self, name: str) -> LogWriter:
+        random = self.random
+        return LogWriter(
+            self.world,
+            name,
+            self.world.paths,
+            appends=random.randint(0, 12),
+            roll_entries=random.choice([1, 3, 100]),
+            take_over=random.random() < 0.5,
+            lives=random.randint(1, 3),
+            pause_steps=random.choice([0, 30, 100]),
+            ends=random.choice(["close", "close", "abandon", "forget"]),
+        )
+
+    def _start(self, query: Query) -> None:
+        name = query.app if len(query.app) < 30 else query.app[:8]
+        driver = Driver(self.world, f"{name}/r{len(query.runs)}", query)
+        driver.speculation = self.random.choice([0.0, 0.0, 0.3])
+        driver.task_kills = self.random.choice([0.0, 0.0, 0.1])
+        if query.runs[:-1] and self.random.random() < 0.3:
+            # Somebody deleted the newest file of the checkpoint's commits.
+            query.noted = max(-1, query.noted - 1)
+        self.world.add(driver)
+
+    # --- what happens ---
+
+    def _happen(self, most_steps: int) -> None:
+        world, random = self.world, self.random
+        for _ in range(most_steps):
+            self._befall()
+            ready = [actor for actor in world.alive if actor.runnable]
+            if ready:
+                world.step(random.choice(ready))
+            elif not world.alive:
+                return
+            else:
+                world.steps += 1
+
+    def _befall(self) -> None:
+        world, random, chances = self.world, self.random, self.chances
+        if world.zk.late and random.random() < 0.05:
+            world.zk.deliver_late(random)
+        fate = random.random()
+        if fate < chances.kill:
+            self._befall_one(Actor.kill)
+            self.result.kills += 1
+        elif (fate := fate - chances.kill) < chances.stop:
+            self._befall_one(self._stop)
+        elif (fate := fate - chances.stop) < chances.expire:
+            self._befall_one(self._expire)
+        elif (fate := fate - chances.expire) < chances.jump:
+            world.pass_time(random.choice([MINUTE_MS, 20 * MINUTE_MS, 2 * HOUR_MS, 2 * HOUR_MS, 8 * DAY_MS]))
+        elif fate - chances.jump < chances.successor:
+            self._succeed()
+
+    def _befall_one(self, what: Callable[[Actor], object]) -> None:
+        if self.world.alive:
+            what(self.random.choice(self.world.alive))
+
+    def _stop(self, actor: Actor) -> None:
+        self.world.tell(actor.name, "is stopped", "")
+        actor.stopped_until = self.world.steps + self.random.choice([30, 150, 400])
+        if self.random.random() < 0.5:
+            self._expire(actor)
+
+    def _expire(self, actor: Actor) -> None:
+        if self.world.zk.is_alive(actor.session.session):
+            self.result.expired += 1
+            self.world.expire(actor.session)
+            if isinstance(actor, LogWriter):
+                actor.keep()
+
+    def _succeed(self) -> None:
+        """Somebody starts a query that is not at its end, whether its last run lives or not; or queries of a log that
+        was made anew."""
+        if all(query.paths != self.world.paths for query in self.queries):
+            self._draw_queries()
+            return
+        queries = [query for query in self.queries if len(query.runs) < MOST_RUNS and self._wants_a_run(query)]
+        if queries:
+            self._start(self.random.choice(queries))
+
+    def _wants_a_run(self, query: Query) -> bool:
+        return not query.anonymous and not query.finished and query.runs[-1].ended != "refused"
+
+    # --- the end ---
+
+    def _heal(self) -> None:
+        """Faults end; what went wrong stays wrong. All comes to its end, and every batch is committed."""
+        world = self.world
+        world.tell("world", "heals", "")
+        world.healed = True
+        world.weather.metadata = world.weather.ledgers = 0.0
+        while world.zk.late:
+            world.zk.deliver_late(self.random)
+        for actor in world.actors:
+            actor.stopped_until = 0
+            if isinstance(actor, Driver):
+                actor.speculation = actor.task_kills = 0.0
+            if isinstance(actor, Worker):
+                actor.task_kills = 0.0
+        world.run(most_steps=MOST_STEPS)
+        for actor in world.actors:
+            if actor.ended:
+                self._expire(actor)
+        self._finish_deletions()
+        for query in self.queries:
+            if not query.anonymous and not query.finished and query.paths == world.paths:
+                self._start(query)
+                world.run(most_steps=MOST_STEPS)
+                if not query.finished:
+                    raise InvariantError(f"healed, and {query.runs[-1]} does not finish")
+        for actor in world.actors:
+            if not actor.ended:
+                raise InvariantError(f"healed, and {actor} does not end")
+        for session in world.sessions:
+            if world.zk.is_alive(session.session):
+                world.expire(session)
+        self._check_all_is_there()
+        self._maintain()
+        unknown = world.watch.unknown()
+        if unknown:
+            raise InvariantError(f"healed, and nobody knows of {unknown}")
+
+    def _finish_deletions(self) -> None:
+        """Who deleted the log may have died half-way. Whoever deletes it again does the rest."""
+        world = self.world
+        log = world.watch.logs[world.paths.log_id]
+        if log.deleted and world.zk.read(world.paths.head) is not None:
+            deleter = Deleter(world, "last deleter", world.paths)
+            world.add(deleter)
+            world.run(most_steps=MOST_STEPS)
+            if not deleter.done:
+                raise InvariantError(f"healed, and {deleter} does not delete the log")
+
+    def _maintain(self) -> None:
+        """Two hours later nothing is left of runs that are over, and after a week nothing that is not in the list."""
+        world = self.world
+        # This takes most of the time: not in all histories, and in most with fewer rounds.
+        thorough = self.random.random()
+        if thorough > 0.3 or world.watch.logs[world.paths.log_id].deleted:
+            return
+        for retired_only in (True, False):
+            if not retired_only:
+                world.pass_time(8 * DAY_MS)
+            for minutes in [10] * 12 if thorough < 0.03 else (20, 65, 35):
+                world.pass_time(minutes * MINUTE_MS)
+                reaper = Reaper(world, "maintenance", world.paths)
+                world.add(reaper)
+                world.run(reaper, most_steps=MOST_STEPS)
+                if not reaper.done:
+                    raise InvariantError(f"healed, and maintenance does not end well: {reaper}")
+            left = world.watch.left_over(world.paths, retired_only=retired_only)
+            if left:
+                raise InvariantError(f"two hours later there still is {left}")
+
+    def _check_all_is_there(self) -> None:
+        watch = self.world.watch
+        for query in self.queries:
+            if query.finished and not query.anonymous and query.paths == self.world.paths:
+                for batch_id in range(query.batches):
+                    watch.committed(query.paths, query.app, batch_id, None, None)
+
+    def _result(self) -> Result:
+        result, world = self.result, self.world
+        drivers = [actor for actor in world.actors if isinstance(actor, Driver)]
+        result.steps = world.steps
+        result.commits = sum(r.status is CommitStatus.COMMITTED for d in drivers for r in d.results)
+        result.found_done = sum(r.status is CommitStatus.ALREADY_DONE for d in drivers for r in d.results)
+        result.zombies = sum(driver.ended == "refused" for driver in drivers)
+        for actor in world.actors:
+            if isinstance(actor, LogWriter):
+                result.acknowledged += len(actor.acknowledged)
+                result.rolls += actor.rolls
+                result.kept += actor.kept
+                result.fenced += actor.endings.count("fenced")
+            elif isinstance(actor, IndexMover):
+                result.moved_pages += actor.moved
+            elif isinstance(actor, LogReader):
+                result.read_segments += actor.segments
+            elif isinstance(actor, Reaper):
+                result.condemned += actor.condemned
+                result.deleted += actor.deleted
+        result.conflicts = world.conflicts
+        result.chores = sum(actor.done for actor in world.actors if isinstance(actor, Chore))
+        result.lost_replies = sum(session.lost_replies for session in world.sessions)
+        return result
+
+    @contextmanager
+    def _limits(self) -> Iterator[None]:
+        """Small ones, so that few entries meet all of them."""
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(applications, "IN_USE_KEPT", self.in_use_kept))
+            for module in _modules_with("decode_page"):
+                stack.enter_context(patch.object(module, "decode_page", _decode_page))
+            if self.small_pages:
+                stack.enter_context(patch.object(page, "MAX_PAGE_BYTES", 64))
+                stack.enter_context(patch.object(page, "_FULL_BYTES", 50))
+                stack.enter_context(patch.object(append, "MAX_INLINE_PAGES", self.inline_pages))
+            yield
+
+
+#: Most time would go into decoding the same few pages; what bytes mean never changes.
+_decode_page = lru_cache(maxsize=2_000)(page.decode_page)
+
+
+def _modules_with(name: str) -> list[ModuleType]:
+    return [m for path, m in sys.modules.items() if path.startswith("bk_spark.log.") and hasattr(m, name)]

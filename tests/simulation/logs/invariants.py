@@ -1,0 +1,300 @@
+"""What must hold after every change of ZooKeeper. Violations raise :class:`InvariantError`.
+
+Of the list of segments:
+
+* it has no holes, and only its last segment may be an open tail;
+* what has an offset keeps it: no offset is given to another entry, no entry has two, order stays;
+* offsets are given to acknowledged entries only, and commit times never decrease;
+* each batch is in it once, whole, in partition order, and batches of an application are in their order;
+* every entry of a log writer that was acknowledged is in it, or in the open tail, at the offset that was told.
+
+Of ledgers:
+
+* a ledger and its registration are made together and deleted together;
+* no ledger is condemned that the list refers to, or that an application still uses; none that is condemned is listed;
+* none is deleted that the list refers to, or referred to less than ``deleteGrace`` ago, or that may still be written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+from bk_spark.log.formats import Head, decode_head, decode_registration
+from bk_spark.log.index import walk_steps
+from bk_spark.log.names import LogPaths
+from bk_spark.log.page import SegmentPage, decode_page
+from bk_spark.log.segment import Segment
+from bk_spark.log.steps import EntryRead, ReadEntry
+from tests.simulation.logs.ledger_rules import InvariantError, LedgerWatch, ListWatch, require
+from tests.simulation.logs.ledgers import ModelLedgers
+from tests.simulation.logs.zookeeper import Changes, ModelZooKeeper
+
+__all__ = ["InvariantError", "ListWatch", "Row", "Watch", "batch_rows", "require"]
+
+
+class Row(NamedTuple):
+    """What a task writes, in one entry."""
+
+    app: str
+    batch_id: int
+    partition: int
+    number: int
+
+
+def batch_rows(app: str, batch_id: int) -> list[list[Row]]:
+    """The rows of a batch, by partition: whoever runs it, and however often. Some are empty."""
+    salt = sum(app.encode()) + 7 * batch_id
+    partitions = 1 + salt % 3
+    counts = [(salt // (3 + partition)) % 4 for partition in range(partitions)]
+    return [[Row(app, batch_id, partition, n) for n in range(count)] for partition, count in enumerate(counts)]
+
+
+class Watch(LedgerWatch):
+    """Sees every change of ZooKeeper as it happens."""
+
+    def __init__(
+        self, zk: ModelZooKeeper, ledgers: ModelLedgers, now_ms: Callable[[], int], most_skew_ms: int = 0
+    ) -> None:
+        super().__init__(zk, ledgers, now_ms, most_skew_ms)
+        self._pages: dict[bytes, SegmentPage] = {}
+
+    # --- what others tell ---
+
+    def acknowledged(self, paths: LogPaths, offset: int, ledger_id: int, entry_id: int) -> None:
+        """A log writer's user was told that its entry is safe at ``offset``."""
+        log = self.logs[paths.log_id]
+        log.promised[offset] = (ledger_id, entry_id)
+        self._check_promises(log)
+
+    def committed(self, paths: LogPaths, app: str, batch_id: int, start: int | None, end: int | None) -> None:
+        """A driver was told that its batch is in the log, now or already."""
+        log = self.logs[paths.log_id]
+        rows = [row for partition in batch_rows(app, batch_id) for row in partition]
+        if not rows:
+            return
+        there = log.batches.get(app, {})
+        require(batch_id in there, f"{app} was told that batch {batch_id} is in the log, and it is not")
+        if start is not None:
+            told = (start, end)
+            require(told == (there[batch_id], there[batch_id] + len(rows)), f"{app}, batch {batch_id}: told {told}")
+
+    # --- looking ---
+
+    def page_of(self, paths: LogPaths, offset: int) -> tuple[int, Segment] | None:
+        """The page and the sealed segment that hold ``offset``."""
+        log = self.logs[paths.log_id]
+        for number in () if log.deleted else range(log.head.first_page, log.head.tail_page + 1):
+            for segment in self._page(log, log.head, number).table:
+                if segment.base_offset <= offset < segment.end_offset:
+                    return number, segment
+        return None
+
+    # --- changes ---
+
+    def on_change(self, changes: Changes) -> None:
+        for path, (before, after) in changes.items():
+            if before is None and after is not None and path.count("/") == 2 and path.startswith("/logs/"):
+                head = decode_head(after.data, path)
+                self.logs[head.log_id] = ListWatch(LogPaths("/logs", path.rpartition("/")[2], head.log_id), head)
+        for log in self.logs.values():
+            if log.deleted:
+                continue
+            if log.paths.identity in changes and changes[log.paths.identity][1] is None:
+                log.deleted = True
+            elif any(path == log.paths.head or path.startswith(log.paths.pages) for path in changes):
+                self._check_list(log)
+        self.check_ledgers(changes)
+
+    def _check_list(self, log: ListWatch) -> None:
+        head_znode = self._zk.read(log.paths.head)
+        require(head_znode is not None, "the head is gone before the log's identity")
+        assert head_znode is not None
+        before, head = log.head, decode_head(head_znode.data, log.paths.head)
+        for name in ("first_offset", "next_offset", "first_page", "tail_page", "last_commit_time_ms"):
+            require(getattr(before, name) <= getattr(head, name), f"{name} moved back: {before} -> {head}")
+        log.head = head
+        segments = self._segments(log, head)
+        self._check_new(log, segments)
+        self._check_promises(log)
+        self._note_references(log, segments)
+
+    def _segments(self, log: ListWatch, head: Head) -> list[Segment]:
+        """All that the pages hold, with the open tail at the end."""
+        segments: list[Segment] = []
+        for number in range(head.first_page, head.tail_page + 1):
+            page = self._page(log, head, number)
+            require(not segments or page.base_offset == segments[-1].end_offset, f"page {number} leaves a hole")
+            segments += page.table
+        end = segments[-1].end_offset if segments else self._page(log, head, head.tail_page).base_offset
+        require(end == head.next_offset, f"the list ends at {end}, its head says {head.next_offset}")
+        require(
+            all(segment.last_entry is not None for segment in segments[:-1]), "an open segment that is not the last"
+        )
+        for one, other in pairwise(segments):
+            require(one.end_offset == other.base_offset, f"a hole between {one} and {other}")
+            require(one.commit_time_ms <= other.commit_time_ms, f"commit times go back: {one}, {other}")
+        require(
+            not segments or segments[0].base_offset <= head.first_offset or head.first_offset == head.next_offset,
+            f"pages begin at {segments[:1]}, the log at {head.first_offset}",
+        )
+        return segments
+
+    def _page(self, log: ListWatch, head: Head, number: int) -> SegmentPage:
+        path = log.paths.page(number)
+        znode = self._zk.read(path)
+        indexed = head.index is not None and number < head.index.end_page
+        if znode is None:
+            require(indexed, f"page {number} is missing")
+            data = log.full_pages[number]
+        else:
+            data = znode.data
+        page = self._pages.get(data)
+        if page is None:
+            page = self._pages[data] = decode_page(data, path, log_id=head.log_id, number=number)
+        if number < head.tail_page:
+            require(log.full_pages.setdefault(number, data) == data, f"page {number} changed after it was full")
+        return page
+
+    def _check_new(self, log: ListWatch, segments: list[Segment]) -> None:
+        old_end, old_tail = len(log.entries), log.open_tail
+        log.open_tail = None
+        new: list[Segment] = []
+        for segment in segments:
+            if segment.last_entry is None:
+                log.open_tail = segment
+            elif segment.base_offset < old_end:
+                require(log.sealed.get(segment.base_offset) == segment, f"what was sealed changed: {segment}")
+            else:
+                new.append(segment)
+        for segment in new:
+            self._check_sealed(log, segment)
+        if old_tail is not None and (log.open_tail is None or log.open_tail.ledger_id != old_tail.ledger_id):
+            new = self._check_sealed_tail(old_tail, new)
+        require(log.open_tail is None or log.open_tail.commit_time_ms >= log.last_time_ms, "the tail opens earlier")
+        if log.open_tail is not None and (old_tail is None or old_tail.ledger_id != log.open_tail.ledger_id):
+            self._check_listed(log, log.open_tail.ledger_id)
+            require(
+                (log.open_tail.ledger_id, 0) not in log.offsets and log.open_tail.first_entry == 0,
+                f"opened again, or not from its start: {log.open_tail}",
+            )
+        rows = [
+            self._ledgers.all[segment.ledger_id].entries[entry_id]
+            for segment in new
+            if segment.ledger_id not in self.foreign
+            for entry_id in range(segment.first_entry, segment.first_entry + segment.entries)
+        ]
+        if rows:
+            self._check_batch(log, rows, old_end if not new else new[0].base_offset)
+
+    def _check_sealed(self, log: ListWatch, segment: Segment) -> None:
+        require(segment.base_offset == len(log.entries), f"a hole, or offsets used again: {segment}")
+        require(segment.commit_time_ms >= log.last_time_ms, f"committed earlier than what is before it: {segment}")
+        ledger = self._ledgers.all[segment.ledger_id]
+        assert segment.last_entry is not None
+        safe = ledger.acknowledged - 1 if ledger.end is None else ledger.end
+        require(segment.last_entry <= safe, f"{segment} names entries that are not safe: {ledger}")
+        log.last_time_ms = segment.commit_time_ms
+        log.sealed[segment.base_offset] = segment
+        for entry_id in range(segment.first_entry, segment.last_entry + 1):
+            where = (segment.ledger_id, entry_id)
+            again = segment.ledger_id in self.foreign and log.offsets.get(where, 0) < log.head.first_offset
+            require(where not in log.offsets or again, f"{where} is in the list twice")
+            log.offsets[where] = len(log.entries)
+            log.entries.append(where)
+        self._check_listed(log, segment.ledger_id)
+
+    def _check_sealed_tail(self, tail: Segment, new: list[Segment]) -> list[Segment]:
+        """The tail that was open is sealed with all its ledger holds (nothing: it left the list). The others."""
+        ledger = self._ledgers.all[tail.ledger_id]
+        require(ledger.end is not None, f"the tail was sealed, and its ledger is not closed: {ledger}")
+        if ledger.end == -1:
+            return new
+        sealed = new[0] if new else None
+        require(
+            sealed is not None
+            and (sealed.ledger_id, sealed.first_entry, sealed.last_entry) == (tail.ledger_id, 0, ledger.end)
+            and sealed.commit_time_ms == tail.commit_time_ms,
+            f"the open tail {tail} was sealed as {sealed}, its ledger ends at {ledger.end}",
+        )
+        return new[1:]
+
+    def _check_listed(self, log: ListWatch, ledger_id: int) -> None:
+        require(self._ledgers.exists(ledger_id), f"ledger {ledger_id} is listed, and does not exist")
+        if ledger_id in self.foreign:
+            return
+        path = self._registration.get(ledger_id, "")
+        znode = self._zk.read(path)
+        require(znode is not None and path.startswith(log.paths.ledgers), f"ledger {ledger_id} is not registered")
+        assert znode is not None
+        require(not decode_registration(znode.data, path).condemned_time_ms, f"{path} is listed, and condemned")
+
+    def _check_batch(self, log: ListWatch, rows: list[object], start: int) -> None:
+        first = rows[0]
+        require(isinstance(first, Row), f"a batch with entries of somebody else: {first}")
+        assert isinstance(first, Row)
+        expected = [row for partition in batch_rows(first.app, first.batch_id) for row in partition]
+        require(rows == expected, f"not one whole batch in order: {rows}, not {expected}")
+        done = log.batches.setdefault(first.app, {})
+        require(first.batch_id not in done, f"batch {first.batch_id} of {first.app} is in the log twice")
+        require(
+            not done or max(done) < first.batch_id,
+            f"batch {first.batch_id} of {first.app} after {max(done, default=-1)}",
+        )
+        done[first.batch_id] = start
+
+    def _check_promises(self, log: ListWatch) -> None:
+        for offset, where in list(log.promised.items()):
+            if offset < len(log.entries):
+                require(
+                    log.entries[offset] == where, f"{where} was told offset {offset}, it holds {log.entries[offset]}"
+                )
+                del log.promised[offset]
+            else:
+                tail = log.open_tail
+                require(
+                    tail is not None and (tail.ledger_id, offset - tail.base_offset) == where,
+                    f"{where} was acknowledged at offset {offset}, and is not in the log; its tail is {tail}",
+                )
+
+    def _note_references(self, log: ListWatch, segments: list[Segment]) -> None:
+        head = log.head
+        referenced = {s.ledger_id for s in segments if s.end_offset > head.first_offset or s.last_entry is None}
+        if head.index is not None:
+            needed = self._index_ledgers(log, head)
+            for ledger_id in needed - log.index_ledgers:
+                self._check_listed(log, ledger_id)
+            log.index_ledgers = needed
+            referenced |= needed
+        for ledger_id in log.referenced - referenced:
+            log.left_ms[ledger_id] = self._now_ms()
+        log.referenced = frozenset(referenced)
+        for ledger_id in referenced:
+            require(self._ledgers.exists(ledger_id), f"the list refers to ledger {ledger_id}, which is deleted")
+
+    def _index_ledgers(self, log: ListWatch, head: Head) -> frozenset[int]:
+        """Those needed to find the head's pages; what the index holds is what the pages were."""
+        steps = walk_steps(log.paths, head)
+        try:
+            action = next(steps)
+            while True:
+                assert isinstance(action, ReadEntry), action
+                action = steps.send(EntryRead(self._entry(action.ledger_id, action.entry_id)))
+        except StopIteration as end:
+            walk = end.value
+        for number in range(walk.pages.first_page, walk.pages.end_page):
+            require(
+                self._entry(*walk.pages.place(number)) == log.full_pages[number], f"the index has another page {number}"
+            )
+        return frozenset(walk.ledgers)
+
+    def _entry(self, ledger_id: int, entry_id: int) -> bytes:
+        ledger = self._ledgers.all[ledger_id]
+        require(
+            self._ledgers.exists(ledger_id) and ledger.end is not None and entry_id <= ledger.end,
+            f"the index refers to entry {entry_id} of {ledger}",
+        )
+        payload = ledger.entries[entry_id]
+        assert isinstance(payload, bytes)
+        return payload

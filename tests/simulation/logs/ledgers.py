@@ -1,0 +1,235 @@
+"""Model ledgers. The protocol of one ledger is proved elsewhere (tests/simulation); here a ledger is one object.
+
+Its metadata is a znode of the model ZooKeeper. What was sent to it may be acknowledged later, and until then a recovery
+may find it or not; after a recovery nothing is acknowledged any more. A writer's adds may fail at any moment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from random import Random
+
+from bk_spark.bookie.zookeeper import CheckOp, CreateOp, SetOp, TransactionOp
+from bk_spark.log.steps import (
+    Action,
+    Closed,
+    CloseLedger,
+    Conflict,
+    Created,
+    CreateLedger,
+    Done,
+    EntryRead,
+    Event,
+    Failed,
+    LedgerRegistrar,
+    OutcomeUnknown,
+    ReadEntry,
+    RecoverLedger,
+    WriteLedger,
+)
+from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.errors import (
+    BookieUnavailableError,
+    LedgerFencedError,
+    MetadataUnavailableError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
+    OutcomeUnknownError,
+)
+from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, Segment, encode
+from bk_spark.protocol.quorum import Quorum
+from tests.simulation.logs.zookeeper import ModelZooKeeper, RefusedError, Session
+
+ROOT = "/ledgers"
+ENTRY_BYTES = 100
+_NEW = LedgerMetadata(
+    Quorum(1, 1, 1),
+    (Segment(0, ("b1",)),),
+    digest_type=DigestType.CRC32C,
+    password=b"secret",
+)
+OPEN = encode(_NEW)
+IN_RECOVERY = encode(replace(_NEW, state=LedgerState.IN_RECOVERY))
+
+
+@lru_cache(maxsize=4096)
+def closed_metadata(end: int, size_bytes: int) -> bytes:
+    return encode(replace(_NEW, state=LedgerState.CLOSED, last_entry_id=end, length=size_bytes))
+
+
+def ledger_path(ledger_id: int) -> str:
+    return f"{ROOT}/L{ledger_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """An action of writers: send entries to a ledger made by CreateLedger. Event: Sent, Failed."""
+
+    ledger_id: int
+    payloads: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    first_entry: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """An action of writers: wait until all that was sent is acknowledged. Event: Acknowledged, Failed."""
+
+    ledger_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    last_entry: int
+
+
+@dataclass(slots=True)
+class ModelLedger:
+    """``entries`` were sent; of the first ``acknowledged`` the writer was told. ``end`` is the last entry of a closed
+    one."""
+
+    ledger_id: int
+    entries: list[object] = field(default_factory=list)
+    acknowledged: int = 0
+    fenced: bool = False
+    end: int | None = None
+
+    def size_bytes(self) -> int:
+        assert self.end is not None
+        return sum(len(entry) if isinstance(entry, bytes) else ENTRY_BYTES for entry in self.entries[: self.end + 1])
+
+
+class ModelLedgers:
+    """All ledgers of a world."""
+
+    def __init__(self, zk: ModelZooKeeper, random: Random) -> None:
+        self.zk = zk
+        self.all: dict[int, ModelLedger] = {}
+        self._random = random
+        self._next = 100
+        zk.transact([CreateOp(ROOT)])
+
+    def perform(self, session: Session, action: Action | Send | Drain) -> Event | Sent | Acknowledged:
+        fails = self._random.random() < session.weather.ledgers
+        match action:
+            case CreateLedger(register):
+                return self._create(session, register, fails=fails)
+            case WriteLedger(register, entries):
+                return self._write(session, register, entries, fails=fails)
+            case Send(ledger_id, payloads):
+                return self._send(self.all[ledger_id], payloads)
+            case Drain(ledger_id):
+                return self._drain(self.all[ledger_id], fails=fails)
+            case CloseLedger(ledger_id):
+                return self._close(self.all[ledger_id], fails=fails)
+            case RecoverLedger(ledger_id):
+                return self._recover(ledger_id, fails=fails)
+            case ReadEntry(ledger_id, entry_id):
+                return self._read(ledger_id, entry_id, fails=fails)
+        raise AssertionError(f"nobody performs {action}")
+
+    def exists(self, ledger_id: int) -> bool:
+        return self.zk.read(ledger_path(ledger_id)) is not None
+
+    # --- a writer's ---
+
+    def _create(self, session: Session, register: LedgerRegistrar, *, fails: bool) -> Event:
+        ledger_id = self._next = self._next + 1
+        if fails:
+            return Failed(BookieUnavailableError("model: not enough bookies"))
+        # Looked up at once: the watch sees the ledger in the transaction that makes it.
+        self.all[ledger_id] = ModelLedger(ledger_id)
+        operations: tuple[TransactionOp, ...] = (CreateOp(ledger_path(ledger_id), OPEN), *register(ledger_id))
+        event = session.transact(operations)
+        match event:
+            case OutcomeUnknown(reason):
+                # The client finds out by reading, if it can; then what it made is its own.
+                if self._random.random() < 0.5:
+                    return Failed(OutcomeUnknownError(reason))
+                if not self.exists(ledger_id):
+                    return Failed(MetadataUnavailableError(reason))
+            case Done():
+                pass
+            case Conflict():
+                return event
+            case _:
+                return Failed(MetadataUnavailableError("model"))
+        return Created(ledger_id)
+
+    def _write(self, session: Session, register: LedgerRegistrar, entries: tuple[bytes, ...], *, fails: bool) -> Event:
+        created = self._create(session, register, fails=fails)
+        if not isinstance(created, Created):
+            return created
+        ledger = self.all[created.ledger_id]
+        if self._random.random() < session.weather.ledgers:
+            return Failed(BookieUnavailableError("model: entries were not all written"))
+        ledger.entries += entries
+        closed = self._close(ledger, fails=self._random.random() < session.weather.ledgers)
+        return created if isinstance(closed, Closed) else closed
+
+    def _send(self, ledger: ModelLedger, payloads: tuple[object, ...]) -> Sent | Failed:
+        if ledger.fenced:
+            return Failed(LedgerFencedError("model", ledger_id=ledger.ledger_id))
+        ledger.entries += payloads
+        return Sent(len(ledger.entries) - len(payloads))
+
+    def _drain(self, ledger: ModelLedger, *, fails: bool) -> Acknowledged | Failed:
+        if ledger.fenced:
+            return Failed(LedgerFencedError("model", ledger_id=ledger.ledger_id))
+        if fails:
+            ledger.acknowledged = self._random.randint(ledger.acknowledged, len(ledger.entries))
+            return Failed(BookieUnavailableError("model: no ensemble to go on with", ledger_id=ledger.ledger_id))
+        ledger.acknowledged = len(ledger.entries)
+        return Acknowledged(ledger.acknowledged - 1)
+
+    def _close(self, ledger: ModelLedger, *, fails: bool) -> Event:
+        if not self.exists(ledger.ledger_id):
+            return Failed(NoSuchLedgerError("model", ledger_id=ledger.ledger_id))
+        if ledger.end is not None and ledger.end == ledger.acknowledged - 1 == len(ledger.entries) - 1:
+            return Closed(ledger.ledger_id, ledger.end, ledger.size_bytes())
+        drained = self._drain(ledger, fails=fails)
+        if isinstance(drained, Failed):
+            return drained
+        return self._close_at(ledger, ledger.acknowledged - 1)
+
+    # --- anybody's ---
+
+    def _recover(self, ledger_id: int, *, fails: bool) -> Event:
+        if not self.exists(ledger_id):
+            return Failed(NoSuchLedgerError("model", ledger_id=ledger_id))
+        ledger = self.all[ledger_id]
+        if ledger.end is not None:
+            return Closed(ledger_id, ledger.end, ledger.size_bytes())
+        if fails:
+            if not ledger.fenced and self._random.random() < 0.5:
+                self._set(ledger_id, IN_RECOVERY)
+                ledger.fenced = True
+            return Failed(BookieUnavailableError("model: recovery needs more bookies", ledger_id=ledger_id))
+        return self._close_at(ledger, self._random.randint(ledger.acknowledged, len(ledger.entries)) - 1)
+
+    def _read(self, ledger_id: int, entry_id: int, *, fails: bool) -> Event:
+        if not self.exists(ledger_id):
+            return Failed(NoSuchLedgerError("model", ledger_id=ledger_id))
+        if fails:
+            return Failed(BookieUnavailableError("model", ledger_id=ledger_id))
+        ledger = self.all[ledger_id]
+        if ledger.end is None or entry_id > ledger.end:
+            return Failed(NoSuchEntryError("model", ledger_id=ledger_id))
+        payload = ledger.entries[entry_id]
+        assert isinstance(payload, bytes)
+        return EntryRead(payload)
+
+    def _close_at(self, ledger: ModelLedger, end: int) -> Event:
+        ledger.fenced, ledger.end = True, end
+        self._set(ledger.ledger_id, closed_metadata(end, ledger.size_bytes()))
+        return Closed(ledger.ledger_id, end, ledger.size_bytes())
+
+    def _set(self, ledger_id: int, state: bytes) -> None:
+        try:
+            self.zk.transact([CheckOp(ledger_path(ledger_id), -1), SetOp(ledger_path(ledger_id), state, -1)])
+        except RefusedError as error:  # pragma: no cover - the caller has looked
+            raise AssertionError(error) from error

@@ -1,0 +1,363 @@
+"""Rules of logs, broken on purpose. What finds violations must find these.
+
+Each function breaks a rule while the given stack is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from bk_spark.bookie.zookeeper import CheckOp, DeleteOp, SetOp, TransactionOp
+from bk_spark.log import (
+    applications,
+    changes,
+    commit,
+    housekeeping,
+    index_move,
+    message,
+    reap_rules,
+    reaper,
+    reaping,
+    tail,
+)
+from bk_spark.log.append import read_tail
+from bk_spark.log.changes import Change
+from bk_spark.log.formats import Head, Registration, decode_application, decode_registration
+from bk_spark.log.message import CommitRequest
+from bk_spark.log.names import LogPaths
+from bk_spark.log.plan import Plan, Readings
+from bk_spark.log.reap_rules import Run
+from bk_spark.log.steps import (
+    Closed,
+    Conflict,
+    Created,
+    Event,
+    Failed,
+    Found,
+    ListChildren,
+    Listed,
+    OutcomeUnknown,
+    Read,
+    Steps,
+    Sync,
+    Transact,
+)
+from bk_spark.log.tail import SealedTail, TailPlace
+from bk_spark.protocol.errors import MetadataConflictError
+from tests.simulation.logs import streaming
+from tests.simulation.logs.ledgers import ModelLedger, ModelLedgers, ledger_path
+from tests.simulation.logs.readers import ReaderZooKeeper
+from tests.simulation.logs.streaming import Driver
+from tests.simulation.logs.writers import LogWriter
+
+Operations = tuple[TransactionOp, ...]
+
+
+def _rewrite(stack: ExitStack, change: type[Any], rewrite: Callable[[Any, Operations], Operations]) -> None:
+    """What ``change`` decides to send is rewritten before it is sent."""
+    decide = change.decide
+
+    def decided(self: Change[Any], readings: Readings, now_ms: int, maybe: Any) -> Any:
+        step = decide(self, readings, now_ms, maybe)
+        return replace(step, transaction=rewrite(self, step.transaction)) if isinstance(step, Plan) else step
+
+    stack.enter_context(patch.object(change, "decide", decided))
+
+
+# --- commits ----------------------------------------------------------------------------------------
+
+
+def old_ledgers_are_deleted_before_the_commit(stack: ExitStack) -> None:
+    """The driver of a new run first deletes what nothing refers to of the runs before it (L2)."""
+    commit_batch = Driver._commit
+
+    def commit_and_delete(driver: Driver, request: CommitRequest) -> Generator[Any, Any, None]:
+        yield from _delete_old_ledgers(driver, request)
+        yield from commit_batch(driver, request)
+
+    stack.enter_context(patch.object(Driver, "_commit", commit_and_delete))
+
+
+def _delete_old_ledgers(driver: Driver, request: CommitRequest) -> Generator[Any, Any, None]:
+    paths, app = driver.query.paths, request.app
+    yield Sync(paths.head)
+    found = yield Read((paths.app(app),))
+    listed = yield ListChildren(paths.app_ledgers(app))
+    if not isinstance(found, Found) or not isinstance(listed, Listed):
+        return
+    znode = found.znodes[paths.app(app)]
+    application = None if znode is None else decode_application(znode.data, "")
+    for run in listed.names or ():
+        if application is None or run == request.run:
+            continue
+        ledgers = yield ListChildren(paths.run_at(app, run))
+        for name in (ledgers.names or ()) if isinstance(ledgers, Listed) else ():
+            if int(name) not in application.in_use:
+                yield Transact((DeleteOp(ledger_path(int(name))), DeleteOp(f"{paths.run_at(app, run)}/{name}")))
+
+
+def lost_replies_are_answered_by_sending_again(stack: ExitStack) -> None:
+    """After a transaction of unknown outcome the same transaction is sent again, and what comes of it is believed."""
+
+    def resend(operations: Operations) -> Steps[Event]:
+        event = yield Transact(operations)
+        while isinstance(event, OutcomeUnknown):
+            event = yield Transact(operations)
+        return event
+
+    def change_steps(change: Change[Any], now_ms: Callable[[], int]) -> Steps[Any]:
+        for _ in range(changes.MAX_CONFLICTS):
+            step = yield from changes._decide(change, now_ms, None, {}, set())
+            if isinstance(step, Plan):
+                for operations in step.preparations:
+                    yield from resend(operations)
+                event = yield from resend(step.transaction)
+                if isinstance(event, Conflict):
+                    raise MetadataConflictError(f"{change.what}: the log was changed by others ({event.reason})")
+                return step.result
+            if hasattr(step, "result"):
+                return step.result
+        raise MetadataConflictError("too many conflicts")
+
+    stack.enter_context(patch.object(streaming, "change_steps", change_steps))
+
+
+def batches_are_not_looked_for(stack: ExitStack) -> None:
+    """A batch that is in the log is committed once more."""
+    stack.enter_context(patch.object(commit, "is_done", lambda application, request, log_name: False))
+
+
+def ranges_are_not_compared(stack: ExitStack) -> None:
+    """Neither batches nor entries that are in the log already are looked for."""
+    batches_are_not_looked_for(stack)
+    check = applications.check_ledgers
+
+    def unchecked(readings: Readings, paths: LogPaths, application: Any, request: CommitRequest) -> Any:
+        return check(readings, paths, application and replace(application, in_use={}), request)
+
+    stack.enter_context(patch.object(commit, "check_ledgers", unchecked))
+
+
+def _never_condemned(data: bytes, path: str) -> Registration:
+    return replace(decode_registration(data, path), condemned_time_ms=0)
+
+
+def condemned_ledgers_are_committed(stack: ExitStack) -> None:
+    """Step 3 does not look whether a ledger is condemned."""
+    stack.enter_context(patch.object(applications, "decode_registration", _never_condemned))
+
+
+def the_run_is_not_checked(stack: ExitStack) -> None:
+    """A commit does not hold its transaction to the znode of its run."""
+    _rewrite(
+        stack,
+        commit.BatchCommit,
+        lambda self, ops: tuple(
+            op for op in ops if not (isinstance(op, CheckOp) and op.path.startswith(self.paths.ledgers))
+        ),
+    )
+
+
+def messages_are_taken_as_they_come(stack: ExitStack) -> None:
+    """Segments are in the order in which tasks ended."""
+    joined = message._joined
+
+    def unsorted(messages: Any) -> Any:
+        return [part for one in messages for part in joined([one])]
+
+    stack.enter_context(patch.object(message, "_joined", unsorted))
+
+
+def the_open_tail_is_dropped(stack: ExitStack) -> None:
+    """A commit takes an open tail out of the list, whatever it holds."""
+
+    def drop(readings: Readings, paths: LogPaths, head: Head, *, fence: bool, remedy: str) -> SealedTail:
+        return SealedTail(read_tail(readings, paths, head), (), ())
+
+    stack.enter_context(patch.object(commit, "seal_tail", drop))
+
+
+def commit_times_are_the_drivers(stack: ExitStack) -> None:
+    """A commit gets the time of its driver's clock, whatever the times before it."""
+    stack.enter_context(patch.object(commit, "max", lambda now_ms, last_ms: now_ms, create=True))
+
+
+# --- all changes ------------------------------------------------------------------------------------
+
+
+def heads_are_written_whatever_they_are(stack: ExitStack) -> None:
+    """Nobody compares the version of the head that is written over."""
+
+    def blind(self: Change[Any], operations: Operations) -> Operations:
+        return tuple(
+            replace(op, version=-1) if isinstance(op, SetOp | CheckOp) and op.path == self.paths.head else op
+            for op in operations
+        )
+
+    for change in (commit.BatchCommit, tail.OpenTail, tail.RollTail, tail.SealTail):
+        _rewrite(stack, change, blind)
+
+
+# --- log writers ------------------------------------------------------------------------------------
+
+
+def tails_are_sealed_without_recovery(stack: ExitStack) -> None:
+    """Where the tail ends is asked, and nobody is fenced."""
+
+    def look(ledgers: ModelLedgers, ledger_id: int, *, fails: bool) -> Event:
+        ledger = ledgers.all[ledger_id]
+        if ledger.end is not None:
+            return Closed(ledger_id, ledger.end, ledger.size_bytes())
+        return Closed(ledger_id, ledger.acknowledged - 1, 100 * ledger.acknowledged)
+
+    stack.enter_context(patch.object(ModelLedgers, "_recover", look))
+
+
+def rolls_do_not_close(stack: ExitStack) -> None:
+    """A roll seals what is acknowledged by now, and leaves the ledger open."""
+
+    def leave(ledgers: ModelLedgers, ledger: ModelLedger, *, fails: bool) -> Event:
+        if ledger.fenced:
+            return close(ledgers, ledger, fails=fails)
+        return Closed(ledger.ledger_id, ledger.acknowledged - 1, 100 * ledger.acknowledged)
+
+    close = ModelLedgers._close
+    stack.enter_context(patch.object(ModelLedgers, "_close", leave))
+
+
+def entries_are_told_when_sent(stack: ExitStack) -> None:
+    """A log writer's user is told of entries before they are acknowledged."""
+
+    def tell(writer: LogWriter, place: TailPlace, told: int) -> int:
+        if writer.ended:
+            return told
+        last = len(writer._entries(place)) - 1
+        for entry_id in range(told + 1, last + 1):
+            writer.world.watch.acknowledged(writer.paths, place.base_offset + entry_id, place.ledger_id, entry_id)
+        return last
+
+    stack.enter_context(patch.object(LogWriter, "_tell", tell))
+
+
+def tails_are_listed_though_condemned(stack: ExitStack) -> None:
+    """A log writer lists a ledger without looking whether the reaper took it for a left-over."""
+    stack.enter_context(patch.object(tail, "decode_registration", _never_condemned))
+
+
+# --- the reaper -------------------------------------------------------------------------------------
+
+
+def condemning_leaves_the_run_alone(stack: ExitStack) -> None:
+    """Who condemns a ledger does not write the znode of its run."""
+
+    def leave(self: reaper.Condemn, operations: Operations) -> Operations:
+        run_path = self._run.path(self.paths)
+        return tuple(CheckOp(op.path, op.version) if op.path == run_path else op for op in operations)
+
+    _rewrite(stack, reaper.Condemn, leave)
+
+
+def _unchecked(self: Any, operations: Operations) -> Operations:
+    apps = f"{self.paths.apps}/"
+    return tuple(
+        op
+        for op in operations
+        if not (isinstance(op, CheckOp) and (op.path == self.paths.head or op.path.startswith(apps)))
+    )
+
+
+def the_reaper_checks_neither_head_nor_application(stack: ExitStack) -> None:
+    """What was not referred to when it looked is taken for not referred to."""
+    _rewrite(stack, reaper.Condemn, _unchecked)
+    _rewrite(stack, reaper.DeleteLedgers, _unchecked)
+
+
+def the_reaper_does_not_check_the_head(stack: ExitStack) -> None:
+    def unchecked(self: Any, operations: Operations) -> Operations:
+        return tuple(op for op in operations if not (isinstance(op, CheckOp) and op.path == self.paths.head))
+
+    _rewrite(stack, reaper.Condemn, unchecked)
+    _rewrite(stack, reaper.DeleteLedgers, unchecked)
+
+
+def ledgers_are_deleted_at_once(stack: ExitStack) -> None:
+    """Readers get no grace."""
+    stack.enter_context(patch.object(reaper, "ReapLimits", lambda: reap_rules.ReapLimits(delete_grace_ms=0)))
+
+
+def ledgers_are_deleted_without_recovery(stack: ExitStack) -> None:
+    """Whoever writes to a condemned ledger is not fenced."""
+
+    def leave(round_: Any, run: Run, ledger_ids: Any) -> Generator[Any, Any, frozenset[int]]:
+        return frozenset(ledger_ids)
+        yield
+
+    stack.enter_context(patch.object(reaper._Round, "_recover", leave))
+
+
+def ledgers_in_use_are_condemned(stack: ExitStack) -> None:
+    """A ledger that was truncated altogether is condemned, though its worker may append to it (L3)."""
+    reason_to_condemn = reap_rules.reason_to_condemn
+
+    def at_once(run: Run, holder: reap_rules.Holder, ledger_id: int, *arguments: Any, **options: Any) -> Any:
+        if holder.last_in_use(ledger_id) is not None:
+            return reap_rules.Reason.DROPPED
+        return reason_to_condemn(run, holder, ledger_id, *arguments, **options)
+
+    stack.enter_context(patch.object(reaping, "reason_to_condemn", at_once))
+
+
+def runs_at_work_count_as_over(stack: ExitStack) -> None:
+    """Whatever nothing refers to is taken for left over."""
+    stack.enter_context(patch.object(reap_rules.Holder, "has_ended", lambda holder, run: True))
+
+
+def runs_are_removed_without_writing_the_head(stack: ExitStack) -> None:
+    """A run's znode may be made again, with the version that a commit still holds for its own."""
+
+    def unguarded(self: Any, operations: Operations) -> Operations:
+        return tuple(op for op in operations if op.path != self.paths.head)
+
+    _rewrite(stack, housekeeping.RemoveRuns, unguarded)
+
+
+# --- the index --------------------------------------------------------------------------------------
+
+
+def index_ledgers_are_not_closed(stack: ExitStack) -> None:
+    """The head refers to an index ledger that is still open."""
+    write = ModelLedgers._write
+
+    def leave_open(ledgers: ModelLedgers, *arguments: Any, **options: Any) -> Event:
+        with patch.object(ModelLedgers, "_close", lambda self, ledger, fails: Closed(ledger.ledger_id, 0, 0)):
+            return write(ledgers, *arguments, **options)
+
+    stack.enter_context(patch.object(ModelLedgers, "_write", leave_open))
+
+
+def unwritten_index_ledgers_count(stack: ExitStack) -> None:
+    """A move takes a ledger for written that could not be written whole."""
+    write = ModelLedgers._write
+
+    def believe(ledgers: ModelLedgers, *arguments: Any, **options: Any) -> Event:
+        event = write(ledgers, *arguments, **options)
+        last = max(ledgers.all)
+        return Created(last) if isinstance(event, Failed) and ledgers.exists(last) else event
+
+    stack.enter_context(patch.object(ModelLedgers, "_write", believe))
+
+
+def moves_are_published_though_condemned(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(index_move, "decode_registration", _never_condemned))
+
+
+# --- readers ----------------------------------------------------------------------------------------
+
+
+def snapshots_do_not_sync(stack: ExitStack) -> None:
+    """A snapshot shows what its server knows, which may be behind."""
+    stack.enter_context(patch.object(ReaderZooKeeper, "sync", lambda self, path: None))

@@ -1,0 +1,263 @@
+"""Readers: the real snapshots of a log, through a ZooKeeper session and a ledger client of the model world.
+
+Snapshots are blocking code. It runs in a thread of its own, which has the floor only while the reader's actor makes
+a step: each call on ZooKeeper or a ledger is an action like a machine's, and anything can come between two of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Sequence
+from queue import SimpleQueue
+from typing import Any, ClassVar, TypeVar
+
+from bk_spark.bookie.zookeeper import Znode
+from bk_spark.log.changes import change_steps
+from bk_spark.log.formats import Policy
+from bk_spark.log.log import Log
+from bk_spark.log.names import LogPaths
+from bk_spark.log.retention import offset_to_keep
+from bk_spark.log.segment import Segment
+from bk_spark.log.snapshot import LogSnapshot
+from bk_spark.log.steps import EntryRead, Failed, Found, ListChildren, Listed, ReadEntry, Sync, Unavailable
+from bk_spark.log.store import LogStore
+from bk_spark.log.truncation import SegmentStart, Truncate
+from bk_spark.protocol.errors import (
+    BookieUnavailableError,
+    LogRangeGoneError,
+    LogReplacedError,
+    MetadataUnavailableError,
+    NoSuchLogError,
+)
+from tests.simulation.logs.chores import Chore
+from tests.simulation.logs.ledger_rules import DELETE_GRACE_MS, ListWatch, require
+from tests.simulation.logs.world import MINUTE_MS, NAME, ROOT, SETTINGS, Wait, World
+from tests.simulation.logs.zookeeper import Look
+
+_T = TypeVar("_T")
+_Ask = Callable[[Any], Any]
+
+
+class _ProcessEndedError(BaseException):
+    """Ends the thread of a process that was killed."""
+
+
+def in_thread(call: Callable[[_Ask], _T]) -> Generator[Any, Any, _T]:
+    """The result of ``call(ask)``, where ``ask(action)`` gives the action's event."""
+    said: SimpleQueue[tuple[str, Any]] = SimpleQueue()
+    heard: SimpleQueue[Any] = SimpleQueue()
+
+    def ask(action: Any) -> Any:
+        said.put(("asks", action))
+        event = heard.get()
+        if isinstance(event, _ProcessEndedError):
+            raise event
+        return event
+
+    def run() -> None:
+        try:
+            said.put(("returns", call(ask)))
+        except BaseException as error:
+            said.put(("raises", error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        while True:
+            what, value = said.get()
+            if what == "returns":
+                result: _T = value
+                return result
+            if what == "raises":
+                raise value
+            event = yield value
+            heard.put(event)
+    finally:
+        heard.put(_ProcessEndedError())
+        thread.join()
+
+
+class ReaderZooKeeper:
+    """What snapshots need of :class:`bk_spark.bookie.zookeeper.ZooKeeper`."""
+
+    def __init__(self, ask: _Ask, session_id: Callable[[], int]) -> None:
+        self._ask = ask
+        self._session_id = session_id
+
+    @property
+    def session_id(self) -> int:
+        return self._session_id()
+
+    def sync(self, path: str) -> None:
+        self._answer(Sync(path))
+
+    def get(self, path: str) -> Znode | None:
+        return self.get_many((path,))[path]
+
+    def get_many(self, paths: Sequence[str]) -> dict[str, Znode | None]:
+        found = self._answer(Look(tuple(paths)))
+        assert isinstance(found, Found)
+        return dict(found.znodes)
+
+    def children(self, path: str) -> list[str] | None:
+        listed = self._answer(ListChildren(path))
+        assert isinstance(listed, Listed)
+        return None if listed.names is None else list(listed.names)
+
+    def _answer(self, action: Any) -> Any:
+        event = self._ask(action)
+        if isinstance(event, Unavailable):
+            raise MetadataUnavailableError(event.reason)
+        return event
+
+
+class ReaderLedgers:
+    """What snapshots need of :class:`bk_spark.log.ledgers.LogLedgers`, and of the client and readers it gives."""
+
+    def __init__(self, ask: _Ask, zookeeper: ReaderZooKeeper) -> None:
+        self._ask = ask
+        self.zookeeper = zookeeper
+
+    @property
+    def client(self) -> ReaderLedgers:
+        return self
+
+    def reader(self, ledger_id: int) -> _Ledger:
+        return _Ledger(self, ledger_id)
+
+    def read_entry(self, ledger_id: int, entry_id: int) -> bytes:
+        event = self._ask(ReadEntry(ledger_id, entry_id))
+        if isinstance(event, Failed):
+            raise event.error
+        assert isinstance(event, EntryRead)
+        return event.payload
+
+
+class _Ledger:
+    def __init__(self, ledgers: ReaderLedgers, ledger_id: int) -> None:
+        self._ledgers = ledgers
+        self._ledger_id = ledger_id
+
+    def read(self, first: int, last: int) -> list[bytes]:
+        return [self._ledgers.read_entry(self._ledger_id, entry_id) for entry_id in range(first, last + 1)]
+
+
+class SnapshotUser(Chore):
+    """Runs code that reads snapshots."""
+
+    def open(self, ask: _Ask) -> LogSnapshot:
+        self._ask = ask
+        zookeeper: Any = ReaderZooKeeper(self._ask_now, lambda: self.session.session)
+        ledgers: Any = ReaderLedgers(self._ask_now, zookeeper)
+        log = LogStore(zookeeper, ROOT).open_log(NAME, log_id=self.paths.log_id)
+        return Log(zookeeper, log.paths, SETTINGS, self.now_ms, ledgers).snapshot()
+
+    def later(self, call: Callable[[], _T]) -> Generator[Any, Any, _T]:
+        """``call`` uses a snapshot that was taken before. It outlives the thread that took it: it asks through the one
+        that uses it."""
+
+        def run(ask: _Ask) -> _T:
+            self._ask = ask
+            return call()
+
+        return in_thread(run)
+
+    def _ask_now(self, action: Any) -> Any:
+        return self._ask(action)
+
+
+class Retention(SnapshotUser):
+    """Applies a policy, by time or by size, as Log.apply_retention does."""
+
+    kind: ClassVar[str] = "retention"
+
+    def __init__(self, world: World, name: str, paths: LogPaths, times: int = 1, pause_steps: int = 0) -> None:
+        super().__init__(world, name, paths, times, pause_steps)
+        self.policy = world.random.choice([Policy(retention_time_ms=30 * MINUTE_MS), Policy(retention_size_bytes=700)])
+
+    def once(self) -> Generator[Any, Any, object]:
+        now_ms = self.now_ms()
+        try:
+            snapshot = yield from in_thread(self.open)
+            kept = yield from self.later(lambda: offset_to_keep(snapshot, self.policy, now_ms))
+            self._check(snapshot, kept, now_ms - self.policy.retention_time_ms)
+            if not snapshot.first_offset < kept < snapshot.next_offset:
+                return (yield from change_steps(Truncate(self.paths, kept), self.now_ms))
+            page, segment = yield from self.later(lambda: snapshot.segment_at(kept))
+        except LogRangeGoneError as error:
+            # Another truncated it meanwhile.
+            return error
+        return (
+            yield from change_steps(Truncate(self.paths, kept, SegmentStart(segment.base_offset, page)), self.now_ms)
+        )
+
+    def _check(self, snapshot: LogSnapshot, kept: int, since_ms: int) -> None:
+        """What is dropped may be dropped. A segment's last entry may be as young as the segment after it."""
+        log = self.world.watch.logs[self.paths.log_id]
+        segments = [s for s in log.sealed.values() if snapshot.first_offset < s.end_offset <= snapshot.next_offset]
+        if self.policy.retention_size_bytes and kept > snapshot.first_offset:
+            size_bytes = sum(segment.size_bytes for segment in segments if segment.base_offset >= kept)
+            require(size_bytes >= self.policy.retention_size_bytes, f"of {snapshot} only {size_bytes} bytes are kept")
+        if self.policy.retention_time_ms:
+            for segment in segments:
+                after = log.sealed.get(segment.end_offset, log.open_tail)
+                young = segment.commit_time_ms if after is None else after.commit_time_ms
+                require(
+                    segment.end_offset > kept or young < since_ms + self.policy.retention_time_ms // 10,
+                    f"{segment} is dropped, and young",
+                )
+
+
+class LogReader(SnapshotUser):
+    """Takes a snapshot, holds it for a while, reads its list; then goes on from its checkpoint, as a query does."""
+
+    kind: ClassVar[str] = "read"
+
+    def __init__(self, world: World, name: str, paths: LogPaths, times: int = 1, pause_steps: int = 0) -> None:
+        super().__init__(world, name, paths, times, pause_steps)
+        #: Up to where it has read.
+        self.checkpoint: int | None = None
+        self.segments = self.gone = 0
+        self._hold_steps = world.random.choice([0, 20, 100])
+
+    def once(self) -> Generator[Any, Any, object]:
+        watch = self.world.watch.logs[self.paths.log_id]
+        end_before = watch.head.next_offset
+        try:
+            snapshot = yield from in_thread(self.open)
+            require(
+                snapshot.next_offset >= max(end_before, self.checkpoint or 0),
+                f"{snapshot} is older than what was there before it was asked for: {end_before}",
+            )
+            due = self.world.steps + self.world.random.randint(0, 2 * self._hold_steps)
+            yield Wait(lambda: self.world.steps >= due or self.world.healed, "hold")
+            start = snapshot.first_offset if self.checkpoint is None else self.checkpoint
+            segments = yield from self.later(lambda: list(snapshot.segments(start)))
+        except LogRangeGoneError:
+            require(watch.head.first_offset > (self.checkpoint or 0), f"gone? The log starts at {watch.head}")
+            self.gone += 1
+            self.checkpoint = None
+            return "gone"
+        except (NoSuchLogError, LogReplacedError):
+            require(watch.deleted, "refused, and the log is still there")
+            raise
+        except (MetadataUnavailableError, BookieUnavailableError) as error:
+            return error
+        self._check(watch, start, snapshot, segments)
+        self.segments += len(segments)
+        self.checkpoint = snapshot.next_offset
+        return segments
+
+    def _check(self, watch: ListWatch, start: int, snapshot: LogSnapshot, segments: list[Segment]) -> None:
+        reached = start
+        for segment in segments:
+            require(watch.sealed.get(segment.base_offset) == segment, f"there is no such segment: {segment}")
+            require(segment.base_offset <= reached < segment.end_offset, f"{segment} does not hold offset {reached}")
+            reached = min(segment.end_offset, snapshot.next_offset)
+            left_ms = watch.left_ms.get(segment.ledger_id, self.world.now_ms)
+            there = self.world.ledgers.exists(segment.ledger_id)
+            require(
+                there or watch.deleted or self.world.now_ms - left_ms >= DELETE_GRACE_MS - 2 * self.world.most_skew_ms,
+                f"ledger {segment.ledger_id} of {snapshot} is gone",
+            )
+        require(reached == max(start, snapshot.next_offset), f"{snapshot} from {start} on ends at {reached}")

@@ -1,0 +1,151 @@
+"""Random histories of logs (see histories.py): many, and broken rules that must be found among few."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.simulation import runner
+from tests.simulation.logs import mutants
+from tests.simulation.logs.histories import Focus, History
+from tests.simulation.logs.invariants import InvariantError
+
+HISTORIES = 2_000
+#: In portions, so that a test stays within its time on a busy machine.
+PORTION = 250
+#: Where a mutant is not found among so many, the histories have become blunt.
+MOST_SEEDS = 400
+
+
+@pytest.mark.parametrize("first", range(0, HISTORIES, PORTION))
+def test_l1_s1_s2_s3_histories_of_logs(first: int) -> None:
+    summary = runner.play_all(range(first, first + PORTION), jobs=2, kind="logs")
+    assert not summary.failures, "\n\n".join(summary.failures)
+    # Histories in which nothing happens would prove nothing.
+    result = summary.result
+    print(summary)
+    assert summary.histories == PORTION
+    assert result.commits > 3 * PORTION
+    assert result.found_done > PORTION / 2
+    assert result.conflicts > PORTION
+    assert result.acknowledged > PORTION
+    assert result.deleted > PORTION
+    assert result.read_segments > PORTION
+    for name in ("zombies", "lost_replies", "kills", "rolls", "fenced"):
+        assert getattr(result, name) > PORTION / 10, name
+    for name in ("kept", "moved_pages"):
+        assert getattr(result, name) > 0, name
+
+
+def test_a_history_of_a_log_is_told_by_its_seed_alone() -> None:
+    stories = []
+    for _ in range(2):
+        history = History(11)
+        history.play()
+        stories.append(history.world.story())
+    assert stories[0] == stories[1]
+    assert "transaction [" in stories[0]
+
+
+#: Streaming queries and the reaper, with long pauses.
+REAPER = Focus(
+    queries=1, log_writers=0, reapers=2, movers=0, truncators=1, deleters=0, small_pages=False, jump=0.03, stop=0.03
+)
+#: Pages that move into index ledgers, whose bookies fail now and then.
+INDEX = Focus(
+    queries=2, log_writers=0, reapers=1, movers=2, truncators=0, deleters=0, small_pages=True, ledger_faults=0.1
+)
+CROWD = Focus(queries=2, log_writers=2, reapers=0, movers=0, truncators=3, deleters=0, small_pages=False)
+WRITERS = Focus(queries=1, log_writers=3, reapers=1, movers=0, truncators=0, deleters=0, small_pages=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    breaks: Callable[[ExitStack], None]
+    focus: Focus = field(default_factory=Focus)
+    #: By what it may be caught, besides by an invariant.
+    also: type[Exception] = InvariantError
+
+
+MUTANTS = [
+    # The three of the table of scenarios.
+    Mutant(mutants.old_ledgers_are_deleted_before_the_commit, REAPER),
+    Mutant(mutants.lost_replies_are_answered_by_sending_again, REAPER),
+    Mutant(mutants.condemned_ledgers_are_committed, REAPER),
+    # Commits.
+    Mutant(mutants.the_run_is_not_checked, REAPER),
+    Mutant(mutants.batches_are_not_looked_for),
+    Mutant(mutants.ranges_are_not_compared),
+    Mutant(mutants.messages_are_taken_as_they_come),
+    Mutant(mutants.the_open_tail_is_dropped, WRITERS),
+    # A page cannot hold times that go back.
+    Mutant(mutants.commit_times_are_the_drivers, also=ValueError),
+    Mutant(mutants.heads_are_written_whatever_they_are, CROWD),
+    # Log writers.
+    Mutant(mutants.tails_are_sealed_without_recovery, WRITERS),
+    Mutant(mutants.rolls_do_not_close, WRITERS),
+    Mutant(mutants.entries_are_told_when_sent, WRITERS),
+    Mutant(mutants.tails_are_listed_though_condemned),
+    # The reaper.
+    Mutant(mutants.condemning_leaves_the_run_alone, REAPER),
+    Mutant(mutants.the_reaper_checks_neither_head_nor_application, REAPER),
+    Mutant(mutants.the_reaper_does_not_check_the_head),
+    Mutant(mutants.ledgers_are_deleted_at_once, REAPER),
+    Mutant(mutants.ledgers_are_deleted_without_recovery, REAPER),
+    Mutant(mutants.ledgers_in_use_are_condemned, REAPER),
+    Mutant(mutants.runs_at_work_count_as_over, REAPER),
+    # The index.
+    Mutant(mutants.index_ledgers_are_not_closed, INDEX),
+    Mutant(mutants.unwritten_index_ledgers_count, INDEX),
+    # Readers.
+    Mutant(mutants.snapshots_do_not_sync),
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.breaks.__name__)
+def test_broken_rules_of_logs_are_caught(mutant: Mutant) -> None:
+    """(Two more need a long pause in one place: see test_log_scenarios.py.)"""
+    with ExitStack() as stack:
+        mutant.breaks(stack)
+        found = next(filter(None, (_failure(seed, mutant.focus) for seed in range(MOST_SEEDS))), None)
+    assert found is not None, f"not found among {MOST_SEEDS} histories"
+    seed, error = found
+    print(f"found after {seed + 1} histories: {type(error).__name__}: {error}")
+    assert isinstance(error, InvariantError | mutant.also)
+
+
+def _failure(seed: int, focus: Focus) -> tuple[int, Exception] | None:
+    try:
+        History(seed, focus).play()
+    except Exception as error:
+        return seed, error
+    return None
+
+
+def test_a_failing_history_of_a_log_is_told() -> None:
+    with ExitStack() as stack:
+        mutants.ranges_are_not_compared(stack)
+        summary = runner.play(range(20), "logs")
+    assert len(summary.failures) == runner.MOST_FAILURES
+    told = summary.failures[0]
+    seed = told.partition(":")[0].removeprefix("seed ")
+    assert f"seed {seed}: InvariantError: " in told
+    assert "transaction [" in told
+    assert f"again: python -m tests.simulation replay {seed} --logs" in told
+
+
+def test_the_command_line_for_logs() -> None:
+    command = [sys.executable, "-m", "tests.simulation"]
+    root = Path(__file__).parents[3]
+    ran = subprocess.run([*command, "run", "3..6", "--jobs", "1", "--logs"], cwd=root, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("3 histories, ")
+    again = subprocess.run([*command, "replay", "3", "--last", "5", "--logs"], cwd=root, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.startswith("seed 3 holds\n")

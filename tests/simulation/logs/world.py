@@ -1,0 +1,239 @@
+"""The model world of logs: ZooKeeper, ledgers, a clock, and processes (actors) that run the real machines.
+
+A machine does one action at a time, so whatever others do can come between any two of them. Who goes next, what
+fails and what gets lost is drawn from one random source: the seed tells the whole history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from dataclasses import dataclass
+from random import Random
+from typing import Any, ClassVar
+
+from bk_spark.bookie.zookeeper import CreateOp
+from bk_spark.log.formats import Head, encode_head
+from bk_spark.log.names import LogPaths
+from bk_spark.log.page import SegmentPage, encode_page
+from bk_spark.log.segment import SegmentTable
+from bk_spark.log.settings import EntryFormat, LogSettings, encode_settings
+from bk_spark.log.steps import Action, Conflict, Done, Event, ListChildren, Pause, Read, Sync, TakeLock, Transact
+from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.quorum import Quorum
+from tests.simulation.logs.invariants import InvariantError, Watch
+from tests.simulation.logs.ledgers import Acknowledged, Drain, ModelLedgers, Send, Sent
+from tests.simulation.logs.zookeeper import Changes, Look, ModelZooKeeper, RefusedError, Session, Weather
+
+SETTINGS = LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.RAW, b"secret")
+ROOT = "/logs"
+NAME = "flights"
+START_MS = 1_760_000_000_000
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """An action of actors: go on when ``until`` holds (sooner, where the world wants to see whether it does)."""
+
+    until: Callable[[], bool]
+    why: str
+
+
+#: What an actor's script yields: a machine's actions, and those of processes.
+Script = Generator[Action | Send | Drain | Wait, Any, Any]
+
+
+class Actor:
+    """A process: a session with ZooKeeper, and a script that yields actions and is sent events.
+
+    It may die before any of its actions (its ledgers stay open, its session lives on for a while, what it has
+    sent may arrive), or be stopped for long and then go on as if nothing had happened.
+    """
+
+    kind: ClassVar[str] = "actor"
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.session = world.new_session()
+        #: Its clock is not the others'.
+        self.skew_ms = world.random.randint(-world.most_skew_ms, world.most_skew_ms)
+        #: No step before this one: it is stopped (SIGSTOP).
+        self.stopped_until = 0
+        self.ended = ""
+        self._script: Script | None = None
+        #: The action that it does next.
+        self.next: Action | Send | Drain | Wait | None = None
+
+    def __repr__(self) -> str:
+        return f"{self.name} ({self.ended or self.next})"
+
+    def now_ms(self) -> int:
+        return self.world.now_ms + self.skew_ms
+
+    def script(self) -> Script:
+        """All that the process does. Its return is its peaceful end."""
+        raise NotImplementedError
+
+    @property
+    def runnable(self) -> bool:
+        if self.ended or self.stopped_until > self.world.steps:
+            return False
+        return type(self.next) is not Wait or self.next.until()
+
+    def step(self) -> None:
+        """Perform the action that is next."""
+        if self._script is None:
+            self._script, event = self.script(), None
+        else:
+            assert self.next is not None
+            event = self.world.perform(self, self.next)
+        try:
+            self.next = self._script.send(event)
+        except StopIteration as end:
+            self.end(end.value or "done")
+
+    def end(self, how: str) -> None:
+        self.ended = how
+        self.next = None
+        self.world.alive.remove(self)
+        self.world.tell(self.name, "ends", how)
+        if self._script is not None:
+            # What it would do on its way out (a dead process does nothing) must not count.
+            script, self._script = self._script, None
+            with suppress(RuntimeError):
+                script.close()
+
+    def kill(self) -> None:
+        self.end("killed")
+
+
+class World:
+    """All there is. ``random`` decides everything."""
+
+    def __init__(self, seed: int | str, *, most_skew_ms: int = 0) -> None:
+        self.random = Random(seed)
+        self.most_skew_ms = most_skew_ms
+        self.now_ms = START_MS
+        self.steps = 0
+        #: Nothing fails any more, and nobody dawdles.
+        self.healed = False
+        self.conflicts = 0
+        self.weather = Weather()
+        self.trace: list[tuple[int, str, object, object]] = []
+        self.sessions: list[Session] = []
+        self.actors: list[Actor] = []
+        self.alive: list[Actor] = []
+        self.zk = ModelZooKeeper(lambda: self.now_ms)
+        self.ledgers = ModelLedgers(self.zk, self.random)
+        self.watch = Watch(self.zk, self.ledgers, lambda: self.now_ms, most_skew_ms)
+        self.zk.on_change = self._on_change
+        self.zk.transact([CreateOp(ROOT)])
+        self.paths = self.make_log()
+
+    # --- the log ---
+
+    def make_log(self) -> LogPaths:
+        """Make the log as LogStore.create_log does. Raises RefusedError where there is one."""
+        paths = LogPaths(ROOT, NAME, self.uuid())
+        self.zk.transact(
+            [
+                CreateOp(paths.head, encode_head(Head(paths.log_id))),
+                CreateOp(paths.identity),
+                CreateOp(paths.settings, encode_settings(paths.log_id, SETTINGS)),
+                CreateOp(paths.pages),
+                CreateOp(paths.page(0), encode_page(SegmentPage(paths.log_id, 0, 0, SegmentTable.of(())))),
+                CreateOp(paths.apps),
+                CreateOp(paths.ledgers),
+            ]
+        )
+        self.paths = paths
+        return paths
+
+    def uuid(self) -> str:
+        value = f"{self.random.getrandbits(128):032x}"
+        return "-".join((value[:8], value[8:12], value[12:16], value[16:20], value[20:]))
+
+    # --- what happens ---
+
+    def new_session(self) -> Session:
+        session = Session(self.zk, self.random, self.weather)
+        self.sessions.append(session)
+        return session
+
+    def add(self, actor: Actor) -> Actor:
+        self.actors.append(actor)
+        self.alive.append(actor)
+        self.tell(actor.name, "starts", "")
+        return actor
+
+    def perform(self, actor: Actor, action: Action | Send | Drain | Wait) -> Event | Sent | Acknowledged:
+        event = self._perform(actor.session, action)
+        self.conflicts += isinstance(event, Conflict)
+        if not isinstance(action, Wait):
+            self.tell(actor.name, action, event)
+        return event
+
+    def _perform(self, session: Session, action: Action | Send | Drain | Wait) -> Event | Sent | Acknowledged:
+        match action:
+            case Sync() | Read() | Look() | ListChildren():
+                return session.read(action)
+            case Transact(operations):
+                return session.transact(operations)
+            case TakeLock() | Pause() | Wait():
+                return Done()
+            case _:
+                return self.ledgers.perform(session, action)
+
+    def expire(self, session: Session) -> None:
+        self.tell("zk", "session over", session.session)
+        self.zk.expire(session.session)
+
+    def pass_time(self, ms: int) -> None:
+        self.now_ms += ms
+        self.tell("clock", f"+{ms} ms", "")
+
+    def run(self, *actors: Actor, most_steps: int = 20_000) -> None:
+        """Let these go on, in random order, until each has ended or waits for another."""
+        for _ in range(most_steps):
+            ready = [actor for actor in actors or self.alive if actor.runnable]
+            if not ready:
+                return
+            self.step(self.random.choice(ready))
+        raise InvariantError(f"does not come to rest: {[actor for actor in actors or self.actors if not actor.ended]}")
+
+    def advance(self, actor: Actor, until: Callable[[object], bool], most_steps: int = 1_000) -> Actor:
+        """``actor`` alone goes on until the action that is next is such."""
+        for _ in range(most_steps):
+            if actor.next is not None and until(actor.next):
+                return actor
+            if not actor.runnable:
+                break
+            self.step(actor)
+        raise InvariantError(f"does not come to that point: {actor}")
+
+    def step(self, actor: Actor) -> None:
+        self.steps += 1
+        self.now_ms += self.random.randint(1, 40)
+        actor.step()
+
+    def _on_change(self, changes: Changes) -> None:
+        self.tell("zk", "changes", changes)
+        self.watch.on_change(changes)
+
+    # --- telling ---
+
+    def tell(self, who: str, what: object, how: object) -> None:
+        self.trace.append((self.now_ms, who, what, how))
+
+    def story(self, last: int = 10_000) -> str:
+        from tests.simulation.logs.story import told
+
+        lines = [f"{(at - START_MS) / 1000:12.3f} {who:12} {told(what, how)}" for at, who, what, how in self.trace]
+        return "\n".join(lines[-last:])
+
+
+__all__ = ["Actor", "InvariantError", "RefusedError", "Script", "Wait", "World"]

@@ -1,0 +1,299 @@
+"""Streaming writes to a log: each row once and in order, over restarts; what Spark may do to them."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
+
+from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.bookie.config import ClientConfig
+from bk_spark.log.store import LogStore
+from bk_spark.log.writer import LogWriter
+from bk_spark.protocol.errors import LogFencedError
+from tests.support.connector import Connector
+from tests.support.streams import (
+    assert_numbers,
+    committed,
+    forget_last_commit,
+    numbers,
+    running,
+    sink,
+    wait_for_batch,
+    wait_until,
+)
+
+ROWS, PARTITIONS = 20, 2
+
+
+def _raw(connector: Connector, rows: int = ROWS, partitions: int = PARTITIONS) -> DataFrame:
+    return numbers(connector.spark, rows, partitions).selectExpr("cast(number as string) as value")
+
+
+def _values(connector: Connector, log: str) -> list[int]:
+    return [int(row.value) for row in connector.read(log).orderBy("offset").collect()]
+
+
+def _registered(logs: LogStore, client: BlockingClient, log: str) -> set[int]:
+    """Ledgers made for a log, whoever made them."""
+    root, zk = f"{logs.root}/{log}/ledgers", client.zookeeper
+    return {
+        int(ledger)
+        for app in zk.children(root) or []
+        for run in zk.children(f"{root}/{app}") or []
+        for ledger in zk.children(f"{root}/{app}/{run}") or []
+    }
+
+
+def _failure(query_error: StreamingQueryException) -> tuple[str, str]:
+    """Kind and text of our error, as it reaches the user."""
+    found = re.findall(r"^bk_spark\.protocol\.errors\.(\w+): (.*)$", str(query_error), re.MULTILINE)
+    assert found, str(query_error)
+    kind, message = found[0]
+    return kind, message
+
+
+def _append_and_flush(writer: LogWriter) -> None:
+    writer.append(b"too late")
+    writer.flush()
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoint"
+
+
+def test_s1_restarts_and_a_forgotten_commit(
+    connector: Connector, log: str, checkpoint: Path, logs: LogStore, client: BlockingClient
+) -> None:
+    """Stopped anywhere; then run again from the checkpoint; then from one that lost its newest commit."""
+    uri = connector.metadata_service_uri
+    with running(sink(_raw(connector), uri, log, checkpoint)) as query:
+        wait_for_batch(query, 3)
+    first_run = query.runId
+    with running(sink(_raw(connector), uri, log, checkpoint)) as query:
+        wait_for_batch(query, committed(checkpoint)[-1] + 2)
+    assert query.runId != first_run
+
+    repeated = forget_last_commit(checkpoint)
+    before = connector.read(log).count()
+    with running(sink(_raw(connector), uri, log, checkpoint)) as query:
+        wait_for_batch(query, repeated)
+        wait_for_batch(query, repeated + 2)
+    batches = assert_numbers(_values(connector, log), ROWS, PARTITIONS)
+    assert batches * ROWS > before
+
+    application = logs.open_log(log).application(query.id)
+    assert application is not None
+    assert application.run == str(query.runId)
+    assert application.retired_runs[0] == str(first_run)
+    # A worker has one ledger over many batches; all that are listed exist.
+    listed = {segment.ledger_id for segment in logs.open_log(log).snapshot().segments()}
+    assert listed <= _registered(logs, client, log)
+    assert len(listed) <= 3 * PARTITIONS
+    for ledger_id in listed:
+        client.metadata(ledger_id)
+
+
+def test_arrow_from_files(connector: Connector, log: str, checkpoint: Path, tmp_path: Path) -> None:
+    """Files come one by one; a batch without rows is a batch too."""
+    spark, uri, files = connector.spark, connector.metadata_service_uri, tmp_path / "files"
+    files.mkdir()
+
+    def add(number: int, rows: int) -> None:
+        frame = spark.range(number * 1000, number * 1000 + rows, 1, 1).selectExpr("id", "concat('é', id) as name")
+        frame.write.mode("append").parquet(str(files))
+
+    source = spark.readStream.schema("id long, name string").option("maxFilesPerTrigger", 1).parquet(str(files))
+    add(1, 10)
+    add(2, 0)
+    add(3, 100)
+    options = {"entryFormat": "arrow", "compression": "zstd"}
+    for _ in range(2):
+        writer = source.writeStream.format("bookkeeper").option("checkpointLocation", str(checkpoint))
+        query = (
+            writer.options(metadataServiceUri=uri, log=log, **options)
+            .queryName("arrow-from-files")
+            .trigger(availableNow=True)
+            .start()
+        )
+        with running(query):
+            assert query.awaitTermination(120)
+        add(4, 5)
+    found = [(row.id, row.name) for row in connector.read(log).collect()]
+    expected = [*range(1000, 1010), *range(3000, 3100), *range(4000, 4005)]
+    assert sorted(found) == [(number, f"é{number}") for number in expected]
+
+
+@pytest.mark.parametrize("mode", ["complete", "update"])
+def test_other_output_modes_are_refused(connector: Connector, log: str, checkpoint: Path, mode: str) -> None:
+    counts = numbers(connector.spark, ROWS, 1).groupBy("number").count().selectExpr("cast(count as string) as value")
+    writer = counts.writeStream.format("bookkeeper").outputMode(mode).option("checkpointLocation", str(checkpoint))
+    query = writer.options(metadataServiceUri=connector.metadata_service_uri, log=log).start()
+    with running(query), pytest.raises(StreamingQueryException) as raised:
+        query.awaitTermination(120)
+    if mode == "update":
+        # Spark's own; a data source in Python is not asked.
+        assert "bookkeeper does not support Update mode" in str(raised.value)
+    else:
+        kind, message = _failure(raised.value)
+        assert kind == "InvalidArgumentError"
+        assert 'use outputMode("append"), or foreachBatch' in message
+
+
+def test_an_old_name_under_a_new_checkpoint(connector: Connector, log: str, tmp_path: Path) -> None:
+    uri = connector.metadata_service_uri
+    with running(sink(_raw(connector), uri, log, tmp_path / "one", txnAppId="daily")) as query:
+        wait_for_batch(query, 1)
+    rows = connector.read(log).count()
+    second = sink(_raw(connector), uri, log, tmp_path / "two", txnAppId="daily")
+    with running(second), pytest.raises(StreamingQueryException) as raised:
+        second.awaitTermination(120)
+    kind, message = _failure(raised.value)
+    assert kind == "BatchRefusedError"
+    assert query.id in message
+    assert "A query with a new checkpoint needs a name of its own (txnAppId)" in message
+    assert connector.read(log).count() == rows
+    # With the old checkpoint the name is as good as ever.
+    with running(sink(_raw(connector), uri, log, tmp_path / "one", txnAppId="daily")) as query:
+        wait_for_batch(query, committed(tmp_path / "one")[-1] + 1)
+    assert_numbers(_values(connector, log), ROWS, PARTITIONS)
+
+
+def test_txn_version_is_not_for_streams(connector: Connector, log: str, checkpoint: Path) -> None:
+    query = sink(_raw(connector), connector.metadata_service_uri, log, checkpoint, txnAppId="a", txnVersion=1)
+    with running(query), pytest.raises(StreamingQueryException, match="option txnVersion is for batch writes only"):
+        query.awaitTermination(120)
+
+
+def test_columns_that_are_not_the_logs(connector: Connector, log: str, checkpoint: Path, logs: LogStore) -> None:
+    uri = connector.metadata_service_uri
+    connector.write(connector.spark.range(0, 3, 1, 1), log, entryFormat="arrow")
+    frame = numbers(connector.spark, ROWS, 1)
+    with running(sink(frame, uri, log, checkpoint)) as query, pytest.raises(StreamingQueryException) as raised:
+        query.awaitTermination(120)
+    assert _failure(raised.value)[1].startswith(f"log {log} has no column number; it has id")
+    assert logs.open_log(log).snapshot().next_offset == 1
+
+
+def test_several_queries_and_batch_jobs_in_one_log(connector: Connector, log: str, tmp_path: Path) -> None:
+    """Each has its rows once and in its order, however they lie between those of the others."""
+    uri, jobs, job_rows = connector.metadata_service_uri, 4, 30
+
+    def tagged(tag: str) -> DataFrame:
+        return numbers(connector.spark, ROWS, PARTITIONS).selectExpr(f"concat('{tag} ', number) as value")
+
+    with (
+        running(sink(tagged("a"), uri, log, tmp_path / "a")) as one,
+        running(sink(tagged("b"), uri, log, tmp_path / "b")) as other,
+    ):
+        for query in (one, other):
+            wait_for_batch(query, 1)
+        for job in range(jobs):
+            start = job * job_rows
+            frame = connector.spark.range(start, start + job_rows, 1, 2).selectExpr("concat('j ', id) as value")
+            connector.write(frame, log, txnAppId="jobs", txnVersion=job)
+        reached = [committed(tmp_path / tag)[-1] for tag in "ab"]
+        wait_for_batch(one, reached[0] + 1)
+        wait_for_batch(other, reached[1] + 1)
+    found: dict[str, list[int]] = {"a": [], "b": [], "j": []}
+    for row in connector.read(log, "value string, offset long").orderBy("offset").collect():
+        tag, _, number = row.value.partition(" ")
+        found[tag].append(int(number))
+    assert found["j"] == list(range(jobs * job_rows))
+    for tag in "ab":
+        assert_numbers(found[tag], ROWS, PARTITIONS)
+
+
+def test_a_ledger_fenced_by_another_client(
+    connector: Connector, log: str, checkpoint: Path, logs: LogStore, client: BlockingClient
+) -> None:
+    """Between batches and in their midst: the query goes on with other ledgers."""
+    uri, fenced = connector.metadata_service_uri, 0
+    with running(sink(_raw(connector, rows=2000), uri, log, checkpoint)) as query:
+        wait_for_batch(query, 0)
+        for _ in range(3):
+            last = list(logs.open_log(log).snapshot().segments())[-PARTITIONS:]
+            for ledger_id in {segment.ledger_id for segment in last}:
+                client.recover_and_open(ledger_id)
+                fenced += 1
+            wait_for_batch(query, query.recentProgress[-1]["batchId"] + 2)
+    assert_numbers(_values(connector, log), 2000, PARTITIONS)
+    listed = {segment.ledger_id for segment in logs.open_log(log).snapshot().segments()}
+    assert len(listed) > fenced
+
+
+def test_idle_ledgers_are_closed_and_others_take_over(
+    connector: Connector, log: str, checkpoint: Path, logs: LogStore, client: BlockingClient
+) -> None:
+    """By the interval here; 30 s of idleness do the same."""
+    uri = connector.metadata_service_uri
+    with running(sink(_raw(connector), uri, log, checkpoint, ledgerRollInterval="200ms")) as query:
+        wait_for_batch(query, 4)
+        ledgers = [segment.ledger_id for segment in logs.open_log(log).snapshot().segments()]
+        assert len(set(ledgers)) > PARTITIONS
+        wait_until(lambda: client.metadata(ledgers[0]).state.name == "CLOSED", "close of a rolled ledger")
+    assert_numbers(_values(connector, log), ROWS, PARTITIONS)
+
+
+def test_an_open_tail(connector: Connector, log: str, checkpoint: Path) -> None:
+    """A log writer that lives is not ended but on demand; its rows stay."""
+    uri = connector.metadata_service_uri
+    connector.write(connector.spark.sql("select '-1' as value"), log)
+    with BlockingClient(uri, ClientConfig(explicit_lac_interval_ms=1000)) as other:
+        writer = LogStore.of(other).open_log(log, password=b"").open_writer()
+        writer.append_many([b"-2", b"-3"])
+        writer.flush()
+        refused = sink(_raw(connector), uri, log, checkpoint)
+        with running(refused), pytest.raises(StreamingQueryException) as raised:
+            refused.awaitTermination(120)
+        kind, message = _failure(raised.value)
+        assert kind == "LogTailOpenError"
+        assert f"process {os.getpid()}" in message
+        assert "commit with fenceTail=true" in message
+
+        with running(sink(_raw(connector), uri, log, checkpoint, fenceTail="true")) as query:
+            wait_for_batch(query, 1)
+        with pytest.raises(LogFencedError):
+            _append_and_flush(writer)
+        writer.abandon()
+    first, *rest = _values(connector, log)
+    assert [first, *rest[:2]] == [-1, -2, -3]
+    assert_numbers(rest[2:], ROWS, PARTITIONS)
+
+
+# --- foreachBatch ---
+
+
+def test_foreach_batch_repeated(connector: Connector, log: str, checkpoint: Path) -> None:
+    """Batch writes within foreachBatch, each with the batch's number; the last one is run again."""
+    done: list[int] = []
+    reached = threading.Event()
+
+    def write(frame: DataFrame, batch_id: int) -> None:
+        values = frame.selectExpr("cast(number as string) as value")
+        connector.write(values, log, txnAppId="foreach", txnVersion=batch_id)
+        done.append(batch_id)
+        if len(done) >= 3:
+            reached.set()
+
+    def run() -> Iterator[int]:
+        source = numbers(connector.spark, ROWS, PARTITIONS)
+        writer = source.writeStream.foreachBatch(write).option("checkpointLocation", str(checkpoint))
+        with running(writer.start()) as query:
+            assert reached.wait(120)
+            wait_for_batch(query, done[-1])
+        yield from done
+
+    assert next(run()) == 0
+    repeated = forget_last_commit(checkpoint)
+    done.clear()
+    reached.clear()
+    assert next(run()) == repeated
+    assert_numbers(_values(connector, log), ROWS, PARTITIONS)

@@ -1,0 +1,91 @@
+"""Streaming queries of tests: started, watched and compared with what they should have written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+_PATIENCE_S = 120
+_POLL_S = 0.05
+
+
+def numbers(spark: SparkSession, rows_per_batch: int, partitions: int) -> DataFrame:
+    """Endless batches of ``number``: the same ones in the same batches and partitions whenever they are asked for.
+    Partition ``p`` of a batch has the numbers that leave ``p`` when divided by ``partitions``, in order."""
+    source = spark.readStream.format("rate-micro-batch")
+    source = source.option("rowsPerBatch", rows_per_batch).option("numPartitions", partitions)
+    return source.load().selectExpr("value as number")
+
+
+@contextmanager
+def running(query: StreamingQuery) -> Iterator[StreamingQuery]:
+    """Stops the query at the end, however it ends."""
+    try:
+        yield query
+    finally:
+        query.stop()
+
+
+def wait_for_batch(query: StreamingQuery, batch_id: int) -> None:
+    """Until the query has committed ``batch_id``. Raises its error where it failed."""
+
+    def reached() -> bool:
+        failure = query.exception()
+        if failure is not None:
+            raise failure
+        assert query.isActive, "the query ended"
+        return any(progress["batchId"] >= batch_id for progress in query.recentProgress)
+
+    wait_until(reached, f"batch {batch_id}")
+
+
+def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = _PATIENCE_S) -> None:
+    """For states of other processes, which nobody announces."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, f"no {what} within {timeout_s} s"
+        time.sleep(_POLL_S)
+
+
+def assert_numbers(found: Iterable[int], rows_per_batch: int, partitions: int, batches: int | None = None) -> int:
+    """``found``, in the log's order, are the numbers of the first ``batches`` (None: any whole number): each once,
+    batch after batch, within a batch partition after partition. The number of batches."""
+    listed = list(found)
+    if batches is None:
+        assert len(listed) % rows_per_batch == 0, f"{len(listed)} rows are no whole number of batches"
+        batches = len(listed) // rows_per_batch
+    expected: list[int] = []
+    for batch in range(batches):
+        rows = range(batch * rows_per_batch, (batch + 1) * rows_per_batch)
+        for partition in range(partitions):
+            expected += rows[partition::partitions]
+    assert len(listed) == len(expected), f"{len(listed)} rows instead of {len(expected)}"
+    assert listed == expected
+    return batches
+
+
+def committed(checkpoint: Path) -> list[int]:
+    """Batches that Spark's own checkpoint says are committed."""
+    return sorted(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdigit())
+
+
+def forget_last_commit(checkpoint: Path) -> int:
+    """Take the newest batch out of the checkpoint's commits, as if the driver had died before it wrote that: Spark
+    runs the batch again. Its number."""
+    last = committed(checkpoint)[-1]
+    for path in (checkpoint / "commits").iterdir():
+        if path.name in (str(last), f".{last}.crc"):
+            path.unlink()
+    return last
+
+
+def sink(frame: DataFrame, uri: str, log: str, checkpoint: Path, **options: Any) -> StreamingQuery:
+    """Start writing ``frame`` to a log."""
+    writer = frame.writeStream.format("bookkeeper").option("checkpointLocation", str(checkpoint))
+    return writer.options(metadataServiceUri=uri, log=log, **options).start()
