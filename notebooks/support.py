@@ -121,5 +121,5 @@ def told(error: Exception) -> str:
     text = re.sub(r"127\.0\.0\.1:\d+", "<bookie>", text)
     text = re.sub(r"ledger \d+", "ledger <n>", text)
     text = re.sub(r"process \d+", "process <n>", text)
-    text = re.sub(r" on host \S+", " on host <host>", text)
+    text = re.sub(r"host [^ ,;]+, ", "host <name>, ", text)
     return f"{type(error).__name__}: {text}"

@@ -60,7 +60,7 @@ class LoopThread:
 
     def finish(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run what cleans up, from wherever: a finalizer may be called on this very thread, or too late."""
-        if threading.current_thread() is self._thread:
+        if threading.current_thread() is self._thread and not self._closed:
             task = self._loop.create_task(work)
             self._left.add(task)
             task.add_done_callback(self._left.discard)
@@ -77,8 +77,6 @@ class LoopThread:
             self._closed = True
             self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.run_until_complete(self._end())
-        self._loop.close()
 
     async def _end(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -91,6 +89,9 @@ class LoopThread:
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
+        # Here, not in close(): that may be called where another loop runs, as in a notebook.
+        self._loop.run_until_complete(self._end())
+        self._loop.close()
 
 
 def _wait_for(done: Future[_T]) -> _T:

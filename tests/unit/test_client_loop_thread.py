@@ -145,6 +145,20 @@ def test_calls_after_closing(loop: LoopThread) -> None:
     loop.finish(value(1))
 
 
+def test_use_and_close_where_another_loop_runs() -> None:
+    """As in a notebook, whose cells run within the kernel's loop."""
+
+    async def cell() -> int:
+        thread = LoopThread("under-test")
+        result = thread.run(value(3))
+        thread.close()
+        assert not thread._thread.is_alive()
+        assert thread._loop.is_closed()
+        return result
+
+    assert asyncio.run(cell()) == 3
+
+
 def test_calls_while_others_close() -> None:
     for _ in range(20):
         thread = LoopThread("racing")

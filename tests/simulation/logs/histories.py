@@ -276,8 +276,8 @@ class History:
                 actor.task_kills = 0.0
         world.run(most_steps=MOST_STEPS)
         for actor in world.actors:
-            if actor.ended:
-                self._expire(actor)
+            if actor.ended and world.zk.is_alive(actor.session.session):
+                world.expire(actor.session)
         self._finish_deletions()
         for query in self.queries:
             if not query.anonymous and not query.finished and query.paths == world.paths:

@@ -192,7 +192,8 @@ class Retention(SnapshotUser):
         )
 
     def _check(self, snapshot: LogSnapshot, kept: int, since_ms: int) -> None:
-        """What is dropped may be dropped. A segment's last entry may be as young as the segment after it."""
+        """What is dropped may be dropped. A segment's last entry may be as young as the segment after it, or (of the
+        last one) as the log's last change."""
         log = self.world.watch.logs[self.paths.log_id]
         segments = [s for s in log.sealed.values() if snapshot.first_offset < s.end_offset <= snapshot.next_offset]
         if self.policy.retention_size_bytes and kept > snapshot.first_offset:
@@ -200,8 +201,8 @@ class Retention(SnapshotUser):
             require(size_bytes >= self.policy.retention_size_bytes, f"of {snapshot} only {size_bytes} bytes are kept")
         if self.policy.retention_time_ms:
             for segment in segments:
-                after = log.sealed.get(segment.end_offset, log.open_tail)
-                young = segment.commit_time_ms if after is None else after.commit_time_ms
+                last = segment.end_offset == snapshot.next_offset
+                young = snapshot.last_commit_time_ms if last else log.sealed[segment.end_offset].commit_time_ms
                 require(
                     segment.end_offset > kept or young < since_ms + self.policy.retention_time_ms // 10,
                     f"{segment} is dropped, and young",

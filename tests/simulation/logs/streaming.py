@@ -284,7 +284,7 @@ class Driver(Actor):
             tuple(messages),
             overwrite=query.overwrite,
             anonymous=query.anonymous,
-            **({"fence_tail": True} if query.fence_tail else {}),
+            fence_tail=query.fence_tail,
         )
         yield from self._commit(request)
 
