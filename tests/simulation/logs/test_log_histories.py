@@ -39,8 +39,7 @@ def test_l1_s1_s2_s3_histories_of_logs(first: int) -> None:
     assert result.read_segments > PORTION
     for name in ("zombies", "lost_replies", "kills", "rolls", "fenced"):
         assert getattr(result, name) > PORTION / 10, name
-    for name in ("kept", "moved_pages"):
-        assert getattr(result, name) > 0, name
+    assert result.moved_pages > 0
 
 
 def test_a_history_of_a_log_is_told_by_its_seed_alone() -> None:
