@@ -13,10 +13,11 @@ PYTEST_ARGS ?=
 # For the explorer: make explore EXPLORE_ARGS="--bigger -k 3/3/2"
 EXPLORE_ARGS ?=
 
-.PHONY: help demo test faults stream-faults simulate simulate-logs explore lint format bench proto clean
+.PHONY: help demo notebooks test faults stream-faults simulate simulate-logs explore lint format bench proto clean
 
 help:
 	@echo "make demo    real flights through Spark, three bookies and back, with one of them killed"
+	@echo "make notebooks  run the notebooks, each from a clean kernel, and keep their outputs"
 	@echo "make test    all tests: unit, integration, Spark, interop with Apache's Java, faults"
 	@echo "make faults  more runs with failing servers and links: SEEDS=1-50, or 7, or 3,8"
 	@echo "make stream-faults  streaming queries whose processes and servers are killed: SEEDS=1-50"
@@ -37,6 +38,10 @@ $(STAMP): pyproject.toml scripts/make_venv.sh
 demo: $(STAMP)
 	@scripts/ensure_java.sh
 	$(BIN)/python examples/demo.py
+
+notebooks: $(STAMP)
+	@scripts/ensure_java.sh
+	$(BIN)/python notebooks/run.py
 
 test: $(STAMP)
 	@scripts/ensure_java.sh --build
@@ -84,4 +89,4 @@ proto: $(PROTO_STAMP)
 
 clean:
 	rm -rf $(VENV) $(PROTO_VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist *.egg-info
-	find bk_spark bookie_server tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	find bk_spark bookie_server tests benchmarks examples notebooks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

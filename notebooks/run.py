@@ -30,8 +30,9 @@ def run(path: Path) -> None:
         coalesce_streams=True,
         resources={"metadata": {"path": str(path.parent)}},
     )
-    with tempfile.TemporaryDirectory() as ipython:
-        client.execute(env={**os.environ, "IPYTHONDIR": ipython})
+    # What the kernel leaves there goes too, should it be ended before it has cleaned up.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as files:
+        client.execute(env={**os.environ, "IPYTHONDIR": files, "TMPDIR": files})
     # The same on every machine.
     notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     nbformat.validate(notebook)
