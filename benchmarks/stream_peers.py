@@ -36,7 +36,8 @@ class BookKeeper:
         rows.write.format("bookkeeper").mode("append").options(metadataServiceUri=self._uri, log=log).save()
 
     def read(self, spark: SparkSession, log: str, rows_per_trigger: int | None = None) -> DataFrame:
-        reader = spark.readStream.format("bookkeeper").options(metadataServiceUri=self._uri, log=log)
+        reader = spark.readStream.format("bookkeeper").option("startingOffsets", "earliest")
+        reader = reader.options(metadataServiceUri=self._uri, log=log)
         if rows_per_trigger is not None:
             reader = reader.option("maxEntriesPerTrigger", rows_per_trigger)
         return reader.load().select("value")

@@ -94,6 +94,7 @@ def _rows(spark: SparkSession, settings: QuerySettings) -> DataFrame:
         .option("metadataServiceUri", settings.uri)
         .option("log", settings.source_log)
         .option("password", settings.password)
+        .option("startingOffsets", "earliest")
         .option("maxEntriesPerTrigger", settings.rows_per_batch)
         .option("minPartitions", settings.partitions)
         .load()

@@ -16,7 +16,7 @@ from tests.simulation.logs import mutants
 from tests.simulation.logs.histories import Focus, History
 from tests.simulation.logs.invariants import InvariantError
 
-HISTORIES = 2_000
+HISTORIES = 1_000
 #: In portions, so that a test stays within its time on a busy machine.
 PORTION = 250
 #: Where a mutant is not found among so many, the histories have become blunt.
