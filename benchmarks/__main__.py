@@ -3,39 +3,30 @@
 from __future__ import annotations
 
 import importlib
-import os
-import pkgutil
 import sys
-from pathlib import Path
+from typing import Final
 
-_HELPERS = {
-    "__main__",
-    "report",
-    "processes",
-    "ledger_clients",
-    "ledger_cluster",
-    "ledger_figures",
-    "ledger_worker",
-    "kafka_broker",
-    "stream_peers",
-    "long_logs",
-    "discarding_sink",
+#: What each gets where all are run: the full form of some takes too long for that. The other modules are helpers.
+_BENCHMARKS: Final[dict[str, list[str]]] = {
+    "bookie_raw": [],
+    "crash_duplicates": [],
+    "ledger": ["--quick"],
+    "log_list": [],
+    "log_writer": [],
+    "many_ledgers": [],
+    "spark_batch": [],
+    "stream_batches": [],
+    "stream_latency": [],
 }
-#: What a benchmark gets where all are run: its full form takes too long for that.
-_AMONG_ALL = {"ledger": ["--quick"]}
 
 
 def main() -> int:
-    # Spark's workers must be of the Python that runs this.
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    names = sorted(m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)]) if m.name not in _HELPERS)
-    wanted = sys.argv[1:2] or names
-    if wanted[0] not in names:
-        print(f"unknown benchmark {wanted[0]!r}; known are {', '.join(names)}", file=sys.stderr)
+    name, *arguments = sys.argv[1:] or [""]
+    if name and name not in _BENCHMARKS:
+        print(f"unknown benchmark {name!r}; known are {', '.join(_BENCHMARKS)}", file=sys.stderr)
         return 2
-    for name in wanted:
-        arguments = sys.argv[2:] if len(sys.argv) > 1 else _AMONG_ALL.get(name, [])
-        importlib.import_module(f"benchmarks.{name}").main(arguments)
+    for each, its_arguments in ({name: arguments} if name else _BENCHMARKS).items():
+        importlib.import_module(f"benchmarks.{each}").main(its_arguments)
     return 0
 
 

@@ -23,7 +23,8 @@ from pyspark.sql import SparkSession
 from benchmarks.crash_query import ROWS_PER_BATCH
 from benchmarks.kafka_broker import KafkaBroker
 from benchmarks.report import figure
-from benchmarks.stream_peers import BookKeeper, Kafka, session
+from benchmarks.spark_session import session
+from benchmarks.stream_peers import BookKeeper, Kafka
 from bookie_server.local import LocalCluster
 
 NAME = "crash_duplicates"
@@ -39,11 +40,12 @@ class Crashes:
     def run(self, kind: str, address: str) -> str:
         """Kill the query so often, then let it come to its end; the log that it wrote."""
         log = f"crash-{uuid.uuid4().hex[:12]}"
-        given = {
+        checkpoint = self._directory / f"checkpoint-{kind}"
+        given: dict[str, object] = {
             "kind": kind,
             "address": address,
             "log": log,
-            "checkpoint": str(self._directory / f"checkpoint-{kind}"),
+            "checkpoint": str(checkpoint),
             "directory": str(self._directory / kind),
             "batches": 1_000_000,
         }
@@ -52,10 +54,10 @@ class Crashes:
             time.sleep(self._chance.uniform(0.5, 3.0))
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        commits = Path(given["checkpoint"]) / "commits"
-        done = max(int(one.name) for one in commits.glob("[0-9]*"))
+        done = max(int(one.name) for one in (checkpoint / "commits").glob("[0-9]*"))
         process = self._start({**given, "batches": done + 5})
-        process.wait(_TIMEOUT_S)
+        if process.wait(_TIMEOUT_S):
+            raise RuntimeError(f"the query failed at its end, on {kind}")
         return log
 
     def _start(self, given: dict[str, object]) -> subprocess.Popen[bytes]:
@@ -93,9 +95,8 @@ def main(arguments: list[str]) -> None:
     ):
         peers = ((BookKeeper.name, cluster.metadata_service_uri), (Kafka.name, broker.bootstrap_servers))
         logs = {kind: Crashes(Path(name), options.seed, options.crashes).run(kind, address) for kind, address in peers}
-        spark = session(Path(name) / "count")
-        for kind, address in peers:
-            found = count(spark, kind, address, logs[kind])
-            for what in ("duplicates", "missing"):
-                figure(NAME, f"{kind}.{what}", found[what], "rows", crashes=options.crashes, rows=found["rows"])
-        spark.stop()
+        with session(Path(name) / "count", kafka=True) as spark:
+            for kind, address in peers:
+                found = count(spark, kind, address, logs[kind])
+                for what in ("duplicates", "missing"):
+                    figure(NAME, f"{kind}.{what}", found[what], "rows", crashes=options.crashes, rows=found["rows"])

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 
-from benchmarks.stream_peers import BookKeeper, Kafka, Peer, session
+from benchmarks.spark_session import session
+from benchmarks.stream_peers import BookKeeper, Kafka, Peer, last_batch, rate, wait_until
 
 ROWS_PER_BATCH = 2_000
 
@@ -22,22 +22,14 @@ def peer_of(kind: str, address: str) -> Peer:
 
 def main() -> None:
     given = json.loads(sys.argv[1])
-    spark = session(Path(given["directory"]), kafka=given["kind"] == Kafka.name)
-    reader = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS_PER_BATCH)
-    rows = reader.option("numPartitions", 2).load().selectExpr("cast(cast(value as string) as binary) value")
-    writer = peer_of(given["kind"], given["address"]).write(rows, given["log"])
-    query = writer.option("checkpointLocation", given["checkpoint"]).start()
-    told = False
-    while query.isActive:
-        progress = query.lastProgress
-        if progress is not None and not told:
-            print("running", flush=True)
-            told = True
-        if progress is not None and progress["batchId"] >= given["batches"]:
-            break
-        time.sleep(0.02)
-    query.stop()
-    spark.stop()
+    with session(Path(given["directory"]), kafka=given["kind"] == Kafka.name) as spark:
+        rows = rate(spark, ROWS_PER_BATCH, tasks=2)
+        writer = peer_of(given["kind"], given["address"]).write(rows, given["log"])
+        query = writer.option("checkpointLocation", given["checkpoint"]).start()
+        wait_until(lambda: last_batch(query) >= 0, query)
+        print("running", flush=True)
+        wait_until(lambda: last_batch(query) >= given["batches"], query)
+        query.stop()
 
 
 if __name__ == "__main__":

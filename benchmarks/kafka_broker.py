@@ -33,10 +33,11 @@ def connector_jars() -> str:
 
 
 class KafkaBroker:
-    """A context manager; everything lies in ``directory``."""
+    """A context manager; everything lies in ``directory``. Topics are made at first use, of ``partitions``."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, partitions: int = 2) -> None:
         self._directory = directory
+        self._partitions = partitions
         self._port = _free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -60,7 +61,7 @@ class KafkaBroker:
                     "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
                     f"log.dirs={self._directory / 'data'}",
                     "offsets.topic.replication.factor=1",
-                    "num.partitions=2",
+                    f"num.partitions={self._partitions}",
                 ]
             )
         )

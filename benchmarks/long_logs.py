@@ -26,7 +26,7 @@ from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.zookeeper import CheckOp, ZooKeeper
 from bk_spark.datasource.splits import Pieces, cut_splits
 from bk_spark.log import EntryFormat, Log, LogSettings, LogSnapshot, LogStore, SegmentTable
-from bk_spark.log.append import plan_append, read_head
+from bk_spark.log.append import plan_append, read_head, read_tail
 from bk_spark.log.index_move import move_steps
 from bk_spark.log.names import LogPaths
 from bk_spark.log.plan import AlreadyDone, Plan, Readings
@@ -82,7 +82,9 @@ class AppendTable:
         if read.head.next_offset == self.table.end_offset:
             return AlreadyDone(self.table.end_offset)
         time_ms = int(self.table.commit_time_ms[-1])
-        append = plan_append(readings, self.paths, read, self.table, time_ms, overwrite=False)
+        append = plan_append(
+            readings, self.paths, read, self.table, time_ms, read_tail(readings, self.paths, read.head)
+        )
         operations = (CheckOp(self.paths.identity, -1), *append.operations)
         return Plan(append.preparations, operations, self.table.end_offset)
 

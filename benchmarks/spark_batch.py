@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession, functions as sql
 
 from benchmarks.processes import peak_resident_mib
 from benchmarks.report import figure, rates, timed
+from benchmarks.spark_session import session
 from bookie_server.local import LocalCluster
 from examples.demo import flights
 
@@ -23,20 +24,6 @@ RAW_SIZES = {"raw_100B": (100, 1_000_000), "raw_1KiB": (1024, 200_000)}
 
 #: The table once is too small against what any Spark job costs.
 FLIGHTS_COPIES = 5
-
-
-def session(unix_sockets: bool) -> SparkSession:
-    return (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.memory", "3g")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.python.unix.domain.socket.enabled", str(unix_sockets).lower())
-        .getOrCreate()
-    )
 
 
 class SparkBatch:
@@ -90,9 +77,8 @@ def main(arguments: list[str]) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="bk-bench-") as directory,
         LocalCluster(Path(directory) / "cluster", bookies=3) as cluster,
+        session(Path(directory), unix_sockets=options.unix_sockets) as spark,
     ):
-        spark = session(options.unix_sockets)
-        spark.sparkContext.setLogLevel("ERROR")
         bench = SparkBatch(cluster, spark, options.runs)
         for name, (size, rows) in RAW_SIZES.items():
             count = int(rows * options.scale)
@@ -106,7 +92,6 @@ def main(arguments: list[str]) -> None:
         copies = max(1, round(FLIGHTS_COPIES * options.scale))
         frame = once.crossJoin(spark.range(copies).select(sql.col("id").alias("copy"))).drop("copy").repartition(2)
         bench.measure("flights_arrow", frame, "arrow", copies * arrow_size(table))
-        spark.stop()
 
 
 def arrow_size(table: object) -> int:

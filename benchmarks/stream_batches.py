@@ -1,7 +1,17 @@
-"""What a micro-batch costs: empty and tiny ones through our source and sink, beside rate -> noop and Kafka -> Kafka.
+"""What a micro-batch costs: sources and sinks in Python, in the JVM and in Kafka beside each other, in one run.
 
-``triggerExecution`` of Spark's own progress reports, after a warm-up; medians. An empty batch has no rows but runs: a
-filter takes them all away after the source.
+A cell is a source and a sink, ``bookkeeper_noop`` for one. ``rate`` (Spark's ``rate-micro-batch``) and ``noop`` run in
+the JVM; ``least`` and ``discarding`` are a source and a sink in Python that do nothing of use. A tiny batch has ten
+rows; an empty one has them too, but a filter takes them away after the source. All batches are of one task but where
+the figure's name says more. ``triggerExecution`` of Spark's progress after a warm-up, by median and fastest, and the
+medians of its parts. The cells take turns in each round, since other work on the machine comes and goes.
+
+Ratios, of medians and of the fastest:
+  over_rate_noop     what Spark takes for a batch without any Python
+  over_python_floor  the same cell with ``least`` and ``discarding`` in our places: what Spark takes for asking Python
+  over_kafka_kafka   Kafka's source and sink, a topic of one partition
+
+Idle triggers, those that find nothing, are told by their mean.
 """
 
 from __future__ import annotations
@@ -10,102 +20,170 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
-from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from benchmarks.kafka_broker import KafkaBroker
+from benchmarks.python_peers import DiscardingSink, LeastSource
 from benchmarks.report import figure
-from benchmarks.stream_peers import BookKeeper, Kafka, Peer, session
+from benchmarks.spark_session import session
+from benchmarks.stream_peers import BookKeeper, Kafka, Peer, last_batch, rate, wait_until
 from bookie_server.local import LocalCluster
 
-NAME = "stream_batches"
-TINY_ROWS = 10
-_WARM_UP = 10
-_PARTS = ("latestOffset", "queryPlanning", "getBatch", "walCommit", "addBatch", "commitOffsets", "commitBatch")
+NAME: Final = "stream_batches"
+KINDS: Final = ("empty", "tiny")
+ROWS: Final = 10
+#: The first batches start processes and compile code.
+_WARM_UP: Final = 10
+_IDLE_S: Final = 5.0
+_PARTS: Final = ("latestOffset", "queryPlanning", "getBatch", "walCommit", "addBatch", "commitOffsets", "commitBatch")
 
-Rows = Callable[[], DataFrame]
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    source: str
+    sink: str
+    kind: str
+    tasks: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.source}_{self.sink}.{self.kind}" + (f".{self.tasks}_tasks" if self.tasks > 1 else "")
+
+    @property
+    def peers(self) -> dict[str, Cell]:
+        """What the cell is compared with, by the name of the ratio. Not every run has all of them."""
+        floor = replace(
+            self,
+            source="least" if self.source == "bookkeeper" else self.source,
+            sink="discarding" if self.sink == "bookkeeper" else self.sink,
+        )
+        peers = {"rate_noop": replace(self, source="rate", sink="noop"), "python_floor": floor}
+        if (self.source, self.sink) == ("bookkeeper", "bookkeeper"):
+            peers["kafka_kafka"] = replace(self, source="kafka", sink="kafka")
+        return {name: peer for name, peer in peers.items() if peer != self}
+
+
+def cells(tasks: list[int], *, kafka: bool) -> list[Cell]:
+    """``tasks``: of the cells with the rate source; the others have one."""
+    found = []
+    for kind in KINDS:
+        found += [Cell("rate", sink, kind, count) for count in tasks for sink in ("noop", "discarding", "bookkeeper")]
+        found += [Cell("least", sink, kind) for sink in ("noop", "discarding")]
+        found += [Cell("bookkeeper", sink, kind) for sink in ("noop", "bookkeeper")]
+        if kafka:
+            found.append(Cell("kafka", "kafka", kind))
+    return found
 
 
 class StreamBatches:
-    def __init__(self, spark: SparkSession, batches: int) -> None:
-        self.spark = spark
-        self.batches = batches
-        self.medians: dict[str, float] = {}
+    def __init__(self, spark: SparkSession, peers: list[Peer], batches: int) -> None:
+        self._spark = spark
+        self._peers = {peer.name: peer for peer in peers}
+        self._batches = batches
+        self._logs = {peer.name: self._filled(peer) for peer in peers}
+        self._durations: dict[Cell, list[dict[str, int]]] = defaultdict(list)
 
-    def measure(self, name: str, writer: DataStreamWriter, *, available_now: bool = False) -> None:
-        """``available_now``: the source has just so many batches."""
-        query = writer.trigger(availableNow=True).start() if available_now else writer.start()
+    def run(self, cell: Cell) -> None:
+        """Count as many batches more of it."""
+        rows = self._rows(cell)
+        if cell.sink in self._peers:
+            peer = self._peers[cell.sink]
+            writer = peer.write(rows, peer.new())
+        else:
+            writer = rows.writeStream.format(cell.sink)
+        last = _WARM_UP + self._batches - 1
+        query = writer.start()
         try:
-            if available_now:
-                query.awaitTermination()
-            else:
-                self._wait(query)
-            found = [one["durationMs"] for one in query.recentProgress if "addBatch" in one["durationMs"]][_WARM_UP:]
+            wait_until(lambda: last_batch(query) >= last, query)
+            found = [one.durationMs for one in query.recentProgress if "addBatch" in one.durationMs]
         finally:
             query.stop()
-        totals = [one["triggerExecution"] for one in found]
-        parts = {part: statistics.median(one.get(part, 0) for one in found) for part in _PARTS}
-        self.medians[name] = statistics.median(totals)
-        figure(NAME, name, self.medians[name], "ms", fastest=min(totals), batches=len(totals), **parts)
+        counted = found[_WARM_UP : last + 1]
+        assert len(counted) == self._batches, f"{cell}: {len(found)} batches"
+        self._durations[cell] += counted
 
-    def ratio(self, name: str, to: str) -> None:
-        figure(NAME, f"{name}.over.{to}", self.medians[name] / self.medians[to], "ratio")
+    def report(self, **more: object) -> None:
+        for cell, durations in self._durations.items():
+            totals = [one["triggerExecution"] for one in durations]
+            parts = {part: statistics.median(one.get(part, 0) for one in durations) for part in _PARTS}
+            value, fastest = statistics.median(totals), min(totals)
+            figure(NAME, str(cell), value, "ms", fastest=fastest, batches=len(totals), **parts, **more)
+            for name, peer in cell.peers.items():
+                if peer in self._durations:
+                    others = [one["triggerExecution"] for one in self._durations[peer]]
+                    of_fastest = round(fastest / min(others), 4)
+                    ratio = value / statistics.median(others)
+                    figure(NAME, f"{cell}.over_{name}", ratio, "ratio", of_fastest=of_fastest, **more)
 
-    def rate(self) -> DataFrame:
-        reader = self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", TINY_ROWS)
-        return reader.option("numPartitions", 1).load().selectExpr("cast(cast(value as string) as binary) value")
-
-    def copied(self, peer: Peer) -> DataFrame:
-        """A source with TINY_ROWS for each batch."""
+    def idle(self, peer: Peer, **more: object) -> None:
+        """Triggers that find nothing new; the time between two is Spark's ``pollingDelay``."""
         log = peer.new()
-        rows = self.spark.range((self.batches + _WARM_UP) * TINY_ROWS, numPartitions=1)
-        peer.fill(log, rows.selectExpr("cast(cast(id as string) as binary) value"))
-        return peer.read(self.spark, log, TINY_ROWS)
+        peer.fill(log, self._numbers(1))
+        # Each trigger tells of itself, also those that found nothing.
+        self._spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "0")
+        query = peer.read(self._spark, log).writeStream.format("noop").start()
+        try:
+            wait_until(lambda: last_batch(query) > 0, query)
+            end = time.monotonic() + _IDLE_S
+            wait_until(lambda: time.monotonic() > end, query)
+            found = [one.durationMs for one in query.recentProgress if "addBatch" not in one.durationMs][_WARM_UP:]
+        finally:
+            query.stop()
+        for part in ("triggerExecution", "latestOffset"):
+            values = [one.get(part, 0) for one in found]
+            name = f"{peer.name}.idle.{part}"
+            figure(NAME, name, statistics.mean(values), "ms", slowest=max(values), triggers=len(values), **more)
 
-    def _wait(self, query: StreamingQuery) -> None:
-        deadline = time.monotonic() + 600
-        while time.monotonic() < deadline:
-            failed = query.exception()
-            if failed is not None:
-                raise failed
-            progress = query.lastProgress
-            if progress is not None and progress["batchId"] >= self.batches + _WARM_UP:
-                return
-            time.sleep(0.05)
-        raise RuntimeError("the query is too slow")
+    def _rows(self, cell: Cell) -> DataFrame:
+        if cell.source == "rate":
+            rows = rate(self._spark, ROWS, cell.tasks)
+        elif cell.source == "least":
+            rows = self._spark.readStream.format("least").option("rows", ROWS).load()
+        else:
+            rows = self._peers[cell.source].read(self._spark, self._logs[cell.source], ROWS)
+        # A filter that Spark cannot see through: it must not leave out the source.
+        return rows.where("length(value) < 0") if cell.kind == "empty" else rows
+
+    def _filled(self, peer: Peer) -> str:
+        """A log with the rows of all batches of a query."""
+        log = peer.new()
+        peer.fill(log, self._numbers((_WARM_UP + self._batches) * ROWS))
+        return log
+
+    def _numbers(self, count: int) -> DataFrame:
+        return self._spark.range(count, numPartitions=1).selectExpr("cast(cast(id as string) as binary) as value")
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog=f"benchmarks {NAME}", description=__doc__)
-    parser.add_argument("--batches", type=int, default=60)
+    parser = argparse.ArgumentParser(
+        prog=f"benchmarks {NAME}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--batches", type=int, default=30, help="counted, of each cell in each round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tasks", type=int, nargs="+", default=[1, 2], help="of the cells with the rate source")
     parser.add_argument("--no-kafka", action="store_true")
-    parser.add_argument("--tcp", action="store_true", help="spark.python.unix.domain.socket.enabled=false")
+    parser.add_argument("--unix-sockets", action="store_true", help="spark.python.unix.domain.socket.enabled=true")
     options = parser.parse_args(arguments)
-    with (
-        tempfile.TemporaryDirectory(prefix="bk-bench-") as directory,
-        LocalCluster(Path(directory) / "cluster", bookies=3) as cluster,
-    ):
-        spark = session(Path(directory), kafka=not options.no_kafka, unix_sockets=not options.tcp)
-        bench = StreamBatches(spark, options.batches)
-        ours = BookKeeper(cluster.metadata_service_uri)
-        for kind, some in (("tiny", "true"), ("empty", "value is null")):
-            bench.measure(f"rate_noop.{kind}", bench.rate().where(some).writeStream.format("noop"))
-            bench.measure(f"rate_bookkeeper.{kind}", ours.write(bench.rate().where(some), ours.new()))
-            noop = bench.copied(ours).where(some).writeStream.format("noop")
-            bench.measure(f"bookkeeper_noop.{kind}", noop, available_now=True)
-            both = ours.write(bench.copied(ours).where(some), ours.new())
-            bench.measure(f"bookkeeper_bookkeeper.{kind}", both, available_now=True)
-            for name in ("rate_bookkeeper", "bookkeeper_noop", "bookkeeper_bookkeeper"):
-                bench.ratio(f"{name}.{kind}", f"rate_noop.{kind}")
-        if not options.no_kafka:
-            with KafkaBroker(Path(directory) / "kafka") as broker:
-                theirs = Kafka(broker.bootstrap_servers)
-                for kind, some in (("tiny", "true"), ("empty", "value is null")):
-                    both = theirs.write(bench.copied(theirs).where(some), theirs.new())
-                    bench.measure(f"kafka_kafka.{kind}", both, available_now=True)
-                    bench.ratio(f"bookkeeper_bookkeeper.{kind}", f"kafka_kafka.{kind}")
-        spark.stop()
+    kafka, unix_sockets = not options.no_kafka, options.unix_sockets
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bk-bench-")))
+        cluster = stack.enter_context(LocalCluster(directory / "cluster", bookies=3))
+        peers: list[Peer] = [BookKeeper(cluster.metadata_service_uri)]
+        if kafka:
+            broker = stack.enter_context(KafkaBroker(directory / "kafka", partitions=1))
+            peers.append(Kafka(broker.bootstrap_servers))
+        spark = stack.enter_context(session(directory, kafka=kafka, unix_sockets=unix_sockets))
+        spark.dataSource.register(LeastSource)
+        spark.dataSource.register(DiscardingSink)
+        bench = StreamBatches(spark, peers, options.batches)
+        for _ in range(options.rounds):
+            for cell in cells(options.tasks, kafka=kafka):
+                bench.run(cell)
+        bench.report(unix_sockets=unix_sockets)
+        for peer in peers:
+            bench.idle(peer, unix_sockets=unix_sockets)

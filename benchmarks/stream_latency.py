@@ -2,104 +2,93 @@
 
 The writing query stamps each row in its task; the reading query compares the stamp with its own clock, in its task.
 Small batches give the latency, large ones the rate. Kafka: one broker with its defaults (acknowledged from the page
-cache); ours: three bookies, 3/3/2, acknowledged when two have synced.
+cache), topics of two partitions; ours: three bookies, 3/3/2, acknowledged when two have synced.
 """
 
 from __future__ import annotations
 
 import argparse
-import struct
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from benchmarks.kafka_broker import KafkaBroker
 from benchmarks.report import figure
-from benchmarks.stream_peers import BookKeeper, Kafka, Peer, session
+from benchmarks.spark_session import session
+from benchmarks.stream_peers import BookKeeper, Kafka, Peer, last_batch, rate, wait_until
 from bookie_server.local import LocalCluster
 
-NAME = "stream_latency"
-_STAMP = struct.Struct(">d")
-#: Of a row, with its stamp.
-ROW_BYTES = 100
-LATENCY_ROWS = 200
-RATE_ROWS = 50_000
+NAME: Final = "stream_latency"
+LATENCY_ROWS: Final = 200
+RATE_ROWS: Final = 50_000
+#: A row: when it was stamped, in seconds of Unix time, and what makes it 100 bytes.
+_ROW: Final = np.dtype([("stamp_s", "f8"), ("rest", "V92")])
+_WARM_UP: Final = 8
+#: Counted, however long they take: the first of them may have been under way before.
+_LEAST_BATCHES: Final = 3
 
 
 def stamp(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Rows of ROW_BYTES that begin with the time, in seconds."""
     for batch in batches:
-        value = _STAMP.pack(time.time()).ljust(ROW_BYTES, b".")
-        yield pa.record_batch({"value": pa.repeat(pa.scalar(value, pa.binary()), batch.num_rows)})
+        row = np.zeros(1, _ROW)
+        row["stamp_s"] = time.time()
+        yield pa.record_batch({"value": pa.repeat(pa.scalar(row.tobytes()), batch.num_rows)})
 
 
 def age(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """How old each row is now, in milliseconds."""
+    """When each row was seen, in seconds of Unix time, and how old it was then, in milliseconds."""
     for batch in batches:
-        now = time.time()
-        stamps = [_STAMP.unpack_from(one)[0] for one in batch.column("value").to_pylist()]
-        yield pa.record_batch({"age_ms": pa.array((now - np.array(stamps)) * 1000)})
+        seen_s = np.full(batch.num_rows, time.time())
+        rows = np.frombuffer(b"".join(batch.column("value").to_pylist()), _ROW)
+        yield pa.record_batch({"seen_s": seen_s, "age_ms": (seen_s - rows["stamp_s"]) * 1000})
 
 
 class StreamLatency:
     def __init__(self, spark: SparkSession, seconds: float) -> None:
-        self.spark = spark
-        self.seconds = seconds
+        self._spark = spark
+        self._seconds = seconds
 
-    def measure(self, peer: Peer) -> tuple[float, float, float]:
+    def measure(self, peer: Peer) -> dict[str, float]:
         """p50 and p99 of the small batches in ms, rows a second of the large ones."""
         ages, _ = self._run(peer, LATENCY_ROWS)
         p50, p99 = (float(np.percentile(ages, at)) for at in (50, 99))
         figure(NAME, f"{peer.name}.latency_p50", p50, "ms", rows=len(ages))
         figure(NAME, f"{peer.name}.latency_p99", p99, "ms")
         ages, seconds = self._run(peer, RATE_ROWS)
-        rate = len(ages) / seconds
-        figure(NAME, f"{peer.name}.rate", rate, "rows/s", latency_p50_ms=round(float(np.percentile(ages, 50)), 1))
-        return p50, p99, rate
+        rows_per_s = len(ages) / seconds
+        figure(NAME, f"{peer.name}.rate", rows_per_s, "rows/s", latency_p50_ms=round(float(np.median(ages)), 1))
+        return {"latency_p50": p50, "latency_p99": p99, "rate": rows_per_s}
 
     def _run(self, peer: Peer, rows_per_batch: int) -> tuple[np.ndarray, float]:
-        """Ages of all rows seen after a warm-up, and the seconds it took to see them."""
+        """Ages of all rows seen after a warm-up, in ms, and the seconds in which they were seen."""
         log = peer.new()
-        rows = self.spark.range(1).selectExpr("cast(cast(id as string) as binary) as value")
-        peer.fill(log, rows.mapInArrow(stamp, "value binary"))
-        written = self._numbers(rows_per_batch).mapInArrow(stamp, "value binary")
+        # The log must be there when the second query begins.
+        peer.fill(log, self._spark.range(1).mapInArrow(stamp, "value binary"))
+        seen = peer.read(self._spark, log).mapInArrow(age, "seen_s double, age_ms double")
+        name = f"seen_{log.replace('-', '_')}"
+        written = rate(self._spark, rows_per_batch, tasks=2).mapInArrow(stamp, "value binary")
         writing = peer.write(written, log).start()
-        name = f"ages_{log.replace('-', '_')}"
-        seen = peer.read(self.spark, log).mapInArrow(age, "age_ms double")
         reading = seen.writeStream.format("memory").queryName(name).start()
         try:
-            self._wait_for_batches(reading, 8)
-            first = self.spark.table(name).count()
-            started = time.monotonic()
-            while time.monotonic() - started < self.seconds:
-                for query in (writing, reading):
-                    if query.exception() is not None:
-                        raise query.exception()  # type: ignore[misc]
-                time.sleep(0.1)
-            ages = np.array(self.spark.table(name).toPandas()["age_ms"][first:])
-            return ages, time.monotonic() - started
+            wait_until(lambda: last_batch(reading) >= _WARM_UP, writing, reading)
+            begin, end = time.time(), time.monotonic() + self._seconds
+            enough = last_batch(reading) + _LEAST_BATCHES
+            wait_until(lambda: time.monotonic() > end and last_batch(reading) >= enough, writing, reading)
+            table = self._spark.table(name).toArrow()
         finally:
             writing.stop()
             reading.stop()
-            self.spark.sql(f"drop view if exists {name}")
-
-    def _numbers(self, rows_per_batch: int) -> DataFrame:
-        reader = self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows_per_batch)
-        return reader.option("numPartitions", 2).load()
-
-    def _wait_for_batches(self, query: object, count: int) -> None:
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            progress = query.lastProgress  # type: ignore[attr-defined]
-            if progress is not None and progress["batchId"] >= count:
-                return
-            time.sleep(0.05)
-        raise RuntimeError(f"the reading query did not come to batch {count}: {query}")
+            self._spark.catalog.dropTempView(name)
+        seen_s, ages = (table.column(column).to_numpy() for column in ("seen_s", "age_ms"))
+        counted = seen_s >= begin
+        # From the last row of the warm-up to the last row of all: whole batches.
+        return ages[counted], float(seen_s.max() - seen_s[~counted].max())
 
 
 def main(arguments: list[str]) -> None:
@@ -110,13 +99,12 @@ def main(arguments: list[str]) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="bk-bench-") as directory,
         LocalCluster(Path(directory) / "cluster", bookies=3) as cluster,
+        session(Path(directory), kafka=not options.no_kafka) as spark,
     ):
-        spark = session(Path(directory), kafka=not options.no_kafka)
         bench = StreamLatency(spark, options.seconds)
         ours = bench.measure(BookKeeper(cluster.metadata_service_uri))
         if not options.no_kafka:
             with KafkaBroker(Path(directory) / "kafka") as broker:
                 theirs = bench.measure(Kafka(broker.bootstrap_servers))
-            for name, our, their in zip(("latency_p50", "latency_p99", "rate"), ours, theirs, strict=True):
-                figure(NAME, f"{name}.over_kafka", our / their, "ratio")
-        spark.stop()
+            for name, value in ours.items():
+                figure(NAME, f"{name}.over_kafka", value / theirs[name], "ratio")

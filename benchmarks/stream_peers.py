@@ -1,15 +1,15 @@
-"""What the streaming benchmarks stream through: our log, Kafka, or nothing."""
+"""What the streaming benchmarks stream through, our log or Kafka, and where their rows come from."""
 
 from __future__ import annotations
 
+import time
 import uuid
-from pathlib import Path
+from collections.abc import Callable
 from typing import Protocol
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
-
-from benchmarks.kafka_broker import connector_jars
 
 
 class Peer(Protocol):
@@ -47,7 +47,7 @@ class BookKeeper:
 
 
 class Kafka:
-    """Topics of two partitions."""
+    """Topics have as many partitions as the broker gives them."""
 
     name = "kafka"
 
@@ -76,28 +76,26 @@ class Kafka:
         return writer.option("topic", log)
 
 
-def session(directory: Path, *, kafka: bool = True, unix_sockets: bool = True, **conf: str) -> SparkSession:
-    """Two cores, checkpoints and all other files in ``directory``; ``conf`` keys with ``__`` for each dot."""
-    builder = SparkSession.builder.master("local[2]")
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.memory": "3g",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.local.dir": str(directory / "local"),
-        "spark.sql.warehouse.dir": str(directory / "warehouse"),
-        "spark.sql.streaming.checkpointLocation": str(directory / "checkpoints"),
-        "spark.sql.streaming.numRecentProgressUpdates": "10000",
-        "spark.python.unix.domain.socket.enabled": str(unix_sockets).lower(),
-        **{key.replace("__", "."): value for key, value in conf.items()},
-    }
-    if kafka:
-        settings["spark.jars"] = connector_jars()
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
+def rate(spark: SparkSession, rows_per_batch: int, tasks: int) -> DataFrame:
+    """Numbers as ``value``, in decimal digits, without end: Spark's ``rate-micro-batch``, as fast as it is asked."""
+    reader = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows_per_batch)
+    return reader.option("numPartitions", tasks).load().selectExpr("cast(cast(value as string) as binary) as value")
+
+
+def last_batch(query: StreamingQuery) -> int:
+    """The batch that the query told of last, -1 for none."""
+    progress = query.lastProgress
+    return -1 if progress is None else progress.batchId
+
+
+def wait_until(holds: Callable[[], bool], *queries: StreamingQuery, timeout_s: float = 600) -> None:
+    """Raises what a query failed with, and RuntimeError where it takes too long."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        for query in queries:
+            failure = query.exception()
+            if failure is not None:
+                raise failure
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the queries did not come so far within {timeout_s} s")
+        time.sleep(0.05)

@@ -5,6 +5,7 @@ The stream's schema is the log's (time zone UTC); its buffers may be compressed 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 
@@ -50,18 +51,21 @@ def entries_of(
 
 def batches_in(entry: memoryview, where: str) -> list[pa.RecordBatch]:
     """The record batches of one entry. Raises CorruptFileError where it is not an Arrow stream."""
-    try:
-        with pa.ipc.open_stream(pa.py_buffer(entry)) as stream:
-            return list(stream)
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptFileError(f"{where} is not an Arrow stream: was it written with entryFormat raw?") from error
+    with _stream_in(entry, where) as stream:
+        return list(stream)
 
 
 def schema_in(entry: memoryview, where: str) -> pa.Schema:
-    """The schema of one entry."""
+    """The schema of one entry. Raises as :func:`batches_in`."""
+    with _stream_in(entry, where) as stream:
+        return stream.schema
+
+
+@contextlib.contextmanager
+def _stream_in(entry: memoryview, where: str) -> Iterator[pa.RecordBatchStreamReader]:
     try:
         with pa.ipc.open_stream(pa.py_buffer(entry)) as stream:
-            return stream.schema
+            yield stream
     except (pa.ArrowException, OSError) as error:
         raise CorruptFileError(f"{where} is not an Arrow stream: was it written with entryFormat raw?") from error
 

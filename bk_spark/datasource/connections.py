@@ -3,6 +3,8 @@
 Spark builds readers and writers many times, in several kinds of process, and ends those without running
 exit handlers: what is kept here must never be needed for correctness. Sessions with ZooKeeper that end while a
 process is idle or suspended are begun anew by the client.
+
+What logs need is imported when a log is asked for: tasks that read entries come for a client alone.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.log.log import Log
 from bk_spark.log.settings import LogSettings
-from bk_spark.log.store import LogStore
+
+if TYPE_CHECKING:
+    from bk_spark.log.log import Log
+    from bk_spark.log.store import LogStore
 
 #: A log holds up to 32 decoded pages.
 _MAX_LOGS: Final = 64
@@ -64,8 +68,8 @@ class _Slot(Generic[_T]):
 
 
 # A forked child shares no threads with its parent: the process id makes it connect anew.
-_CLIENTS: Final = _Shared[tuple[int, str], BlockingClient]()
-_LOGS: Final = _Shared[tuple[int, LogPlace, bytes], Log](_MAX_LOGS)
+_CLIENTS: Final[_Shared[tuple[int, str], BlockingClient]] = _Shared()
+_LOGS: Final[_Shared[tuple[int, LogPlace, bytes], Log]] = _Shared(_MAX_LOGS)
 
 
 def client_of(metadata_service_uri: str) -> BlockingClient:
@@ -75,6 +79,8 @@ def client_of(metadata_service_uri: str) -> BlockingClient:
 
 def logs_of(metadata_service_uri: str, log_root: str) -> LogStore:
     """The logs of a cluster."""
+    from bk_spark.log.store import LogStore
+
     return LogStore.of(client_of(metadata_service_uri), log_root)
 
 

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from bk_spark.datasource.option_table import OPTIONS, Use
 from bk_spark.datasource.option_values import Edge, Positions, WrongValueError, did_you_mean
-from bk_spark.datasource.options_page import reference
 from bk_spark.log.settings import EntryFormat
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import InvalidArgumentError
@@ -262,7 +261,3 @@ def _unknown(key: str) -> str:
     names = [option.name for option in OPTIONS]
     nearest = did_you_mean(key, names) or f"; known are {', '.join(names)}"
     return f"unknown option {key!r}{nearest}"
-
-
-if __name__ == "__main__":
-    print(reference(), end="")

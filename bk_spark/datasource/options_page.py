@@ -11,7 +11,7 @@ _INTRODUCTION: Final = """\
 
 For `spark.read`, `spark.readStream`, `df.write` and `df.writeStream` with `.format("bookkeeper")`. Names are not
 case-sensitive. An option that does not exist, or that is of no use where it is given, is an error. This page is printed
-by `python -m bk_spark.datasource.options`.
+by `python -m bk_spark.datasource.options_page`.
 
 Sizes are in bytes; `k`, `m` and `g` multiply by 1024, 1024² and 1024³. Durations have a unit: `ms`, `s`, `m`, `h` or
 `d`.
@@ -48,3 +48,7 @@ def reference() -> str:
                 lines.append(f"| `{option.name}` | {marks} | {default} | {option.doc} |")
         lines.append("")
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

@@ -38,6 +38,7 @@ from bk_spark.protocol.errors import (
     NoSuchLogError,
     UnauthorizedError,
 )
+from bk_spark.protocol.ledger_metadata import LedgerState
 
 #: Bytes of an entry of which nothing is known.
 _UNKNOWN_ENTRY_BYTES: Final = 1024
@@ -63,7 +64,7 @@ def read_schema(options: SourceOptions) -> StructType:
     return with_metadata(stored) if options.include_metadata else stored
 
 
-def check_log_schema(options: SourceOptions, schema: StructType, log: Log) -> None:
+def check_log_schema(schema: StructType, log: Log) -> None:
     """Raises InvalidArgumentError where ``log`` cannot be read as ``schema``, naming the column."""
     if log.settings.entry_format is EntryFormat.RAW:
         check_raw_read(schema)
@@ -134,7 +135,7 @@ def check_alike(options: SourceOptions, logs: Mapping[str, Log], schema: StructT
                 f"{settings.entry_format.value}: read them apart"
             )
         if schema is not None:
-            check_log_schema(options, schema, log)
+            check_log_schema(schema, log)
         elif settings.entry_format is EntryFormat.ARROW and log is not first:
             check_same_schema(
                 schema_of_json(settings.schema_json), log.name, schema_of_json(first.settings.schema_json), first.name
@@ -241,17 +242,19 @@ def ledger_pieces(reader: BlockingReader, start: int, end: int) -> Pieces:
     """Entries ``[start, end)`` of a ledger, which it has confirmed."""
     if start >= end:
         return Pieces.of(())
-    all_entries = reader.last_add_confirmed + 1
-    length = reader.metadata.length or _estimate_length(reader)
-    size = max(1, length * (end - start) // all_entries)
+    size_bytes, entries = known_size(reader)
+    size = max(1, size_bytes * (end - start) // entries)
     return Pieces.of([Piece(reader.ledger_id, start, end - 1, size, end - start)])
 
 
-def _estimate_length(reader: BlockingReader) -> int:
-    """Payload bytes of an open ledger, judged by its first entries."""
+def known_size(reader: BlockingReader) -> tuple[int, int]:
+    """Payload bytes, and of how many entries: of all of a closed ledger, of the first ones of an open one. It must have
+    entries."""
     last = reader.last_add_confirmed
+    if reader.metadata.state is LedgerState.CLOSED:
+        return reader.metadata.length, last + 1
     sample = reader.read(0, min(last, _SAMPLE_ENTRIES - 1))
-    return sum(len(payload) for payload in sample) * (last + 1) // len(sample)
+    return sum(map(len, sample)), len(sample)
 
 
 def _schema_of_ledgers(options: SourceOptions) -> StructType:

@@ -1,9 +1,14 @@
-"""``format("bookkeeper")``: what Spark finds and asks for readers and writers."""
+"""``format("bookkeeper")``: what Spark finds and asks for readers and writers.
+
+Every process of Spark imports this module, also those that only look which data sources there are; and each process
+has one thing to do. So what it takes to do it is imported where it is made: all together takes longer than Python's
+start.
+"""
 
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -14,19 +19,16 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from bk_spark.datasource.batch_reader import batch_reader
-from bk_spark.datasource.batch_writer import BatchWriter
-from bk_spark.datasource.options import parse_options
 from bk_spark.datasource.plain_errors import plain_errors
-from bk_spark.datasource.planning import read_schema
-from bk_spark.datasource.stream_reader import StreamReader
-from bk_spark.datasource.stream_writer import StreamWriter
+
+if TYPE_CHECKING:
+    from bk_spark.datasource.options import SourceOptions
 
 
 class BookKeeperDataSource(DataSource):
     """Logs and ledgers of Apache BookKeeper as DataFrames.
 
-    Options are those of :data:`bk_spark.datasource.options.OPTIONS`. The constructor touches no network:
+    Options are those of :data:`bk_spark.datasource.option_table.OPTIONS`. The constructor touches no network:
     Spark makes these objects often and in several processes.
 
     Examples
@@ -52,24 +54,39 @@ class BookKeeperDataSource(DataSource):
 
     @plain_errors
     def schema(self) -> StructType:
+        from bk_spark.datasource.planning import read_schema
+
         # Spark asks before it says whether this is a batch or a stream.
-        return read_schema(parse_options(self.options, writing=False, streaming=None))
+        return read_schema(self._parsed(writing=False, streaming=None))
 
     @plain_errors
     def reader(self, schema: StructType) -> DataSourceReader:
-        return batch_reader(parse_options(self.options, writing=False), schema)
+        from bk_spark.datasource.batch_reader import batch_reader
+
+        return batch_reader(self._parsed(writing=False), schema)
 
     @plain_errors
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's)
-        return StreamReader(parse_options(self.options, writing=False, streaming=True), schema)
+        from bk_spark.datasource.stream_reader import StreamReader
+
+        return StreamReader(self._parsed(writing=False, streaming=True), schema)
 
     @plain_errors
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        return BatchWriter(parse_options(self.options, writing=True), schema, overwrite)
+        from bk_spark.datasource.batch_writer import BatchWriter
+
+        return BatchWriter(self._parsed(writing=True), schema, overwrite)
 
     @plain_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 (Spark's)
-        writer = StreamWriter(parse_options(self.options, writing=True, streaming=True), schema, overwrite)
+        from bk_spark.datasource.stream_writer import StreamWriter
+
+        writer = StreamWriter(self._parsed(writing=True, streaming=True), schema, overwrite)
         if not self._for_commits:
             writer.prepare()
         return writer
+
+    def _parsed(self, *, writing: bool, streaming: bool | None = False) -> SourceOptions:
+        from bk_spark.datasource.options import parse_options
+
+        return parse_options(self.options, writing=writing, streaming=streaming)

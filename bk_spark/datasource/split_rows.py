@@ -107,7 +107,7 @@ def _skip(piece: Piece, options: SourceOptions, error: NoSuchLedgerError) -> Non
         raise error
     raise LogRangeGoneError(
         f"{lost} are gone: the ledger was deleted (after truncation, retention or overwrite) since this read was "
-        "planned; make the DataFrame anew, or read what is left with failOnDataLoss false",
+        "planned: begin it anew (the DataFrame, or the query), or read what is left with failOnDataLoss false",
         ledger_id=piece.ledger_id,
     ) from error
 

@@ -8,7 +8,7 @@ question.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -26,7 +26,9 @@ from bk_spark.datasource.options import SourceOptions
 from bk_spark.datasource.plain_errors import plain_errors, plain_errors_in
 from bk_spark.datasource.split_rows import Split, read_split
 from bk_spark.datasource.stream_offsets import parse_offset
-from bk_spark.datasource.stream_planner import StreamPlanner
+
+if TYPE_CHECKING:
+    from bk_spark.datasource.stream_planner import StreamPlanner
 
 _JsonOffset = dict[str, Any]
 
@@ -92,5 +94,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _plan(self) -> StreamPlanner:
         if self._planner is None:
+            # Here, because tasks have no use for it.
+            from bk_spark.datasource.stream_planner import StreamPlanner
+
             self._planner = StreamPlanner(self._options, self._schema)
         return self._planner

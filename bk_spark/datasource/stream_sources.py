@@ -14,11 +14,12 @@ from pyspark.sql.types import StructType
 
 from bk_spark.bookie.blocking_reader import BlockingReader
 from bk_spark.datasource.connections import client_of
-from bk_spark.datasource.log_watch import Clock, LogNamesWatch, LogWatch
+from bk_spark.datasource.log_watch import LogNamesWatch, LogWatch
 from bk_spark.datasource.options import SourceOptions
 from bk_spark.datasource.planning import (
     check_alike,
     check_ledger_schema,
+    known_size,
     log_bounds,
     log_pieces,
     open_ledger,
@@ -42,8 +43,6 @@ _LOG: Final = logging.getLogger(__name__)
 #: Between two questions for the last add confirmed of a ledger; longer after one that was not answered.
 _LAC_S: Final = 0.05
 _LAC_RETRY_S: Final = 1.0
-#: Entries of a ledger whose sizes are taken for those of all.
-_SAMPLE_ENTRIES: Final = 16
 
 
 class Followed(ABC):
@@ -78,14 +77,12 @@ class Followed(ABC):
 class FollowedLog(Followed):
     """A log: what is committed, and what its open tail has confirmed."""
 
-    def __init__(self, options: SourceOptions, log: Log, clock: Clock = time.monotonic) -> None:
+    def __init__(self, log: Log) -> None:
         self.name = log.name
         self.identity = log.log_id
         self.entry_format = log.settings.entry_format
-        self._options = options
         self._log = log
-        self._clock = clock
-        self._watch = LogWatch(client_of(options.metadata_service_uri).zookeeper, log, clock)
+        self._watch = LogWatch(log.zookeeper, log)
         self._snapshot: LogSnapshot | None = None
         self._tail: Segment | None = None
         self._confirmed: _Confirmed | None = None
@@ -134,9 +131,7 @@ class FollowedLog(Followed):
             if tail is None:
                 self._confirmed = None
             elif self._tail is None or self._tail.ledger_id != tail.ledger_id or self._confirmed is None:
-                client = client_of(self._options.metadata_service_uri)
-                reader = client.open_for_reading(tail.ledger_id, self._options.password(), read_lac=False)
-                self._confirmed = _Confirmed(reader, f"log {self.name}", self._clock)
+                self._confirmed = _Confirmed(self._log.ledgers.reader(tail.ledger_id), f"log {self.name}")
             self._tail, self._snapshot = tail, snapshot
         return snapshot
 
@@ -144,16 +139,14 @@ class FollowedLog(Followed):
 class FollowedLedger(Followed):
     """A ledger that somebody writes, or has written: what it has confirmed."""
 
-    def __init__(
-        self, options: SourceOptions, schema: StructType, ledger_id: int, clock: Clock = time.monotonic
-    ) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType, ledger_id: int) -> None:
         self.name = ledger_name(ledger_id)
         self.identity = ledger_id
         self.entry_format = options.entry_format or EntryFormat.RAW
         self._ledger_id = ledger_id
         self._reader = open_ledger(options, ledger_id)
         check_ledger_schema(options, schema, self._reader)
-        self._confirmed = _Confirmed(self._reader, self.name, clock)
+        self._confirmed = _Confirmed(self._reader, self.name)
         self._entry_bytes: int | None = None
 
     def extent(self, *, latest: bool = False) -> Extent:
@@ -176,23 +169,22 @@ class FollowedLedger(Followed):
         return Backlog(start, end, np.array([entries]), np.array([entries * self._bytes_of_one()]))
 
     def _bytes_of_one(self) -> int:
-        """Of one entry, about: as known of a closed ledger, or judged by the first ones."""
-        metadata, last = self._reader.metadata, self._reader.last_add_confirmed
-        if metadata.state is LedgerState.CLOSED:
-            return max(1, metadata.length // max(1, last + 1))
-        if self._entry_bytes is None and last >= 0:
-            sample = self._reader.read(0, min(last, _SAMPLE_ENTRIES - 1))
-            self._entry_bytes = max(1, sum(map(len, sample)) // len(sample))
-        return self._entry_bytes or 1
+        """Of one entry, about."""
+        if self._reader.last_add_confirmed < 0:
+            return 1
+        # Of an open ledger entries are read for it: once is enough.
+        if self._entry_bytes is None or self._reader.metadata.state is LedgerState.CLOSED:
+            size_bytes, entries = known_size(self._reader)
+            self._entry_bytes = max(1, size_bytes // entries)
+        return self._entry_bytes
 
 
 class _Confirmed:
     """The last add confirmed of a ledger that may still be written. It never goes back."""
 
-    def __init__(self, reader: BlockingReader, what: str, clock: Clock) -> None:
+    def __init__(self, reader: BlockingReader, what: str) -> None:
         self._reader = reader
         self._what = what
-        self._clock = clock
         self._ask_at: float | None = None
 
     def last(self, latest: bool) -> int:
@@ -200,18 +192,18 @@ class _Confirmed:
         reader = self._reader
         if reader.metadata.state is LedgerState.CLOSED or not (latest or self._is_due()):
             return reader.last_add_confirmed
-        self._ask_at = self._clock() + _LAC_S
+        self._ask_at = time.monotonic() + _LAC_S
         try:
             return reader.read_last_add_confirmed()
         except PeerError as error:
             if latest or not error.retriable:
                 raise
             _LOG.warning("%s: how far it is written cannot be told now, nothing new is read: %s", self._what, error)
-            self._ask_at = self._clock() + _LAC_RETRY_S
+            self._ask_at = time.monotonic() + _LAC_RETRY_S
             return reader.last_add_confirmed
 
     def _is_due(self) -> bool:
-        return self._ask_at is None or self._clock() >= self._ask_at
+        return self._ask_at is None or time.monotonic() >= self._ask_at
 
 
 class Sources:
@@ -263,4 +255,4 @@ class Sources:
 
     def _follow(self, log: Log) -> None:
         self._logs[log.name] = log
-        self._followed[log.name] = FollowedLog(self._options, log)
+        self._followed[log.name] = FollowedLog(log)

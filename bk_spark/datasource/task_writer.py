@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,19 +42,11 @@ class TaskLedgers:
     """Where a task has its ledgers from: made for it, and closed after it; with a ``cache`` kept there between
     tasks of a run."""
 
-    def __init__(
-        self,
-        log: Log,
-        key: LedgerKey,
-        roll: Roll,
-        cache: LedgerCache | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, log: Log, key: LedgerKey, roll: Roll, cache: LedgerCache | None) -> None:
         self._log = log
         self._key = key
         self._roll = roll
         self._cache = cache
-        self._clock = clock
 
     def take(self) -> OpenLedger:
         """A ledger to append to. Raises what making one raises."""
@@ -66,11 +57,11 @@ class TaskLedgers:
                 self._cache.close(waiting)
         writer = self._log.ledgers.create(self._log.ledger_registrar(self._key.app, self._key.run))
         _LOG.info("log %s: run %s writes to ledger %d", self._log.name, self._key.run, writer.ledger_id)
-        return OpenLedger(self._log, writer, self._clock())
+        return OpenLedger(self._log, writer, time.monotonic())
 
     def is_due(self, ledger: OpenLedger) -> bool:
         """Whether another ledger is to take over from this one."""
-        return self._roll.is_due(ledger, self._clock())
+        return self._roll.is_due(ledger, time.monotonic())
 
     def give_back(self, ledger: OpenLedger) -> None:
         """The task is done with ``ledger``, whose entries are all acknowledged."""

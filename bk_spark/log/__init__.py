@@ -2,20 +2,28 @@
 
 The list and everything else about a log is in ZooKeeper; entries are in ledgers. Start with :class:`LogStore`.
 Formats and rules: docs/design/log.md.
+
+Names are imported when they are first used: a Spark task that reads entries needs little of this package.
 """
 
-from bk_spark.log.formats import Policy
-from bk_spark.log.log import Log
-from bk_spark.log.message import CommitMessage, CommitRequest, LedgerRange
-from bk_spark.log.names import DEFAULT_ROOT, check_log_name
-from bk_spark.log.plan import CommitResult, CommitStatus
-from bk_spark.log.reader import LogBlock, LogReader
-from bk_spark.log.segment import Segment, SegmentTable
-from bk_spark.log.settings import EntryFormat, LogSettings
-from bk_spark.log.snapshot import LogSnapshot
-from bk_spark.log.steps import LedgerRegistrar
-from bk_spark.log.store import LogStore
-from bk_spark.log.writer import LogWriter
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from bk_spark.log.formats import Policy
+    from bk_spark.log.log import Log
+    from bk_spark.log.message import CommitMessage, CommitRequest, LedgerRange
+    from bk_spark.log.names import DEFAULT_ROOT, check_log_name
+    from bk_spark.log.plan import CommitResult, CommitStatus
+    from bk_spark.log.reader import LogBlock, LogReader
+    from bk_spark.log.segment import Segment, SegmentTable
+    from bk_spark.log.settings import EntryFormat, LogSettings
+    from bk_spark.log.snapshot import LogSnapshot
+    from bk_spark.log.steps import LedgerRegistrar
+    from bk_spark.log.store import LogStore
+    from bk_spark.log.writer import LogWriter
 
 __all__ = [
     "DEFAULT_ROOT",
@@ -38,3 +46,31 @@ __all__ = [
     "SegmentTable",
     "check_log_name",
 ]
+
+_MODULE_OF: Final = {
+    "DEFAULT_ROOT": "names",
+    "CommitMessage": "message",
+    "CommitRequest": "message",
+    "CommitResult": "plan",
+    "CommitStatus": "plan",
+    "EntryFormat": "settings",
+    "LedgerRange": "message",
+    "LedgerRegistrar": "steps",
+    "Log": "log",
+    "LogBlock": "reader",
+    "LogReader": "reader",
+    "LogSettings": "settings",
+    "LogSnapshot": "snapshot",
+    "LogStore": "store",
+    "LogWriter": "writer",
+    "Policy": "formats",
+    "Segment": "segment",
+    "SegmentTable": "segment",
+    "check_log_name": "names",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

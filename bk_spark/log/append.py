@@ -19,13 +19,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from bk_spark.bookie.zookeeper import CheckOp, CreateOp, SetOp, TransactionOp, Znode
-from bk_spark.log.formats import Head, decode_head, decode_owner, encode_head
+from bk_spark.log.formats import Head, decode_head, encode_head
 from bk_spark.log.names import LogPaths
 from bk_spark.log.page import SegmentPage, decode_page, encode_page, fill_pages
-from bk_spark.log.plan import Readings, StaleError
+from bk_spark.log.parts import in_parts
+from bk_spark.log.plan import Readings, StaleError, write_over
 from bk_spark.log.segment import MAX_SEGMENT_BYTES, MAX_SEGMENT_ENTRIES, Segment, SegmentTable
 from bk_spark.log.steps import Closed
-from bk_spark.protocol.errors import LogReplacedError, LogTailOpenError, MetadataFormatError, NoSuchLogError
+from bk_spark.protocol.errors import LogReplacedError, MetadataFormatError, NoSuchLogError
 
 #: New pages in the transaction that appends; a request to ZooKeeper must stay below 1 MiB.
 MAX_INLINE_PAGES: Final = 8
@@ -38,6 +39,10 @@ class ReadHead:
 
     head: Head
     version: int
+
+    def write(self, paths: LogPaths, head: Head) -> SetOp:
+        """The operation that writes ``head`` in the place of this one."""
+        return SetOp(paths.head, encode_head(head), self.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,50 +116,28 @@ def sealed(tail: Segment, closed: Closed) -> tuple[Segment, ...]:
     return (replace(tail, last_entry=closed.last_entry, rows=entries, size_bytes=closed.size_bytes),)
 
 
-def tail_open_error(readings: Readings, paths: LogPaths, tail: Segment, remedy: str) -> LogTailOpenError:
-    """Names who holds ``tail`` open; ``remedy`` completes "close it, …"."""
-    path = paths.owner
-    znode = readings.get(path)
-    if znode is None:
-        what = "a log writer that is gone left the tail open: open a writer and close it, which seals the tail"
-    else:
-        owner = decode_owner(znode.data, path)
-        what = (
-            f"log writer {owner.writer_id} (host {owner.host}, process {owner.process_id}) holds the tail open: close "
-            f"it{remedy}"
-        )
-    return LogTailOpenError(f"log {paths.name}: {what}", ledger_id=tail.ledger_id)
-
-
 def plan_append(
     readings: Readings,
     paths: LogPaths,
     read: ReadHead,
     added: SegmentTable,
     time_ms: int,
+    tail: ReadTail,
     *,
     overwrite: bool = False,
-    tail: ReadTail | None = None,
 ) -> Append:
     """Append ``added``, whose first segment is at the head's ``next_offset``; it may be empty.
 
-    With ``overwrite`` the log then begins at ``added``, and old pages wait for the reaper. An open tail must be sealed:
-    give ``tail``, and as the first of ``added`` what :func:`sealed` makes of it; it is not part of what an
-    ``overwrite`` begins with. Raises LogTailOpenError where there is one and no ``tail`` is given.
+    With ``overwrite`` the log then begins at ``added``, and old pages wait for the reaper. An open ``tail`` must be
+    sealed: the first of ``added`` is what :func:`sealed` makes of it. It is not part of what an ``overwrite`` begins
+    with.
     """
     head = read.head
-    if not len(added) and not overwrite and tail is None:
-        return Append((), (CheckOp(paths.head, read.version),), head)
-
-    if tail is None:
-        tail = read_tail(readings, paths, head)
-        if tail.open is not None:
-            raise tail_open_error(readings, paths, tail.open, "")
     first_offset = head.next_offset
     if tail.open is not None and len(added) and added.ledger_id[0] == tail.open.ledger_id:
         first_offset += int(added.entries[0])
     pages = fill_pages(tail.page, added)
-    new_pages = [(page.number, data) for page, data in pages if page.number != tail.page.number]
+    new_pages = {paths.page(page.number): data for page, data in pages if page.number != tail.page.number}
     tail_path = paths.page(tail.page.number)
     operations: list[TransactionOp]
     if len(new_pages) < len(pages):
@@ -165,7 +148,9 @@ def plan_append(
         operations = [CheckOp(tail_path, tail.version)]
 
     preparations: tuple[tuple[TransactionOp, ...], ...] = ()
-    writes = _page_writes(readings, paths, new_pages)
+    # Failed appenders may have left something in their places.
+    readings.require(*new_pages)
+    writes = [write_over(path, data, readings.get(path)) for path, data in new_pages.items()]
     if len(writes) <= MAX_INLINE_PAGES:
         operations += writes
     else:
@@ -184,19 +169,8 @@ def plan_append(
         tail_page=last_page.number,
         last_commit_time_ms=time_ms,
     )
-    operations.append(SetOp(paths.head, encode_head(new_head), read.version))
+    operations.append(read.write(paths, new_head))
     return Append(preparations, tuple(operations), new_head)
-
-
-def _page_writes(readings: Readings, paths: LogPaths, pages: list[tuple[int, bytes]]) -> list[CreateOp | SetOp]:
-    """Operations that write new pages, over what failed appenders may have left in their places."""
-    readings.require(*(paths.page(number) for number, _ in pages))
-    writes: list[CreateOp | SetOp] = []
-    for number, data in pages:
-        path = paths.page(number)
-        left_over = readings.get(path)
-        writes.append(CreateOp(path, data) if left_over is None else SetOp(path, data, left_over.version))
-    return writes
 
 
 def _prepare(
@@ -205,7 +179,4 @@ def _prepare(
     # The head's version shows that the pages are still beyond the tail: another appender may have published
     # its own under the same numbers in the meantime.
     guards = (CheckOp(paths.identity, -1), CheckOp(paths.head, head_version))
-    return tuple(
-        (*guards, *writes[start : start + _PAGES_IN_PREPARATION])
-        for start in range(0, len(writes), _PAGES_IN_PREPARATION)
-    )
+    return tuple((*guards, *part) for part in in_parts(writes, _PAGES_IN_PREPARATION))

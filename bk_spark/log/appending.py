@@ -9,12 +9,12 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Final
 
-from bk_spark.bookie.zookeeper import CheckOp, CreateOp, SetOp, TransactionOp
+from bk_spark.bookie.zookeeper import CheckOp, CreateOp
 from bk_spark.log.append import plan_append, read_head
 from bk_spark.log.formats import Appended, Head, decode_appended, encode_appended
 from bk_spark.log.ledgers import MADE_FOR
 from bk_spark.log.names import LogPaths
-from bk_spark.log.plan import AlreadyDone, Plan, Readings
+from bk_spark.log.plan import AlreadyDone, Plan, Readings, write_over
 from bk_spark.log.reading import children_steps, read_steps, sync_steps
 from bk_spark.log.segment import MAX_SEGMENT_BYTES, MAX_SEGMENT_ENTRIES, Segment, SegmentTable
 from bk_spark.log.settings import EntryFormat
@@ -77,16 +77,13 @@ class AppendLedger:
         self._check(metadata)
 
         tail = seal_tail(readings, self.paths, read.head, fence=False, remedy=", then append the ledger")
-        start = tail.segments[-1].end_offset if tail.segments else read.head.next_offset
+        start = tail.end_offset
         time_ms = max(now_ms, read.head.last_commit_time_ms)
         segment = Segment(self._ledger_id, 0, metadata.last_entry_id, start, entries, metadata.length, time_ms)
         added = SegmentTable.of([*tail.segments, segment])
-        append = plan_append(readings, self.paths, read, added, time_ms, tail=tail.tail)
+        append = plan_append(readings, self.paths, read, added, time_ms, tail.tail)
         data = encode_appended(Appended(self._token, start))
         parents = () if readings.get(self.paths.appended) is not None else (CreateOp(self.paths.appended),)
-        record: TransactionOp = (
-            CreateOp(appended_path, data) if znode is None else SetOp(appended_path, data, znode.version)
-        )
         return Plan(
             append.preparations,
             (
@@ -95,7 +92,7 @@ class AppendLedger:
                 *append.operations,
                 *tail.operations,
                 *parents,
-                record,
+                write_over(appended_path, data, znode),
             ),
             range(start, append.head.next_offset),
         )
@@ -140,7 +137,7 @@ def registered_steps(paths: LogPaths, ledger_id: int) -> Steps[str | None]:
     yield from sync_steps(paths)
     candidates: list[str] = []
     for app in (yield from children_steps(paths, paths.ledgers)):
-        for run in (yield from children_steps(paths, f"{paths.ledgers}/{app}")):
+        for run in (yield from children_steps(paths, paths.runs_at(app))):
             candidates.append(f"{paths.run_at(app, run)}/{ledger_id}")
     znodes = yield from read_steps(paths, tuple(candidates))
     return next((path for path, znode in znodes.items() if znode is not None), None)

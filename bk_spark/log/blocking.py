@@ -45,7 +45,7 @@ _JITTER: Final = random.Random()
 _T = TypeVar("_T")
 
 
-def run_steps(zk: ZooKeeper, steps: Steps[_T], lock_path: str, ledgers: LogLedgers | None = None) -> _T:
+def run_steps(zk: ZooKeeper, steps: Steps[_T], lock_path: str, ledgers: LogLedgers | None) -> _T:
     """The machine's result. Raises what the machine raises; releases the lock in any case.
 
     Without ``ledgers`` actions on ledgers fail with InvalidArgumentError.

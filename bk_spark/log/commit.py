@@ -22,13 +22,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from bk_spark.bookie.zookeeper import CheckOp, CreateOp, SetOp, TransactionOp
-from bk_spark.log.append import plan_append, read_head
+from bk_spark.bookie.zookeeper import CheckOp, TransactionOp
+from bk_spark.log.append import Append, plan_append, read_head
 from bk_spark.log.applications import advance, check_ledgers, check_run, is_done
 from bk_spark.log.formats import MAX_APPLICATION_BYTES, Application, decode_application, encode_application
 from bk_spark.log.message import CommitRequest, LedgerRange
 from bk_spark.log.names import LogPaths
-from bk_spark.log.plan import AlreadyDone, CommitResult, CommitStatus, Plan, Readings
+from bk_spark.log.plan import AlreadyDone, CommitResult, CommitStatus, Plan, Readings, write_over
 from bk_spark.log.segment import Segment, SegmentTable
 from bk_spark.log.tail import seal_tail
 from bk_spark.protocol.errors import LedgerRefusedError
@@ -63,8 +63,9 @@ class BatchCommit:
 def _decide(
     readings: Readings, paths: LogPaths, request: CommitRequest, now_ms: int, maybe: CommitResult | None
 ) -> AlreadyDone[CommitResult] | Plan[CommitResult]:
-    app_path = paths.app(request.app)
-    readings.require(paths.head, app_path)
+    ranges = request.ranges
+    app_path, run_path = paths.app(request.app), paths.run(request.app, request.run)
+    readings.require(paths.head, app_path, *([run_path] if ranges else []))
     read = read_head(readings, paths)
     app_znode = readings.get(app_path)
     application = None if app_znode is None else decode_application(app_znode.data, app_path)
@@ -72,8 +73,6 @@ def _decide(
     if application is not None and is_done(application, request, paths.name):
         return AlreadyDone(_already_done(application, request, maybe))
 
-    ranges = request.ranges
-    run_path = paths.run(request.app, request.run)
     run_operations: tuple[TransactionOp, ...] = ()
     if ranges:
         run = readings.get(run_path)
@@ -85,28 +84,26 @@ def _decide(
     ledgers = check_ledgers(readings, paths, application, request)
 
     # Last, since it may fence a ledger: the batch is not refused any more but by a conflict.
-    tail = None
+    time_ms = max(now_ms, read.head.last_commit_time_ms)
+    start = read.head.next_offset
+    tail_operations: tuple[TransactionOp, ...] = ()
+    append = Append((), (CheckOp(paths.head, read.version),), read.head)
     if ranges or request.overwrite:
         tail = seal_tail(readings, paths, read.head, fence=request.fence_tail, remedy=_REMEDY)
-    before = () if tail is None else tail.segments
-    start = before[-1].end_offset if before else read.head.next_offset
-    time_ms = max(now_ms, read.head.last_commit_time_ms)
-    added = SegmentTable.of([*before, *_segments(ranges, start, time_ms)])
-    append = plan_append(
-        readings, paths, read, added, time_ms, overwrite=request.overwrite, tail=None if tail is None else tail.tail
-    )
+        start, tail_operations = tail.end_offset, tail.operations
+        added = SegmentTable.of([*tail.segments, *_segments(ranges, start, time_ms)])
+        append = plan_append(readings, paths, read, added, time_ms, tail.tail, overwrite=request.overwrite)
     end = append.head.next_offset
 
     app_data = _encode(advance(application, request, ledgers.in_use, time_ms, range(start, end)), paths)
-    app_operation = CreateOp(app_path, app_data) if app_znode is None else SetOp(app_path, app_data, app_znode.version)
     retired = () if application is None or application.run == request.run else (application.run,)
     return Plan(
         append.preparations,
         (
             CheckOp(paths.identity, -1),
             *append.operations,
-            *(() if tail is None else tail.operations),
-            app_operation,
+            *tail_operations,
+            write_over(app_path, app_data, app_znode),
             *run_operations,
             *ledgers.operations,
         ),

@@ -1,4 +1,4 @@
-"""Deleting a log: first nobody may use it any more, then everything goes, step by step, and its head last.
+"""Deleting a log: first nobody may use it any more, then everything goes, step by step, and its head last. No I/O.
 
 1. One transaction deletes the identity, makes ``<log>/deleting-<log id>`` and sets the head's ``deleted_time_ms``.
    Every change of the log checks the identity, so all that are under way are refused, whenever they arrive: no ledger
@@ -14,21 +14,18 @@ from 0 on like those before. Whoever stops half-way is followed by whoever delet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeVar
+from typing import Final
 
-from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.zookeeper import CheckOp, CreateOp, DeleteOp, SetOp, TransactionOp, Znode, ZooKeeper
-from bk_spark.log.blocking import run_steps
+from bk_spark.bookie.zookeeper import CheckOp, CreateOp, DeleteOp, SetOp, TransactionOp, Znode
 from bk_spark.log.changes import change_steps
 from bk_spark.log.formats import Head, decode_head, encode_head
-from bk_spark.log.ledgers import LogLedgers
-from bk_spark.log.names import LogPaths, head_path
+from bk_spark.log.names import LogPaths
+from bk_spark.log.parts import in_parts
 from bk_spark.log.plan import AlreadyDone, Plan, Readings
 from bk_spark.log.reading import children_steps, read_steps, sync_steps
 from bk_spark.log.reaping import made_together
-from bk_spark.log.settings import decode_settings
 from bk_spark.log.steps import (
     Conflict,
     Done,
@@ -42,7 +39,6 @@ from bk_spark.log.steps import (
 )
 from bk_spark.protocol.errors import (
     LogReplacedError,
-    MetadataFormatError,
     MetadataUnavailableError,
     NoSuchLedgerError,
     NoSuchLogError,
@@ -55,9 +51,6 @@ MAX_UNFENCED: Final = 3
 _PAUSE_MS: Final = 100
 _LEDGERS_IN_TRANSACTION: Final = 64
 _ZNODES_IN_TRANSACTION: Final = 256
-_MAX_TRIES: Final = 5
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +160,7 @@ class _Deletion:
             if _head(head_znode, paths) is None or head_znode is None:
                 return None
             for app in (yield from self._children(paths.ledgers)):
-                for run in (yield from self._children(f"{paths.ledgers}/{app}")):
+                for run in (yield from self._children(paths.runs_at(app))):
                     yield from self._delete_ledgers(paths.run_at(app, run))
             last = {paths.settings, paths.deleting}
             for name in (yield from self._children(paths.head)):
@@ -188,7 +181,7 @@ class _Deletion:
 
     def _delete_ledgers(self, run_path: str) -> Steps[None]:
         names = yield from self._children(run_path)
-        for part in _parts([int(name) for name in names if name.isdecimal()], _LEDGERS_IN_TRANSACTION):
+        for part in in_parts([int(name) for name in names if name.isdecimal()], _LEDGERS_IN_TRANSACTION):
             registrations = {ledger_id: f"{run_path}/{ledger_id}" for ledger_id in part}
             for ledger_id in (yield from self._own(registrations)):
                 yield from self._fence(ledger_id)
@@ -223,7 +216,7 @@ class _Deletion:
             self.not_fenced.add(ledger_id)
 
     def _delete_tree(self, path: str) -> Steps[None]:
-        for part in _parts((yield from self._tree(path)), _ZNODES_IN_TRANSACTION):
+        for part in in_parts((yield from self._tree(path)), _ZNODES_IN_TRANSACTION):
             yield from self._transact([CheckOp(self.paths.deleting, -1), *map(DeleteOp, part)])
 
     def _tree(self, path: str) -> Steps[list[str]]:
@@ -253,29 +246,3 @@ def _head(znode: Znode | None, paths: LogPaths) -> Head | None:
         return None
     head = decode_head(znode.data, paths.head)
     return head if head.log_id == paths.log_id else None
-
-
-def _parts(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
-    return (items[start : start + size] for start in range(0, len(items), size))
-
-
-def delete_log(
-    zk: ZooKeeper, root: str, name: str, client: BlockingClient, password: bytes, now_ms: Callable[[], int]
-) -> DeletionReport:
-    """Body of :meth:`bk_spark.log.store.LogStore.delete_log`."""
-    path = head_path(root, name)
-    zk.sync(path)
-    for _ in range(_MAX_TRIES):
-        znode = zk.get(path)
-        if znode is None:
-            raise NoSuchLogError(f"there is no log {name} (no znode {path}): check the name")
-        paths = LogPaths(root, name, decode_head(znode.data, path).log_id)
-        settings_znode = zk.get(paths.settings)
-        if settings_znode is None:
-            continue
-        log_id, settings = decode_settings(settings_znode.data, paths.settings)
-        if log_id == paths.log_id:
-            settings.check_password(password, name)
-            ledgers = LogLedgers(client, settings, password, paths)
-            return run_steps(zk, delete_steps(paths, ledgers.ledger_path, now_ms), paths.lock, ledgers)
-    raise MetadataFormatError(f"log {name}: its settings {path}/settings are missing, or of another log")

@@ -63,6 +63,11 @@ class Head:
     index: IndexPosition | None = None
     deleted_time_ms: int = 0
 
+    @property
+    def first_znode_page(self) -> int:
+        """Pages from here on are znodes; those before have left the list, or ZooKeeper for the index."""
+        return self.first_page if self.index is None else max(self.first_page, self.index.end_page)
+
 
 @dataclass(frozen=True, slots=True)
 class Application:
@@ -277,7 +282,7 @@ def parse(message: _Message, data: bytes, path: str, what: str, version: int, ma
     try:
         message.ParseFromString(data)
     except DecodeError as error:
-        raise MetadataFormatError(f"znode {path} does not hold the {what}: {error}") from error
+        raise MetadataFormatError(f"{path} does not hold the {what}: {error}") from error
     if message.format_version != version:
         raise MetadataFormatError(
             f"{what} {path} has format version {message.format_version}; this release knows {version}: "
@@ -288,7 +293,7 @@ def parse(message: _Message, data: bytes, path: str, what: str, version: int, ma
 
 def log_id_of(data: bytes, path: str) -> str:
     if len(data) != 16:
-        raise MetadataFormatError(f"znode {path} holds a log id of {len(data)} bytes, not 16")
+        raise MetadataFormatError(f"{path} holds a log id of {len(data)} bytes, not 16")
     return str(UUID(bytes=data))
 
 

@@ -72,9 +72,7 @@ class RemoveRuns(_Removal):
         paths = self.paths
         readings.require(paths.head, *(run.holder_path(paths) for run in self._runs))
         readings.require(*(run.path(paths) for run in self._runs))
-        head = readings.get(paths.head)
-        version = read_head(readings, paths).version
-        assert head is not None
+        read = read_head(readings, paths)
         deletions: list[TransactionOp] = []
         kept = set()
         for run in self._runs:
@@ -89,8 +87,8 @@ class RemoveRuns(_Removal):
             # Refused where a ledger was registered meanwhile.
             deletions.append(DeleteOp(run.path(paths), znode.version))
         if deletions:
-            deletions += (DeleteOp(f"{paths.ledgers}/{key}") for key in self._app_keys if key not in kept)
-        return self._plan(deletions, SetOp(paths.head, head.data, version))
+            deletions += (DeleteOp(paths.runs_at(key)) for key in self._app_keys if key not in kept)
+        return self._plan(deletions, read.write(paths, read.head))
 
 
 class MarkCommitted(_Removal):
@@ -144,12 +142,10 @@ class Forget(_Removal):
     ) -> AlreadyDone[tuple[str, ...]] | Plan[tuple[str, ...]]:
         """Raises NoSuchLogError, LogReplacedError, MetadataFormatError."""
         readings.require(self.paths.head, self._path)
-        version = read_head(readings, self.paths).version
-        head, znode = readings.get(self.paths.head), readings.get(self._path)
-        assert head is not None
+        read, znode = read_head(readings, self.paths), readings.get(self._path)
         if znode is None or not is_forgettable(znode, self._path, now_ms, self._limits):
             return AlreadyDone(() if maybe is None else maybe)
-        return self._plan([DeleteOp(self._path, znode.version)], SetOp(self.paths.head, head.data, version))
+        return self._plan([DeleteOp(self._path, znode.version)], read.write(self.paths, read.head))
 
 
 class RemovePages(_Removal):
@@ -168,20 +164,17 @@ class RemovePages(_Removal):
         read = read_head(readings, paths)
         readings.require(*map(paths.page, self._numbers))
         head = read.head
-        start = max(head.first_page, head.index.end_page if head.index else 0)
         deletions: list[TransactionOp] = []
         guard: TransactionOp | None = None
         for number in self._numbers:
             path = paths.page(number)
             znode = readings.get(path)
-            if znode is None or start <= number <= head.tail_page:
+            if znode is None or head.first_znode_page <= number <= head.tail_page:
                 continue
             if number > head.tail_page:
                 if now_ms - znode.mtime_ms < self._limits.delete_grace_ms:
                     continue
-                head_znode = readings.get(paths.head)
-                assert head_znode is not None
-                guard = SetOp(paths.head, head_znode.data, read.version)
+                guard = read.write(paths, head)
             deletions.append(DeleteOp(path, znode.version))
         return self._plan(deletions, guard)
 
@@ -223,7 +216,7 @@ def forget_steps(
 ) -> Steps[tuple[str, ...]]:
     """Forget an application without a name whose time is over; the znodes that were removed: none as long as a ledger
     of it is neither in the list nor condemned. Raises what a change raises."""
-    for run_key in (yield from children_steps(paths, f"{paths.ledgers}/{app_key}")):
+    for run_key in (yield from children_steps(paths, paths.runs_at(app_key))):
         run = Run(app_key, run_key)
         ledger_ids = ledger_ids_of((yield from children_steps(paths, run.path(paths)))).tolist()
         for part in parts_of(paths, run, ledger_ids):

@@ -12,33 +12,19 @@ from dataclasses import dataclass, replace
 from typing import Final
 from uuid import uuid4
 
-from bk_spark.bookie.zookeeper import CheckOp, CreateOp, DeleteOp, SetOp, TransactionOp
-from bk_spark.log.append import head_of, read_head
+from bk_spark.bookie.zookeeper import CheckOp, CreateOp, DeleteOp
+from bk_spark.log.append import read_head
 from bk_spark.log.changes import change_steps
-from bk_spark.log.formats import (
-    Head,
-    IndexPosition,
-    Registration,
-    decode_registration,
-    encode_head,
-    encode_registration,
-)
+from bk_spark.log.formats import Head, IndexPosition, decode_registration
 from bk_spark.log.index import MAX_LINES, Line, PageIndex, directory_steps, encode_directory, line_of
 from bk_spark.log.names import INDEX, LogPaths
 from bk_spark.log.page import decode_page
+from bk_spark.log.parts import in_parts
 from bk_spark.log.plan import AlreadyDone, Plan, Readings
-from bk_spark.log.reading import read_steps, sync_steps
-from bk_spark.log.steps import (
-    Conflict,
-    Created,
-    Done,
-    Failed,
-    LedgerRegistrar,
-    Steps,
-    Transact,
-    WriteLedger,
-)
-from bk_spark.protocol.errors import MetadataConflictError, MetadataFormatError, MetadataUnavailableError
+from bk_spark.log.reading import head_steps, read_steps
+from bk_spark.log.registrations import MakeZnodes, registrar
+from bk_spark.log.steps import Conflict, Created, Failed, LedgerRegistrar, Steps, WriteLedger
+from bk_spark.protocol.errors import MetadataConflictError, MetadataFormatError
 
 #: Full pages that may be in ZooKeeper before a move begins: 2 MiB.
 MAX_ZNODE_PAGES: Final = 64
@@ -47,7 +33,6 @@ KEEP_PAGES: Final = 16
 #: In one move, for its memory (16 MiB) and its transaction.
 MAX_MOVED_PAGES: Final = 512
 _READ_PAGES: Final = 64
-_MAX_TRIES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +69,8 @@ def move_steps(
     can be done again.
     """
     assert 1 <= keep_pages <= max_znode_pages, "the tail page stays, and so does a full page at least"
-    head = yield from _read_head(paths)
-    first = _first_znode_page(head)
+    head = (yield from head_steps(paths)).head
+    first = head.first_znode_page
     if head.tail_page - first <= max_znode_pages:
         return MoveReport(0, None)
     taken = yield from _take(paths, head, range(first, min(head.tail_page - keep_pages, first + MAX_MOVED_PAGES)))
@@ -94,12 +79,12 @@ def move_steps(
     directory = yield from _directory(paths, head, taken.lines)
 
     run_path = paths.run_at(INDEX, new_id())
-    yield from _make_parent(paths)
+    yield from change_steps(MakeZnodes(paths, paths.runs_at(INDEX)), now_ms)
     written = yield WriteLedger(_registrar(paths, run_path), (*taken.data, encode_directory(paths.log_id, directory)))
     if isinstance(written, Failed):
         raise written.error
     if isinstance(written, Conflict):
-        yield from _read_head(paths)
+        yield from head_steps(paths)
         raise MetadataConflictError(f"{_what(paths)}: no index ledger could be made ({written.reason})")
     assert isinstance(written, Created), written
     position = IndexPosition(written.ledger_id, len(taken.data), directory.end_page, directory.end_offset)
@@ -164,13 +149,12 @@ class PublishMove:
             DeleteOp(paths.page(number), version)
             for number, version in enumerate(self._versions[gone:], self._first_page + gone)
         )
-        new_head = replace(head, index=position)
         return Plan(
             (),
             (
                 CheckOp(paths.identity, -1),
                 CheckOp(self._run_path, run.version),
-                SetOp(paths.head, encode_head(new_head), read.version),
+                read.write(paths, replace(head, index=position)),
                 *deletes,
             ),
             True,
@@ -179,16 +163,8 @@ class PublishMove:
 
 def _registrar(paths: LogPaths, run_path: str) -> LedgerRegistrar:
     """The run is made with its only ledger."""
-    data = encode_registration(Registration())
-
-    def operations(ledger_id: int) -> tuple[TransactionOp, ...]:
-        return CheckOp(paths.identity, -1), CreateOp(run_path), CreateOp(f"{run_path}/{ledger_id}", data)
-
-    return operations
-
-
-def _first_znode_page(head: Head) -> int:
-    return max(head.first_page, head.index.end_page if head.index is not None else 0)
+    register = registrar(paths, run_path)
+    return lambda ledger_id: (CreateOp(run_path), *register(ledger_id))
 
 
 def _what(paths: LogPaths) -> str:
@@ -203,14 +179,13 @@ def _take(paths: LogPaths, head: Head, numbers: range) -> Steps[_Taken | None]:
     end_offset = None
     if head.index is not None and head.index.end_page == numbers.start:
         end_offset = head.index.end_offset
-    for start in range(numbers.start, numbers.stop, _READ_PAGES):
-        part = range(start, min(start + _READ_PAGES, numbers.stop))
+    for part in in_parts(numbers, _READ_PAGES):
         znodes = yield from read_steps(paths, tuple(map(paths.page, part)))
         for number in part:
             path = paths.page(number)
             znode = znodes[path]
             if znode is None:
-                if number < _first_znode_page((yield from _read_head(paths))):
+                if number < (yield from head_steps(paths)).head.first_znode_page:
                     return None
                 raise MetadataFormatError(f"page of segments {path} is missing")
             page = decode_page(znode.data, path, log_id=paths.log_id, number=number)
@@ -235,24 +210,3 @@ def _directory(paths: LogPaths, head: Head, moved: PageIndex) -> Steps[PageIndex
     if len(known) + len(moved) > MAX_LINES:
         return replace(moved, previous=position)
     return known.then(moved)
-
-
-def _make_parent(paths: LogPaths) -> Steps[None]:
-    """The znode above all runs of moves, made once in a log's life."""
-    parent = paths.run_at(INDEX, "").rpartition("/")[0]
-    for _ in range(_MAX_TRIES):
-        if (yield from read_steps(paths, (parent,)))[parent] is not None:
-            return
-        event = yield Transact((CheckOp(paths.identity, -1), CreateOp(parent)))
-        if isinstance(event, Done):
-            return
-        # Made by another just now, or perhaps by this; or the log is gone: then this raises.
-        yield from _read_head(paths)
-    raise MetadataUnavailableError(f"{_what(paths)}: znode {parent} could not be made in {_MAX_TRIES} attempts")
-
-
-def _read_head(paths: LogPaths) -> Steps[Head]:
-    """The present head."""
-    yield from sync_steps(paths)
-    znodes = yield from read_steps(paths, (paths.head,))
-    return head_of(znodes[paths.head], paths).head

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from bk_spark.bookie.zookeeper import CheckOp, CreateOp, TransactionConflictError, ZooKeeper
+from bk_spark.bookie.zookeeper import ZooKeeper
 from bk_spark.log.appending import append_ledger
 from bk_spark.log.applications import check_run
 from bk_spark.log.blocking import run_steps
@@ -20,7 +20,7 @@ from bk_spark.log.names import LogPaths, app_key, run_key
 from bk_spark.log.page_reader import PageReader
 from bk_spark.log.plan import CommitResult
 from bk_spark.log.reap_rules import ReapLimits
-from bk_spark.log.registrations import registrar
+from bk_spark.log.registrations import MakeZnodes, registrar
 from bk_spark.log.retention import SetPolicy, apply_retention, policy_steps
 from bk_spark.log.rolling import RollLimits
 from bk_spark.log.settings import LogSettings
@@ -28,15 +28,9 @@ from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.steps import LedgerRegistrar, Steps
 from bk_spark.log.truncation import truncate
 from bk_spark.log.writer import LogWriter
-from bk_spark.protocol.errors import (
-    InvalidArgumentError,
-    LogReplacedError,
-    MetadataUnavailableError,
-    OutcomeUnknownError,
-)
+from bk_spark.protocol.errors import InvalidArgumentError, LogReplacedError
 
 _LOG: Final = logging.getLogger(__name__)
-_MAX_TRIES: Final = 5
 
 _T = TypeVar("_T")
 
@@ -170,7 +164,7 @@ class Log:
         Raises LogTailOpenError where another writer that lives holds the tail; ``take_over`` ends that writer.
         """
         limits = RollLimits(roll_bytes, roll_ms, roll_entries)
-        return LogWriter(self, self._zk, self._now_ms, limits, take_over=take_over)
+        return LogWriter(self, self._now_ms, limits, take_over=take_over)
 
     def maintain(
         self, *, force: bool = False, dry_run: bool = False, limits: ReapLimits | None = None
@@ -196,8 +190,8 @@ class Log:
     def registrar_at(self, app_key: str, run_key: str) -> LedgerRegistrar:
         """The same for znodes of these names, see :meth:`bk_spark.log.names.LogPaths.run_at`."""
         run_path = self._paths.run_at(app_key, run_key)
-        self._ensure(run_path.rpartition("/")[0])
-        self._ensure(run_path)
+        if self._zk.exists(run_path) is None:
+            self.change(MakeZnodes(self._paths, self._paths.runs_at(app_key), run_path))
         return registrar(self._paths, run_path)
 
     def run_ledgers(self, app: str, run: str) -> list[int]:
@@ -231,20 +225,3 @@ class Log:
                 app,
                 error,
             )
-
-    def _ensure(self, path: str) -> None:
-        """Make the empty znode ``path`` in this log. Making it twice does no harm, so it may be repeated."""
-        for _ in range(_MAX_TRIES):
-            if self._zk.exists(path) is not None:
-                return
-            try:
-                self._zk.transaction([CheckOp(self._paths.identity, -1), CreateOp(path)])
-            except TransactionConflictError:
-                # Made by another just now, or the log is gone: then this raises.
-                self._zk.sync(self._paths.head)
-                self._pages.head()
-            except OutcomeUnknownError:
-                self._zk.sync(self._paths.head)
-            else:
-                return
-        raise MetadataUnavailableError(f"log {self.name}: znode {path} could not be made in {_MAX_TRIES} attempts")

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from bk_spark.bookie.zookeeper import CheckOp, CreateOp, SetOp, TransactionOp
+from bk_spark.bookie.zookeeper import CheckOp
 from bk_spark.log.append import read_head
 from bk_spark.log.formats import decode_maintenance, encode_maintenance
 from bk_spark.log.index_move import move_steps
 from bk_spark.log.names import LogPaths
-from bk_spark.log.plan import AlreadyDone, Plan, Readings
+from bk_spark.log.plan import AlreadyDone, Plan, Readings, write_over
 from bk_spark.log.reap_rules import ReapLimits
 from bk_spark.log.reaper import ReapReport, reap_steps
 from bk_spark.protocol.errors import BookKeeperError, LogReplacedError, NoSuchLogError
@@ -81,8 +81,7 @@ class ClaimMaintenance:
             # A time far ahead is of a clock that was wrong.
             if not self._force and abs(self._begun_ms - begun_ms) < INTERVAL_MS:
                 return AlreadyDone(False)
-        data = encode_maintenance(self._begun_ms)
-        write: TransactionOp = CreateOp(path, data) if znode is None else SetOp(path, data, znode.version)
+        write = write_over(path, encode_maintenance(self._begun_ms), znode)
         return Plan((), (CheckOp(self.paths.identity, -1), write), True)
 
 

@@ -113,23 +113,12 @@ class CommitRequest:
         object.__setattr__(self, "ranges", tuple(ranges))
 
     @classmethod
-    def from_messages(
-        cls, messages: Sequence[CommitMessage], *, overwrite: bool = False, fence_tail: bool = False
-    ) -> CommitRequest:
+    def from_messages(cls, messages: Sequence[CommitMessage], *, fence_tail: bool = False) -> CommitRequest:
         """The request of a streaming query, whose driver knows its ids from the messages alone."""
         if not messages:
             raise InvalidArgumentError("no commit message: the batch cannot be told")
         one = messages[0]
-        return cls(
-            one.log_id,
-            one.app,
-            one.run,
-            one.query_id,
-            one.batch_id,
-            tuple(messages),
-            overwrite,
-            fence_tail=fence_tail,
-        )
+        return cls(one.log_id, one.app, one.run, one.query_id, one.batch_id, tuple(messages), fence_tail=fence_tail)
 
     def _check(self, message: CommitMessage) -> None:
         if message.log_id != self.log_id:

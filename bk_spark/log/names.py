@@ -131,9 +131,6 @@ class LogPaths:
     def ledgers(self) -> str:
         return f"{self.head}/ledgers"
 
-    def app_ledgers(self, app: str) -> str:
-        return f"{self.ledgers}/{app_key(app)}"
-
     def run(self, app: str, run: str) -> str:
         return self.run_at(app_key(app), run_key(run))
 
@@ -142,7 +139,11 @@ class LogPaths:
 
     def run_at(self, app_key: str, run_key: str) -> str:
         """By the names of the znodes: :func:`app_key` and :func:`run_key`, or ``WRITERS`` or ``INDEX`` and a UUID."""
-        return f"{self.ledgers}/{app_key}/{run_key}"
+        return f"{self.runs_at(app_key)}/{run_key}"
+
+    def runs_at(self, app_key: str) -> str:
+        """The znode above those of the runs."""
+        return f"{self.ledgers}/{app_key}"
 
     @property
     def appended(self) -> str:

@@ -34,8 +34,8 @@ from typing import Final
 from uuid import UUID
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
+from bk_spark.log.formats import parse
 from bk_spark.log.proto import log_formats_pb2 as pb
 from bk_spark.log.segment import (
     MAX_SEGMENT_BYTES,
@@ -114,22 +114,11 @@ def decode_page(data: bytes, path: str, *, log_id: str, number: int) -> SegmentP
 
     Raises MetadataFormatError, and LogReplacedError for a page of another log.
     """
-    if len(data) > MAX_PAGE_BYTES:
-        raise MetadataFormatError(f"page of segments {path} has {len(data)} bytes, more than {MAX_PAGE_BYTES}")
-    message = pb.SegmentPage()
-    try:
-        message.ParseFromString(data)
-    except DecodeError as error:
-        raise MetadataFormatError(f"znode {path} is not a page of segments: {error}") from error
-    if message.format_version != PAGE_VERSION:
-        raise MetadataFormatError(
-            f"page of segments {path} has format version {message.format_version}; this release knows "
-            f"{PAGE_VERSION}: use the release that wrote it, or a later one"
-        )
+    message = parse(pb.SegmentPage(), data, path, "page of segments", PAGE_VERSION, MAX_PAGE_BYTES)
     if message.log_id != UUID(log_id).bytes:
         raise LogReplacedError(f"page of segments {path} is not of log id {log_id}: the log was deleted and made again")
     if message.number != number:
-        raise MetadataFormatError(f"znode {path} holds page {message.number}")
+        raise MetadataFormatError(f"{path} holds page {message.number}, not {number}")
     try:
         table = _decode_table(message)
     except (_BadPageError, OverflowError) as error:

@@ -66,7 +66,7 @@ class PageReader:
     Without ``ledgers`` pages that have left ZooKeeper are out of reach (InvalidArgumentError).
     """
 
-    def __init__(self, zk: ZooKeeper, paths: LogPaths, ledgers: LogLedgers | None = None) -> None:
+    def __init__(self, zk: ZooKeeper, paths: LogPaths, ledgers: LogLedgers | None) -> None:
         self._zk = zk
         self._paths = paths
         self._ledgers = ledgers

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from bk_spark.bookie.zookeeper import TransactionOp, Znode
+from bk_spark.bookie.zookeeper import CreateOp, SetOp, TransactionOp, Znode
 from bk_spark.log.steps import Closed
 
 _T = TypeVar("_T")
@@ -93,6 +93,11 @@ class NotClosedError(Exception):
 
 class StaleError(Exception):
     """Raised inside of a decision; ends as :class:`Stale`."""
+
+
+def write_over(path: str, data: bytes, read: Znode | None) -> CreateOp | SetOp:
+    """The operation that writes ``data`` in place of what was ``read`` at ``path``, be it nothing."""
+    return CreateOp(path, data) if read is None else SetOp(path, data, read.version)
 
 
 class Readings:

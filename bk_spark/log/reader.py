@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 
 from bk_spark.bookie.blocking_reader import BlockingReader
 from bk_spark.bookie.range_series import EntryRange
-from bk_spark.bookie.zookeeper import ZooKeeper
 from bk_spark.log.segment import Segment
 from bk_spark.log.snapshot import LogSnapshot
+from bk_spark.log.znode_watch import ZnodeWatch
 from bk_spark.protocol.entry_block import EntryBlock
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
@@ -68,7 +68,9 @@ class LogReader:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._ledgers = log.ledgers
-        self._watch = _HeadWatch(log.zookeeper, log.paths.head)
+        #: The head changed, or may have.
+        self._changed = threading.Event()
+        self._watch = ZnodeWatch(log.zookeeper, log.paths.head, self._changed)
         #: Of the open tail whose end was asked for last.
         self._tail: BlockingReader | None = None
 
@@ -116,6 +118,7 @@ class LogReader:
         gone = -1
         while True:
             # Before the list is read: what changes after it is told.
+            self._changed.clear()
             self._watch.arm()
             snapshot = self._log.snapshot()
             if offset < snapshot.next_offset:
@@ -146,7 +149,7 @@ class LogReader:
                 raise LogRangeGoneError(
                     f"log {self._log.name}: offset {offset} is beyond the log's end, {snapshot.next_offset}"
                 )
-            if not self._watch.wait(wait.left_s):
+            if not self._changed.wait(wait.left_s):
                 return
 
     def readable_end(self, snapshot: LogSnapshot | None = None) -> int:
@@ -242,33 +245,3 @@ class _Wait:
     def left_ms(self) -> int | None:
         left_s = self.left_s
         return None if left_s is None else int(left_s * 1000)
-
-
-class _HeadWatch:
-    """Tells when a log's head changed, or may have. A watch in ZooKeeper cannot be taken back: there is one at most."""
-
-    def __init__(self, zk: ZooKeeper, path: str) -> None:
-        self._zk = zk
-        self._path = path
-        self._armed = False
-        self._news = threading.Event()
-
-    def arm(self) -> None:
-        """From now on changes are told."""
-        if self._armed:
-            return
-        self._news.clear()
-        self._armed = True
-        try:
-            self._zk.exists(self._path, watch=self._on_change)
-        except BaseException:
-            self._armed = False
-            raise
-
-    def wait(self, timeout_s: float | None) -> bool:
-        """Whether there was news since it was armed."""
-        return self._news.wait(timeout_s)
-
-    def _on_change(self, path: str) -> None:
-        self._armed = False
-        self._news.set()

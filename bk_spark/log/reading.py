@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from bk_spark.bookie.zookeeper import Znode
+from bk_spark.log.append import ReadHead, head_of
 from bk_spark.log.changes import (
     CONFLICT_PAUSE_MS,
     MAX_CONFLICTS,
@@ -30,6 +31,13 @@ _T = TypeVar("_T")
 def sync_steps(paths: LogPaths) -> Steps[None]:
     """Raises MetadataUnavailableError, as all of these do, where ZooKeeper stays away."""
     yield from _until_answered(paths, Sync(paths.head))
+
+
+def head_steps(paths: LogPaths) -> Steps[ReadHead]:
+    """The present head. Raises NoSuchLogError, LogReplacedError, MetadataFormatError too."""
+    yield from sync_steps(paths)
+    znodes = yield from read_steps(paths, (paths.head,))
+    return head_of(znodes[paths.head], paths)
 
 
 def read_steps(paths: LogPaths, names: tuple[str, ...]) -> Steps[Mapping[str, Znode | None]]:

@@ -45,7 +45,7 @@ class ReapLimits:
 class Reason(enum.Enum):
     """Why a ledger that the list does not refer to is condemned."""
 
-    RUN_RETIRED = "its run is over and did not commit it"
+    RUN_RETIRED = "its run is over, and the log does not refer to it"
     DROPPED = "its segments were truncated or overwritten"
     APPLICATION_IDLE = "its segments were truncated or overwritten, and its application commits no more"
     OLD = "nothing has referred to it for long"

@@ -24,6 +24,7 @@ import numpy as np
 from bk_spark.log.changes import Change
 from bk_spark.log.housekeeping import RemoveAppended, RemovePages, RemoveRuns, forget_steps, is_forgettable
 from bk_spark.log.names import LogPaths
+from bk_spark.log.parts import in_parts
 from bk_spark.log.reading import background_steps, children_steps, decision_steps, read_steps, sync_steps
 from bk_spark.log.reap_rules import ReapLimits, Reason, Run
 from bk_spark.log.reaping import Condemn, DeleteLedgers, ledger_ids_of, made_together, parts_of
@@ -130,7 +131,7 @@ class _Round:
         app_keys = list((yield from children_steps(self.paths, self.paths.ledgers)))
         random.shuffle(app_keys)
         for app_key in app_keys:
-            run_keys = list((yield from children_steps(self.paths, f"{self.paths.ledgers}/{app_key}")))
+            run_keys = list((yield from children_steps(self.paths, self.paths.runs_at(app_key))))
             random.shuffle(run_keys)
             if not Run(app_key, "").is_known:
                 continue
@@ -227,15 +228,13 @@ class _Round:
         return frozenset(closed)
 
     def _remove_runs(self, empty: Sequence[Run], *, all_empty: bool) -> Steps[None]:
-        for start in range(0, len(empty), _RUNS_AT_ONCE):
-            part = empty[start : start + _RUNS_AT_ONCE]
+        for part in in_parts(empty, _RUNS_AT_ONCE):
             above = {part[0].app_key} if all_empty and len(part) == len(empty) and part[0].is_of_application else ()
             yield from self._remove(RemoveRuns(self.paths, self.limits, part, above), part[0].path(self.paths))
 
     def _forget(self) -> Steps[None]:
         app_keys = yield from children_steps(self.paths, self.paths.apps)
-        for start in range(0, len(app_keys), _APPLICATIONS_AT_ONCE):
-            part = app_keys[start : start + _APPLICATIONS_AT_ONCE]
+        for part in in_parts(app_keys, _APPLICATIONS_AT_ONCE):
             znodes = yield from read_steps(self.paths, tuple(f"{self.paths.apps}/{key}" for key in part))
             for app_key in part:
                 path = f"{self.paths.apps}/{app_key}"
@@ -256,17 +255,14 @@ class _Round:
         names = yield from children_steps(self.paths, self.paths.pages)
         numbers = sorted(int(name) for name in names if name.isascii() and name.isdecimal())
         head = self.view.head
-        first = max(head.first_page, head.index.end_page if head.index else 0)
-        left = [number for number in numbers if not first <= number <= head.tail_page]
-        for start in range(0, len(left), _PAGES_AT_ONCE):
-            part = left[start : start + _PAGES_AT_ONCE]
+        left = [number for number in numbers if not head.first_znode_page <= number <= head.tail_page]
+        for part in in_parts(left, _PAGES_AT_ONCE):
             yield from self._remove(RemovePages(self.paths, self.limits, part), self.paths.pages)
 
     def _remove_appended(self) -> Steps[None]:
         names = yield from children_steps(self.paths, self.paths.appended)
         left = self.view.references.others(ledger_ids_of(names)).tolist()
-        for start in range(0, len(left), _APPENDED_AT_ONCE):
-            part = left[start : start + _APPENDED_AT_ONCE]
+        for part in in_parts(left, _APPENDED_AT_ONCE):
             yield from self._remove(RemoveAppended(self.paths, self.limits, self.view, part), self.paths.appended)
 
     def _remove(self, change: Change[tuple[str, ...]], what: str) -> Steps[None]:

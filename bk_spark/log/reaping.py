@@ -20,6 +20,7 @@ from bk_spark.log.append import ReadHead
 from bk_spark.log.formats import Registration, decode_registration, encode_application, encode_registration
 from bk_spark.log.names import INDEX, LogPaths
 from bk_spark.log.page import decode_page
+from bk_spark.log.parts import in_parts
 from bk_spark.log.plan import AlreadyDone, Plan, Readings, StaleError
 from bk_spark.log.reap_rules import Holder, ReapLimits, Reason, Run, reason_to_condemn
 from bk_spark.log.references import ListView, References, listed_now
@@ -39,11 +40,10 @@ def ledger_ids_of(names: Iterable[str]) -> Int64Column:
     return np.fromiter((number for number in numbers if number <= MAX_LEDGER_ID), np.int64)
 
 
-def parts_of(paths: LogPaths, run: Run, ledger_ids: list[int]) -> Iterator[list[int]]:
+def parts_of(paths: LogPaths, run: Run, ledger_ids: Sequence[int]) -> Iterator[Sequence[int]]:
     """So many ledgers of ``run`` as one change may name."""
     size = max(1, min(_MAX_LEDGERS_AT_ONCE, _MAX_NAME_BYTES // (len(run.path(paths)) + _OPERATION_BYTES)))
-    for start in range(0, len(ledger_ids), size):
-        yield ledger_ids[start : start + size]
+    return in_parts(ledger_ids, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Condemn:
         run: Run,
         ledger_ids: Sequence[int],
         limits: ReapLimits,
-        at_most: int = _MAX_LEDGERS_AT_ONCE,
+        at_most: int,
     ) -> None:
         self.paths = paths
         self._view = view

@@ -14,13 +14,14 @@ from typing import Final
 
 import numpy as np
 
-from bk_spark.log.append import ReadHead, head_of, read_head
+from bk_spark.log.append import ReadHead, read_head
 from bk_spark.log.formats import Head
 from bk_spark.log.index import decode_indexed_page, walk_steps
 from bk_spark.log.names import LogPaths
 from bk_spark.log.page import decode_page
+from bk_spark.log.parts import in_parts
 from bk_spark.log.plan import Readings, StaleError
-from bk_spark.log.reading import read_steps, sync_steps
+from bk_spark.log.reading import head_steps, read_steps
 from bk_spark.log.segment import Int64Column, SegmentTable
 from bk_spark.log.steps import EntryRead, Failed, ReadEntry, Steps
 from bk_spark.protocol.errors import MetadataConflictError, MetadataFormatError, NoSuchLedgerError
@@ -103,9 +104,7 @@ def view_steps(paths: LogPaths) -> Steps[ListView]:
     MetadataUnavailableError, and the ledger client's errors where an index ledger cannot be read.
     """
     for _ in range(_MAX_SCANS):
-        yield from sync_steps(paths)
-        znodes = yield from read_steps(paths, (paths.head,))
-        read = head_of(znodes[paths.head], paths)
+        read = yield from head_steps(paths)
         references = yield from _scan(paths, read.head)
         if references is not None:
             return ListView(read.head, read.version, references)
@@ -151,9 +150,7 @@ def _scan(paths: LogPaths, head: Head) -> Steps[References | None]:
         yield from _check_list_changed(paths, head, error)
         return None
 
-    start = max(head.first_page, walk.pages.end_page)
-    for first in range(start, head.tail_page + 1, _PAGES_AT_ONCE):
-        numbers = range(first, min(first + _PAGES_AT_ONCE, head.tail_page + 1))
+    for numbers in in_parts(range(head.first_znode_page, head.tail_page + 1), _PAGES_AT_ONCE):
         znodes = yield from read_steps(paths, tuple(map(paths.page, numbers)))
         for number in numbers:
             path = paths.page(number)
@@ -176,7 +173,5 @@ def _collect(collected: list[References], part: References) -> list[References]:
 
 def _check_list_changed(paths: LogPaths, head: Head, error: Exception) -> Steps[None]:
     """Raises ``error`` where the head is still what it was: then it is not explained by somebody's change."""
-    yield from sync_steps(paths)
-    znodes = yield from read_steps(paths, (paths.head,))
-    if head_of(znodes[paths.head], paths).head == head:
+    if (yield from head_steps(paths)).head == head:
         raise error

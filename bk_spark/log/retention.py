@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from bk_spark.bookie.zookeeper import CheckOp, CreateOp, SetOp, TransactionOp
+from bk_spark.bookie.zookeeper import CheckOp
 from bk_spark.log.append import head_of, read_head
 from bk_spark.log.formats import Policy, decode_policy, encode_policy
 from bk_spark.log.names import LogPaths
-from bk_spark.log.plan import AlreadyDone, Plan, Readings
+from bk_spark.log.plan import AlreadyDone, Plan, Readings, write_over
 from bk_spark.log.reading import read_steps, sync_steps
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.steps import Steps
@@ -57,10 +57,7 @@ class SetPolicy:
         data, znode = encode_policy(self._policy), readings.get(self.paths.policy)
         if znode is not None and znode.data == data:
             return AlreadyDone(self._policy)
-        write: TransactionOp = (
-            CreateOp(self.paths.policy, data) if znode is None else SetOp(self.paths.policy, data, znode.version)
-        )
-        return Plan((), (CheckOp(self.paths.identity, -1), write), self._policy)
+        return Plan((), (CheckOp(self.paths.identity, -1), write_over(self.paths.policy, data, znode)), self._policy)
 
 
 def policy_steps(paths: LogPaths) -> Steps[Policy]:

@@ -23,9 +23,9 @@ _MAX_AGE_MS: Final = 100 * 365 * 86_400_000
 class RollLimits:
     """A ledger that has reached one of them is closed, and the next one begun."""
 
-    size_bytes: int = 1 << 30
-    age_ms: int = 3_600_000
-    entries: int | None = None
+    size_bytes: int
+    age_ms: int
+    entries: int | None
 
     def __post_init__(self) -> None:
         if not 1 <= self.size_bytes <= _MAX_BYTES:

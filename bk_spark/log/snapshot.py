@@ -153,7 +153,7 @@ class LogSnapshot:
         """
         head, index = self._head, self._head.index
         if index is None or key is not _OFFSET or bound > index.end_offset:
-            lowest = head.first_page if index is None else max(head.first_page, index.end_page)
+            lowest = head.first_znode_page
             low, high, step = head.tail_page, head.tail_page + 1, 1
             while high > lowest:
                 if key.of_page(self._page(low)) < bound:

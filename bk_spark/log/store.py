@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Final
 
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.zookeeper import CreateOp, TransactionConflictError, Znode, ZooKeeper
-from bk_spark.log.deletion import DeletionReport, delete_log
+from bk_spark.bookie.zookeeper import CreateOp, TransactionConflictError, ZooKeeper
+from bk_spark.log.blocking import run_steps
+from bk_spark.log.deletion import DeletionReport, delete_steps
 from bk_spark.log.formats import Head, decode_head, encode_head
 from bk_spark.log.ledgers import LogLedgers
 from bk_spark.log.log import Log
@@ -22,7 +23,6 @@ from bk_spark.protocol.errors import (
     LogExistsError,
     LogReplacedError,
     MetadataFormatError,
-    MetadataUnavailableError,
     NoSuchLogError,
     OutcomeUnknownError,
 )
@@ -72,8 +72,7 @@ class LogStore:
         Raises LogExistsError, InvalidArgumentError for a name no log can have, UnauthorizedError for another
         password than that in ``settings``.
         """
-        check_log_name(name)
-        paths = LogPaths(self.root, name, str(uuid.uuid4()))
+        paths = LogPaths(self.root, check_log_name(name), str(uuid.uuid4()))
         ledgers = self._ledgers(paths, settings, password)
         operations = [
             CreateOp(paths.head, encode_head(Head(paths.log_id))),
@@ -89,11 +88,9 @@ class LogStore:
             try:
                 self._zk.transaction(operations)
             except (OutcomeUnknownError, TransactionConflictError):
-                self._zk.sync(paths.head)
-                znode = self._zk.get(paths.head)
-                if znode is None:
+                found = self._head(name)
+                if found is None:
                     continue
-                found = decode_head(znode.data, paths.head)
                 if found.deleted_time_ms:
                     raise LogExistsError(_deleted(name, paths.head)) from None
                 if found.log_id != paths.log_id:
@@ -107,36 +104,37 @@ class LogStore:
         Raises NoSuchLogError, LogReplacedError (another id), UnauthorizedError (wrong password),
         MetadataFormatError.
         """
-        check_log_name(name)
-        path = head_path(self.root, name)
-        for _ in range(_MAX_TRIES):
-            znode = self._get_synced(path)
-            if znode is None:
-                raise NoSuchLogError(f"there is no log {name} (no znode {path}): check the name, or write to it first")
-            head = decode_head(znode.data, path)
-            found = head.log_id
-            if head.deleted_time_ms:
-                raise NoSuchLogError(_deleted(name, path))
-            if log_id is not None and found != log_id:
-                raise LogReplacedError(f"log {name} was deleted and made again: its id is {found}, expected {log_id}")
-            paths = LogPaths(self.root, name, found)
-            settings_znode = self._zk.get(paths.settings)
-            if settings_znode is None:
-                continue
-            settings_id, settings = decode_settings(settings_znode.data, paths.settings)
-            if settings_id == found:
-                return Log(self._zk, paths, settings, self._now_ms, self._ledgers(paths, settings, password))
-        raise MetadataFormatError(f"log {name}: its settings {path}/settings are missing, or of another log")
+        found = self._find(name)
+        if found is None:
+            path = head_path(self.root, name)
+            raise NoSuchLogError(f"there is no log {name} (no znode {path}): check the name, or write to it first")
+        head, paths, settings = found
+        if head.deleted_time_ms:
+            raise NoSuchLogError(_deleted(name, paths.head))
+        if log_id is not None and head.log_id != log_id:
+            raise LogReplacedError(f"log {name} was deleted and made again: its id is {head.log_id}, expected {log_id}")
+        return Log(self._zk, paths, settings, self._now_ms, self._ledgers(paths, settings, password))
 
-    def _get_synced(self, path: str) -> Znode | None:
-        """A new session may come to a server that is behind, and does not know the log yet."""
+    def _find(self, name: str) -> tuple[Head, LogPaths, LogSettings] | None:
+        """The log of this name, also one whose deletion has begun; None where there is none."""
         for _ in range(_MAX_TRIES):
-            session = self._zk.session_id
-            self._zk.sync(path)
-            znode = self._zk.get(path)
-            if self._zk.session_id == session:
-                return znode
-        raise MetadataUnavailableError(f"sessions with ZooKeeper ended {_MAX_TRIES} times while {path} was read")
+            head = self._head(name)
+            if head is None:
+                return None
+            paths = LogPaths(self.root, name, head.log_id)
+            znode = self._zk.get(paths.settings)
+            if znode is not None:
+                settings_id, settings = decode_settings(znode.data, paths.settings)
+                if settings_id == head.log_id:
+                    return head, paths, settings
+            # The log was deleted, and perhaps made again, between the two readings.
+        raise MetadataFormatError(f"log {name}: its settings {paths.settings} are missing, or of another log")
+
+    def _head(self, name: str) -> Head | None:
+        """The head that the name has now."""
+        path = head_path(self.root, check_log_name(name))
+        znode = self._zk.get_latest(path)
+        return None if znode is None else decode_head(znode.data, path)
 
     def known_log(self, name: str, log_id: str, settings: LogSettings, password: bytes | None = None) -> Log:
         """The log as somebody knows it who opened it before. Nothing is read: whether it still is there shows when it
@@ -152,11 +150,8 @@ class LogStore:
 
     def exists(self, name: str) -> bool:
         """Whether there is a log of this name now; one whose deletion has begun is none."""
-        check_log_name(name)
-        path = head_path(self.root, name)
-        self._zk.sync(path)
-        znode = self._zk.get(path)
-        return znode is not None and not decode_head(znode.data, path).deleted_time_ms
+        head = self._head(name)
+        return head is not None and not head.deleted_time_ms
 
     def list_logs(self, *, deleted: bool = False) -> list[str]:
         """Names of all logs, sorted; with ``deleted`` those whose deletion has begun, which are not logs any more."""
@@ -177,10 +172,14 @@ class LogStore:
         Raises NoSuchLogError, UnauthorizedError; MetadataUnavailableError, MetadataConflictError, OutcomeUnknownError:
         delete it again.
         """
-        check_log_name(name)
-        if self._client is None:
+        found = self._find(name)
+        if found is None:
+            raise NoSuchLogError(f"there is no log {name} (no znode {head_path(self.root, name)}): check the name")
+        _, paths, settings = found
+        ledgers = self._ledgers(paths, settings, password)
+        if ledgers is None:
             raise InvalidArgumentError(f"log {name} can be deleted from a store that has a client only")
-        return delete_log(self._zk, self.root, name, self._client, password, self._now_ms)
+        return run_steps(self._zk, delete_steps(paths, ledgers.ledger_path, self._now_ms), paths.lock, ledgers)
 
 
 def _is_deleted(data: bytes, path: str) -> bool:

@@ -20,22 +20,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bk_spark.bookie.zookeeper import CheckOp, CreateOp, DeleteOp, TransactionOp
-from bk_spark.log.append import (
-    ReadHead,
-    ReadTail,
-    plan_append,
-    read_head,
-    read_tail,
-    sealed,
-    tail_open_error,
-)
+from bk_spark.log.append import ReadHead, ReadTail, plan_append, read_head, read_tail, sealed
 from bk_spark.log.formats import Head, Owner, decode_owner, decode_registration, encode_owner
 from bk_spark.log.names import WRITERS, LogPaths
 from bk_spark.log.page import decode_page
 from bk_spark.log.plan import AlreadyDone, Plan, Readings
 from bk_spark.log.segment import Segment, SegmentTable
 from bk_spark.log.steps import Closed
-from bk_spark.protocol.errors import LedgerRefusedError, LogFencedError
+from bk_spark.protocol.errors import LedgerRefusedError, LogFencedError, LogTailOpenError
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +56,11 @@ class SealedTail:
     segments: tuple[Segment, ...]
     operations: tuple[TransactionOp, ...]
 
+    @property
+    def end_offset(self) -> int:
+        """Where what is appended begins."""
+        return self.segments[-1].end_offset if self.segments else self.tail.page.end_offset
+
 
 def writer_run(paths: LogPaths, writer_id: str) -> str:
     """The znode above the registrations of a log writer's ledgers."""
@@ -73,14 +70,14 @@ def writer_run(paths: LogPaths, writer_id: str) -> str:
 def seal_tail(readings: Readings, paths: LogPaths, head: Head, *, fence: bool, remedy: str) -> SealedTail:
     """For who wants to append after the tail. An open one is sealed where its owner is gone, or with ``fence``.
 
-    Raises LogTailOpenError, naming the owner; ``remedy`` as in :func:`bk_spark.log.append.tail_open_error`.
+    Raises LogTailOpenError, naming the owner; ``remedy`` completes "close it, …".
     """
     tail = read_tail(readings, paths, head)
     if tail.open is None:
         return SealedTail(tail, (), ())
     owner = readings.get(paths.owner)
-    if owner is not None and not fence:
-        raise tail_open_error(readings, paths, tail.open, remedy)
+    if not fence:
+        _check_no_owner(readings, paths, tail.open, remedy)
     segments = sealed(tail.open, readings.closed(tail.open.ledger_id))
     return SealedTail(tail, segments, () if owner is None else (DeleteOp(paths.owner, owner.version),))
 
@@ -146,7 +143,7 @@ class _TailChange:
         time_ms = max(now_ms, read.head.last_commit_time_ms)
         base = before[-1].end_offset if before else read.head.next_offset
         opened = Segment(ledger_id, 0, None, base, 0, 0, time_ms)
-        append = plan_append(readings, self.paths, read, SegmentTable.of([*before, opened]), time_ms, tail=tail)
+        append = plan_append(readings, self.paths, read, SegmentTable.of([*before, opened]), time_ms, tail)
         return Plan(
             append.preparations,
             (CheckOp(self.paths.identity, -1), *append.operations, *self._own(readings), registered),
@@ -295,7 +292,7 @@ class SealTail(_TailChange):
         if tail.open is not None and tail.open.ledger_id == self._closed.ledger_id:
             time_ms = max(now_ms, read.head.last_commit_time_ms)
             added = SegmentTable.of(sealed(tail.open, self._closed))
-            append = plan_append(readings, self.paths, read, added, time_ms, tail=tail)
+            append = plan_append(readings, self.paths, read, added, time_ms, tail)
             return Plan(
                 append.preparations,
                 (CheckOp(self.paths.identity, -1), *append.operations, *owner),
@@ -338,25 +335,20 @@ class ReleaseTail(_TailChange):
         return Plan((), (*self._checks(tail), *owner), became) if owner else AlreadyDone(became)
 
 
-class MakeWriterRun(_TailChange):
-    """The znode is there under which the writer's ledgers are registered."""
-
-    @property
-    def what(self) -> str:
-        return f"opening of a writer of log {self.paths.name}"
-
-    def decide(self, readings: Readings, now_ms: int, maybe: bool | None) -> AlreadyDone[bool] | Plan[bool]:
-        """Raises NoSuchLogError, LogReplacedError."""
-        read_head(readings, self.paths)
-        parent = self._run_path.rpartition("/")[0]
-        readings.require(parent, self._run_path)
-        missing = tuple(CreateOp(path) for path in (parent, self._run_path) if readings.get(path) is None)
-        return Plan((), (CheckOp(self.paths.identity, -1), *missing), True) if missing else AlreadyDone(True)
-
-
 def _check_free(readings: Readings, paths: LogPaths, tail: ReadTail, *, take_over: bool) -> None:
-    if tail.open is not None and readings.get(paths.owner) is not None and not take_over:
-        raise tail_open_error(readings, paths, tail.open, ", or open with take_over=True, which ends that writer")
+    if tail.open is not None and not take_over:
+        _check_no_owner(readings, paths, tail.open, ", or open with take_over=True, which ends that writer")
+
+
+def _check_no_owner(readings: Readings, paths: LogPaths, tail: Segment, remedy: str) -> None:
+    znode = readings.get(paths.owner)
+    if znode is not None:
+        owner = decode_owner(znode.data, paths.owner)
+        raise LogTailOpenError(
+            f"log {paths.name}: log writer {owner.writer_id} (host {owner.host}, process {owner.process_id}) holds "
+            f"the tail open: close it{remedy}",
+            ledger_id=tail.ledger_id,
+        )
 
 
 def _place(opened: Segment) -> TailPlace:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.log.znode_watch import ZnodeWatch
 from bk_spark.protocol.errors import BookKeeperError, OutcomeUnknownError
 
 _LOG: Final = logging.getLogger(__name__)
@@ -28,8 +29,8 @@ class TailKeeper:
         self._zk = zk
         self._path = path
         self._look = look
-        self._watched = False
         self._changed = threading.Event()
+        self._watch = ZnodeWatch(zk, path, self._changed)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"log-tail-keeper {path}", daemon=True)
 
@@ -53,7 +54,7 @@ class TailKeeper:
             try:
                 with self._zk.within(_LOOK_MS):
                     # Before the look: what changes after it is told.
-                    self._watch()
+                    self._watch.arm()
                     self._look()
             except BookKeeperError as error:
                 if not error.retriable and not isinstance(error, OutcomeUnknownError):
@@ -61,17 +62,3 @@ class TailKeeper:
                 _LOG.info("looking after %s: %s", self._path, error)
                 self._stopped.wait(_PAUSE_S)
                 self._changed.set()
-
-    def _watch(self) -> None:
-        """A watch in ZooKeeper cannot be taken back: there is never more than one."""
-        if not self._watched:
-            self._watched = True
-            try:
-                self._zk.exists(self._path, watch=self._on_change)
-            except BaseException:
-                self._watched = False
-                raise
-
-    def _on_change(self, path: str) -> None:
-        self._watched = False
-        self._changed.set()

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bk_spark.bookie.zookeeper import CheckOp, SetOp, TransactionOp
+from bk_spark.bookie.zookeeper import CheckOp, TransactionOp
 from bk_spark.log.append import read_head
-from bk_spark.log.formats import Head, encode_head
+from bk_spark.log.formats import Head
 from bk_spark.log.names import LogPaths
 from bk_spark.log.page import SegmentPage, decode_page
 from bk_spark.log.plan import AlreadyDone, Plan, Readings, StaleError
@@ -75,19 +75,17 @@ class Truncate:
         if start.offset <= head.first_offset:
             return AlreadyDone(head.first_offset)
         new_head = replace(head, first_offset=start.offset, first_page=max(head.first_page, start.page))
-        write = SetOp(self.paths.head, encode_head(new_head), read.version)
+        write = read.write(self.paths, new_head)
         return Plan((), (CheckOp(self.paths.identity, -1), *checks, write), start.offset)
 
 
 def _page_with(readings: Readings, paths: LogPaths, head: Head, offset: int) -> tuple[SegmentPage, int]:
     """The page that holds ``offset``, which is in the log, and its version; found by bisection."""
-    low, high = head.first_page, head.tail_page
-    if head.index is not None:
-        if offset < head.index.end_offset:
-            raise MetadataFormatError(
-                f"log {paths.name}: offset {offset} is in a page that left ZooKeeper for the index ledger"
-            )
-        low = max(low, head.index.end_page)
+    if head.index is not None and offset < head.index.end_offset:
+        raise MetadataFormatError(
+            f"log {paths.name}: offset {offset} is in a page that left ZooKeeper for the index ledger"
+        )
+    low, high = head.first_znode_page, head.tail_page
     while low < high:
         middle = (low + high + 1) // 2
         if _page(readings, paths, head, middle)[0].base_offset <= offset:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from bk_spark.bookie.blocking_reader import BlockingReader
 from bk_spark.log.formats import decode_registration
+from bk_spark.log.parts import in_parts
 from bk_spark.log.segment import MAX_SEGMENT_ENTRIES, Segment, SegmentTable
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.protocol import ledger_metadata
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 MAX_UNREADABLE_IN_A_ROW: Final = 4
 _LEDGERS_AT_ONCE: Final = 256
 _MAX_READERS: Final = 32
-
-_T = TypeVar("_T")
 
 
 class Kind(enum.Enum):
@@ -120,7 +119,7 @@ class Verification:
                     yield from self._entry_problems(segment)
 
     def _metadata_problems(self, listed: _Listed) -> Iterator[Problem]:
-        for part in _parts(listed.ledger_ids, _LEDGERS_AT_ONCE):
+        for part in in_parts(listed.ledger_ids, _LEDGERS_AT_ONCE):
             paths = {ledger_id: self._log.ledgers.ledger_path(ledger_id) for ledger_id in part}
             znodes = self._zk.get_many([*paths.values()])
             for ledger_id, path in paths.items():
@@ -141,11 +140,11 @@ class Verification:
         paths, zk = self._log.paths, self._zk
         missing = set(listed.ledger_ids) - {int(name) for name in zk.children(paths.appended) or ()}
         for app in zk.children(paths.ledgers) or ():
-            for run in zk.children(f"{paths.ledgers}/{app}") or ():
+            for run in zk.children(paths.runs_at(app)) or ():
                 run_path = paths.run_at(app, run)
                 names = zk.children(run_path) or ()
                 here = sorted(missing.intersection(int(name) for name in names if name.isdecimal()))
-                for part in _parts(here, _LEDGERS_AT_ONCE):
+                for part in in_parts(here, _LEDGERS_AT_ONCE):
                     registrations = {ledger_id: f"{run_path}/{ledger_id}" for ledger_id in part}
                     znodes = zk.get_many([*registrations.values()])
                     for ledger_id, path in registrations.items():
@@ -239,7 +238,3 @@ def _problem(kind: Kind, segment: Segment, first_entry: int, last_entry: int, de
 
 def _each(kind: Kind, segments: list[Segment], detail: str) -> Iterator[Problem]:
     return (Problem(kind, s.base_offset, s.end_offset, s.ledger_id, detail) for s in segments)
-
-
-def _parts(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
-    return (items[start : start + size] for start in range(0, len(items), size))

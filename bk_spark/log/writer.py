@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from bk_spark.bookie.zookeeper import ZooKeeper
-from bk_spark.log.changes import change_steps
 from bk_spark.log.formats import Owner
 from bk_spark.log.rolling import RollLimits, WrittenTail
 from bk_spark.log.settings import EntryFormat
@@ -68,9 +66,7 @@ class LogWriter:
     is safe. Of entries beyond it, which were under way, some may be in the log all the same.
     """
 
-    def __init__(
-        self, log: Log, zk: ZooKeeper, now_ms: Callable[[], int], limits: RollLimits, *, take_over: bool = False
-    ) -> None:
+    def __init__(self, log: Log, now_ms: Callable[[], int], limits: RollLimits, *, take_over: bool = False) -> None:
         config = log.ledgers.client.config
         if log.settings.entry_format is not EntryFormat.RAW:
             raise InvalidArgumentError(
@@ -82,7 +78,6 @@ class LogWriter:
                 "without it readers do not see the last entries of a writer that pauses"
             )
         self._log = log
-        self._zk = zk
         self._now_ms = now_ms
         self._limits = limits
         self._max_payload_bytes = config.max_payload_bytes(log.settings.digest_type)
@@ -103,7 +98,7 @@ class LogWriter:
         self._end_offset: int | None = None
         self._tail = self._tail_at(log.run(open_steps(log.paths, self._owner, now_ms, take_over=take_over)))
         self._next_offset = self._tail.place.base_offset
-        self._keeper = TailKeeper(zk, log.paths.owner, self._look)
+        self._keeper = TailKeeper(log.zookeeper, log.paths.owner, self._look)
         self._sender = threading.Thread(target=self._serve, name=f"log-writer {log.name}", daemon=True)
         self._keeper.start()
         self._sender.start()
@@ -370,8 +365,8 @@ class LogWriter:
         """The owner's znode is removed, so that nobody waits for this writer; what has become of the tail, if known."""
         log = self._log
         try:
-            with self._zk.within(_RELEASE_MS):
-                return log.run(change_steps(ReleaseTail(log.paths, self._owner), self._now_ms))
+            with log.zookeeper.within(_RELEASE_MS):
+                return log.change(ReleaseTail(log.paths, self._owner))
         except (NoSuchLogError, LogReplacedError) as error:
             return error.message
         except BookKeeperError as error:
@@ -391,7 +386,7 @@ class LogWriter:
             try:
                 # A ledger that another has fenced is as good as lost: holding on to the tail would keep that other out.
                 if log.ledgers.client.metadata(tail.place.ledger_id).state is LedgerState.OPEN:
-                    log.run(change_steps(KeepTail(log.paths, self._owner), self._now_ms))
+                    log.change(KeepTail(log.paths, self._owner))
                     return
                 lost: BookKeeperError = fenced_error(log.paths, self._owner, tail.place.ledger_id)
             except (LogFencedError, NoSuchLedgerError, NoSuchLogError, LogReplacedError) as error:

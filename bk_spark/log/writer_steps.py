@@ -12,29 +12,22 @@ from typing import Final
 from bk_spark.log.changes import MAX_UNAVAILABLE, UNAVAILABLE_PAUSE_MS, change_steps
 from bk_spark.log.formats import Owner
 from bk_spark.log.names import WRITERS, LogPaths
-from bk_spark.log.registrations import registrar
+from bk_spark.log.reading import children_steps, read_steps, sync_steps
+from bk_spark.log.registrations import MakeZnodes, registrar
 from bk_spark.log.steps import (
     Closed,
     CloseLedger,
     Conflict,
     Created,
     CreateLedger,
-    Done,
     Event,
     Failed,
-    Found,
-    ListChildren,
-    Listed,
     Pause,
-    Read,
     RecoverLedger,
     Steps,
-    Sync,
-    Unavailable,
 )
 from bk_spark.log.tail import (
     LookAtTail,
-    MakeWriterRun,
     OpenTail,
     RollTail,
     SealTail,
@@ -106,7 +99,7 @@ def next_ledger_steps(paths: LogPaths, owner: Owner, now_ms: Clock) -> Steps[int
     run_path = writer_run(paths, owner.writer_id)
     refused: Conflict | None = None
     for _ in range(_MAX_LEDGERS):
-        yield from change_steps(MakeWriterRun(paths, owner), now_ms)
+        yield from change_steps(MakeZnodes(paths, paths.runs_at(WRITERS), run_path), now_ms)
         event = yield CreateLedger(registrar(paths, run_path))
         if isinstance(event, Created):
             return event.ledger_id
@@ -163,19 +156,11 @@ def _recover(ledger_id: int) -> Steps[None]:
 
 def _is_writers(paths: LogPaths, ledger_id: int) -> Steps[bool]:
     """Whether a log writer made the ledger. Raises MetadataUnavailableError."""
-    parent = f"{paths.ledgers}/{WRITERS}"
-    for attempt in range(1, MAX_UNAVAILABLE + 1):
-        event = yield Sync(paths.head)
-        if isinstance(event, Done):
-            event = yield ListChildren(parent)
-        if isinstance(event, Listed):
-            event = yield Read(tuple(f"{parent}/{name}/{ledger_id}" for name in event.names or ()))
-        if isinstance(event, Found):
-            return any(znode is not None for znode in event.znodes.values())
-        assert isinstance(event, Unavailable), event
-        reason = event.reason
-        yield Pause(UNAVAILABLE_PAUSE_MS * attempt)
-    raise MetadataUnavailableError(f"log {paths.name}: ZooKeeper cannot be reached ({reason})")
+    yield from sync_steps(paths)
+    writers = yield from children_steps(paths, paths.runs_at(WRITERS))
+    names = tuple(f"{writer_run(paths, writer_id)}/{ledger_id}" for writer_id in writers)
+    znodes = yield from read_steps(paths, names)
+    return any(znode is not None for znode in znodes.values())
 
 
 def _on_ledger(action: CloseLedger | RecoverLedger) -> Steps[Event]:

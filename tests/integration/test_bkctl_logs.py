@@ -20,6 +20,7 @@ from bk_spark.log.formats import Owner, Registration, encode_owner, encode_regis
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import NoSuchLedgerError
 from bk_spark.protocol.quorum import Quorum
+from tests.support.logs import registered_ledgers
 
 PASSWORD = b"open sesame"
 
@@ -303,10 +304,7 @@ def test_verify_finds_holes(bkctl: Bkctl, log: Log, client: BlockingClient, stor
     commit(log, 0, LedgerRange(short.ledger_id, 0, 4, 5, 5))
     zk = client.zookeeper
     run_of = {
-        ledger: f"{log.paths.ledgers}/{app}/{run}/{ledger}"
-        for app in zk.children(log.paths.ledgers) or ()
-        for run in zk.children(f"{log.paths.ledgers}/{app}") or ()
-        for ledger in map(int, zk.children(f"{log.paths.ledgers}/{app}/{run}") or ())
+        ledger: f"{log.paths.ledgers}/{app}/{run}/{ledger}" for ledger, (app, run) in registered_ledgers(log).items()
     }
     zk.transaction([SetOp(run_of[second.ledger_id], encode_registration(Registration(None, 5)), -1)])
     zk.delete(run_of[third.ledger_id])

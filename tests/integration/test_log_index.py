@@ -27,7 +27,7 @@ from bk_spark.protocol.errors import (
     UnauthorizedError,
 )
 from bk_spark.protocol.quorum import Quorum
-from tests.support.log_commits import append
+from tests.support.logs import commit_made_up
 
 KEPT_SEGMENTS = 60
 SETTINGS = LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.RAW, b"secret")
@@ -70,9 +70,9 @@ def log(store: LogStore) -> Log:
     return store.create_log("flights", SETTINGS, b"secret")
 
 
-def commit(client: BlockingClient, log: Log, batches: int, segments: int = 5) -> None:
+def commit(log: Log, batches: int, segments: int = 5) -> None:
     for _ in range(batches):
-        append(client.zookeeper, log, *((n % 3 + 1, 100 * n + 7) for n in range(segments)))
+        commit_made_up(log, *((n % 3 + 1, 100 * n + 7) for n in range(segments)))
 
 
 def move(log: Log) -> MoveReport:
@@ -133,7 +133,7 @@ def test_a_list_reads_the_same_before_and_after_its_pages_moved(
     clock = Clock()
     store = LogStore(client.zookeeper, store.root, client=client, now_ms=clock)
     log = store.create_log("flights", SETTINGS, b"secret")
-    commit(client, log, 90)
+    commit(log, 90)
     segments = list(log.snapshot().segments())
     check_reads(log.snapshot(), segments)
     # These know nothing of the moves.
@@ -161,7 +161,7 @@ def test_a_list_reads_the_same_before_and_after_its_pages_moved(
     for snapshot in (log.snapshot(), reopened(store, log).snapshot(), *old):
         check_reads(snapshot, segments)
 
-    commit(client, log, 40)
+    commit(log, 40)
     more = list(log.snapshot().segments())
     assert more[: len(segments)] == segments
     for _ in range(3):
@@ -176,7 +176,7 @@ def test_a_list_reads_the_same_before_and_after_its_pages_moved(
 def test_an_offset_is_found_near_the_tail_without_reading_the_index(
     client: BlockingClient, store: LogStore, log: Log
 ) -> None:
-    commit(client, log, 60)
+    commit(log, 60)
     move_all(log)
     unarmed = LogStore(client.zookeeper, store.root).open_log("flights")
     snapshot = unarmed.snapshot()
@@ -191,7 +191,7 @@ def test_an_offset_is_found_near_the_tail_without_reading_the_index(
 def test_a_log_may_be_truncated_and_overwritten_into_its_index(
     client: BlockingClient, store: LogStore, log: Log
 ) -> None:
-    commit(client, log, 60)
+    commit(log, 60)
     segments = list(log.snapshot().segments())
     move_all(log)
     old = log.snapshot()
@@ -210,7 +210,7 @@ def test_a_log_may_be_truncated_and_overwritten_into_its_index(
     assert list(old.segments()) == segments, "an old snapshot still has its segments"
 
     # What is no longer needed is carried along no more.
-    commit(client, log, 20)
+    commit(log, 20)
     kept = list(log.snapshot().segments())
     move_all(log)
     head = head_of(client, log)
@@ -225,12 +225,12 @@ def test_a_log_may_be_truncated_and_overwritten_into_its_index(
     with pytest.raises(LogRangeGoneError, match="truncated or overwritten while its list was read"):
         list(late.segments())
 
-    append(client.zookeeper, log, (3, 30), overwrite=True)
+    commit_made_up(log, (3, 30), overwrite=True)
     assert [s.entries for s in reopened(store, log).snapshot().segments()] == [3]
     head = head_of(client, log)
     assert head.index is not None
     assert log.run(walk_steps(log.paths, head)).ledgers == frozenset()
-    commit(client, log, 30)
+    commit(log, 30)
     kept = list(log.snapshot().segments())
     assert move_all(log) > 0
     assert (log.run(walk_steps(log.paths, head_of(client, log))).ledgers & all_ledgers) == frozenset()
@@ -240,7 +240,7 @@ def test_a_log_may_be_truncated_and_overwritten_into_its_index(
 def test_a_lost_or_corrupt_index_is_refused_with_where_it_lies(
     client: BlockingClient, store: LogStore, log: Log
 ) -> None:
-    commit(client, log, 40)
+    commit(log, 40)
     move_all(log)
     head = head_of(client, log)
     assert head.index is not None
@@ -292,7 +292,7 @@ def test_lists_are_read_while_they_move(client: BlockingClient, store: LogStore,
 
     def write() -> None:
         try:
-            commit(client, log, rounds)
+            commit(log, rounds)
         finally:
             done.set()
 
@@ -323,7 +323,7 @@ def test_lists_are_read_while_they_move(client: BlockingClient, store: LogStore,
 
 
 def test_the_usual_limits_leave_a_short_list_alone(client: BlockingClient, log: Log) -> None:
-    commit(client, log, 3)
+    commit(log, 3)
     zookeeper: ZooKeeper = client.zookeeper
     before = zookeeper.get(log.paths.head)
     assert log.run(move_steps(log.paths, lambda: 0)) == MoveReport(0, None)

@@ -372,9 +372,13 @@ def test_a_lost_reply_makes_one_log(store: LogStore, proxy: ZooKeeperProxy, shak
 def test_a_lost_reply_registers_a_run_once(store: LogStore, proxy: ZooKeeperProxy, shaky: ZooKeeper) -> None:
     store.create_log("flights", RAW)
     log = LogStore(shaky, store.root).open_log("flights")
-    proxy.breaks[:] = [Break.AFTER, Break.BEFORE]
-    log.ledger_registrar("app", str(uuid.uuid4()))
+    proxy.breaks[:] = [Break.BEFORE, Break.AFTER]
+    run = str(uuid.uuid4())
+    log.ledger_registrar("app", run)
     assert proxy.broken == 2
+    before = proxy.requests
+    log.ledger_registrar("app", run)
+    assert proxy.requests == before, "it is there: no transaction"
 
 
 def test_messages_of_another_log_are_refused(zookeeper: ZooKeeper, store: LogStore) -> None:

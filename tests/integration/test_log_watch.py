@@ -14,7 +14,7 @@ from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import LogReplacedError, NoSuchLogError
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
-from tests.support.log_commits import append
+from tests.support.logs import commit_made_up
 from tests.support.zookeeper_proxy import CALLS, ZooKeeperProxy
 from tests.support.zookeeper_sessions import expire
 
@@ -83,7 +83,7 @@ def test_nothing_is_asked_while_nothing_happens(
         assert watch.now().next_offset == 0
     assert proxy.requests == before
 
-    append(zookeeper, log, (5, 50))
+    commit_made_up(log, (5, 50))
     told.wait()
     assert watch.now().next_offset == 5
     after = proxy.requests
@@ -96,7 +96,7 @@ def test_nothing_is_asked_while_nothing_happens(
     assert proxy.requests == after + 2
 
     # The watch was set again.
-    append(zookeeper, log, (5, 50))
+    commit_made_up(log, (5, 50))
     told.wait()
     assert watch.now().next_offset == 10
 
@@ -108,11 +108,11 @@ def test_what_no_news_came_of_is_seen_within_a_second(store: LogStore, zookeeper
     told = Told(watch)
     watch.now()
     told.deaf = True
-    append(zookeeper, log, (5, 50))
+    commit_made_up(log, (5, 50))
     told.wait()
     assert watch.now().next_offset == 0
     assert watch.latest().next_offset == 5
-    append(zookeeper, log, (5, 50))
+    commit_made_up(log, (5, 50))
     assert watch.now().next_offset == 5
     clock.now += 1
     assert watch.now().next_offset == 10
@@ -128,10 +128,10 @@ def test_a_new_session_is_watched_anew(store: LogStore, zookeeper: ZooKeeper, wa
     expire(watching)
     told.wait()
     told_names.wait()
-    append(zookeeper, log, (5, 50))
+    commit_made_up(log, (5, 50))
     store.create_log("trains", RAW)
     assert (watch.now().next_offset, names.now()) == (5, {"flights", "trains"})
-    append(zookeeper, log, (5, 50))
+    commit_made_up(log, (5, 50))
     told.wait()
     store.create_log("ships", RAW)
     told_names.wait()
@@ -142,7 +142,7 @@ def test_a_log_that_goes_is_an_error_each_time(store: LogStore, zookeeper: ZooKe
     log = store.create_log("flights", RAW)
     watch = LogWatch(zookeeper, log, Clock())
     told = Told(watch)
-    append(zookeeper, log, (5, 50))
+    commit_made_up(log, (5, 50))
     assert watch.now().next_offset == 5
     _delete_tree(zookeeper, log.paths.head)
     told.wait()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from chispa import assert_df_equality
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql.functions import expr
 from pyspark.sql.types import BinaryType, StringType
 
@@ -359,16 +359,6 @@ def test_a_password_in_a_file(connector: Connector, log: str, tmp_path: Path) ->
         connector.read(log, passwordFile=str(tmp_path / "no-such-file"))
 
 
-def _plans(spark: SparkSession) -> list[str]:
-    """What Spark keeps (and shows in its UI) of every query of this session."""
-    store = spark._jsparkSession.sharedState().statusStore()
-    queries = store.executionsList()
-    return [
-        "\n".join([query.physicalPlanDescription(), query.details(), query.description(), str(query.modifiedConfigs())])
-        for query in (queries.apply(index) for index in range(queries.size()))
-    ]
-
-
 def test_no_plan_and_no_error_shows_the_password(
     connector: Connector, log: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -395,6 +385,6 @@ def test_no_plan_and_no_error_shows_the_password(
         with pytest.raises(PySparkException) as raised:
             fail()
         shown.append(str(raised.value) + repr(raised.value))
-    shown += _plans(connector.spark)
+    shown += connector.plans()
     assert len(shown) > 10
     assert not [text for text in shown if SECRET in text]

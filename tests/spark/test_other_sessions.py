@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from chispa import assert_df_equality
 
-from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.log.store import LogStore
 from tests.spark.session_script import ROWS, fingerprint, rows_of
 from tests.support.connector import Connector
+from tests.support.logs import listed_ledgers, registered_ledgers
 
 SECRET = "correct-horse-battery"
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -71,24 +71,15 @@ def test_a_new_session_reads_what_this_one_wrote(
 
 @pytest.mark.parametrize("which", ["raw_log", "arrow_log"])
 def test_tasks_that_failed_once_wrote_each_row_once(
-    connector: Connector, answer: dict[str, Any], logs: LogStore, client: BlockingClient, which: str
+    connector: Connector, answer: dict[str, Any], logs: LogStore, which: str
 ) -> None:
     log = _NAMES[which]
-    segments = list(logs.open_log(log).snapshot().segments())
-    assert sum(segment.rows for segment in segments) == ROWS
+    assert sum(segment.rows for segment in logs.open_log(log).snapshot().segments()) == ROWS
     assert_df_equality(connector.read(log, "value string"), rows_of(connector.spark), ignore_nullable=True)
     # Each task had written to a ledger when it failed, and wrote again to another.
-    root = f"{logs.root}/{log}/ledgers"
-    zk = client.zookeeper
-    registered = {
-        int(ledger)
-        for app in zk.children(root) or []
-        for run in zk.children(f"{root}/{app}") or []
-        for ledger in zk.children(f"{root}/{app}/{run}") or []
-    }
-    listed = {segment.ledger_id for segment in segments}
+    listed = listed_ledgers(logs.open_log(log))
     assert len(listed) == 2
-    assert listed < registered
+    assert listed < registered_ledgers(logs.open_log(log)).keys()
 
 
 def test_unix_domain_sockets(answer: dict[str, Any]) -> None:

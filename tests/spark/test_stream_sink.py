@@ -18,6 +18,7 @@ from bk_spark.log.store import LogStore
 from bk_spark.log.writer import LogWriter
 from bk_spark.protocol.errors import LogFencedError
 from tests.support.connector import Connector
+from tests.support.logs import listed_ledgers, registered_ledgers
 from tests.support.streams import (
     assert_numbers,
     committed,
@@ -38,17 +39,6 @@ def _raw(connector: Connector, rows: int = ROWS, partitions: int = PARTITIONS) -
 
 def _values(connector: Connector, log: str) -> list[int]:
     return [int(row.value) for row in connector.read(log).orderBy("offset").collect()]
-
-
-def _registered(logs: LogStore, client: BlockingClient, log: str) -> set[int]:
-    """Ledgers made for a log, whoever made them."""
-    root, zk = f"{logs.root}/{log}/ledgers", client.zookeeper
-    return {
-        int(ledger)
-        for app in zk.children(root) or []
-        for run in zk.children(f"{root}/{app}") or []
-        for ledger in zk.children(f"{root}/{app}/{run}") or []
-    }
 
 
 def _failure(query_error: StreamingQueryException) -> tuple[str, str]:
@@ -94,8 +84,8 @@ def test_s1_restarts_and_a_forgotten_commit(
     assert application.run == str(query.runId)
     assert application.retired_runs[0] == str(first_run)
     # A worker has one ledger over many batches; all that are listed exist.
-    listed = {segment.ledger_id for segment in logs.open_log(log).snapshot().segments()}
-    assert listed <= _registered(logs, client, log)
+    listed = listed_ledgers(logs.open_log(log))
+    assert listed <= registered_ledgers(logs.open_log(log)).keys()
     assert len(listed) <= 3 * PARTITIONS
     for ledger_id in listed:
         client.metadata(ledger_id)
@@ -225,8 +215,7 @@ def test_a_ledger_fenced_by_another_client(
                 fenced += 1
             wait_for_batch(query, query.recentProgress[-1]["batchId"] + 2)
     assert_numbers(_values(connector, log), 2000, PARTITIONS)
-    listed = {segment.ledger_id for segment in logs.open_log(log).snapshot().segments()}
-    assert len(listed) > fenced
+    assert len(listed_ledgers(logs.open_log(log))) > fenced
 
 
 def test_idle_ledgers_are_closed_and_others_take_over(

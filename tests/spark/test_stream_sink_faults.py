@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.log.store import LogStore
 from tests.spark import stream_script
 from tests.support.connector import Connector
 from tests.support.killed_sink import KilledSource, arm
+from tests.support.logs import listed_ledgers, registered_ledgers
 from tests.support.process_tree import signal_tree, spark_workers
 from tests.support.streams import (
     assert_numbers,
@@ -59,38 +59,25 @@ def _values(connector: Connector, log: str) -> list[int]:
     return [int(row.value) for row in connector.read(log).orderBy("offset").collect()]
 
 
-def _registered(logs: LogStore, client: BlockingClient, log: str) -> set[int]:
-    root, zk = f"{logs.root}/{log}/ledgers", client.zookeeper
-    return {
-        int(ledger)
-        for app in zk.children(root) or []
-        for run in zk.children(f"{root}/{app}") or []
-        for ledger in zk.children(f"{root}/{app}/{run}") or []
-    }
-
-
-def _listed(logs: LogStore, log: str) -> set[int]:
-    return {segment.ledger_id for segment in logs.open_log(log).snapshot().segments()}
-
-
 # --- what a batch costs ---
 
 
 def test_one_transaction_for_a_micro_batch_of_eight_tasks(
-    connector: Connector, log: str, checkpoint: Path, proxy: ZooKeeperProxy, logs: LogStore, client: BlockingClient
+    connector: Connector, log: str, checkpoint: Path, proxy: ZooKeeperProxy, logs: LogStore
 ) -> None:
     """In steady state: no ledger is made, and nothing but the commit is written to ZooKeeper."""
     proxy.kinds = frozenset({MULTI, CREATE, DELETE, SET_DATA})
     frame = numbers(connector.spark, 80, 8).selectExpr("cast(number as string) as value")
     with running(sink(frame, _through(proxy, connector), log, checkpoint)) as query:
         wait_for_batch(query, 3)
-        ledgers, requests, first = _registered(logs, client, log), proxy.requests, committed(checkpoint)[-1]
+        made = registered_ledgers(logs.open_log(log))
+        requests, first = proxy.requests, committed(checkpoint)[-1]
         wait_for_batch(query, first + 8)
         last = committed(checkpoint)[-1]
         # One batch more may be under way.
         assert proxy.requests - requests <= last - first + 2
-        assert _registered(logs, client, log) == ledgers
-    assert len(ledgers) <= 4
+        assert registered_ledgers(logs.open_log(log)) == made
+    assert len(made) <= 4
     assert_numbers(_values(connector, log), 80, 8)
 
 
@@ -164,7 +151,7 @@ def test_s1_driver_killed_after_the_commit(
 
 
 def test_s2_killed_between_the_last_add_and_the_message(
-    connector: Connector, log: str, checkpoint: Path, logs: LogStore, client: BlockingClient
+    connector: Connector, log: str, checkpoint: Path, logs: LogStore
 ) -> None:
     """What the task wrote is acknowledged and in no message: it is not listed, and its ledger stays registered."""
     connector.spark.dataSource.register(KilledSource)
@@ -179,7 +166,7 @@ def test_s2_killed_between_the_last_add_and_the_message(
         query.awaitTermination(_PATIENCE_S)
     assert not armed.exists()
     assert logs.open_log(log).snapshot().next_offset == 0
-    lost = _registered(logs, client, log)
+    lost = registered_ledgers(logs.open_log(log)).keys()
     assert len(lost) >= 1
     # Of a worker that was reused, once more.
     with running(start()) as query:
@@ -190,9 +177,9 @@ def test_s2_killed_between_the_last_add_and_the_message(
     with running(start()) as query:
         wait_for_batch(query, committed(checkpoint)[-1] + 2)
     assert_numbers(_values(connector, log), ROWS, PARTITIONS)
-    listed = _listed(logs, log)
+    listed = listed_ledgers(logs.open_log(log))
     assert not listed & lost
-    assert listed <= _registered(logs, client, log)
+    assert listed <= registered_ledgers(logs.open_log(log)).keys()
 
 
 # --- S3 ---

@@ -34,7 +34,7 @@ from bk_spark.protocol.errors import (
     NoSuchLogError,
 )
 from bk_spark.protocol.quorum import Quorum
-from tests.support.log_commits import append
+from tests.support.logs import commit_made_up
 from tests.support.streams import wait_until
 
 RAW = LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.RAW, b"")
@@ -58,7 +58,7 @@ class World:
         return self.store.create_log(name, settings, b"")
 
     def append(self, log: Log, *segments: tuple[int, int], overwrite: bool = False) -> list[int]:
-        return append(self.client.zookeeper, log, *segments, overwrite=overwrite)
+        return commit_made_up(log, *segments, overwrite=overwrite)
 
     def reader(self, **options: Any) -> StreamReader:
         """As after a restart: it knows nothing of an earlier one."""

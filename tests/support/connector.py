@@ -35,6 +35,17 @@ class Connector:
         reader = self.spark.read.format("bookkeeper").options(metadataServiceUri=self.metadata_service_uri, **options)
         return reader if schema is None else reader.schema(schema)
 
+    def plans(self) -> list[str]:
+        """What Spark keeps (and shows in its UI) of every query of this session."""
+        store = self.spark._jsparkSession.sharedState().statusStore()
+        queries = store.executionsList()
+        return [
+            "\n".join(
+                [query.physicalPlanDescription(), query.details(), query.description(), str(query.modifiedConfigs())]
+            )
+            for query in (queries.apply(index) for index in range(queries.size()))
+        ]
+
     @contextmanager
     def conf(self, **settings: str) -> Iterator[None]:
         """Session settings for a while; ``__`` stands for a dot."""

@@ -23,7 +23,7 @@ from bk_spark.log.formats import (
     encode_head,
     encode_registration,
 )
-from bk_spark.log.names import LogPaths
+from bk_spark.log.names import LogPaths, app_key
 from bk_spark.log.page import SegmentPage, decode_page, encode_page
 from bk_spark.log.segment import Segment, SegmentTable
 from bk_spark.log.settings import encode_settings
@@ -101,7 +101,7 @@ class ModelZooKeeper:
         return None if found is None else Znode(found[0], found[1], 0, 0, 0, 0)
 
     def register(self, app: str, run: str, *ledger_ids: int) -> None:
-        for path in (PATHS.app_ledgers(app), PATHS.run(app, run)):
+        for path in (PATHS.runs_at(app_key(app)), PATHS.run(app, run)):
             if self.read(path) is None:
                 self.transact([CreateOp(path)])
         for ledger_id in ledger_ids:

@@ -1,7 +1,8 @@
-"""Logs on the session's cluster, for tests of log writers and readers."""
+"""Logs on the session's cluster, for tests of log writers and readers, and of what only looks at the list."""
 
 from __future__ import annotations
 
+import itertools
 import uuid
 
 from bk_spark.bookie.blocking import BlockingClient
@@ -15,21 +16,41 @@ RAW = LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.RAW, PA
 #: A log writer must tell its last add confirmed when it pauses.
 TELLING = ClientConfig(explicit_lac_interval_ms=100)
 
+_MADE_UP_IDS = itertools.count(1)
+
 
 def new_log(client: BlockingClient) -> Log:
     return LogStore.of(client).create_log(f"log-{uuid.uuid4().hex[:12]}", RAW, PASSWORD)
 
 
 def entries(log: Log) -> list[bytes]:
-    """Of all sealed segments, read with the ledger client alone."""
+    """Of all sealed segments of a raw log that nothing was cut off from, read with the ledger client alone."""
     found: list[bytes] = []
     for segment in log.snapshot().segments():
-        assert segment.base_offset == len(found)
-        assert segment.last_entry is not None
+        assert segment.base_offset == len(found), f"segments leave a hole at offset {len(found)}: {segment}"
+        assert segment.last_entry is not None, f"an open tail: {segment}"
         reader = log.ledgers.reader(segment.ledger_id)
         for block in reader.read_blocks(segment.first_entry, segment.last_entry, known_to_exist=True):
             found += map(bytes, block.payloads)
+        assert len(found) == segment.end_offset, f"{segment} holds {len(found) - segment.base_offset} entries"
+        assert segment.rows == segment.entries, f"a raw segment has one row an entry: {segment}"
     return found
+
+
+def listed_ledgers(log: Log) -> set[int]:
+    """Ledgers that hold committed entries."""
+    return {segment.ledger_id for segment in log.snapshot().segments()}
+
+
+def registered_ledgers(log: Log) -> dict[int, tuple[str, str]]:
+    """Ledgers made for a log, whoever made them; of each the application and the run, as their znodes are called."""
+    zk, root = log.zookeeper, log.paths.ledgers
+    return {
+        int(ledger): (app, run)
+        for app in zk.children(root) or ()
+        for run in zk.children(f"{root}/{app}") or ()
+        for ledger in zk.children(f"{root}/{app}/{run}") or ()
+    }
 
 
 def commit(log: Log, batch_id: int, payloads: list[bytes], *, fence_tail: bool = False) -> None:
@@ -41,3 +62,17 @@ def commit(log: Log, batch_id: int, payloads: list[bytes], *, fence_tail: bool =
     message = CommitMessage(log.log_id, "app", "run", "query", batch_id, 0, (part,))
     log.commit(CommitRequest.from_messages([message], fence_tail=fence_tail))
     log.ledgers.abandon(writer.ledger_id)
+
+
+def commit_made_up(log: Log, *segments: tuple[int, int], overwrite: bool = False) -> list[int]:
+    """Append ``segments``, entries and bytes of each, in one commit, without ledgers; the made-up ledger of each."""
+    app, ledgers = uuid.uuid4().hex, [next(_MADE_UP_IDS) for _ in segments]
+    registrar = log.ledger_registrar(app, app)
+    for ledger_id in ledgers:
+        log.zookeeper.transaction(registrar(ledger_id))
+    messages = tuple(
+        CommitMessage(log.log_id, app, app, "", 0, number, (LedgerRange(ledger_id, 0, entries - 1, entries, size),))
+        for number, (ledger_id, (entries, size)) in enumerate(zip(ledgers, segments, strict=True))
+    )
+    log.commit(CommitRequest(log.log_id, app, app, "", 0, messages, overwrite, anonymous=True))
+    return ledgers

@@ -1,10 +1,12 @@
-"""Processes below a process, to be suspended, resumed or killed together (Linux)."""
+"""Processes below a process or in its session, to be suspended, resumed or killed together (Linux)."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -18,12 +20,7 @@ def command_of(pid: int) -> str:
 
 def descendants(pid: int) -> dict[int, int]:
     """All processes below ``pid``, each with its parent."""
-    parents: dict[int, int] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                stat = Path(f"/proc/{entry}/stat").read_text()
-                parents[int(entry)] = int(stat.rpartition(")")[2].split()[1])
+    parents = {child: process.parent for child, process in _processes().items()}
     found: dict[int, int] = {}
     below = [pid]
     while below:
@@ -34,6 +31,11 @@ def descendants(pid: int) -> dict[int, int]:
     return found
 
 
+def session_members(session: int) -> list[int]:
+    """The living processes of a session, sorted."""
+    return sorted(pid for pid, process in _processes().items() if process.session == session and process.state != "Z")
+
+
 def spark_workers(pid: int, module: str) -> list[int]:
     """Python workers below ``pid`` that run ``pyspark.<module>``; the daemons that fork them are not among them."""
     found = descendants(pid)
@@ -42,6 +44,31 @@ def spark_workers(pid: int, module: str) -> list[int]:
 
 def signal_tree(pid: int, number: signal.Signals) -> None:
     """Send a signal to ``pid`` and all below it."""
-    for one in (*descendants(pid), pid):
+    signal_all((*descendants(pid), pid), number)
+
+
+def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to those that have not ended."""
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(one, number)
+            os.kill(pid, number)
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    state: str
+    parent: int
+    session: int
+
+
+def _processes() -> dict[int, _Process]:
+    """All there are."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                stat = Path(f"/proc/{entry}/stat").read_text("ascii", errors="replace")
+                # After the name, which may hold anything: state, parent, group, session.
+                state, parent, _, session, *_ = stat.rpartition(")")[2].split()
+                found[int(entry)] = _Process(state, int(parent), int(session))
+    return found

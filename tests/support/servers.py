@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 #: Small files and short waits: tests see files flushed, and killed bookies come back soon.
 BOOKIE_SETTINGS = {"journalPreAllocSizeMB": "1", "flushInterval": "1000", "zkTimeout": "4000"}
 
+#: Sessions of tests are short: compiling for speed takes half of their time, and gains nothing.
+_JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -33,6 +36,8 @@ def spark_session(directory: Path, master: str = "local[2]", **conf: str) -> Spa
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": _JVM_OPTIONS,
+        "spark.executor.extraJavaOptions": _JVM_OPTIONS,
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(directory / "warehouse"),

@@ -53,18 +53,25 @@ def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = _PATIENC
         time.sleep(_POLL_S)
 
 
-def assert_numbers(found: Iterable[int], rows_per_batch: int, partitions: int, batches: int | None = None) -> int:
-    """``found``, in the log's order, are the numbers of the first ``batches`` (None: any whole number): each once,
-    batch after batch, within a batch partition after partition. The number of batches."""
-    listed = list(found)
-    if batches is None:
-        assert len(listed) % rows_per_batch == 0, f"{len(listed)} rows are no whole number of batches"
-        batches = len(listed) // rows_per_batch
+def expected_numbers(rows_per_batch: int, partitions: int, batches: int) -> list[int]:
+    """What :func:`numbers` has in so many batches, in the order of a log that it is written to: batch after batch,
+    within a batch partition after partition."""
     expected: list[int] = []
     for batch in range(batches):
         rows = range(batch * rows_per_batch, (batch + 1) * rows_per_batch)
         for partition in range(partitions):
             expected += rows[partition::partitions]
+    return expected
+
+
+def assert_numbers(found: Iterable[int], rows_per_batch: int, partitions: int, batches: int | None = None) -> int:
+    """``found``, in the log's order, are the expected numbers of the first ``batches`` (None: any whole number). The
+    number of batches."""
+    listed = list(found)
+    if batches is None:
+        assert len(listed) % rows_per_batch == 0, f"{len(listed)} rows are no whole number of batches"
+        batches = len(listed) // rows_per_batch
+    expected = expected_numbers(rows_per_batch, partitions, batches)
     assert len(listed) == len(expected), f"{len(listed)} rows instead of {len(expected)}"
     assert listed == expected
     return batches
@@ -72,17 +79,17 @@ def assert_numbers(found: Iterable[int], rows_per_batch: int, partitions: int, b
 
 def committed(checkpoint: Path) -> list[int]:
     """Batches that Spark's own checkpoint says are committed."""
-    return sorted(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdigit())
+    return sorted(int(path.name) for path in (checkpoint / "commits").glob("*") if path.name.isdigit())
 
 
 def forget_last_commit(checkpoint: Path) -> int:
     """Take the newest batch out of the checkpoint's commits, as if the driver had died before it wrote that: Spark
-    runs the batch again. Its number."""
+    runs the batch again. Its number. There must be one."""
     last = committed(checkpoint)[-1]
     for path in (checkpoint / "commits").iterdir():
         if path.name in (str(last), f".{last}.crc"):
             path.unlink()
-    # A query that was stopped within its next batch had planned that already. Spark would go on there.
+    # A query that ended within its next batch had planned that already. Spark would go on there.
     for path in (checkpoint / "offsets").iterdir():
         number = path.name.removeprefix(".").removesuffix(".crc")
         if number.isdecimal() and int(number) > last:
@@ -90,7 +97,11 @@ def forget_last_commit(checkpoint: Path) -> int:
     return last
 
 
-def sink(frame: DataFrame, uri: str, log: str, checkpoint: Path, **options: Any) -> StreamingQuery:
-    """Start writing ``frame`` to a log."""
+def sink(
+    frame: DataFrame, uri: str, log: str, checkpoint: Path, *, trigger: dict[str, Any] | None = None, **options: Any
+) -> StreamingQuery:
+    """Start writing ``frame`` to a log. A ``trigger`` other than the usual one as PySpark's arguments."""
     writer = frame.writeStream.format("bookkeeper").option("checkpointLocation", str(checkpoint))
+    if trigger is not None:
+        writer = writer.trigger(**trigger)
     return writer.options(metadataServiceUri=uri, log=log, **options).start()

@@ -59,7 +59,7 @@ def test_a_default_is_one_that_its_own_parser_takes(option: Option) -> None:
 
 def test_the_reference_is_what_the_table_says() -> None:
     page = Path(__file__).parents[2] / "docs" / "options.md"
-    assert page.read_text() == reference(), "run python -m bk_spark.datasource.options > docs/options.md"
+    assert page.read_text() == reference(), "run python -m bk_spark.datasource.options_page > docs/options.md"
     for option in OPTIONS:
         assert reference().count(f"| `{option.name}` |") == 1
 

@@ -563,7 +563,7 @@ def test_a_run_deleted_and_made_again_does_not_let_an_old_commit_through() -> No
     world.now_ms += 8 * DAY_MS
     report = world.reap()
     assert run_path in report.removed
-    assert world.paths.app_ledgers("app") in report.removed
+    assert world.paths.runs_at("app") in report.removed
     again = world.ledger()
     run = world.zk.read(run_path)
     assert run is not None
@@ -602,7 +602,7 @@ def test_whoever_removes_a_run_or_an_application_or_a_page_beyond_the_tail_write
 
 def test_a_new_run_keeps_its_empty_znode_while_it_makes_its_first_ledger() -> None:
     world = ReapWorld()
-    world.ensure(world.paths.app_ledgers("app"), world.paths.run("app", "r0"))
+    world.ensure(world.paths.runs_at("app"), world.paths.run("app", "r0"))
     world.reap_for(5 * HOUR_MS)
     assert world.zk.read(world.paths.run("app", "r0")) is not None
     # The one that commits keeps it however long it is idle.
@@ -633,7 +633,7 @@ def test_l5_the_log_is_deleted_while_the_reaper_is_stopped_anywhere(again: bool)
         if again:
             world.make_log()
             # The same names and versions as in the old log; the registration is condemned by nobody.
-            world.ensure(world.paths.app_ledgers("app"), world.paths.run("app", "r0"))
+            world.ensure(world.paths.runs_at("app"), world.paths.run("app", "r0"))
             ids = range(101, 105)
             registrations = [world.paths.registration("app", "r0", ledger_id) for ledger_id in ids]
             data = encode_registration(Registration())
@@ -666,7 +666,7 @@ def test_l5_a_condemnation_for_the_old_log_does_not_hold_for_the_new_one_whose_v
     delete_all(world)
     world.make_log()
     run_path, path = world.paths.run("app", "r0"), world.paths.registration("app", "r0", ledger)
-    world.ensure(world.paths.app_ledgers("app"), run_path)
+    world.ensure(world.paths.runs_at("app"), run_path)
     world.zk.transact([CreateOp(path, encode_registration(Registration()))])
     action = reaper.next_action
     assert isinstance(action, Transact)
@@ -723,7 +723,7 @@ def test_an_application_without_a_name_is_forgotten_and_its_batch_still_refused(
     with pytest.raises(LedgerRefusedError, match="no ledger is registered|not registered"):
         world.commit(0, (listed, 0, 9), app="uuid", run="b", anonymous=True)
     world.now_ms += 8 * DAY_MS
-    assert world.paths.app_ledgers("uuid") in world.reap().removed
+    assert world.paths.runs_at("uuid") in world.reap().removed
 
 
 def test_l4_a_batch_write_that_sleeps_over_the_end_of_its_application_appends_nothing_twice() -> None:

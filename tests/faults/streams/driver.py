@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.faults.streams.query import QuerySettings
+from tests.support.process_tree import command_of, session_members, signal_all
 from tests.support.processes import wait_until_ended
 
 REPOSITORY: Final = Path(__file__).resolve().parents[3]
@@ -49,6 +50,12 @@ class Driver:
     def status(self) -> int | None:
         return self._process.poll()
 
+    @property
+    def run(self) -> str | None:
+        """The query's run, once it has one."""
+        told = re.search(r"^run (\S+)$", self.output.read_text(errors="replace"), re.MULTILINE)
+        return None if told is None else told[1]
+
     def wait(self, timeout_s: float) -> bool:
         try:
             self._process.wait(timeout_s)
@@ -59,8 +66,7 @@ class Driver:
     def kill_driver(self) -> None:
         """SIGKILL to the driver's JVM and its Python; executors find out by themselves."""
         jvm = self._pids("org.apache.spark.deploy.SparkSubmit")
-        for pid in (*jvm, self._process.pid):
-            _signal(pid, signal.SIGKILL)
+        signal_all((*jvm, self._process.pid), signal.SIGKILL)
         self._process.wait()
         for pid in jvm:
             wait_until_ended(pid, _ENDED_TIMEOUT_MS)
@@ -76,17 +82,16 @@ class Driver:
 
     def suspend(self) -> None:
         """SIGSTOP to every process there is now."""
-        self._signal_all(signal.SIGSTOP)
+        signal_all(self._session(), signal.SIGSTOP)
 
     def resume(self) -> None:
-        self._signal_all(signal.SIGCONT)
+        signal_all(self._session(), signal.SIGCONT)
 
     def destroy(self) -> None:
         """Nothing of it is left afterwards."""
         deadline = time.monotonic() + _ENDED_TIMEOUT_MS / 1000
         while pids := self._session():
-            for pid in pids:
-                _signal(pid, signal.SIGKILL)
+            signal_all(pids, signal.SIGKILL)
             for pid in pids:
                 wait_until_ended(pid, 1_000)
             assert time.monotonic() < deadline, f"processes {pids} cannot be killed"
@@ -98,40 +103,12 @@ class Driver:
     def _kill_one(self, pids: list[int], which: int) -> bool:
         if not pids:
             return False
-        _signal(pids[which % len(pids)], signal.SIGKILL)
+        signal_all([pids[which % len(pids)]], signal.SIGKILL)
         return True
-
-    def _signal_all(self, number: signal.Signals) -> None:
-        for pid in self._session():
-            _signal(pid, number)
 
     def _pids(self, word: str) -> list[int]:
         """Processes of the session, other than the script's own, with ``word`` in their command line."""
-        return [pid for pid in self._session() if pid != self._process.pid and word in _command(pid)]
+        return [pid for pid in self._session() if pid != self._process.pid and word in command_of(pid)]
 
     def _session(self) -> list[int]:
-        """Every living process of the driver's session."""
-        return sorted(
-            int(entry) for entry in os.listdir("/proc") if entry.isdigit() and _is_of(int(entry), self._process.pid)
-        )
-
-
-def _is_of(pid: int, session: int) -> bool:
-    try:
-        # After the name, which may hold anything: state, parent, group, session.
-        fields = Path(f"/proc/{pid}/stat").read_text("ascii", errors="replace").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return int(fields[3]) == session and fields[0] != "Z"
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
+        return session_members(self._process.pid)

@@ -1,7 +1,7 @@
 """A streaming query as a process of its own, with real executors: run as a script by ``driver.Driver``.
 
 Takes a JSON object as its argument. Numbered rows go from Spark's ``rate-micro-batch`` source, or from a log, into a
-log. Ends with status 0 when the last batch is committed.
+log. Prints the query's run. Ends with status 0 when the last batch is committed.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from tests.support.servers import spark_session
+from tests.support.streams import numbers, sink
 
 _POLL_S = 0.05
 
@@ -39,9 +40,6 @@ class QuerySettings:
     def rows(self) -> int:
         return self.batches * self.rows_per_batch
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
 
 def main() -> None:
     given = json.loads(sys.argv[1])
@@ -58,6 +56,7 @@ def main() -> None:
         spark__sql__streaming__stopTimeout="60000",
     )
     query = _start(spark, settings)
+    print("run", query.runId, flush=True)
     try:
         _wait(query, settings)
     finally:
@@ -66,29 +65,22 @@ def main() -> None:
 
 
 def _start(spark: SparkSession, settings: QuerySettings) -> StreamingQuery:
-    rows = _rows(spark, settings)
-    writer = (
-        rows.writeStream.format("bookkeeper")
-        .queryName("numbers")
-        .option("metadataServiceUri", settings.uri)
-        .option("log", settings.log)
-        .option("password", settings.password)
-        .option("checkpointLocation", settings.checkpoint)
+    return sink(
+        _rows(spark, settings),
+        settings.uri,
+        settings.log,
+        Path(settings.checkpoint),
+        trigger={"processingTime": f"{settings.trigger_ms} milliseconds"}
+        if settings.source_log is None
+        else {"availableNow": True},
+        password=settings.password,
     )
-    if settings.source_log is None:
-        return writer.trigger(processingTime=f"{settings.trigger_ms} milliseconds").start()
-    return writer.trigger(availableNow=True).start()
 
 
 def _rows(spark: SparkSession, settings: QuerySettings) -> DataFrame:
     if settings.source_log is None:
-        return (
-            spark.readStream.format("rate-micro-batch")
-            .option("rowsPerBatch", settings.rows_per_batch)
-            .option("numPartitions", settings.partitions)
-            .load()
-            .selectExpr("cast(value as string) as value")
-        )
+        frame = numbers(spark, settings.rows_per_batch, settings.partitions)
+        return frame.selectExpr("cast(number as string) as value")
     return (
         spark.readStream.format("bookkeeper")
         .option("metadataServiceUri", settings.uri)

@@ -13,21 +13,19 @@ from pathlib import Path
 from typing import Final
 
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.log import EntryFormat, LogSettings, LogStore
-from bk_spark.log.log import Log
-from bk_spark.log.message import CommitMessage, CommitRequest, LedgerRange
+from bk_spark.log import Log, LogStore
+from bk_spark.log.formats import Application
 from bk_spark.log.store import unix_time_ms
-from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import BookKeeperError
-from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
 from tests.faults.streams.driver import Driver
 from tests.faults.streams.plan import Fault, Plan, Step
 from tests.faults.streams.query import QuerySettings
-from tests.faults.streams.verdict import content_of, orphans_of, problems_of
+from tests.faults.streams.verdict import orphans_of, problems_of
 from tests.faults.timeline import Timeline
+from tests.support.logs import PASSWORD, RAW, commit, entries, listed_ledgers
+from tests.support.streams import committed, forget_last_commit
 
-PASSWORD: Final = "numbers"
 #: Of a whole run; a start of Spark with two executors takes about 15 s here.
 _RUN_S: Final = 420.0
 _STARTS: Final = 14
@@ -36,16 +34,18 @@ _ZOMBIE_S: Final = 90.0
 #: Ours in commit(), or Spark's own where it finds the checkpoint changed before that.
 _TOLD: Final = re.compile(r"took over|CONCURRENT_STREAM_LOG_UPDATE|CONCURRENT_QUERY|[Cc]oncurrent update")
 _TWO_HOURS_MS: Final = 2 * 3_600_000
-_DAY_MS: Final = 24 * 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    """``taken_over`` drivers went on after another had taken over from them."""
+
     plan: Plan
     timeline: Timeline
     rows: int
     ledgers: int
     starts: int
+    taken_over: int
     carried_out: int
     problems: list[str]
     outputs: list[Path]
@@ -54,8 +54,8 @@ class Outcome:
         return "\n".join(
             [
                 f"seed {self.plan.seed}: repeat with make stream-faults SEEDS={self.plan.seed}",
-                f"{self.rows} rows in {self.ledgers} ledgers, {self.starts} starts, {self.carried_out} of "
-                f"{len(self.plan.steps)} faults carried out",
+                f"{self.rows} rows in {self.ledgers} ledgers, {self.starts} starts, {self.taken_over} taken over from, "
+                f"{self.carried_out} of {len(self.plan.steps)} faults carried out",
                 *self.problems,
                 "",
                 str(self.timeline),
@@ -76,7 +76,7 @@ class StreamRun:
         self._drivers: list[Driver] = []
         #: Suspended, with the batch that was committed when they were.
         self._paused: list[tuple[Driver, int]] = []
-        #: Gone on after another took over: they must find out, and end by themselves.
+        #: Gone on after another took over from them: they must find out, and end by themselves.
         self._zombies: list[Driver] = []
         self._starting: list[threading.Thread] = []
         name = f"numbers-{plan.seed}-{uuid.uuid4().hex[:8]}"
@@ -88,7 +88,7 @@ class StreamRun:
             batches=plan.batches,
             rows_per_batch=plan.rows_per_batch,
             partitions=plan.partitions,
-            password=PASSWORD,
+            password=PASSWORD.decode(),
             trigger_ms=300,
         )
 
@@ -116,6 +116,7 @@ class StreamRun:
             rows,
             ledgers,
             len(self._drivers),
+            len(self._zombies),
             carried_out,
             self._problems,
             [driver.output for driver in self._drivers],
@@ -131,8 +132,10 @@ class StreamRun:
         deadline = time.monotonic() + _RUN_S
         driver = self._start()
         while time.monotonic() < deadline:
-            batch = self._committed()
-            self._let_go(batch)
+            application = self._application()
+            batch = _batch_of(application)
+            if application is not None:
+                self._let_go(application)
             if driver.ended and driver.status != 0:
                 if len(self._drivers) >= _STARTS:
                     self._problems.append(f"the query was started {_STARTS} times and is not done")
@@ -188,14 +191,17 @@ class StreamRun:
                 self._maintain(_TWO_HOURS_MS)
         return driver
 
-    def _let_go(self, batch: int) -> None:
-        """Paused drivers go on when another has committed since."""
+    def _let_go(self, now: Application) -> None:
+        """Paused drivers go on when another has committed since, or all is done."""
         for driver, before in list(self._paused):
-            if batch > before or batch >= self._plan.batches - 1:
+            run = driver.run
+            if (now.batch_id > before and now.run != run) or now.batch_id >= self._plan.batches - 1:
                 self._timeline.note("plan", f"driver {driver.number} goes on")
                 driver.resume()
                 self._paused.remove((driver, before))
-                self._zombies.append(driver)
+                # Nobody took over from one that had committed nothing: it may take over itself.
+                if run is not None and now.successor_of(run) is not None:
+                    self._zombies.append(driver)
 
     def _wait_for_zombies(self) -> None:
         for driver in self._zombies:
@@ -222,53 +228,48 @@ class StreamRun:
         thread.start()
 
     def _lose_last_commit(self) -> None:
-        commits = Path(self._settings.checkpoint) / "commits"
-        numbers = [int(path.name) for path in commits.glob("[0-9]*")] if commits.exists() else []
-        if numbers:
-            newest = commits / str(max(numbers))
-            newest.unlink()
-            checksum = commits / f".{newest.name}.crc"
-            checksum.unlink(missing_ok=True)
-            self._timeline.note("plan", f"{newest.name} is gone")
+        checkpoint = Path(self._settings.checkpoint)
+        if committed(checkpoint):
+            self._timeline.note("plan", f"commit {forget_last_commit(checkpoint)} is gone")
+        else:
+            self._timeline.note("plan", "there was none")
 
     def _committed(self) -> int:
         """The last batch in the log; -1 for none, or while ZooKeeper does not say."""
+        return _batch_of(self._application())
+
+    def _application(self) -> Application | None:
+        """What the query has committed; None for nothing, or while ZooKeeper does not say."""
         try:
             zk = self._client.zookeeper
             with zk.within(5_000):
-                for app in zk.children(f"/bk_spark/logs/{self._settings.log}/apps") or ():
-                    application = self._log.application(app)
-                    return -1 if application is None else application.batch_id
+                for app in zk.children(self._log.paths.apps) or ():
+                    return self._log.application(app)
         except BookKeeperError as error:
             self._timeline.note("look", f"{error}")
-        return -1
+        return None
 
     # --- logs ---
 
     def _make_logs(self) -> Log:
-        settings = LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.RAW, PASSWORD.encode())
         if self._settings.source_log is not None:
-            self._fill(self._logs.create_log(self._settings.source_log, settings, PASSWORD.encode()))
-        return self._logs.create_log(self._settings.log, settings, PASSWORD.encode())
+            self._fill(self._logs.create_log(self._settings.source_log, RAW, PASSWORD))
+        return self._logs.create_log(self._settings.log, RAW, PASSWORD)
 
     def _fill(self, log: Log) -> None:
         """Numbered entries, in a few ledgers that have nothing to do with batches."""
-        rows, app = self._settings.rows, "filler"
-        registrar = log.ledger_registrar(app, "run")
-        cuts = [0, rows // 3, rows // 2, rows]
-        ranges = []
-        for start, end in pairwise(cuts):
-            writer = log.ledgers.create(registrar)
-            writer.append_many([str(number).encode() for number in range(start, end)])
-            closed = log.ledgers.close(writer.ledger_id)
-            ranges.append(LedgerRange(writer.ledger_id, 0, closed.last_entry, end - start, closed.size_bytes))
-        message = CommitMessage(log.log_id, app, "run", "query", 0, 0, tuple(ranges))
-        log.commit(CommitRequest(log.log_id, app, "run", "query", 0, (message,)))
+        rows = self._settings.rows
+        for number, (start, end) in enumerate(pairwise((0, rows // 3, rows // 2, rows))):
+            commit(log, number, [str(row).encode() for row in range(start, end)])
+
+    def _opened(self, store: LogStore) -> Log:
+        """The log, with nothing kept from earlier looks at it."""
+        return store.open_log(self._settings.log, log_id=self._log.log_id, password=PASSWORD)
 
     def _maintain(self, ahead_ms: int) -> None:
         """The reaper as it is, but for its clock and its grace."""
         store = LogStore(self._client.zookeeper, client=self._client, now_ms=lambda: unix_time_ms() + ahead_ms)
-        log = store.open_log(self._settings.log, log_id=self._log.log_id, password=PASSWORD.encode())
+        log = self._opened(store)
         try:
             self._timeline.note("reaper", str(log.maintain(force=True)))
         except BookKeeperError as error:
@@ -277,17 +278,21 @@ class StreamRun:
     # --- the verdict ---
 
     def _judge(self) -> tuple[int, int]:
-        password = PASSWORD.encode()
         partitions = None if self._plan.from_log else self._plan.partitions
-        content = content_of(self._client, self._settings.log, password)
-        self._problems += problems_of(content, self._plan.rows_per_batch, partitions)
-        if len(content.values) < self._settings.rows:
-            self._problems.append(f"{len(content.values)} rows, expected {self._settings.rows}")
+        log = self._opened(self._logs)
+        values = [int(entry) for entry in entries(log)]
+        self._problems += problems_of(values, self._plan.rows_per_batch, partitions)
+        if len(values) < self._settings.rows:
+            self._problems.append(f"{len(values)} rows, expected {self._settings.rows}")
         # Two hours later nothing is left of runs that were taken over from, and everything else is there.
         for hours in (0, 2, 4):
             self._maintain(hours * 3_600_000)
-        self._problems += orphans_of(self._client, self._settings.log, content)
-        again = content_of(self._client, self._settings.log, password)
-        if again.values != content.values:
+        log = self._opened(self._logs)
+        self._problems += orphans_of(self._client, log)
+        if [int(entry) for entry in entries(log)] != values:
             self._problems.append("the reaper changed what the log holds")
-        return len(content.values), len(content.ledgers)
+        return len(values), len(listed_ledgers(log))
+
+
+def _batch_of(application: Application | None) -> int:
+    return -1 if application is None else application.batch_id

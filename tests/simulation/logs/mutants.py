@@ -28,7 +28,7 @@ from bk_spark.log.append import read_tail
 from bk_spark.log.changes import Change
 from bk_spark.log.formats import Head, Registration, decode_application, decode_registration
 from bk_spark.log.message import CommitRequest
-from bk_spark.log.names import LogPaths
+from bk_spark.log.names import LogPaths, app_key
 from bk_spark.log.plan import Plan, Readings
 from bk_spark.log.reap_rules import Run
 from bk_spark.log.steps import (
@@ -86,7 +86,7 @@ def _delete_old_ledgers(driver: Driver, request: CommitRequest) -> Generator[Any
     paths, app = driver.query.paths, request.app
     yield Sync(paths.head)
     found = yield Read((paths.app(app),))
-    listed = yield ListChildren(paths.app_ledgers(app))
+    listed = yield ListChildren(paths.runs_at(app_key(app)))
     if not isinstance(found, Found) or not isinstance(listed, Listed):
         return
     znode = found.znodes[paths.app(app)]

@@ -94,6 +94,14 @@ class ReaderZooKeeper:
     def get(self, path: str) -> Znode | None:
         return self.get_many((path,))[path]
 
+    def get_latest(self, path: str) -> Znode | None:
+        while True:
+            session = self.session_id
+            self.sync(path)
+            znode = self.get(path)
+            if self.session_id == session:
+                return znode
+
     def get_many(self, paths: Sequence[str]) -> dict[str, Znode | None]:
         found = self._answer(Look(tuple(paths)))
         assert isinstance(found, Found)

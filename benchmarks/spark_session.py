@@ -1,0 +1,43 @@
+"""The Spark that the benchmarks run on: the driver with two cores, local."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from benchmarks.kafka_broker import connector_jars
+
+
+def session(directory: Path, *, kafka: bool = False, unix_sockets: bool = False) -> SparkSession:
+    """A new session; a context manager.
+
+    Parameters
+    ----------
+    directory : of checkpoints and all other files.
+    kafka : with Spark's Kafka connector.
+    unix_sockets : whether the JVM speaks with Python over Unix sockets; Spark's default is TCP.
+    """
+    # Spark's workers must be of the Python that runs this.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    settings: dict[str, bool | float | int | str | None] = {
+        "spark.ui.enabled": False,
+        "spark.ui.showConsoleProgress": False,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "3g",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": 2,
+        "spark.local.dir": str(directory / "local"),
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.sql.streaming.checkpointLocation": str(directory / "checkpoints"),
+        "spark.sql.streaming.numRecentProgressUpdates": 10_000,
+        "spark.python.unix.domain.socket.enabled": unix_sockets,
+    }
+    if kafka:
+        settings["spark.jars"] = connector_jars()
+    spark = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
