@@ -4,12 +4,15 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CLASSES := $(VENV)/spark.jsa
 PROTO_VENV := .venv-proto
 PROTO_STAMP := $(PROTO_VENV)/.installed
 export PYTHON
 
 # Arguments for pytest: make test PYTEST_ARGS="tests/unit -x"
 PYTEST_ARGS ?=
+# Tests run in so many processes, each with a cluster and a Spark session of its own; 0: in one, as for a debugger.
+TEST_PROCESSES ?= 2
 # For the explorer: make explore EXPLORE_ARGS="--bigger -k 3/3/2"
 EXPLORE_ARGS ?=
 
@@ -43,15 +46,20 @@ notebooks: $(STAMP)
 	@scripts/ensure_java.sh
 	$(BIN)/python notebooks/run.py
 
-test: $(STAMP)
+# Spark's classes in an archive of Java's: sessions of tests start in half of the time.
+$(CLASSES): $(STAMP)
+	@scripts/ensure_java.sh
+	$(BIN)/python -m tests.support.class_archive $@ 2>/dev/null
+
+test: $(STAMP) $(CLASSES)
 	@scripts/ensure_java.sh --build
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
 
 faults: $(STAMP)
 	@scripts/ensure_java.sh
 	FAULT_SEEDS=$(SEEDS) $(BIN)/python -m pytest tests/faults/test_continuous_write.py $(PYTEST_ARGS)
 
-stream-faults: $(STAMP)
+stream-faults: $(STAMP) $(CLASSES)
 	@scripts/ensure_java.sh
 	STREAM_FAULT_SEEDS=$(SEEDS) $(BIN)/python -m pytest tests/faults/streams -k whatever_is_killed $(PYTEST_ARGS)
 
