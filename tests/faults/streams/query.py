@@ -35,6 +35,7 @@ class QuerySettings:
     password: str
     #: Of each batch, at least: so that a fault has something to hit.
     trigger_ms: int = 0
+    fail_on_data_loss: bool = True
 
     @property
     def rows(self) -> int:
@@ -87,6 +88,7 @@ def _rows(spark: SparkSession, settings: QuerySettings) -> DataFrame:
         .option("log", settings.source_log)
         .option("password", settings.password)
         .option("startingOffsets", "earliest")
+        .option("failOnDataLoss", settings.fail_on_data_loss)
         .option("maxEntriesPerTrigger", settings.rows_per_batch)
         .option("minPartitions", settings.partitions)
         .load()

@@ -32,7 +32,7 @@ _STARTS: Final = 14
 _POLL_S: Final = 0.02
 _ZOMBIE_S: Final = 90.0
 #: Ours in commit(), or Spark's own where it finds the checkpoint changed before that.
-_TOLD: Final = re.compile(r"took over|CONCURRENT_STREAM_LOG_UPDATE|CONCURRENT_QUERY|[Cc]oncurrent update")
+_TOLD: Final = re.compile(r"took over|CONCURRENT_STREAM_LOG_UPDATE|CONCURRENT_QUERY|[Cc]oncurrent(ly using| update)")
 _TWO_HOURS_MS: Final = 2 * 3_600_000
 
 

@@ -6,16 +6,25 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.log import LogStore
 from bookie_server.local import LocalCluster
+from tests.faults.streams.driver import Driver
 from tests.faults.streams.plan import Fault, Plan, Step
+from tests.faults.streams.query import QuerySettings
 from tests.faults.streams.run import Outcome, StreamRun
 from tests.faults.test_continuous_write import seeds
+from tests.support.logs import PASSWORD, RAW, commit, entries
 from tests.support.servers import BOOKIE_SETTINGS, start_timeout_ms
+from tests.support.streams import wait_until
 
 _SEEDS = "2"
 
@@ -68,3 +77,56 @@ def test_s2_tasks_die_between_their_adds_and_their_messages(ensemble: LocalClust
 def test_s3_a_second_driver_on_the_checkpoint_of_a_paused_one(ensemble: LocalCluster, tmp_path: Path) -> None:
     outcome = carry_out(ensemble, Plan(1003, False, 2, 100, 6, (Step(2, 200, Fault.PAUSE_DRIVER),)), tmp_path)
     assert (outcome.starts, outcome.taken_over) == (2, 1)
+
+
+@pytest.mark.timeout(600)
+def test_s4_a_source_goes_on_where_a_killed_driver_was(ensemble: LocalCluster, tmp_path: Path) -> None:
+    steps = (Step(1, 100, Fault.KILL_DRIVER), Step(3, 0, Fault.KILL_DRIVER_AT_COMMIT))
+    outcome = carry_out(ensemble, Plan(1004, True, 2, 70, 6, steps), tmp_path)
+    assert outcome.starts == 3
+
+
+@pytest.mark.timeout(600)
+def test_s5_zookeeper_changes_its_leader_under_a_source(ensemble: LocalCluster, tmp_path: Path) -> None:
+    steps = tuple(Step(batch, 100 * batch, Fault.KILL_LEADER, down_ms=1_500) for batch in (0, 2, 4))
+    outcome = carry_out(ensemble, Plan(1005, True, 2, 50, 8, steps), tmp_path)
+    assert outcome.carried_out == len(steps)
+
+
+@pytest.mark.timeout(600)
+def test_s6_rows_deleted_before_they_were_read(ensemble: LocalCluster, tmp_path: Path) -> None:
+    """Told by default, naming what is missing; skipped where the query says so, and nothing twice."""
+    uri, last = ensemble.metadata_service_uri, 600
+    settings = QuerySettings(uri, "s6", "s6-in", str(tmp_path / "checkpoint"), 12, 50, 2, PASSWORD.decode())
+    with BlockingClient(uri) as client, ExitStack() as started:
+
+        def start(number: int, settings: QuerySettings) -> Driver:
+            driver = Driver(settings, tmp_path, number)
+            started.callback(driver.destroy)
+            return driver
+
+        logs = LogStore.of(client)
+        source, target = (logs.create_log(name, RAW, PASSWORD) for name in ("s6-in", "s6"))
+        for number, (first, end) in enumerate(((0, 300), (300, 400), (400, last))):
+            commit(source, number, [str(row).encode() for row in range(first, end)])
+        driver = start(0, settings)
+        wait_until(lambda: target.snapshot().next_offset > 0, "first batch")
+        driver.kill_driver()
+        read = target.snapshot().next_offset
+        assert 0 < read < 300, "the driver was killed too late"
+        assert source.truncate(400) == 400
+
+        driver = start(1, settings)
+        assert driver.wait(120), "it runs on"
+        assert driver.status != 0
+        told = driver.output.read_text(errors="replace")
+        # Of the batch that was planned last, which the log may hold already.
+        lost = r"LogRangeGoneError: log s6-in: offsets \[\d+, \d+\) are gone .* set the option failOnDataLoss to false"
+        assert re.search(lost, told), driver.output_tail()
+        assert target.snapshot().next_offset == read
+
+        driver = start(2, replace(settings, fail_on_data_loss=False))
+        assert driver.wait(120), "it runs on"
+        assert driver.status == 0, driver.output_tail()
+        copied = [int(entry) for entry in entries(target)]
+    assert copied == [*range(read), *range(400, last)]
