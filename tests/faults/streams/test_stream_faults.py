@@ -76,7 +76,7 @@ def test_s2_tasks_die_between_their_adds_and_their_messages(ensemble: LocalClust
 @pytest.mark.timeout(600)
 def test_s3_a_second_driver_on_the_checkpoint_of_a_paused_one(ensemble: LocalCluster, tmp_path: Path) -> None:
     outcome = carry_out(ensemble, Plan(1003, False, 2, 100, 6, (Step(2, 200, Fault.PAUSE_DRIVER),)), tmp_path)
-    assert (outcome.starts, outcome.taken_over) == (2, 1)
+    assert (outcome.starts, outcome.taken_over, outcome.told) == (2, 1, 1)
 
 
 @pytest.mark.timeout(600)

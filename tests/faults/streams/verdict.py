@@ -38,15 +38,17 @@ def problems_of(values: Sequence[int], rows_per_batch: int, partitions: int | No
     return found
 
 
-def orphans_of(client: BlockingClient, log: Log) -> list[str]:
-    """Registered ledgers that the log does not refer to, and referenced ones that are not there."""
+def orphans_of(client: BlockingClient, log: Log, *, days_later: bool) -> list[str]:
+    """Registered ledgers that the log does not refer to, and referenced ones that are not there. A run that never
+    committed may still do so, and keeps its ledgers, until ``days_later``."""
     found = []
     listed, registered = listed_ledgers(log), registered_ledgers(log)
     for ledger_id, (app, run) in registered.items():
         if ledger_id not in listed:
             application = log.application(app)
             # The present run may still hold ledgers that it has committed nothing of.
-            if application is None or application.run != run:
+            gone = application is not None and application.successor_of(run) is not None
+            if gone or (days_later and (application is None or application.run != run)):
                 found.append(f"ledger {ledger_id} of run {run} is an orphan")
     for ledger_id in listed:
         if ledger_id not in registered:
