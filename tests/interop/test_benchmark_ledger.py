@@ -54,7 +54,10 @@ def test_every_client_on_both_kinds_of_bookies(
     for name in ("entries", "bytes", "client_cpu"):
         found = figures[f"{operation.name}.{name}"]
         assert _who(found) == everyone
-        assert all(figure["value"] > 0 for figure in found)
+        for figure in found:
+            # Java tells its CPU time in steps of 10 ms, of which a quick run may use less than one.
+            coarse = name == "client_cpu" and figure["client"].startswith("java")
+            assert figure["value"] >= 0 if coarse else figure["value"] > 0
     size = operation.sizes[0] if operation is APPEND_MANY else SIZE
     for entries, bytes_ in zip(figures[f"{operation.name}.entries"], figures[f"{operation.name}.bytes"], strict=True):
         assert entries["slowest"] <= round(entries["value"], 1) <= entries["fastest"]
