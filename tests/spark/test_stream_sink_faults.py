@@ -126,27 +126,6 @@ def test_s1_a_lost_answer_is_found_out(connector: Connector, log: str, checkpoin
     assert_numbers(_values(connector, log), ROWS, PARTITIONS)
 
 
-@pytest.mark.timeout(600)
-def test_s1_driver_killed_after_the_commit(
-    connector: Connector, log: str, checkpoint: Path, tmp_path: Path, proxy: ZooKeeperProxy, logs: LogStore
-) -> None:
-    """kill -9 of the driver and all its processes when ZooKeeper has taken the commit and nobody knows."""
-    with _driver(tmp_path / "first", _through(proxy, connector), log, checkpoint, last_batch=10**6) as first:
-        first.wait_for_batch(1)
-        proxy.on_break = first.kill
-        proxy.breaks = [Break.AFTER]
-        first.process.wait(_PATIENCE_S)
-    query_id = json.loads((checkpoint / "metadata").read_text())["id"]
-    application = logs.open_log(log).application(query_id)
-    assert application is not None
-    assert application.batch_id == committed(checkpoint)[-1] + 1
-
-    frame = numbers(connector.spark, ROWS, PARTITIONS).selectExpr("cast(number as string) as value")
-    with running(sink(frame, connector.metadata_service_uri, log, checkpoint)) as query:
-        wait_for_batch(query, application.batch_id + 1)
-    assert_numbers(_values(connector, log), ROWS, PARTITIONS)
-
-
 # --- S2 ---
 
 
@@ -239,11 +218,8 @@ class _Driver:
     def signal(self, number: signal.Signals) -> None:
         signal_tree(self.process.pid, number)
 
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
-
     def end(self) -> None:
-        self.kill()
+        self.signal(signal.SIGKILL)
         self.process.wait()
         self._reader.join()
         assert self.process.stdout is not None
