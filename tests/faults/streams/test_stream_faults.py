@@ -27,6 +27,8 @@ from tests.support.servers import BOOKIE_SETTINGS, start_timeout_ms
 from tests.support.streams import wait_until
 
 _SEEDS = "2"
+#: Spark's processes are started two or three times in each. tests/spark has the same scenarios with fewer processes.
+on_demand = pytest.mark.skipif("STREAM_FAULT_SEEDS" not in os.environ, reason="on demand: make stream-faults")
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +66,7 @@ def test_s1_a_commit_reached_zookeeper_and_the_driver_died(ensemble: LocalCluste
     assert outcome.starts == 3
 
 
+@on_demand
 @pytest.mark.timeout(600)
 def test_s2_tasks_die_between_their_adds_and_their_messages(ensemble: LocalCluster, tmp_path: Path) -> None:
     steps = tuple(
@@ -79,6 +82,7 @@ def test_s3_a_second_driver_on_the_checkpoint_of_a_paused_one(ensemble: LocalClu
     assert (outcome.starts, outcome.taken_over, outcome.told) == (2, 1, 1)
 
 
+@on_demand
 @pytest.mark.timeout(600)
 def test_s4_a_source_goes_on_where_a_killed_driver_was(ensemble: LocalCluster, tmp_path: Path) -> None:
     steps = (Step(1, 100, Fault.KILL_DRIVER), Step(3, 0, Fault.KILL_DRIVER_AT_COMMIT))
@@ -93,6 +97,7 @@ def test_s5_zookeeper_changes_its_leader_under_a_source(ensemble: LocalCluster, 
     assert outcome.carried_out == len(steps)
 
 
+@on_demand
 @pytest.mark.timeout(600)
 def test_s6_rows_deleted_before_they_were_read(ensemble: LocalCluster, tmp_path: Path) -> None:
     """Told by default, naming what is missing; skipped where the query says so, and nothing twice."""
