@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.support.servers import spark_environment
+
 PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
 PRINTED_URI = "zk://127.0.0.1:2181/ledgers"
 PRINTED_SERVER = "bookie-server local --bookies 3 --zk-port 2181 --dir /tmp/bookkeeper"
@@ -64,7 +66,7 @@ class Shell:
 
 def environment() -> dict[str, str]:
     """As in an activated virtual environment."""
-    return {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    return {**spark_environment(), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
 @contextmanager

@@ -12,6 +12,8 @@ import nbformat
 import pytest
 from nbformat import NotebookNode
 
+from tests.support.servers import spark_environment
+
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 NAMES = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
 #: Paths, addresses, ids: they differ from run to run and from machine to machine.
@@ -55,7 +57,8 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
     copy.mkdir()
     for path in (NOTEBOOKS / name, *NOTEBOOKS.glob("*.py")):
         shutil.copy(path, copy)
-    done = subprocess.run([sys.executable, copy / "run.py", copy / name], capture_output=True, text=True, timeout=880)
+    command = [sys.executable, copy / "run.py", copy / name]
+    done = subprocess.run(command, env=spark_environment(), capture_output=True, text=True, timeout=880)
     assert done.returncode == 0, done.stderr
     found, expected = _code(copy / name), _code(NOTEBOOKS / name)
     assert [cell.source for cell in found] == [cell.source for cell in expected]

@@ -26,6 +26,15 @@ def start_timeout_ms() -> int:
     return 120_000
 
 
+def _jvm_options() -> str:
+    return _JVM_OPTIONS + (f" -XX:SharedArchiveFile={_CLASS_ARCHIVE}" if _CLASS_ARCHIVE.exists() else "")
+
+
+def spark_environment() -> dict[str, str]:
+    """For processes that make sessions by themselves: Spark gives these options to the JVMs of all drivers."""
+    return {**os.environ, "SPARK_SUBMIT_OPTS": _jvm_options()}
+
+
 def spark_session(
     directory: Path, master: str = "local[2]", *, archive_at_exit: Path | None = None, **conf: str
 ) -> SparkSession:
@@ -35,11 +44,9 @@ def spark_session(
 
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    jvm_options = _JVM_OPTIONS
+    jvm_options = _jvm_options()
     if archive_at_exit is not None:
-        jvm_options += f" -XX:ArchiveClassesAtExit={archive_at_exit}"
-    elif _CLASS_ARCHIVE.exists():
-        jvm_options += f" -XX:SharedArchiveFile={_CLASS_ARCHIVE}"
+        jvm_options = f"{_JVM_OPTIONS} -XX:ArchiveClassesAtExit={archive_at_exit}"
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
