@@ -12,7 +12,7 @@ export PYTHON
 # Arguments for pytest: make test PYTEST_ARGS="tests/unit -x"
 PYTEST_ARGS ?=
 # Tests run in so many processes, each with a cluster and a Spark session of its own; 0: in one, as for a debugger.
-TEST_PROCESSES ?= 3
+TEST_PROCESSES ?= 2
 # For the explorer: make explore EXPLORE_ARGS="--bigger -k 3/3/2"
 EXPLORE_ARGS ?=
 

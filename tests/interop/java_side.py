@@ -18,6 +18,7 @@ _POLL_TIMEOUT_MS: Final = 5_000
 _LAST_POLL_TIMEOUT_MS: Final = 100
 _REASONS: Final = {
     -1: "entry is not confirmed",
+    -6: "not enough bookies",
     -7: "no such ledger",
     -11: "closed",
     # Closed by another client, elsewhere than this writer would have.
