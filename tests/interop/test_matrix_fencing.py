@@ -47,8 +47,8 @@ def test_writer_fenced_in_flight(sides: Sides, writer: Party, recovery_wire: int
         recovered = recoverer.recover(ledger.ledger_id)
         acknowledged, reason = writing.result(TIMEOUT_S)
     if writer.language == "java" and reason == "not enough bookies":
-        # Seen with Apache's bookies now and then, on a busy machine; why is not known. It wants to replace a bookie, and
-        # there is no spare one. What is checked below is the same: nothing acknowledged is lost.
+        # Seen with Apache's bookies now and then, on a busy machine; why is not known. It wants to replace a bookie,
+        # and there is no spare one. What is checked below is the same: nothing acknowledged is lost.
         reason = "fenced"
     assert reason == "fenced"
     assert acknowledged * CHUNK_ENTRIES <= recovered.count <= (acknowledged + 1) * CHUNK_ENTRIES
