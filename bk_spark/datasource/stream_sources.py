@@ -43,6 +43,8 @@ _LOG: Final = logging.getLogger(__name__)
 #: Between two questions for the last add confirmed of a ledger; longer after one that was not answered.
 _LAC_S: Final = 0.05
 _LAC_RETRY_S: Final = 1.0
+#: In a row at a list that grows while it is read.
+_MAX_LOOKS: Final = 5
 
 
 class Followed(ABC):
@@ -84,6 +86,8 @@ class FollowedLog(Followed):
         self._log = log
         self._watch = LogWatch(log.zookeeper, log)
         self._snapshot: LogSnapshot | None = None
+        #: The list grew while it was read.
+        self._is_outdated = False
         self._tail: Segment | None = None
         self._confirmed: _Confirmed | None = None
 
@@ -97,7 +101,7 @@ class FollowedLog(Followed):
     def _extent(self, latest: bool) -> Extent:
         snapshot = self._look(latest)
         if self._tail is None or self._confirmed is None:
-            return Extent(self.identity, snapshot.first_offset, snapshot.next_offset)
+            return Extent(self.identity, snapshot.first_offset, snapshot.next_offset, is_open=self._is_outdated)
         entries = self._confirmed.last(latest) - self._tail.first_entry + 1
         return Extent(self.identity, snapshot.first_offset, snapshot.next_offset + max(0, entries), is_open=True)
 
@@ -128,6 +132,13 @@ class FollowedLog(Followed):
         snapshot = self._watch.latest() if latest else self._watch.now()
         if snapshot is not self._snapshot:
             tail = snapshot.open_tail
+            for _ in range(_MAX_LOOKS):
+                self._is_outdated = tail is None and snapshot.is_outdated
+                if not self._is_outdated:
+                    break
+                # A tail, of which readers may have seen entries, was sealed after the list was read.
+                snapshot = self._watch.latest()
+                tail = snapshot.open_tail
             if tail is None:
                 self._confirmed = None
             elif self._tail is None or self._tail.ledger_id != tail.ledger_id or self._confirmed is None:

@@ -146,6 +146,9 @@ class LogReader:
                     # It ended before this offset; when it is sealed the list tells.
                     pass
             elif offset > snapshot.next_offset:
+                if snapshot.is_outdated:
+                    # What was read of the tail was sealed after the snapshot was taken.
+                    continue
                 raise LogRangeGoneError(
                     f"log {self._log.name}: offset {offset} is beyond the log's end, {snapshot.next_offset}"
                 )

@@ -64,12 +64,18 @@ class LogSnapshot:
     @property
     def open_tail(self) -> Segment | None:
         """The segment that a log writer is writing, from offset ``next_offset`` on. Read anew at each call: after it
-        was sealed this is None, though this snapshot's offsets stay what they were."""
-        page = self._pages.page(self._head.tail_page, self._head)
+        was sealed this is None, though this snapshot's offsets stay what they were: see :attr:`is_outdated`."""
+        page = self._tail_page_now()
         if not page.open_tail:
             return None
         tail = next(iter(page.table[-1:]))
         return tail if tail.base_offset == self.next_offset else None
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the tail page has gained entries since: then "no open tail" does not mean that the log ends at
+        ``next_offset``. Read anew at each call; once true it stays true."""
+        return self._tail_page_now().end_offset > self.next_offset
 
     def segments(self, start: int | None = None, end: int | None = None) -> Iterator[Segment]:
         """Segments that hold offsets ``[start, end)``, in order; the first and the last may reach beyond it.
@@ -173,6 +179,9 @@ class LogSnapshot:
                 high = middle
         return low
 
+    def _tail_page_now(self) -> SegmentPage:
+        return self._pages.page(self._head.tail_page, self._head)
+
     def _page(self, number: int) -> SegmentPage:
         if number == self._head.tail_page:
             return next(self._tail_pages())
@@ -181,5 +190,5 @@ class LogSnapshot:
     def _tail_pages(self) -> Iterator[SegmentPage]:
         """The tail page, which is read once: what it gains later is not in this snapshot."""
         if self._tail is None:
-            self._tail = self._pages.page(self._head.tail_page, self._head)
+            self._tail = self._tail_page_now()
         yield self._tail

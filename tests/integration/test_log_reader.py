@@ -14,6 +14,7 @@ import pytest
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.log import Log, LogStore
 from bk_spark.log.reader import LogBlock, LogReader
+from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
     LogRangeGoneError,
@@ -182,6 +183,29 @@ def test_a_follower_sees_all_that_writers_and_commits_add(log: Log, follower: Fo
             new.append_many(payloads(440, 450))
             follower.reached(450)
     assert entries(log) == payloads(0, 450)
+
+
+def test_a_tail_that_is_sealed_right_after_the_list_was_read(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read of the tail lies beyond the end of such a list, but not of the log."""
+    reader = LogReader(log)
+    with log.open_writer(roll_entries=50) as writer:
+        writer.append_many(payloads(0, 45))
+        writer.flush()
+        with closing(reader.follow(0)) as blocks:
+            assert take(blocks, 0, 45) == 45
+        taken = Log.snapshot
+
+        def sealed_since(self: Log, *, sync: bool = True) -> LogSnapshot:
+            snapshot = taken(self, sync=sync)
+            monkeypatch.setattr(Log, "snapshot", taken)
+            writer.append_many(payloads(45, 60))
+            writer.flush()
+            assert (snapshot.next_offset, snapshot.open_tail) == (0, None)
+            return snapshot
+
+        monkeypatch.setattr(Log, "snapshot", sealed_since)
+        with closing(reader.follow(45)) as blocks:
+            assert take(blocks, 45, 60) == 60
 
 
 def test_following_ends_when_nothing_comes(log: Log) -> None:

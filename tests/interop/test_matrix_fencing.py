@@ -16,6 +16,12 @@ CHUNK_ENTRIES = 20
 CHUNKS = 2_000
 TIMEOUT_S = 60
 
+#: How a writer that lost its ledger ends. Java's closes the handle at the first refusal, and the rest of the chunk, if
+#: still being handed over, is told "closed". Where the refusal is of an entry that two bookies had taken already, it
+#: counts as a failed bookie (``notifyWriteFailed`` in PendingAddOp), which the next add wants to replace: there is no
+#: fourth one.
+_ENDS = {"ours": ("fenced",), "java": ("fenced", "closed", "not enough bookies")}
+
 
 def _chunk(number: int) -> Payloads:
     return Payloads.varied(CHUNK_ENTRIES, seed=number)
@@ -46,11 +52,7 @@ def test_writer_fenced_in_flight(sides: Sides, writer: Party, recovery_wire: int
         assert under_way.wait(TIMEOUT_S)
         recovered = recoverer.recover(ledger.ledger_id)
         acknowledged, reason = writing.result(TIMEOUT_S)
-    if writer.language == "java" and reason == "not enough bookies":
-        # Seen with Apache's bookies now and then, on a busy machine; why is not known. It wants to replace a bookie,
-        # and there is no spare one. What is checked below is the same: nothing acknowledged is lost.
-        reason = "fenced"
-    assert reason == "fenced"
+    assert reason in _ENDS[writer.language]
     assert acknowledged * CHUNK_ENTRIES <= recovered.count <= (acknowledged + 1) * CHUNK_ENTRIES
     assert recovered.last_add_confirmed == recovered.count - 1
     sent = list(chain.from_iterable(_chunk(number) for number in range(acknowledged + 1)))
@@ -64,6 +66,6 @@ def test_writer_fenced_in_flight(sides: Sides, writer: Party, recovery_wire: int
 
     with pytest.raises(RefusedError) as raised:
         ledger.append([b"too late"])
-    assert raised.value.reason in ("fenced", "closed")
+    assert raised.value.reason in _ENDS["java"]
     ledger.abandon()
     assert sides.metadata(ledger.ledger_id) == closed

@@ -21,6 +21,7 @@ from bk_spark.datasource.stream_reader import StreamReader
 from bk_spark.datasource.stream_sources import FollowedLog
 from bk_spark.log import EntryFormat, Log, LogSettings, LogStore
 from bk_spark.log.formats import Head, decode_head, encode_head
+from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import (
     BookKeeperError,
@@ -656,6 +657,33 @@ def test_s4_an_open_tail(world: World, tail_client: BlockingClient) -> None:
     assert rows(3, 20) == grown
     times = [row[3] for row in grown]
     assert times == sorted(times)  # type: ignore[type-var]
+
+
+def test_available_now_reads_a_tail_that_is_sealed_right_after_the_list_was_read(
+    world: World, tail_client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = world.log()
+    writer = LogStore.of(tail_client, world.store.root).open_log("events", password=b"").open_writer(roll_entries=10)
+    writer.append_many([b"x"] * 7)
+    writer.flush()
+    start, reader = moved(log, 0), world.reader()
+    assert at(next_offset(reader, start)) in range(8)
+    taken = Log.snapshot
+
+    def sealed_since(self: Log, *, sync: bool = True) -> LogSnapshot:
+        snapshot = taken(self, sync=sync)
+        monkeypatch.setattr(Log, "snapshot", taken)
+        writer.append_many([b"y"] * 10)
+        writer.flush()
+        assert (snapshot.next_offset, snapshot.open_tail) == (0, None)
+        return snapshot
+
+    monkeypatch.setattr(Log, "snapshot", sealed_since)
+    reader.prepareForTriggerAvailableNow()
+    end = next_offset(reader, start)
+    assert at(end) in range(10, 18)
+    assert [row[0] for row in stamped(reader, start, end)] == list(range(at(end)))
+    writer.close()
 
 
 def test_bookies_that_cannot_tell_how_far_a_tail_is(
