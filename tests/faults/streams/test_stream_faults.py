@@ -57,6 +57,7 @@ def test_every_row_once_whatever_is_killed(ensemble: LocalCluster, seed: int, tm
     carry_out(ensemble, Plan.make(seed), tmp_path)
 
 
+@on_demand
 @pytest.mark.timeout(600)
 def test_s1_a_commit_reached_zookeeper_and_the_driver_died(ensemble: LocalCluster, tmp_path: Path) -> None:
     """Its newest commit is lost as well, so that batches are run again whose commits Spark had or had not noted. The
@@ -76,6 +77,7 @@ def test_s2_tasks_die_between_their_adds_and_their_messages(ensemble: LocalClust
     carry_out(ensemble, Plan(1002, True, 3, 500, 7, steps), tmp_path)
 
 
+@on_demand
 @pytest.mark.timeout(600)
 def test_s3_a_second_driver_on_the_checkpoint_of_a_paused_one(ensemble: LocalCluster, tmp_path: Path) -> None:
     outcome = carry_out(ensemble, Plan(1003, False, 2, 100, 6, (Step(2, 200, Fault.PAUSE_DRIVER),)), tmp_path)
