@@ -137,8 +137,12 @@ class FollowedLog(Followed):
                 if not self._is_outdated:
                     break
                 # A tail, of which readers may have seen entries, was sealed after the list was read.
-                snapshot = self._watch.latest()
+                known, snapshot = snapshot.next_offset, self._watch.latest()
                 tail = snapshot.open_tail
+                if snapshot.next_offset <= known:
+                    # It did not grow: this head has gone back.
+                    self._is_outdated = False
+                    break
             if tail is None:
                 self._confirmed = None
             elif self._tail is None or self._tail.ledger_id != tail.ledger_id or self._confirmed is None:

@@ -115,7 +115,7 @@ class LogReader:
             raise InvalidArgumentError(f"max_wait_ms must not be negative, got {max_wait_ms}")
         wait = _Wait(max_wait_ms)
         offset = start
-        gone = -1
+        gone = seen = -1
         while True:
             # Before the list is read: what changes after it is told.
             self._changed.clear()
@@ -146,8 +146,9 @@ class LogReader:
                     # It ended before this offset; when it is sealed the list tells.
                     pass
             elif offset > snapshot.next_offset:
-                if snapshot.is_outdated:
+                if snapshot.is_outdated and snapshot.next_offset != seen:
                     # What was read of the tail was sealed after the snapshot was taken.
+                    seen = snapshot.next_offset
                     continue
                 raise LogRangeGoneError(
                     f"log {self._log.name}: offset {offset} is beyond the log's end, {snapshot.next_offset}"

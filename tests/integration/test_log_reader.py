@@ -8,11 +8,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.log import Log, LogStore
+from bk_spark.log.formats import decode_head, encode_head
 from bk_spark.log.reader import LogBlock, LogReader
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.protocol.errors import (
@@ -206,6 +208,18 @@ def test_a_tail_that_is_sealed_right_after_the_list_was_read(log: Log, monkeypat
         monkeypatch.setattr(Log, "snapshot", sealed_since)
         with closing(reader.follow(45)) as blocks:
             assert take(blocks, 45, 60) == 60
+
+
+def test_a_head_that_went_back_is_an_error(client: BlockingClient, log: Log) -> None:
+    """Not a list that grows while it is read."""
+    commit(log, 0, payloads(0, 3))
+    commit(log, 1, payloads(3, 6))
+    znode = client.zookeeper.get(log.paths.head)
+    assert znode is not None
+    head = replace(decode_head(znode.data, log.paths.head), next_offset=3)
+    client.zookeeper.set(log.paths.head, encode_head(head), znode.version)
+    with pytest.raises(LogRangeGoneError, match=r"offset 6 is beyond the log's end, 3"):
+        next(LogReader(log).follow(6))
 
 
 def test_following_ends_when_nothing_comes(log: Log) -> None:
