@@ -131,18 +131,17 @@ class FollowedLog(Followed):
         """The list now; the tail and its ledger go with it."""
         snapshot = self._watch.latest() if latest else self._watch.now()
         if snapshot is not self._snapshot:
-            tail = snapshot.open_tail
+            tail, is_outdated = snapshot.look_at_tail()
             for _ in range(_MAX_LOOKS):
-                self._is_outdated = tail is None and snapshot.is_outdated
-                if not self._is_outdated:
+                if not is_outdated:
                     break
                 # A tail, of which readers may have seen entries, was sealed after the list was read.
                 known, snapshot = snapshot.next_offset, self._watch.latest()
-                tail = snapshot.open_tail
+                tail, is_outdated = snapshot.look_at_tail()
                 if snapshot.next_offset <= known:
                     # It did not grow: this head has gone back.
-                    self._is_outdated = False
-                    break
+                    is_outdated = False
+            self._is_outdated = is_outdated
             if tail is None:
                 self._confirmed = None
             elif self._tail is None or self._tail.ledger_id != tail.ledger_id or self._confirmed is None:

@@ -128,7 +128,7 @@ class LogReader:
                         offset = block.end_offset
                         yield block
                         wait.begin()
-            tail = snapshot.open_tail
+            tail, is_outdated = snapshot.look_at_tail()
             if tail is not None:
                 try:
                     with closing(self._follow_tail(tail, offset, wait)) as blocks:
@@ -146,7 +146,7 @@ class LogReader:
                     # It ended before this offset; when it is sealed the list tells.
                     pass
             elif offset > snapshot.next_offset:
-                if snapshot.is_outdated and snapshot.next_offset != seen:
+                if is_outdated and snapshot.next_offset != seen:
                     # What was read of the tail was sealed after the snapshot was taken.
                     seen = snapshot.next_offset
                     continue

@@ -64,18 +64,17 @@ class LogSnapshot:
     @property
     def open_tail(self) -> Segment | None:
         """The segment that a log writer is writing, from offset ``next_offset`` on. Read anew at each call: after it
-        was sealed this is None, though this snapshot's offsets stay what they were: see :attr:`is_outdated`."""
-        page = self._tail_page_now()
-        if not page.open_tail:
-            return None
-        tail = next(iter(page.table[-1:]))
-        return tail if tail.base_offset == self.next_offset else None
+        was sealed this is None, though this snapshot's offsets stay what they were: see :meth:`look_at_tail`."""
+        return self.look_at_tail()[0]
 
-    @property
-    def is_outdated(self) -> bool:
-        """Whether the tail page has gained entries since: then "no open tail" does not mean that the log ends at
-        ``next_offset``. Read anew at each call; once true it stays true."""
-        return self._tail_page_now().end_offset > self.next_offset
+    def look_at_tail(self) -> tuple[Segment | None, bool]:
+        """:attr:`open_tail`, and whether the tail page has gained entries since this snapshot: then "no open tail" does
+        not mean that the log ends at ``next_offset``. One reading for both."""
+        page = self._tail_page_now()
+        tail = next(iter(page.table[-1:])) if page.open_tail else None
+        if tail is not None and tail.base_offset != self.next_offset:
+            tail = None
+        return tail, page.end_offset > self.next_offset
 
     def segments(self, start: int | None = None, end: int | None = None) -> Iterator[Segment]:
         """Segments that hold offsets ``[start, end)``, in order; the first and the last may reach beyond it.
