@@ -16,7 +16,7 @@ TEST_PROCESSES ?= 2
 # For the explorer: make explore EXPLORE_ARGS="--bigger -k 3/3/2"
 EXPLORE_ARGS ?=
 
-.PHONY: help demo notebooks test faults stream-faults simulate simulate-logs explore lint format bench proto clean
+.PHONY: help demo notebooks test faults stream-faults simulate simulate-logs explore crash lint format bench proto clean
 
 help:
 	@echo "make demo    real flights through Spark, three bookies and back, with one of them killed"
@@ -27,6 +27,7 @@ help:
 	@echo "make simulate  random histories of the protocol on all cores: SEEDS=1000000, or from..to"
 	@echo "make simulate-logs  the same of logs: SEEDS=10000, or from..to"
 	@echo "make explore   every order of events in small worlds of the protocol"
+	@echo "make crash     a bookie's storage, cut at every write and sync: SEEDS=1-50, or 7, or 3,8"
 	@echo "make lint    ruff, mypy --strict, import contract"
 	@echo "make format  let ruff rewrite what it can"
 	@echo "make bench   speed of writing and reading"
@@ -71,6 +72,9 @@ simulate-logs: $(STAMP)
 
 explore: $(STAMP)
 	$(BIN)/python -m tests.simulation explore $(EXPLORE_ARGS)
+
+crash: $(STAMP)
+	$(BIN)/python -m tests.crash run $(or $(SEEDS),1-20)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -8,7 +8,10 @@ from typing import Final
 
 #: What each gets where all are run: the full form of some takes too long for that. The other modules are helpers.
 _BENCHMARKS: Final[dict[str, list[str]]] = {
+    "bookie": ["--quick"],
     "bookie_raw": [],
+    "bookie_restart": ["--quick"],
+    "bookie_soak": ["--quick"],
     "crash_duplicates": [],
     "ledger": ["--quick"],
     "log_list": [],

@@ -35,9 +35,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.ledger_clients import Window
 from benchmarks.ledger_cluster import BenchCluster, Operation
 from benchmarks.ledger_figures import CLIENTS, NAME, Cell, Results
+from benchmarks.ledger_windows import batches, one, reads, writes, writes_by_call
 from benchmarks.report import figure
 from bk_spark.protocol.quorum import Quorum
 from tests.interop.payloads import Payloads
@@ -45,51 +45,20 @@ from tests.interop.payloads import Payloads
 SIZES: Final = (100, 1024, 65536, 1 << 20)
 _SMALL: Final = (100, 1024)
 _LARGE: Final = 65536
-_IN_FLIGHT: Final = 1000
-#: What is in flight, or asked for ahead, has at most so many bytes: our client's defaults.
-_WRITE_AHEAD_BYTES: Final = 16 << 20
-_READ_AHEAD_BYTES: Final = 8 << 20
-_BATCH_BYTES: Final = 1 << 20
 _LEDGER_BYTES: Final = 96 << 20
 _LEDGER_ENTRIES: Final = 100_000
 _WARM_UP_LEDGER_BYTES: Final = 8 << 20
 _NEEDED_DISK_BYTES: Final = 16 << 30
 _PROFILE_LINES: Final = 15
-
-
-def _one(size: int) -> Window:
-    return 1, 1
-
-
-def _writes(size: int) -> Window:
-    in_flight = max(1, min(_IN_FLIGHT, _WRITE_AHEAD_BYTES // size))
-    return in_flight, max(1, in_flight // 4)
-
-
-def _writes_by_call(size: int) -> Window:
-    return _writes(size)[0], 1
-
-
-def _reads(size: int) -> Window:
-    in_flight = max(1, min(_IN_FLIGHT, _READ_AHEAD_BYTES // size))
-    return in_flight, max(1, in_flight // 8)
-
-
-def _batches(size: int) -> Window:
-    # 40 bytes: what a batch has of an entry beside its payload.
-    per_call = max(1, min(10_000, _BATCH_BYTES // (size + 40)))
-    return per_call * (_READ_AHEAD_BYTES // _BATCH_BYTES), per_call
-
-
 _BUT_OURS_V3: Final = ("ours", "java-v2", "java-v3")
 OPERATIONS: Final = (
-    Operation("add_single", "", _one, 0.8, _BUT_OURS_V3, SIZES),
-    Operation("add", "", _writes, 1.0, CLIENTS, SIZES),
-    Operation("add_by_call", "", _writes_by_call, 0.8, ("ours",), _SMALL),
-    Operation("read_single", "single", _one, 0.6, _BUT_OURS_V3, SIZES),
-    Operation("read_pipelined", "pipelined", _reads, 0.8, CLIENTS, SIZES),
-    Operation("read_batch", "batch", _batches, 0.8, ("ours", "java-v2"), SIZES),
-    Operation("read_range", "range", _batches, 0.8, ("ours",), SIZES),
+    Operation("add_single", "", one, 0.8, _BUT_OURS_V3, SIZES),
+    Operation("add", "", writes, 1.0, CLIENTS, SIZES),
+    Operation("add_by_call", "", writes_by_call, 0.8, ("ours",), _SMALL),
+    Operation("read_single", "single", one, 0.6, _BUT_OURS_V3, SIZES),
+    Operation("read_pipelined", "pipelined", reads, 0.8, CLIENTS, SIZES),
+    Operation("read_batch", "batch", batches, 0.8, ("ours", "java-v2"), SIZES),
+    Operation("read_range", "range", batches, 0.8, ("ours",), SIZES),
 )
 APPEND_MANY: Final = Operation("append_many", "", lambda size: (20_000, 2_000), 1.0, ("ours",), (100,), Quorum(1, 1, 1))
 
@@ -145,7 +114,7 @@ def _warm_up(cluster: BenchCluster, plan: Plan) -> None:
     for size in sorted({min(plan.sizes), min(max(plan.sizes), _LARGE)}):
         payloads = _payloads(size)
         for bookies in plan.bookies:
-            ledger_id = cluster.ledger(bookies, payloads, _WARM_UP_LEDGER_BYTES // size, _writes(size))
+            ledger_id = cluster.ledger(bookies, payloads, _WARM_UP_LEDGER_BYTES // size, writes(size))
             for operation in plan.operations:
                 for client in plan.clients_of(operation):
                     seconds = plan.warm_up_seconds * (1.0 if client.startswith("java") else 0.1)
@@ -156,7 +125,7 @@ def _warm_up(cluster: BenchCluster, plan: Plan) -> None:
 def _measure(cluster: BenchCluster, plan: Plan, size: int, results: Results) -> None:
     payloads = _payloads(size)
     entries = min(_LEDGER_ENTRIES, _LEDGER_BYTES // size)
-    ledgers = {bookies: cluster.ledger(bookies, payloads, entries, _writes(size)) for bookies in plan.bookies}
+    ledgers = {bookies: cluster.ledger(bookies, payloads, entries, writes(size)) for bookies in plan.bookies}
     for turn in range(plan.rounds):
         for bookies in plan.bookies:
             for operation in [operation for operation in plan.operations if size in operation.sizes]:
@@ -185,7 +154,7 @@ def _measure_append_many(cluster: BenchCluster, plan: Plan, results: Results) ->
 
 def _payloads(size: int) -> Payloads:
     """As many as one call of ``append_many`` takes, so that every call is of all of them."""
-    return Payloads.of_size(_writes(size)[1], size)
+    return Payloads.of_size(writes(size)[1], size)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import multiprocessing
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol
@@ -118,22 +119,38 @@ class OurBenchClient:
 
 
 class JavaBenchClient:
-    """Apache's client, by the asynchronous calls of its newer API, in the harness's process."""
+    """Apache's client, by the asynchronous calls of its newer API, in the harness's process. ``settings`` are further
+    keys of its configuration."""
 
-    def __init__(self, java: JavaClient, wire: int) -> None:
+    def __init__(self, java: JavaClient, wire: int, settings: Mapping[str, str] | None = None) -> None:
         self.name = f"java-v{wire}"
         self._java = java
-        self._common = {"wire": wire, "digest": DIGEST.name, "password": PASSWORD.decode()}
+        self._common = {
+            "wire": wire,
+            "digest": DIGEST.name,
+            "password": PASSWORD.decode(),
+            "settings": dict(settings or {}),
+        }
 
     def write(
-        self, uri: str, payloads: Payloads, window: Window, limits: Limits, quorum: Quorum, profile: str = ""
+        self,
+        uri: str,
+        payloads: Payloads,
+        window: Window,
+        limits: Limits,
+        quorum: Quorum,
+        profile: str = "",
+        *,
+        rate_per_second: float = 0.0,
     ) -> Run:
+        """As :class:`BenchClient` has it; at an even rate where one is given, latencies then from when each was due."""
         answer = self._call(
             "bench_write",
             limits,
             uri=uri,
             payloads=payloads.to_json(),
             in_flight=window[0],
+            rate_per_second=rate_per_second,
             ensemble_size=quorum.ensemble_size,
             write_quorum_size=quorum.write_quorum_size,
             ack_quorum_size=quorum.ack_quorum_size,
@@ -146,8 +163,18 @@ class JavaBenchClient:
         return _run(answer)
 
     def read(
-        self, uri: str, ledger_id: int, payloads: Payloads, how: str, window: Window, limits: Limits, profile: str = ""
+        self,
+        uri: str,
+        ledger_id: int,
+        payloads: Payloads,
+        how: str,
+        window: Window,
+        limits: Limits,
+        profile: str = "",
+        *,
+        first_entry_id: int = 0,
     ) -> Run:
+        """As :class:`BenchClient` has it, beginning at ``first_entry_id``."""
         answer = self._call(
             "bench_read",
             limits,
@@ -155,6 +182,7 @@ class JavaBenchClient:
             ledger_id=ledger_id,
             payloads=payloads.to_json(),
             batch=how == "batch",
+            first_entry_id=first_entry_id,
             in_flight=window[0],
             entries_per_call=window[1],
         )

@@ -22,10 +22,29 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def written_bytes(pid: int) -> int:
+    """What the process had written to disk so far: pages it made dirty, without those that never had to be written.
+
+    Known also of a process that has ended and was not waited for.
+    """
+    io = _io(pid)
+    return io["write_bytes"] - io["cancelled_write_bytes"]
+
+
+def read_bytes(pid: int) -> int:
+    """What the process had read from disk so far."""
+    return _io(pid)["read_bytes"]
+
+
 def machine_cpu_seconds() -> float:
     """CPU time that all processes of this machine used so far, on all cores."""
     user, nice, system, _idle, _iowait, irq, softirq, *_ = Path("/proc/stat").read_text().split("\n")[0].split()[1:]
     return sum(int(ticks) for ticks in (user, nice, system, irq, softirq)) / os.sysconf("SC_CLK_TCK")
+
+
+def _io(pid: int) -> dict[str, int]:
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    return {name: int(value) for name, _, value in (line.partition(": ") for line in lines)}
 
 
 def _status_mib(pid: int | None, name: str) -> float:

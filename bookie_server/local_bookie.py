@@ -83,6 +83,9 @@ class LocalBookie(LocalProcess):
             while not changed.wait(_LIVENESS_POLL_S):
                 if not self.running:
                     raise BookieUnavailableError(self.failure("the bookie did not start"), bookie_id=self.id)
+                read_only = zk.exists(f"{root}/available/readonly/{self.id}")
+                if read_only is not None and read_only.ctime_ms >= self._started_ms:
+                    raise BookieUnavailableError(self.failure("the bookie is read-only"), bookie_id=self.id)
                 if time.monotonic() > deadline:
                     raise BookieUnavailableError(self.failure("the bookie did not register in time"), bookie_id=self.id)
 
@@ -108,6 +111,10 @@ class LocalBookie(LocalProcess):
             "journalDirectories": str(self.directory / "journal"),
             "ledgerDirectories": str(self.directory / "ledgers"),
             "flushInterval": "10000",
+            # For trying things out: used until it is really full.
+            "diskUsageThreshold": "0.999",
+            "diskUsageWarnThreshold": "0.999",
+            "minUsableSizeForEntryLogCreation": str(64 * 1024 * 1024),
             # A bookie killed and started again registers when its old session has expired.
             "zkTimeout": "6000",
         }

@@ -1,4 +1,8 @@
-"""The bookie as a process: start, serve, stop. Order of the start: compatibility facts §5.15."""
+"""The bookie as a process: start, stop, exit codes. Source: compatibility facts §5.15.
+
+Order of the start: port, ZooKeeper, directory locks, cookies, ``DIRTY``, storage with replay; then, in the event loop
+(service.py), disks, collector, native front end, registration, admin API.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +10,27 @@ import asyncio
 import contextlib
 import ctypes
 import logging
-import os
 import resource
 import signal
 import socket
 import sys
+from collections.abc import Iterator
+from types import FrameType
 from typing import Final
 
 from bk_spark.bookie.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError, MetadataError
-from bk_spark.protocol.registration import native_service_info
-from bookie_server.bookie import Bookie
 from bookie_server.config import BookieConfig, load_config
-from bookie_server.net.native import NativeServer
-from bookie_server.registration import DirectoryLocks, Registration, check_cookies, current_directory
-from bookie_server.storage.ledger_storage import LedgerStorage, StorageConfig
+from bookie_server.cookies import all_directories, check_cookies
+from bookie_server.directory_locks import DirectoryLocks
+from bookie_server.service import BookieService, CannotListenError
 
 _LOG: Final = logging.getLogger(__name__)
 
 EXIT_OK: Final = 0
 EXIT_INVALID_CONFIG: Final = 1
 EXIT_SERVER_ERROR: Final = 2
+# Apache's 3, an expired session with ZooKeeper, is no end here: the bookie registers again.
 EXIT_ZOOKEEPER_REGISTRATION: Final = 4
 EXIT_BOOKIE_ERROR: Final = 5
 
@@ -34,6 +38,7 @@ EXIT_BOOKIE_ERROR: Final = 5
 _SWITCH_INTERVAL_S: Final = 0.0005
 _MALLOC_MMAP_THRESHOLD: Final = (-3, 128 * 1024)
 _MALLOC_ARENA_MAX: Final = (-8, 2)
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def run_from_conf(path: str) -> int:
@@ -62,76 +67,50 @@ def run_from_conf(path: str) -> int:
 
 def _run(config: BookieConfig, listener: socket.socket) -> int:
     zookeeper = ZooKeeper(config.metadata_service_uri.servers, session_timeout_ms=config.zk_timeout_ms)
-    locks = DirectoryLocks([config.journal_directory, config.ledger_directory])
-    started = False
+    locks = DirectoryLocks(all_directories(config))
+    checked = False
     try:
-        zookeeper.start()
-        locks.acquire()
-        check_cookies(zookeeper, config)
-        started = True
-        return asyncio.run(_serve(config, listener, zookeeper))
+        with _ended_by_signal():
+            zookeeper.start()
+            locks.acquire()
+            check_cookies(zookeeper, config)
+            checked = True
+            service = BookieService(config, zookeeper, listener)
+        return asyncio.run(service.run(_SIGNALS))
+    except _EndedError:
+        _LOG.info("stopped before the bookie served")
+        return EXIT_OK
     except MetadataError as error:
         return _refuse(EXIT_ZOOKEEPER_REGISTRATION, error)
     except (BookKeeperError, OSError) as error:
         return _refuse(EXIT_BOOKIE_ERROR, error)
+    except CannotListenError as error:
+        return _refuse(EXIT_SERVER_ERROR, error)
+    except Exception as error:
+        _LOG.exception("unexpected error")
+        return _refuse(EXIT_SERVER_ERROR, f"{type(error).__name__}: {error}")
     finally:
         zookeeper.close()
-        locks.release(remove_made=not started)
+        locks.release(remove_made=not checked)
 
 
-async def _serve(config: BookieConfig, listener: socket.socket, zookeeper: ZooKeeper) -> int:
-    loop = asyncio.get_running_loop()
-    stop: asyncio.Future[int] = loop.create_future()
+class _EndedError(BaseException):
+    """A signal came during the start; not an Exception, so that nothing on the way takes it for a failure."""
 
-    def finish(code: int) -> None:
-        if not stop.done():
-            stop.set_result(code)
 
-    def failed(error: Exception) -> None:
-        _LOG.critical("storage failed, the bookie stops: %s", error)
-        finish(EXIT_BOOKIE_ERROR)
+@contextlib.contextmanager
+def _ended_by_signal() -> Iterator[None]:
+    """Until the event loop takes signals, the first one breaks off what is under way: as after ``kill -9``, the next
+    start begins where this one did."""
 
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signal_number, finish, EXIT_OK)
+    def end(_number: int, _frame: FrameType | None) -> None:
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        raise _EndedError
 
-    ledger_directory = current_directory(config.ledger_directory)
-    dirty = os.path.join(ledger_directory, "DIRTY")
-    if os.path.exists(dirty):
-        _LOG.warning("the last shutdown was not clean: replaying the journal")
-    with open(dirty, "wb"):
-        pass
-    storage = LedgerStorage(_storage_config(config), failed)
-    storage.start()
-    bookie = Bookie(storage)
-    server = NativeServer(
-        bookie,
-        ledger_directory=ledger_directory,
-        max_frame_bytes=config.max_frame_bytes,
-        max_batch_read_bytes=config.max_batch_read_bytes,
-    )
-    registration = Registration(
-        zookeeper,
-        config.metadata_service_uri.root,
-        config.bookie_id,
-        native_service_info(config.advertised_host, config.port),
-        # The server forgets a session up to a tick after its timeout, and may have granted a longer one.
-        wait_ms=2 * config.zk_timeout_ms,
-    )
-    try:
-        await server.start(listener)
-        await loop.run_in_executor(None, registration.start)
-        _LOG.info("bookie %s serves on %s:%d", config.bookie_id, config.listen_host, config.port)
-        code = await stop
-        _LOG.info("bookie %s stops", config.bookie_id)
-    finally:
-        await loop.run_in_executor(None, registration.stop)
-        await server.close()
-        await storage.close()
-        bookie.close()
-    if code == EXIT_OK:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(dirty)
-    return code
+    for number in _SIGNALS:
+        signal.signal(number, end)
+    yield
 
 
 def _bind(config: BookieConfig) -> socket.socket:
@@ -144,21 +123,6 @@ def _bind(config: BookieConfig) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def _storage_config(config: BookieConfig) -> StorageConfig:
-    return StorageConfig(
-        journal_directory=current_directory(config.journal_directory),
-        ledger_directory=current_directory(config.ledger_directory),
-        journal_max_bytes=config.journal_max_bytes,
-        journal_preallocate_bytes=config.journal_preallocate_bytes,
-        journal_max_backups=config.journal_max_backups,
-        journal_sync_data=config.journal_sync_data,
-        log_size_limit_bytes=config.log_size_limit_bytes,
-        index_cache_bytes=config.index_cache_bytes,
-        handle_limit=config.handle_limit,
-        flush_interval_ms=config.flush_interval_ms,
-    )
 
 
 def _tune_process() -> None:

@@ -75,23 +75,38 @@ class Cookie:
             message.indexDirs if message.HasField("indexDirs") else None,
         )
 
-    def differences(self, other: Cookie) -> list[str]:
-        """What differs, field by field, as ``field: mine / the other's``. A missing instance id equals any."""
+    def differences(self, other: Cookie, *, expanding: bool = False) -> list[str]:
+        """What differs, field by field, as ``field: mine / the other's``. A missing instance id equals any.
+
+        With ``expanding`` this cookie may name more ledger and index directories than the other."""
         pairs = [
             ("bookieHost", self.bookie_id, other.bookie_id),
             ("journalDir", self.journal_directories, other.journal_directories),
-            ("ledgerDirs", self.ledger_directories, other.ledger_directories),
-            (
-                "indexDirs",
-                self.index_directories or self.ledger_directories,
-                other.index_directories or other.ledger_directories,
-            ),
         ]
+        for name, mine, theirs in (
+            ("ledgerDirs", self.ledger_directories, other.ledger_directories),
+            ("indexDirs", self._index_directories, other._index_directories),
+        ):
+            if not (expanding and set(decode_directories(mine)) >= set(decode_directories(theirs))):
+                pairs.append((name, mine, theirs))
         if self.instance_id is not None and other.instance_id is not None:
             pairs.append(("instanceId", self.instance_id, other.instance_id))
         return [f"{name}: {mine!r} / {theirs!r}" for name, mine, theirs in pairs if mine != theirs]
+
+    def storage_directories(self) -> set[str]:
+        """The ledger and index directories."""
+        return {*decode_directories(self.ledger_directories), *decode_directories(self._index_directories)}
+
+    @property
+    def _index_directories(self) -> str:
+        return self.index_directories or self.ledger_directories
 
 
 def encode_directories(directories: Sequence[str]) -> str:
     """Count and names, separated by tabs."""
     return "\t".join([str(len(directories)), *directories])
+
+
+def decode_directories(text: str) -> list[str]:
+    """The names in what :func:`encode_directories` made."""
+    return text.split("\t")[1:]

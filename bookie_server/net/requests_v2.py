@@ -1,26 +1,33 @@
-"""What the native front end does with v2 requests. Codes and rules: compatibility facts §1.3–§1.6, §2.4."""
+"""What the native front end does with v2 requests. Codes and rules: compatibility facts §1.3–§1.6, §2.4.
+
+UNKNOWN_LEDGER_STATE is never sent over v2: Java's client would drop the connection. IO_ERROR stands for it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from bk_spark.protocol import wire_v2
-from bk_spark.protocol.codes import Code, FlagV2, OpV2
+from bk_spark.protocol.codes import V2, Code, FlagV2, OpV2
 from bk_spark.protocol.digest import Buffer
+from bk_spark.protocol.errors import WireFormatError
 from bk_spark.protocol.framing import Frames
 from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire_v2 import AddRun, Auth, BadVersion, BatchRead, ReadRun
-from bookie_server.bookie import Bookie, Int32s, ReadPart
+from bookie_server.bookie import Bookie
+from bookie_server.bookie_reads import Int32s, ReadPart
 from bookie_server.storage.entry_log_reader import StoredEntries
 from bookie_server.storage.records import LENGTH_BYTES, Int64s, Records
 
 if TYPE_CHECKING:
-    from bookie_server.net.native import NativeConnection
+    from bookie_server.net.connection import NativeConnection
 
+_URGENT: Final = FlagV2.HIGH_PRIORITY | FlagV2.FENCING
+#: Runs of requests that one connection gets handled before it is others' turn.
+RUNS_PER_TURN: Final = 256
 #: About how many bytes of entries one round of a read request fetches.
 READ_ROUND_BYTES: Final = 512 * 1024
 #: A batch read counts these before its first entry: answer header, request id, frame length.
@@ -31,104 +38,180 @@ AUTH_DISABLED: Final = pb.AuthMessage(authPluginName="AuthDisabledPlugin", paylo
 class RequestsV2:
     """Handles the v2 frames of one connection."""
 
-    def __init__(
-        self,
-        connection: NativeConnection,
-        bookie: Bookie,
-        max_batch_read_bytes: int,
-        adds_changed: Callable[[], None],
-    ) -> None:
+    def __init__(self, connection: NativeConnection, bookie: Bookie, max_batch_read_bytes: int) -> None:
         self._connection = connection
         self._bookie = bookie
         self._max_batch_read_bytes = max_batch_read_bytes
-        self._adds_changed = adds_changed
+        self._loop = asyncio.get_running_loop()
 
-    def handle(self, frames: Frames) -> None:
-        """Raises WireFormatError; what came before the bad frame is done."""
-        for request in wire_v2.parse_requests(frames):
+    def handle(self, frames: Frames) -> int:
+        """How many of the first frames were handled: not all, where they are requests of many kinds.
+
+        Raises WireFormatError; what came before the bad frame is done.
+        """
+        handled = 0
+        for runs, request in enumerate(wire_v2.parse_requests(frames), 1):
             match request:
                 case AddRun():
                     self._add(request)
+                    handled += len(request.entry_ids)
                 case ReadRun():
                     self._read(request)
+                    handled += len(request.entry_ids)
                 case BatchRead():
                     self._batch_read(request)
+                    handled += 1
                 case Auth():
-                    self._connection.send(wire_v2.auth_answer(request.version, AUTH_DISABLED))
+                    self._connection.send(wire_v2.auth_answer(V2, AUTH_DISABLED))
+                    handled += 1
                 case BadVersion():
                     self._bad_version(request)
+                    handled += 1
+            if runs == RUNS_PER_TURN:
+                break
+        return handled
+
+    # --- adds --------------------------------------------------------------------------------------
 
     def _add(self, run: AddRun) -> None:
-        def done(codes: Code | Int32s) -> None:
-            self._connection.send(wire_v2.add_answers(run.version, run.ledger_ids, run.entry_ids, codes))
-            self._adds_changed()
+        connection, version, count = self._connection, run.version, len(run.entry_ids)
+        ledger_ids, entry_ids = run.ledger_ids, run.entry_ids
+        records = Records(ledger_ids, entry_ids, run.last_adds_confirmed, run.records, run.offsets)
+        allowed = connection.adds_allowed(count)
+        if allowed < count:
+            connection.send(
+                wire_v2.add_answers(version, ledger_ids[allowed:], entry_ids[allowed:], Code.TOO_MANY_REQUESTS)
+            )
+            connection.observe_codes("add", Code.TOO_MANY_REQUESTS, count - allowed, self._loop.time())
+            if not allowed:
+                return
+            records = first_records(records, allowed)
+            ledger_ids, entry_ids = records.ledger_ids, records.entry_ids
 
-        records = Records(run.ledger_ids, run.entry_ids, run.last_adds_confirmed, run.records, run.offsets)
-        self._bookie.add(records, run.master_key, recovery=bool(run.flags & FlagV2.RECOVERY_ADD), done=done)
-        self._adds_changed()
+        def answer(codes: Code | Int32s) -> None:
+            connection.send(wire_v2.add_answers(version, ledger_ids, entry_ids, _v2_codes(codes)))
+
+        connection.add(
+            records,
+            run.master_key,
+            recovery=bool(run.flags & FlagV2.RECOVERY_ADD),
+            high_priority=bool(run.flags & FlagV2.HIGH_PRIORITY),
+            answer=answer,
+        )
+
+    # --- reads -------------------------------------------------------------------------------------
 
     def _read(self, run: ReadRun) -> None:
-        if len(run.entry_ids) == 1 and run.master_key is None and not self._connection.reads_waiting:
+        connection, count, begun = self._connection, len(run.entry_ids), self._loop.time()
+        if run.flags & FlagV2.FENCING and run.master_key is None:  # version 1, which has no room for a key
+            self._refuse_reads(run.version, run.ledger_ids, run.entry_ids, Code.UNAUTHORIZED)
+            return
+        if count == 1 and run.master_key is None and connection.may_answer_now:
             ledger_id, entry_id = int(run.ledger_ids[0]), int(run.entry_ids[0])
             found = self._bookie.read_now(ledger_id, entry_id)
             if found is not None:
                 code, stored = found
                 if code is Code.OK:
-                    self._connection.send(*wire_v2.read_answer(run.version, ledger_id, entry_id, stored))
+                    connection.send(*wire_v2.read_answer(run.version, ledger_id, entry_id, stored))
                 else:
-                    answer = wire_v2.add_answers(run.version, run.ledger_ids, run.entry_ids, code, OpV2.READ)
-                    self._connection.send(answer)
+                    self._refuse_reads(run.version, run.ledger_ids, run.entry_ids, code)
+                connection.observe_codes("read", code, 1, begun)
+                return
+        allowed = connection.reads.allowed(count)
+        ledger_ids, entry_ids = run.ledger_ids[:allowed], run.entry_ids[:allowed]
+        if allowed < count:
+            rest = slice(allowed, count)
+            self._refuse_reads(run.version, run.ledger_ids[rest], run.entry_ids[rest], Code.TOO_MANY_REQUESTS)
+            connection.observe_codes("read", Code.TOO_MANY_REQUESTS, count - allowed, begun)
+            if not allowed:
                 return
         fences: dict[int, asyncio.Future[Code]] = {}
         if run.master_key is not None:
-            for ledger_id in np.unique(run.ledger_ids).tolist():
+            for ledger_id in np.unique(ledger_ids).tolist():
                 fences[ledger_id] = self._bookie.fence(ledger_id, run.master_key)
-        self._connection.read_later(len(run.entry_ids), lambda: self._answer_reads(run, fences))
+        version = run.version
+        connection.reads.add(
+            allowed,
+            lambda: self._answer_reads(version, ledger_ids, entry_ids, fences, begun),
+            urgent=bool(run.flags & _URGENT),
+        )
 
-    async def _answer_reads(self, run: ReadRun, fences: dict[int, asyncio.Future[Code]]) -> None:
-        ledger_ids, entry_ids = run.ledger_ids, run.entry_ids
+    async def _answer_reads(
+        self,
+        version: int,
+        ledger_ids: Int64s,
+        entry_ids: Int64s,
+        fences: dict[int, asyncio.Future[Code]],
+        begun: float,
+    ) -> None:
+        connection, kind = self._connection, "fence" if fences else "read"
         for ledger_id, fence in fences.items():
             code = await fence
             if code is not Code.OK:
                 refused = ledger_ids == ledger_id
-                answers = wire_v2.add_answers(run.version, ledger_ids[refused], entry_ids[refused], code, OpV2.READ)
-                self._connection.send(answers)
+                self._refuse_reads(version, ledger_ids[refused], entry_ids[refused], code)
+                connection.observe_codes(kind, code, int(np.count_nonzero(refused)), begun)
                 ledger_ids, entry_ids = ledger_ids[~refused], entry_ids[~refused]
         while len(entry_ids):
-            async with self._connection.read_slots:
-                limit = self._connection.round_bytes(READ_ROUND_BYTES)
+            async with connection.read_round(READ_ROUND_BYTES) as limit:
                 part = await self._bookie.read(ledger_ids, entry_ids, limit)
                 count = len(part.codes)
-                self._connection.send(*_read_answers(run.version, ledger_ids[:count], entry_ids[:count], part))
-                self._connection.flush()
+                connection.send(*_read_answers(version, ledger_ids[:count], entry_ids[:count], part))
+            connection.observe_codes(kind, part.codes, count, begun)
             ledger_ids, entry_ids = ledger_ids[count:], entry_ids[count:]
-            await self._connection.answers_taken()
 
     def _batch_read(self, request: BatchRead) -> None:
+        connection, begun = self._connection, self._loop.time()
+        if not connection.reads.allowed(1):
+            connection.send(wire_v2.batch_read_answer(request, Code.TOO_MANY_REQUESTS))
+            connection.observe_codes("read", Code.TOO_MANY_REQUESTS, 1, begun)
+            return
         fence = None
         if request.master_key is not None:
             fence = self._bookie.fence(request.ledger_id, request.master_key)
-        self._connection.read_later(1, lambda: self._answer_batch_read(request, fence))
+        urgent = bool(request.flags & _URGENT)
+        connection.reads.add(1, lambda: self._answer_batch_read(request, fence, begun), urgent=urgent)
 
-    async def _answer_batch_read(self, request: BatchRead, fence: asyncio.Future[Code] | None) -> None:
+    async def _answer_batch_read(self, request: BatchRead, fence: asyncio.Future[Code] | None, begun: float) -> None:
+        connection = self._connection
         code = Code.OK if fence is None else await fence
-        if code is not Code.OK:
-            self._connection.send(wire_v2.batch_read_answer(request, code))
-            return
-        limit = min(request.max_size_bytes, self._max_batch_read_bytes) - _BATCH_OVERHEAD_BYTES
-        async with self._connection.read_slots:
-            code, found = await self._bookie.read_batch(
-                request.ledger_id, request.first_entry_id, request.max_count, self._connection.round_bytes(limit)
-            )
-            records = [view for entries in found for view in _record_views(entries)]
-            size = sum(len(view) for view in records)
-            self._connection.send(wire_v2.batch_read_answer(request, code, size), *records)
-            self._connection.flush()
+        if code is Code.OK:
+            limit = min(request.max_size_bytes, self._max_batch_read_bytes) - _BATCH_OVERHEAD_BYTES
+            async with connection.read_round(limit) as round_bytes:
+                code, found = await self._bookie.read_batch(
+                    request.ledger_id, request.first_entry_id, request.max_count, round_bytes
+                )
+                records = [view for entries in found for view in _record_views(entries)]
+                size = sum(len(view) for view in records)
+                connection.send(wire_v2.batch_read_answer(request, code, size), *records)
+        else:
+            connection.send(wire_v2.batch_read_answer(request, code))
+        connection.observe_codes("read" if fence is None else "fence", code, 1, begun)
+
+    def _refuse_reads(self, version: int, ledger_ids: Int64s, entry_ids: Int64s, code: Code) -> None:
+        self._connection.send(wire_v2.add_answers(version, ledger_ids, entry_ids, code, OpV2.READ))
 
     def _bad_version(self, request: BadVersion) -> None:
+        if request.op == OpV2.AUTH:  # whose version Apache's bookie does not look at
+            self._connection.send(wire_v2.auth_answer(V2, AUTH_DISABLED))
+            return
+        if request.op not in (OpV2.ADD, OpV2.READ):
+            raise WireFormatError(f"v2 opcode {request.op} of version {request.version}")
         ids = np.array([[request.ledger_id], [request.entry_id]], np.int64)
-        op = OpV2(request.op) if request.op in (OpV2.ADD, OpV2.READ) else OpV2.READ
+        op = OpV2(request.op)
         self._connection.send(wire_v2.add_answers(request.version, ids[0], ids[1], Code.BAD_VERSION, op))
+
+
+def first_records(records: Records, count: int) -> Records:
+    """The first ``count`` records, over the same bytes."""
+    end = int(records.offsets[count])
+    return Records(
+        records.ledger_ids[:count],
+        records.entry_ids[:count],
+        records.last_adds_confirmed[:count],
+        records.data[:end],
+        records.offsets[: count + 1],
+    )
 
 
 def _read_answers(version: int, ledger_ids: Int64s, entry_ids: Int64s, part: ReadPart) -> list[Buffer]:
@@ -144,7 +227,7 @@ def _read_answers(version: int, ledger_ids: Int64s, entry_ids: Int64s, part: Rea
             )
         )
         ledger_ids, entry_ids = ledger_ids[~failed], entry_ids[~failed]
-    rows = _uniform_rows(entries)
+    rows = uniform_rows(entries)
     if rows is not None:
         return [*answers, wire_v2.read_answers_uniform(version, ledger_ids, entry_ids, rows)]
     prefixes = np.empty(len(entries.sizes), wire_v2.ANSWER_DTYPE)
@@ -160,7 +243,7 @@ def _read_answers(version: int, ledger_ids: Int64s, entry_ids: Int64s, part: Rea
     return answers
 
 
-def _uniform_rows(entries: StoredEntries) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]] | None:
+def uniform_rows(entries: StoredEntries) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]] | None:
     """The entries as rows of a table over their data, where all have one size and one distance."""
     count, size, first = len(entries.sizes), int(entries.sizes[0]), int(entries.starts[0])
     if count == 1:
@@ -181,5 +264,7 @@ def _record_views(entries: StoredEntries) -> list[Buffer]:
     return [view[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
-def _v2_codes(codes: Int32s) -> Int32s:
+def _v2_codes(codes: Code | Int32s) -> Code | Int32s:
+    if isinstance(codes, Code):
+        return codes
     return np.where(codes == Code.UNKNOWN_LEDGER_STATE, np.int32(Code.IO_ERROR), codes)

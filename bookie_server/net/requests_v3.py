@@ -1,354 +1,359 @@
 """What the native front end does with v3 requests. Rules: compatibility facts §1.7–§1.9.
 
-Neighbouring adds of a receive go to storage together, and so do neighbouring plain reads; what v3 costs in Python
-is parsing and building one message per entry.
+Neighbouring adds of a receive go to storage together, and so do neighbouring plain reads (runs_v3.py). Nothing of
+a protobuf request is kept while it waits but the numbers that its answer needs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, cast
+import logging
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from bk_spark.protocol import wire_v3
-from bk_spark.protocol.codes import LAST_ENTRY, NO_ENTRY, Code
-from bk_spark.protocol.digest import Buffer
+from bk_spark.protocol.codes import NO_ENTRY, Code
 from bk_spark.protocol.entry import ENTRY_HEADER_BYTES
 from bk_spark.protocol.framing import Frames, frame
 from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
-from bookie_server.bookie import Bookie, Int32s
-from bookie_server.net.requests_v2 import AUTH_DISABLED, READ_ROUND_BYTES
+from bookie_server.bookie import Bookie
+from bookie_server.bookie_reads import Int32s
+from bookie_server.net import answers_v3
+from bookie_server.net.answers_v3 import BODIES, response, response_about, status
+from bookie_server.net.inquiries_v3 import answer_info, answer_list, answer_read_lac
+from bookie_server.net.long_polls import LongPoll, answer_long_poll, read_one
+from bookie_server.net.requests_v2 import AUTH_DISABLED, READ_ROUND_BYTES, RUNS_PER_TURN
+from bookie_server.net.runs_v3 import AddsV3, GatheredAdds, ReadsV3, is_worth_it, segments, uniform_run
 from bookie_server.storage.handles import LedgerHandle
-from bookie_server.storage.records import LENGTH_BYTES, Records, gather_int64
+from bookie_server.storage.records import Int64s
 
 if TYPE_CHECKING:
-    from bookie_server.net.native import NativeConnection
+    from bookie_server.net.connection import NativeConnection
 
-_MAX_POLLS: Final = 1000
-_MAX_POLL_MS: Final = 24 * 3600 * 1000
-#: Operations with a body of their own in the request; others are answered with BAD_REQUEST.
-_BODY_OF_OPERATION: Final = {
-    pb.READ_ENTRY: "readRequest",
-    pb.ADD_ENTRY: "addRequest",
-    pb.AUTH: "authRequest",
-    pb.WRITE_LAC: "writeLacRequest",
-    pb.READ_LAC: "readLacRequest",
-    pb.GET_BOOKIE_INFO: "getBookieInfoRequest",
-    pb.FORCE_LEDGER: "forceLedgerRequest",
-}
+_LOG: Final = logging.getLogger(__name__)
+#: Adds and plain reads that came one by one and cost as much as one other request.
+_PER_RUN: Final = 8
+
+
+def are_v3(frames: Frames) -> npt.NDArray[np.bool_]:
+    """Which frames, none of them empty, can only be v3: v2 frames begin with a version, v3 with a protobuf field.
+
+    The field is the header mostly; Apache's codec may put one with a two-byte tag before it.
+    """
+    data = np.frombuffer(frames.data, np.uint8)
+    first = data[frames.starts]
+    is_v3: npt.NDArray[np.bool_] = first == wire_v3.FIRST_BYTE
+    if not is_v3.all() and (first >= 0x80).any():
+        long_enough = frames.lengths > 1
+        second = data[np.where(long_enough, frames.starts + 1, 0)]
+        is_v3 |= (first >= 0x80) & long_enough & ((second == 0x06) | (second == 0x0C))
+    return is_v3
 
 
 class RequestsV3:
     """Handles the v3 frames of one connection."""
 
-    def __init__(
-        self,
-        connection: NativeConnection,
-        bookie: Bookie,
-        ledger_directory: str,
-        adds_changed: Callable[[], None],
-    ) -> None:
+    def __init__(self, connection: NativeConnection, bookie: Bookie) -> None:
         self._connection = connection
         self._bookie = bookie
-        self._ledger_directory = ledger_directory
-        self._adds_changed = adds_changed
-        self._adds: list[pb.Request] = []
-        self._reads: list[pb.Request] = []
+        self._loop = asyncio.get_running_loop()
+        self._adds: GatheredAdds | None = None
+        self._reads: ReadsV3 | None = None
 
-    def handle(self, frames: Frames) -> None:
-        """Raises WireFormatError; what came before the bad frame is done."""
+    def handle(self, frames: Frames) -> int:
+        """How many of the first frames were handled: not all, where they are requests of many kinds.
+
+        Raises WireFormatError; what came before the bad frame is done.
+        """
+        at = cost = 0
         try:
-            for body in frames:
-                request = wire_v3.parse_request(body)
-                if not self._joins_adds(request):
-                    self._flush_adds()
-                if not _is_plain_read(request):
-                    self._flush_reads()
-                self._dispatch(request)
+            for last, alike in segments(frames):
+                one_by_one = _PER_RUN
+                while at < last:
+                    if cost >= RUNS_PER_TURN * _PER_RUN:
+                        return at
+                    run = uniform_run(frames, at, last) if alike else None
+                    if run is not None:
+                        cost += _PER_RUN
+                        at += len(run.txn_ids)
+                        self._flush()
+                        self._run(run)
+                        if is_worth_it(len(run.txn_ids), int(frames.lengths[last - 1])):
+                            continue
+                    # Frames of one size, and yet each different: looking for a run again soon would be in vain.
+                    end = min(last, at + (one_by_one if alike else RUNS_PER_TURN))
+                    for body in _part(frames, at, end):
+                        cost += self._one(wire_v3.parse_request(body))
+                    at, one_by_one = end, 2 * one_by_one
         finally:
-            self._flush_adds()
-            self._flush_reads()
+            self._flush()
+        return at
+
+    def _run(self, run: AddsV3 | ReadsV3) -> None:
+        if isinstance(run, AddsV3):
+            self._add(run)
+        else:
+            self._read(run)
+
+    def _one(self, request: pb.Request) -> int:
+        """Handle one request, or gather it with its neighbours; its cost."""
+        header = request.header
+        operation = header.operation
+        if header.version == pb.VERSION_THREE:
+            if operation == pb.ADD_ENTRY and request.HasField("addRequest"):
+                add = request.addRequest
+                body = add.body
+                if len(body) >= ENTRY_HEADER_BYTES:
+                    self._gather_add(header, add, body)
+                    return 1
+            elif operation == pb.READ_ENTRY and request.HasField("readRequest"):
+                read = request.readRequest
+                fences = read.HasField("flag") and read.flag == pb.ReadRequest.FENCE_LEDGER
+                if not fences and not read.HasField("previousLAC"):
+                    self._gather_read(header, read)
+                    return 1
+        self._flush()
+        self._dispatch(request)
+        return _PER_RUN
 
     def _dispatch(self, request: pb.Request) -> None:
-        operation = request.header.operation
-        body = _BODY_OF_OPERATION.get(operation)
-        if request.header.version != pb.VERSION_THREE:
+        header, connection, bookie = request.header, self._connection, self._bookie
+        operation, txn_id = header.operation, header.txnId
+        if operation == pb.AUTH and request.HasField("authRequest"):
+            answer = pb.Response(header=_copied(header), status=pb.EOK)
+            answer.authResponse.ParseFromString(AUTH_DISABLED)
+            self._send(answer)
+        elif operation == pb.START_TLS:
+            self._send(response(txn_id, operation, Code.BAD_REQUEST))
+        elif operation not in BODIES or not request.HasField(BODIES[operation][0]):
+            self._send(pb.Response(header=_copied(header), status=pb.EBADREQ))
+        elif header.version != pb.VERSION_THREE:
             self._refuse(request, Code.BAD_VERSION)
-        elif body is None or not request.HasField(body):
-            self._refuse(request, Code.BAD_REQUEST)
         elif operation == pb.ADD_ENTRY:
-            if len(request.addRequest.body) < ENTRY_HEADER_BYTES:
-                self._refuse(request, Code.BAD_REQUEST)
-            else:
-                self._adds.append(request)
+            self._refuse(request, Code.BAD_REQUEST)  # its body is no stored entry
         elif operation == pb.READ_ENTRY:
-            self._read(request)
-        elif operation == pb.READ_LAC:
-            self._connection.read_later(1, lambda: self._answer_read_lac(request))
+            self._special_read(request)
         elif operation == pb.WRITE_LAC:
-            self._write_lac(request)
+            self._write_lac(txn_id, request.writeLacRequest)
         elif operation == pb.FORCE_LEDGER:
-            self._force(request)
-        elif operation == pb.GET_BOOKIE_INFO:
-            self._bookie_info(request)
+            self._force(txn_id, request.forceLedgerRequest.ledgerId)
+        elif not connection.reads.allowed(1):
+            self._refuse(request, Code.TOO_MANY_REQUESTS)
         else:
-            response = _response(request, Code.OK)
-            response.authResponse.ParseFromString(AUTH_DISABLED)
-            self._send(response)
+            begun = self._loop.time()
+            if operation == pb.READ_LAC:
+                ledger_id = request.readLacRequest.ledgerId
+                connection.reads.add(1, lambda: answer_read_lac(connection, bookie, txn_id, ledger_id, begun))
+            elif operation == pb.GET_BOOKIE_INFO:
+                requested = request.getBookieInfoRequest.requested
+                connection.reads.add(1, lambda: answer_info(connection, txn_id, requested, begun))
+            else:
+                ledger_id = request.getListOfEntriesOfLedgerRequest.ledgerId
+                connection.reads.add(1, lambda: answer_list(connection, bookie, txn_id, ledger_id, begun))
 
     # --- adds --------------------------------------------------------------------------------------
 
-    def _joins_adds(self, request: pb.Request) -> bool:
-        """Whether this is an add that may go to storage together with those that wait."""
-        if request.header.operation != pb.ADD_ENTRY or not request.HasField("addRequest"):
-            return False
-        if not self._adds:
-            return True
-        first, add = self._adds[0].addRequest, request.addRequest
-        return first.masterKey == add.masterKey and _is_recovery(first) == _is_recovery(add)
+    def _gather_add(self, header: pb.BKPacketHeader, add: pb.AddRequest, body: bytes) -> None:
+        kind = add.masterKey, add.flag == pb.AddRequest.RECOVERY_ADD and add.HasField("flag"), header.priority > 0
+        if self._reads is not None or (self._adds is not None and self._adds.kind != kind):
+            self._flush()
+        if self._adds is None:
+            self._adds = GatheredAdds(*kind)
+        self._adds.append(header.txnId, add.ledgerId, add.entryId, body)
 
-    def _flush_adds(self) -> None:
-        adds, self._adds = self._adds, []
-        if not adds:
-            return
-        first = adds[0].addRequest
+    def _add(self, adds: AddsV3) -> None:
+        connection, count = self._connection, len(adds.txn_ids)
+        allowed = connection.adds_allowed(count)
+        if allowed < count:
+            rest = slice(allowed, count)
+            ids = adds.txn_ids[rest], adds.ledger_ids[rest], adds.entry_ids[rest]
+            connection.send(answers_v3.add_answers(*ids, Code.TOO_MANY_REQUESTS))
+            connection.observe_codes("add", Code.TOO_MANY_REQUESTS, count - allowed, self._loop.time())
+            if not allowed:
+                return
+            adds = adds.first(allowed)
+        txn_ids, ledger_ids, entry_ids = adds.txn_ids, adds.ledger_ids, adds.entry_ids
 
-        def done(codes: Code | Int32s) -> None:
-            each = [codes] * len(adds) if isinstance(codes, Code) else [Code(code) for code in codes.tolist()]
-            self._connection.send(*(_add_answer(request, code) for request, code in zip(adds, each, strict=True)))
-            self._adds_changed()
+        def answer(codes: Code | Int32s) -> None:
+            connection.send(answers_v3.add_answers(txn_ids, ledger_ids, entry_ids, codes))
 
-        records = _records([request.addRequest.body for request in adds])
-        self._bookie.add(records, first.masterKey, recovery=_is_recovery(first), done=done)
-        self._adds_changed()
+        connection.add(
+            adds.records, adds.master_key, recovery=adds.recovery, high_priority=adds.high_priority, answer=answer
+        )
 
     # --- reads -------------------------------------------------------------------------------------
 
-    def _read(self, request: pb.Request) -> None:
-        read = request.readRequest
-        if _is_plain_read(request):
-            self._reads.append(request)
-        elif read.HasField("flag") and read.flag == pb.ReadRequest.FENCE_LEDGER:
-            if not read.HasField("masterKey"):
-                self._refuse(request, Code.UNAUTHORIZED)
-                return
-            fence = self._bookie.fence(read.ledgerId, read.masterKey)
-            self._connection.read_later(1, lambda: self._answer_fencing_read(request, fence))
-        elif read.HasField("flag") and read.entryId != LAST_ENTRY:
-            self._refuse(request, Code.BAD_REQUEST)
-        elif self._connection.poll_count >= _MAX_POLLS:
-            self._refuse(request, Code.TOO_MANY_REQUESTS)
-        else:
-            self._connection.poll(self._answer_poll(request))
+    def _gather_read(self, header: pb.BKPacketHeader, read: pb.ReadRequest) -> None:
+        high_priority = header.priority > 0
+        if self._adds is not None or (self._reads is not None and self._reads.high_priority != high_priority):
+            self._flush()
+        if self._reads is None:
+            self._reads = ReadsV3(high_priority, [], [], [])
+        reads = self._reads
+        for column, number in (
+            (reads.txn_ids, header.txnId),
+            (reads.ledger_ids, read.ledgerId),
+            (reads.entry_ids, read.entryId),
+        ):
+            assert isinstance(column, list)
+            column.append(number)
 
-    def _flush_reads(self) -> None:
-        reads, self._reads = self._reads, []
-        if not reads or (len(reads) == 1 and not self._connection.reads_waiting and self._answer_now(reads[0])):
+    def _flush(self) -> None:
+        """Hand on what was gathered."""
+        adds, self._adds = self._adds, None
+        if adds is not None:
+            self._add(adds.run())
+        reads, self._reads = self._reads, None
+        if reads is not None:
+            self._read(reads)
+
+    def _read(self, reads: ReadsV3) -> None:
+        connection, count, begun = self._connection, len(reads.txn_ids), self._loop.time()
+        txn_ids = reads.txn_ids
+        if isinstance(txn_ids, list):  # unsigned ones; nothing is calculated with them here
+            txn_ids = np.array(txn_ids, np.uint64).view(np.int64)
+        ledger_ids, entry_ids = np.asarray(reads.ledger_ids, np.int64), np.asarray(reads.entry_ids, np.int64)
+        if count == 1 and connection.may_answer_now and self._answer_now(txn_ids, ledger_ids, entry_ids, begun):
             return
-        self._connection.read_later(len(reads), lambda: self._answer_reads(reads))
+        allowed = connection.reads.allowed(count)
+        if allowed < count:
+            rest = slice(allowed, count)
+            code = Code.TOO_MANY_REQUESTS
+            connection.send(answers_v3.read_refusals(txn_ids[rest], ledger_ids[rest], entry_ids[rest], code))
+            connection.observe_codes("read", code, count - allowed, begun)
+            if not allowed:
+                return
+            txn_ids, ledger_ids, entry_ids = txn_ids[:allowed], ledger_ids[:allowed], entry_ids[:allowed]
+        connection.reads.add(
+            allowed,
+            lambda: self._answer_reads(txn_ids, ledger_ids, entry_ids, begun),
+            urgent=reads.high_priority,
+        )
 
-    def _answer_now(self, request: pb.Request) -> bool:
-        """Answer a plain read if all it needs is in memory."""
-        read = request.readRequest
-        handle = self._bookie.handle(read.ledgerId)
+    def _answer_now(self, txn_ids: Int64s, ledger_ids: Int64s, entry_ids: Int64s, begun: float) -> bool:
+        """Answer one plain read if all it needs is in memory."""
+        ledger_id, entry_id = int(ledger_ids[0]), int(entry_ids[0])
+        handle = self._bookie.handle(ledger_id)
         if isinstance(handle, LedgerHandle) and not handle.lac_loaded:
             return False
-        found = self._bookie.read_now(read.ledgerId, read.entryId)
+        found = self._bookie.read_now(ledger_id, entry_id)
         if found is None:
             return False
         code, stored = found
-        lac = handle.last_add_confirmed if isinstance(handle, LedgerHandle) else NO_ENTRY
-        self._send_read(request, code, stored if code is Code.OK else None, lac)
+        if code is Code.OK:
+            lac = handle.last_add_confirmed if isinstance(handle, LedgerHandle) else NO_ENTRY
+            prefix = answers_v3.read_prefix(int(txn_ids[0]), ledger_id, entry_id, code, lac, len(stored))
+            self._connection.send(prefix, stored)
+        else:
+            self._connection.send(answers_v3.read_refusals(txn_ids, ledger_ids, entry_ids, code))
+        self._connection.observe_codes("read", code, 1, begun)
         return True
 
-    async def _answer_reads(self, requests: list[pb.Request]) -> None:
-        ledger_ids = np.array([request.readRequest.ledgerId for request in requests], np.int64)
-        entry_ids = np.array([request.readRequest.entryId for request in requests], np.int64)
-        at = 0
-        while at < len(requests):
-            async with self._connection.read_slots:
-                limit = self._connection.round_bytes(READ_ROUND_BYTES)
-                part = await self._bookie.read(ledger_ids[at:], entry_ids[at:], limit)
-                read = 0
-                for i, code in enumerate(part.codes.tolist()):
-                    stored: Buffer | None = None
-                    if code == Code.OK and part.entries is not None:
-                        stored = part.entries.entry(read)
-                        read += 1
-                    request = requests[at + i]
-                    lac = await self._known_lac(request.readRequest.ledgerId) if stored is not None else None
-                    self._send_read(request, Code(code), stored, lac)
-                at += len(part.codes)
-                self._connection.flush()
-            await self._connection.answers_taken()
+    async def _answer_reads(self, txn_ids: Int64s, ledger_ids: Int64s, entry_ids: Int64s, begun: float) -> None:
+        connection = self._connection
+        while len(entry_ids):
+            async with connection.read_round(READ_ROUND_BYTES) as limit:
+                part = await self._bookie.read(ledger_ids, entry_ids, limit)
+                count = len(part.codes)
+                ids = txn_ids[:count], ledger_ids[:count], entry_ids[:count]
+                failed = part.codes != Code.OK
+                if failed.any():
+                    refused = ids[0][failed], ids[1][failed], ids[2][failed]
+                    connection.send(answers_v3.read_refusals(*refused, part.codes[failed]))
+                    ids = ids[0][~failed], ids[1][~failed], ids[2][~failed]
+                if part.entries is not None and len(ids[0]):
+                    lacs = await self._lacs(ids[1])
+                    connection.send(*answers_v3.read_answers(*ids, lacs, part.entries))
+            connection.observe_codes("read", part.codes, count, begun)
+            txn_ids, ledger_ids, entry_ids = txn_ids[count:], ledger_ids[count:], entry_ids[count:]
 
-    async def _answer_fencing_read(self, request: pb.Request, fence: asyncio.Future[Code]) -> None:
-        code, stored = await fence, None
-        if code is Code.OK:
-            code, stored = await self._read_one(request.readRequest.ledgerId, request.readRequest.entryId)
-        self._send_read(request, code, stored)
+    async def _lacs(self, ledger_ids: Int64s) -> Int64s:
+        """The last add confirmed known of each of ``ledger_ids``."""
+        distinct, which = np.unique(ledger_ids, return_inverse=True)
+        lacs = np.full(len(distinct), NO_ENTRY, np.int64)
+        for i, ledger_id in enumerate(distinct.tolist()):
+            handle = self._bookie.handle(ledger_id)
+            if isinstance(handle, LedgerHandle):
+                lacs[i] = await self._bookie.known_lac(handle)
+        return lacs[which]
 
-    async def _answer_poll(self, request: pb.Request) -> None:
-        """A read that waits until the last add confirmed has passed ``previousLAC``."""
-        read = request.readRequest
-        handle = self._bookie.handle(read.ledgerId)
-        if not isinstance(handle, LedgerHandle):
-            self._send_read(request, Code.NO_LEDGER if handle is None else handle, None)
-            return
-        waited = False
-        if await self._bookie.known_lac(handle) <= read.previousLAC and read.timeOut > 0:
-            await self._bookie.wait_for_lac(handle, read.previousLAC, min(read.timeOut, _MAX_POLL_MS))
-            waited = True
-        if not read.HasField("flag"):
-            code, stored = await self._read_one(read.ledgerId, read.entryId)
-            self._send_read(request, code, stored, await self._known_lac(read.ledgerId))
-            return
-        response = _response(request, Code.OK)
-        body = response.readResponse
-        body.status, body.ledgerId, body.entryId = pb.EOK, read.ledgerId, NO_ENTRY
-        body.maxLAC = await self._bookie.known_lac(handle)
-        if body.maxLAC > read.previousLAC:
-            code, stored = await self._read_one(read.ledgerId, read.previousLAC + 1)
-            if code is Code.OK and stored is not None:
-                body.entryId = read.previousLAC + 1
-                body.body = bytes(stored)
-            if waited:
-                body.lacUpdateTimestamp = int(time.time() * 1000)
-        self._send(response)
-
-    async def _read_one(self, ledger_id: int, entry_id: int) -> tuple[Code, Buffer | None]:
-        part = await self._bookie.read(np.array([ledger_id], np.int64), np.array([entry_id], np.int64), 1)
-        code = Code(int(part.codes[0]))
-        return code, part.entries.entry(0) if code is Code.OK and part.entries is not None else None
-
-    async def _known_lac(self, ledger_id: int) -> int | None:
-        handle = self._bookie.handle(ledger_id)
-        return await self._bookie.known_lac(handle) if isinstance(handle, LedgerHandle) else None
-
-    def _send_read(self, request: pb.Request, code: Code, stored: Buffer | None, lac: int | None = None) -> None:
-        """An answer with the entry and, beside an entry only, the last add confirmed."""
-        response = _response(request, code)
-        body = response.readResponse
-        body.status = response.status
-        body.ledgerId, body.entryId = request.readRequest.ledgerId, request.readRequest.entryId
-        if stored is not None:
-            body.body = bytes(stored)
-            if lac is not None:
-                body.maxLAC = lac
-        self._send(response)
-
-    async def _answer_read_lac(self, request: pb.Request) -> None:
-        ledger_id = request.readLacRequest.ledgerId
-        handle = self._bookie.handle(ledger_id)
-        code: Code
-        stored: Buffer | None = None
-        lac: bytes | None = None
-        if isinstance(handle, LedgerHandle):
-            lac = handle.explicit_lac
-            code, stored = await self._read_one(ledger_id, LAST_ENTRY)
-            if code is Code.NO_ENTRY and lac is not None:
-                code = Code.OK  # Apache's answers an I/O error beside the LAC; clients want the LAC
+    def _special_read(self, request: pb.Request) -> None:
+        """A read that fences, or waits."""
+        connection, read, begun = self._connection, request.readRequest, self._loop.time()
+        txn_id, ledger_id, entry_id = request.header.txnId, read.ledgerId, read.entryId
+        if not read.HasField("flag") or read.flag != pb.ReadRequest.FENCE_LEDGER:
+            poll = LongPoll.of(request, connection.server.config.max_poll_ms)
+            if not poll.is_valid:
+                self._refuse(request, Code.BAD_REQUEST)
+            elif not connection.reads.may_poll:
+                self._refuse(request, Code.TOO_MANY_REQUESTS)
+            else:
+                connection.reads.poll(lambda: answer_long_poll(connection, self._bookie, poll, begun))
+        elif not read.HasField("masterKey"):
+            self._refuse(request, Code.UNAUTHORIZED)
+        elif not connection.reads.allowed(1):
+            self._refuse(request, Code.TOO_MANY_REQUESTS)
         else:
-            code = Code.NO_ENTRY if handle is None else handle
-        response = _response(request, code)
-        body = response.readLacResponse
-        body.status, body.ledgerId = response.status, ledger_id
-        if lac is not None:
-            body.lacBody = lac
-        if stored is not None:
-            body.lastEntryBody = bytes(stored)
-        self._send(response)
+            fence = self._bookie.fence(ledger_id, read.masterKey)
+            connection.reads.add(
+                1, lambda: self._answer_fencing_read(txn_id, ledger_id, entry_id, fence, begun), urgent=True
+            )
+
+    async def _answer_fencing_read(
+        self, txn_id: int, ledger_id: int, entry_id: int, fence: asyncio.Future[Code], begun: float
+    ) -> None:
+        code, stored = await fence, None
+        async with self._connection.read_round(1):
+            if code is Code.OK:
+                code, stored = await read_one(self._bookie, ledger_id, entry_id)
+            size = None if stored is None else len(stored)
+            self._connection.send(answers_v3.read_prefix(txn_id, ledger_id, entry_id, code, None, size))
+            if stored is not None:
+                self._connection.send(stored)
+        self._connection.observe_codes("fence", code, 1, begun)
 
     # --- the rest ----------------------------------------------------------------------------------
 
-    def _write_lac(self, request: pb.Request) -> None:
-        write = request.writeLacRequest
+    def _write_lac(self, txn_id: int, write: pb.WriteLacRequest) -> None:
+        packet, ledger_id = write.body, write.ledgerId
 
-        def answer(outcome: asyncio.Future[Code]) -> None:
-            response = _response(request, outcome.result())
-            response.writeLacResponse.status = response.status
-            response.writeLacResponse.ledgerId = write.ledgerId
-            self._send(response)
+        def answer(code: Code) -> None:
+            self._send(response_about(txn_id, pb.WRITE_LAC, code, ledger_id))
 
-        self._bookie.write_lac(write.body, write.masterKey).add_done_callback(answer)
+        self._connection.write("write_lac", len(packet), self._bookie.write_lac(packet, write.masterKey), answer)
 
-    def _force(self, request: pb.Request) -> None:
-        def answer(outcome: asyncio.Future[Code]) -> None:
-            response = _response(request, outcome.result())
-            response.forceLedgerResponse.status = response.status
-            response.forceLedgerResponse.ledgerId = request.forceLedgerRequest.ledgerId
-            self._send(response)
+    def _force(self, txn_id: int, ledger_id: int) -> None:
+        def answer(code: Code) -> None:
+            self._send(response_about(txn_id, pb.FORCE_LEDGER, code, ledger_id))
 
-        self._bookie.force().add_done_callback(answer)
-
-    def _bookie_info(self, request: pb.Request) -> None:
-        requested = request.getBookieInfoRequest.requested
-        disk = os.statvfs(self._ledger_directory)
-        response = _response(request, Code.OK)
-        body = response.getBookieInfoResponse
-        body.status = pb.EOK
-        if requested & pb.GetBookieInfoRequest.TOTAL_DISK_CAPACITY:
-            body.totalDiskCapacity = disk.f_blocks * disk.f_frsize
-        if requested & pb.GetBookieInfoRequest.FREE_DISK_SPACE:
-            body.freeDiskSpace = disk.f_bavail * disk.f_frsize
-        self._send(response)
+        self._connection.write("force", 0, self._bookie.force(ledger_id), answer)
 
     def _refuse(self, request: pb.Request, code: Code) -> None:
-        response = _response(request, code)
-        if request.HasField("addRequest"):
-            add = response.addResponse
-            add.status, add.ledgerId, add.entryId = (
-                response.status,
-                request.addRequest.ledgerId,
-                request.addRequest.entryId,
-            )
-        elif request.HasField("readRequest"):
-            read = response.readResponse
-            read.status, read.ledgerId, read.entryId = (
-                response.status,
-                request.readRequest.ledgerId,
-                request.readRequest.entryId,
-            )
-        self._send(response)
+        """Answer with the code alone, at the top and in the body."""
+        operation = request.header.operation
+        asked, answered = BODIES[operation]
+        answer = response(request.header.txnId, operation, code)
+        body = getattr(answer, answered)
+        body.status = status(code)
+        source = getattr(request, asked)
+        for name in ("ledgerId", "entryId"):
+            if name in body.DESCRIPTOR.fields_by_name:
+                setattr(body, name, getattr(source, name))
+        self._send(answer)
 
-    def _send(self, response: pb.Response) -> None:
-        self._connection.send(frame(response.SerializeToString()))
+    def _send(self, answer: pb.Response) -> None:
+        self._connection.send(frame(answer.SerializeToString()))
 
 
-def _is_recovery(add: pb.AddRequest) -> bool:
-    return add.HasField("flag") and add.flag == pb.AddRequest.RECOVERY_ADD
+def _part(frames: Frames, first: int, last: int) -> Frames:
+    return Frames(frames.data, frames.starts[first:last], frames.lengths[first:last])
 
 
-def _is_plain_read(request: pb.Request) -> bool:
-    read = request.readRequest
-    return request.HasField("readRequest") and not read.HasField("flag") and not read.HasField("previousLAC")
-
-
-def _response(request: pb.Request, code: Code) -> pb.Response:
-    return pb.Response(header=wire_v3.answer_header(request.header), status=_status(code))
-
-
-def _status(code: Code) -> pb.StatusCode:
-    return cast("pb.StatusCode", code.v3)
-
-
-def _add_answer(request: pb.Request, code: Code) -> bytes:
-    response = _response(request, code)
-    body = response.addResponse
-    body.status = response.status
-    body.ledgerId, body.entryId = request.addRequest.ledgerId, request.addRequest.entryId
-    return frame(response.SerializeToString())
-
-
-def _records(bodies: list[bytes]) -> Records:
-    """Stored entries as records. Each has an entry header at least."""
-    sizes = np.array([len(body) for body in bodies], np.int64)
-    offsets = np.zeros(len(bodies) + 1, np.int64)
-    np.cumsum(sizes + LENGTH_BYTES, out=offsets[1:])
-    data = b"".join(map(frame, bodies))
-    ids = gather_int64(np.frombuffer(data, np.uint8), offsets[:-1] + LENGTH_BYTES, 3)
-    return Records(ids[:, 0].copy(), ids[:, 1].copy(), ids[:, 2].copy(), memoryview(data), offsets)
+def _copied(header: pb.BKPacketHeader) -> pb.BKPacketHeader:
+    """The request's header as Apache's bookie sends it back where it does not look into the request."""
+    copied = pb.BKPacketHeader(version=header.version, operation=header.operation, txnId=header.txnId)
+    if header.HasField("priority"):
+        copied.priority = header.priority
+    return copied

@@ -11,8 +11,7 @@
 The location of an entry is ``log id << 32 | offset of the stored entry``; 0 means absent. ``lastId`` beside the
 logs holds the newest id in hex and a line feed. A bookie begins a new log at each start.
 
-Positions are given out in the event loop (:class:`EntryLogPositions`), files are written in the commit thread
-(:class:`EntryLogWriter`); operations travel in groups, in order.
+Logs are written by flushes only (log_writer.py) and by compaction.
 """
 
 from __future__ import annotations
@@ -20,12 +19,10 @@ from __future__ import annotations
 import os
 import re
 import struct
-import threading
-from dataclasses import dataclass
 from typing import Final
 
 from bk_spark.protocol.errors import CorruptFileError
-from bookie_server.storage.files import Buffer, read_at, replace_file, sync_directory, write_at
+from bookie_server.storage.files import read_at
 
 MAGIC: Final = b"BKLO"
 VERSION: Final = 1
@@ -33,35 +30,15 @@ HEADER_BYTES: Final = 1024
 OFFSET_BITS: Final = 32
 OFFSET_MASK: Final = (1 << OFFSET_BITS) - 1
 LAST_LOG_ID: Final = (1 << 31) - 1
-_MAP_AT: Final = 8
+#: Where in the header :func:`map_pointer` goes.
+MAP_POINTER_AT: Final = 8
 _MAP_HEAD: Final = struct.Struct(">iqqi")
 _MAP_ITEM: Final = struct.Struct(">qq")
 _MAP_LEDGER: Final = -1
 _MAP_ENTRY: Final = -2
 _MAP_BATCH: Final = 10_000
 _FILE_NAME: Final = re.compile(r"([0-9a-f]{1,8})\.log")
-
-
-@dataclass(slots=True)
-class LogWrite:
-    """Bytes for one log from ``offset`` on."""
-
-    log_id: int
-    offset: int
-    buffers: list[Buffer]
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class FinishLog:
-    """The log is full: write its ledgers map at ``offset``, sync and close it."""
-
-    log_id: int
-    offset: int
-    ledger_bytes: dict[int, int]
-
-
-LogOperation = LogWrite | FinishLog
+_ANY_NAME: Final = re.compile(r"([0-9a-f]{1,8})\.log(?=$|\.)")
 
 
 def file_name(log_id: int) -> str:
@@ -74,8 +51,8 @@ def log_ids(directory: str) -> list[int]:
     return sorted(int(match[1], 16) for match in matches if match)
 
 
-def next_log_id(directory: str) -> int:
-    """The first id above ``lastId`` and above every log in ``directory``. Raises CorruptFileError."""
+def last_log_id(directory: str) -> int:
+    """The highest id that ``lastId`` or a log's name in ``directory`` tells; -1 for none. Raises CorruptFileError."""
     last = -1
     path = os.path.join(directory, "lastId")
     try:
@@ -88,12 +65,19 @@ def next_log_id(directory: str) -> int:
             last = int(text.split(b"\n")[0], 16)
         except ValueError as error:
             raise CorruptFileError(f"{path} does not hold a log id in hex; remove it to let the logs decide") from error
-    existing = log_ids(directory)
-    return max([last, *existing[-1:]]) + 1
+    names = os.listdir(directory)
+    # A name may be of a compaction under way: "<new>.log.compacting", "<new>.log.<old>.compacted".
+    ids = [int(match[1], 16) for match in map(_ANY_NAME.match, names) if match]
+    return max([last, *ids])
 
 
 def file_header(map_offset: int = 0, ledger_count: int = 0) -> bytes:
     return (MAGIC + struct.pack(">iqi", VERSION, map_offset, ledger_count)).ljust(HEADER_BYTES, b"\0")
+
+
+def map_pointer(map_offset: int, ledger_count: int) -> bytes:
+    """What the header says of the map, to be written at MAP_POINTER_AT once the map is durable."""
+    return struct.pack(">qi", map_offset, ledger_count)
 
 
 def ledgers_map(ledger_bytes: dict[int, int]) -> bytes:
@@ -137,98 +121,3 @@ def read_ledgers_map(path: str) -> dict[int, int] | None:
         return result if len(result) == count else None
     finally:
         os.close(fd)
-
-
-class EntryLogPositions:
-    """Gives out places in the logs, in the event loop, before anything is written."""
-
-    def __init__(self, first_log_id: int, size_limit_bytes: int) -> None:
-        self._log_id = first_log_id
-        self._size_limit_bytes = size_limit_bytes
-        self._position = HEADER_BYTES
-        self._ledger_bytes: dict[int, int] = {}
-
-    @property
-    def log_id(self) -> int:
-        return self._log_id
-
-    def place(self, data: Buffer, ledger_bytes: list[tuple[int, int]], operations: list[LogOperation]) -> int:
-        """Give ``data`` a place and append what the writer has to do to ``operations``; the location of its
-        first byte. ``ledger_bytes`` says how much of it belongs to which ledger."""
-        size = len(data)
-        if self._position + size > self._size_limit_bytes and self._position > HEADER_BYTES:
-            operations.append(FinishLog(self._log_id, self._position, self._ledger_bytes))
-            self._log_id += 1
-            if self._log_id > LAST_LOG_ID:
-                raise CorruptFileError(f"entry log ids are used up at {LAST_LOG_ID:x}")
-            self._position = HEADER_BYTES
-            self._ledger_bytes = {}
-        offset = self._position
-        self._position = offset + size
-        for ledger_id, count in ledger_bytes:
-            self._ledger_bytes[ledger_id] = self._ledger_bytes.get(ledger_id, 0) + count
-        last = operations[-1] if operations else None
-        if isinstance(last, LogWrite) and last.log_id == self._log_id and last.end == offset:
-            last.buffers.append(data)
-            last.end = self._position
-        else:
-            operations.append(LogWrite(self._log_id, offset, [data], self._position))
-        return self._log_id << OFFSET_BITS | offset
-
-
-class EntryLogWriter:
-    """Writes entry logs in ``directory``. Commit thread; :meth:`sync` may be called from another."""
-
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
-        self._lock = threading.Lock()
-        self._log_id = -1
-        self._fd = -1
-        #: Bytes written since the last sync.
-        self.unsynced_bytes = 0
-
-    def run(self, operations: list[LogOperation]) -> None:
-        """Do ``operations`` in order. Raises OSError; after one the writer must not be used again."""
-        for operation in operations:
-            if operation.log_id != self._log_id:
-                self._open(operation.log_id)
-            if isinstance(operation, LogWrite):
-                write_at(self._fd, operation.buffers, operation.offset)
-                self.unsynced_bytes += operation.end - operation.offset
-            else:
-                self._finish(operation)
-
-    def sync(self) -> None:
-        """Make what was written so far durable. Any thread."""
-        with self._lock:
-            if self._fd < 0:
-                return
-            fd = os.dup(self._fd)
-            self.unsynced_bytes = 0
-        try:
-            os.fdatasync(fd)
-        finally:
-            os.close(fd)
-
-    def close(self) -> None:
-        with self._lock:
-            if self._fd >= 0:
-                os.close(self._fd)
-                self._fd = -1
-                self._log_id = -1
-
-    def _open(self, log_id: int) -> None:
-        path = os.path.join(self._directory, file_name(log_id))
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        with self._lock:
-            self._fd, self._log_id = fd, log_id
-        write_at(fd, [file_header()], 0)
-        sync_directory(self._directory)
-        replace_file(os.path.join(self._directory, "lastId"), b"%x\n" % log_id)
-
-    def _finish(self, operation: FinishLog) -> None:
-        write_at(self._fd, [ledgers_map(operation.ledger_bytes)], operation.offset)
-        os.fdatasync(self._fd)  # the header must not point at a map that is not there
-        write_at(self._fd, [struct.pack(">qi", operation.offset, len(operation.ledger_bytes))], _MAP_AT)
-        os.fsync(self._fd)
-        self.close()

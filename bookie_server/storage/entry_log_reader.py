@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from bookie_server.storage.entry_log import HEADER_BYTES, OFFSET_BITS, OFFSET_MASK, file_name
 from bookie_server.storage.fd_cache import FdCache
+from bookie_server.storage.files import WouldBlockError, exists
 from bookie_server.storage.records import (
     LENGTH_BYTES,
     MAX_RECORD_BYTES,
@@ -36,10 +38,6 @@ _FIRST_GUESS_BYTES: Final = 4 * 1024
 _OPEN_LOGS: Final = 256
 _MAX_GUESS_BYTES: Final = 64 * 1024
 _RECORD_HEAD: Final = struct.Struct(">iqq")
-
-
-class WouldBlockError(Exception):
-    """The bytes are not in the page cache; read them in a thread that may wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +61,34 @@ class StoredEntries:
 
 
 class EntryLogReader:
-    """Reads logs of ``directory``. Thread-safe.
+    """Reads the logs in ``directories``. Thread-safe."""
 
-    ``written_to`` in :meth:`read` is the end of what is durable, as a location: the newest log grows beyond it.
-    """
-
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
+    def __init__(self, directories: Sequence[str]) -> None:
+        self._directories = tuple(directories)
         self._fds = FdCache(_OPEN_LOGS, self._open)
         self._guess_bytes = _FIRST_GUESS_BYTES
 
     def close(self) -> None:
         self._fds.close()
 
+    def path(self, log_id: int) -> str:
+        """Where log ``log_id`` is. Raises FileNotFoundError; another OSError where that cannot be found out."""
+        name = file_name(log_id)
+        for directory in self._directories:
+            path = os.path.join(directory, name)
+            if exists(path):
+                return path
+        raise FileNotFoundError(errno.ENOENT, f"no entry log {name} in {', '.join(self._directories)}")
+
+    def forget(self, log_id: int) -> None:
+        """Close the log: it is about to be removed."""
+        self._fds.discard(log_id)
+
     def read(
         self,
         ledger_ids: Int64s,
         entry_ids: Int64s,
         locations: Int64s,
-        written_to: int,
         limit_bytes: int,
         *,
         may_wait: bool,
@@ -101,7 +108,7 @@ class EntryLogReader:
             if last - first > 1:
                 room = int(run[0]) + max(limit_bytes - base, 1)
                 run = run[: max(1, int(np.searchsorted(run, room)))]
-            region = self._read_region(int(run[0]), int(run[-1]), written_to, may_wait)
+            region = self._read_region(int(run[0]), int(run[-1]), may_wait)
             if region is None:
                 starts.append(np.full(len(run), -1, np.int64))
             else:
@@ -134,27 +141,26 @@ class EntryLogReader:
             self._guess_bytes = min(max(int(sizes[-1]), MIN_RECORD_BYTES), _MAX_GUESS_BYTES)
         return StoredEntries(data, where, sizes)
 
-    def read_one(self, ledger_id: int, entry_id: int, location: int, written_to: int) -> memoryview | None:
+    def read_one(self, ledger_id: int, entry_id: int, location: int) -> memoryview | None:
         """One entry that is in the page cache and no larger than those read lately; None for any other, or one that
         is not as it should be: :meth:`read` finds out."""
         log_id, offset = location >> OFFSET_BITS, (location & OFFSET_MASK) - LENGTH_BYTES
-        end = offset + LENGTH_BYTES + self._guess_bytes
-        if written_to >> OFFSET_BITS == log_id:
-            end = min(end, written_to & OFFSET_MASK)
-        if offset < HEADER_BYTES or end - offset < _RECORD_HEAD.size:
+        if offset < HEADER_BYTES:
             return None
-        buffer = bytearray(end - offset)
+        buffer = bytearray(LENGTH_BYTES + self._guess_bytes)
         try:
             with self._fds.borrow(log_id) as fd:
                 count = os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)
         except OSError:
+            return None
+        if count < _RECORD_HEAD.size:
             return None
         size, found_ledger, found_entry = _RECORD_HEAD.unpack_from(buffer)
         if (found_ledger, found_entry) != (ledger_id, entry_id) or not MIN_RECORD_BYTES <= size <= count - LENGTH_BYTES:
             return None
         return memoryview(buffer)[LENGTH_BYTES : LENGTH_BYTES + size]
 
-    def _read_region(self, first_location: int, last_location: int, written_to: int, may_wait: bool) -> Bytes | None:
+    def _read_region(self, first_location: int, last_location: int, may_wait: bool) -> Bytes | None:
         """The bytes from the first entry's size to the last entry's end; None where they cannot be had."""
         log_id, first = first_location >> OFFSET_BITS, (first_location & OFFSET_MASK) - LENGTH_BYTES
         last = (last_location & OFFSET_MASK) - LENGTH_BYTES
@@ -162,10 +168,7 @@ class EntryLogReader:
             return None
         try:
             with self._fds.borrow(log_id) as fd:
-                if written_to >> OFFSET_BITS == log_id:
-                    log_end = written_to & OFFSET_MASK
-                else:
-                    log_end = os.fstat(fd).st_size
+                log_end = os.fstat(fd).st_size
                 end = min(last + LENGTH_BYTES + self._guess_bytes, log_end)
                 if last + LENGTH_BYTES + MIN_RECORD_BYTES > end:
                     return None
@@ -178,11 +181,11 @@ class EntryLogReader:
                     region = np.concatenate((region, rest))
                 return region
         except OSError as error:
-            _LOG.error("cannot read %s: %s", os.path.join(self._directory, file_name(log_id)), error)
+            _LOG.error("cannot read entry log %s: %s", file_name(log_id), error.strerror or error)
             return None
 
     def _open(self, log_id: int) -> int:
-        return os.open(os.path.join(self._directory, file_name(log_id)), os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(self.path(log_id), os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _fetch(fd: int, start: int, end: int, may_wait: bool) -> Bytes:

@@ -19,7 +19,9 @@ class FdCache:
         self._open_file = open_file
         self._lock = threading.Lock()
         self._fds: dict[int, int] = {}
+        #: Users by descriptor: after a discard the same id may have another one.
         self._users: dict[int, int] = {}
+        self._discarded: set[int] = set()
 
     @contextlib.contextmanager
     def borrow(self, key: int) -> Iterator[int]:
@@ -29,27 +31,41 @@ class FdCache:
             if fd < 0:
                 fd = self._open_file(key)
             self._fds[key] = fd  # now the most recently used
-            self._users[key] = self._users.get(key, 0) + 1
+            self._users[fd] = self._users.get(fd, 0) + 1
             if len(self._fds) > self._limit:
                 self._close_one()
         try:
             yield fd
         finally:
             with self._lock:
-                users = self._users[key] - 1
+                users = self._users[fd] - 1
                 if users:
-                    self._users[key] = users
+                    self._users[fd] = users
                 else:
-                    del self._users[key]
+                    del self._users[fd]
+                    if fd in self._discarded:
+                        self._discarded.remove(fd)
+                        os.close(fd)
+
+    def discard(self, key: int) -> None:
+        """Close the descriptor of ``key``, or when its last user is through: its file goes away."""
+        with self._lock:
+            fd = self._fds.pop(key, -1)
+            if fd < 0:
+                return
+            if fd in self._users:
+                self._discarded.add(fd)
+            else:
+                os.close(fd)
 
     def close(self) -> None:
         """Close all that are not in use."""
         with self._lock:
-            for key in [key for key in self._fds if key not in self._users]:
+            for key in [key for key, fd in self._fds.items() if fd not in self._users]:
                 os.close(self._fds.pop(key))
 
     def _close_one(self) -> None:
-        for key in self._fds:
-            if key not in self._users:
+        for key, fd in self._fds.items():
+            if fd not in self._users:
                 os.close(self._fds.pop(key))
                 return

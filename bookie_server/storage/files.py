@@ -1,10 +1,17 @@
-"""Small file operations that every storage module needs: whole writes, atomic replacement, directory syncs."""
+"""Every change that storage makes to files and directories, and whole reads and writes.
+
+Storage calls nothing of ``os`` that changes a file but what is here, so that the crash harness (tests/crash) can record
+all writes and syncs by standing in for this module's ``os``.
+
+A sync that failed is told apart from a write that failed: after it nobody knows what is on the disk, and a second
+sync may succeed without having written anything. :class:`SyncFailedError` therefore ends the bookie.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 Buffer = bytes | bytearray | memoryview
@@ -12,6 +19,33 @@ Buffer = bytes | bytearray | memoryview
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 #: Most buffers one writev takes (IOV_MAX on Linux is 1024).
 _MAX_BUFFERS: Final = 1000
+
+
+class SyncFailedError(OSError):
+    """A sync failed: what was written since the last one may be lost, whatever a later sync says."""
+
+
+class WouldBlockError(Exception):
+    """What is to be read is not in the page cache; read it in a thread that may wait."""
+
+
+def create_file(path: str) -> int:
+    """A new, empty file, open for reading and writing. Raises FileExistsError, OSError."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+
+
+def open_file(path: str) -> int:
+    """The file at ``path``, open for reading and writing. Raises OSError."""
+    return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+
+def exists(path: str) -> bool:
+    """Whether ``path`` is there. Raises OSError where that cannot be found out: ``os.path.exists`` says no to that."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def write_at(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
@@ -54,11 +88,31 @@ def read_at(fd: int, size_bytes: int, offset: int) -> bytes:
     return b"".join(parts)
 
 
+def truncate(fd: int, size_bytes: int) -> None:
+    """Cut the file, or lengthen it with zeros. Raises OSError."""
+    os.ftruncate(fd, size_bytes)
+
+
+def allocate(fd: int, offset: int, size_bytes: int) -> None:
+    """Take room on the disk for ``size_bytes`` from ``offset`` on. Raises OSError."""
+    os.posix_fallocate(fd, offset, size_bytes)
+
+
+def sync_data(fd: int) -> None:
+    """Make the file's content durable. Raises SyncFailedError."""
+    _synced(os.fdatasync, fd)
+
+
+def sync_file(fd: int) -> None:
+    """The same with all that is known of the file. Raises SyncFailedError."""
+    _synced(os.fsync, fd)
+
+
 def sync_directory(path: str) -> None:
-    """Make created, renamed and removed names in ``path`` durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    """Make created, renamed and removed names in ``path`` durable. Raises OSError, SyncFailedError."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        _synced(os.fsync, fd)
     finally:
         os.close(fd)
 
@@ -66,28 +120,66 @@ def sync_directory(path: str) -> None:
 def sync_file_system(path: str) -> bool:
     """Make everything written to the file system of ``path`` durable; False where the platform cannot.
 
-    Raises OSError."""
+    Raises OSError, SyncFailedError."""
     syncfs = getattr(_LIBC, "syncfs", None)
     if syncfs is None:
         return False
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if syncfs(fd) != 0:
             error = ctypes.get_errno()
-            raise OSError(error, os.strerror(error), path)
+            raise SyncFailedError(error, os.strerror(error), path)
     finally:
         os.close(fd)
     return True
 
 
+def sync_what_was_left(paths: Iterable[str]) -> None:
+    """To be called before anything below ``paths`` is read. A process that was killed left writes in the page cache
+    that nobody synced; they are read, and built upon, as if they were on the disk: an index that points into a
+    compacted log, a fence, a group of the journal. Raises OSError, SyncFailedError."""
+    for path in {os.stat(path).st_dev: path for path in paths}.values():
+        sync_file_system(path)
+
+
 def replace_file(path: str, content: bytes) -> None:
-    """Put ``content`` at ``path``, durably and at once: a crash leaves the old or the new, never a mixture."""
+    """Put ``content`` at ``path``, durably and at once: a crash leaves the old or the new, never a mixture.
+
+    Raises OSError with the old content still there, SyncFailedError.
+    """
     temporary = path + ".tmp"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         write_at(fd, [content], 0)
-        os.fsync(fd)
+        _synced(os.fsync, fd)
     finally:
         os.close(fd)
     os.replace(temporary, path)
     sync_directory(os.path.dirname(path))
+
+
+def remove(path: str) -> None:
+    """Take the name away; durable with the directory's next sync. Raises OSError."""
+    os.remove(path)
+
+
+def rename(path: str, new_path: str) -> None:
+    """Give the file another name, in place of what has it. Raises OSError."""
+    os.replace(path, new_path)
+
+
+def link(path: str, new_path: str) -> None:
+    """Give the file a second name. Raises FileExistsError, OSError."""
+    os.link(path, new_path)
+
+
+def make_directory(path: str) -> None:
+    """Make ``path`` with its parents, as far as missing. Raises OSError."""
+    os.makedirs(path, exist_ok=True)
+
+
+def _synced(sync: Callable[[int], None], fd: int) -> None:
+    try:
+        sync(fd)
+    except OSError as error:
+        raise SyncFailedError(error.errno, f"sync failed: {error.strerror}") from error

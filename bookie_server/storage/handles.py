@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from bookie_server.storage.index import IndexFiles, IndexHeader
@@ -20,11 +20,13 @@ class LedgerHandle:
     ``fenced`` and ``explicit_lac`` hold from the moment they are asked for; what was asked is durable when
     its group is. ``last_entry`` and ``last_add_confirmed`` speak of durable entries only; the latter is -1
     where nothing is known (``lac_loaded`` says whether the last entry was looked at for it).
+    ``deleting`` says that the ledger is about to be removed here: nothing more is taken, and the handle stays.
     ``group`` is the newest group that holds something of the ledger and is not through yet; its entries'
     ids lie in ``pending_first`` … ``pending_last``.
     """
 
     __slots__ = (
+        "deleting",
         "explicit_lac",
         "fence_group",
         "fenced",
@@ -51,11 +53,13 @@ class LedgerHandle:
         self.last_entry = -1
         self.key_journaled = False
         self.header_dirty = False
+        self.deleting = False
         self.group: Group | None = None
         self.fence_group: Group | None = None
         self.pending_first = 0
         self.pending_last = -1
-        self.lac_watchers: list[Callable[[], None]] | None = None
+        #: Called when what a long poll waits for may have come; keys only.
+        self.lac_watchers: dict[Callable[[], None], None] | None = None
 
     def __repr__(self) -> str:
         return f"LedgerHandle(ledger_id={self.ledger_id}, fenced={self.fenced}, last_entry={self.last_entry})"
@@ -71,13 +75,19 @@ class LedgerHandle:
 
     @property
     def in_use(self) -> bool:
-        return self.header_dirty or self.group is not None or self.fence_group is not None or bool(self.lac_watchers)
+        return (
+            self.header_dirty
+            or self.deleting
+            or self.group is not None
+            or self.fence_group is not None
+            or bool(self.lac_watchers)
+        )
 
 
 class Handles:
     """Handles of the ledgers used last; others are read from their index files when asked for.
 
-    ``has_changes(ledger_id)`` says whether the ledger's index pages hold what its file does not: such a
+    ``has_changes(ledger_id)`` says whether entries of the ledger are in memory that its file does not know: such a
     handle stays, since it could not be made again from the file. ``limit`` is exceeded by those that must stay.
     """
 
@@ -116,17 +126,37 @@ class Handles:
         self._put(handle)
         return handle
 
-    def take_header(self, ledger_id: int) -> IndexHeader | None:
-        """The header to be written to the ledger's file, None where the file's is up to date."""
-        handle = self._handles.get(ledger_id)
-        if handle is None or not handle.header_dirty:
-            return None
-        handle.header_dirty = False
-        return handle.header()
+    def reserve(self, ledger_id: int) -> LedgerHandle:
+        """A handle for a ledger that is to be removed and whose header cannot be read."""
+        handle = LedgerHandle(ledger_id, b"")
+        handle.deleting = True
+        self._put(handle)
+        return handle
 
-    def dirty_headers(self) -> list[int]:
-        """Ledgers whose header is to be written, ascending."""
-        return sorted(handle.ledger_id for handle in self._handles.values() if handle.header_dirty)
+    def peek(self, ledger_id: int) -> LedgerHandle | None:
+        """The handle, if it is in memory."""
+        return self._handles.get(ledger_id)
+
+    def drop(self, ledger_id: int) -> None:
+        """Forget a ledger that was removed."""
+        self._handles.pop(ledger_id, None)
+
+    def take_headers(self) -> dict[int, IndexHeader]:
+        """Headers to be written to index files, by ledger, ascending. They count as written now."""
+        dirty = sorted(handle.ledger_id for handle in self._handles.values() if handle.header_dirty)
+        headers = {}
+        for ledger_id in dirty:
+            handle = self._handles[ledger_id]
+            handle.header_dirty = False
+            headers[ledger_id] = handle.header()
+        return headers
+
+    def give_back_headers(self, ledger_ids: Iterable[int]) -> None:
+        """These were not written after all."""
+        for ledger_id in ledger_ids:
+            handle = self._handles.get(ledger_id)
+            if handle is not None:
+                handle.header_dirty = True
 
     def _put(self, handle: LedgerHandle) -> None:
         if len(self._handles) >= self._sweep_at:

@@ -13,9 +13,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import struct
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,8 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bk_spark.protocol.errors import CorruptFileError
+from bookie_server.storage import files
 from bookie_server.storage.fd_cache import FdCache
-from bookie_server.storage.files import read_at, sync_directory, sync_file_system, write_at
+from bookie_server.storage.files import WouldBlockError, read_at
 
 MAGIC: Final = b"BKLE"
 VERSION: Final = 1
@@ -34,7 +38,11 @@ PAGE_BYTES: Final = 8 * PAGE_SLOTS
 _FENCED: Final = 1
 #: More files than this are synced with the whole file system at once, which is cheaper.
 _SYNC_ONE_BY_ONE: Final = 16
+#: Slots read at a time where a whole file is looked through.
+_CHUNK_SLOTS: Final = 64 * PAGE_SLOTS
 _I32: Final = struct.Struct(">i")
+_FILE_NAME: Final = re.compile(r"([0-9a-f]{1,16})\.idx")
+_PART: Final = re.compile(r"[0-9a-f]{1,2}")
 
 #: One page: locations, big-endian as in the file.
 Page = npt.NDArray[np.int64]
@@ -89,22 +97,34 @@ class IndexHeader:
 
 
 class IndexFiles:
-    """The index files under ``directory`` (a ``current``). Thread-safe, but two writers of one ledger must not
-    be at work at once."""
+    """The index files in ``directories`` (``current`` directories). Thread-safe, but one writer at a time.
 
-    def __init__(self, directory: str, open_limit: int = 256) -> None:
-        self._directory = directory
+    A ledger's file is where it was made; a new one is made in one of ``directories_for_new()``.
+    """
+
+    def __init__(
+        self, directories: Sequence[str], directories_for_new: Callable[[], list[str]], open_limit: int = 256
+    ) -> None:
+        self._directories = tuple(directories)
+        self._directories_for_new = directories_for_new
         self._fds = FdCache(open_limit, self._open)
         self._lock = threading.Lock()
         self._unsynced_directories: set[str] = set()
+        self._unsynced_ledgers: set[int] = set()
 
-    def path(self, ledger_id: int) -> str:
-        return os.path.join(
-            self._directory, f"{ledger_id >> 8 & 0xFF:x}", f"{ledger_id & 0xFF:x}", f"{ledger_id:x}.idx"
-        )
+    def path(self, ledger_id: int) -> str | None:
+        """Where the ledger's file is; None where there is none. Raises OSError where that cannot be found out."""
+        name = _relative_path(ledger_id)
+        for directory in self._directories:
+            path = os.path.join(directory, name)
+            if files.exists(path):
+                return path
+        return None
 
     def close(self) -> None:
         self._fds.close()
+
+    # --- reading -----------------------------------------------------------------------------------
 
     def read_header(self, ledger_id: int, *, replaying: bool = False) -> IndexHeader | None:
         """None where the ledger has no index file. Raises CorruptFileError, OSError.
@@ -118,64 +138,238 @@ class IndexFiles:
                 header = read_at(fd, HEADER_BYTES, 0)
                 if not header.strip(b"\0") and (replaying or os.fstat(fd).st_size <= HEADER_BYTES):
                     return None
-                return IndexHeader.decode(header, self.path(ledger_id))
+                return IndexHeader.decode(header, f"index file {_relative_path(ledger_id)}")
         except FileNotFoundError:
             return None
 
-    def read_page(self, ledger_id: int, number: int) -> bytes:
-        """The bytes of page ``number``; fewer at the end of the file, none without a file. Raises OSError."""
+    def read_page(self, ledger_id: int, number: int, *, may_wait: bool) -> bytes:
+        """The bytes of page ``number``; fewer at the end of the file, none without a file.
+
+        Raises OSError; WouldBlockError only with ``may_wait=False``.
+        """
         try:
             with self._fds.borrow(ledger_id) as fd:
-                return read_at(fd, PAGE_BYTES, HEADER_BYTES + number * PAGE_BYTES)
+                return _read_page(fd, HEADER_BYTES + number * PAGE_BYTES, may_wait)
         except FileNotFoundError:
             return b""
 
     def last_entry(self, ledger_id: int) -> int:
-        """The highest entry id with a location in the file; -1 where there is none."""
+        """The highest entry id with a location in the file; -1 where there is none. Raises OSError."""
         try:
             with self._fds.borrow(ledger_id) as fd:
                 slots = (os.fstat(fd).st_size - HEADER_BYTES) // 8
-                while slots > 0:
-                    first = (slots - 1) // PAGE_SLOTS * PAGE_SLOTS
-                    data = read_at(fd, 8 * (slots - first), HEADER_BYTES + 8 * first)
-                    used = np.flatnonzero(np.frombuffer(data, PAGE_DTYPE, len(data) // 8))
-                    if len(used):
-                        return first + int(used[-1])
-                    slots = first
+                if slots <= 0:
+                    return -1
+                first = (slots - 1) // _CHUNK_SLOTS * _CHUNK_SLOTS
+                data = read_at(fd, 8 * (slots - first), HEADER_BYTES + 8 * first)
+                used = np.flatnonzero(np.frombuffer(data, PAGE_DTYPE, len(data) // 8))
+                if len(used):
+                    return first + int(used[-1])
+                # A flush made the file longer and did not come to its entries: the rest may be one long hole.
+                last = -1
+                for ids in _used_slots(fd):
+                    last = int(ids[-1])
+                return last
+        except FileNotFoundError:
+            return -1
+
+    def entry_ids(self, ledger_id: int) -> npt.NDArray[np.int64]:
+        """Ids of all entries with a location in the file, ascending. Raises OSError."""
+        try:
+            with self._fds.borrow(ledger_id) as fd:
+                parts = list(_used_slots(fd))
+        except FileNotFoundError:
+            parts = []
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def ledger_ids(self) -> npt.NDArray[np.int64]:
+        """All ledgers that have a file, ascending. Raises OSError: what cannot be listed is not taken for empty."""
+        found = [
+            int(match[1], 16)
+            for directory in self._directories
+            for outer in _subdirectories(directory)
+            for inner in _subdirectories(outer)
+            for name in os.listdir(inner)
+            if (match := _FILE_NAME.fullmatch(name))
+        ]
+        return np.unique(np.array(found, np.int64))
+
+    def read_slots(self, ledger_id: int, entry_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Locations of entries (ids ascending), 0 for one that is absent. Raises OSError."""
+        locations = np.zeros(len(entry_ids), np.int64)
+        try:
+            with self._fds.borrow(ledger_id) as fd:
+                for first, last in _neighbours(entry_ids, PAGE_SLOTS):
+                    base = int(entry_ids[first])
+                    data = read_at(fd, 8 * (int(entry_ids[last - 1]) - base + 1), HEADER_BYTES + 8 * base)
+                    slots = np.frombuffer(data[: len(data) // 8 * 8], PAGE_DTYPE)
+                    wanted = entry_ids[first:last] - base
+                    there = wanted < len(slots)
+                    locations[first:last][there] = slots[wanted[there]]
         except FileNotFoundError:
             pass
-        return -1
+        return locations
 
-    def write(self, ledger_id: int, header: IndexHeader | None, pages: list[tuple[int, Page]]) -> None:
-        """Write what is given, in order; a ledger without a file needs its ``header``. Nothing is synced."""
-        if header is not None and not os.path.exists(self.path(ledger_id)):
-            self._create(self.path(ledger_id))
-        with self._fds.borrow(ledger_id) as fd:
-            if header is not None:
-                write_at(fd, [header.encode()], 0)
-            for number, page in pages:
-                write_at(fd, [page.data.cast("B")], HEADER_BYTES + number * PAGE_BYTES)
+    # --- writing -----------------------------------------------------------------------------------
 
-    def sync(self, ledger_ids: list[int]) -> None:
-        """Make all that was written to these ledgers' files durable, and the files' names. Raises OSError."""
+    def write(
+        self,
+        ledger_id: int,
+        header: IndexHeader | None,
+        entry_ids: npt.NDArray[np.int64],
+        locations: npt.NDArray[np.int64],
+    ) -> None:
+        """Write what is given (ids ascending); a ledger without a file needs its ``header``. Nothing is synced.
+
+        Raises FileNotFoundError for one without both, OSError.
+        """
+        slots = locations.astype(PAGE_DTYPE)
         with self._lock:
-            directories, self._unsynced_directories = self._unsynced_directories, set()
-        if len(ledger_ids) + len(directories) > _SYNC_ONE_BY_ONE and sync_file_system(self._directory):
+            self._unsynced_ledgers.add(ledger_id)
+        if header is not None and self.path(ledger_id) is None:
+            self._create(ledger_id, header, entry_ids, slots)
             return
-        for ledger_id in ledger_ids:
-            with self._fds.borrow(ledger_id) as fd:
-                os.fsync(fd)
-        for directory in sorted(directories, reverse=True):  # inner ones first
-            sync_directory(directory)
+        with self._fds.borrow(ledger_id) as fd:
+            _write_content(fd, header, entry_ids, slots)
 
-    def _create(self, path: str) -> None:
-        """An empty file."""
-        inner = os.path.dirname(path)
-        outer = os.path.dirname(inner)
-        os.makedirs(inner, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+    def sync(self) -> None:
+        """Make all that was written durable, and the names of new files. Raises SyncFailedError, OSError."""
         with self._lock:
-            self._unsynced_directories |= {inner, outer, self._directory}
+            ledgers, self._unsynced_ledgers = sorted(self._unsynced_ledgers), set()
+            directories, self._unsynced_directories = self._unsynced_directories, set()
+        try:
+            self._sync(ledgers, directories)
+        except files.SyncFailedError:
+            raise
+        except OSError:
+            with self._lock:
+                self._unsynced_ledgers.update(ledgers)
+                self._unsynced_directories |= directories
+            raise
+
+    def _sync(self, ledgers: list[int], directories: set[str]) -> None:
+        if len(ledgers) + len(directories) > _SYNC_ONE_BY_ONE and all(map(files.sync_file_system, self._directories)):
+            return
+        for ledger_id in ledgers:
+            try:
+                with self._fds.borrow(ledger_id) as fd:
+                    files.sync_file(fd)
+            except FileNotFoundError:
+                continue  # removed meanwhile
+        for directory in sorted(directories, reverse=True):  # inner ones first
+            files.sync_directory(directory)
+
+    def remove(self, ledger_id: int) -> None:
+        """Take the ledger's file away; durable with the next :meth:`sync`. Raises OSError."""
+        path = self.path(ledger_id)
+        if path is not None:
+            files.remove(path)
+            with self._lock:
+                self._unsynced_ledgers.discard(ledger_id)
+                self._unsynced_directories.add(os.path.dirname(path))
+        self._fds.discard(ledger_id)  # last: a reader may open the file until it is gone
+
+    def _create(self, ledger_id: int, header: IndexHeader, entry_ids: npt.NDArray[np.int64], slots: Page) -> None:
+        """A file with this content, in the first directory that takes it."""
+        candidates = self._directories_for_new()
+        first = ledger_id % len(candidates)
+        failure: OSError | None = None
+        for directory in candidates[first:] + candidates[:first]:
+            path = os.path.join(directory, _relative_path(ledger_id))
+            try:
+                fd = self._create_file(directory, path)
+            except OSError as error:
+                failure = error
+                continue
+            try:
+                _write_content(fd, header, entry_ids, slots)
+                return
+            except OSError as error:
+                failure = error
+                files.remove(path)  # if it stays, no other directory may get one: only one would be found
+            finally:
+                os.close(fd)
+        assert failure is not None
+        raise failure
+
+    def _create_file(self, directory: str, path: str) -> int:
+        inner = os.path.dirname(path)
+        try:
+            fd = files.create_file(path)
+        except FileNotFoundError:
+            files.make_directory(inner)
+            fd = files.create_file(path)
+        with self._lock:
+            # All, whoever made them: a process that ended before its sync may have.
+            self._unsynced_directories |= {inner, os.path.dirname(inner), directory}
+        return fd
 
     def _open(self, ledger_id: int) -> int:
-        return os.open(self.path(ledger_id), os.O_RDWR | os.O_CLOEXEC)
+        path = self.path(ledger_id)
+        if path is None:
+            raise FileNotFoundError(errno.ENOENT, f"no index file of ledger {ledger_id}")
+        return files.open_file(path)
+
+
+def _write_content(fd: int, header: IndexHeader | None, entry_ids: npt.NDArray[np.int64], slots: Page) -> None:
+    if header is not None:
+        files.write_at(fd, [header.encode()], 0)
+    if not len(entry_ids):
+        return
+    pages = (int(entry_ids[-1]) + PAGE_SLOTS) // PAGE_SLOTS
+    if os.fstat(fd).st_size < HEADER_BYTES + pages * PAGE_BYTES:
+        files.truncate(fd, HEADER_BYTES + pages * PAGE_BYTES)  # whole pages, as Apache's bookie reads them
+    for first, last in _neighbours(entry_ids, 1):
+        files.write_at(fd, [slots[first:last].data.cast("B")], HEADER_BYTES + 8 * int(entry_ids[first]))
+
+
+def _relative_path(ledger_id: int) -> str:
+    return f"{ledger_id >> 8 & 0xFF:x}/{ledger_id & 0xFF:x}/{ledger_id:x}.idx"
+
+
+def _used_slots(fd: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Ids of the entries with a location, ascending, a part at a time; holes are passed over."""
+    position = HEADER_BYTES
+    while (data_at := _next_data(fd, position)) >= 0:
+        first = max(data_at - HEADER_BYTES, 0) // 8
+        data = read_at(fd, 8 * _CHUNK_SLOTS, HEADER_BYTES + 8 * first)
+        used = np.flatnonzero(np.frombuffer(data, PAGE_DTYPE, len(data) // 8))
+        if len(used):
+            yield used + first
+        position = HEADER_BYTES + 8 * first + max(len(data), 8)
+
+
+def _next_data(fd: int, position: int) -> int:
+    """Where the file holds data from ``position`` on; -1 where there is none any more."""
+    try:
+        return os.lseek(fd, position, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return -1
+        raise
+
+
+def _subdirectories(directory: str) -> list[str]:
+    with os.scandir(directory) as entries:
+        return [entry.path for entry in entries if _PART.fullmatch(entry.name) and entry.is_dir()]
+
+
+def _neighbours(entry_ids: npt.NDArray[np.int64], gap: int) -> Iterator[tuple[int, int]]:
+    """Runs [first, last) of ids that are at most ``gap`` apart."""
+    breaks = (np.flatnonzero(np.diff(entry_ids) > gap) + 1).tolist()
+    yield from zip([0, *breaks], [*breaks, len(entry_ids)], strict=True)
+
+
+def _read_page(fd: int, offset: int, may_wait: bool) -> bytes:
+    if may_wait:
+        return read_at(fd, PAGE_BYTES, offset)
+    buffer = bytearray(PAGE_BYTES)
+    try:
+        count = os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
+            raise WouldBlockError from error
+        raise
+    if count < PAGE_BYTES and offset + count < os.fstat(fd).st_size:
+        raise WouldBlockError
+    return bytes(memoryview(buffer)[:count])

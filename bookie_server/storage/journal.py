@@ -16,7 +16,8 @@ A record begins with ledger id and entry id; entry ids below zero say what else 
 
 Apache's records carry no checksum. What this bookie writes has one for each group of records that is synced
 together, where Apache's readers do not look: the header goes on with "BKS1" (the format's version is its last
-letter), every group ends with a padding, and a padding's bytes begin with a *seal*::
+letter) and i32 flags (bit 0: groups were not synced one by one), every group ends with a padding, and a padding's
+bytes begin with a *seal*::
 
     "BKS1", u32 CRC-32C of the group's bytes before the padding, i64 offset at which the group begins
 
@@ -35,6 +36,7 @@ from typing import Final
 import crc32c
 
 from bookie_server.storage.files import Buffer
+from bookie_server.storage.log_mark import LogMark
 from bookie_server.storage.records import Records
 
 MAGIC: Final = b"BKLG"
@@ -43,6 +45,7 @@ VERSION: Final = 6
 ALIGNMENT_BYTES: Final = 512
 HEADER_BYTES: Final = 512
 PADDED_FROM_VERSION: Final = 5
+UNSYNCED_FLAG: Final = 1
 
 MASTER_KEY_RECORD: Final = -0x1000
 FENCE_RECORD: Final = -0x2000
@@ -59,12 +62,13 @@ _MIN_END_BYTES: Final = PADDING.size + SEAL.size
 MAX_PADDING_BYTES: Final = 2 * ALIGNMENT_BYTES
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class LogMark:
-    """A position in the journals: everything before it is durable in entry logs and indexes as well."""
+@dataclass(frozen=True, slots=True)
+class JournalEnd:
+    """What replay found of one journal: ``mark``, the end of its records ((0, 0) where there is no file), and the id
+    that its next file gets."""
 
-    journal_id: int
-    offset: int
+    mark: LogMark
+    next_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +104,11 @@ def journal_ids(directory: str) -> list[int]:
     return sorted(int(match[1], 16) for match in matches if match)
 
 
-def file_header() -> bytes:
-    """The header of a journal with sealed groups."""
-    return (MAGIC + I32.pack(VERSION) + SEAL_MAGIC).ljust(HEADER_BYTES, b"\0")
+def file_header(*, sync_data: bool = True) -> bytes:
+    """The header of a journal with sealed groups. ``sync_data``: a group is synced before the next is written."""
+    return (MAGIC + I32.pack(VERSION) + SEAL_MAGIC + I32.pack(0 if sync_data else UNSYNCED_FLAG)).ljust(
+        HEADER_BYTES, b"\0"
+    )
 
 
 def group_end(start: int, buffers: Sequence[Buffer], size_bytes: int) -> bytes:

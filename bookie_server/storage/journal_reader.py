@@ -9,7 +9,11 @@ been synced, and was answered: that is damage.
 *A journal of Apache's* (no seals) is read as Apache's bookie does, up to the first place that is no record.
 There a complete padding that is followed by a plausible record, further on, proves damage.
 
-Only the newest journal that holds records may end torn; after the records of any other only zeros may follow.
+Only the newest journal that holds records may end torn; after the records of any other only zeros may follow. (At
+start a torn end is cut off before the next journal begins: see replay.py.)
+
+*A journal whose groups were not synced one by one* (``journalSyncData=false``) may lose any of its last groups in a
+power failure, and keep later ones. It too is read up to the first place that makes no sense.
 """
 
 from __future__ import annotations
@@ -38,6 +42,10 @@ from bookie_server.storage.records import (
 
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
 _SHORT_HEADER_BYTES: Final = 8
+#: What of a header may be other than zero: magic, version, magic of seals, flags.
+_MARKS_BYTES: Final = 16
+#: The beginning of our headers without the flags. A shorter one means that the file's creation was cut short.
+_BEGINNING: Final = journal.file_header()[:12]
 _KNOWN_VERSIONS: Final = range(2, 7)
 _PADDING_MARK: Final = I32.pack(PADDING_MASK)
 #: From this many records of one length in a row on, look ahead with numpy.
@@ -54,17 +62,22 @@ class JournalReader:
     """
 
     def __init__(self, path: str, offset: int = 0, *, is_last: bool = True) -> None:
-        self._path = path
+        self.path = path
         self._is_last = is_last
         self._sealed = False
         self.position = offset
         self.torn = False
+        #: Whether each group was synced before the next was written, so that only the last one can be torn.
+        self.synced_groups = True
 
     def items(self) -> Iterator[JournalItem]:
-        fd = os.open(self._path, os.O_RDONLY)
+        fd = os.open(self.path, os.O_RDONLY)
         try:
             size = os.fstat(fd).st_size
             start = self._read_header(fd, size)
+            self._check_start(start, size)
+            if start is None:
+                return
             self.position = max(self.position, start)
             yield from self._read_records(fd, size)
             self._check_end(fd, size)
@@ -73,35 +86,50 @@ class JournalReader:
 
     def holds_records(self) -> bool:
         """Whether anything follows the header; False also for a file whose creation was cut short."""
-        with open(self._path, "rb") as file:
-            return bool(file.read(journal.HEADER_BYTES + _SHORT_HEADER_BYTES)[journal.HEADER_BYTES :].strip(b"\0"))
+        with open(self.path, "rb") as file:
+            return bool(file.read(journal.HEADER_BYTES + _SHORT_HEADER_BYTES)[_MARKS_BYTES:].strip(b"\0"))
 
-    def _read_header(self, fd: int, size: int) -> int:
-        """Where the records begin: the end of the file where its creation was cut short (it holds nothing)."""
+    def _check_start(self, first: int | None, size: int) -> None:
+        """The mark must be a place where a group can begin."""
+        end = 0 if first is None else size
+        if self.position > end:
+            raise CorruptFileError(
+                f"lastMark names offset {self.position} of journal {self.path}, which ends at {end}: acknowledged "
+                f"entries may be missing; {_REMEDY}"
+            )
+        if self._sealed and self.position % journal.ALIGNMENT_BYTES:
+            raise CorruptFileError(
+                f"lastMark names offset {self.position} of journal {self.path}, where no group can begin; {_REMEDY}"
+            )
+
+    def _read_header(self, fd: int, size: int) -> int | None:
+        """Where the records begin; None where the file's creation was cut short: it holds nothing."""
         header = read_at(fd, journal.HEADER_BYTES, 0)
-        begun = len(header) < _SHORT_HEADER_BYTES and journal.file_header().startswith(header)
-        if begun or (not header.strip(b"\0") and _only_zeros(fd, 0, size)):
-            return size
+        written = header.rstrip(b"\0")
+        if len(written) < len(_BEGINNING) and _BEGINNING.startswith(written) and _only_zeros(fd, len(written), size):
+            return None
         if header[:4] != journal.MAGIC or len(header) < _SHORT_HEADER_BYTES:
             raise CorruptFileError(
-                f"journal {self._path} does not begin with {journal.MAGIC.decode()}: not a journal file"
+                f"journal {self.path} does not begin with {journal.MAGIC.decode()}: not a journal file"
             )
         (version,) = I32.unpack_from(header, 4)
         if version not in _KNOWN_VERSIONS:
             raise CorruptFileError(
-                f"journal {self._path} has format version {version}; known are {_KNOWN_VERSIONS.start} to "
+                f"journal {self.path} has format version {version}; known are {_KNOWN_VERSIONS.start} to "
                 f"{_KNOWN_VERSIONS.stop - 1}"
             )
         if version < journal.PADDED_FROM_VERSION:
             return _SHORT_HEADER_BYTES
         if len(header) < journal.HEADER_BYTES:
-            return size
+            return None
         seals = header[8:12]
         if seals[:3] == SEAL_MAGIC[:3] and seals != SEAL_MAGIC:
             raise CorruptFileError(
-                f"journal {self._path} has seals of version {seals[3:]!r}, written by a later release; use that one"
+                f"journal {self.path} has seals of version {seals[3:]!r}, written by a later release; use that one"
             )
         self._sealed = seals == SEAL_MAGIC
+        (flags,) = I32.unpack_from(header, 12)
+        self.synced_groups = not (self._sealed and flags & journal.UNSYNCED_FLAG)
         return journal.HEADER_BYTES
 
     def _read_records(self, fd: int, size: int) -> Iterator[JournalItem]:
@@ -125,13 +153,13 @@ class JournalReader:
             return
         if not self._is_last:
             raise CorruptFileError(
-                f"journal {self._path} is damaged at offset {self.position}: what follows is no record, and later "
+                f"journal {self.path} is damaged at offset {self.position}: what follows is no record, and later "
                 f"journals hold records; {_REMEDY}"
             )
-        later = self._find_later_group(fd, size)
+        later = self._find_later_group(fd, size) if self.synced_groups else None
         if later is not None:
             raise CorruptFileError(
-                f"journal {self._path} is damaged at offset {self.position}: what follows is no record, but "
+                f"journal {self.path} is damaged at offset {self.position}: what follows is no record, but "
                 f"records synced later begin at offset {later}; {_REMEDY}"
             )
 
@@ -268,7 +296,9 @@ def _sealed_start(fd: int, at: int, size: int) -> int | None:
     _, pad = PADDING.unpack_from(data)
     magic, _, start = SEAL.unpack_from(data, PADDING.size)
     closes = magic == SEAL_MAGIC and (at + PADDING.size + pad) % journal.ALIGNMENT_BYTES == 0
-    return int(start) if closes and start < at < size else None
+    # A seal may be torn within the offset; no group begins at just any place.
+    begins = start % journal.ALIGNMENT_BYTES == 0 and start < at < size
+    return int(start) if closes and begins else None
 
 
 def _start_after(fd: int, at: int, size: int) -> int | None:

@@ -1,25 +1,23 @@
 """Pages of index files in memory, bounded, least recently used ones out first. Used in the event loop only.
 
-A page is a numpy array of locations, so a batch of entries is put or looked up with a slice. Only entries that are
-durable in the journal get into it. Changed pages go to the files at checkpoints, a batch at a time
-(:meth:`LedgerCache.take_dirty`, written by another thread, then :meth:`LedgerCache.flushed`), or when their
-room is needed.
+Pages are what the files hold. What changes is kept in the write cache until a flush has written it, in order, to the
+files; then the pages that are here are changed, too (:meth:`LedgerCache.update`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import asyncio
+from concurrent.futures import Executor
+from functools import partial
 from typing import Final
 
 import numpy as np
 
-from bookie_server.storage.index import PAGE_BYTES, PAGE_SLOTS, IndexFiles, IndexHeader, Page
-from bookie_server.storage.index_page import IndexPage, page_of
+from bookie_server.storage.files import WouldBlockError
+from bookie_server.storage.index import PAGE_BYTES, IndexFiles
+from bookie_server.storage.index_page import PAGE_MASK, PAGE_SHIFT, IndexPage, page_of, set_locations
 from bookie_server.storage.records import Int64s
 
-_PAGE_SHIFT: Final = 10
-_PAGE_MASK: Final = PAGE_SLOTS - 1
 #: Share of the memory that is made free at once when there is too little.
 _SWEEP_SHARE: Final = 32
 _LEAST_BYTES: Final = 64 * PAGE_BYTES
@@ -27,174 +25,134 @@ _LEAST_BYTES: Final = 64 * PAGE_BYTES
 PageKey = tuple[int, int]
 
 
-@dataclass(slots=True)
-class DirtyLedger:
-    """What is to be written of one ledger: its header if that changed, and copies of changed pages."""
+class ColdPageError(Exception):
+    """Pages are neither here nor in the system's page cache: :meth:`LedgerCache.load` them, and ask again."""
 
-    ledger_id: int
-    header: IndexHeader | None
-    pages: list[tuple[int, Page]]
+    def __init__(self, keys: list[PageKey]) -> None:
+        super().__init__(f"{len(keys)} pages are to be read, the first is page {keys[0][1]} of ledger {keys[0][0]}")
+        self.keys = keys
+
+
+class _Load:
+    """A page that is being read. ``stale``: it was changed meanwhile, and what is read may lack that."""
+
+    __slots__ = ("stale",)
+
+    def __init__(self) -> None:
+        self.stale = False
 
 
 class LedgerCache:
-    """Locations of entries, by ledger and entry id.
+    """Locations of entries in entry logs, by ledger and entry id."""
 
-    ``take_header(ledger_id)`` gives the header to be written with a ledger's pages, or None where the file's
-    is up to date.
-    """
-
-    def __init__(self, files: IndexFiles, limit_bytes: int, take_header: Callable[[int], IndexHeader | None]) -> None:
-        self._files = files
+    def __init__(self, index: IndexFiles, limit_bytes: int) -> None:
+        self._index = index
         self._limit_bytes = max(_LEAST_BYTES, limit_bytes)
-        self._take_header = take_header
         self._pages: dict[PageKey, IndexPage] = {}
-        self._dirty: set[PageKey] = set()
-        self._dirty_pages_of: dict[int, int] = {}
-        #: Ledgers whose files were written since they were last synced.
-        self._written: set[int] = set()
-        self._in_flight: list[PageKey] = []
-        self._in_flight_ledgers: set[int] = set()
+        self._loading: dict[PageKey, list[_Load]] = {}
         #: Memory taken by the pages, about.
         self.size_bytes = 0
+        self.hits = self.misses = 0
 
-    def has_changes(self, ledger_id: int) -> bool:
-        """Whether the ledger's file lacks something of what was put here."""
-        return ledger_id in self._dirty_pages_of or ledger_id in self._in_flight_ledgers
+    def get(self, ledger_id: int, entry_ids: Int64s, *, may_wait: bool = False) -> Int64s:
+        """Locations of the entries, 0 where absent. Entry ids must not be negative.
 
-    def put(self, ledger_id: int, entry_ids: Int64s, locations: Int64s) -> None:
-        """Set the locations of entries; a location set before is replaced. Raises OSError."""
-        first, last, count = int(entry_ids[0]), int(entry_ids[-1]), len(entry_ids)
-        if last - first == count - 1 and (count < 3 or bool((np.diff(entry_ids) == 1).all())):
-            done = 0
-            while done < count:
-                slot = (first + done) & _PAGE_MASK
-                step = min(count - done, PAGE_SLOTS - slot)
-                page = self._page_to_change(ledger_id, (first + done) >> _PAGE_SHIFT, slot + step)
-                page.set_range(slot, locations[done : done + step])
-                done += step
-            return
-        numbers = entry_ids >> _PAGE_SHIFT
-        for number in np.unique(numbers).tolist():
-            which = numbers == number
-            slots = entry_ids[which] & _PAGE_MASK
-            self._page_to_change(ledger_id, number, int(slots.max()) + 1).set_at(slots, locations[which])
-
-    def put_one(self, ledger_id: int, entry_id: int, location: int) -> None:
-        """The same for one entry."""
-        slot = entry_id & _PAGE_MASK
-        self._page_to_change(ledger_id, entry_id >> _PAGE_SHIFT, slot + 1).set_one(slot, location)
-
-    def get(self, ledger_id: int, entry_ids: Int64s) -> Int64s:
-        """Locations of the entries, 0 where absent. Entry ids must not be negative. Raises OSError."""
-        numbers = entry_ids >> _PAGE_SHIFT
+        Raises OSError; ColdPageError only with ``may_wait=False``.
+        """
+        numbers = entry_ids >> PAGE_SHIFT
         number = int(numbers[0])
         if bool((numbers == number).all()):
-            return self._page(ledger_id, number).get_at(entry_ids & _PAGE_MASK)
+            return self._page(ledger_id, number, may_wait).get_at(entry_ids & PAGE_MASK)
         result = np.empty(len(entry_ids), np.int64)
+        cold: list[PageKey] = []
         for number in np.unique(numbers).tolist():
             which = numbers == number
-            result[which] = self._page(ledger_id, number).get_at(entry_ids[which] & _PAGE_MASK)
+            try:
+                result[which] = self._page(ledger_id, number, may_wait).get_at(entry_ids[which] & PAGE_MASK)
+            except ColdPageError as error:
+                cold += error.keys
+        if cold:
+            raise ColdPageError(cold)
         return result
 
     def get_one(self, ledger_id: int, entry_id: int) -> int:
-        """Location of one entry, 0 where absent. Raises OSError."""
-        return self._page(ledger_id, entry_id >> _PAGE_SHIFT).get_one(entry_id & _PAGE_MASK)
+        """Location of one entry, 0 where absent. Raises ColdPageError, OSError."""
+        return self._page(ledger_id, entry_id >> PAGE_SHIFT, False).get_one(entry_id & PAGE_MASK)
 
-    def get_run(self, ledger_id: int, first_entry_id: int, limit: int) -> Int64s:
-        """Locations from ``first_entry_id`` on, up to ``limit``, the end of its page, or the first absent entry."""
-        return self._page(ledger_id, first_entry_id >> _PAGE_SHIFT).get_run(first_entry_id & _PAGE_MASK, limit)
+    def update(self, ledger_id: int, entry_ids: Int64s, locations: Int64s) -> None:
+        """These locations were written to the ledger's file."""
 
-    def dirty_pages(self) -> list[PageKey]:
-        """The changed pages in the order of the files."""
-        return sorted(self._dirty)
+        def page_to_change(number: int, slots: int) -> IndexPage | None:
+            key = (ledger_id, number)
+            for load in self._loading.get(key, ()):
+                load.stale = True
+            page = self._pages.get(key)
+            if page is not None:
+                self.size_bytes += page.reserve(slots)
+            return page
 
-    def take_dirty(self, keys: list[PageKey]) -> list[DirtyLedger]:
-        """Copies of those of ``keys`` that are (still) changed, to be written by another thread; they stay in
-        memory until :meth:`flushed`. One batch at a time."""
-        result: list[DirtyLedger] = []
+        set_locations(page_to_change, entry_ids, locations)
+
+    def drop(self, ledger_id: int, last_entry_id: int) -> None:
+        """Forget the ledger's pages: its file is removed."""
+        for key, loads in self._loading.items():
+            if key[0] == ledger_id:
+                for load in loads:
+                    load.stale = True
+        last = last_entry_id >> PAGE_SHIFT
+        if last < len(self._pages):
+            keys = [(ledger_id, number) for number in range(last + 1) if (ledger_id, number) in self._pages]
+        else:
+            keys = [key for key in self._pages if key[0] == ledger_id]
         for key in keys:
-            if key not in self._dirty:
-                continue
-            ledger_id, number = key
-            page = self._pages[key]
-            if not result or result[-1].ledger_id != ledger_id:
-                result.append(DirtyLedger(ledger_id, self._take_header(ledger_id), []))
-            result[-1].pages.append((number, page.whole()))
-            page.flushing = True
-            self._set_clean(key)
-            self._in_flight.append(key)
-            self._in_flight_ledgers.add(ledger_id)
-        return result
+            self.size_bytes -= self._pages.pop(key).size_bytes
 
-    def take_header(self, ledger_id: int) -> DirtyLedger | None:
-        """The same for a header that changed without pages."""
-        header = self._take_header(ledger_id)
-        if header is None:
-            return None
-        self._in_flight_ledgers.add(ledger_id)
-        return DirtyLedger(ledger_id, header, [])
+    async def load(self, key: PageKey, executor: Executor) -> None:
+        """Read a page from its file in a thread of ``executor``. It is kept unless it changed meanwhile.
 
-    def flushed(self) -> None:
-        """The batch taken last is in the files (not synced yet)."""
-        for key in self._in_flight:
-            self._pages[key].flushing = False
-        self._written |= self._in_flight_ledgers
-        self._in_flight.clear()
-        self._in_flight_ledgers.clear()
+        Raises OSError.
+        """
+        load = _Load()
+        loads = self._loading.setdefault(key, [])
+        loads.append(load)
+        try:
+            read = partial(self._index.read_page, *key, may_wait=True)
+            data = await asyncio.get_running_loop().run_in_executor(executor, read)
+            if not load.stale and key not in self._pages:
+                self._put(key, page_of(data))
+        finally:
+            loads.remove(load)
+            if not loads:
+                del self._loading[key]
 
-    def take_written(self) -> list[int]:
-        """Ledgers whose files have to be synced; the caller does so."""
-        written = sorted(self._written)
-        self._written.clear()
-        return written
-
-    def _page(self, ledger_id: int, number: int) -> IndexPage:
+    def _page(self, ledger_id: int, number: int, may_wait: bool) -> IndexPage:
         key = (ledger_id, number)
         page = self._pages.pop(key, None)
-        if page is None:
-            if self.size_bytes >= self._limit_bytes:
-                self._sweep()
-            page = page_of(self._files.read_page(ledger_id, number))
-            self.size_bytes += page.size_bytes
-        self._pages[key] = page  # now the most recently used
+        if page is not None:
+            self.hits += 1
+            self._pages[key] = page  # now the most recently used
+            return page
+        self.misses += 1
+        try:
+            page = page_of(self._index.read_page(ledger_id, number, may_wait=may_wait))
+        except WouldBlockError as error:
+            raise ColdPageError([key]) from error
+        self._put(key, page)
         return page
 
-    def _page_to_change(self, ledger_id: int, number: int, slots: int) -> IndexPage:
-        page = self._page(ledger_id, number)
-        self.size_bytes += page.reserve(slots)
-        if not page.dirty:
-            page.dirty = True
-            self._dirty.add((ledger_id, number))
-            self._dirty_pages_of[ledger_id] = self._dirty_pages_of.get(ledger_id, 0) + 1
-        return page
-
-    def _set_clean(self, key: PageKey) -> None:
-        self._pages[key].dirty = False
-        self._dirty.discard(key)
-        left = self._dirty_pages_of[key[0]] - 1
-        if left:
-            self._dirty_pages_of[key[0]] = left
-        else:
-            del self._dirty_pages_of[key[0]]
+    def _put(self, key: PageKey, page: IndexPage) -> None:
+        if self.size_bytes >= self._limit_bytes:
+            self._sweep()
+        self._pages[key] = page
+        self.size_bytes += page.size_bytes
 
     def _sweep(self) -> None:
-        """Make room. Changed pages among the oldest are written first; those on their way to disk stay, for a
-        page read back now could miss what is being written."""
         wanted_bytes = self.size_bytes - self._limit_bytes + self._limit_bytes // _SWEEP_SHARE
         victims: list[PageKey] = []
         for key, page in self._pages.items():
             if wanted_bytes <= 0:
                 break
-            if not page.flushing and not (page.dirty and key[0] in self._in_flight_ledgers):
-                victims.append(key)
-                wanted_bytes -= page.size_bytes
-        changed: dict[int, list[tuple[int, Page]]] = {}
-        for ledger_id, number in sorted(key for key in victims if key in self._dirty):
-            changed.setdefault(ledger_id, []).append((number, self._pages[ledger_id, number].whole()))
-        for ledger_id, pages in changed.items():
-            self._files.write(ledger_id, self._take_header(ledger_id), pages)
-            self._written.add(ledger_id)
-            for number, _ in pages:
-                self._set_clean((ledger_id, number))
+            victims.append(key)
+            wanted_bytes -= page.size_bytes
         for key in victims:
             self.size_bytes -= self._pages.pop(key).size_bytes

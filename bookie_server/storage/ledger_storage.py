@@ -1,281 +1,394 @@
-"""The storage of a bookie as one thing: journal, entry logs, indexes, checkpoints, and replay at start.
+"""The storage of a bookie as one thing: journals, write cache, entry logs, indexes, flushes, and replay at start.
 
-Everything is called in the event loop unless it says otherwise. An append goes: place in the entry log given →
-pending group → commit thread writes journal and entry log and syncs the journal → back in the loop the index
-is set and the ``done`` callbacks run. So what can be looked up is durable.
+Everything is called in the event loop unless it says otherwise. An append goes: pending group of the ledger's
+journal → the journal's thread writes and syncs it → back in the loop its entries go into the write cache and the
+``done`` callbacks run. So what can be looked up is durable. Flushes (flush.py) take the write cache to the disk.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from bk_spark.protocol.errors import CorruptFileError, StorageError
-from bookie_server.storage import journal
-from bookie_server.storage.checkpoint import Checkpointer, read_last_mark
-from bookie_server.storage.entry_log import (
-    OFFSET_BITS,
-    EntryLogPositions,
-    EntryLogWriter,
-    LogOperation,
-    LogWrite,
-    next_log_id,
-)
+import numpy as np
+
+from bk_spark.protocol.errors import StorageError
+from bookie_server.storage import files
+from bookie_server.storage.deleted_ledgers import DeletedLedgers
+from bookie_server.storage.directories import LedgerDirectories
 from bookie_server.storage.entry_log_reader import EntryLogReader
-from bookie_server.storage.group_commit import Append, DoneCallback, Group, GroupCommit
+from bookie_server.storage.flush import Flusher
+from bookie_server.storage.group_commit import Append, DoneCallback, Group, GroupStats
 from bookie_server.storage.handles import Handles, LedgerHandle
 from bookie_server.storage.index import IndexFiles
-from bookie_server.storage.journal import LogMark
-from bookie_server.storage.journal_writer import JournalWriter
+from bookie_server.storage.journals import Journals, JournalsConfig
 from bookie_server.storage.ledger_cache import LedgerCache
-from bookie_server.storage.records import LENGTH_BYTES, LedgerPart, Records
+from bookie_server.storage.locations import in_memory
+from bookie_server.storage.log_mark import LogMark, read_marks
+from bookie_server.storage.log_writer import LogIds, LogWriter
+from bookie_server.storage.records import LENGTH_BYTES, Int64s, LedgerPart, Records
 from bookie_server.storage.replay import replay_journals
+from bookie_server.storage.write_cache import WriteCache
 
 _LOG: Final = logging.getLogger(__name__)
-#: Entry logs are synced in the background after so many bytes, so that a checkpoint finds little to sync.
-_BACKGROUND_SYNC_BYTES: Final = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class StorageConfig:
-    """``journal_directory`` and ``ledger_directory`` are the ``current`` directories. Sizes in bytes."""
+    """Sizes in bytes. ``write_cache_bytes`` is of one half of the write cache: twice that may be in memory."""
 
-    journal_directory: str
-    ledger_directory: str
-    journal_max_bytes: int = 2048 * 1024 * 1024
-    journal_preallocate_bytes: int = 16 * 1024 * 1024
-    journal_max_backups: int = 5
-    journal_sync_data: bool = True
+    journals: JournalsConfig
     log_size_limit_bytes: int = 1024 * 1024 * 1024
+    write_cache_bytes: int = 64 * 1024 * 1024
     index_cache_bytes: int = 64 * 1024 * 1024
     handle_limit: int = 20_000
     flush_interval_ms: int = 10_000
 
 
 class LedgerStorage:
-    """Opens the directories and replays the journal (blocking); then :meth:`start` in a running event loop.
+    """Opens the directories and replays the journals (blocking); then :meth:`start` in a running event loop.
 
-    ``on_failure`` is called once, in the loop, when a write failed: nothing more will be accepted and the
-    process should end. Raises StorageError, OSError.
+    ``on_failure`` is called once, in the loop, when what was written may be lost: nothing more will be accepted and
+    the process should end. ``on_trouble(source, reason)`` says that writing fails for now ("journal", "storage"), and
+    with None as the reason that it works again. Raises StorageError, OSError.
     """
 
-    def __init__(self, config: StorageConfig, on_failure: Callable[[Exception], None]) -> None:
+    def __init__(
+        self,
+        config: StorageConfig,
+        directories: LedgerDirectories,
+        *,
+        on_failure: Callable[[Exception], None],
+        on_trouble: Callable[[str, str | None], None],
+        on_group: Callable[[int, GroupStats], None] | None = None,
+    ) -> None:
         self._config = config
+        self.directories = directories
         self._on_failure = on_failure
+        self._on_trouble = on_trouble
         self._failed = False
-        self._files = IndexFiles(config.ledger_directory)
-        self.handles = Handles(self._files, config.handle_limit, self._has_changes)
-        self.cache = LedgerCache(self._files, config.index_cache_bytes, self.handles.take_header)
-        self.reader = EntryLogReader(config.ledger_directory)
-        self._positions = EntryLogPositions(next_log_id(config.ledger_directory), config.log_size_limit_bytes)
-        self._logs = EntryLogWriter(config.ledger_directory)
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="sync")
-        self._log_sync: asyncio.Future[None] | None = None
-        self._flusher: asyncio.Task[None] | None = None
-        self._commit: GroupCommit | None = None
-        #: End of what is durable in the entry logs, as a location; earlier logs are complete.
-        self.written_to = self._positions.log_id << OFFSET_BITS
+        self._trouble: str | None = None
+        self.deleted = DeletedLedgers()
+        self.index = IndexFiles(directories.index_paths, directories.writable_index)
+        self.handles = Handles(self.index, config.handle_limit, self._has_changes)
+        self.cache = LedgerCache(self.index, config.index_cache_bytes)
+        self.write_cache = WriteCache(config.write_cache_bytes)
+        self.reader = EntryLogReader(directories.paths)
+        self.log_ids = LogIds(directories)
+        self.log_writer = LogWriter(directories, self.log_ids, config.log_size_limit_bytes)
+        self.executor = ThreadPoolExecutor(1, thread_name_prefix="flush")
+        self._flusher_task: asyncio.Task[None] | None = None
+        self._flush_wanted = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._started = False
 
-        self.handles.replaying = True
-        last_id = replay_journals(config.journal_directory, read_last_mark(config.ledger_directory), self)
-        self.handles.replaying = False
-        self._journal = JournalWriter(
-            config.journal_directory,
-            (int(time.time() * 1000) if last_id is None else last_id) + 1,
-            max_file_bytes=config.journal_max_bytes,
-            preallocate_bytes=config.journal_preallocate_bytes,
-            sync_data=config.journal_sync_data,
-        )
-        self._durable_mark = self._journal.start
-        self._checkpointer = Checkpointer(
-            journal_directory=config.journal_directory,
-            ledger_directory=config.ledger_directory,
-            journal_max_backups=config.journal_max_backups,
-            logs=self._logs,
-            files=self._files,
+        files.sync_what_was_left((*config.journals.directories, *directories.paths, *directories.index_paths))
+        marks = read_marks(directories.paths, len(config.journals.directories))
+        self._journals: Journals | None = None
+        self.flusher = Flusher(
+            directories=directories,
+            write_cache=self.write_cache,
             cache=self.cache,
             handles=self.handles,
-            durable_mark=lambda: self._durable_mark,
-            executor=self._executor,
+            index=self.index,
+            log_writer=self.log_writer,
+            last_marks=marks,
+            durable_marks=lambda: marks if self._journals is None else self._journals.durable_marks(),
+            remove_journals=lambda marks: None if self._journals is None else self._journals.remove_below(marks),
+            executor=self.executor,
         )
-        self._checkpointer.run_blocking()
-
-    def _has_changes(self, ledger_id: int) -> bool:
-        return self.cache.has_changes(ledger_id)
+        self.handles.replaying = True
+        ends = replay_journals(config.journals.directories, marks, self)
+        self.handles.replaying = False
+        self._journals = Journals(
+            config.journals,
+            ends,
+            on_failure=self._fail,
+            on_write_error=lambda error: self._on_trouble("journal", f"a journal cannot be written: {error}"),
+            on_group=on_group,
+        )
+        self._flush_at_start()
 
     # --- life --------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to take appends. Call in the running event loop."""
         loop = asyncio.get_running_loop()
-        self._commit = GroupCommit(loop, self._write_group, self._group_through)
-        self._commit.start()
-        self._flusher = loop.create_task(self._flush_regularly())
+        self._started = True
+        self.journals.start(loop, self._group_through)
+        self._flusher_task = loop.create_task(self._flush_regularly())
+        if self._trouble is not None:
+            self._on_trouble("storage", self._trouble)
 
     async def close(self) -> None:
-        """Write what is pending, checkpoint, and close the files. No append may come after."""
+        """Write what is pending, flush, and close the files. No append may come after.
+
+        Raises OSError where the last flush failed: the journals keep what is missing for the next start.
+        """
         loop = asyncio.get_running_loop()
-        if self._flusher is not None:
-            self._flusher.cancel()
-            await asyncio.gather(self._flusher, return_exceptions=True)
-        if self._commit is not None:
-            await loop.run_in_executor(None, self._commit.stop)
-            await asyncio.sleep(0)  # callbacks of the last group were queued before stop() returned
-        if not self._failed:
-            await self._checkpointer.run()
-        self._executor.shutdown()
         try:
-            self._journal.close()
-        except OSError as error:
-            _LOG.error("closing the journal: %s", error)
-        self._logs.close()
-        self._files.close()
-        self.reader.close()
+            self._stop.set()
+            self._flush_wanted.set()
+            if self._flusher_task is not None:
+                await self._flusher_task
+            if self._started:
+                await loop.run_in_executor(None, self.journals.stop)
+                await asyncio.sleep(0)  # callbacks of the last groups were queued before stop() returned
+            if not self._failed:
+                await self.flusher.run()
+                await loop.run_in_executor(self.executor, self.log_writer.end)
+        finally:
+            self.executor.shutdown()
+            self.journals.close()
+            self.log_writer.close()
+            self.index.close()
+            self.reader.close()
+
+    @property
+    def journals(self) -> Journals:
+        if self._journals is None:
+            raise StorageError("the journals are still being replayed")
+        return self._journals
+
+    @property
+    def failed(self) -> bool:
+        """Whether ``on_failure`` was called."""
+        return self._failed
+
+    @property
+    def last_marks(self) -> list[LogMark]:
+        """How far each journal is needed no more."""
+        return list(self.flusher.last_marks)
 
     async def checkpoint(self) -> None:
-        """Make everything acknowledged so far durable outside the journal, and move the mark."""
-        await self._checkpointer.run()
+        """Make everything acknowledged so far durable outside the journals, and move the marks.
+
+        Raises OSError where it cannot be written now; it stays in memory and in the journals. Any other error ends the
+        bookie.
+        """
+        try:
+            await self.flusher.run()
+        except Exception as error:
+            if isinstance(error, OSError) and not isinstance(error, files.SyncFailedError):
+                self._note_trouble(_trouble(error))
+            else:
+                self._fail(error)
+            raise
+        self._note_trouble(None)
 
     # --- appending ---------------------------------------------------------------------------------
 
     @property
     def outstanding_bytes(self) -> int:
-        """Bytes accepted and not durable yet."""
-        return self._commit.outstanding_bytes if self._commit is not None else 0
+        """Bytes accepted and not durable yet, and those by which the write cache is too large."""
+        return self.journals.outstanding_bytes + self.write_cache.excess_bytes
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether memory is full and cannot be written to the disk: no more entries can be taken."""
+        return self._trouble is not None and self.write_cache.is_full
 
     def append(self, records: Records, parts: list[tuple[LedgerHandle, LedgerPart]], done: DoneCallback) -> None:
         """Store ``records``; ``parts`` says which of them belong to which ledger. ``done(ok)`` once it is decided."""
+        if len(self.journals) > 1:
+            parts_of: dict[int, list[tuple[LedgerHandle, LedgerPart]]] = {}
+            for handle, part in parts:
+                parts_of.setdefault(self.journals.number_of(part.ledger_id), []).append((handle, part))
+            if len(parts_of) > 1:
+                self._append_to_several(records, list(parts_of.values()), done)
+                return
+        self._append_to_one(records, parts, done)
 
+    def _append_to_one(
+        self, records: Records, parts: list[tuple[LedgerHandle, LedgerPart]], done: DoneCallback
+    ) -> None:
         def fill(group: Group) -> None:
             for handle, part in parts:
-                if not handle.key_journaled:
-                    self._journal_key(group, handle)
+                group.add_key(handle)
                 _note_pending(handle, group, part)
-            location = self._place(records, parts, group.log_operations)
-            group.add_journal(records.data)
-            group.appends.append(Append(records, parts, location))
+            group.add_journal(records.data, len(records))
+            group.appends.append(Append(records, parts))
             group.done.append(done)
 
-        self._committer.add(fill)
+        self.journals.add(parts[0][0].ledger_id, fill)
 
-    def append_journal(self, handle: LedgerHandle, record: bytes, done: DoneCallback) -> Group:
-        """Journal a fence or explicit LAC record of a ledger; ``done(ok)`` once it is decided."""
+    def _append_to_several(
+        self, records: Records, parts_of: list[list[tuple[LedgerHandle, LedgerPart]]], done: DoneCallback
+    ) -> None:
+        left, good = len(parts_of), True
+
+        def one_done(ok: bool) -> None:
+            nonlocal left, good
+            left -= 1
+            good = good and ok
+            if not left:
+                done(good)
+
+        for parts in parts_of:
+            wanted = np.zeros(len(records), np.bool_)
+            handles = {}
+            for handle, part in parts:
+                wanted[part.which] = True
+                handles[handle.ledger_id] = handle
+            some = records.select(wanted)
+            self._append_to_one(some, [(handles[part.ledger_id], part) for part in some.by_ledger()], one_done)
+
+    def append_journal(
+        self, handle: LedgerHandle, record: bytes, done: DoneCallback, undo: Callable[[], None] | None = None
+    ) -> Group:
+        """Journal a fence or explicit LAC record of a ledger; ``done(ok)`` once it is decided. ``undo()`` before that
+        if it failed."""
 
         def fill(group: Group) -> None:
-            self._journal_key(group, handle)
+            group.add_key(handle)
             group.add_journal(record)
             group.done.append(done)
+            if undo is not None:
+                group.undo.append(undo)
 
-        return self._committer.add(fill)
+        return self.journals.add(handle.ledger_id, fill)
 
-    def barrier(self, done: DoneCallback) -> None:
-        """``done(ok)`` once everything appended before is decided; at once where nothing is outstanding."""
-        if not self._committer.barrier(done):
+    def barrier(self, done: DoneCallback, ledger_id: int | None = None) -> None:
+        """``done(ok)`` once everything appended before (to the ledger's journal, if one is given) is decided; at once
+        where nothing is outstanding."""
+        if not self.journals.barrier(done, ledger_id):
             done(not self._failed)
 
     def replay(self, records: Records, parts: list[tuple[LedgerHandle, LedgerPart]]) -> None:
-        """Store records read from the journal, without journaling them again. Blocking; before :meth:`start`."""
-        operations: list[LogOperation] = []
-        location = self._place(records, parts, operations)
-        self._logs.run(operations)
-        self._note_written(operations)
-        self._apply(Append(records, parts, location))
+        """Store records read from a journal, without journaling them again. Blocking; before :meth:`start`."""
+        self._apply(Append(records, parts))
+        if self.write_cache.is_full and self._trouble is None:
+            self._flush_at_start()
 
-    @property
-    def _committer(self) -> GroupCommit:
-        if self._commit is None:
-            raise StorageError("the bookie's storage is not started")
-        return self._commit
+    def _flush_at_start(self) -> None:
+        """What does not find room stays in memory: no more was ever accepted than goes there."""
+        try:
+            self.flusher.run_blocking()
+            self._trouble = None
+        except files.SyncFailedError:
+            raise
+        except OSError as error:
+            _LOG.error("what was replayed cannot be written yet: %s", error)
+            self._trouble = _trouble(error)
 
-    def _place(
-        self, records: Records, parts: list[tuple[LedgerHandle, LedgerPart]], operations: list[LogOperation]
-    ) -> int:
-        ledger_bytes = [(part.ledger_id, part.size_bytes) for _, part in parts]
-        return self._positions.place(records.data, ledger_bytes, operations)
+    # --- looking up --------------------------------------------------------------------------------
 
-    def _journal_key(self, group: Group, handle: LedgerHandle) -> None:
-        if not handle.key_journaled:
-            group.add_journal(journal.master_key_record(handle.ledger_id, handle.master_key))
-            handle.key_journaled = True
+    def locate(self, ledger_id: int, entry_ids: Int64s, *, may_wait: bool = False) -> Int64s:
+        """Where the entries are: in an entry log (> 0), in memory (< 0, see locations.py), absent (0). Entry ids must
+        not be negative. Raises OSError; ColdPageError only with ``may_wait=False``."""
+        halves = [(0, self.write_cache.active)]
+        if self.write_cache.flushing is not None:
+            halves.append((1, self.write_cache.flushing))
+        result: Int64s | None = None
+        for number, half in halves:
+            positions = half.get(ledger_id, entry_ids)
+            if positions is None:
+                continue
+            found = np.where(positions >= 0, in_memory(number, positions), 0)
+            result = found if result is None else np.where(result == 0, found, result)
+            if (result != 0).all():
+                return result
+        if result is None:
+            return self.cache.get(ledger_id, entry_ids, may_wait=may_wait)
+        missing = np.flatnonzero(result == 0)
+        result[missing] = self.cache.get(ledger_id, entry_ids[missing], may_wait=may_wait)
+        return result
 
-    # --- commit thread -----------------------------------------------------------------------------
+    def read_cached(self, ledger_id: int, entry_id: int) -> memoryview | None:
+        """The entry, if it is in the write cache."""
+        for half in (self.write_cache.active, self.write_cache.flushing):
+            if half is not None:
+                position = half.get_one(ledger_id, entry_id)
+                if position >= 0:
+                    return half.fetch_one(position)
+        return None
 
-    def _write_group(self, group: Group) -> LogMark:
-        self._logs.run(group.log_operations)
-        return self._journal.write(group.journal, group.journal_bytes)
+    async def entry_ids(self, ledger_id: int) -> Int64s:
+        """Ids of all entries of the ledger, ascending. Raises OSError."""
+        # Memory first: what leaves it while the file is read may come to a place that was read already.
+        parts = [self.write_cache.active.entry_ids(ledger_id)]
+        if self.write_cache.flushing is not None:
+            parts.append(self.write_cache.flushing.entry_ids(ledger_id))
+        parts.append(await asyncio.get_running_loop().run_in_executor(None, self.index.entry_ids, ledger_id))
+        return np.unique(np.concatenate(parts))
 
-    # --- back in the loop --------------------------------------------------------------------------
+    # --- callbacks of groups -----------------------------------------------------------------------
 
     def _group_through(self, group: Group, error: Exception | None) -> None:
-        if error is None:
-            try:
-                self._note_written(group.log_operations)
-                for append in group.appends:
-                    self._apply(append)
-                if group.mark is not None:
-                    self._durable_mark = group.mark
-            except OSError as apply_error:
-                error = apply_error
         for append in group.appends:
+            if error is None:
+                self._apply(append)
             for handle, _ in append.parts:
                 if handle.group is group:
                     handle.group = None
         for done in group.done:
-            done(error is None)
-        if error is not None:
-            self._fail(error)
-        elif self._logs.unsynced_bytes > _BACKGROUND_SYNC_BYTES:
-            self._sync_log_in_background()
-
-    def _note_written(self, operations: list[LogOperation]) -> None:
-        for operation in operations:
-            if isinstance(operation, LogWrite):
-                self.written_to = operation.log_id << OFFSET_BITS | operation.end
+            try:
+                done(error is None)
+            except Exception:
+                _LOG.exception("an answer could not be given")
+        if self.write_cache.is_full:
+            self._flush_wanted.set()
 
     def _apply(self, append: Append) -> None:
-        records = append.records
-        locations = records.offsets[:-1] + (append.location + LENGTH_BYTES)
+        records, half = append.records, self.write_cache.active
+        base = half.store(records.data)
+        positions = records.offsets[:-1] + (base + LENGTH_BYTES)
         for handle, part in append.parts:
             if part.count == 1:
                 at = 0 if isinstance(part.which, slice) else part.which[0]
-                self.cache.put_one(part.ledger_id, part.first_entry_id, int(locations[at]))
+                half.put_one(part.ledger_id, part.first_entry_id, int(positions[at]))
             else:
-                self.cache.put(part.ledger_id, records.entry_ids[part.which], locations[part.which])
+                half.put(part.ledger_id, records.entry_ids[part.which], positions[part.which])
             handle.last_entry = max(handle.last_entry, part.last_entry_id)
             if part.last_add_confirmed > handle.last_add_confirmed:
                 handle.last_add_confirmed = part.last_add_confirmed
-                for watcher in handle.lac_watchers or ():
+                for watcher in list(handle.lac_watchers or ()):
                     watcher()
+
+    def _has_changes(self, ledger_id: int) -> bool:
+        return ledger_id in self.write_cache or self.flusher.holds(ledger_id)
 
     def _fail(self, error: Exception) -> None:
         if not self._failed:
             self._failed = True
             self._on_failure(error)
 
-    def _sync_log_in_background(self) -> None:
-        if self._log_sync is not None and not self._log_sync.done():
-            return
-        self._log_sync = asyncio.get_running_loop().run_in_executor(self._executor, self._logs.sync)
-        self._log_sync.add_done_callback(self._log_synced)
-
-    def _log_synced(self, future: asyncio.Future[None]) -> None:
-        if not future.cancelled() and (error := future.exception()) is not None:
-            self._fail(error if isinstance(error, Exception) else StorageError(str(error)))
+    def _note_trouble(self, reason: str | None) -> None:
+        """Tell of a trouble when it comes, with what was its cause, and when it goes."""
+        if (reason is None) != (self._trouble is None):
+            self._trouble = reason
+            self._on_trouble("storage", reason)
 
     async def _flush_regularly(self) -> None:
-        while True:
-            await asyncio.sleep(self._config.flush_interval_ms / 1000)
-            try:
-                await self._checkpointer.run()
-            except (OSError, CorruptFileError) as error:
-                _LOG.error("checkpoint failed: %s", error)
-                self._fail(error)
+        """Flush when the write cache is full, and every so often. After a failure only every so often."""
+        while not self._failed:
+            await _wait(self._flush_wanted, self._config.flush_interval_ms)
+            if self._stop.is_set():
                 return
+            self._flush_wanted.clear()
+            try:
+                await self.checkpoint()
+            except Exception as error:
+                if self.failed:
+                    _LOG.critical("flush failed", exc_info=error)
+                    return
+                _LOG.error("flush failed, it will be tried again: %s", error)
+                await _wait(self._stop, self._config.flush_interval_ms)
+
+
+async def _wait(event: asyncio.Event, timeout_ms: int) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_ms / 1000):
+            await event.wait()
+
+
+def _trouble(error: OSError) -> str:
+    return f"entries cannot be written to entry logs and indexes: {error}"
 
 
 def _note_pending(handle: LedgerHandle, group: Group, part: LedgerPart) -> None:

@@ -1,47 +1,76 @@
-"""Replay: bringing entry logs and indexes up to date from the journals at start. Rules: compatibility facts §5.2.
+"""Replay: bringing the storage up to date from the journals at start. Rules: compatibility facts §5.2.
 
-Every record from the last mark on is done again, in order; doing one twice changes nothing but the place of the
-entry. Fencing is not checked: an add that is in the journal was accepted.
+Every record from the marks on is done again, in order; doing one twice changes nothing but the place of the
+entry. Fencing is not checked: an add that is in the journal was accepted. Each journal directory is replayed from its
+own mark, one after another: a ledger's records are all in one of them, in order.
+
+A torn end is cut off once everything is replayed: none of it was answered, and were it to stay, then the
+journal that comes next would make it look like damage, should the bookie be stopped before the mark has moved on (a
+full ledger disk).
+
+An explicit LAC is not replaced by a lower one. (Apache's bookie keeps the packet that comes last, and the highest LAC
+beside it; its writers never send a lower one.)
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from bk_spark.protocol.entry import LAC_PACKET_HEADER
 from bk_spark.protocol.errors import CorruptFileError
-from bookie_server.storage import journal
+from bookie_server.storage import files, journal
 from bookie_server.storage.handles import LedgerHandle
 from bookie_server.storage.journal import (
     ExplicitLacRecord,
     FenceRecord,
+    JournalEnd,
     JournalItem,
-    LogMark,
     MasterKeyRecord,
 )
 from bookie_server.storage.journal_reader import JournalReader
+from bookie_server.storage.log_mark import LogMark
 from bookie_server.storage.records import MAX_ENTRY_ID, LedgerPart, Records
 
 if TYPE_CHECKING:
     from bookie_server.storage.ledger_storage import LedgerStorage
 
 _LOG: Final = logging.getLogger(__name__)
+#: Ledgers named in one line of the log.
+_NAMED: Final = 10
 
 
-def replay_journals(directory: str, mark: LogMark, storage: LedgerStorage) -> int | None:
-    """Replay all journals in ``directory`` from ``mark`` on into ``storage``; the highest journal id, or None.
+def replay_journals(directories: Sequence[str], marks: Sequence[LogMark], storage: LedgerStorage) -> list[JournalEnd]:
+    """Replay the journals in each of ``directories`` (``current`` ones) from its mark on into ``storage``; where they
+    end. Blocking.
 
-    Raises CorruptFileError where the mark's journal is missing or a journal is damaged before its end.
+    Raises CorruptFileError where a mark's journal is missing or shorter than that, or a journal is damaged before
+    its end; OSError.
     """
+    replay = _Replay(storage)
+    ends: list[JournalEnd] = []
+    torn: list[JournalReader] = []
+    for directory, mark in zip(directories, marks, strict=True):
+        ends.append(_replay_directory(directory, mark, replay, torn))
+    replay.report()
+    for reader in torn:
+        _cut_off(reader)
+    return ends
+
+
+def _replay_directory(directory: str, mark: LogMark, replay: _Replay, torn: list[JournalReader]) -> JournalEnd:
     ids = journal.journal_ids(directory)
     if mark.journal_id > 0 and mark.journal_id not in ids:
         raise CorruptFileError(
             f"lastMark names journal {journal.file_name(mark.journal_id)}, which is not in {directory}: acknowledged "
             "entries may be in it; put it back, or remove the bookie's data and re-replicate"
         )
-    replay = _Replay(storage)
+    if not ids:
+        return JournalEnd(mark, int(time.time() * 1000) + 1)
+    end = mark
     paths = {i: os.path.join(directory, journal.file_name(i)) for i in ids if i >= mark.journal_id}
     newest = max((i for i, path in paths.items() if JournalReader(path).holds_records()), default=0)
     for journal_id, path in paths.items():
@@ -50,15 +79,35 @@ def replay_journals(directory: str, mark: LogMark, storage: LedgerStorage) -> in
         for item in reader.items():
             replay.apply(item)
         if reader.torn:
-            _LOG.warning("journal %s is torn at offset %d: the group there was never answered", path, reader.position)
+            torn.append(reader)
+        end = LogMark(journal_id, reader.position)
         _LOG.info("replayed journal %s from %d to %d: %d entries so far", path, offset, reader.position, replay.entries)
-    return ids[-1] if ids else None
+    return JournalEnd(end, ids[-1] + 1)
+
+
+def _cut_off(reader: JournalReader) -> None:
+    fd = files.open_file(reader.path)
+    try:
+        size_bytes = os.fstat(fd).st_size
+        files.truncate(fd, reader.position)
+        files.sync_file(fd)
+    finally:
+        os.close(fd)
+    _LOG.warning(
+        "journal %s is torn at offset %d: %s; cut off there, it was %d bytes long",
+        reader.path,
+        reader.position,
+        "the group there was never answered"
+        if reader.synced_groups
+        else "journalSyncData was off, entries that were answered may be lost",
+        size_bytes,
+    )
 
 
 class _Replay:
     def __init__(self, storage: LedgerStorage) -> None:
         self._storage = storage
-        self._complained: set[int] = set()
+        self._unknown: set[int] = set()
         self._broken: set[int] = set()
         self.entries = 0
 
@@ -67,24 +116,24 @@ class _Replay:
             self._data(item)
             return
         handle = self._handle(item.ledger_id)
+        if handle is None and item.ledger_id not in self._broken:
+            if not isinstance(item, MasterKeyRecord):
+                self._unknown.add(item.ledger_id)
+                return
+            handle = self._storage.handles.create(item.ledger_id, item.master_key)
+        if handle is None:
+            return
         match item:
             case MasterKeyRecord():
-                if handle is None and item.ledger_id not in self._broken:
-                    handle = self._storage.handles.create(item.ledger_id, item.master_key)
-                if handle is not None and not handle.master_key:
+                if not handle.master_key:
                     handle.master_key = item.master_key
                     handle.header_dirty = True
             case FenceRecord():
-                if handle is not None and not handle.fenced:
+                if not handle.fenced:
                     handle.fenced = True
                     handle.header_dirty = True
             case ExplicitLacRecord():
-                if handle is not None:
-                    handle.explicit_lac = item.packet
-                    if len(item.packet) >= LAC_PACKET_HEADER.size:
-                        _, lac = LAC_PACKET_HEADER.unpack_from(item.packet)
-                        handle.last_add_confirmed = max(handle.last_add_confirmed, lac)
-                    handle.header_dirty = True
+                _set_explicit_lac(handle, item.packet)
 
     def _data(self, records: Records) -> None:
         storable = (records.entry_ids >= 0) & (records.entry_ids <= MAX_ENTRY_ID)
@@ -96,7 +145,7 @@ class _Replay:
                 # Its index file's header is broken: keep the entries and their places for whoever repairs it.
                 handle = LedgerHandle(ledger_id, b"")
             if handle is None:
-                self._complain(ledger_id, "has entries in the journal, but no master key is known: skipped")
+                self._unknown.add(ledger_id)
                 storable[part.which] = False
             else:
                 parts.append((handle, part))
@@ -113,11 +162,31 @@ class _Replay:
         try:
             return self._storage.handles.get(ledger_id)
         except CorruptFileError as error:
-            self._complain(ledger_id, f"is set aside, its entries cannot be read: {error}")
-            self._broken.add(ledger_id)
+            if ledger_id not in self._broken:
+                self._broken.add(ledger_id)
+                _LOG.error("ledger %d is set aside, its entries cannot be read: %s", ledger_id, error)
             return None
 
-    def _complain(self, ledger_id: int, what: str) -> None:
-        if ledger_id not in self._complained:
-            self._complained.add(ledger_id)
-            _LOG.error("ledger %d %s", ledger_id, what)
+    def report(self) -> None:
+        """Complain of what was skipped."""
+        if self._unknown:
+            named = ", ".join(map(str, sorted(self._unknown)[:_NAMED]))
+            _LOG.warning(
+                "the journal has records of %d ledgers that are not here and have no master key, as is so after their "
+                "deletion; skipped: ledgers %s%s",
+                len(self._unknown),
+                named,
+                " ..." if len(self._unknown) > _NAMED else "",
+            )
+
+
+def _set_explicit_lac(handle: LedgerHandle, packet: bytes) -> None:
+    if len(packet) < LAC_PACKET_HEADER.size:
+        return
+    _, lac = LAC_PACKET_HEADER.unpack_from(packet)
+    known = handle.explicit_lac
+    if known is not None and len(known) >= LAC_PACKET_HEADER.size and lac < LAC_PACKET_HEADER.unpack_from(known)[1]:
+        return
+    handle.explicit_lac = packet
+    handle.last_add_confirmed = max(handle.last_add_confirmed, lac)
+    handle.header_dirty = True

@@ -241,8 +241,10 @@ def test_an_unknown_key_is_a_warning(bookie: BookieProcess) -> None:
     assert any("level=WARNING" in line and "did you mean flushInterval?" in line for line in bookie.lines)
 
 
-def test_a_full_disk_under_the_journal_ends_the_bookie(bookie: BookieProcess) -> None:
-    bookie.settings["journalMaxSizeMB"] = "1"
+def test_a_journal_that_cannot_be_written_makes_the_bookie_read_only_until_it_can(
+    bookie: BookieProcess, zookeeper: ZooKeeper, ledgers_root: str
+) -> None:
+    bookie.settings |= {"journalMaxSizeMB": "1", "diskCheckInterval": "200"}
     bookie.start()
     (journal,) = (bookie.directory / "journal" / "current").glob("*.txn")
     next_journal = journal.with_name(f"{int(journal.stem, 16) + 1:x}.txn")
@@ -252,15 +254,21 @@ def test_a_full_disk_under_the_journal_ends_the_bookie(bookie: BookieProcess) ->
         while codes == [Code.OK]:
             codes = connection.add(1, [entry_id])
             entry_id += 1
-        assert codes == [Code.IO_ERROR]
-    assert bookie.wait() == 5
-    assert any("storage failed, the bookie stops" in line for line in bookie.lines)
-    next_journal.rmdir()
+        assert codes[0] in (Code.IO_ERROR, Code.READ_ONLY)
+        failed = entry_id - 1
+        assert bookie.wait_line("read-only: source=journal")
+        wait_for(zookeeper, f"{ledgers_root}/available/readonly/{bookie.id}", there=True)
+        assert connection.read(1, failed - 1) == stored(1, failed - 1)
+        next_journal.rmdir()
+        assert bookie.wait_line("writable again: gone=journal")
+        wait_for(zookeeper, f"{ledgers_root}/available/readonly/{bookie.id}", there=False)
+        assert connection.add(1, range(failed, failed + 5)) == [Code.OK] * 5
+    bookie.kill()
     bookie.start()
     with bookie.connect() as connection:
-        assert [connection.read(1, i) for i in range(entry_id - 1)] == [stored(1, i) for i in range(entry_id - 1)]
-        assert connection.add(1, [entry_id], key=bytes(20)) == [Code.UNAUTHORIZED]
-        assert connection.fence(1, KEY) == stored(1, entry_id - 2)
+        assert [connection.read(1, i) for i in range(failed + 5)] == [stored(1, i) for i in range(failed + 5)]
+        assert connection.add(1, [failed + 5], key=bytes(20)) == [Code.UNAUTHORIZED]
+        assert connection.fence(1, KEY) == stored(1, failed + 4)
 
 
 def test_connections_wait_for_nothing_after_the_port_is_open(bookie: BookieProcess) -> None:

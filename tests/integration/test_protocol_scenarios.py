@@ -19,6 +19,7 @@ from bk_spark.protocol.errors import BookKeeperError, EntryUnknownError, NoSuchL
 from bk_spark.protocol.ledger_metadata import LedgerState
 from bookie_server.local import LocalBookie, LocalCluster
 from tests.support.bookie import KEY, BookieProcess, Connection, add_frame, stored
+from tests.support.servers import BOOKIE_SETTINGS, start_timeout_ms
 
 LEDGER = 1
 OTHER_KEY = bytes(20)
@@ -31,6 +32,15 @@ def bookie(tmp_path: Path, zk_only: LocalCluster, ledgers_root: str) -> Iterator
     )
     yield process
     process.end()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """A cluster whose bookies write entries to their logs soon, so that they can be damaged there."""
+    settings = {**BOOKIE_SETTINGS, "flushInterval": "100"}
+    directory = tmp_path_factory.mktemp("flushing")
+    with LocalCluster(directory, bookies=3, bookie_settings=settings, start_timeout_ms=start_timeout_ms()) as running:
+        yield running
 
 
 @pytest.fixture
@@ -65,13 +75,23 @@ class Damage:
     """Flips bytes of an entry in a bookie's entry logs; :meth:`undo` flips them back."""
 
     def __init__(self, bookie: LocalBookie, payload: bytes, offset: int) -> None:
-        self._places: list[tuple[Path, int]] = []
-        for path in sorted((bookie.directory / "ledgers" / "current").glob("*.log")):
+        deadline, pause = time.monotonic() + 30, threading.Event()
+        while not (places := self._find(bookie, payload, offset)):
+            assert time.monotonic() < deadline, f"{payload!r} does not come into an entry log of {bookie.id}"
+            pause.wait(0.02)
+        self._places = places
+        self._flip()
+
+    def _find(self, bookie: LocalBookie, payload: bytes, offset: int) -> list[tuple[Path, int]]:
+        """Where the entry is, once the flush that wrote it is over: the mark comes last."""
+        directory = bookie.directory / "ledgers" / "current"
+        places: list[tuple[Path, int]] = []
+        for path in sorted(directory.glob("*.log")):
             content, at = path.read_bytes(), -1
             while (at := content.find(payload, at + 1)) >= 0:
-                self._places.append((path, at + offset))
-        assert self._places, f"{payload!r} is not in an entry log of {bookie.id}"
-        self._flip()
+                places.append((path, at + offset))
+        marked = (directory / "lastMark").stat().st_mtime_ns
+        return [] if any(path.stat().st_mtime_ns > marked for path, _ in places) else places
 
     def undo(self) -> None:
         self._flip()

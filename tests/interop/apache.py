@@ -109,16 +109,10 @@ class Bookies:
         self._lock = DirectoryLock(directory)
         self._group = GuardedGroup(self._lock.fd)
         self.metadata_service_uri = metadata_service_uri
+        self._settings = dict(settings or {})
         chooser = PortChooser(set())
         self.bookies = [
-            kind(
-                number,
-                directory / f"bookie{number}",
-                self._group,
-                port=chooser.choose(),
-                metadata_service_uri=metadata_service_uri,
-                settings=dict(settings or {}),
-            )
+            self._bookie(kind, number, directory / f"bookie{number}", chooser.choose())
             for number, kind in enumerate(kinds, start=1)
         ]
 
@@ -134,6 +128,24 @@ class Bookies:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
+
+    def change_kind(self, kind: type[LocalBookie]) -> None:
+        """All go on as bookies of this kind, with their directories, ports and configurations. None may run."""
+        assert not any(bookie.running for bookie in self.bookies)
+        self.bookies = [
+            self._bookie(kind, number, bookie.directory, bookie.port)
+            for number, bookie in enumerate(self.bookies, start=1)
+        ]
+
+    def _bookie(self, kind: type[LocalBookie], number: int, directory: Path, port: int) -> LocalBookie:
+        return kind(
+            number,
+            directory,
+            self._group,
+            port=port,
+            metadata_service_uri=self.metadata_service_uri,
+            settings=self._settings,
+        )
 
     def start(self) -> None:
         """Start those that do not run, and wait until all serve."""

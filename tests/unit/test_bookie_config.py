@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from bk_spark.protocol.errors import InvalidArgumentError
-from bookie_server.config import BookieConfig, load_config
+from bookie_server.config import SUPPORTED_KEYS, BookieConfig, load_config, reference
+from bookie_server.config_keys import KNOWN_KEYS
 
 _LEAST = """
 metadataServiceUri=zk+hierarchical://localhost:2181/ledgers
@@ -27,7 +29,17 @@ def test_defaults_are_apaches(tmp_path: Path) -> None:
     assert warnings == []
     assert config.bookie_id == "127.0.0.1:3181"
     assert (config.port, config.listen_host) == (3181, "0.0.0.0")
-    assert (config.journal_directory, config.ledger_directory) == ("/tmp/bk-txn", "/tmp/bk-data")
+    assert config.journal_directories == ("/tmp/bk-txn",)
+    assert config.ledger_directories == config.index_directories == ("/tmp/bk-data",)
+    assert config.write_cache_bytes == 64 * 1024 * 1024
+    assert (config.gc_interval_ms, config.gc_over_replicated_interval_ms) == (600_000, 86_400_000)
+    assert (config.minor_compaction_interval_ms, config.minor_compaction_threshold) == (3_600_000, 0.2)
+    assert (config.major_compaction_interval_ms, config.major_compaction_threshold) == (86_400_000, 0.8)
+    assert (config.disk_usage_threshold, config.disk_usage_warn_threshold) == (0.95, 0.90)
+    assert config.disk_usage_low_water_mark == 0.95
+    assert config.min_usable_log_bytes == config.min_usable_high_priority_bytes == 1 << 30
+    assert config.read_only_mode_enabled
+    assert config.read_only_on_any_disk_full
     assert config.journal_max_bytes == 2048 * 1024 * 1024
     assert config.log_size_limit_bytes == 1 << 30
     assert config.max_frame_bytes == 5242880
@@ -43,26 +55,32 @@ def test_values_comments_and_spaces(tmp_path: Path) -> None:
         bookiePort = 4000
         journalDirectories = /a/b/
         journalDirectory=/not/this
-        ledgerDirectories=/c
-        indexDirectories=/c
+        ledgerDirectories=/c, /d/ ,
+        indexDirectories=/e
         bookieId=some.id-1
         listeningInterface=lo
         logSizeLimit=1048576
         journalSyncData=FALSE
+        minorCompactionInterval=-1
+        pageLimit=-1
+        compactionRate=5
         """,
     )
     assert warnings == []
     assert (config.port, config.bookie_id, config.listen_host) == (4000, "some.id-1", "127.0.0.1")
-    assert (config.journal_directory, config.ledger_directory) == ("/a/b", "/c")
+    assert config.journal_directories == ("/a/b",)
+    assert (config.ledger_directories, config.index_directories) == (("/c", "/d"), ("/e",))
+    assert (config.minor_compaction_interval_ms, config.compaction_entries_per_s) == (0, 5)
+    assert config.index_cache_bytes == 64 * 1024 * 1024
     assert (config.log_size_limit_bytes, config.journal_sync_data) == (1048576, False)
 
 
 def test_unknown_key_names_the_nearest(tmp_path: Path) -> None:
-    _, warnings = load(tmp_path, "journalDirectoris=/x\nskipListSizeLimit=1\n")
+    _, warnings = load(tmp_path, "journalDirectoris=/x\nnumAddWorkerThreads=1\n")
     assert len(warnings) == 2
     assert "unknown key journalDirectoris" in warnings[0]
     assert "did you mean journalDirectories?" in warnings[0]
-    assert "skipListSizeLimit has no effect" in warnings[1]
+    assert "numAddWorkerThreads has no effect" in warnings[1]
 
 
 @pytest.mark.parametrize(
@@ -75,9 +93,25 @@ def test_unknown_key_names_the_nearest(tmp_path: Path) -> None:
         ("journalFormatVersionToWrite=5", "journalFormatVersionToWrite must be 6"),
         ("pageSize=4096", "pageSize must be 8192"),
         ("logSizeLimit=2147483648", "logSizeLimit is 2147483648"),
-        ("ledgerDirectories=/a,/b", "ledgerDirectories names 2 directories; this release takes exactly one"),
-        ("journalDirectories=/a, /b,/c", "journalDirectories names 3 directories"),
-        ("indexDirectories=/elsewhere", "indexDirectories must be the same as ledgerDirectories"),
+        ("ledgerDirectories=/a,/b/../a", "ledgerDirectories names the directory /a twice"),
+        ("ledgerDirectories=,", "ledgerDirectories names no directory"),
+        (
+            "journalDirectories=/a,/tmp/bk-data",
+            "journalDirectories and ledgerDirectories or indexDirectories both",
+        ),
+        ("diskUsageThreshold=1.0", "diskUsageThreshold is 1.0; it must be more than 0 and less than 1"),
+        ("diskUsageThreshold=full", "diskUsageThreshold must be a number, not 'full'"),
+        ("diskUsageThreshold=nan", "diskUsageThreshold is nan; it must lie between 0 and 1"),
+        ("diskUsageLwmThreshold=0.96", "diskUsageLwmThreshold is 0.96, more than diskUsageThreshold, 0.95"),
+        ("diskUsageWarnThreshold=0.96", "diskUsageWarnThreshold is 0.96, more than diskUsageThreshold, 0.95"),
+        (
+            "minorCompactionInterval=60",
+            "minorCompactionInterval is 60 s; it must not be shorter than gcWaitTime",
+        ),
+        ("majorCompactionInterval=60", "majorCompactionInterval is 60 s; it must not be shorter than gcWaitTime"),
+        ("minorCompactionThreshold=0.8", "minorCompactionThreshold must be smaller than majorCompactionThreshold"),
+        ("majorCompactionInterval=3600", "minorCompactionInterval must be smaller than majorCompactionInterval"),
+        ("majorCompactionThreshold=1.5", "majorCompactionThreshold is 1.5; it must lie between 0 and 1"),
         ("bookieId=ReadOnly", "bookieId 'ReadOnly' is not a bookie id"),
         ("bookieId=a b", "bookieId 'a b' is not a bookie id"),
         ("allowLoopback=false", "advertisedAddress '127.0.0.1' is a loopback address"),
@@ -91,6 +125,43 @@ def test_wrong_values_are_errors_that_name_the_key(tmp_path: Path, line: str, sa
     with pytest.raises(InvalidArgumentError) as caught:
         load(tmp_path, line)
     assert says in str(caught.value)
+
+
+def test_what_a_missing_key_takes_from_another(tmp_path: Path) -> None:
+    config, _ = load(tmp_path, "logSizeLimit=1048576\ndiskUsageThreshold=0.5\nledgerDirectories=/a,/b\n")
+    assert config.min_usable_log_bytes == config.min_usable_high_priority_bytes == 1048576
+    assert config.disk_usage_low_water_mark == config.disk_usage_warn_threshold == 0.5
+    assert config.index_directories == ("/a", "/b")
+    config, _ = load(tmp_path, "minUsableSizeForEntryLogCreation=7\ndiskUsageLwmThreshold=0.4\n")
+    assert (config.min_usable_log_bytes, config.min_usable_high_priority_bytes) == (7, 7)
+    assert config.disk_usage_low_water_mark == 0.4
+
+
+def test_compactions_that_are_off_need_not_fit(tmp_path: Path) -> None:
+    config, _ = load(tmp_path, "minorCompactionInterval=10\nminorCompactionThreshold=0\nmajorCompactionInterval=0\n")
+    assert (config.minor_compaction_threshold, config.major_compaction_interval_ms) == (0, 0)
+
+
+def test_a_guarantee_that_cannot_be_given_up_is_a_warning(tmp_path: Path) -> None:
+    _, warnings = load(tmp_path, "useTransactionalCompaction=false\nverifyMetadataOnGC=true\n")
+    assert len(warnings) == 1
+    assert "useTransactionalCompaction is always so here" in warnings[0]
+
+
+def test_every_setting_has_a_key_that_no_other_has() -> None:
+    names = [
+        name for f in fields(BookieConfig) if f.metadata for name in (f.metadata["name"], f.metadata["other_name"])
+    ]
+    names = [name for name in names if name]
+    assert len(names) == len(set(names))
+    without = [f.name for f in fields(BookieConfig) if not f.metadata]
+    assert without == ["metadata_service_uri", "bookie_id", "advertised_host", "listen_host"]
+    assert not SUPPORTED_KEYS & KNOWN_KEYS
+
+
+def test_the_page_of_keys_is_up_to_date() -> None:
+    page = Path(__file__).parents[2] / "docs" / "bookie-config.md"
+    assert page.read_text("utf-8") == reference(), "run: python -m bookie_server.config > docs/bookie-config.md"
 
 
 def test_the_metadata_service_is_required(tmp_path: Path) -> None:

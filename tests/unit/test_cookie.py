@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bk_spark.protocol.cookie import Cookie, encode_directories
+from bk_spark.protocol.cookie import Cookie, decode_directories, encode_directories
 from bk_spark.protocol.errors import MetadataFormatError
 from bk_spark.protocol.registration import BookieServiceInfo, Endpoint, native_service_info
 from tests.support.fixtures import golden
@@ -98,3 +98,16 @@ def test_properties_and_further_endpoints_survive() -> None:
         (*native_service_info("h", 1).endpoints, Endpoint("httpserver", "h", 8080, "http", ("a",), ("b",))), {"x": "y"}
     )
     assert BookieServiceInfo.decode(info.encode(), "h:1") == info
+
+
+def test_an_expansion_may_add_ledger_and_index_directories() -> None:
+    old = Cookie("b:1", "/j", encode_directories(["/l"]), "some-instance")
+    new = replace(old, ledger_directories=encode_directories(["/k", "/l"]))
+    assert new.differences(old) == ["ledgerDirs: '2\\t/k\\t/l' / '1\\t/l'", "indexDirs: '2\\t/k\\t/l' / '1\\t/l'"]
+    assert new.differences(old, expanding=True) == []
+    assert len(old.differences(new, expanding=True)) == 2
+    separate = replace(new, index_directories=encode_directories(["/i"]))
+    assert separate.differences(old, expanding=True) == ["indexDirs: '1\\t/i' / '1\\t/l'"]
+    assert replace(new, journal_directories="/j,/k").differences(old, expanding=True) == ["journalDir: '/j,/k' / '/j'"]
+    assert separate.storage_directories() == {"/k", "/l", "/i"}
+    assert decode_directories(separate.ledger_directories) == ["/k", "/l"]

@@ -19,11 +19,11 @@ from bookie_server.storage.journal import (
     ExplicitLacRecord,
     FenceRecord,
     JournalItem,
-    LogMark,
     MasterKeyRecord,
 )
 from bookie_server.storage.journal_reader import JournalReader
 from bookie_server.storage.journal_writer import JournalWriter
+from bookie_server.storage.log_mark import LogMark
 from bookie_server.storage.records import Records
 
 KEY = bytes(range(20))
@@ -35,9 +35,13 @@ def record(ledger_id: int, entry_id: int, payload: bytes = b"hello") -> bytes:
     return len(entry).to_bytes(4, "big") + entry
 
 
-def write_journal(directory: Path, groups: list[list[bytes]], journal_id: int = 0x1A) -> tuple[Path, list[LogMark]]:
+def write_journal(
+    directory: Path, groups: list[list[bytes]], journal_id: int = 0x1A, *, sync_data: bool = True
+) -> tuple[Path, list[LogMark]]:
     """A journal with these groups; its path and the mark behind each group."""
-    writer = JournalWriter(str(directory), journal_id, max_file_bytes=1 << 30, preallocate_bytes=1 << 16)
+    writer = JournalWriter(
+        str(directory), journal_id, max_file_bytes=1 << 30, preallocate_bytes=1 << 16, sync_data=sync_data
+    )
     marks = [writer.write(group, sum(map(len, group))) for group in groups]
     os.close(writer._fd)  # as a kill leaves it: the space allocated in advance stays
     writer._fd = -1
@@ -85,6 +89,7 @@ def test_special_records_are_apaches_bytes() -> None:
 
 def test_header_and_file_name() -> None:
     assert journal.file_header() == (b"BKLG" + b"\0\0\0\6" + b"BKS1").ljust(512, b"\0")
+    assert journal.file_header(sync_data=False) == (b"BKLG" + b"\0\0\0\6" + b"BKS1" + b"\0\0\0\1").ljust(512, b"\0")
     assert journal.file_name(0x1A1FC36EB1E) == "1a1fc36eb1e.txn"
 
 
@@ -171,6 +176,17 @@ def test_b3_last_group_cut_at_every_byte(tmp_path: Path, garbage: str) -> None:
         assert reader.position == marks[2 if complete else 1].offset
 
 
+def test_b3_a_seal_torn_within_its_offset_is_no_proof_of_a_later_group(tmp_path: Path) -> None:
+    path, marks = write_journal(tmp_path, [[record(3, 0)], [record(3, 1, b"z" * 3000)]])
+    whole = path.read_bytes()
+    seals_end = marks[0].offset + len(record(3, 1, b"z" * 3000)) + 24
+    for garbage in (1, 3, 7, 0x3F, 0xFF):
+        for torn in range(1, 9):
+            path.write_bytes(whole[: seals_end - torn] + bytes([garbage]) * torn + bytes(2000))
+            items, reader = read(path)
+            assert (entries(items), reader.position, reader.torn) == ([(3, 0)], marks[0].offset, True)
+
+
 def test_a_group_torn_inside_is_left_out_whole(tmp_path: Path) -> None:
     """After a power cut any sectors of the last group may be missing, with its end already on disk."""
     path, marks = write_journal(tmp_path, [[record(3, 0)], [record(3, i, b"t" * 1000) for i in range(1, 6)]])
@@ -244,6 +260,52 @@ def test_a_journal_whose_creation_was_cut_short_holds_nothing(tmp_path: Path, co
     path = tmp_path / "1.txn"
     path.write_bytes(content)
     assert read(path)[0] == []
+
+
+@pytest.mark.parametrize("sync_data", [True, False])
+@pytest.mark.parametrize("rest", [0, 5000])
+def test_a_header_cut_at_any_byte_holds_nothing(tmp_path: Path, rest: int, sync_data: bool) -> None:
+    """Also with the space that was allocated in advance behind it."""
+    path = tmp_path / "1.txn"
+    header = journal.file_header(sync_data=sync_data)
+    for cut in range(len(header)):
+        path.write_bytes(header[:cut] + bytes(rest))
+        items, reader = read(path, is_last=False)
+        assert (items, reader.torn) == ([], False)
+        assert not reader.holds_records()
+
+
+@pytest.mark.parametrize("offset", [512, 1024, 5000])
+def test_a_mark_in_a_journal_whose_header_is_missing_is_refused(tmp_path: Path, offset: int) -> None:
+    path = tmp_path / "1.txn"
+    path.write_bytes(bytes(8192))
+    with pytest.raises(CorruptFileError, match=rf"offset {offset} of journal {path}"):
+        read(path, offset)
+
+
+def test_a_mark_beyond_the_end_is_refused(tmp_path: Path) -> None:
+    path, marks = write_journal(tmp_path, [[record(7, 0)], [record(7, 1)]])
+    os.truncate(path, marks[0].offset)
+    assert read(path, marks[0].offset)[0] == []
+    with pytest.raises(CorruptFileError, match=rf"offset {marks[1].offset}.*{path}.*ends at {marks[0].offset}"):
+        read(path, marks[1].offset)
+
+
+def test_a_mark_where_no_group_begins_is_refused(tmp_path: Path) -> None:
+    path, marks = write_journal(tmp_path, [[record(7, 0)], [record(7, 1)]])
+    with pytest.raises(CorruptFileError, match="no group can begin"):
+        read(path, marks[0].offset + 8)
+
+
+def test_without_syncs_the_records_end_at_the_first_bad_group(tmp_path: Path) -> None:
+    """A power failure may leave later groups and lose an earlier one: no damage, if none of them was synced."""
+    path, marks = write_journal(tmp_path, [[record(3, i, b"q" * 900)] for i in range(4)], sync_data=False)
+    assert entries(read(path)[0]) == [(3, i) for i in range(4)]
+    whole = path.read_bytes()
+    path.write_bytes(whole[: marks[1].offset] + bytes(1024) + whole[marks[1].offset + 1024 :])
+    items, reader = read(path)
+    assert entries(items) == [(3, 0), (3, 1)]
+    assert (reader.position, reader.torn, reader.synced_groups) == (marks[1].offset, True, False)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicReference;
+import java.util.concurrent.locks.LockSupport;
 import org.apache.bookkeeper.client.api.LedgerEntries;
 import org.apache.bookkeeper.client.api.LedgerEntry;
 import org.apache.bookkeeper.client.api.ReadHandle;
@@ -48,11 +49,15 @@ final class BenchCommands {
         };
     }
 
-    /** Writes a new ledger and closes it. The latency of an add is from the call to its completion. */
+    /**
+     * Writes a new ledger and closes it. The latency of an add is from the call to its completion. With
+     * {@code rate_per_second} adds go out evenly so often, and a latency is from when its add was due.
+     */
     private ObjectNode write(ObjectNode request, Commands.Deadline deadline) throws Exception {
         byte[][] payloads = payloads(request);
         int inFlight = request.get("in_flight").asInt();
         int maxCount = request.get("max_count").asInt();
+        double rate = request.path("rate_per_second").asDouble(0);
         WriteHandle writer = deadline.await(commands.creation(request).execute());
         int[] latencies = new int[maxCount];
         Semaphore permits = new Semaphore(inFlight);
@@ -62,7 +67,7 @@ final class BenchCommands {
         while (count < maxCount && !clock.isOver() && failure.get() == null) {
             deadline.acquire(permits, 1);
             int index = count++;
-            long sent = System.nanoTime();
+            long sent = rate > 0 ? clock.waitUntil(index / rate) : System.nanoTime();
             writer.appendAsync(payloads[index % payloads.length]).whenComplete((entryId, error) -> {
                 latencies[index] = micros(System.nanoTime() - sent);
                 if (error != null) {
@@ -88,7 +93,8 @@ final class BenchCommands {
     /**
      * Reads a closed ledger from its first entry on, and again from there at its end. {@code entries_per_call} 1 with
      * {@code in_flight} 1 is one read after the other, with their latencies; else {@code in_flight} entries are asked
-     * for ahead, by calls of so many, as batch reads with {@code batch}.
+     * for ahead, by calls of so many, as batch reads with {@code batch}. {@code first_entry_id} (default 0) is where it
+     * begins at first.
      */
     private ObjectNode read(ObjectNode request, Commands.Deadline deadline) throws Exception {
         byte[][] payloads = payloads(request);
@@ -108,7 +114,7 @@ final class BenchCommands {
             Reads reads = new Reads(reader, payloads, batch);
             ArrayDeque<Call> calls = new ArrayDeque<>();
             Clock clock = new Clock(request);
-            long next = 0;
+            long next = request.path("first_entry_id").asLong(0);
             int asked = 0;
             while (true) {
                 while (asked < maxCount && !clock.isOver() && asked - reads.count < inFlight) {
@@ -189,6 +195,15 @@ final class BenchCommands {
 
         boolean isOver() {
             return System.nanoTime() - startNanos > limitNanos;
+        }
+
+        /** Returns the moment so many seconds after the start, once it has come. */
+        long waitUntil(double seconds) {
+            long due = startNanos + (long) (seconds * 1e9);
+            for (long left = due - System.nanoTime(); left > 0; left = due - System.nanoTime()) {
+                LockSupport.parkNanos(left);
+            }
+            return due;
         }
 
         ObjectNode answer(int count, int[] latencies) {

@@ -1,0 +1,122 @@
+"""Garbage collection as operators and the disk monitor steer it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from bookie_server.admin.actions import CollectionStatus, EntryLogState, RefusedError
+from bookie_server.storage.collector import Collector
+from bookie_server.storage.collector_config import CollectorConfig, CompactionConfig
+from bookie_server.storage.throttle import CollectorStoppedError
+
+_MAJOR: Final = "major"
+_MINOR: Final = "minor"
+
+
+class CollectorControl:
+    """Steers ``collector``. Belongs to the event loop.
+
+    A compaction is suspended while an operator wants it so, or the disks do; neither takes back what the other said.
+    """
+
+    def __init__(self, collector: Collector, config: CollectorConfig) -> None:
+        self._collector = collector
+        self._config = config
+        self._by_disks: set[str] = set()
+        self._passes: set[asyncio.Task[object]] = set()
+
+    # --- for the disk monitor ----------------------------------------------------------------------
+
+    def suspend_minor_by_disks(self, suspended: bool) -> None:
+        self._note_disks(_MINOR, suspended)
+        self._collector.suspend_minor(suspended)
+
+    def suspend_major_by_disks(self, suspended: bool) -> None:
+        self._note_disks(_MAJOR, suspended)
+        self._collector.suspend_major(suspended)
+
+    def force_by_disks(self, wanted: bool) -> None:
+        """Disks are almost full: a pass with all compactions now, and all later ones so; or no more."""
+        self._collector.force_by_disks(wanted)
+
+    # --- for operators -----------------------------------------------------------------------------
+
+    @property
+    def major_suspended(self) -> bool:
+        return self._collector.major_suspended or _MAJOR in self._by_disks
+
+    @major_suspended.setter
+    def major_suspended(self, suspended: bool) -> None:
+        self._collector.major_suspended = suspended
+
+    @property
+    def minor_suspended(self) -> bool:
+        return self._collector.minor_suspended or _MINOR in self._by_disks
+
+    @minor_suspended.setter
+    def minor_suspended(self, suspended: bool) -> None:
+        self._collector.minor_suspended = suspended
+
+    async def force(self, *, major: bool | None, minor: bool | None) -> None:
+        """See Collection. Refuses a compaction that was asked for by name and will not be done."""
+        if major:
+            self._check(_MAJOR, self._collector.major_suspended, self._config.major)
+        if minor:
+            self._check(_MINOR, self._collector.minor_suspended, self._config.minor)
+        task = asyncio.get_running_loop().create_task(self._pass(major is not False, minor is not False))
+        self._passes.add(task)
+        task.add_done_callback(self._passes.discard)
+        await asyncio.sleep(0)
+        if task.done() and isinstance(stopped := task.result(), CollectorStoppedError):
+            raise RefusedError(str(stopped))
+
+    def status(self) -> CollectionStatus:
+        status = self._collector.status()
+        return CollectionStatus(
+            forced=status.forced or bool(self._passes),
+            in_major=status.in_major,
+            in_minor=status.in_minor,
+            last_major_ms=status.last_major_ms,
+            last_minor_ms=status.last_minor_ms,
+            major_count=status.major_count,
+            minor_count=status.minor_count,
+        )
+
+    async def entry_logs(self) -> list[EntryLogState]:
+        """See Collection."""
+        return [
+            EntryLogState(
+                log.log_id,
+                log.directory,
+                log.size_bytes,
+                log.live_bytes if log.live_bytes >= 0 else None,
+                round(log.usage, 4) if log.usage >= 0 else None,
+                log.reason,
+            )
+            for log in await self._collector.entry_logs()
+        ]
+
+    def _check(self, name: str, suspended: bool, compaction: CompactionConfig) -> None:
+        if suspended:
+            raise RefusedError(f"{name} compaction is suspended; resume it first")
+        if name in self._by_disks:
+            raise RefusedError(f"{name} compaction is suspended, for a disk is too full")
+        if not compaction.enabled and not (self._config.force_allow_compaction and compaction.threshold > 0):
+            raise RefusedError(
+                f"{name} compaction is off: {name}CompactionInterval or {name}CompactionThreshold is 0 "
+                "(forceAllowCompaction=true allows it by hand where the threshold is not)"
+            )
+
+    def _note_disks(self, name: str, suspended: bool) -> None:
+        if suspended:
+            self._by_disks.add(name)
+        else:
+            self._by_disks.discard(name)
+
+    async def _pass(self, major: bool, minor: bool) -> object:
+        """The status after the pass, or why there was none."""
+        try:
+            return await self._collector.run(force_major=major, force_minor=minor)
+        except CollectorStoppedError as stopped:
+            return stopped

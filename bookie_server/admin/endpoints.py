@@ -1,0 +1,261 @@
+"""The admin API: Apache's paths and JSON fields (compatibility facts §7.5), and two of this bookie's own.
+
+An answer with status 200 means that what was asked was done. Errors are ``{"error": "..."}``. A wrong method gets
+405, where Apache's bookie mostly says 404.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Final
+
+from bookie_server.admin.actions import AdminActions, RefusedError
+from bookie_server.admin.http import (
+    ANY_METHOD,
+    HttpError,
+    Request,
+    Response,
+    Routes,
+    json_response,
+    text_response,
+)
+from bookie_server.exposition import CONTENT_TYPE, exposition, process_exposition
+from bookie_server.metrics import Registry
+
+_BOOKIE: Final = "/api/v1/bookie"
+_JOURNAL, _ENTRY_LOG, _INDEX = "journal", "entrylog", "index"
+_FILE_TYPES: Final = (_JOURNAL, _ENTRY_LOG, _INDEX)
+
+
+def metrics_routes(registry: Registry) -> Routes:
+    """``/metrics`` and ``/heartbeat`` alone."""
+
+    async def metrics(_: Request) -> Response:
+        registry.sample_gauges()
+        families = registry.families()
+        text = await asyncio.to_thread(lambda: exposition(families) + process_exposition())
+        return text_response(text, CONTENT_TYPE)
+
+    return {"/heartbeat": {ANY_METHOD: _heartbeat}, "/metrics": {"GET": metrics}}
+
+
+def admin_routes(actions: AdminActions, registry: Registry | None) -> Routes:
+    """Everything; without ``registry`` there is no ``/metrics``."""
+    endpoints = _Endpoints(actions)
+    return {
+        "/heartbeat": {ANY_METHOD: _heartbeat},
+        **(metrics_routes(registry) if registry is not None else {}),
+        f"{_BOOKIE}/state": {"GET": endpoints.state},
+        f"{_BOOKIE}/state/readonly": {"GET": endpoints.read_only, "PUT": endpoints.set_read_only},
+        f"{_BOOKIE}/is_ready": {"GET": endpoints.is_ready},
+        f"{_BOOKIE}/info": {"GET": endpoints.info},
+        f"{_BOOKIE}/last_log_mark": {"GET": endpoints.last_log_mark},
+        f"{_BOOKIE}/list_disk_file": {"GET": endpoints.list_disk_file},
+        f"{_BOOKIE}/gc": {"GET": endpoints.in_forced_gc, "PUT": endpoints.force_gc},
+        f"{_BOOKIE}/gc_details": {"GET": endpoints.gc_details},
+        f"{_BOOKIE}/gc/suspend_compaction": {"GET": endpoints.suspended, "PUT": endpoints.suspend},
+        f"{_BOOKIE}/gc/resume_compaction": {"PUT": endpoints.resume},
+        f"{_BOOKIE}/entry_logs": {"GET": endpoints.entry_logs},
+        f"{_BOOKIE}/reasons": {"GET": endpoints.reasons},
+    }
+
+
+async def _heartbeat(_: Request) -> Response:
+    return text_response("OK\n")
+
+
+class _Endpoints:
+    def __init__(self, actions: AdminActions) -> None:
+        self._actions = actions
+
+    # --- state -------------------------------------------------------------------------------------
+
+    async def state(self, _: Request) -> Response:
+        state = self._actions.state
+        return json_response(
+            {
+                "running": self._actions.running(),
+                "readOnly": state.read_only,
+                "shuttingDown": state.shutting_down,
+                "availableForHighPriorityWrites": state.high_priority_adds,
+            }
+        )
+
+    async def read_only(self, _: Request) -> Response:
+        return json_response({"readOnly": self._actions.state.read_only})
+
+    async def set_read_only(self, request: Request) -> Response:
+        wanted = _flag(request.json_object(), "readOnly")
+        if wanted is None:
+            raise HttpError(HTTPStatus.BAD_REQUEST, "readOnly is missing")
+        try:
+            await self._actions.set_read_only(wanted)
+        except RefusedError as error:
+            raise HttpError(HTTPStatus.CONFLICT, str(error)) from None
+        except OSError as error:
+            mode = "read-only" if self._actions.state.read_only else "writable"
+            raise HttpError(
+                HTTPStatus.INTERNAL_SERVER_ERROR,
+                f"this could not be written down, so it may not outlast a restart (the bookie is {mode}): {error}",
+            ) from None
+        state = self._actions.state
+        if state.read_only != wanted:
+            reasons = "; ".join(f"{source}: {reason}" for source, reason in state.reasons.items())
+            raise HttpError(HTTPStatus.CONFLICT, f"the bookie is still read-only: {reasons}")
+        return await self.read_only(request)
+
+    async def is_ready(self, _: Request) -> Response:
+        if self._actions.running() and not self._actions.state.shutting_down:
+            return text_response("OK")
+        return text_response("Bookie is not fully started yet", status=HTTPStatus.SERVICE_UNAVAILABLE)
+
+    async def info(self, _: Request) -> Response:
+        found = self._actions.disk_space()
+        if found is None:
+            raise HttpError(HTTPStatus.INTERNAL_SERVER_ERROR, "no ledger directory can be looked at")
+        free, total = found
+        return json_response({"freeSpace": free, "totalSpace": total})
+
+    async def reasons(self, _: Request) -> Response:
+        state = self._actions.state
+        return json_response(
+            {
+                "readOnly": state.reasons,
+                "directories": self._actions.directories.failures(),
+                "uncleanShutdown": state.unclean_start,
+            }
+        )
+
+    # --- files -------------------------------------------------------------------------------------
+
+    async def last_log_mark(self, _: Request) -> Response:
+        return json_response(
+            {
+                f"LastLogMark: Journal Id - {mark.journal_id}({mark.journal_id:x}.txn)": f"Pos - {mark.offset}"
+                for mark in self._actions.last_marks()
+            }
+        )
+
+    async def list_disk_file(self, request: Request) -> Response:
+        asked = request.parameters.get("file_type")
+        if asked is not None and asked not in _FILE_TYPES:
+            raise HttpError(HTTPStatus.BAD_REQUEST, f"file_type must be one of {', '.join(_FILE_TYPES)}, not {asked!r}")
+        directories = self._actions.directories
+        where: dict[str, tuple[Sequence[str], str]] = {
+            _JOURNAL: (self._actions.journal_directories, ".txn"),
+            _ENTRY_LOG: (directories.paths, ".log"),
+            _INDEX: (directories.index_paths, ".idx"),
+        }
+        types = [asked] if asked is not None else _FILE_TYPES
+        found = await asyncio.to_thread(lambda: {f"{kind} files": _files(*where[kind]) for kind in types})
+        return json_response(found)
+
+    async def entry_logs(self, _: Request) -> Response:
+        logs = await self._actions.collection.entry_logs()
+        return json_response(
+            [
+                {
+                    "entryLogId": log.log_id,
+                    "directory": log.directory,
+                    "bytes": log.size_bytes,
+                    "liveBytes": log.live_bytes,
+                    "usage": log.usage,
+                    "reason": log.reason,
+                }
+                for log in logs
+            ]
+        )
+
+    # --- garbage collection ------------------------------------------------------------------------
+
+    async def in_forced_gc(self, _: Request) -> Response:
+        return json_response({"is_in_force_gc": _text(self._actions.collection.status().forced)})
+
+    async def force_gc(self, request: Request) -> Response:
+        options = request.json_object() if request.body.strip() else {}
+        major, minor = _flag(options, "forceMajor"), _flag(options, "forceMinor")
+        try:
+            await self._actions.collection.force(major=major, minor=minor)
+        except RefusedError as error:
+            raise HttpError(HTTPStatus.CONFLICT, str(error)) from None
+        return json_response(f"Triggered GC on BookieServer: {self._actions.bookie_id}")
+
+    async def gc_details(self, _: Request) -> Response:
+        status = self._actions.collection.status()
+        return json_response(
+            [
+                {
+                    "forceCompacting": status.forced,
+                    "majorCompacting": status.in_major,
+                    "minorCompacting": status.in_minor,
+                    "lastMajorCompactionTime": status.last_major_ms,
+                    "lastMinorCompactionTime": status.last_minor_ms,
+                    "lastEntryLocationCompactionTime": 0,
+                    "majorCompactionCounter": status.major_count,
+                    "minorCompactionCounter": status.minor_count,
+                    "entryLocationCompactionCounter": 0,
+                }
+            ]
+        )
+
+    async def suspended(self, _: Request) -> Response:
+        collection = self._actions.collection
+        return json_response(
+            {
+                "isMajorGcSuspended": _text(collection.major_suspended),
+                "isMinorGcSuspended": _text(collection.minor_suspended),
+            }
+        )
+
+    async def suspend(self, request: Request) -> Response:
+        return self._set_suspended(request, "suspend", True)
+
+    async def resume(self, request: Request) -> Response:
+        return self._set_suspended(request, "resume", False)
+
+    def _set_suspended(self, request: Request, verb: str, suspended: bool) -> Response:
+        options = request.json_object()
+        major, minor = _flag(options, f"{verb}Major"), _flag(options, f"{verb}Minor")
+        if major is None and minor is None:
+            raise HttpError(HTTPStatus.BAD_REQUEST, f"No {verb}Major or {verb}Minor params found")
+        collection, done = self._actions.collection, []
+        if major:
+            collection.major_suspended = suspended
+            done.append(f"{verb.capitalize()} majorGC on BookieServer: {self._actions.bookie_id}")
+        if minor:
+            collection.minor_suspended = suspended
+            done.append(f"{verb.capitalize()} minorGC on BookieServer: {self._actions.bookie_id}")
+        return json_response(", ".join(done))
+
+
+def _flag(options: dict[str, object], name: str) -> bool | None:
+    """A flag of a request's body, None where it is not there; ``"true"`` counts as true, as with Apache's bookie."""
+    value = options.get(name)
+    if value in ("true", "false"):
+        return value == "true"
+    if value is None or isinstance(value, bool):
+        return value
+    raise HttpError(HTTPStatus.BAD_REQUEST, f"{name} must be true or false")
+
+
+def _text(flag: bool) -> str:
+    return "true" if flag else "false"
+
+
+def _files(directories: Sequence[str], extension: str) -> str:
+    """Names of the files, a tab after each."""
+    names = [
+        name
+        for directory in directories
+        for _, _, files in os.walk(directory, onerror=_raise)
+        for name in files
+        if name.endswith(extension)
+    ]
+    return "".join(f"{name}\t" for name in sorted(names))
+
+
+def _raise(error: OSError) -> None:
+    raise error

@@ -1,0 +1,55 @@
+"""A bookie's directories belong to one process at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Sequence
+
+from bk_spark.protocol.errors import StorageError
+from bookie_server.storage import files
+
+
+class DirectoryLocks:
+    """Holds the directories against a second process, with locks that end with this process."""
+
+    def __init__(self, directories: Sequence[str]) -> None:
+        self._directories = list(dict.fromkeys(os.path.realpath(directory) for directory in directories))
+        self._fds: list[int] = []
+        self._made: list[str] = []
+
+    def acquire(self) -> None:
+        """Make missing directories, durably, and lock all. Raises StorageError naming the one in use, or that cannot be made."""
+        for directory in self._directories:
+            try:
+                self._make(directory)
+                fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except OSError as error:
+                raise StorageError(f"cannot use directory {directory}: {error.strerror}") from error
+            self._fds.append(fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise StorageError(f"directory {directory} is in use by another bookie process") from error
+
+    def release(self, *, remove_made: bool = False) -> None:
+        """Give the locks back; with ``remove_made`` also remove directories made here, as far as they are empty."""
+        for fd in self._fds:
+            os.close(fd)
+        self._fds.clear()
+        if remove_made:
+            for directory in reversed(self._made):
+                with contextlib.suppress(OSError):
+                    os.rmdir(directory)
+
+    def _make(self, directory: str) -> None:
+        missing = []
+        at = directory
+        while not os.path.isdir(at):
+            missing.append(at)
+            at = os.path.dirname(at)
+        for at in reversed(missing):
+            os.mkdir(at)
+            self._made.append(at)
+            files.sync_directory(os.path.dirname(at))

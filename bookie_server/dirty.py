@@ -1,0 +1,47 @@
+"""``DIRTY``: whether the last shutdown was clean. Source: compatibility facts §5.14.
+
+An empty file in ``current`` of every ledger directory, made at start and removed by a clean shutdown only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from bookie_server.storage import files
+
+_LOG: Final = logging.getLogger(__name__)
+_NAME: Final = "DIRTY"
+
+
+def mark_dirty(directories: Sequence[str]) -> bool:
+    """Mark all directories; whether one was marked already, so that the last shutdown was not clean.
+
+    A directory that takes no file, such as a full one, is logged and left out. Raises SyncFailedError.
+    """
+    unclean = False
+    for directory in directories:
+        try:
+            os.close(files.create_file(os.path.join(directory, _NAME)))
+            files.sync_directory(directory)
+        except FileExistsError:
+            unclean = True
+        except files.SyncFailedError:
+            raise
+        except OSError as error:
+            _LOG.warning("an unclean shutdown will not be seen in %s: no %s: %s", directory, _NAME, error.strerror)
+    return unclean
+
+
+def clear_dirty(directories: Sequence[str]) -> None:
+    """Everything is written: take the marks away, durably. What stays is logged: the next start replays in vain."""
+    for directory in directories:
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                files.remove(os.path.join(directory, _NAME))
+            files.sync_directory(directory)
+        except OSError as error:
+            _LOG.warning("%s stays in %s: %s", _NAME, directory, error.strerror)

@@ -1,0 +1,248 @@
+"""Numbers that are watched while the bookie runs: counters, gauges and summaries, and the registry that names them.
+
+They are cheap per call, and meant to be called once per batch. Each counter and summary is written by one thread (two
+at the same instant may lose a count, never more); all may be read by any. Which there are: ``bookie_metrics``; how
+they are printed: ``exposition``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+_LOG: Final = logging.getLogger(__name__)
+
+#: What a summary prints; Apache's (compatibility facts §7.6).
+QUANTILES: Final = (0.5, 0.75, 0.95, 0.99, 0.999, 0.9999, 1.0)
+#: After so long a summary begins a new window; Apache's ``prometheusStatsLatencyRolloverSeconds``.
+WINDOW_S: Final = 60.0
+#: Each power of two is cut into so many buckets. A quantile is off by half a bucket at most: 1/64 of its value.
+_BUCKETS_PER_OCTAVE: Final = 32
+#: The bucket of values that are not positive.
+_ZERO: Final = -(1 << 20)
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class Counter:
+    """A number that only grows."""
+
+    __slots__ = ("value",)
+    kind: Final = "counter"
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def add(self, n: int = 1) -> None:
+        self.value += n
+
+
+class Gauge:
+    """A number that goes up and down: the last one set, or what ``read`` gave at the last :meth:`sample`.
+
+    If ``read`` fails the gauge is NaN. With the kind "counter" it is a number that somebody else counts.
+    """
+
+    __slots__ = ("_read", "kind", "value")
+
+    def __init__(self, read: Callable[[], float] | None = None, kind: Literal["gauge", "counter"] = "gauge") -> None:
+        self._read = read
+        self.kind = kind
+        self.value: float = 0
+
+    def set(self, value: float) -> None:
+        self.value = value
+
+    def sample(self) -> None:
+        """Ask ``read``. In the event loop, where such callbacks belong."""
+        if self._read is None:
+            return
+        try:
+            self.value = self._read()
+        except Exception as error:
+            _LOG.warning("a gauge cannot be read: %s: %s", type(error).__name__, error)
+            self.value = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """What a summary knows of those that succeeded, or of those that failed. Count and sum are since the start."""
+
+    count: int
+    total: float
+    quantiles: tuple[float, ...]
+
+
+class _Side:
+    """Successes, or failures, of one summary."""
+
+    __slots__ = ("buckets", "count", "previous", "total")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0.0
+        self.buckets: dict[int, int] = {}
+        self.previous: dict[int, int] = {}
+
+
+class Summary:
+    """How a value is distributed: count and sum since the start, quantiles of the last one to two windows.
+
+    Latencies are in milliseconds. Successes and failures are kept apart.
+    """
+
+    __slots__ = ("_clock", "_failed", "_lock", "_succeeded", "_window_ends", "_window_s")
+    kind: Final = "summary"
+
+    def __init__(self, window_s: float = WINDOW_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._window_s = window_s
+        self._window_ends = clock() + window_s
+        self._succeeded = _Side()
+        self._failed = _Side()
+        self._lock = threading.Lock()
+
+    def observe(self, value: float, count: int = 1, ok: bool = True) -> None:
+        """``value`` was seen ``count`` times."""
+        if self._clock() >= self._window_ends:
+            self._rotate()
+        side = self._succeeded if ok else self._failed
+        side.count += count
+        side.total += value * count
+        if value > 0:
+            mantissa, exponent = math.frexp(value)
+            # The mantissa lies in [0.5, 1).
+            bucket = exponent * _BUCKETS_PER_OCTAVE + int(mantissa * (2 * _BUCKETS_PER_OCTAVE))
+        else:
+            bucket = _ZERO
+        buckets = side.buckets
+        buckets[bucket] = buckets.get(bucket, 0) + count
+
+    def outcomes(self, ok: bool) -> Outcomes:
+        """Of those that succeeded, or failed. A quantile is NaN where nothing was seen in the window."""
+        if self._clock() >= self._window_ends:
+            self._rotate()
+        side = self._succeeded if ok else self._failed
+        merged = side.previous.copy()
+        for bucket, count in side.buckets.copy().items():  # copies, for a writer may be adding buckets
+            merged[bucket] = merged.get(bucket, 0) + count
+        return Outcomes(side.count, side.total, _quantiles(merged))
+
+    def _rotate(self) -> None:
+        with self._lock:
+            now = self._clock()
+            if now < self._window_ends:
+                return
+            silent = now >= self._window_ends + self._window_s
+            self._window_ends = now + self._window_s
+            for side in (self._succeeded, self._failed):
+                side.previous = {} if silent else side.buckets
+                side.buckets = {}
+
+
+class Totals:
+    """A summary of which somebody else counts the totals: ``read(ok)`` gives count and sum. It has no quantiles."""
+
+    __slots__ = ("_read",)
+    kind: Final = "summary"
+
+    def __init__(self, read: Callable[[bool], tuple[int, float]]) -> None:
+        self._read = read
+
+    def outcomes(self, ok: bool) -> Outcomes:
+        return Outcomes(*self._read(ok), _quantiles({}))
+
+
+Metric = Counter | Gauge | Summary | Totals
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Metrics of one name, one for each set of labels."""
+
+    name: str
+    members: tuple[tuple[Labels, Metric], ...]
+
+
+class Registry:
+    """Metrics by name and labels. One object may go by several names. Any thread."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, dict[Labels, Metric]] = {}
+        self._lock = threading.Lock()
+
+    def counter(self, *names: str, labels: Mapping[str, str] | None = None) -> Counter:
+        counter = Counter()
+        self._add(names, labels, counter)
+        return counter
+
+    def gauge(
+        self, name: str, read: Callable[[], float] | None = None, labels: Mapping[str, str] | None = None
+    ) -> Gauge:
+        gauge = Gauge(read)
+        self._add((name,), labels, gauge)
+        return gauge
+
+    def watched_counter(self, name: str, read: Callable[[], float], labels: Mapping[str, str] | None = None) -> None:
+        """A number that only grows and that somebody else counts; ``read`` is called in the event loop."""
+        self._add((name,), labels, Gauge(read, "counter"))
+
+    def totals(
+        self, name: str, read: Callable[[bool], tuple[int, float]], labels: Mapping[str, str] | None = None
+    ) -> None:
+        """``read(ok)``: count and sum; called in any thread."""
+        self._add((name,), labels, Totals(read))
+
+    def summary(self, *names: str, labels: Mapping[str, str] | None = None) -> Summary:
+        summary = Summary()
+        self._add(names, labels, summary)
+        return summary
+
+    def families(self) -> list[Family]:
+        """All of them, in the order in which the names came."""
+        with self._lock:
+            return [Family(name, tuple(members.items())) for name, members in self._families.items()]
+
+    def sample_gauges(self) -> None:
+        """Bring the gauges up to date. In the event loop."""
+        for family in self.families():
+            for _, metric in family.members:
+                if isinstance(metric, Gauge):
+                    metric.sample()
+
+    def _add(self, names: tuple[str, ...], labels: Mapping[str, str] | None, metric: Metric) -> None:
+        key = tuple(sorted((labels or {}).items()))
+        with self._lock:
+            for name in names:
+                members = self._families.setdefault(name, {})
+                if key in members or any(other.kind != metric.kind for other in members.values()):
+                    raise ValueError(f"metric {name} {dict(key)} is there already")
+                members[key] = metric
+
+
+def _quantiles(buckets: dict[int, int]) -> tuple[float, ...]:
+    if not buckets:
+        return (math.nan,) * len(QUANTILES)
+    ordered = sorted(buckets.items())
+    total = sum(count for _, count in ordered)
+    found = []
+    at, seen = 0, ordered[0][1]
+    for quantile in QUANTILES:
+        while seen < quantile * total and at + 1 < len(ordered):
+            at += 1
+            seen += ordered[at][1]
+        found.append(_middle(ordered[at][0]))
+    return tuple(found)
+
+
+def _middle(bucket: int) -> float:
+    if bucket == _ZERO:
+        return 0.0
+    # observe() adds 32..63 to 32 times the exponent.
+    exponent, step = divmod(bucket - _BUCKETS_PER_OCTAVE, _BUCKETS_PER_OCTAVE)
+    return math.ldexp((step + _BUCKETS_PER_OCTAVE + 0.5) / (2 * _BUCKETS_PER_OCTAVE), exponent)

@@ -1,0 +1,85 @@
+"""What each part of the bookie is to be made with, taken from the one configuration."""
+
+from __future__ import annotations
+
+from bookie_server.config import BookieConfig
+from bookie_server.cookies import current_directory
+from bookie_server.net.limits import NetConfig
+from bookie_server.storage.collector_config import CollectorConfig, CompactionConfig
+from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.journals import JournalsConfig
+from bookie_server.storage.ledger_storage import StorageConfig
+
+#: Sockets are read again when so little of what stopped it is left.
+_LOW_SHARE = 3
+
+
+def ledger_directories(config: BookieConfig) -> LedgerDirectories:
+    return LedgerDirectories(
+        [current_directory(directory) for directory in config.ledger_directories],
+        [current_directory(directory) for directory in config.index_directories],
+    )
+
+
+def journal_directories(config: BookieConfig) -> tuple[str, ...]:
+    return tuple(current_directory(directory) for directory in config.journal_directories)
+
+
+def storage_config(config: BookieConfig) -> StorageConfig:
+    journals = JournalsConfig(
+        directories=journal_directories(config),
+        max_file_bytes=config.journal_max_bytes,
+        preallocate_bytes=config.journal_preallocate_bytes,
+        max_backups=config.journal_max_backups,
+        remove_from_page_cache=config.journal_remove_from_page_cache,
+        max_memory_bytes=config.journal_max_memory_bytes,
+        sync_data=config.journal_sync_data,
+        page_cache_flush_interval_ms=config.journal_page_cache_flush_interval_ms,
+        adaptive_group_writes=config.journal_adaptive_group_writes,
+        max_group_wait_ms=config.journal_max_group_wait_ms,
+        buffered_writes_threshold_bytes=config.journal_group_bytes,
+        buffered_entries_threshold=config.journal_group_entries,
+        flush_when_queue_empty=config.journal_flush_when_queue_empty,
+    )
+    return StorageConfig(
+        journals=journals,
+        log_size_limit_bytes=config.log_size_limit_bytes,
+        write_cache_bytes=config.write_cache_bytes,
+        index_cache_bytes=config.index_cache_bytes,
+        handle_limit=config.handle_limit,
+        flush_interval_ms=config.flush_interval_ms,
+    )
+
+
+def net_config(config: BookieConfig) -> NetConfig:
+    return NetConfig(
+        max_frame_bytes=config.max_frame_bytes,
+        max_batch_read_bytes=config.max_batch_read_bytes,
+        max_adds_in_progress=config.max_adds_in_progress,
+        max_reads_in_progress=config.max_reads_in_progress,
+        max_pending_adds=config.max_pending_adds,
+        max_pending_reads=config.max_pending_reads,
+        adds_high_bytes=config.journal_max_memory_bytes,
+        adds_low_bytes=config.journal_max_memory_bytes // _LOW_SHARE,
+    )
+
+
+def collector_config(config: BookieConfig) -> CollectorConfig:
+    return CollectorConfig(
+        gc_wait_ms=config.gc_interval_ms,
+        over_replicated_wait_ms=config.gc_over_replicated_interval_ms,
+        minor=CompactionConfig(
+            config.minor_compaction_interval_ms, config.minor_compaction_threshold, config.minor_compaction_max_ms
+        ),
+        major=CompactionConfig(
+            config.major_compaction_interval_ms, config.major_compaction_threshold, config.major_compaction_max_ms
+        ),
+        rate_by_entries=config.compaction_entries_per_s,
+        rate_by_bytes=config.compaction_bytes_per_s,
+        throttle_by_bytes=config.compaction_throttle_by_bytes,
+        metadata_ops_per_second=config.gc_metadata_operations_per_s,
+        force_allow_compaction=config.force_allow_compaction,
+        use_target_log_size=config.gc_use_target_log_size,
+        log_size_limit_bytes=config.log_size_limit_bytes,
+        allow_force_when_full=config.force_gc_when_no_space,
+    )

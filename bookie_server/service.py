@@ -1,0 +1,282 @@
+"""A bookie that serves: all its parts, made in order, and ended in the opposite order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Final
+
+from bk_spark.bookie.ledger_store import LedgerStore
+from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.protocol.errors import BookKeeperError
+from bk_spark.protocol.registration import Endpoint, native_service_info
+from bookie_server import metrics_wiring, parts
+from bookie_server.admin.actions import AdminActions, RefusedError
+from bookie_server.admin.collection import CollectorControl
+from bookie_server.admin.endpoints import admin_routes, metrics_routes
+from bookie_server.admin.http import HttpServer
+from bookie_server.bookie import Bookie
+from bookie_server.bookie_metrics import BookieMetrics
+from bookie_server.bookie_status import read_status, write_status
+from bookie_server.config import BookieConfig
+from bookie_server.dirty import clear_dirty, mark_dirty
+from bookie_server.disks import CollectorHooks, DiskMonitor
+from bookie_server.net.native import NativeServer
+from bookie_server.registration import Mode, Registration
+from bookie_server.state import FORCED, MANUAL, BookieState
+from bookie_server.storage.collector import Collector
+from bookie_server.storage.ledger_storage import LedgerStorage
+from bookie_server.storage.upkeep import Upkeep
+
+_LOG: Final = logging.getLogger(__name__)
+_EXIT_OK: Final = 0
+_EXIT_BOOKIE_ERROR: Final = 5
+
+
+class CannotListenError(Exception):
+    """A port of the admin API cannot be had."""
+
+
+class BookieService:
+    """Opens the storage, which replays the journals (blocking); then :meth:`run`.
+
+    The caller holds the directories' locks and has checked their cookies. Raises BookKeeperError, OSError.
+    """
+
+    def __init__(self, config: BookieConfig, zookeeper: ZooKeeper, listener: socket.socket) -> None:
+        self._config = config
+        self._zookeeper = zookeeper
+        self._listener = listener
+        self._store = LedgerStore(zookeeper, config.metadata_service_uri)
+        self._ended = asyncio.Event()
+        self._code = _EXIT_OK
+        self._serves = False
+        self._metrics = BookieMetrics()
+        self._directories = parts.ledger_directories(config)
+        self._state = BookieState()
+        self._state.unclean_start = mark_dirty(self._directories.paths)
+        if self._state.unclean_start:
+            _LOG.warning("the last shutdown was not clean: replaying the journals")
+        self._set_first_mode()
+        self._registration = self._make_registration()
+        self._storage = self._make_storage()
+
+    async def run(self, signals: Sequence[signal.Signals]) -> int:
+        """Serve until one of ``signals`` comes or the bookie fails; the exit code.
+
+        Raises MetadataError where the bookie cannot be registered, CannotListenError, OSError.
+        """
+        loop = asyncio.get_running_loop()
+        for number in signals:
+            loop.add_signal_handler(number, self._end, _EXIT_OK)
+        self._state.subscribe(self._mode_changed)
+        self._mode_changed()
+        async with contextlib.AsyncExitStack() as ends:
+            ends.push_async_callback(self._end_storage)
+            self._storage.start()
+            await self._start(ends)
+            await self._ended.wait()
+            _LOG.info("bookie %s stops", self._config.bookie_id)
+        return self._code
+
+    # --- the parts, in the order of their start ----------------------------------------------------
+
+    async def _start(self, ends: contextlib.AsyncExitStack) -> None:
+        """Start everything that serves; each part puts its end on ``ends``. Returns early where the end comes first."""
+        bookie = Bookie(self._storage, self._state)
+        ends.callback(bookie.close)
+        monitor = self._make_monitor()
+        ends.push_async_callback(monitor.stop)
+        await monitor.start()
+        collector, control = self._make_collector()
+        ends.push_async_callback(collector.stop)
+        if not await self._before_the_end(collector.complete_compactions()):
+            return
+        collector.start()
+        monitor.set_hooks(
+            CollectorHooks(control.suspend_minor_by_disks, control.suspend_major_by_disks, control.force_by_disks)
+        )
+        metrics_wiring.watch_storage(self._metrics, self._storage, self._config.journal_max_memory_bytes)
+        metrics_wiring.watch_collector(self._metrics, collector)
+        metrics_wiring.add_gauges(self._metrics, self._directories, monitor, self._registration)
+        for http in self._make_http_servers(monitor, control):
+            ends.push_async_callback(http.close)
+            try:
+                await http.start()
+            except OSError as error:
+                raise CannotListenError(f"httpServerPort or prometheusStatsHttpPort: {error}") from error
+        server = self._make_server(bookie, monitor)
+        metrics_wiring.watch_server(self._metrics, server)
+        ends.push_async_callback(server.close)
+        await server.start(self._listener)
+        # First of all to end: nobody should begin anything here.
+        ends.push_async_callback(self._in_thread, self._registration.stop)
+        if await self._before_the_end(self._register()):
+            self._serves = True
+            _LOG.info("bookie %s serves on %s:%d", self._config.bookie_id, self._config.listen_host, self._config.port)
+
+    def _make_registration(self) -> Registration:
+        info = native_service_info(self._config.advertised_host, self._config.port)
+        if self._config.http_enabled and self._config.http_port:
+            http = Endpoint("httpserver", self._config.advertised_host, self._config.http_port, "http")
+            info = replace(info, endpoints=(*info.endpoints, http))
+        return Registration(
+            self._zookeeper,
+            self._config.metadata_service_uri.root,
+            self._config.bookie_id,
+            info,
+            # The server forgets a session up to a tick after its timeout, and may have granted a longer one.
+            wait_ms=2 * self._config.zk_timeout_ms,
+            before_move=self._keep_mode,
+        )
+
+    def _make_storage(self) -> LedgerStorage:
+        return LedgerStorage(
+            parts.storage_config(self._config),
+            self._directories,
+            on_failure=self._storage_failed,
+            on_trouble=self._storage_troubled,
+            on_group=metrics_wiring.journal_observer(self._metrics, len(self._config.journal_directories)),
+        )
+
+    def _make_monitor(self) -> DiskMonitor:
+        return DiskMonitor(
+            self._config,
+            self._directories,
+            parts.journal_directories(self._config),
+            self._state,
+            flush=self._storage.checkpoint,
+            probe_journals=self._storage.journals.probe,
+        )
+
+    def _make_collector(self) -> tuple[Collector, CollectorControl]:
+        collector_config = parts.collector_config(self._config)
+        collector = Collector(
+            Upkeep(self._storage), collector_config, self._store, self._config.bookie_id, self._storage_failed
+        )
+        return collector, CollectorControl(collector, collector_config)
+
+    def _make_server(self, bookie: Bookie, monitor: DiskMonitor) -> NativeServer:
+        return NativeServer(
+            bookie,
+            disk_space=monitor.space,
+            config=parts.net_config(self._config),
+            times=self._metrics.requests,
+        )
+
+    def _make_http_servers(self, monitor: DiskMonitor, control: CollectorControl) -> list[HttpServer]:
+        config, registry = self._config, self._metrics.registry if self._config.statistics_enabled else None
+        servers = []
+        if config.http_enabled:
+            actions = AdminActions(
+                bookie_id=config.bookie_id,
+                state=self._state,
+                directories=self._directories,
+                journal_directories=parts.journal_directories(config),
+                collection=control,
+                running=lambda: self._serves,
+                disk_space=monitor.space,
+                set_read_only=self._set_manually_read_only,
+                last_marks=lambda: self._storage.last_marks,
+            )
+            servers.append(HttpServer(config.http_host, config.http_port, admin_routes(actions, registry)))
+        if config.statistics_port and registry is not None:
+            servers.append(HttpServer(config.http_host, config.statistics_port, metrics_routes(registry)))
+        return servers
+
+    async def _register(self) -> None:
+        await self._in_thread(self._registration.start, self._mode())
+
+    async def _end_storage(self) -> None:
+        """Write what is in memory. Where that cannot be, the journals have it, and the shutdown is not clean."""
+        try:
+            await self._storage.close()
+        except (OSError, BookKeeperError) as error:
+            _LOG.error("not everything was written, the next start replays the journals: %s", error)
+            self._code = _EXIT_BOOKIE_ERROR
+            return
+        if not self._storage.failed:
+            await self._in_thread(clear_dirty, self._directories.paths)
+
+    # --- the mode ----------------------------------------------------------------------------------
+
+    def _mode(self) -> Mode:
+        return Mode(self._state.read_only, self._state.manually_read_only)
+
+    def _set_first_mode(self) -> None:
+        if self._config.force_read_only:
+            self._state.set_read_only(FORCED, "forceReadOnlyBookie=true")
+        kept = read_status(self._directories.paths) if self._config.persist_status else None
+        if kept is not None and kept.manual:
+            self._state.set_read_only(MANUAL, "an operator asked for it before the restart")
+
+    def _mode_changed(self) -> None:
+        if self._state.read_only and not self._config.read_only_mode_enabled:
+            reasons = "; ".join(f"{source}: {reason}" for source, reason in self._state.reasons.items())
+            _LOG.critical("readOnlyModeEnabled=false, so the bookie stops: %s", reasons)
+            self._end(_EXIT_BOOKIE_ERROR)
+        self._registration.set_mode(self._mode())
+
+    async def _set_manually_read_only(self, read_only: bool) -> None:
+        """Raises RefusedError, OSError where it could not be written down (it is done nevertheless)."""
+        if read_only and not self._config.read_only_mode_enabled:
+            raise RefusedError("readOnlyModeEnabled=false: the bookie would stop")
+        others = self._state.reasons.keys() - {MANUAL}
+        try:
+            await self._in_thread(self._write_status, Mode(read_only or bool(others), read_only))
+        finally:
+            if read_only:
+                self._state.set_read_only(MANUAL, "an operator asked for it")
+            else:
+                self._state.clear(MANUAL)
+
+    def _keep_mode(self, mode: Mode) -> None:
+        # On full disks it cannot be written; others must hear of the mode nevertheless.
+        with contextlib.suppress(OSError):
+            self._write_status(mode)
+
+    def _write_status(self, mode: Mode) -> None:
+        if self._config.persist_status:
+            write_status(self._directories.paths, mode)
+
+    # --- the end -----------------------------------------------------------------------------------
+
+    def _end(self, code: int) -> None:
+        if not self._ended.is_set():
+            self._code = code
+            self._state.shutting_down = True
+            self._ended.set()
+
+    def _storage_failed(self, error: Exception) -> None:
+        _LOG.critical("storage failed, the bookie stops: %s", error)
+        self._end(_EXIT_BOOKIE_ERROR)
+
+    def _storage_troubled(self, source: str, reason: str | None) -> None:
+        if reason is None:
+            self._state.clear(source)
+        else:
+            self._state.set_read_only(source, reason)
+
+    async def _before_the_end(self, work: Coroutine[None, None, None]) -> bool:
+        """Do ``work``, unless the end comes first: then it is broken off. Raises what it raises."""
+        task = asyncio.ensure_future(work)
+        ended = asyncio.ensure_future(self._ended.wait())
+        try:
+            await asyncio.wait((task, ended), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                await task
+                return True
+            return False
+        finally:
+            for one in (task, ended):
+                one.cancel()
+            await asyncio.gather(task, ended, return_exceptions=True)
+
+    async def _in_thread(self, function: Callable[..., None], *arguments: object) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, functools.partial(function, *arguments))

@@ -1,0 +1,59 @@
+"""What the collector needs of the storage that it cleans up."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.records import Int64s
+
+_T = TypeVar("_T")
+
+
+class RunBlocking(Protocol):
+    """Runs a function in the collector's thread; waits for it in the event loop."""
+
+    def __call__(self, function: Callable[..., _T], /, *arguments: object) -> Awaitable[_T]: ...
+
+
+class CollectedStorage(Protocol):
+    """The part of LedgerStorage that the collector uses, in the event loop unless it says otherwise."""
+
+    directories: LedgerDirectories
+
+    def local_ledgers(self) -> Awaitable[Int64s]:
+        """All ledgers that exist here, ascending. Raises OSError rather than give a part."""
+
+    async def delete_ledger(self, ledger_id: int) -> None:
+        """Forget the ledger and remove its index file. Raises OSError."""
+
+    async def sync_deletions(self) -> None:
+        """Make the deletions so far durable. Raises OSError, SyncFailedError."""
+
+    async def locations_of(self, ledger_id: int, entry_ids: Int64s) -> Int64s:
+        """Where the index has entries (ids ascending), 0 for absent ones. Raises OSError."""
+
+    async def replace_locations(self, ledger_id: int, entry_ids: Int64s, old: Int64s, new: Int64s) -> int:
+        """Set those entries (ids ascending) to ``new`` that the index has at ``old``; how many. Raises OSError."""
+
+    def allocate_log_id(self) -> int:
+        """An id for a new entry log. Any thread."""
+
+    def logs_being_written(self) -> set[int]:
+        """Logs that the index does not speak of completely yet."""
+
+    async def remove_log(self, log_id: int) -> None:
+        """Remove an entry log's file, durably. Raises OSError."""
+
+    def log_path(self, log_id: int) -> str:
+        """Any thread. Raises FileNotFoundError."""
+
+    def all_log_ids(self) -> list[int]:
+        """Ids of the entry logs in all directories. Any thread. Raises OSError."""
+
+    def index_path(self, ledger_id: int) -> str | None:
+        """The ledger's index file; None where it has none. Any thread."""
+
+    async def checkpoint(self) -> None:
+        """Make what the index says durable. Raises OSError."""

@@ -1,0 +1,43 @@
+"""Ledgers that were fenced and then removed from this bookie, for a while.
+
+A writer that was fenced and does not know it must not bring a removed ledger into being again by its next add
+(compatibility facts §5.11: Apache's bookie remembers for seven days). Adds of recovery and re-replication may.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+_KEEP_S: Final = 7 * 24 * 3600.0
+_MOST: Final = 100_000
+
+
+class DeletedLedgers:
+    """Remembers up to ``most`` ledgers, the oldest go first. In memory only, as Apache's."""
+
+    def __init__(self, most: int = _MOST, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most = most
+        self._clock = clock
+        self._until: dict[int, float] = {}
+
+    def note(self, ledger_id: int) -> None:
+        """The ledger was fenced and is removed now."""
+        self._until.pop(ledger_id, None)
+        self._until[ledger_id] = self._clock() + _KEEP_S
+        while len(self._until) > self._most:
+            del self._until[next(iter(self._until))]
+
+    def forget(self, ledger_id: int) -> None:
+        """The ledger has come again."""
+        self._until.pop(ledger_id, None)
+
+    def __contains__(self, ledger_id: int) -> bool:
+        until = self._until.get(ledger_id)
+        if until is None:
+            return False
+        if until <= self._clock():
+            del self._until[ledger_id]
+            return False
+        return True

@@ -1,0 +1,213 @@
+"""Flushes: what the journals hold up to a mark becomes durable in entry logs and index files.
+
+Order, which is what makes it safe (compatibility facts §5.3): take the marks and the full half of the write cache in
+one step → write and sync entry logs, sorted by ledger → write and sync index files → write the marks to every ledger
+directory → remove journals. A half that could not be written stays in memory, is found there by readers, and is tried
+again, with its own marks, at the next flush; until then no mark moves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import numpy as np
+
+from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.handles import Handles
+from bookie_server.storage.index import IndexFiles, IndexHeader
+from bookie_server.storage.ledger_cache import LedgerCache
+from bookie_server.storage.log_mark import LogMark, write_marks
+from bookie_server.storage.log_writer import LogWriter
+from bookie_server.storage.records import Int64s
+from bookie_server.storage.threads import in_thread
+from bookie_server.storage.write_cache import CacheHalf, SortedEntries, WriteCache
+
+_LOG: Final = logging.getLogger(__name__)
+_T = TypeVar("_T")
+#: Ledgers whose cached pages are changed in one turn of the event loop.
+_LEDGERS_PER_TURN: Final = 500
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """What one flush has to make durable, and how far that is."""
+
+    half: CacheHalf
+    headers: dict[int, IndexHeader]
+    marks: list[LogMark]
+    entries: SortedEntries | None = None
+    locations: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
+    logs_done: bool = False
+
+
+@dataclass(slots=True)
+class FlushCounters:
+    """Since the start. Sizes in bytes, times in seconds."""
+
+    flushes: int = 0
+    failures: int = 0
+    entries: int = 0
+    entry_bytes: int = 0
+    seconds: float = 0.0
+    last_seconds: float = 0.0
+
+
+class Flusher:
+    """Runs flushes, one at a time; file work is done in ``executor`` (one thread).
+
+    ``durable_marks`` gives the marks behind everything that is in the write cache, one for each journal.
+    ``remove_journals(marks)`` is called in the thread once the marks are durable.
+    """
+
+    def __init__(
+        self,
+        *,
+        directories: LedgerDirectories,
+        write_cache: WriteCache,
+        cache: LedgerCache,
+        handles: Handles,
+        index: IndexFiles,
+        log_writer: LogWriter,
+        last_marks: Sequence[LogMark],
+        durable_marks: Callable[[], list[LogMark]],
+        remove_journals: Callable[[Sequence[LogMark]], None],
+        executor: Executor,
+    ) -> None:
+        self._directories = directories
+        self._write_cache = write_cache
+        self._cache = cache
+        self._handles = handles
+        self._index = index
+        self._log_writer = log_writer
+        self._durable_marks = durable_marks
+        self._remove_journals = remove_journals
+        self._executor = executor
+        self._batch: _Batch | None = None
+        #: Held while entry logs and index files are changed.
+        self.lock = asyncio.Lock()
+        self.last_marks = list(last_marks)
+        self.counters = FlushCounters()
+        #: Called in the event loop when the active half of the write cache has been taken, so that there is room.
+        self.on_room: Callable[[], None] = lambda: None
+
+    def holds(self, ledger_id: int) -> bool:
+        """Whether the ledger's header is on its way to its file."""
+        return self._batch is not None and ledger_id in self._batch.headers
+
+    async def run(self) -> None:
+        """Make everything that was in the write cache, or was to be synced, durable; waits for a flush under way.
+
+        Raises OSError (all of it will be tried again), SyncFailedError, CorruptFileError (the bookie must stop).
+        """
+        async with self.lock:
+            started = time.monotonic()
+            for batch in self._batches():
+                try:
+                    await self._in_thread(self._write_logs, batch)
+                    await self._in_thread(self._write_index, batch)
+                    await self._update_cache(batch)
+                    self._drop(batch)
+                    await self._in_thread(self._finish, batch.marks)
+                except OSError:
+                    self.counters.failures += 1
+                    raise
+                self._count(batch, started)
+
+    def run_blocking(self) -> None:
+        """The same without an event loop: during and after replay."""
+        for batch in self._batches():
+            self._write_logs(batch)
+            self._write_index(batch)
+            for _ in self._cache_updates(batch):
+                pass
+            self._drop(batch)
+            self._finish(batch.marks)
+
+    def forget(self, ledger_id: int) -> None:
+        """The ledger is removed: leave it out where a flush is to be tried again. With the lock held."""
+        batch = self._batch
+        if batch is None:
+            return
+        batch.headers.pop(ledger_id, None)
+        if batch.entries is not None:
+            batch.entries.ledgers[:] = [part for part in batch.entries.ledgers if part[0] != ledger_id]
+
+    # --- the steps ---------------------------------------------------------------------------------
+
+    def _batches(self) -> Iterator[_Batch]:
+        """What is left of a flush that failed, if one did, then what is in memory now."""
+        if self._batch is not None:
+            yield self._batch
+        half, headers = self._write_cache.swap(), self._handles.take_headers()
+        self._batch = _Batch(half, headers, self._durable_marks())
+        self.on_room()
+        yield self._batch
+
+    def _write_logs(self, batch: _Batch) -> None:
+        if batch.logs_done:
+            return
+        if batch.entries is None:
+            batch.entries = batch.half.sorted_entries()
+        entries = batch.entries
+        if len(entries.entry_ids):
+            batch.locations = self._log_writer.append(batch.half, entries.ledgers, entries.positions, entries.sizes)
+        batch.logs_done = True
+
+    def _write_index(self, batch: _Batch) -> None:
+        entries = batch.entries
+        assert entries is not None
+        with_entries = set()
+        for ledger_id, first, last in entries.ledgers:
+            with_entries.add(ledger_id)
+            header = batch.headers.get(ledger_id)
+            self._index.write(ledger_id, header, entries.entry_ids[first:last], batch.locations[first:last])
+        nothing = np.empty(0, np.int64)
+        for ledger_id, header in batch.headers.items():
+            if ledger_id not in with_entries:
+                self._index.write(ledger_id, header, nothing, nothing)
+        self._index.sync()
+
+    async def _update_cache(self, batch: _Batch) -> None:
+        for _ in self._cache_updates(batch):
+            await asyncio.sleep(0)
+
+    def _cache_updates(self, batch: _Batch) -> Iterator[None]:
+        """Change the index pages that are in memory; pauses every so many ledgers."""
+        entries = batch.entries
+        assert entries is not None
+        for count, (ledger_id, first, last) in enumerate(entries.ledgers, 1):
+            self._cache.update(ledger_id, entries.entry_ids[first:last], batch.locations[first:last])
+            if count % _LEDGERS_PER_TURN == 0:
+                yield
+
+    def _drop(self, batch: _Batch) -> None:
+        """Entries are found by the index from now on."""
+        assert batch is self._batch
+        self._batch = None
+        self._write_cache.drop_flushed()
+        self._log_writer.finished()
+
+    def _finish(self, marks: list[LogMark]) -> None:
+        marks = [max(mark, last) for mark, last in zip(marks, self.last_marks, strict=True)]
+        if marks == self.last_marks:
+            return
+        write_marks(self._directories.paths, marks)
+        self.last_marks = marks
+        self._remove_journals(marks)
+
+    def _count(self, batch: _Batch, started: float) -> None:
+        counters = self.counters
+        counters.flushes += 1
+        counters.entries += len(batch.locations)
+        counters.entry_bytes += batch.half.data_bytes
+        counters.last_seconds = time.monotonic() - started
+        counters.seconds += counters.last_seconds
+
+    async def _in_thread(self, function: Callable[..., _T], *arguments: object) -> _T:
+        return await in_thread(self._executor, function, *arguments)

@@ -1,0 +1,94 @@
+"""What the collector asks the metadata store. Blocking; used in the collector's thread.
+
+An answer "absent" may delete a ledger here, so it counts only under conditions: it was read in the session in which the
+store was brought up to date after the ledger was seen here (a server may be behind, and a new session's server as
+well), and by a store that is the bookie's cluster: its LAYOUT and INSTANCEID were read along with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from bk_spark.bookie.ledger_store import LedgerStore
+from bk_spark.bookie.zookeeper import Znode
+from bk_spark.protocol.errors import MetadataUnavailableError
+from bk_spark.protocol.ledger_paths import MAX_LEDGER_ID, LedgerManager, parse_layout
+from bookie_server.storage.throttle import StopSignal, Throttle
+
+#: Reads under way at once.
+READS_AT_ONCE: Final = 256
+_IDS_PER_LEAF: Final = 10_000
+
+
+class MetadataReads:
+    """Reads of ``store``, at most so many a second."""
+
+    def __init__(self, store: LedgerStore, throttle: Throttle, stop: StopSignal) -> None:
+        self.store = store
+        self._throttle = throttle
+        self._stop = stop
+        self._session = 0
+        self._instance: bytes | None = None
+
+    @property
+    def root(self) -> str:
+        return self.store.root
+
+    def begin(self) -> None:
+        """Bring the store's server up to date: what is read from now on is not older than this call.
+
+        Raises MetadataError.
+        """
+        zk = self.store.zk
+        self._session = zk.session_id
+        zk.sync(self.root)
+        self._check_cluster(zk.get_many(self._cluster_paths))
+        self._check_session()
+
+    @property
+    def ids_per_range(self) -> int:
+        """Ids that have one parent znode."""
+        return MAX_LEDGER_ID if self.store.manager is LedgerManager.FLAT else _IDS_PER_LEAF
+
+    def path(self, ledger_id: int) -> str:
+        return self.store.manager.ledger_path(self.root, ledger_id)
+
+    def names_in(self, path: str) -> set[str]:
+        """Names of the children of ``path``, none where it does not exist; perhaps a part of them.
+
+        Raises MetadataError, CollectorStoppedError.
+        """
+        self._take(1)
+        return set(self.store.zk.children(path) or ())
+
+    def get(self, paths: Sequence[str]) -> dict[str, Znode | None]:
+        """The znodes; None for one that the store says is absent. Raises MetadataError, CollectorStoppedError."""
+        found: dict[str, Znode | None] = {}
+        for first in range(0, len(paths), READS_AT_ONCE):
+            part = paths[first : first + READS_AT_ONCE]
+            self._take(len(part))
+            answers = self.store.zk.get_many([*part, *self._cluster_paths])
+            self._check_cluster(answers)
+            self._check_session()
+            found |= {path: answers[path] for path in part}
+        return found
+
+    @property
+    def _cluster_paths(self) -> list[str]:
+        return [f"{self.root}/LAYOUT", f"{self.root}/INSTANCEID"]
+
+    def _check_cluster(self, answers: dict[str, Znode | None]) -> None:
+        layout, instance = (answers[path] for path in self._cluster_paths)
+        if layout is None or parse_layout(layout.data) is not self.store.manager:
+            raise MetadataUnavailableError(f"{self.root}/LAYOUT is missing or another one: not this bookie's cluster")
+        if instance is None or self._instance not in (None, instance.data):
+            raise MetadataUnavailableError(f"{self.root}/INSTANCEID is missing or another one: a new cluster")
+        self._instance = instance.data
+
+    def _check_session(self) -> None:
+        if not self._session or self.store.zk.session_id != self._session:
+            raise MetadataUnavailableError("the session with ZooKeeper was replaced: its answers may be old")
+
+    def _take(self, count: int) -> None:
+        self._stop.sleep_blocking(self._throttle.take(count))

@@ -1,0 +1,30 @@
+"""Where an entry is, as one number: > 0 in an entry log (entry_log.py), < 0 in the write cache, 0 nowhere.
+
+In memory: ``-1 - (half << 60 | position)``, half 0 for the active, 1 for the flushing one.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from bookie_server.storage.records import Int64s
+
+_HALF_SHIFT: Final = 60
+_POSITION_MASK: Final = (1 << _HALF_SHIFT) - 1
+
+
+def in_memory(half: int, positions: Int64s) -> Int64s:
+    """Locations of positions in a half of the write cache."""
+    locations: Int64s = -1 - (positions | (half << _HALF_SHIFT))
+    return locations
+
+
+def half_and_positions(locations: Int64s) -> tuple[int, Int64s]:
+    """The half of the first of these locations in memory, and the positions of all that follow it in the same half."""
+    values = -1 - locations
+    halves = values >> _HALF_SHIFT
+    others = np.flatnonzero(halves != halves[0])
+    count = int(others[0]) if len(others) else len(values)
+    return int(halves[0]), values[:count] & _POSITION_MASK

@@ -1,0 +1,88 @@
+"""The marks: how far each journal is needed no more. Source: compatibility facts §5.3.
+
+``<ledger dir>/current/lastMark`` (with several journals ``lastMark.<i>``, one for each): i64 journal id, i64 offset.
+Everything before the mark is durable in entry logs and index files of every ledger directory, so a mark is
+the minimum over what the directories have made durable; it is written to all of them after all were flushed.
+A directory that could not be written keeps an older one, so at start the highest counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bk_spark.protocol.errors import CorruptFileError
+from bookie_server.storage import files
+
+_MARK: Final = struct.Struct(">qq")
+_FILE_NAME: Final = re.compile(r"lastMark\.(\d{1,9})")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LogMark:
+    """A position in a journal: journal id and offset in that file."""
+
+    journal_id: int
+    offset: int
+
+
+def mark_name(journal: int, journals: int) -> str:
+    """Name of the file that holds the mark of journal number ``journal`` of ``journals``."""
+    return "lastMark" if journals == 1 else f"lastMark.{journal}"
+
+
+def read_marks(directories: Sequence[str], journals: int) -> list[LogMark]:
+    """The highest mark of each journal in ``directories`` (``current`` directories of ledgers); (0, 0) where none
+    has one.
+
+    Raises CorruptFileError where the marks are of more journals than there are, OSError.
+    """
+    for directory in directories:
+        for name in os.listdir(directory):
+            match = _FILE_NAME.fullmatch(name)
+            if match and int(match[1]) >= journals:
+                raise CorruptFileError(
+                    f"{os.path.join(directory, name)} is the mark of journal number {match[1]}, but only {journals} "
+                    "journalDirectories are configured: give all of them, in the old order"
+                )
+    return [
+        max(_read_mark(os.path.join(directory, mark_name(journal, journals))) for directory in directories)
+        for journal in range(journals)
+    ]
+
+
+def write_marks(directories: Sequence[str], marks: Sequence[LogMark]) -> None:
+    """Write the marks, one of each journal, to every directory that takes them.
+
+    Raises OSError where none does, SyncFailedError.
+    """
+    written, failure = 0, None
+    for directory in directories:
+        try:
+            for journal, mark in enumerate(marks):
+                path = os.path.join(directory, mark_name(journal, len(marks)))
+                files.replace_file(path, _MARK.pack(mark.journal_id, mark.offset))
+            written += 1
+        except files.SyncFailedError:
+            raise
+        except OSError as error:
+            failure = error
+            for journal in range(len(marks)):
+                with contextlib.suppress(OSError):
+                    files.remove(os.path.join(directory, mark_name(journal, len(marks)) + ".tmp"))
+    if failure is not None and not written:
+        raise failure
+
+
+def _read_mark(path: str) -> LogMark:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(_MARK.size)
+    except FileNotFoundError:
+        return LogMark(0, 0)
+    return LogMark(*_MARK.unpack(content)) if len(content) == _MARK.size else LogMark(0, 0)

@@ -1,0 +1,30 @@
+"""Waiting in the event loop for what a thread does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TypeVar
+
+from bookie_server.storage.files import SyncFailedError
+
+_T = TypeVar("_T")
+
+
+async def in_thread(executor: Executor, function: Callable[..., _T], *arguments: object) -> _T:
+    """Call ``function`` in a thread of ``executor``.
+
+    A caller that is cancelled waits for the end of the call: a lock that it holds covers all of it, and a sync that
+    failed does not go unnoticed. That error then takes the place of the cancellation.
+    """
+    call = asyncio.get_running_loop().run_in_executor(executor, function, *arguments)
+    cancellation: asyncio.CancelledError | None = None
+    while not call.done():
+        try:
+            await asyncio.wait((call,))
+        except asyncio.CancelledError as error:
+            cancellation = error
+    if cancellation is not None and not isinstance(call.exception(), SyncFailedError):
+        raise cancellation
+    return call.result()

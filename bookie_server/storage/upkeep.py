@@ -1,0 +1,167 @@
+"""What garbage collection does to the storage: removing ledgers, moving entries, removing entry logs.
+
+Called in the event loop unless it says otherwise. File work is done in the flush thread, with the flusher's lock
+held, so that it never meets a flush.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from bk_spark.protocol.errors import CorruptFileError
+from bookie_server.storage import entry_log, files
+from bookie_server.storage.handles import LedgerHandle
+from bookie_server.storage.records import MAX_ENTRY_ID, Int64s
+from bookie_server.storage.threads import in_thread
+
+if TYPE_CHECKING:
+    from bookie_server.storage.ledger_storage import LedgerStorage
+
+_T = TypeVar("_T")
+
+
+class Upkeep:
+    """Upkeep of ``storage``."""
+
+    def __init__(self, storage: LedgerStorage) -> None:
+        self._storage = storage
+        self.directories = storage.directories
+
+    # --- ledgers -----------------------------------------------------------------------------------
+
+    async def local_ledgers(self) -> Int64s:
+        """All ledgers that are here, ascending. Raises OSError where a directory cannot be listed: never a part."""
+        # One without a file at the beginning may get it while files are listed, and leave memory before the end.
+        before = self._ledgers_in_memory()
+        in_files = await asyncio.get_running_loop().run_in_executor(None, self._storage.index.ledger_ids)
+        return np.unique(np.concatenate((before, in_files, self._ledgers_in_memory())))
+
+    async def delete_ledger(self, ledger_id: int) -> None:
+        """Remove a ledger from this bookie; its entries' bytes go when their logs do. Raises OSError.
+
+        Waits until what is pending of it is decided; nothing more is taken meanwhile. If the ledger was fenced, or may
+        have been, its writer is refused for days.
+        """
+        storage = self._storage
+        readable = True
+        try:
+            handle = storage.handles.get(ledger_id)
+        except CorruptFileError:
+            handle, readable = storage.handles.reserve(ledger_id), False  # the file goes nevertheless
+        if handle is None:
+            if storage.index.path(ledger_id) is None:
+                return
+            handle, readable = storage.handles.reserve(ledger_id), False  # a file that holds nothing
+        last_entry = handle.last_entry if readable else MAX_ENTRY_ID
+        handle.deleting = True
+        try:
+            await self._decided(ledger_id)
+            async with storage.flusher.lock:
+                await self._remove(ledger_id, max(last_entry, handle.last_entry))
+        except BaseException:
+            handle.deleting = False
+            if not readable:
+                storage.handles.drop(ledger_id)
+            raise
+        if handle.fenced or not readable:
+            storage.deleted.note(ledger_id)
+        _wake_watchers(handle)
+
+    async def sync_deletions(self) -> None:
+        """Make the deletions so far durable. Raises OSError, SyncFailedError."""
+        async with self._storage.flusher.lock:
+            await self._in_thread(self._storage.index.sync)
+
+    def index_path(self, ledger_id: int) -> str | None:
+        """The ledger's index file; None where it has none. Any thread."""
+        return self._storage.index.path(ledger_id)
+
+    async def _remove(self, ledger_id: int, last_entry_id: int) -> None:
+        storage = self._storage
+        await self._in_thread(storage.index.remove, ledger_id)
+        storage.write_cache.drop(ledger_id)
+        storage.flusher.forget(ledger_id)
+        storage.handles.drop(ledger_id)
+        storage.cache.drop(ledger_id, last_entry_id)
+
+    def _ledgers_in_memory(self) -> Int64s:
+        return np.array([handle.ledger_id for handle in self._storage.handles], np.int64)
+
+    async def _decided(self, ledger_id: int) -> None:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._storage.barrier(lambda _: None if done.done() else done.set_result(None), ledger_id)
+        await done
+
+    # --- entries -----------------------------------------------------------------------------------
+
+    async def locations_of(self, ledger_id: int, entry_ids: Int64s) -> Int64s:
+        """Locations in entry logs, as the index has them; 0 where absent. Ids ascending. Raises OSError."""
+        return await self._in_thread(self._storage.index.read_slots, ledger_id, entry_ids)
+
+    async def replace_locations(self, ledger_id: int, entry_ids: Int64s, old: Int64s, new: Int64s) -> int:
+        """Point the index at ``new`` for those entries (ids ascending) that it has at ``old``; how many. Durable with
+        the next checkpoint. Raises OSError."""
+        if not len(entry_ids):
+            return 0
+        async with self._storage.flusher.lock:
+            which = await self._in_thread(self.replace_locations_now, ledger_id, entry_ids, old, new)
+            if len(which):
+                self._storage.cache.update(ledger_id, entry_ids[which], new[which])
+        return len(which)
+
+    def replace_locations_now(self, ledger_id: int, entry_ids: Int64s, old: Int64s, new: Int64s) -> Int64s:
+        """The same in the calling thread, before the bookie serves; which were replaced."""
+        index = self._storage.index
+        which = np.flatnonzero(index.read_slots(ledger_id, entry_ids) == old)
+        if len(which):
+            index.write(ledger_id, None, entry_ids[which], new[which])
+        return which
+
+    async def checkpoint(self) -> None:
+        """Make all changes durable. Raises OSError, SyncFailedError."""
+        await self._storage.checkpoint()
+
+    # --- entry logs --------------------------------------------------------------------------------
+
+    def allocate_log_id(self) -> int:
+        """An id for a new entry log. Any thread; blocks. Raises CorruptFileError, SyncFailedError."""
+        return self._storage.log_ids.allocate()
+
+    def logs_being_written(self) -> set[int]:
+        """Logs that are written to, or hold entries that the index does not know yet."""
+        writer = self._storage.log_writer
+        return writer.unfinished | {writer.log_id}
+
+    def all_log_ids(self) -> list[int]:
+        """Ids of all entry logs, ascending. Blocks. Raises OSError."""
+        directories = self._storage.directories.paths
+        return sorted({log_id for directory in directories for log_id in entry_log.log_ids(directory)})
+
+    def log_path(self, log_id: int) -> str:
+        """Where an entry log is. Raises FileNotFoundError."""
+        return self._storage.reader.path(log_id)
+
+    async def remove_log(self, log_id: int) -> None:
+        """Remove an entry log that no location points to. Raises OSError, SyncFailedError."""
+        reader = self._storage.reader
+
+        def remove() -> None:
+            path = reader.path(log_id)
+            files.remove(path)
+            reader.forget(log_id)
+            files.sync_directory(os.path.dirname(path))
+
+        await self._in_thread(remove)
+
+    async def _in_thread(self, function: Callable[..., _T], *arguments: object) -> _T:
+        return await in_thread(self._storage.executor, function, *arguments)
+
+
+def _wake_watchers(handle: LedgerHandle) -> None:
+    for watcher in list(handle.lac_watchers or ()):
+        watcher()

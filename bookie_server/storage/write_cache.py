@@ -1,0 +1,256 @@
+"""Entries that are durable in the journal and not yet in an entry log, in memory.
+
+Two halves: entries are put into the *active* one; a flush takes it away as the *flushing* one, writes it to entry logs
+sorted by ledger, and drops it once the index points there. Lookups go through the active half, the flushing half, the
+index (ledger_storage.py), so the newest copy of an entry wins.
+
+A half keeps bytes in *extents*, arrays that are only ever appended to, so what was read may be sent without a copy.
+A position is ``extent << 32 | offset of the stored entry``, whose 4-byte size lies before it, as in an entry log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from bookie_server.storage.entry_log_reader import StoredEntries
+from bookie_server.storage.index_page import PAGE_MASK, PAGE_SHIFT, IndexPage, empty_page, set_locations
+from bookie_server.storage.records import LENGTH_BYTES, Bytes, Int64s, gather, gather_int32
+
+_EXTENT_BITS: Final = 32
+_EXTENT_MASK: Final = (1 << _EXTENT_BITS) - 1
+_EXTENT_BYTES: Final = 1024 * 1024
+#: Larger ones are kept as they came, without a copy.
+_COPY_BELOW_BYTES: Final = 64 * 1024
+#: Buffers of one size up to this are joined for a flush: a copy is cheaper than an object for each.
+_GATHER_UP_TO_BYTES: Final = 4 * 1024
+_SPANS_AT_ONCE: Final = 2048
+#: What Python needs for a ledger, about.
+_LEDGER_OVERHEAD_BYTES: Final = 400
+
+
+@dataclass(frozen=True, slots=True)
+class SortedEntries:
+    """Entries by ledger and entry id: where each stored entry begins (a position) and its size, without its length
+    field. ``ledgers`` says which ledger's entries lie where in the arrays."""
+
+    ledgers: list[tuple[int, int, int]]
+    entry_ids: Int64s
+    positions: Int64s
+    sizes: Int64s
+
+
+class CacheHalf:
+    """One half. Filled in the event loop; read by the flush thread, too, once it is not active any more."""
+
+    def __init__(self) -> None:
+        self._extents: list[Bytes] = []
+        self._room_in: int = -1
+        self._room_at = 0
+        self._ledgers: dict[int, dict[int, IndexPage]] = {}
+        #: Memory taken, about; and bytes of entries with their sizes.
+        self.size_bytes = 0
+        self.data_bytes = 0
+
+    def __contains__(self, ledger_id: int) -> bool:
+        return ledger_id in self._ledgers
+
+    def __len__(self) -> int:
+        """How many ledgers have entries here."""
+        return len(self._ledgers)
+
+    def store(self, data: memoryview) -> int:
+        """Keep ``data``, records without gaps; the position of its first byte."""
+        size = len(data)
+        self.data_bytes += size
+        self.size_bytes += size
+        if size >= _COPY_BELOW_BYTES:
+            self._extents.append(np.frombuffer(data, np.uint8))
+            return (len(self._extents) - 1) << _EXTENT_BITS
+        if self._room_in < 0 or self._room_at + size > _EXTENT_BYTES:
+            self._extents.append(np.empty(_EXTENT_BYTES, np.uint8))
+            self._room_in, self._room_at = len(self._extents) - 1, 0
+        at = self._room_at
+        self._extents[self._room_in].data[at : at + size] = data
+        self._room_at = at + size
+        return self._room_in << _EXTENT_BITS | at
+
+    def put_one(self, ledger_id: int, entry_id: int, position: int) -> None:
+        """Say where an entry is; one put before is replaced."""
+        slot = entry_id & PAGE_MASK
+        self._page(ledger_id, entry_id >> PAGE_SHIFT, slot + 1).set_one(slot, position + 1)
+
+    def put(self, ledger_id: int, entry_ids: Int64s, positions: Int64s) -> None:
+        """The same for many entries of a ledger."""
+        set_locations(lambda number, slots: self._page(ledger_id, number, slots), entry_ids, positions + 1)
+
+    def get_one(self, ledger_id: int, entry_id: int) -> int:
+        """The position of an entry, -1 where it is not here."""
+        pages = self._ledgers.get(ledger_id)
+        page = pages.get(entry_id >> PAGE_SHIFT) if pages is not None else None
+        return -1 if page is None else page.get_one(entry_id & PAGE_MASK) - 1
+
+    def get(self, ledger_id: int, entry_ids: Int64s) -> Int64s | None:
+        """Positions of the entries, -1 for one that is not here; None where none of the ledger is. Entry ids must
+        not be negative."""
+        pages = self._ledgers.get(ledger_id)
+        if pages is None:
+            return None
+        numbers = entry_ids >> PAGE_SHIFT
+        number = int(numbers[0])
+        if bool((numbers == number).all()):
+            page = pages.get(number)
+            return None if page is None else page.get_at(entry_ids & PAGE_MASK) - 1
+        result = np.full(len(entry_ids), -1, np.int64)
+        for number in np.unique(numbers).tolist():
+            page = pages.get(number)
+            if page is not None:
+                which = numbers == number
+                result[which] = page.get_at(entry_ids[which] & PAGE_MASK) - 1
+        return result
+
+    def fetch(self, positions: Int64s, limit_bytes: int) -> StoredEntries:
+        """The entries at the first of ``positions``: at least one, as many as lie in one extent and come to about
+        ``limit_bytes``. Nothing is copied."""
+        extents = positions >> _EXTENT_BITS
+        others = np.flatnonzero(extents != extents[0])
+        count = int(others[0]) if len(others) else len(positions)
+        data = self._extents[int(extents[0])]
+        starts = positions[:count] & _EXTENT_MASK
+        sizes = gather_int32(data, starts - LENGTH_BYTES)
+        fitting = max(1, int(np.searchsorted(np.cumsum(sizes + LENGTH_BYTES), limit_bytes, side="right")))
+        return StoredEntries(data, starts[:fitting], sizes[:fitting])
+
+    def fetch_one(self, position: int) -> memoryview:
+        """The stored entry at ``position``."""
+        data = self._extents[position >> _EXTENT_BITS].data
+        start = position & _EXTENT_MASK
+        return data[start : start + int.from_bytes(data[start - LENGTH_BYTES : start], "big")]
+
+    def entry_ids(self, ledger_id: int) -> Int64s:
+        """Ids of the ledger's entries here, ascending."""
+        pages = self._ledgers.get(ledger_id, {})
+        ids = [page.used()[0] + (number << PAGE_SHIFT) for number, page in sorted(pages.items())]
+        return np.concatenate(ids) if ids else np.empty(0, np.int64)
+
+    def drop(self, ledger_id: int) -> None:
+        """Forget a ledger's entries; their bytes go with the half. Not while a flush reads this half."""
+        for page in self._ledgers.pop(ledger_id, {}).values():
+            self.size_bytes -= page.size_bytes
+
+    def sorted_entries(self) -> SortedEntries:
+        """All entries by ledger and entry id."""
+        ledgers: list[tuple[int, int, int]] = []
+        ids: list[Int64s] = []
+        positions: list[Int64s] = []
+        at = 0
+        for ledger_id in sorted(self._ledgers):
+            first = at
+            for number, page in sorted(self._ledgers[ledger_id].items()):
+                slots, found = page.used()
+                ids.append(slots + (number << PAGE_SHIFT))
+                positions.append(found - 1)
+                at += len(slots)
+            ledgers.append((ledger_id, first, at))
+        if not at:
+            return SortedEntries([], np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
+        where = np.concatenate(positions)
+        return SortedEntries(ledgers, np.concatenate(ids), where, self._sizes(where))
+
+    def spans(self, positions: Int64s, sizes: Int64s) -> Iterator[list[memoryview]]:
+        """The bytes of the entries with their sizes, in order, as few buffers as is cheap; some at a time."""
+        breaks = np.flatnonzero(positions[1:] != positions[:-1] + (sizes[:-1] + LENGTH_BYTES)) + 1
+        firsts = positions[np.concatenate(([0], breaks))] - LENGTH_BYTES
+        lasts = np.append(breaks, len(positions)) - 1
+        lengths = positions[lasts] + sizes[lasts] - firsts
+        views: dict[int, memoryview] = {}
+        for first in range(0, len(firsts), _SPANS_AT_ONCE):
+            some = slice(first, first + _SPANS_AT_ONCE)
+            extents, starts, size = firsts[some] >> _EXTENT_BITS, firsts[some] & _EXTENT_MASK, int(lengths[first])
+            if size <= _GATHER_UP_TO_BYTES and bool((lengths[some] == size).all()):
+                yield [self._gather(extents, starts, size)]
+                continue
+            spans = []
+            stops = (starts + lengths[some]).tolist()
+            for extent, start, stop in zip(extents.tolist(), starts.tolist(), stops, strict=True):
+                view = views.get(extent)
+                if view is None:
+                    view = views[extent] = self._extents[extent].data
+                spans.append(view[start:stop])
+            yield spans
+
+    def _gather(self, extents: Int64s, starts: Int64s, size_bytes: int) -> memoryview:
+        """A copy of ``size_bytes`` bytes from each of ``starts``."""
+        result = np.empty(len(starts), f"V{size_bytes}")
+        for which in _equal(extents):
+            result[which] = gather(self._extents[int(extents[which[0]])], starts[which], size_bytes)
+        return result.view(np.uint8).data
+
+    def _sizes(self, positions: Int64s) -> Int64s:
+        sizes = np.empty(len(positions), np.int64)
+        extents = positions >> _EXTENT_BITS
+        for which in _equal(extents):
+            data = self._extents[int(extents[which[0]])]
+            sizes[which] = gather_int32(data, (positions[which] & _EXTENT_MASK) - LENGTH_BYTES)
+        return sizes
+
+    def _page(self, ledger_id: int, number: int, slots: int) -> IndexPage:
+        pages = self._ledgers.get(ledger_id)
+        if pages is None:
+            pages = self._ledgers[ledger_id] = {}
+            self.size_bytes += _LEDGER_OVERHEAD_BYTES
+        page = pages.get(number)
+        if page is None:
+            page = pages[number] = empty_page()
+            self.size_bytes += page.size_bytes
+        self.size_bytes += page.reserve(slots)
+        return page
+
+
+class WriteCache:
+    """The two halves. ``limit_bytes`` is of one half; the active one may grow beyond while the other is written, by
+    what was accepted before. Used in the event loop."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.active = CacheHalf()
+        self.flushing: CacheHalf | None = None
+
+    def __contains__(self, ledger_id: int) -> bool:
+        return ledger_id in self.active or (self.flushing is not None and ledger_id in self.flushing)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to flush."""
+        return self.active.size_bytes >= self.limit_bytes
+
+    @property
+    def excess_bytes(self) -> int:
+        """By how much the active half is larger than it should be."""
+        return max(0, self.active.size_bytes - self.limit_bytes)
+
+    def swap(self) -> CacheHalf:
+        """Take the active half away to be flushed; the one before must have been dropped."""
+        if self.flushing is not None:
+            raise AssertionError("a half is being flushed")
+        self.flushing, self.active = self.active, CacheHalf()
+        return self.flushing
+
+    def drop_flushed(self) -> None:
+        """The flushing half is in entry logs and indexes."""
+        self.flushing = None
+
+    def drop(self, ledger_id: int) -> None:
+        """Forget a ledger. Not while a flush is under way."""
+        self.active.drop(ledger_id)
+        if self.flushing is not None:
+            self.flushing.drop(ledger_id)
+
+
+def _equal(values: Int64s) -> list[Int64s]:
+    """Where each of the values is, ascending."""
+    order = np.argsort(values, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(values[order])) + 1)

@@ -1,0 +1,203 @@
+"""Crashes: every cut of a recording, with several disks that may be left behind; each is started and checked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.crash.check import check, check_maps, check_that_it_goes_on
+from tests.crash.choices import EXTREMES, choice_of
+from tests.crash.disk import Disk
+from tests.crash.expectations import CrashError, Expectations, Mark
+from tests.crash.operations import Image, Operation, Write
+from tests.crash.recorder import Recorder, materialise
+from tests.crash.subject import Subject
+from tests.crash.workload import Recording
+
+#: Recoveries that crash themselves, one after the other.
+_MOST_NESTED: Final = 2
+#: A file system without a disk, where there is one: the model decides what is durable.
+_SHARED_MEMORY: Final = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How many disks are tried at each cut: extremes, torn writes and random mixtures, each with chance ``share``.
+    One of ``nested`` starts is cut, too, and goes on to serve."""
+
+    share: float = 1.0
+    torn: int = 3
+    mixtures: int = 3
+    nested: int = 10
+
+
+SHORT: Final = Effort(share=0.05, torn=1, mixtures=2, nested=10)
+
+
+@dataclass(slots=True)
+class Counts:
+    cuts: int = 0
+    starts: int = 0
+    nested: int = 0
+
+    def add(self, other: Counts) -> None:
+        self.cuts += other.cuts
+        self.starts += other.starts
+        self.nested += other.nested
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Where a recording is cut, and what the disk keeps (choices.py names it)."""
+
+    cut: int
+    keeps: str
+
+    def __str__(self) -> str:
+        return f"{self.cut}:{self.keeps}"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One crash, or several: the second cuts the recovery from the first."""
+
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        return "/".join(map(str, self.steps))
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        pairs = [step.split(":") for step in text.split("/")]
+        return cls(tuple(Step(int(cut), keeps) for cut, keeps in pairs))
+
+
+class CaseFailedError(AssertionError):
+    """A crash after which something does not hold. ``case`` says which, ``image`` what the disk held."""
+
+    def __init__(self, case: Case, image: Image, error: Exception) -> None:
+        super().__init__(f"{case}: {error}")
+        self.case = case
+        self.image = image
+        self.error = error
+
+
+class Crashes:
+    """Goes through the cuts of one recording; in a ``with`` block. Raises CaseFailedError for the first that does not
+    hold."""
+
+    def __init__(self, recording: Recording, effort: Effort, seed: int) -> None:
+        self._runner = asyncio.Runner()
+        self._recording = recording
+        self._effort = effort
+        self._rng = random.Random(seed)
+        self._seen: set[tuple[int, int]] = set()
+        self.counts = Counts()
+
+    def __enter__(self) -> Crashes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.close()
+
+    def all(self) -> None:
+        for cut, last, disk, expected in self._cuts(self._recording):
+            self.counts.cuts += 1
+            for keeps in self._choices(last):
+                image = disk.image(choice_of(keeps, last))
+                key = (image.key(), expected.version)
+                if key not in self._seen:
+                    self._seen.add(key)
+                    nested = bool(self._effort.nested) and self._rng.randrange(self._effort.nested) == 0
+                    self._start((Step(cut, keeps),), image, expected, (), nested)
+
+    def one(self, case: Case) -> None:
+        """The same for one case."""
+        first = case.steps[0]
+        for cut, last, disk, expected in self._cuts(self._recording):
+            if cut == first.cut:
+                self._start((first,), disk.image(choice_of(first.keeps, last)), expected, case.steps[1:], True)
+                return
+        raise ValueError(f"nothing is to be cut at {first.cut} of {len(self._recording.log)}")
+
+    def _cuts(self, recording: Recording) -> Iterator[tuple[int, Operation, Disk, Expectations]]:
+        disk = Disk(recording.base, recording.numbers)
+        expected = Expectations()
+        for cut, item in enumerate(recording.log):
+            if isinstance(item, Mark):
+                expected.note(item)
+                continue
+            disk.apply(item)
+            try:
+                expected.watch_marks(item, disk)
+            except CrashError as error:
+                raise CaseFailedError(Case((Step(cut, "all"),)), recording.base, error) from error
+            yield cut, item, disk, expected
+
+    def _choices(self, last: Operation) -> list[str]:
+        effort, rng = self._effort, self._rng
+        names = list(EXTREMES)
+        if isinstance(last, Write) and last.data:
+            size = len(last.data)
+            ends = {1, size // 2, size - 1, size} | {rng.randrange(size) for _ in range(effort.torn)}
+            names += [f"torn-{end}-{rng.choice(list(EXTREMES))}" for end in sorted(ends)]
+        names += [f"mixture-{rng.getrandbits(32)}" for _ in range(effort.mixtures)]
+        return [name for name in names if rng.random() < effort.share]
+
+    def _start(
+        self, steps: tuple[Step, ...], image: Image, expected: Expectations, todo: Sequence[Step], nested: bool
+    ) -> None:
+        """Start on ``image`` and check. ``nested``: kill it at once and start again; and cut the start as ``todo``
+        says, or somewhere."""
+        self.counts.starts += 1
+        with empty_directory() as root:
+            try:
+                expected.check_marks(image)
+                materialise(image, root)
+                check_maps(root)
+                recorder = Recorder(root)
+                with recorder.installed():
+                    self._runner.run(self._check_start(root, expected))
+                    log = list(recorder.log)
+                    if nested:
+                        self._runner.run(self._check_start(root, expected))
+                        self._runner.run(check_that_it_goes_on(root, self._recording.shape, expected))
+            except CrashError as error:
+                raise CaseFailedError(Case(steps), image, error) from error
+        if not nested or len(steps) > _MOST_NESTED or not log:
+            return
+        recovery = Recording(recorder.base, recorder.numbers, log, self._recording.shape)
+        wanted = todo[0].cut if todo else self._rng.randrange(len(log))
+        for cut, last, disk, _ in self._cuts(recovery):
+            if cut == wanted:
+                keeps = todo[0].keeps if todo else self._rng.choice(self._choices(last) or ["all"])
+                self.counts.nested += 1
+                inner = disk.image(choice_of(keeps, last))
+                again = bool(todo[1:]) or self._rng.random() < 0.3
+                self._start((*steps, Step(cut, keeps)), inner, expected, todo[1:], again)
+
+    async def _check_start(self, root: Path, expected: Expectations) -> None:
+        try:
+            subject = Subject(root, self._recording.shape)
+        except Exception as error:
+            raise CrashError(f"the start fails: {type(error).__name__}: {error}") from error
+        try:
+            await check(subject, expected)
+        finally:
+            subject.leave()
+
+
+@contextlib.contextmanager
+def empty_directory() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="bk-crash-", dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)

@@ -1,0 +1,223 @@
+"""Rules of the storage broken on purpose. The harness must find each of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any, Final
+from unittest.mock import patch
+
+from bookie_server.storage import compaction, entry_log, files, index, journal_writer, log_writer
+from bookie_server.storage.flush import Flusher
+from bookie_server.storage.group_commit import Group, GroupCommit
+from bookie_server.storage.index import IndexFiles
+from bookie_server.storage.journal_writer import JournalWriter
+from bookie_server.storage.ledger_storage import LedgerStorage
+from bookie_server.storage.log_mark import LogMark
+from bookie_server.storage.log_writer import LogWriter
+from bookie_server.storage.upkeep import Upkeep
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+def _without(stack: ExitStack, module: ModuleType, *names: str) -> None:
+    """``module`` calls functions of storage/files.py, but for ``names``, which do nothing."""
+    functions = {name: value for name, value in vars(files).items() if not name.startswith("__")}
+    stack.enter_context(patch.object(module, "files", SimpleNamespace(**functions | dict.fromkeys(names, _nothing))))
+
+
+def answers_before_the_sync(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(JournalWriter, "sync", JournalWriter._note_synced))
+
+
+def marks_before_the_index_is_synced(stack: ExitStack) -> None:
+    finish, sync = Flusher._finish, IndexFiles.sync
+
+    def finish_and_sync(flusher: Flusher, *arguments: Any) -> None:
+        finish(flusher, *arguments)
+        sync(flusher._index)
+
+    stack.enter_context(patch.object(IndexFiles, "sync", _nothing))
+    stack.enter_context(patch.object(Flusher, "_finish", finish_and_sync))
+
+
+def marks_before_entry_logs_are_synced(stack: ExitStack) -> None:
+    _without(stack, log_writer, "sync_data")
+
+
+def journals_go_before_the_index_is_written(stack: ExitStack) -> None:
+    write = Flusher._write_index
+
+    def remove_and_write(flusher: Flusher, batch: Any) -> None:
+        flusher._remove_journals(batch.marks)
+        write(flusher, batch)
+
+    stack.enter_context(patch.object(Flusher, "_write_index", remove_and_write))
+
+
+def the_header_points_at_a_map_to_come(stack: ExitStack) -> None:
+    def leave(writer: LogWriter) -> None:
+        if writer._fd < 0:
+            return
+        pointer = entry_log.map_pointer(writer._position, len(writer._ledger_bytes))
+        files.write_at(writer._fd, [pointer], entry_log.MAP_POINTER_AT)
+        files.sync_data(writer._fd)
+        files.write_at(writer._fd, [entry_log.ledgers_map(writer._ledger_bytes)], writer._position)
+        files.sync_file(writer._fd)
+        writer.close()
+
+    stack.enter_context(patch.object(LogWriter, "leave", leave))
+
+
+def compaction_removes_the_old_log_before_the_index_is_durable(stack: ExitStack) -> None:
+    async def not_now(upkeep: Upkeep) -> None:
+        pass
+
+    stack.enter_context(patch.object(Upkeep, "checkpoint", not_now))
+
+
+def the_name_of_a_compacted_log_is_not_synced(stack: ExitStack) -> None:
+    _without(stack, compaction, "sync_directory")
+
+
+def the_name_of_a_journal_is_not_synced(stack: ExitStack) -> None:
+    _without(stack, journal_writer, "sync_directory")
+
+
+def the_name_of_an_entry_log_is_not_synced(stack: ExitStack) -> None:
+    _without(stack, log_writer, "sync_directory")
+
+
+def the_name_of_an_index_file_is_not_synced(stack: ExitStack) -> None:
+    _without(stack, index, "sync_directory", "sync_file_system")
+
+
+def files_are_replaced_without_a_sync(stack: ExitStack) -> None:
+    def replace_file(path: str, content: bytes) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            files.remove(path + ".tmp")
+        fd = files.create_file(path + ".tmp")
+        files.write_at(fd, [content], 0)
+        os.close(fd)
+        files.rename(path + ".tmp", path)
+        files.sync_directory(os.path.dirname(path))
+
+    stack.enter_context(patch.object(files, "replace_file", replace_file))
+
+
+def fences_are_answered_before_they_are_durable(stack: ExitStack) -> None:
+    append = LedgerStorage.append_journal
+
+    def answer_and_append(storage: LedgerStorage, handle: Any, record: bytes, done: Any, undo: Any = None) -> Group:
+        group = append(storage, handle, record, lambda ok: setattr(handle, "fence_group", None), undo)
+        done(True)
+        return group
+
+    stack.enter_context(patch.object(LedgerStorage, "append_journal", answer_and_append))
+
+
+def a_key_record_that_failed_is_not_written_again(stack: ExitStack) -> None:
+    fail = GroupCommit._fail
+
+    def keep_keys(commit: GroupCommit, groups: list[Group], error: Exception) -> None:
+        for group in groups:
+            group.keys.clear()
+        fail(commit, groups, error)
+
+    stack.enter_context(patch.object(GroupCommit, "_fail", keep_keys))
+
+
+def a_failed_group_is_left_in_the_journal(stack: ExitStack) -> None:
+    """The next group is written behind it."""
+
+    def skip(writer: JournalWriter, error: OSError) -> None:
+        writer._position += 512
+
+    stack.enter_context(patch.object(JournalWriter, "_cut_back", skip))
+
+
+def marks_are_taken_at_the_end_of_a_flush(stack: ExitStack) -> None:
+    finish = Flusher._finish
+
+    def finish_with_newer(flusher: Flusher, marks: Sequence[LogMark], *rest: Any) -> None:
+        finish(flusher, flusher._durable_marks(), *rest)
+
+    stack.enter_context(patch.object(Flusher, "_finish", finish_with_newer))
+
+
+def a_failed_sync_is_tried_again(stack: ExitStack) -> None:
+    def sync(writer: JournalWriter) -> None:
+        try:
+            files.sync_data(writer._fd)
+        except files.SyncFailedError:
+            files.sync_data(writer._fd)
+        writer._note_synced()
+
+    stack.enter_context(patch.object(JournalWriter, "sync", sync))
+
+
+def marks_move_though_a_flush_failed(stack: ExitStack) -> None:
+    write = Flusher._write_logs
+
+    def write_or_not(flusher: Flusher, batch: Any) -> None:
+        try:
+            write(flusher, batch)
+        except files.SyncFailedError:
+            raise
+        except OSError:
+            batch.entries = type(batch.entries)([], *(column[:0] for column in _columns(batch.entries)))
+
+    stack.enter_context(patch.object(Flusher, "_write_logs", write_or_not))
+
+
+def _columns(entries: Any) -> list[Any]:
+    return [entries.entry_ids, entries.positions, entries.sizes]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A rule broken by ``breaks``. It is looked for in histories (histories.py) of ``steps``, from ``seed`` on."""
+
+    breaks: Callable[[ExitStack], None]
+    steps: tuple[str, ...]
+    seed: int = 1
+
+
+_FLUSHES: Final = ("add", "checkpoint")
+_COMPACTIONS: Final = ("add", "checkpoint", "compact")
+
+MUTANTS: Final = {
+    "answers before the sync": Mutant(answers_before_the_sync, ("add",)),
+    "marks before the index is synced": Mutant(marks_before_the_index_is_synced, _FLUSHES),
+    "marks before entry logs are synced": Mutant(marks_before_entry_logs_are_synced, _FLUSHES),
+    "journals go before the index is written": Mutant(journals_go_before_the_index_is_written, _FLUSHES, seed=8),
+    "the header points at a map to come": Mutant(the_header_points_at_a_map_to_come, _FLUSHES),
+    "compaction removes the old log too early": Mutant(
+        compaction_removes_the_old_log_before_the_index_is_durable, _COMPACTIONS, seed=22
+    ),
+    "the name of a compacted log is not synced": Mutant(
+        the_name_of_a_compacted_log_is_not_synced, _COMPACTIONS, seed=22
+    ),
+    "the name of a journal is not synced": Mutant(the_name_of_a_journal_is_not_synced, ("add",)),
+    "the name of an entry log is not synced": Mutant(the_name_of_an_entry_log_is_not_synced, _FLUSHES, seed=13),
+    "the name of an index file is not synced": Mutant(the_name_of_an_index_file_is_not_synced, _FLUSHES),
+    "files are replaced without a sync": Mutant(files_are_replaced_without_a_sync, _FLUSHES),
+    "fences are answered before they are durable": Mutant(
+        fences_are_answered_before_they_are_durable, ("add", "fence")
+    ),
+    "a key record that failed is not written again": Mutant(
+        a_key_record_that_failed_is_not_written_again, ("add", "fail journal")
+    ),
+    "a failed group is left in the journal": Mutant(a_failed_group_is_left_in_the_journal, ("add", "fail journal")),
+    "marks are taken at the end of a flush": Mutant(
+        marks_are_taken_at_the_end_of_a_flush, ("add", "checkpoint and adds")
+    ),
+    "a failed sync is tried again": Mutant(a_failed_sync_is_tried_again, ("add", "fail sync")),
+    "marks move though a flush failed": Mutant(marks_move_though_a_flush_failed, ("add", "fail flush")),
+}

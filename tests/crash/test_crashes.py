@@ -1,0 +1,67 @@
+"""Random runs of a bookie that crash everywhere (crashes.py): a few here, many with ``make crash``. Rules broken on
+purpose must be found."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.crash import mutants, runner
+from tests.crash.crashes import SHORT, Case, Effort
+
+SEEDS = range(1, 9)
+STEPS = 15
+#: Where a mutant is not found among so many runs, they have become blunt.
+MOST_SEEDS = 20
+LOOKING = Effort(share=0.3, torn=0, mixtures=1, nested=0)
+
+
+@pytest.mark.parametrize("first", SEEDS[::4])
+def test_crashes(first: int) -> None:
+    summary = runner.Summary()
+    for seed in range(first, first + 4):
+        summary.add(runner.crash(seed, effort=SHORT, steps=STEPS))
+    assert not summary.failures, "\n\n".join(summary.failures)
+    # Runs in which nothing happens would prove nothing.
+    assert summary.answered > 40
+    assert summary.counts.cuts > 600
+    assert summary.counts.starts > 100
+    assert summary.counts.nested > 3
+
+
+@pytest.mark.parametrize("name", mutants.MUTANTS)
+def test_mutants_are_caught(name: str) -> None:
+    mutant = mutants.MUTANTS[name]
+    with ExitStack() as stack:
+        mutant.breaks(stack)
+        for seed in range(mutant.seed, mutant.seed + MOST_SEEDS):
+            failures = runner.crash(seed, effort=LOOKING, steps=12, only=mutant.steps).failures
+            if failures:
+                assert f"again: python -m tests.crash again {seed} " in failures[0]
+                return
+    pytest.fail(f"not found in {MOST_SEEDS} runs: {name}")
+
+
+def test_a_case_is_told_by_its_seed_and_place() -> None:
+    with ExitStack() as stack:
+        mutants.MUTANTS["marks before entry logs are synced"].breaks(stack)
+        failure = next(filter(None, (runner.crash(seed, effort=LOOKING).failures for seed in range(1, 5))))[0]
+        *_, crash, again = failure.splitlines()
+        seed, case = again.removeprefix("again: python -m tests.crash again ").split(" ")
+        assert crash.startswith(f"crash {case}: ")
+        told = runner.again(int(seed), runner.STEPS, Case.parse(case))
+    assert told is not None
+    assert told.endswith(crash)
+    assert "ADD 0 asked: " in told
+    assert runner.again(int(seed), runner.STEPS, Case.parse(case)) is None
+
+
+def test_the_command_line() -> None:
+    command = [sys.executable, "-m", "tests.crash", "run", "2", "--short", "--steps", "3", "--jobs", "1"]
+    ran = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.startswith("1 runs with ")

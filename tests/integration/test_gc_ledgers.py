@@ -1,0 +1,434 @@
+"""Which ledgers the collector deletes: a real storage in this process, compared with a real ZooKeeper."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bk_spark.bookie.cluster_init import init_cluster
+from bk_spark.bookie.ledger_store import LedgerStore
+from bk_spark.bookie.zookeeper import WatchCallback, ZooKeeper
+from bk_spark.protocol.codes import Code
+from bk_spark.protocol.errors import MetadataUnavailableError
+from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, Segment
+from bk_spark.protocol.ledger_paths import LedgerManager
+from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.quorum import Quorum
+from bookie_server.local import LocalCluster
+from bookie_server.storage import files, ledger_collection
+from bookie_server.storage.collector import Collector
+from bookie_server.storage.collector_config import CollectorConfig, CompactionConfig
+from bookie_server.storage.collector_status import CollectorStatus
+from tests.support.running_storage import Place, Running, in_loop, running, stored
+
+BOOKIE = "127.0.0.1:3181"
+OTHER = "127.0.0.1:3182"
+OFF = CompactionConfig(0, 0.0)
+CONFIG = CollectorConfig(gc_wait_ms=3_600_000, over_replicated_wait_ms=0, minor=OFF, major=OFF)
+Listed = Callable[[list[str] | None], list[str] | None]
+
+
+class Steered(ZooKeeper):
+    """A session whose answers the test can change."""
+
+    def __init__(self, servers: str) -> None:
+        super().__init__(servers)
+        self.listed: Listed = lambda names: names
+        self.before_many: Callable[[list[str]], None] = lambda paths: None
+        self.other_session = 0
+
+    def children(self, path: str, watch: WatchCallback | None = None) -> list[str] | None:
+        return self.listed(super().children(path, watch))
+
+    def get_many(self, paths: Any) -> Any:
+        self.before_many(list(paths))
+        return super().get_many(paths)
+
+    @property
+    def session_id(self) -> int:
+        return super().session_id + self.other_session
+
+
+@pytest.fixture
+def zk(zk_only: LocalCluster) -> Iterator[Steered]:
+    session = Steered(zk_only.zookeepers[0].id)
+    session.start()
+    yield session
+    session.close()
+
+
+@pytest.fixture(params=["hierarchical", "longhierarchical", "flat"])
+def manager(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def any_store(zk: Steered, fresh_root: str, manager: str) -> LedgerStore:
+    init_cluster(zk, fresh_root, manager)
+    return LedgerStore(zk, MetadataServiceUri.parse(f"zk+{manager}://{zk.servers}{fresh_root}"))
+
+
+@pytest.fixture
+def store(zk: Steered, fresh_root: str) -> LedgerStore:
+    init_cluster(zk, fresh_root)
+    return LedgerStore(zk, MetadataServiceUri.parse(f"zk://{zk.servers}{fresh_root}"))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place.make(tmp_path / "bookie")
+
+
+class Bookie:
+    """A running storage with its collector."""
+
+    def __init__(self, bookie: Running, collector: Collector, store: LedgerStore, failures: list[Exception]) -> None:
+        self.running = bookie
+        self.collector = collector
+        self.store = store
+        self.failures = failures
+
+    async def add(self, *ledger_ids: int) -> None:
+        codes = await self.running.add(*(stored(ledger_id, entry) for ledger_id in ledger_ids for entry in range(3)))
+        assert set(codes) == {Code.OK}
+
+    async def ledgers(self) -> list[int]:
+        ledgers: list[int] = (await self.running.upkeep.local_ledgers()).tolist()
+        return ledgers
+
+    async def collect(self) -> CollectorStatus:
+        return await self.collector.run()
+
+
+@contextlib.asynccontextmanager
+async def collected(place: Place, store: LedgerStore, config: CollectorConfig = CONFIG) -> AsyncIterator[Bookie]:
+    failures: list[Exception] = []
+    async with running(place) as bookie:
+        collector = Collector(bookie.upkeep, config, store, BOOKIE, failures.append)
+        collector.start()
+        try:
+            yield Bookie(bookie, collector, store, failures)
+        finally:
+            await collector.stop()
+
+
+def metadata(*ensemble: str, state: LedgerState = LedgerState.OPEN) -> LedgerMetadata:
+    made = LedgerMetadata(Quorum(len(ensemble), len(ensemble), 1), (Segment(0, ensemble),))
+    return made.closed(2, 192) if state is LedgerState.CLOSED else replace(made, state=state)
+
+
+def create(store: LedgerStore, *ledger_ids: int, ensemble: tuple[str, ...] = (BOOKIE,)) -> None:
+    for ledger_id in ledger_ids:
+        store.create(metadata(*ensemble), ledger_id=ledger_id)
+
+
+@in_loop
+async def test_ledgers_that_the_store_does_not_know_go(place: Place, any_store: LedgerStore) -> None:
+    store = any_store
+    # Ranges with many local ledgers, with few, and around where the hierarchical layout changes its form.
+    known = [*range(20_000, 20_060), 7, 99_999, 2**31 - 2, 2**31 - 1, 2**40]
+    unknown = [*range(20_060, 20_100), 8, 100_000, 2**31 - 3, 2**31, 2**41, 2**60]
+    create(store, *known)
+    async with collected(place, store) as bookie:
+        await bookie.add(*known, *unknown)
+        await bookie.running.storage.checkpoint()
+        unflushed = [30_000, 30_001]
+        create(store, 30_000)
+        await bookie.add(*unflushed)
+        status = await bookie.collect()
+        assert status.problem == ""
+        assert await bookie.ledgers() == sorted([*known, 30_000])
+        assert bookie.collector.counters.ledgers_deleted == len(unknown) + 1
+        store.delete(7)
+        await bookie.collect()
+        assert 7 not in await bookie.ledgers()
+        assert await bookie.running.read((7, 0), (20_000, 2)) == [Code.NO_LEDGER, stored(20_000, 2)]
+    async with running(place) as again:
+        ledgers: list[int] = (await again.upkeep.local_ledgers()).tolist()
+        assert ledgers == sorted([*(ledger_id for ledger_id in known if ledger_id != 7), 30_000])
+
+
+@in_loop
+async def test_b8_a_partial_listing_deletes_nothing_that_lives(place: Place, zk: Steered, store: LedgerStore) -> None:
+    ledgers = list(range(1, 101))
+    create(store, *ledgers)
+    async with collected(place, store) as bookie:
+        await bookie.add(*ledgers)
+        asked = []
+
+        def part(names: list[str] | None) -> list[str] | None:
+            asked.append(names)
+            return names[::3] if names else names
+
+        zk.listed = part
+        answers: list[Listed] = [part, lambda _: None, lambda _: []]
+        for answer in answers:
+            zk.listed = answer
+            assert (await bookie.collect()).problem == ""
+            assert await bookie.ledgers() == ledgers
+        assert asked
+        store.delete(50)
+        zk.listed = part
+        await bookie.collect()
+        assert await bookie.ledgers() == [ledger_id for ledger_id in ledgers if ledger_id != 50]
+
+
+@in_loop
+async def test_b8_an_error_ends_the_pass_for_what_is_not_decided(place: Place, zk: Steered, store: LedgerStore) -> None:
+    """Ranges are looked at in ascending order; the second fails."""
+    low, high = list(range(100, 140)), list(range(10_100, 10_140))
+    async with collected(place, store) as bookie:
+        await bookie.add(*low, *high)
+        listed = 0
+
+        def fail_second(names: list[str] | None) -> list[str] | None:
+            nonlocal listed
+            listed += 1
+            if listed == 2:
+                raise MetadataUnavailableError("ZooKeeper could not be asked in time")
+            return names
+
+        zk.listed = fail_second
+        assert "could not be asked" in (await bookie.collect()).problem
+        assert await bookie.ledgers() == high
+        zk.listed = lambda names: names
+        assert (await bookie.collect()).problem == ""
+        assert await bookie.ledgers() == []
+
+
+@in_loop
+async def test_unknown_is_not_absent(place: Place, zk: Steered, store: LedgerStore) -> None:
+    async with collected(place, store) as bookie:
+        await bookie.add(1, 2)
+
+        def away(paths: list[str]) -> None:
+            if len(paths) > 2:
+                raise MetadataUnavailableError("connection lost")
+
+        zk.before_many = away
+        assert "connection lost" in (await bookie.collect()).problem
+
+        def other_session(paths: list[str]) -> None:
+            if len(paths) > 2:
+                zk.other_session = 1
+
+        zk.before_many = other_session
+        assert "session" in (await bookie.collect()).problem
+        zk.before_many, zk.other_session = lambda paths: None, 0
+        assert await bookie.ledgers() == [1, 2]
+        # Metadata that cannot be understood are metadata.
+        zk.create(store.manager.ledger_path(store.root, 1), b"garbage", make_parents=True)
+        assert (await bookie.collect()).problem == ""
+        assert await bookie.ledgers() == [1]
+
+
+@pytest.mark.parametrize("name", ["LAYOUT", "INSTANCEID"])
+@pytest.mark.parametrize("gone", [True, False])
+def test_another_cluster_is_not_believed(place: Place, zk: Steered, store: LedgerStore, name: str, gone: bool) -> None:
+    @in_loop
+    async def check() -> None:
+        create(store, 1)
+        async with collected(place, store) as bookie:
+            await bookie.add(1)
+            assert (await bookie.collect()).problem == ""
+            store.delete(1)
+            zk.delete(f"{store.root}/{name}")
+            if not gone:
+                zk.create(f"{store.root}/{name}", LedgerManager.FLAT.layout if name == "LAYOUT" else b"another")
+            assert name in (await bookie.collect()).problem
+            assert await bookie.ledgers() == [1]
+
+    check()
+
+
+@in_loop
+async def test_ledgers_that_come_during_a_pass_are_no_victims(place: Place, zk: Steered, store: LedgerStore) -> None:
+    async with collected(place, store) as bookie:
+        await bookie.add(1)
+        loop = asyncio.get_running_loop()
+        added: list[Any] = []
+
+        def come(paths: list[str]) -> None:
+            if not added:
+                added.append(asyncio.run_coroutine_threadsafe(bookie.add(2), loop))
+                added[0].result(60)
+
+        zk.before_many = come
+        await bookie.collect()
+        assert await bookie.ledgers() == [2]
+
+
+@in_loop
+async def test_a_ledger_that_cannot_be_deleted_stops_nothing(
+    place: Place, store: LedgerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with collected(place, store) as bookie:
+        await bookie.add(1, 2, 3)
+        await bookie.running.storage.checkpoint()
+        remove = files.remove
+
+        def fail(path: str) -> None:
+            if path.endswith("/2.idx"):
+                raise OSError(errno.EIO, "Input/output error", path)
+            remove(path)
+
+        monkeypatch.setattr(files, "remove", fail)
+        await bookie.collect()
+        assert await bookie.ledgers() == [2]
+        assert bookie.collector.counters.failed_deletions == 1
+        assert await bookie.running.read((2, 1)) == [stored(2, 1)]
+        monkeypatch.undo()
+        await bookie.collect()
+        assert await bookie.ledgers() == []
+
+
+@in_loop
+async def test_metadata_reads_are_throttled(place: Place, store: LedgerStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_collection, "DIRECT_READS", 1000)
+    monkeypatch.setattr(ledger_collection, "READS_AT_ONCE", 10)
+    ledgers = list(range(100))
+    create(store, *ledgers)
+    config = replace(CONFIG, metadata_ops_per_second=200)
+    async with collected(place, store, config) as bookie:
+        await bookie.add(*ledgers)
+        begun = asyncio.get_running_loop().time()
+        await bookie.collect()
+        assert asyncio.get_running_loop().time() - begun >= 0.4
+        assert await bookie.ledgers() == ledgers
+
+
+# --- over-replicated ledgers -------------------------------------------------------------------------
+
+SOON = replace(CONFIG, over_replicated_wait_ms=1)
+
+
+def lock_path(store: LedgerStore, ledger_id: int) -> str:
+    return f"{store.root}/underreplication/locks/urL{ledger_id:010d}"
+
+
+def mark_path(store: LedgerStore, ledger_id: int) -> str:
+    return f"{store.root}/underreplication/ledgers/0000/0000/0000/{ledger_id:04x}/urL{ledger_id:010d}"
+
+
+@in_loop
+async def test_copies_of_closed_ledgers_of_others_go(place: Place, zk: Steered, store: LedgerStore) -> None:
+    closed = LedgerState.CLOSED
+    store.create(metadata(OTHER, state=closed), ledger_id=1)
+    store.create(metadata(OTHER), ledger_id=2)
+    store.create(metadata(OTHER, state=LedgerState.IN_RECOVERY), ledger_id=3)
+    store.create(metadata(OTHER, BOOKIE, state=closed), ledger_id=4)
+    moved = LedgerMetadata(Quorum(1, 1, 1), (Segment(0, (BOOKIE,)), Segment(2, (OTHER,)))).closed(5, 9)
+    store.create(moved, ledger_id=5)
+    for ledger_id in (6, 7, 10):
+        store.create(metadata(OTHER, state=closed), ledger_id=ledger_id)
+    zk.create(mark_path(store, 6), b'replica: "x"\n', make_parents=True)
+    zk.create(lock_path(store, 7), make_parents=True)
+    async with collected(place, store, SOON) as bookie:
+        await bookie.add(*range(1, 8), 10)
+        status = await bookie.collect()
+        assert status.problem == ""
+        assert status.last_over_replicated_ms > 0
+        assert await bookie.ledgers() == [2, 3, 4, 5, 6, 7]
+        assert bookie.collector.counters.over_replicated_deleted == 2
+        assert zk.children(f"{store.root}/underreplication/locks") == ["urL0000000007"]
+        layout = zk.get(f"{store.root}/underreplication/LAYOUT")
+        assert layout is not None
+        assert layout.data == b'type: "BASIC"\nversion: 1\n'
+
+
+@in_loop
+async def test_the_lock_is_as_apaches_and_the_metadata_are_read_under_it(
+    place: Place, zk: Steered, store: LedgerStore
+) -> None:
+    store.create(metadata(OTHER, state=LedgerState.CLOSED), ledger_id=1)
+    seen = []
+
+    def join(paths: list[str]) -> None:
+        """Another takes the ledger here just before the lock is held, or marks it, or the lock is lost."""
+        if lock_path(store, 1) not in paths:
+            return
+        seen.append(zk.get(lock_path(store, 1)))
+        if len(seen) == 1:
+            stored_now = store.read(1)
+            store.write(1, metadata(BOOKIE, state=LedgerState.CLOSED), stored_now.version)
+        elif len(seen) == 2:
+            zk.create(mark_path(store, 1), make_parents=True)
+        else:
+            zk.delete(lock_path(store, 1))
+
+    async with collected(place, store, SOON) as bookie:
+        await bookie.add(1)
+        zk.before_many = join
+        await bookie.collect()
+        found = store.read(1)
+        store.write(1, metadata(OTHER, state=LedgerState.CLOSED), found.version)
+        await bookie.collect()
+        zk.delete(mark_path(store, 1))
+        await bookie.collect()
+        assert await bookie.ledgers() == [1]
+        assert len(seen) == 3
+        lock = seen[0]
+        assert lock is not None
+        assert lock.owner_session == zk.session_id
+        assert lock.data.startswith(b'bookieId: "')
+        assert lock.data.endswith(b'"\n')
+        assert zk.children(f"{store.root}/underreplication/locks") == []
+        zk.before_many = lambda paths: None
+        await bookie.collect()
+        assert await bookie.ledgers() == []
+
+
+@in_loop
+async def test_a_lock_that_could_not_be_given_back_is_given_back_later(
+    place: Place, zk: Steered, store: LedgerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.create(metadata(OTHER, state=LedgerState.CLOSED), ledger_id=1)
+
+    def away(path: str, version: int = -1) -> None:
+        raise MetadataUnavailableError("not now")
+
+    async with collected(place, store, SOON) as bookie:
+        await bookie.add(1)
+        monkeypatch.setattr(zk, "delete", away)
+        await bookie.collect()
+        assert await bookie.ledgers() == []
+        assert zk.exists(lock_path(store, 1)) is not None
+        monkeypatch.undo()
+        await bookie.collect()
+        assert zk.exists(lock_path(store, 1)) is None
+
+
+@in_loop
+async def test_an_unknown_replication_layout_is_left_alone(place: Place, zk: Steered, store: LedgerStore) -> None:
+    store.create(metadata(OTHER, state=LedgerState.CLOSED), ledger_id=1)
+    zk.create(f"{store.root}/underreplication/LAYOUT", b'type: "OTHER"\nversion: 9\n', make_parents=True)
+    async with collected(place, store, SOON) as bookie:
+        await bookie.add(1)
+        assert "underreplication/LAYOUT" in (await bookie.collect()).problem
+        assert await bookie.ledgers() == [1]
+
+
+@in_loop
+async def test_c15_a_fenced_copy_that_went_can_come_again(place: Place, store: LedgerStore) -> None:
+    store.create(metadata(OTHER, state=LedgerState.CLOSED), ledger_id=1)
+    async with collected(place, store, SOON) as bookie:
+        await bookie.add(1)
+        assert await bookie.running.bookie.fence(1, bytes(range(20))) is Code.OK
+        await bookie.collect()
+        assert await bookie.ledgers() == []
+        # The writer that was fenced is refused; re-replication is not.
+        assert await bookie.running.add(stored(1, 3)) == [Code.FENCED]
+        assert await bookie.running.add(stored(1, 0), stored(1, 1), recovery=True) == [Code.OK] * 2
+        assert await bookie.running.read((1, 0), (1, 1)) == [stored(1, 0), stored(1, 1)]
+        found = store.read(1)
+        store.write(1, metadata(BOOKIE, state=LedgerState.CLOSED), found.version)
+        await bookie.collect()
+        assert await bookie.running.read((1, 0), (1, 1)) == [stored(1, 0), stored(1, 1)]
+        assert await bookie.running.add(stored(1, 2), recovery=True) == [Code.OK]

@@ -1,0 +1,108 @@
+"""Disks that fail: a stand-in for ``os`` in bookie_server.storage.files that does the real calls, but for chosen
+ones."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bookie_server.storage import files
+
+Reaction = Callable[..., Any]
+
+
+class FailingOs:
+    """``os`` with reactions of a test's choice. ``calls`` holds the names of calls that change or sync files."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._reactions: dict[str, Reaction] = {}
+        self.calls: list[str] = []
+        monkeypatch.setattr(files, "os", self)
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(os, name)
+        if name not in _WATCHED:
+            return real
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append(name)
+            reaction = self._reactions.get(name)
+            return real(*args, **kwargs) if reaction is None else reaction(*args, **kwargs)
+
+        return call
+
+    def on(self, name: str, reaction: Reaction) -> None:
+        """Call ``reaction`` in place of ``os.name``."""
+        self._reactions[name] = reaction
+
+    def fail(self, name: str, error: int = errno.ENOSPC, times: int = 1 << 30) -> None:
+        """Let the next ``times`` calls of ``os.name`` fail."""
+        left = times
+
+        def fail(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            if not left:
+                return getattr(os, name)(*args, **kwargs)
+            left -= 1
+            raise OSError(error, os.strerror(error))
+
+        self.on(name, fail)
+
+    def fill_disk(self, room_bytes: int = 0, error: int = errno.ENOSPC) -> None:
+        """Let writes take ``room_bytes`` more, then fail; allocations fail at once."""
+        left = room_bytes
+
+        def write(fd: int, buffers: list[Any], offset: int) -> int:
+            nonlocal left
+            if not left:
+                raise OSError(error, os.strerror(error))
+            taken = b"".join(buffers)[:left]
+            left -= len(taken)
+            return os.pwrite(fd, taken, offset)
+
+        self.on("pwritev", write)
+        self.fail("posix_fallocate", error)
+
+    def block(self, name: str) -> Block:
+        """Let the next call of ``os.name`` wait until it is let go; calls after it are as usual."""
+        block = Block()
+
+        def wait(*args: Any, **kwargs: Any) -> Any:
+            self.heal(name)
+            block.reached.set()
+            assert block.released.wait(60)
+            if block.error is not None:
+                raise OSError(block.error, os.strerror(block.error))
+            return getattr(os, name)(*args, **kwargs)
+
+        self.on(name, wait)
+        return block
+
+    def heal(self, *names: str) -> None:
+        """Let these calls (none named: all) be as usual again."""
+        for name in names or list(self._reactions):
+            self._reactions.pop(name, None)
+
+
+class Block:
+    """A call that waits."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.released = threading.Event()
+        self.error: int | None = None
+
+    def release(self, error: int | None = None) -> None:
+        """Let the call go on, or fail."""
+        self.error = error
+        self.released.set()
+
+
+_WATCHED = {
+    "open", "pwritev", "ftruncate", "posix_fallocate", "fdatasync", "fsync", "replace", "remove", "link", "makedirs",
+}  # fmt: skip

@@ -1,0 +1,65 @@
+"""Entry logs as a flush writes them, one call at a time."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.entry_log_reader import EntryLogReader, StoredEntries
+from bookie_server.storage.log_writer import LogIds, LogWriter
+from bookie_server.storage.write_cache import CacheHalf
+
+
+def stored(ledger_id: int, entry_id: int, size: int = 100) -> bytes:
+    """An entry as it is stored."""
+    return struct.pack(">qqqq", ledger_id, entry_id, entry_id - 1, 0).ljust(size, b"%d" % (entry_id % 10))
+
+
+def record(ledger_id: int, entry_id: int, size: int = 100) -> bytes:
+    """The same with its size, as it lies in a log."""
+    return size.to_bytes(4, "big") + stored(ledger_id, entry_id, size)
+
+
+def fill(half: CacheHalf, *entries: tuple[int, int, int]) -> None:
+    """Put (ledger, entry, size) into a half, one by one."""
+    for ledger_id, entry_id, size in entries:
+        half.put_one(ledger_id, entry_id, half.store(memoryview(record(ledger_id, entry_id, size))) + 4)
+
+
+class Logs:
+    """A writer and a reader over some directories; remembers where entries were written."""
+
+    def __init__(self, *paths: Path, limit_bytes: int = 1 << 30) -> None:
+        self.directories = LedgerDirectories([str(path) for path in paths])
+        self.writer = LogWriter(self.directories, LogIds(self.directories), limit_bytes)
+        self.reader = EntryLogReader(self.directories.paths)
+        self.locations: dict[tuple[int, int], int] = {}
+
+    def write(self, *entries: tuple[int, int, int]) -> list[int]:
+        """Write (ledger, entry, size) with one append; the locations, by ledger and entry."""
+        half = CacheHalf()
+        fill(half, *entries)
+        sorted_entries = half.sorted_entries()
+        locations: list[int] = self.writer.append(
+            half, sorted_entries.ledgers, sorted_entries.positions, sorted_entries.sizes
+        ).tolist()
+        pairs = sorted({(ledger_id, entry_id) for ledger_id, entry_id, _ in entries})
+        self.locations.update(zip(pairs, locations, strict=True))
+        return locations
+
+    def read(self, pairs: Sequence[tuple[int, int]], *, may_wait: bool = True, limit: int = 1 << 30) -> StoredEntries:
+        return self.reader.read(
+            np.array([ledger for ledger, _ in pairs]),
+            np.array([entry for _, entry in pairs]),
+            np.array([self.locations[pair] for pair in pairs]),
+            limit,
+            may_wait=may_wait,
+        )
+
+    def close(self) -> None:
+        self.writer.close()
+        self.reader.close()

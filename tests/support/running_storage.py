@@ -1,0 +1,197 @@
+"""A bookie over a real storage in this process, with calls that wait; its files as a kill would leave them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import shutil
+import struct
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import numpy as np
+
+from bk_spark.protocol.codes import Code
+from bookie_server.bookie import Bookie
+from bookie_server.bookie_reads import Int32s
+from bookie_server.state import BookieState
+from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.journals import JournalsConfig
+from bookie_server.storage.ledger_storage import LedgerStorage, StorageConfig
+from bookie_server.storage.log_mark import LogMark, read_marks
+from bookie_server.storage.records import Records
+from bookie_server.storage.upkeep import Upkeep
+
+P = ParamSpec("P")
+KEY = bytes(range(20))
+OTHER_KEY = bytes(20)
+HOUR_MS = 3_600_000
+
+
+def stored(ledger_id: int, entry_id: int, size: int = 64, fill: bytes = b"e") -> bytes:
+    """An entry as it is stored."""
+    return struct.pack(">qqqq", ledger_id, entry_id, entry_id - 1, 0).ljust(size, fill)
+
+
+def records(entries: Sequence[bytes]) -> Records:
+    """These entries on their way to the disk."""
+    offsets = np.cumsum([0, *(len(entry) + 4 for entry in entries)])
+    ids = np.array([struct.unpack_from(">qqq", entry.ljust(24, b"\0")) for entry in entries], np.int64)
+    data = b"".join(struct.pack(">i", len(entry)) + entry for entry in entries)
+    return Records(ids[:, 0].copy(), ids[:, 1].copy(), ids[:, 2].copy(), memoryview(data), offsets)
+
+
+def in_loop(test: Callable[P, Coroutine[None, None, None]]) -> Callable[P, None]:
+    """Run a test that is a coroutine."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+@dataclass(frozen=True)
+class Place:
+    """Directories of a bookie below ``root``, and how its storage is to be made."""
+
+    root: Path
+    config: StorageConfig
+    ledgers: tuple[str, ...]
+    indexes: tuple[str, ...]
+
+    @classmethod
+    def make(cls, root: Path, *, journals: int = 1, ledgers: int = 1, indexes: int = 0, **settings: Any) -> Place:
+        """Make the directories. ``settings`` are of StorageConfig, but for those that JournalsConfig knows. Nothing is
+        flushed but when the write cache is full or on demand."""
+        names = {
+            kind: tuple(str(root / (kind if count == 1 else f"{kind}{i}")) for i in range(count))
+            for kind, count in (("journal", journals), ("ledgers", ledgers), ("index", indexes))
+        }
+        for path in (path for paths in names.values() for path in paths):
+            os.makedirs(path)
+        place = cls(root, StorageConfig(JournalsConfig(directories=names["journal"])), names["ledgers"], names["index"])
+        return place.with_settings(**{"flush_interval_ms": HOUR_MS, "preallocate_bytes": 4096, **settings})
+
+    def with_settings(self, **settings: Any) -> Place:
+        of_journals = {name: settings.pop(name) for name in list(settings) if hasattr(self.config.journals, name)}
+        return replace(
+            self, config=replace(self.config, journals=replace(self.config.journals, **of_journals), **settings)
+        )
+
+    @property
+    def journal(self) -> Path:
+        """The first journal directory."""
+        return Path(self.config.journals.directories[0])
+
+    @property
+    def ledger(self) -> Path:
+        """The first ledger directory."""
+        return Path(self.ledgers[0])
+
+    def marks(self) -> list[LogMark]:
+        return read_marks(self.ledgers, len(self.config.journals.directories))
+
+    def logs(self) -> list[Path]:
+        """Entry logs in all directories."""
+        return sorted(path for directory in self.ledgers for path in Path(directory).glob("*.log"))
+
+    def storage(self, **callbacks: Any) -> LedgerStorage:
+        """Open the storage; blocking."""
+        given: dict[str, Any] = {
+            "on_failure": lambda error: None, "on_trouble": lambda source, reason: None, **callbacks
+        }  # fmt: skip
+        return LedgerStorage(self.config, LedgerDirectories(self.ledgers, self.indexes or None), **given)
+
+    def killed(self, to: Path) -> Place:
+        """The files as they are now, as a kill -9 would leave them, in ``to``."""
+        shutil.copytree(self.root, to)
+
+        def moved(paths: Sequence[str]) -> tuple[str, ...]:
+            return tuple(str(to / Path(path).relative_to(self.root)) for path in paths)
+
+        place = replace(self, root=to, ledgers=moved(self.ledgers), indexes=moved(self.indexes))
+        return place.with_settings(directories=moved(self.config.journals.directories))
+
+
+class Running:
+    """A bookie over a storage, and what the storage told."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.failures: list[Exception] = []
+        self.troubles: list[tuple[str, str | None]] = []
+        self.state = BookieState()
+        self.storage = place.storage(on_failure=self.failures.append, on_trouble=self._troubled)
+        self.bookie = Bookie(self.storage, self.state)
+        self.upkeep = Upkeep(self.storage)
+
+    def _troubled(self, source: str, reason: str | None) -> None:
+        self.troubles.append((source, reason))
+        if reason is None:
+            self.state.clear(source)
+        else:
+            self.state.set_read_only(source, reason)
+
+    async def add(
+        self, *entries: bytes, key: bytes = KEY, recovery: bool = False, high_priority: bool = False
+    ) -> list[Code]:
+        """Add entries in one run; what was said of each."""
+        outcome: asyncio.Future[Code | Int32s] = asyncio.get_running_loop().create_future()
+        self.bookie.add(records(entries), key, recovery=recovery, high_priority=high_priority, done=outcome.set_result)
+        codes = await outcome
+        return [codes] * len(entries) if isinstance(codes, Code) else [Code(code) for code in codes.tolist()]
+
+    async def read(self, *ids: tuple[int, int]) -> list[bytes | Code]:
+        """Read (ledger, entry) pairs in one run; what was said of each."""
+        ledgers = np.array([ledger for ledger, _ in ids], np.int64)
+        entries = np.array([entry for _, entry in ids], np.int64)
+        result: list[bytes | Code] = []
+        while len(result) < len(ids):
+            part = await self.bookie.read(ledgers[len(result) :], entries[len(result) :], 100_000)
+            found = 0
+            for code in part.codes.tolist():
+                if code == Code.OK:
+                    assert part.entries is not None
+                    result.append(bytes(part.entries.entry(found)))
+                    found += 1
+                else:
+                    result.append(Code(code))
+        return result
+
+    def read_now(self, ledger_id: int, entry_id: int) -> bytes | Code | None:
+        """What can be said at once; None for nothing."""
+        answer = self.bookie.read_now(ledger_id, entry_id)
+        if answer is None:
+            return None
+        code, entry = answer
+        return bytes(entry) if code is Code.OK else code
+
+    async def batch(self, ledger_id: int, first: int, count: int = 0, limit: int = 1 << 24) -> list[bytes] | Code:
+        """A batch read's entries."""
+        code, parts = await self.bookie.read_batch(ledger_id, first, count, limit)
+        return [bytes(part.entry(i)) for part in parts for i in range(len(part.sizes))] if code is Code.OK else code
+
+    async def entry_ids(self, ledger_id: int) -> list[int] | Code:
+        code, ids = await self.bookie.list_entries(ledger_id)
+        return ids.tolist() if code is Code.OK else code
+
+
+@asynccontextmanager
+async def running(place: Place, *, clean_end: bool = True) -> AsyncIterator[Running]:
+    """A bookie in ``place``; with ``clean_end`` its end must succeed."""
+    bookie = Running(place)
+    bookie.storage.start()
+    try:
+        yield bookie
+    except BaseException:
+        clean_end = False
+        raise
+    finally:
+        with suppress(*(() if clean_end else (OSError,))):
+            await bookie.storage.close()
+        bookie.bookie.close()

@@ -1,0 +1,268 @@
+"""The admin API's answers, by path, with Apache's field names; nothing is called done that was not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bookie_server import state as states
+from bookie_server.admin.actions import AdminActions, CollectionStatus, EntryLogState, RefusedError
+from bookie_server.admin.endpoints import admin_routes, metrics_routes
+from bookie_server.admin.http import HttpError, Request, Response
+from bookie_server.bookie_metrics import BookieMetrics
+from bookie_server.state import BookieState
+from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.log_mark import LogMark
+
+
+class Collection:
+    """Garbage collection as far as the API sees it."""
+
+    def __init__(self) -> None:
+        self.major_suspended = False
+        self.minor_suspended = False
+        self.forced: list[tuple[bool | None, bool | None]] = []
+        self.refuses: str | None = None
+
+    async def force(self, *, major: bool | None, minor: bool | None) -> None:
+        if self.refuses is not None:
+            raise RefusedError(self.refuses)
+        self.forced.append((major, minor))
+
+    def status(self) -> CollectionStatus:
+        return CollectionStatus(bool(self.forced), False, True, 1111, 2222, 3, 4)
+
+    async def entry_logs(self) -> Sequence[EntryLogState]:
+        return [
+            EntryLogState(7, "/a/current", 1000, 250, 0.25, "live 25%"),
+            EntryLogState(8, "/b/current", 0, None, None, "being written"),
+        ]
+
+
+class Api:
+    """The routes over a state, directories and a collection of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        for name in ("journal", "ledgers/0/0", "index/1/2"):
+            (directory / name).mkdir(parents=True)
+        self.state = BookieState()
+        self.collection = Collection()
+        self.directories = LedgerDirectories([str(directory / "ledgers")], [str(directory / "index")])
+        self.is_running = True
+        self.cannot_keep: Exception | None = None
+        self.metrics = BookieMetrics()
+        actions = AdminActions(
+            bookie_id="b:1",
+            state=self.state,
+            directories=self.directories,
+            journal_directories=(str(directory / "journal"),),
+            collection=self.collection,
+            running=lambda: self.is_running,
+            disk_space=self.disk_space,
+            set_read_only=self.set_read_only,
+            last_marks=lambda: [LogMark(255, 512), LogMark(16, 0)],
+        )
+        self.routes = admin_routes(actions, self.metrics.registry)
+
+    def disk_space(self) -> tuple[int, int] | None:
+        return 10, 30
+
+    async def set_read_only(self, wanted: bool) -> None:
+        if wanted:
+            self.state.set_read_only(states.MANUAL, "an operator asked for it")
+        else:
+            self.state.clear(states.MANUAL)
+        if self.cannot_keep is not None:
+            raise self.cannot_keep
+
+    def ask(self, method: str, path: str, body: object = None, **parameters: str) -> Response:
+        content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+
+        async def call() -> Response:
+            return await self.routes[path][method](Request(method, path, parameters, content))
+
+        return asyncio.run(call())
+
+    def get(self, path: str, **parameters: str) -> Any:
+        return json.loads(self.ask("GET", "/api/v1/bookie/" + path, **parameters).content)
+
+    def put(self, path: str, body: object = None) -> Any:
+        return json.loads(self.ask("PUT", "/api/v1/bookie/" + path, body).content)
+
+    def refused(self, path: str, body: object = None) -> tuple[int, str]:
+        with pytest.raises(HttpError) as caught:
+            self.ask("PUT", "/api/v1/bookie/" + path, body)
+        return caught.value.status.value, str(caught.value)
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Api:
+    return Api(tmp_path)
+
+
+def test_heartbeat_and_readiness(api: Api) -> None:
+    assert api.ask("*", "/heartbeat").content == b"OK\n"
+    ready = api.ask("GET", "/api/v1/bookie/is_ready")
+    assert (ready.status, ready.content) == (200, b"OK")
+    api.state.set_read_only(states.DISK, "full")
+    assert api.ask("GET", "/api/v1/bookie/is_ready").status == 200
+    api.state.shutting_down = True
+    ready = api.ask("GET", "/api/v1/bookie/is_ready")
+    assert (ready.status, ready.content) == (503, b"Bookie is not fully started yet")
+    api.state.shutting_down = False
+    api.is_running = False
+    assert api.ask("GET", "/api/v1/bookie/is_ready").status == 503
+
+
+def test_state_and_reasons(api: Api) -> None:
+    assert api.get("state") == {
+        "running": True,
+        "readOnly": False,
+        "shuttingDown": False,
+        "availableForHighPriorityWrites": True,
+    }
+    assert api.get("reasons") == {"readOnly": {}, "directories": {}, "uncleanShutdown": False}
+    api.state.set_read_only(states.JOURNAL, "No space left on device")
+    api.state.unclean_start = True
+    (directory,) = api.directories.paths
+    api.directories.set_writable(directory, False, "used 97 %")
+    assert api.get("state")["readOnly"] is True
+    assert api.get("state")["availableForHighPriorityWrites"] is False
+    assert api.get("reasons") == {
+        "readOnly": {"journal": "No space left on device"},
+        "directories": {directory: "used 97 %"},
+        "uncleanShutdown": True,
+    }
+    assert api.get("info") == {"freeSpace": 10, "totalSpace": 30}
+
+
+def test_read_only_by_an_operator(api: Api) -> None:
+    assert api.get("state/readonly") == {"readOnly": False}
+    assert api.put("state/readonly", {"readOnly": True}) == {"readOnly": True}
+    assert api.state.manually_read_only
+    assert api.put("state/readonly", {"readOnly": True}) == {"readOnly": True}
+    assert api.put("state/readonly", {"readOnly": False}) == {"readOnly": False}
+    assert not api.state.read_only
+
+
+def test_read_only_is_not_called_done_when_it_is_not(api: Api) -> None:
+    api.cannot_keep = OSError(28, "No space left on device")
+    status, message = api.refused("state/readonly", {"readOnly": True})
+    assert status == 500
+    assert "may not outlast a restart (the bookie is read-only)" in message
+    assert "No space left on device" in message
+    api.cannot_keep = RefusedError("readOnlyModeEnabled is false")
+    assert api.refused("state/readonly", {"readOnly": True}) == (409, "readOnlyModeEnabled is false")
+    api.cannot_keep = None
+    api.state.set_read_only(states.DISK, "/a is full")
+    assert api.refused("state/readonly", {"readOnly": False}) == (
+        409,
+        "the bookie is still read-only: disk: /a is full",
+    )
+    for body, says in (
+        (b"", "not JSON"),
+        ([True], "JSON object"),
+        ({}, "readOnly is missing"),
+        ({"readOnly": 1}, "true or false"),
+        (b"[" * 50_000, "not JSON"),
+    ):
+        status, message = api.refused("state/readonly", body)
+        assert (status, says in message) == (400, True), message
+
+
+def test_garbage_collection(api: Api) -> None:
+    assert api.get("gc") == {"is_in_force_gc": "false"}
+    assert api.put("gc") == "Triggered GC on BookieServer: b:1"
+    assert api.get("gc") == {"is_in_force_gc": "true"}
+    api.put("gc", {"forceMajor": False})
+    api.put("gc", {"forceMajor": "true", "forceMinor": False})
+    assert api.collection.forced == [(None, None), (False, None), (True, False)]
+    assert api.refused("gc", {"forceMajor": "yes"}) == (400, "forceMajor must be true or false")
+    assert api.refused("gc", b"{")[0] == 400
+    api.collection.refuses = "the bookie is shutting down"
+    assert api.refused("gc") == (409, "the bookie is shutting down")
+    assert len(api.collection.forced) == 3
+    assert api.get("gc_details") == [
+        {
+            "forceCompacting": True,
+            "majorCompacting": False,
+            "minorCompacting": True,
+            "lastMajorCompactionTime": 1111,
+            "lastMinorCompactionTime": 2222,
+            "lastEntryLocationCompactionTime": 0,
+            "majorCompactionCounter": 3,
+            "minorCompactionCounter": 4,
+            "entryLocationCompactionCounter": 0,
+        }
+    ]
+
+
+def test_compaction_is_suspended_and_resumed(api: Api) -> None:
+    suspend, resume = "gc/suspend_compaction", "gc/resume_compaction"
+    assert api.get(suspend) == {"isMajorGcSuspended": "false", "isMinorGcSuspended": "false"}
+    assert "majorGC" in api.put(suspend, {"suspendMajor": True})
+    assert api.get(suspend) == {"isMajorGcSuspended": "true", "isMinorGcSuspended": "false"}
+    assert "minorGC" in api.put(suspend, {"suspendMajor": False, "suspendMinor": True})
+    assert api.get(suspend) == {"isMajorGcSuspended": "true", "isMinorGcSuspended": "true"}
+    api.put(resume, {"resumeMajor": True, "resumeMinor": True})
+    assert api.get(suspend) == {"isMajorGcSuspended": "false", "isMinorGcSuspended": "false"}
+    assert api.refused(suspend, {"resumeMajor": True}) == (400, "No suspendMajor or suspendMinor params found")
+    assert api.refused(resume, {}) == (400, "No resumeMajor or resumeMinor params found")
+
+
+def test_files_and_marks(api: Api, tmp_path: Path) -> None:
+    for name in ("journal/ff.txn", "journal/lastMark", "ledgers/1.log", "ledgers/0.log", "index/1/2/9.idx"):
+        (tmp_path / name).touch()
+    assert api.get("list_disk_file") == {
+        "journal files": "ff.txn\t",
+        "entrylog files": "0.log\t1.log\t",
+        "index files": "9.idx\t",
+    }
+    assert api.get("list_disk_file", file_type="index") == {"index files": "9.idx\t"}
+    with pytest.raises(HttpError, match="file_type must be one of"):
+        api.get("list_disk_file", file_type="all")
+    assert api.get("last_log_mark") == {
+        "LastLogMark: Journal Id - 255(ff.txn)": "Pos - 512",
+        "LastLogMark: Journal Id - 16(10.txn)": "Pos - 0",
+    }
+    (tmp_path / "journal").rename(tmp_path / "gone")
+    with pytest.raises(FileNotFoundError):
+        api.get("list_disk_file", file_type="journal")
+
+
+def test_entry_logs_and_why_they_stay(api: Api) -> None:
+    assert api.get("entry_logs") == [
+        {
+            "entryLogId": 7,
+            "directory": "/a/current",
+            "bytes": 1000,
+            "liveBytes": 250,
+            "usage": 0.25,
+            "reason": "live 25%",
+        },
+        {
+            "entryLogId": 8,
+            "directory": "/b/current",
+            "bytes": 0,
+            "liveBytes": None,
+            "usage": None,
+            "reason": "being written",
+        },
+    ]
+
+
+def test_metrics(api: Api) -> None:
+    api.metrics.registry.counter("bookie_WRITE_BYTES").add(77)
+    api.metrics.gauge("bookie_SERVER_STATUS", lambda: 1)
+    answer = api.ask("GET", "/metrics")
+    lines = answer.content.decode().splitlines()
+    assert answer.content_type == "text/plain; version=0.0.4; charset=utf-8"
+    assert "bookie_WRITE_BYTES 77" in lines
+    assert "bookie_SERVER_STATUS 1" in lines
+    assert any(line.startswith("process_resident_memory_bytes ") for line in lines)
+    assert set(metrics_routes(api.metrics.registry)) == {"/metrics", "/heartbeat"}

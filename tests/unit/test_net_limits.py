@@ -1,0 +1,665 @@
+"""What peers can make the front end hold: over real sockets, above a bookie that answers when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bk_spark.protocol import wire_v2, wire_v3
+from bk_spark.protocol.codes import Code
+from bk_spark.protocol.framing import ReceiveBuffer, frame
+from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
+from bookie_server.bookie import AddDone
+from bookie_server.bookie_reads import ReadPart
+from bookie_server.net import native
+from bookie_server.net.limits import NetConfig, connection_limit
+from bookie_server.net.native import NativeServer
+from bookie_server.storage.entry_log_reader import StoredEntries
+from bookie_server.storage.handles import LedgerHandle
+from bookie_server.storage.records import Int64s, Records
+from tests.support.bookie import KEY, add_frame, stored
+
+MIB = 1024 * 1024
+
+
+class HeldBookie:
+    """Takes adds and keeps them until told; has every entry, all of one size."""
+
+    def __init__(self, entry_bytes: int = 100) -> None:
+        self.adds: list[tuple[Records, AddDone]] = []
+        self.priorities: list[bool] = []
+        self.reads = 0
+        self.entry = bytes(entry_bytes)
+        self.read_error: Exception | None = None
+        self.lists: list[asyncio.Future[tuple[Code, Int64s]]] = []
+        self.ledger = LedgerHandle(1, KEY)
+        self.ledger.lac_loaded = True
+        self.lac_reached = asyncio.Event()
+        self.excess_bytes = 0
+
+    def on_room(self, callback: Callable[[], None]) -> None:
+        pass
+
+    @property
+    def entries(self) -> int:
+        return sum(len(records) for records, _ in self.adds)
+
+    def add(self, records: Records, master_key: bytes, *, recovery: bool, high_priority: bool, done: AddDone) -> None:
+        self.adds.append((records, done))
+        self.priorities.append(high_priority)
+
+    def answer(self, code: Code = Code.OK) -> None:
+        adds, self.adds = self.adds, []
+        for _, done in adds:
+            done(code)
+
+    def handle(self, ledger_id: int) -> LedgerHandle | None:
+        return self.ledger if ledger_id == 1 else None
+
+    def read_now(self, ledger_id: int, entry_id: int) -> tuple[Code, bytes]:
+        self.reads += 1
+        return Code.OK, self.entry
+
+    async def read(self, ledger_ids: Int64s, entry_ids: Int64s, limit_bytes: int) -> ReadPart:
+        await asyncio.sleep(0)
+        if self.read_error is not None:
+            raise self.read_error
+        count = min(len(entry_ids), max(1, limit_bytes // len(self.entry)))
+        self.reads += count
+        size = len(self.entry)
+        data = np.zeros(count * size, np.uint8)
+        return ReadPart(
+            np.zeros(count, np.int32), StoredEntries(data, np.arange(count) * size, np.full(count, size, np.int64))
+        )
+
+    async def known_lac(self, handle: LedgerHandle) -> int:
+        return 5 if self.lac_reached.is_set() else 0
+
+    async def wait_for_lac(self, handle: LedgerHandle, above: int, timeout_ms: int) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.lac_reached.wait(), timeout_ms / 1000)
+        return self.lac_reached.is_set()
+
+    def force(self, ledger_id: int) -> asyncio.Future[Code]:
+        return asyncio.get_running_loop().create_future()
+
+    def write_lac(self, packet: bytes, master_key: bytes) -> asyncio.Future[Code]:
+        return asyncio.get_running_loop().create_future()
+
+    def fence(self, ledger_id: int, master_key: bytes) -> asyncio.Future[Code]:
+        return asyncio.get_running_loop().create_future()
+
+    async def list_entries(self, ledger_id: int) -> tuple[Code, Int64s]:
+        self.lists.append(asyncio.get_running_loop().create_future())
+        return await self.lists[-1]
+
+
+class Times:
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int, bool]] = []
+
+    def observe(self, kind: str, count: int, seconds: float, ok: bool) -> None:
+        assert seconds >= 0
+        self.seen.append((kind, count, ok))
+
+
+class Peer:
+    """One client. Reads nothing unless told."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self.socket = connected
+        self._receive = ReceiveBuffer(64 * MIB)
+        self._bodies: list[bytes] = []
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
+    async def send(self, data: bytes) -> None:
+        await asyncio.wait_for(self.loop.sock_sendall(self.socket, data), 20)
+
+    async def send_what_is_taken(self, data: bytes, patience_s: float = 0.2) -> None:
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            await asyncio.wait_for(self.loop.sock_sendall(self.socket, data), patience_s)
+
+    async def body(self) -> bytes:
+        while not self._bodies:
+            view = self._receive.get_buffer()
+            count = await asyncio.wait_for(self.loop.sock_recv_into(self.socket, view), 20)
+            if count == 0:
+                raise ConnectionError("closed")
+            frames = self._receive.received(count)
+            if frames is not None:
+                self._bodies += map(bytes, frames)
+        return self._bodies.pop(0)
+
+    async def codes(self, count: int) -> list[int]:
+        return [int.from_bytes((await self.body())[4:8], "big") for _ in range(count)]
+
+    async def closed(self) -> bool:
+        try:
+            while True:
+                await self.body()
+        except ConnectionError:
+            return True
+
+
+class Front:
+    def __init__(self, server: NativeServer, bookie: HeldBookie, port: int, stack: contextlib.ExitStack) -> None:
+        self.server, self.bookie, self.port, self._stack = server, bookie, port, stack
+
+    async def connect(self, receive_bytes: int | None = None) -> Peer:
+        connected = self._stack.enter_context(socket.socket())
+        connected.setblocking(False)
+        if receive_bytes is not None:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        await asyncio.get_running_loop().sock_connect(connected, ("127.0.0.1", self.port))
+        return Peer(connected)
+
+
+@contextlib.asynccontextmanager
+async def front(config: NetConfig, bookie: HeldBookie, times: Times | None = None) -> AsyncIterator[Front]:
+    """A front end; at its end nothing may be left in its counters, and no exception was nobody's."""
+    problems: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
+    server = NativeServer(bookie, disk_space=lambda: (1, 2), config=config, times=times)  # type: ignore[arg-type]
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(listener)
+        await server.start(listener)
+        try:
+            yield Front(server, bookie, listener.getsockname()[1], stack)
+        finally:
+            bookie.answer()
+            await server.close()
+    await until(lambda: server.connection_count == 0)
+    load = server.load
+    await until(lambda: load.polls == 0)
+    assert (load.adds, load.reads, load.reads_bytes, load.unsent_bytes, server.half_frames.bytes) == (0, 0, 0, 0, 0)
+    assert not problems
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(test())
+
+
+def reads(*ids: tuple[int, int]) -> bytes:
+    return b"".join(wire_v2.read_requests(ledger, [entry]) for ledger, entry in ids)
+
+
+def v3(operation: pb.OperationType, txn_id: int, **body: object) -> bytes:
+    header = pb.BKPacketHeader(version=pb.VERSION_THREE, operation=operation, txnId=txn_id)
+    return frame(pb.Request(header=header, **body).SerializeToString())  # type: ignore[arg-type]
+
+
+def v3_add(entry_id: int, size: int = 100) -> bytes:
+    body = pb.AddRequest(ledgerId=1, entryId=entry_id, masterKey=KEY, body=stored(1, entry_id, size))
+    return v3(pb.ADD_ENTRY, entry_id, addRequest=body)
+
+
+def poll(txn_id: int, timeout_ms: int = 60_000) -> bytes:
+    return wire_v3.long_poll_request(txn_id, 1, 0, timeout_ms)
+
+
+AUTH = frame(bytes.fromhex("02030000"))
+
+
+# --- adds ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("v3_frames", [False, True])
+def test_adds_beyond_the_limit_of_a_connection_are_too_many(v3_frames: bool) -> None:
+    async def test() -> None:
+        bookie = HeldBookie()
+        async with front(NetConfig(max_pending_adds=10), bookie) as here:
+            peer, other = await here.connect(), await here.connect()
+            await peer.send(b"".join(v3_add(i) if v3_frames else add_frame(1, i, size=100) for i in range(50)))
+            if v3_frames:
+                refused = [wire_v3.parse_response(await peer.body()) for _ in range(40)]
+                assert {response.addResponse.status for response in refused} == {pb.ETOOMANYREQUESTS}
+                assert sorted(response.addResponse.entryId for response in refused) == list(range(10, 50))
+            else:
+                assert await peer.codes(40) == [Code.TOO_MANY_REQUESTS] * 40
+            assert bookie.entries == 10
+            assert here.server.rejected_adds == 40
+            await other.send(add_frame(1, 0))
+            await until(lambda: bookie.entries == 11)
+            bookie.answer()
+            for _ in range(10):
+                await peer.body()
+            await peer.send(v3_add(99) if v3_frames else add_frame(1, 99))
+            await until(lambda: bookie.entries == 1)
+
+    run(test)
+
+
+def test_adds_in_progress_stop_the_reading_of_all_sockets() -> None:
+    async def test() -> None:
+        bookie = HeldBookie()
+        async with front(NetConfig(max_adds_in_progress=4), bookie) as here:
+            peer, other = await here.connect(), await here.connect()
+            await peer.send(b"".join(add_frame(1, i) for i in range(4)))
+            await until(lambda: here.server.load.full)
+            await other.send(add_frame(2, 0))
+            late = await here.connect()
+            await late.send(add_frame(2, 1))
+            await asyncio.sleep(0.05)
+            assert bookie.entries == 4
+            bookie.answer()
+            assert await peer.codes(4) == [Code.OK] * 4
+            await until(lambda: bookie.entries == 2)
+
+    run(test)
+
+
+def test_adds_of_a_few_bytes_each_count_with_what_they_cost() -> None:
+    """Each of these is a run of its own, with objects of its own: far more than its bytes."""
+
+    async def test() -> None:
+        bookie = HeldBookie()
+        config = NetConfig(adds_high_bytes=1 * MIB, adds_low_bytes=MIB // 2, max_pending_adds=0)
+        async with front(config, bookie) as here:
+            peer = await here.connect()
+            keys = [bytes(20), KEY]
+            await peer.send_what_is_taken(b"".join(add_frame(1, i, key=keys[i % 2], size=10) for i in range(20_000)))
+            await until(lambda: here.server.load.full)
+            assert len(bookie.adds) < 1000
+            seen = 0
+            while seen < 20_000:
+                seen += bookie.entries
+                bookie.answer()
+                await asyncio.sleep(0)
+                if bookie.entries == 0 and not here.server.load.adds:
+                    break
+
+    run(test)
+
+
+def test_an_answer_that_cannot_be_made_does_not_keep_others_from_theirs() -> None:
+    async def test() -> None:
+        bookie = HeldBookie()
+        async with front(NetConfig(), bookie) as here:
+            bad, good = await here.connect(), await here.connect()
+            await bad.send(v3_add(0))
+            await until(lambda: bookie.entries == 1)
+            await good.send(v3_add(1))
+            await until(lambda: bookie.entries == 2)
+            (_, first), (_, second) = bookie.adds
+            for done in (first, second):
+                done(np.array([999 if done is first else 0], np.int32))
+            assert await bad.closed()
+            assert wire_v3.parse_response(await good.body()).addResponse.entryId == 1
+            assert here.server.load.adds == 0
+            bookie.adds.clear()
+
+    run(test)
+
+
+def test_priority_is_told_to_the_bookie() -> None:
+    async def test() -> None:
+        bookie = HeldBookie()
+        async with front(NetConfig(), bookie) as here:
+            v2, v3_peer = await here.connect(), await here.connect()
+            await v2.send(add_frame(1, 0) + add_frame(1, 1, flags=4) + add_frame(1, 2, flags=2))
+            await until(lambda: bookie.entries == 3)
+            assert bookie.priorities == [False, True, False]
+            request = wire_v3.parse_request(v3_add(3)[4:])
+            request.header.priority = 100
+            await v3_peer.send(v3_add(4) + frame(request.SerializeToString()))
+            await until(lambda: bookie.entries == 5)
+            assert bookie.priorities == [False, True, False, False, True]
+
+    run(test)
+
+
+def test_what_waits_for_a_journal_counts_too() -> None:
+    """WRITE_LAC and FORCE_LEDGER are not adds, but may be asked for as often."""
+
+    async def test() -> None:
+        config = NetConfig(adds_high_bytes=MIB, adds_low_bytes=MIB // 2, close_timeout_ms=50)
+        server = NativeServer(HeldBookie(), disk_space=lambda: (1, 2), config=config)  # type: ignore[arg-type]
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(listener)
+            await server.start(listener)
+            here = Front(server, HeldBookie(), listener.getsockname()[1], stack)
+            peer = await here.connect()
+            packet = wire_v3.write_lac_request(1, 1, stored(1, 1)[:36], KEY)
+            await peer.send_what_is_taken((packet + wire_v3.force_ledger_request(2, 1)) * 20_000)
+            await until(lambda: server.load.full)
+            assert server.load.adds_bytes < 2 * MIB
+            await server.close()
+
+    run(test)
+
+
+# --- reads ---------------------------------------------------------------------------------------
+
+
+def test_reads_answered_at_once_within_one_receive_are_bounded() -> None:
+    """Reads with other requests between are each answered from memory, as long as the peer takes the answers."""
+
+    async def test() -> None:
+        bookie = HeldBookie(entry_bytes=100_000)
+        async with front(NetConfig(), bookie) as here:
+            peer = await here.connect(receive_bytes=4096)
+            await peer.send_what_is_taken((reads((1, 0)) + AUTH) * 5000)
+            await asyncio.sleep(0.1)
+            # Besides what the kernel takes for the peer.
+            assert bookie.reads < 100
+            assert here.server.load.unsent_bytes < 2 * MIB
+            assert here.server.load.reads_bytes < 3 * MIB
+
+    run(test)
+
+
+def test_reads_beyond_the_limit_of_a_connection_are_too_many() -> None:
+    async def test() -> None:
+        bookie = HeldBookie()
+        async with front(NetConfig(max_pending_reads=10), bookie) as here:
+            peer = await here.connect()
+            await peer.send(wire_v2.read_requests(1, range(50)))
+            codes = await peer.codes(50)
+            assert sorted(codes) == [Code.OK] * 10 + [Code.TOO_MANY_REQUESTS] * 40
+            v3_peer = await here.connect()
+            await v3_peer.send(wire_v3.read_requests(5, 1, np.arange(50)))
+            answers = [wire_v3.parse_response(await v3_peer.body()).readResponse.status for _ in range(50)]
+            assert sorted(answers) == [pb.EOK] * 10 + [pb.ETOOMANYREQUESTS] * 40
+            assert here.server.rejected_reads == 80
+
+    run(test)
+
+
+def test_waiting_reads_of_all_connections_are_bounded_and_given_back() -> None:
+    async def test() -> None:
+        bookie = HeldBookie(entry_bytes=200_000)
+        config = NetConfig(max_waiting_reads_bytes=100_000)
+        async with front(config, bookie) as here:
+            peers = [await here.connect(receive_bytes=4096) for _ in range(30)]
+            for peer in peers:
+                await peer.send_what_is_taken(wire_v2.read_requests(1, range(300)) * 3, 0.02)
+            await until(lambda: here.server.rejected_reads > 0)
+            assert here.server.load.reads_bytes <= 100_000
+            for peer in peers:
+                peer.socket.close()
+            await until(lambda: here.server.load.reads_bytes == 0)
+            again = await here.connect()
+            await again.send(wire_v2.read_requests(1, range(20)))
+            assert await again.codes(20) == [Code.OK] * 20
+
+    run(test)
+
+
+def test_a_peer_that_takes_nothing_makes_way_for_others() -> None:
+    async def test() -> None:
+        bookie = HeldBookie(entry_bytes=1 * MIB)
+        config = NetConfig(max_unsent_bytes=8 * MIB, stalled_peer_timeout_ms=300)
+        async with front(config, bookie) as here:
+            greedy = [await here.connect(receive_bytes=4096) for _ in range(40)]
+            for peer in greedy:
+                await peer.send(wire_v2.read_requests(1, range(40)))
+            await until(lambda: not here.server.load.has_room.is_set())
+            assert here.server.load.unsent_bytes < 20 * MIB
+            honest = await here.connect()
+            await honest.send(wire_v2.read_requests(1, range(12)))
+            assert await honest.codes(12) == [Code.OK] * 12
+            assert here.server.connection_count < 41
+
+    run(test)
+
+
+def test_a_slow_peer_is_left_alone_while_there_is_room() -> None:
+    async def test() -> None:
+        bookie = HeldBookie(entry_bytes=1 * MIB)
+        async with front(NetConfig(stalled_peer_timeout_ms=1), bookie) as here:
+            slow = await here.connect(receive_bytes=4096)
+            await slow.send(wire_v2.read_requests(1, range(20)))
+            await asyncio.sleep(1.5)
+            assert await slow.codes(20) == [Code.OK] * 20
+
+    run(test)
+
+
+def test_connections_that_go_away_leave_nothing_behind() -> None:
+    async def test() -> None:
+        bookie = HeldBookie(entry_bytes=300_000)
+        async with front(NetConfig(), bookie) as here:
+            for _ in range(20):
+                peer = await here.connect(receive_bytes=4096)
+                await peer.send(wire_v3.read_requests(5, 1, np.arange(100)) + poll(1) + v3_add(1))
+                await peer.send(wire_v3.list_of_entries_request(9, 1) + v3_add(2)[:50])
+                await until(lambda: here.server.load.reads > 0)
+                peer.socket.close()
+            await until(lambda: here.server.connection_count == 0)
+            load = here.server.load
+            assert (load.reads, load.reads_bytes, load.unsent_bytes) == (0, 0, 0)
+            await until(lambda: load.polls == 0)
+
+    run(test)
+
+
+@pytest.mark.parametrize("data", [wire_v2.read_requests(1, range(2)), poll(1, 0)], ids=["read", "poll"])
+def test_a_read_that_fails_unexpectedly_closes_its_connection(data: bytes) -> None:
+    async def test() -> None:
+        bookie = HeldBookie()
+        async with front(NetConfig(), bookie) as here:
+            bookie.read_error = RuntimeError("as it may be")
+            bookie.lac_reached.set()
+            peer, other = await here.connect(), await here.connect()
+            await peer.send(data)
+            assert await peer.closed()
+            bookie.read_error = None
+            await other.send(wire_v2.read_requests(1, range(2)))
+            assert await other.codes(2) == [Code.OK] * 2
+
+    run(test)
+
+
+# --- long polls ----------------------------------------------------------------------------------
+
+
+def test_long_polls_are_bounded_per_connection_and_in_total() -> None:
+    async def test() -> None:
+        async with front(NetConfig(max_polls=5, max_polls_in_total=8), HeldBookie()) as here:
+            first, second = await here.connect(), await here.connect()
+            await first.send(b"".join(poll(i) for i in range(7)))
+            for txn_id in (5, 6):
+                answer = wire_v3.parse_response(await first.body())
+                assert (answer.header.txnId, answer.status) == (txn_id, pb.ETOOMANYREQUESTS)
+            await second.send(b"".join(poll(i) for i in range(5)))
+            assert wire_v3.parse_response(await second.body()).header.txnId == 3
+            assert here.server.load.polls == 8
+            first.socket.close()
+            await until(lambda: here.server.load.polls == 3)
+
+    run(test)
+
+
+def test_long_polls_that_wake_together_do_not_fill_the_memory() -> None:
+    async def test() -> None:
+        bookie = HeldBookie(entry_bytes=1 * MIB)
+        async with front(NetConfig(max_unsent_bytes=8 * MIB), bookie) as here:
+            peer = await here.connect(receive_bytes=4096)
+            await peer.send(b"".join(poll(i) for i in range(300)))
+            await until(lambda: here.server.load.polls == 300)
+            bookie.lac_reached.set()
+            await asyncio.sleep(0.3)
+            assert here.server.load.unsent_bytes < 16 * MIB
+            answers = {wire_v3.parse_response(await peer.body()).header.txnId for _ in range(300)}
+            assert answers == set(range(300))
+
+    run(test)
+
+
+def test_a_long_poll_is_answered_after_the_longest_time_at_last() -> None:
+    async def test() -> None:
+        async with front(NetConfig(max_poll_ms=50), HeldBookie()) as here:
+            peer = await here.connect()
+            await peer.send(poll(1, 2**62))
+            answer = wire_v3.parse_response(await peer.body())
+            assert (answer.status, answer.readResponse.entryId, answer.readResponse.maxLAC) == (pb.EOK, -1, 0)
+
+    run(test)
+
+
+# --- connections and frames ----------------------------------------------------------------------
+
+
+def test_connections_are_counted() -> None:
+    async def test() -> None:
+        async with front(NetConfig(max_connections=3), HeldBookie()) as here:
+            peers = [await here.connect() for _ in range(3)]
+            await until(lambda: here.server.connection_count == 3)
+            assert await (await here.connect()).closed()
+            assert here.server.rejected_connections == 1
+            peers[0].socket.close()
+            await until(lambda: here.server.connection_count == 2)
+            again = await here.connect()
+            await again.send(wire_v2.read_requests(1, [1]))
+            assert await again.codes(1) == [Code.OK]
+
+    run(test)
+
+
+def test_how_many_connections_there_may_be_follows_from_open_files() -> None:
+    assert connection_limit(7) == 7
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert 0 < connection_limit(0) <= 10_000
+    assert connection_limit(0) < files
+
+
+def test_an_idle_peer_stays_and_one_with_half_a_frame_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        monkeypatch.setattr(native, "_LOOK_INTERVAL_S", 0.02)
+        async with front(NetConfig(frame_timeout_ms=200), HeldBookie()) as here:
+            idle, half, large = [await here.connect() for _ in range(3)]
+            await idle.send((AUTH + reads((1, 1))) * 1000)  # too much for one turn
+            for _ in range(2000):
+                await idle.body()
+            await half.send(add_frame(1, 0)[:50])
+            await large.send(add_frame(1, 0, size=MIB)[:-1])
+            assert await half.closed()
+            assert await large.closed()
+            await idle.send(wire_v2.read_requests(1, [1]))
+            assert await idle.codes(1) == [Code.OK]
+
+    run(test)
+
+
+def test_half_frames_of_all_connections_are_bounded() -> None:
+    async def test() -> None:
+        async with front(NetConfig(max_half_frames_bytes=MIB), HeldBookie()) as here:
+            peers = [await here.connect() for _ in range(20)]
+            for peer in peers:
+                await peer.send_what_is_taken(add_frame(1, 0, size=200_000)[:-1])
+            assert here.server.half_frames.bytes <= MIB
+            await until(lambda: here.server.connection_count <= 5)
+            last = peers[-1]
+            await last.send(add_frame(1, 0, size=200_000)[-1:])
+            await until(lambda: here.bookie.entries == 1)
+
+    run(test)
+
+
+def test_many_small_requests_of_all_kinds_are_all_answered_in_turns() -> None:
+    async def test() -> None:
+        bookie = HeldBookie()
+        async with front(NetConfig(), bookie) as here:
+            peer, other = await here.connect(), await here.connect()
+            data = (AUTH + reads((1, 0)) + AUTH) * 3000
+            sending = asyncio.ensure_future(peer.send(data))
+            await other.send(reads((1, 1)))
+            assert await other.codes(1) == [Code.OK]
+            for _ in range(9000):
+                await peer.body()
+            await sending
+
+    run(test)
+
+
+def test_the_end_waits_for_adds_and_not_for_who_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        monkeypatch.setattr(native, "_HANG_UP_TIMEOUT_S", 0.1)
+        bookie = HeldBookie(entry_bytes=4 * MIB)
+        async with front(NetConfig(), bookie) as here:
+            stalled = await here.connect(receive_bytes=4096)
+            await stalled.send(wire_v2.read_requests(1, range(10)))
+            writer = await here.connect()
+            await writer.send(add_frame(1, 0))
+            await until(lambda: bookie.entries == 1 and here.server.load.unsent_bytes > 0)
+            closing = asyncio.ensure_future(here.server.close())
+            await asyncio.sleep(0.05)
+            assert not closing.done()
+            bookie.answer()
+            assert await writer.codes(1) == [Code.OK]
+            await asyncio.wait_for(closing, 10)
+            assert here.server.connection_count == 0 or await stalled.closed()
+
+    run(test)
+
+
+def test_times_of_requests_are_told() -> None:
+    async def test() -> None:
+        bookie, times = HeldBookie(), Times()
+        async with front(NetConfig(), bookie, times) as here:
+            peer, v3_peer = await here.connect(), await here.connect()
+            await peer.send(b"".join(add_frame(1, i) for i in range(5)))
+            await until(lambda: bookie.entries == 5)
+            for _, done in bookie.adds:
+                done(np.array([0, 0, Code.FENCED, 0, 0], np.int32))
+            bookie.adds.clear()
+            await peer.codes(5)
+            await peer.send(wire_v2.read_requests(1, range(3)))
+            await peer.codes(3)
+            await v3_peer.send(poll(1, 0))
+            await v3_peer.body()
+            await v3_peer.send(wire_v3.bookie_info_request(2))
+            await v3_peer.body()
+            assert sum(count for kind, count, ok in times.seen if (kind, ok) == ("add", True)) == 4
+            assert ("add", 1, False) in times.seen
+            assert ("read", 3, True) in times.seen
+            assert ("long_poll", 1, True) in times.seen
+            assert ("info", 1, True) in times.seen
+
+    run(test)
+
+
+# --- lists of entries ----------------------------------------------------------------------------
+
+
+def test_a_list_larger_than_a_frame_is_an_error_and_one_list_is_made_at_a_time() -> None:
+    async def test() -> None:
+        bookie = HeldBookie()
+        async with front(NetConfig(max_frame_bytes=4096), bookie) as here:
+            gone, peer = await here.connect(), await here.connect()
+            await gone.send(wire_v3.list_of_entries_request(1, 1))
+            await until(lambda: len(bookie.lists) == 1)
+            gone.socket.close()
+            await until(lambda: here.server.connection_count == 1)
+            await peer.send(wire_v3.list_of_entries_request(2, 1))
+            await asyncio.sleep(0.02)
+            assert len(bookie.lists) == 1  # the first one is still being made
+            bookie.lists[0].set_result((Code.OK, np.arange(3)))
+            await until(lambda: len(bookie.lists) == 2)
+            rises = np.cumsum(np.arange(1, 400))  # no two distances are equal
+            bookie.lists[1].set_result((Code.OK, rises))
+            answer = wire_v3.parse_response(await peer.body())
+            assert (answer.status, answer.getListOfEntriesOfLedgerResponse.status) == (pb.EIO, pb.EIO)
+            assert not answer.getListOfEntriesOfLedgerResponse.HasField("availabilityOfEntriesOfLedger")
+
+    run(test)

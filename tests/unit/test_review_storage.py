@@ -1,0 +1,168 @@
+"""Where parts of the storage meet: what each does right alone and two of them may do wrong together."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bk_spark.protocol.codes import Code
+from bookie_server.storage.index import IndexFiles, IndexHeader
+from tests.crash.choices import EXTREMES
+from tests.crash.crashes import empty_directory
+from tests.crash.disk import Disk
+from tests.crash.recorder import Recorder, materialise
+from tests.crash.subject import Shape, Subject, key_of, make_directories, stored as small_entry
+from tests.support.disk_faults import fail_at, record_at
+from tests.support.failing_os import FailingOs
+from tests.support.running_storage import KEY, Place, in_loop, running, stored
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place.make(tmp_path / "bookie")
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> FailingOs:
+    return FailingOs(monkeypatch)
+
+
+def make_unreachable(path: Path) -> None:
+    """Let every look below ``path`` end in an error that does not say "absent", as a failed disk does."""
+    path.rename(path.with_name(f"{path.name}-gone"))
+    path.symlink_to(path.name)
+
+
+@in_loop
+async def test_a_ledger_whose_disk_fails_is_not_absent(place: Place) -> None:
+    async with running(place) as bookie:
+        await bookie.add(stored(1, 0))
+        assert await bookie.bookie.fence(1, KEY) is Code.OK
+    async with running(place, clean_end=False) as bookie:
+        make_unreachable(place.ledger / "0")
+        assert await bookie.read((1, 0)) == [Code.IO_ERROR]
+        assert await bookie.entry_ids(1) is Code.IO_ERROR
+        assert await bookie.add(stored(1, 1)) == [Code.IO_ERROR]
+        with pytest.raises(OSError, match="symbolic"):
+            await bookie.upkeep.locations_of(1, np.array([0]))
+        with pytest.raises(OSError, match="symbolic"):
+            await bookie.upkeep.local_ledgers()
+
+
+def test_a_file_that_cannot_be_looked_for_is_not_made_elsewhere(tmp_path: Path) -> None:
+    directories = [tmp_path / "a", tmp_path / "b"]
+    for directory in directories:
+        directory.mkdir()
+    names = [str(directory) for directory in directories]
+    index = IndexFiles(names, lambda: names)
+    header = IndexHeader(KEY, True, None)
+    one = np.array([1])
+    index.write(2, header, one, one << 32)
+    make_unreachable(directories[0] / "0")
+    with pytest.raises(OSError, match="symbolic"):
+        index.write(2, header, one, one << 33)
+    assert not list(directories[1].rglob("*.idx"))
+    index.close()
+
+
+def test_a_part_of_a_file_that_cannot_be_removed_is_not_taken_for_the_file(tmp_path: Path, disk: FailingOs) -> None:
+    directories = [tmp_path / "a", tmp_path / "b"]
+    for directory in directories:
+        directory.mkdir()
+    names = [str(directory) for directory in directories]
+    index = IndexFiles(names, lambda: names)
+    fail_at(disk, "ftruncate", "/a/", errno.EIO)
+    disk.fail("remove", errno.EROFS)
+    ids, locations = np.arange(3), np.arange(1, 4) << 32
+    with suppress(OSError):
+        index.write(2, IndexHeader(KEY, True, None), ids, locations)
+        assert index.read_slots(2, ids).tolist() == locations.tolist()
+    disk.heal()
+    index.write(2, IndexHeader(KEY, True, None), ids, locations)
+    assert index.read_slots(2, ids).tolist() == locations.tolist()
+    index.close()
+
+
+@in_loop
+async def test_a_log_left_without_its_map_is_synced(tmp_path: Path, disk: FailingOs) -> None:
+    """A flush fills a log; before it goes on in another directory, the first one is full."""
+    place = Place.make(tmp_path / "bookie", ledgers=2, log_size_limit_bytes=4096)
+    async with running(place) as bookie:
+        directories = bookie.storage.directories
+        await bookie.add(*(stored(1, i, 1000) for i in range(6)))
+        calls = record_at(disk, "fdatasync", "fsync")
+        first = place.ledgers[0]
+
+        def write(fd: int, buffers: list[bytes], offset: int) -> int:
+            path = os.readlink(f"/proc/self/fd/{fd}")
+            if path.startswith(first) and path.endswith(".log"):
+                if offset > 1024:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                if offset == 1024:
+                    directories.set_writable(first, False, "full")
+            return os.pwritev(fd, buffers, offset)
+
+        disk.on("pwritev", write)
+        await bookie.storage.checkpoint()
+        disk.heal()
+        logs = [str(path) for path in place.logs()]
+        assert [os.path.dirname(path) for path in logs] == list(place.ledgers) + [place.ledgers[1]] * (len(logs) - 2)
+        assert {path for _, path in calls} >= set(logs)
+
+
+def test_a_compaction_that_a_kill_cut_short_is_durable_when_the_old_log_goes() -> None:
+    """The index in the page cache is ahead of the disk's when the next process comes."""
+    shape = Shape()
+    entries = [small_entry(1, i, i - 1, bytes(20)) for i in range(5)]
+    with empty_directory() as root:
+        make_directories(root, shape)
+        recorder = Recorder(root)
+
+        async def record() -> None:
+            subject = Subject(root, shape)
+            subject.start()
+            await subject.add(entries, key_of(1))
+            await subject.stop()
+            subject = Subject(root, shape)
+            subject.start()
+
+            async def killed() -> None:
+                recorder.kill()
+                raise OSError(errno.EIO, "killed")
+
+            subject.upkeep.checkpoint = killed  # type: ignore[method-assign]
+            with suppress(OSError):
+                await subject.compact(subject.logs_to_compact()[0])
+            assert recorder.killed
+            await subject.abandon()
+            recorder.revive()
+            subject = Subject(root, shape)
+            subject.start()
+            await subject.finish_compactions()
+            assert await subject.read_all(1, list(range(5))) == entries
+            recorder.kill()
+            await subject.abandon()
+            recorder.revive()
+
+        async def look(at: Path) -> None:
+            subject = Subject(at, shape)
+            subject.start()
+            await subject.finish_compactions()
+            assert await subject.read_all(1, list(range(5))) == entries
+            await subject.stop()
+
+        with recorder.installed():
+            asyncio.run(record())
+        model = Disk(recorder.base, recorder.numbers)
+        for operation in recorder.log:
+            model.apply(operation)
+        for keeps in ("nothing", "all"):
+            with empty_directory() as left:
+                materialise(model.image(EXTREMES[keeps]), left)
+                asyncio.run(look(left))

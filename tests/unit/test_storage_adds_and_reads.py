@@ -1,0 +1,177 @@
+"""What a client may ask of a bookie, on real files: adds, reads, fences, last add confirmed."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bk_spark.protocol.codes import Code
+from bookie_server.storage import journal
+from tests.support.running_storage import KEY, OTHER_KEY, Place, in_loop, running, stored
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place.make(tmp_path / "bookie")
+
+
+@in_loop
+async def test_add_and_read(place: Place) -> None:
+    async with running(place) as bookie:
+        entries = [stored(1, i, 64 + i) for i in range(3000)]
+        assert set(await bookie.add(*entries)) == {Code.OK}
+        assert await bookie.read(*[(1, i) for i in range(3000)]) == entries
+        assert await bookie.read((1, 2999), (1, 5), (1, 7)) == [entries[2999], entries[5], entries[7]]
+        assert await bookie.read((1, -1)) == [entries[-1]]
+        assert await bookie.read((1, 3000), (1, 3), (2, 0), (1, -7)) == [
+            Code.NO_ENTRY,
+            entries[3],
+            Code.NO_LEDGER,
+            Code.NO_ENTRY,
+        ]
+
+
+@in_loop
+async def test_a_read_waits_for_an_add_under_way(place: Place) -> None:
+    async with running(place) as bookie:
+        add = asyncio.ensure_future(bookie.add(stored(1, 0)))
+        await asyncio.sleep(0)
+        assert await bookie.read((1, 0)) == [stored(1, 0)]
+        assert add.done()
+
+
+@in_loop
+async def test_several_ledgers_in_one_run(place: Place) -> None:
+    async with running(place) as bookie:
+        entries = [stored(i % 7, i // 7 + 1000, 50 + i) for i in range(700)]
+        assert set(await bookie.add(*entries)) == {Code.OK}
+        assert await bookie.read(*[(i % 7, i // 7 + 1000) for i in range(700)]) == entries
+        order = np.random.default_rng(1).permutation(700).tolist()
+        assert await bookie.read(*[(i % 7, i // 7 + 1000) for i in order]) == [entries[i] for i in order]
+
+
+@in_loop
+async def test_refusals_are_per_entry(place: Place) -> None:
+    async with running(place) as bookie:
+        assert await bookie.bookie.fence(2, KEY) is Code.OK
+        assert await bookie.add(stored(3, 0), key=OTHER_KEY) == [Code.OK]
+        codes = await bookie.add(
+            stored(1, 0), stored(2, 0), stored(3, 1), stored(1, -4), stored(1, 1 << 41), stored(1, 9)[:20], stored(1, 1)
+        )
+        assert codes == [
+            Code.OK,
+            Code.FENCED,
+            Code.UNAUTHORIZED,
+            Code.BAD_REQUEST,
+            Code.BAD_REQUEST,
+            Code.BAD_REQUEST,
+            Code.OK,
+        ]
+        assert await bookie.add(stored(2, 0), stored(2, 1)) == [Code.FENCED] * 2
+        assert await bookie.add(stored(2, 0), recovery=True) == [Code.OK]
+        assert await bookie.read((1, 0), (1, 1), (2, 0), (3, 1), (1, 9)) == [
+            stored(1, 0),
+            stored(1, 1),
+            stored(2, 0),
+            Code.NO_ENTRY,
+            Code.NO_ENTRY,
+        ]
+
+
+@in_loop
+async def test_known_lac_is_found_in_the_last_entry_after_a_restart(place: Place) -> None:
+    async with running(place) as bookie:
+        await bookie.add(stored(1, 0), stored(1, 1), stored(1, 2))
+    async with running(place) as bookie:
+        handle = bookie.storage.handles.get(1)
+        assert handle is not None
+        assert await bookie.bookie.known_lac(handle) == 1
+
+
+@in_loop
+async def test_fence_waits_for_its_record_and_is_journaled_once(place: Place, tmp_path: Path) -> None:
+    async with running(place) as bookie:
+        add = asyncio.ensure_future(bookie.add(stored(1, 0)))
+        await asyncio.sleep(0)
+        first, second = bookie.bookie.fence(1, KEY), bookie.bookie.fence(1, KEY)
+        assert not first.done()
+        assert not second.done()
+        assert await bookie.add(stored(1, 1)) == [Code.FENCED]
+        assert (await first, await second) == (Code.OK, Code.OK)
+        assert add.done()
+        assert await add == [Code.OK]
+        third = bookie.bookie.fence(1, KEY)
+        assert third.done()
+        assert await bookie.bookie.fence(1, OTHER_KEY) is Code.UNAUTHORIZED
+        files = list(place.journal.glob("*.txn"))
+        content = b"".join(file.read_bytes() for file in files)
+        assert content.count(journal.fence_record(1)) == 1
+        assert content.count(journal.master_key_record(1, KEY)) == 1
+        assert content.index(journal.master_key_record(1, KEY)) < content.index(stored(1, 0))
+
+
+@in_loop
+async def test_a_corrupt_entry_is_an_error_and_not_absent(place: Place) -> None:
+    async with running(place) as bookie:
+        await bookie.add(*[stored(1, i, 500) for i in range(10)])
+    log = next(place.ledger.glob("*.log"))
+    content = bytearray(log.read_bytes())
+    at = content.index(stored(1, 4, 500))
+    content[at : at + 16] = bytes(16)
+    log.write_bytes(bytes(content))
+    async with running(place) as bookie:
+        assert await bookie.read((1, 3), (1, 4), (1, 5)) == [stored(1, 3, 500), Code.IO_ERROR, stored(1, 5, 500)]
+        code, found = await bookie.bookie.read_batch(1, 0, 0, 1 << 20)
+        assert code is Code.OK
+        assert sum(len(part.sizes) for part in found) == 4
+        assert (await bookie.bookie.read_batch(1, 4, 0, 1 << 20))[0] is Code.IO_ERROR
+    log.unlink()
+    async with running(place) as bookie:
+        assert await bookie.read((1, 3)) == [Code.IO_ERROR]
+
+
+@in_loop
+async def test_batch_reads(place: Place) -> None:
+    entries = [stored(1, i, 100) for i in range(2500)]
+
+    async with running(place) as bookie:
+        for i in range(0, 2500, 100):
+            await bookie.add(*entries[i : i + 100])
+            await bookie.add(stored(2, i, 20_000))
+        await bookie.add(stored(1, 2502))
+        assert await bookie.batch(1, 0, 0, 1 << 20) == entries
+        assert await bookie.batch(1, 7, 5, 1 << 20) == entries[7:12]
+        assert await bookie.batch(1, 7, 0, 104 * 20) == entries[7:27]
+        assert await bookie.batch(1, 7, 0, 104 * 20 - 1) == entries[7:26]
+        assert await bookie.batch(1, 7, 0, 1) == entries[7:8]
+        assert await bookie.batch(1, 7, 0, -5) == entries[7:8]
+        assert await bookie.batch(1, 2490, 100, 1 << 20) == entries[2490:]
+        assert await bookie.batch(1, -1, 100, 1 << 20) == [stored(1, 2502)]
+        assert (await bookie.bookie.read_batch(1, 2500, 1, 1000))[0] is Code.NO_ENTRY
+        assert (await bookie.bookie.read_batch(5, 0, 1, 1000))[0] is Code.NO_LEDGER
+
+
+@in_loop
+async def test_long_poll(place: Place) -> None:
+    async with running(place) as bookie:
+        await bookie.add(stored(1, 0))
+        handle = bookie.storage.handles.get(1)
+        assert handle is not None
+        assert await bookie.bookie.wait_for_lac(handle, -1, 10) is False
+        wait = asyncio.ensure_future(bookie.bookie.wait_for_lac(handle, -1, 60_000))
+        await asyncio.sleep(0)
+        await bookie.add(stored(1, 1))
+        assert await wait is True
+        wait = asyncio.ensure_future(bookie.bookie.wait_for_lac(handle, 5, 60_000))
+        await asyncio.sleep(0)
+        await bookie.bookie.write_lac(struct.pack(">qq", 1, 6), KEY)
+        assert await wait is True
+        wait = asyncio.ensure_future(bookie.bookie.wait_for_lac(handle, 9, 60_000))
+        await asyncio.sleep(0)
+        await bookie.bookie.fence(1, KEY)
+        assert await wait is True
+        assert not handle.lac_watchers

@@ -1,0 +1,239 @@
+"""Flushes on real files: their order, and what is read before, during and after one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bk_spark.protocol.codes import Code
+from bookie_server.storage.files import WouldBlockError
+from bookie_server.storage.locations import half_and_positions
+from tests.support.disk_faults import hold_at, record_at
+from tests.support.failing_os import FailingOs
+from tests.support.running_storage import Place, Running, in_loop, running, stored
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place.make(tmp_path / "bookie")
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> FailingOs:
+    return FailingOs(monkeypatch)
+
+
+@asynccontextmanager
+async def flush_held(bookie: Running, disk: FailingOs, name: str, part: str) -> AsyncIterator[None]:
+    """A flush that waits at a call while the block runs, and ends after it."""
+    block = hold_at(disk, name, part)
+    flush = asyncio.ensure_future(bookie.storage.checkpoint())
+    try:
+        assert await asyncio.to_thread(block.reached.wait, 60)
+        yield
+        assert not flush.done()
+    finally:
+        block.release()
+        await flush
+
+
+#: What a flush does one after another, as calls on files.
+PHASES = [("pwritev", ".log"), ("fdatasync", ".log"), ("pwritev", ".idx"), ("fsync", ".idx"), ("replace", "lastMark")]
+
+
+@in_loop
+async def test_each_step_is_durable_before_the_next(place: Place, disk: FailingOs) -> None:
+    place = place.with_settings(max_file_bytes=100, max_backups=0)
+    async with running(place) as bookie:
+        await bookie.add(stored(1, 0), stored(2, 0))
+        await bookie.add(stored(1, 1))
+        calls = record_at(disk, "pwritev", "fdatasync", "fsync", "replace", "remove")
+        await bookie.storage.checkpoint()
+        disk.heal()
+
+    def places(name: str, part: str) -> list[int]:
+        return [i for i, (call, path) in enumerate(calls) if call == name and part in Path(path).name]
+
+    steps = [
+        *((name, part) for name, part in PHASES[:4]),
+        ("pwritev", "lastMark.tmp"),
+        ("fsync", "lastMark.tmp"),
+        ("replace", "lastMark"),
+        ("fsync", "ledgers"),
+        ("remove", ".txn"),
+    ]
+    after = -1
+    for name, part in steps:
+        found = [i for i in places(name, part) if i > after]
+        assert found, (name, part, calls)
+        if (name, part) != ("fsync", "ledgers"):
+            assert found == places(name, part), (name, part, calls)
+        after = found[-1] if part != "ledgers" else found[0]
+
+
+@pytest.mark.parametrize(("name", "part"), PHASES)
+@in_loop
+async def test_reads_in_every_phase(place: Place, disk: FailingOs, name: str, part: str) -> None:
+    old = {(ledger, i): stored(ledger, i, 70, b"o") for ledger in (1, 2) for i in range(1500)}
+    second = {(ledger, i): stored(ledger, i, 80, b"s") for ledger in (1, 3) for i in range(1000, 2500)}
+    newest = {(ledger, i): stored(ledger, i, 90, b"n") for ledger in (1, 4) for i in range(2000, 3000)}
+    entries = old | second | newest
+
+    async def check(bookie: Running) -> None:
+        assert await bookie.read(*entries) == list(entries.values())
+        for pair in ((1, 0), (1, 1200), (1, 2200), (2, 5), (3, 1000), (4, 2999)):
+            answer = bookie.read_now(*pair)
+            assert answer is None or answer == entries[pair]
+        for ledger in (1, 2, 3, 4):
+            wanted = [entries[pair] for pair in sorted(entries) if pair[0] == ledger]
+            first = min(pair[1] for pair in entries if pair[0] == ledger)
+            assert await bookie.batch(ledger, first) == wanted
+            assert await bookie.batch(ledger, first + 400, 900) == wanted[400:1300]
+            assert await bookie.entry_ids(ledger) == sorted(pair[1] for pair in entries if pair[0] == ledger)
+        assert await bookie.read((1, -1), (2, -1), (1, 3000), (3, 0)) == [
+            entries[1, 2999],
+            entries[2, 1499],
+            Code.NO_ENTRY,
+            Code.NO_ENTRY,
+        ]
+
+    async with running(place) as bookie:
+        await bookie.add(*old.values())
+        await bookie.storage.checkpoint()
+        await bookie.add(*second.values())
+        async with flush_held(bookie, disk, name, part):
+            await bookie.add(*newest.values())
+            await check(bookie)
+            if part != "lastMark":
+                found = bookie.storage.locate(1, np.array([0, 1200, 2200]))
+                assert found[0] > 0
+                assert [half_and_positions(found[i : i + 1])[0] for i in (1, 2)] == [1, 0]
+        await check(bookie)
+        assert bookie.storage.locate(1, np.array([0, 1200, 2200]))[:2].min() > 0
+        await bookie.storage.checkpoint()
+        await check(bookie)
+        assert bookie.storage.locate(1, np.array([0, 1200, 2200])).min() > 0
+    async with running(place) as bookie:
+        await check(bookie)
+
+
+@in_loop
+async def test_the_newest_copy_wins_wherever_the_others_are(place: Place, disk: FailingOs, tmp_path: Path) -> None:
+    async with running(place) as bookie:
+        await bookie.add(*[stored(1, i, fill=b"a") for i in range(4)])
+        await bookie.storage.checkpoint()
+        await bookie.add(*[stored(1, i, fill=b"b") for i in range(1, 4)])
+        async with flush_held(bookie, disk, "fdatasync", ".log"):
+            await bookie.add(*[stored(1, i, fill=b"c") for i in range(2, 4)])
+            await bookie.add(stored(1, 3, fill=b"d"))
+            wanted = [stored(1, i, fill=fill) for i, fill in enumerate((b"a", b"b", b"c", b"d"))]
+            assert await bookie.read(*[(1, i) for i in range(4)]) == wanted
+            assert await bookie.batch(1, 0) == wanted
+            killed = place.killed(tmp_path / "killed")
+        assert await bookie.read(*[(1, i) for i in range(4)]) == wanted
+    for after in (place, killed):
+        async with running(after) as bookie:
+            assert await bookie.read(*[(1, i) for i in range(4)]) == wanted
+
+
+@in_loop
+async def test_entries_of_a_listing_that_reach_their_file_meanwhile(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index file is read in part, then a flush is through, then the rest is read."""
+    async with running(place) as bookie:
+        await bookie.add(*[stored(1, i) for i in range(10)])
+        index, loop = bookie.storage.index, asyncio.get_running_loop()
+        real = index.entry_ids
+
+        def slow(ledger_id: int) -> object:
+            found = real(ledger_id)
+            asyncio.run_coroutine_threadsafe(bookie.storage.checkpoint(), loop).result(60)
+            return found
+
+        monkeypatch.setattr(index, "entry_ids", slow)
+        assert await bookie.entry_ids(1) == list(range(10))
+
+
+@in_loop
+async def test_room_is_told_as_soon_as_there_is_some(place: Place, disk: FailingOs) -> None:
+    """When a flush takes the full half, not when it is through: adds would wait for two flushes."""
+    place = place.with_settings(write_cache_bytes=1 << 20)
+    async with running(place) as bookie:
+        told: list[int] = []
+        bookie.bookie.on_room(lambda: told.append(bookie.bookie.excess_bytes))
+        block = hold_at(disk, "fdatasync", ".log")
+        assert set(await bookie.add(*[stored(1, i, 3000) for i in range(1000)])) == {Code.OK}
+        assert await asyncio.to_thread(block.reached.wait, 60)
+        assert told == [0]
+        await bookie.add(*[stored(1, i, 3000) for i in range(1000, 2000)])
+        assert bookie.bookie.excess_bytes > 1_900_000
+        block.release()
+        while len(told) < 2:
+            await asyncio.sleep(0.01)
+        assert told == [0, 0]
+        assert bookie.troubles == []
+
+
+@in_loop
+async def test_a_cancelled_checkpoint_leaves_nothing_half_done(place: Place, disk: FailingOs) -> None:
+    async with running(place) as bookie:
+        await bookie.add(stored(1, 0))
+        block = hold_at(disk, "fdatasync", ".log")
+        flush = asyncio.ensure_future(bookie.storage.checkpoint())
+        assert await asyncio.to_thread(block.reached.wait, 60)
+        flush.cancel()
+        another = asyncio.ensure_future(bookie.storage.checkpoint())
+        await asyncio.sleep(0)
+        assert not flush.done()  # the thread works; nobody may come between
+        block.release()
+        with pytest.raises(asyncio.CancelledError):
+            await flush
+        await another
+        assert bookie.storage.locate(1, np.array([0]))[0] > 0
+        assert await bookie.read((1, 0)) == [stored(1, 0)]
+        assert len(place.logs()) == 1
+
+
+@in_loop
+async def test_a_sync_that_fails_after_its_checkpoint_was_cancelled(place: Place, disk: FailingOs) -> None:
+    async with running(place, clean_end=False) as bookie:
+        await bookie.add(stored(1, 0))
+        block = hold_at(disk, "fdatasync", ".log")
+        flush = asyncio.ensure_future(bookie.storage.checkpoint())
+        assert await asyncio.to_thread(block.reached.wait, 60)
+        flush.cancel()
+        block.release(error=5)
+        with pytest.raises(OSError, match="sync failed"):
+            await flush
+        assert len(bookie.failures) == 1
+
+
+@in_loop
+async def test_more_cold_pages_than_memory_holds(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system that never says what is in its page cache."""
+    place = place.with_settings(index_cache_bytes=1)
+    ids = [i * 1024 + 1023 for i in range(200)]
+    async with running(place) as bookie:
+        await bookie.add(*[stored(1, i) for i in ids])
+        await bookie.storage.checkpoint()
+        index = bookie.storage.index
+        real, cold = index.read_page, 0
+
+        def read_page(ledger_id: int, number: int, *, may_wait: bool) -> bytes:
+            nonlocal cold
+            if not may_wait:
+                cold += 1
+                raise WouldBlockError
+            return real(ledger_id, number, may_wait=True)
+
+        monkeypatch.setattr(index, "read_page", read_page)
+        bookie.storage.cache._pages.clear()
+        bookie.storage.cache.size_bytes = 0
+        assert await bookie.read(*[(1, i) for i in ids]) == [stored(1, i) for i in ids]
+        assert cold > 400
