@@ -77,7 +77,7 @@ class Bookie(BookieReads):
                 codes = np.zeros(len(records), np.int32)
             codes[part.which] = handle
         if codes is None:
-            self._storage.append(records, parts, lambda ok: done(Code.OK if ok else Code.IO_ERROR))
+            self._append(records, parts, lambda ok: done(Code.OK if ok else Code.IO_ERROR))
             return
         accepted = codes == Code.OK
         if not accepted.any():
@@ -87,9 +87,21 @@ class Bookie(BookieReads):
         rest = records.select(accepted)
         rest_parts = [(handles[part.ledger_id], part) for part in rest.by_ledger()]
         refused = codes
-        self._storage.append(
-            rest, rest_parts, lambda ok: done(refused if ok else np.where(accepted, Code.IO_ERROR, refused))
-        )
+        self._append(rest, rest_parts, lambda ok: done(refused if ok else np.where(accepted, Code.IO_ERROR, refused)))
+
+    def _append(
+        self, records: Records, parts: list[tuple[LedgerHandle, LedgerPart]], done: Callable[[bool], None]
+    ) -> None:
+        count = len(records)
+        size_bytes = len(records.data) - LENGTH_BYTES * count
+
+        def decided(ok: bool) -> None:
+            if ok:
+                self.counters.entries_added += count
+                self.counters.bytes_added += size_bytes
+            done(ok)
+
+        self._storage.append(records, parts, decided)
 
     def fence(self, ledger_id: int, master_key: bytes) -> asyncio.Future[Code]:
         """Refuse normal adds to the ledger from now on. The future ends when that is durable. An unknown ledger is

@@ -26,6 +26,9 @@ REQUEST_METRICS: Final = {
     "list": ("GET_LIST_OF_ENTRIES_OF_LEDGER_REQUEST", "GET_LIST_OF_ENTRIES_OF_LEDGER"),
 }
 
+#: The same requests under the names that Apache's bookie has for its inside.
+_INSIDE: Final = {"add": ("bookie_BOOKIE_ADD_ENTRY",), "read": ("bookie_BOOKIE_READ_ENTRY",)}
+
 _FLUSH_REASONS: Final = {
     "queue_empty": "NUM_FLUSH_EMPTY_QUEUE",
     "max_wait": "NUM_FLUSH_MAX_WAIT",
@@ -38,7 +41,7 @@ class RequestMetrics:
 
     def __init__(self, registry: Registry) -> None:
         self._summaries = {
-            kind: registry.summary(*(f"bookkeeper_server_{name}" for name in names))
+            kind: registry.summary(*(f"bookkeeper_server_{name}" for name in names), *_INSIDE.get(kind, ()))
             for kind, names in REQUEST_METRICS.items()
         }
 
@@ -90,6 +93,8 @@ class BookieMetrics:
         self.registry = Registry()
         self.requests = RequestMetrics(self.registry)
         self._journals: dict[int, JournalMetrics] = {}
+        self._flush = self.registry.summary("bookie_flush")
+        self._flush_size = self.registry.summary("bookie_flush_size")
 
     def journal(self, number: int) -> JournalMetrics:
         """The metrics of a journal, from 0."""
@@ -101,6 +106,11 @@ class BookieMetrics:
     def observe_group(self, number: int, stats: GroupStats) -> None:
         """For ``on_group`` of LedgerStorage."""
         self.journal(number).observe(stats)
+
+    def observe_flush(self, seconds: float, entry_bytes: int, ok: bool) -> None:
+        """For ``on_flush`` of Flusher."""
+        self._flush.observe(seconds * 1000, 1, ok)
+        self._flush_size.observe(entry_bytes, 1, ok)
 
     def gauge(self, name: str, read: Callable[[], float], **labels: str) -> None:
         """``read`` is called in the event loop at every scrape; it must not wait."""

@@ -22,6 +22,7 @@ from bk_spark.protocol.codes import LAST_ENTRY, Code
 from bk_spark.protocol.digest import Buffer
 from bk_spark.protocol.entry import ENTRY_HEADER_BYTES, LAC_PACKET_HEADER
 from bk_spark.protocol.errors import CorruptFileError
+from bookie_server.bookie_counters import BookieCounters
 from bookie_server.storage.entry_log_reader import StoredEntries
 from bookie_server.storage.files import WouldBlockError
 from bookie_server.storage.group_commit import Group
@@ -57,6 +58,7 @@ class BookieReads:
 
     def __init__(self, storage: LedgerStorage) -> None:
         self._storage = storage
+        self.counters = BookieCounters()
         self._readers = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="read")
 
     def close(self) -> None:
@@ -84,6 +86,8 @@ class BookieReads:
             return Code.NO_ENTRY, b""
         stored = self._storage.read_cached(ledger_id, entry_id)
         if stored is not None:
+            self.counters.cache_hits += 1
+            self.counters.read(1, len(stored))
             return Code.OK, stored
         try:
             location = self._storage.cache.get_one(ledger_id, entry_id)
@@ -92,7 +96,11 @@ class BookieReads:
         if location == 0:
             return Code.NO_ENTRY, b""
         stored = self._storage.reader.read_one(ledger_id, entry_id, location)
-        return None if stored is None else (Code.OK, stored)
+        if stored is None:
+            return None
+        self.counters.cache_misses += 1
+        self.counters.read(1, len(stored))
+        return Code.OK, stored
 
     async def read(self, ledger_ids: Int64s, entry_ids: Int64s, limit_bytes: int) -> ReadPart:
         """Read the first of the entries asked for: at least one, and as many as come to about ``limit_bytes``.
@@ -118,6 +126,7 @@ class BookieReads:
         if unreadable.any():
             codes[present[unreadable]] = Code.IO_ERROR
             entries = StoredEntries(entries.data, entries.starts[~unreadable], entries.sizes[~unreadable])
+        self.counters.read(len(entries.sizes), int(entries.sizes.sum()))
         return ReadPart(codes, entries)
 
     async def read_batch(
@@ -149,7 +158,9 @@ class BookieReads:
             if good == 0:
                 break
             result.append(StoredEntries(entries.data, entries.starts[:good], entries.sizes[:good]))
-            left_bytes -= int(entries.sizes[:good].sum()) + good * LENGTH_BYTES
+            size_bytes = int(entries.sizes[:good].sum())
+            self.counters.read(good, size_bytes)
+            left_bytes -= size_bytes + good * LENGTH_BYTES
             left_count -= good
             next_id += good
             if good < len(entries.sizes):
@@ -281,7 +292,9 @@ class BookieReads:
             cache = self._storage.write_cache.flushing if half else self._storage.write_cache.active
             if cache is None:
                 raise AssertionError("the half of the write cache is gone")
-            return cache.fetch(positions, limit_bytes)
+            fetched = cache.fetch(positions, limit_bytes)
+            self.counters.cache_hits += len(fetched.sizes)
+            return fetched
         reader = self._storage.reader
         ledger_ids, entry_ids, locations = ledger_ids[:count], entry_ids[:count], locations[:count]
         try:
@@ -290,6 +303,7 @@ class BookieReads:
             entries = await asyncio.get_running_loop().run_in_executor(
                 self._readers, lambda: reader.read(ledger_ids, entry_ids, locations, limit_bytes, may_wait=True)
             )
+        self.counters.cache_misses += len(entries.sizes)
         if (entries.sizes < 0).any():
             return await self._fetch_moved(ledger_ids, entry_ids, locations, entries)
         return entries

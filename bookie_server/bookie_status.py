@@ -1,14 +1,14 @@
 """``BOOKIE_STATUS``: the mode kept over restarts. Source: compatibility facts §5.9.
 
 One line in ``current`` of each ledger directory: ``1,READ_ONLY|READ_WRITE,<epoch ms>,<manual>``. The newest counts.
-Bookies of
-before 4.18 wrote three fields; then a read-only mode counts as an operator's.
+Bookies of before 4.18 wrote three fields; then a read-only mode counts as an operator's.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -21,10 +21,18 @@ _NAME: Final = "BOOKIE_STATUS"
 _LAYOUT: Final = "1"
 _MODES: Final = {"READ_ONLY": True, "READ_WRITE": False}
 _MAX_BYTES: Final = 1024
+#: Held while files are written: an operator's request and the registration may both have a new mode.
+_WRITING: Final = threading.Lock()
 
 
 def write_status(directories: Sequence[str], mode: Mode) -> None:
-    """Keep ``mode`` in each directory that takes it; those that do not are logged. Raises OSError where none does."""
+    """Keep ``mode`` in each directory that takes it; those that do not are logged. Any thread. Raises OSError where
+    none does."""
+    with _WRITING:
+        _write(directories, mode)
+
+
+def _write(directories: Sequence[str], mode: Mode) -> None:
     word = "READ_ONLY" if mode.read_only else "READ_WRITE"
     line = f"{_LAYOUT},{word},{time.time_ns() // 1_000_000},{str(mode.manual).lower()}\n"
     written, failure = 0, None

@@ -74,7 +74,8 @@ class ConfFile:
             name, separator, value = line.partition("=")
             name = name.strip()
             if not separator or not name:
-                raise InvalidArgumentError(f"{path} line {number}: {line!r} is not of the form key=value")
+                # The line is not shown: it may hold a password.
+                raise InvalidArgumentError(f"{path} line {number} is not of the form key=value")
             self._texts[name] = value.strip()
 
     def error(self, name: str, what: str) -> InvalidArgumentError:

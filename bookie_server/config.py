@@ -7,6 +7,7 @@ value of the wrong kind is an error. ``python -m bookie_server.config`` prints d
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -357,7 +358,8 @@ def _check_together(config: BookieConfig, conf: ConfFile) -> None:
         ):
             if of_minor >= of_major:
                 raise conf.error(name, f"must be smaller than {name.replace('minor', 'major')}")
-    shared = {*config.journal_directories} & {*config.ledger_directories, *config.index_directories}
+    others = {os.path.realpath(path) for path in (*config.ledger_directories, *config.index_directories)}
+    shared = {path for path in config.journal_directories if os.path.realpath(path) in others}
     if shared and len(config.journal_directories) > 1:
         raise conf.error(
             "journalDirectories", f"and ledgerDirectories or indexDirectories both name {', '.join(sorted(shared))}"

@@ -20,11 +20,15 @@ class DirectoryLocks:
         self._made: list[str] = []
 
     def acquire(self) -> None:
-        """Make missing directories, durably, and lock all. Raises StorageError naming the one in use, or that cannot be made."""
+        """Make missing directories, durably, and lock all.
+
+        Raises StorageError naming the one in use, or that cannot be made; SyncFailedError."""
         for directory in self._directories:
             try:
                 self._make(directory)
                 fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except files.SyncFailedError:
+                raise
             except OSError as error:
                 raise StorageError(f"cannot use directory {directory}: {error.strerror}") from error
             self._fds.append(fd)

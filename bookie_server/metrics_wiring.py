@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 
+from bookie_server.bookie import Bookie
 from bookie_server.bookie_metrics import BookieMetrics
 from bookie_server.disks import DiskMonitor
 from bookie_server.net.native import NativeServer
@@ -41,16 +42,36 @@ def watch_storage(metrics: BookieMetrics, storage: LedgerStorage, journal_memory
         return write_cache.active.size_bytes + (flushing.size_bytes if flushing is not None else 0)
 
     metrics.gauge("bookie_write_cache_size", write_cache_bytes)
+
+    def write_cache_entries() -> int:
+        flushing = write_cache.flushing
+        return write_cache.active.entry_count + (flushing.entry_count if flushing is not None else 0)
+
+    metrics.gauge("bookie_write_cache_count", write_cache_entries)
+    storage.flusher.on_flush = metrics.observe_flush
     flushes = storage.flusher.counters
-    registry.totals(
-        "bookie_flush", lambda ok: (flushes.flushes, flushes.seconds * 1000) if ok else (flushes.failures, 0.0)
-    )
-    registry.totals("bookie_flush_size", lambda ok: (flushes.flushes, float(flushes.entry_bytes)) if ok else (0, 0.0))
     registry.watched_counter("bookie_flush_entries", lambda: flushes.entries)
     metrics.gauge("bookie_flush_last_milliseconds", lambda: flushes.last_seconds * 1000)
     registry.watched_counter("bookie_LEDGER_CACHE_HIT", lambda: cache.hits)
     registry.watched_counter("bookie_LEDGER_CACHE_MISS", lambda: cache.misses)
     metrics.gauge("bookie_index_cache_size", lambda: cache.size_bytes)
+
+
+def watch_bookie(metrics: BookieMetrics, bookie: Bookie) -> None:
+    """What clients wrote and read, and how much of that was in the write cache."""
+    registry, counters = metrics.registry, bookie.counters
+    registry.watched_counter("bookie_WRITE_BYTES", lambda: counters.bytes_added)
+    registry.watched_counter("bookie_READ_BYTES", lambda: counters.bytes_read)
+    registry.totals(
+        "bookie_BOOKIE_ADD_ENTRY_BYTES",
+        lambda ok: (counters.entries_added, float(counters.bytes_added)) if ok else (0, 0.0),
+    )
+    registry.totals(
+        "bookie_BOOKIE_READ_ENTRY_BYTES",
+        lambda ok: (counters.entries_read, float(counters.bytes_read)) if ok else (0, 0.0),
+    )
+    registry.watched_counter("bookie_write_cache_hits", lambda: counters.cache_hits)
+    registry.watched_counter("bookie_write_cache_misses", lambda: counters.cache_misses)
 
 
 def add_gauges(
@@ -99,6 +120,13 @@ def watch_collector(metrics: BookieMetrics, collector: Collector) -> None:
         ("MOVED_ENTRY_TOTAL", lambda: counters.entries_moved),
     ):
         registry.watched_counter(f"bookie_gc_{name}", read)
+    for name, total in (
+        ("ACTIVE_ENTRY_LOG_TOTAL", lambda: collector.log_totals().logs),
+        ("ENTRY_LOG_SPACE_BYTES", lambda: collector.log_totals().size_bytes),
+        ("ACTIVE_ENTRY_LOG_SPACE_BYTES", lambda: collector.log_totals().live_bytes),
+        ("ACTIVE_LEDGER_TOTAL", lambda: collector.log_totals().ledgers),
+    ):
+        metrics.gauge(f"bookie_gc_{name}", total)
     for name, timing in (
         ("THREAD_RUNTIME", counters.passes),
         ("GC_LEDGER_RUNTIME", counters.ledgers),

@@ -90,6 +90,7 @@ def _run(config: BookieConfig, listener: socket.socket) -> int:
         _LOG.exception("unexpected error")
         return _refuse(EXIT_SERVER_ERROR, f"{type(error).__name__}: {error}")
     finally:
+        _ignore_signals()
         zookeeper.close()
         locks.release(remove_made=not checked)
 
@@ -103,14 +104,25 @@ def _ended_by_signal() -> Iterator[None]:
     """Until the event loop takes signals, the first one breaks off what is under way: as after ``kill -9``, the next
     start begins where this one did."""
 
+    ended = False
+
     def end(_number: int, _frame: FrameType | None) -> None:
-        for number in _SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
+        nonlocal ended
+        ended = True
+        _ignore_signals()
         raise _EndedError
 
     for number in _SIGNALS:
         signal.signal(number, end)
     yield
+    if ended:  # the error came where Python drops one, as in a finalizer
+        raise _EndedError
+
+
+def _ignore_signals() -> None:
+    """What ends the process is under way and bounded; its exit code shall be told."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _bind(config: BookieConfig) -> socket.socket:

@@ -20,7 +20,6 @@ from bk_spark.bookie.zookeeper import CONNECTED, ZooKeeper
 from bk_spark.protocol.errors import (
     BookKeeperError,
     MetadataError,
-    MetadataUnavailableError,
     NodeExistsError,
     NoNodeError,
     OutcomeUnknownError,
@@ -67,6 +66,8 @@ class Registration:
         self._wait_s = wait_ms / 1000
         self._before_move = before_move
         self._mode = Mode()
+        #: The mode that ``before_move`` was told last, and that of the znode.
+        self._told: Mode | None = None
         self._moved_to: Mode | None = None
         self._stopping = threading.Event()
         self._wake = threading.Event()
@@ -74,12 +75,12 @@ class Registration:
         #: Whether the znode is there, as far as known: 1 up, 0 read-only, -1 not registered.
         self.status = -1
 
-    def start(self, mode: Mode) -> None:
-        """Register; waits for the znode of an earlier session of this bookie to go. Blocking.
+    def start(self) -> None:
+        """Register in the mode of :meth:`set_mode`; waits for the znode of an earlier session of this bookie to go.
+        Blocking.
 
         Raises MetadataError where it does not go, or ZooKeeper cannot be reached.
         """
-        self._mode = mode
         deadline = time.monotonic() + self._wait_s
         while not self._stopping.is_set():
             try:
@@ -87,14 +88,18 @@ class Registration:
                     self._zookeeper.ensure_path(self._readonly_root)
                 self._register(deadline)
                 break
-            except MetadataUnavailableError:
+            except MetadataError:  # also where the session ended meanwhile, and its znode with it
                 if time.monotonic() >= deadline:
                     raise
+                self._stopping.wait(_RETRY_S)
         self._zookeeper.add_state_listener(self._on_state)
+        # What happened to the session before there was a listener is found out by looking once more.
+        self._wake.set()
         self._thread.start()
 
     def set_mode(self, mode: Mode) -> None:
-        """Move the znode as soon as ZooKeeper can be reached. Returns at once; the last mode counts."""
+        """Move the znode as soon as ZooKeeper can be reached. Returns at once; the last mode counts. Before
+        :meth:`start`: the mode to begin with; writable where none was set."""
         if mode != self._mode:
             self._mode = mode
             self._wake.set()
@@ -113,8 +118,10 @@ class Registration:
     def _register(self, deadline: float) -> None:
         """Bring both znodes to the mode. Raises MetadataError where a znode of another session does not go."""
         mode = self._mode
-        if mode != self._moved_to:
+        if mode != self._told:
+            # Not of the znode's mode: one that was told and never reached ZooKeeper must be taken back.
             self._before_move(mode)
+            self._told = mode
         wanted, other = self._writable_path, self._readonly_path
         if mode.read_only:
             wanted, other = other, wanted

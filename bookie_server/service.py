@@ -57,6 +57,8 @@ class BookieService:
         self._ended = asyncio.Event()
         self._code = _EXIT_OK
         self._serves = False
+        #: One request of an operator's after the other: what is written down last is what counts.
+        self._mode_asked = asyncio.Lock()
         self._metrics = BookieMetrics()
         self._directories = parts.ledger_directories(config)
         self._state = BookieState()
@@ -103,6 +105,7 @@ class BookieService:
             CollectorHooks(control.suspend_minor_by_disks, control.suspend_major_by_disks, control.force_by_disks)
         )
         metrics_wiring.watch_storage(self._metrics, self._storage, self._config.journal_max_memory_bytes)
+        metrics_wiring.watch_bookie(self._metrics, bookie)
         metrics_wiring.watch_collector(self._metrics, collector)
         metrics_wiring.add_gauges(self._metrics, self._directories, monitor, self._registration)
         for http in self._make_http_servers(monitor, control):
@@ -158,7 +161,7 @@ class BookieService:
     def _make_collector(self) -> tuple[Collector, CollectorControl]:
         collector_config = parts.collector_config(self._config)
         collector = Collector(
-            Upkeep(self._storage), collector_config, self._store, self._config.bookie_id, self._storage_failed
+            Upkeep(self._storage), collector_config, self._store, self._config.bookie_id, self._storage.fail
         )
         return collector, CollectorControl(collector, collector_config)
 
@@ -191,7 +194,7 @@ class BookieService:
         return servers
 
     async def _register(self) -> None:
-        await self._in_thread(self._registration.start, self._mode())
+        await self._in_thread(self._registration.start)
 
     async def _end_storage(self) -> None:
         """Write what is in memory. Where that cannot be, the journals have it, and the shutdown is not clean."""
@@ -227,14 +230,15 @@ class BookieService:
         """Raises RefusedError, OSError where it could not be written down (it is done nevertheless)."""
         if read_only and not self._config.read_only_mode_enabled:
             raise RefusedError("readOnlyModeEnabled=false: the bookie would stop")
-        others = self._state.reasons.keys() - {MANUAL}
-        try:
-            await self._in_thread(self._write_status, Mode(read_only or bool(others), read_only))
-        finally:
-            if read_only:
-                self._state.set_read_only(MANUAL, "an operator asked for it")
-            else:
-                self._state.clear(MANUAL)
+        async with self._mode_asked:
+            others = self._state.reasons.keys() - {MANUAL}
+            try:
+                await self._in_thread(self._write_status, Mode(read_only or bool(others), read_only))
+            finally:
+                if read_only:
+                    self._state.set_read_only(MANUAL, "an operator asked for it")
+                else:
+                    self._state.clear(MANUAL)
 
     def _keep_mode(self, mode: Mode) -> None:
         # On full disks it cannot be written; others must hear of the mode nevertheless.

@@ -112,22 +112,46 @@ def encode_availability(entry_ids: Int64s) -> bytes:
     Runs of one size at one distance, as striping makes them, become one group.
     """
     groups = _groups(entry_ids)
-    return _HEADER.pack(_VERSION, len(groups)) + np.array(groups, _GROUP_DTYPE).tobytes()
+    return _HEADER.pack(_VERSION, len(groups)) + groups.tobytes()
 
 
-def _groups(entry_ids: Int64s) -> list[tuple[int, int, int, int]]:
+def _groups(entry_ids: Int64s) -> npt.NDArray[np.void]:
+    """Each group takes the runs that follow as long as their size and distance are those of its first two."""
     if not len(entry_ids):
-        return []
+        return np.empty(0, _GROUP_DTYPE)
     cuts = np.flatnonzero(np.diff(entry_ids) != 1) + 1
     starts = entry_ids[np.concatenate(([0], cuts))]
     sizes = np.diff(np.concatenate(([0], cuts, [len(entry_ids)])))
-    groups: list[tuple[int, int, int, int]] = []
-    for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
-        if groups:
-            first, last, of_size, period = groups[-1]
-            distance = start - last
-            if size == of_size and distance <= _MAX_INT32 and period in (0, distance):
-                groups[-1] = (first, start, size, distance)
-                continue
-        groups.append((start, start, size, 0))
+    # Step i leads from run i to run i + 1; where they cannot be in one group its distance counts as 0.
+    distances = np.diff(starts)
+    distances[(sizes[1:] != sizes[:-1]) | (distances > _MAX_INT32)] = 0
+    firsts = np.concatenate(([0], np.flatnonzero(_breaks(distances)) + 1))
+    lasts = np.append(firsts[1:] - 1, len(starts) - 1)
+    groups = np.zeros(len(firsts), _GROUP_DTYPE)
+    groups["first"], groups["last"], groups["size"] = starts[firsts], starts[lasts], sizes[firsts]
+    several = lasts > firsts
+    groups["period"][several] = distances[firsts[several]]
     return groups
+
+
+def _breaks(distances: Int64s) -> npt.NDArray[np.bool_]:
+    """Behind which steps a new group begins: those of distance 0, and those of another distance than the group's.
+
+    Steps of equal distance are a stretch. A group that has its distance breaks at the first step of the next stretch,
+    and the group after it takes the rest of that, so it has its distance as well; but where there is no rest it takes
+    its distance from the next stretch. So what a stretch begins with follows from the last one that is not of a
+    single step, and from how many there were since.
+    """
+    breaks: npt.NDArray[np.bool_] = distances == 0
+    if not len(distances):
+        return breaks
+    heads = np.concatenate(([0], np.flatnonzero(np.diff(distances)) + 1))
+    nothing = breaks[heads]
+    single = (np.diff(np.append(heads, len(distances))) == 1) & ~nothing
+    numbers = np.arange(len(heads))
+    last = np.maximum.accumulate(np.where(single, -1, numbers))
+    has_distance_there = np.where(last < 0, False, ~nothing[last])
+    has_distance_behind = has_distance_there ^ ((numbers - last) % 2 == 1)
+    has_distance_before = np.concatenate(([False], has_distance_behind[:-1]))
+    breaks[heads[has_distance_before]] = True
+    return breaks

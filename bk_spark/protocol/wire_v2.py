@@ -135,6 +135,8 @@ class BadVersion:
     op: int
     ledger_id: int
     entry_id: int
+    #: Of a BATCH_READ; else -1.
+    request_id: int
 
 
 RequestV2 = AddRun | ReadRun | BatchRead | Auth | BadVersion
@@ -165,7 +167,10 @@ def _parse_same_header(header: int, frames: Frames, data: npt.NDArray[np.uint8])
         ids_at = _ADD_PREFIX_BYTES if op == OpV2.ADD else _HEADER.size
         for body in frames:
             ledger_id, entry_id = struct.unpack_from(">qq", body, ids_at) if len(body) >= ids_at + 16 else (-1, -1)
-            yield BadVersion(version, op, ledger_id, entry_id)
+            request_id = -1
+            if op == OpV2.BATCH_READ and len(body) >= _BATCH_READ_BYTES:
+                request_id = _BATCH_READ.unpack_from(body)[3]
+            yield BadVersion(version, op, ledger_id, entry_id, request_id)
     elif op == OpV2.ADD:
         _at_least(shortest, _ADD_PREFIX_BYTES + ENTRY_HEADER_BYTES, "ADD")
         yield from _parse_adds(version, flags, frames, data)

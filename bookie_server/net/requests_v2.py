@@ -195,6 +195,10 @@ class RequestsV2:
         if request.op == OpV2.AUTH:  # whose version Apache's bookie does not look at
             self._connection.send(wire_v2.auth_answer(V2, AUTH_DISABLED))
             return
+        if request.op == OpV2.BATCH_READ:
+            refused = BatchRead(request.version, 0, None, request.ledger_id, request.entry_id, request.request_id, 0, 0)
+            self._connection.send(wire_v2.batch_read_answer(refused, Code.BAD_VERSION))
+            return
         if request.op not in (OpV2.ADD, OpV2.READ):
             raise WireFormatError(f"v2 opcode {request.op} of version {request.version}")
         ids = np.array([[request.ledger_id], [request.entry_id]], np.int64)

@@ -55,5 +55,8 @@ class CollectedStorage(Protocol):
     def index_path(self, ledger_id: int) -> str | None:
         """The ledger's index file; None where it has none. Any thread."""
 
-    async def checkpoint(self) -> None:
-        """Make what the index says durable. Raises OSError."""
+    async def flush(self) -> None:
+        """Make everything that is in memory durable and let the marks pass it. Raises OSError, SyncFailedError."""
+
+    async def sync_index(self) -> None:
+        """Make what the index says durable, whatever is in memory. Raises OSError, SyncFailedError."""

@@ -20,7 +20,7 @@ from bk_spark.bookie.ledger_store import LedgerStore
 from bookie_server.storage import files
 from bookie_server.storage.collected_storage import CollectedStorage
 from bookie_server.storage.collector_config import CollectorConfig, CompactionConfig
-from bookie_server.storage.collector_status import CollectorCounters, CollectorStatus, LogState
+from bookie_server.storage.collector_status import CollectorCounters, CollectorStatus, LogState, LogTotals
 from bookie_server.storage.ledger_collection import LedgerCollection, LedgerPass
 from bookie_server.storage.ledger_metadata_reads import MetadataReads
 from bookie_server.storage.log_collection import LogCollection
@@ -48,6 +48,7 @@ class Collector:
         bookie_id: str,
         on_failure: Callable[[Exception], None],
     ) -> None:
+        self._storage = storage
         self._config = config
         self._on_failure = on_failure
         self._stop = StopSignal()
@@ -111,6 +112,10 @@ class Collector:
     def status(self) -> CollectorStatus:
         return replace(self._status)
 
+    def log_totals(self) -> LogTotals:
+        """All entry logs together, as the last pass saw them; zeros before the first."""
+        return self._logs.totals()
+
     async def entry_logs(self) -> list[LogState]:
         """Every entry log, ascending, and why it is there, as the last pass saw it. Raises OSError."""
         return await self._logs.states()
@@ -138,12 +143,30 @@ class Collector:
         major = self._forced_by_disks or (request is not None and request.major)
         self._status.running, self._status.forced, self._status.problem = True, forced, ""
         ok = True
-        for step in (self._collect_ledgers, self._collect_over_replicated, self._collect_logs):
+        deleted_before = self._deleted
+        for step in (self._collect_ledgers, self._collect_over_replicated):
             ok = await self._guarded(step) and ok
-        ok = await self._guarded(lambda: self._compact(minor, major)) and ok
+        if self._deleted != deleted_before:
+            ok = await self._guarded(self._pass_what_was_deleted) and ok
+        # Without a good look at the logs it is not known which of them may be compacted.
+        ok = await self._guarded(self._collect_logs) and await self._guarded(lambda: self._compact(minor, major)) and ok
         self._status.running = self._status.forced = False
         self._status.last_run_ms = _now_ms()
         self.counters.passes.note(time.monotonic() - begun, ok and not self._status.problem)
+
+    @property
+    def _deleted(self) -> int:
+        return self.counters.ledgers_deleted + self.counters.over_replicated_deleted
+
+    async def _pass_what_was_deleted(self) -> None:
+        """Let the journals' marks pass the records of removed ledgers: a replay would bring these back, and with them
+        an old key where an id is used again. Where there is no room for it, a later flush does it."""
+        try:
+            await self._storage.flush()
+        except files.SyncFailedError:
+            raise
+        except OSError as error:
+            _LOG.warning("removed ledgers may come back at the next start, until the next flush: %s", error)
 
     async def _guarded(self, step: Callable[[], Awaitable[None]]) -> bool:
         """Do ``step``; whether it went well."""

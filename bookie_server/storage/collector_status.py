@@ -61,6 +61,17 @@ class CollectorStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class LogTotals:
+    """All entry logs and ledgers, as the last pass saw them. ``live_bytes`` are of ledgers that exist, and all bytes of
+    logs of which that is not known."""
+
+    logs: int
+    size_bytes: int
+    live_bytes: int
+    ledgers: int
+
+
+@dataclass(frozen=True, slots=True)
 class LogState:
     """An entry log and the ``reason`` why it is there. ``size_bytes`` is the file's; ``live_bytes`` and ``usage`` (0 to
     1) are -1 where they are not known."""

@@ -6,7 +6,7 @@ and leaves nothing that the next start would not clean up:
 1. ``<new>.log.compacting`` gets the live entries by (ledger, entry), the ledgers map and the header; synced
 2. it is linked to ``<new>.log.<old>.compacted``, the marker; directory synced: the new log is complete
 3. it is linked to ``<new>.log``; directory synced
-4. the index: entries that it has in the old log are pointed into the new one; checkpoint
+4. the index: entries that it has in the old log are pointed into the new one; synced
 5. ``.compacting``, the old log and then the marker are removed; directory synced
 
 Without a marker a ``.compacting`` is rubbish. With one, steps 3 to 5 are done again from the new log alone: none of
@@ -154,7 +154,7 @@ class Compactor:
             scan.close()
         if scan.problem:
             raise CompactionRefusedError(f"{path}: {scan.problem}")
-        await self._storage.checkpoint()
+        await self._storage.sync_index()
         await self._run(_remove_if_there, compacting_path(marker.directory, marker.new_id))
         with contextlib.suppress(FileNotFoundError):  # where a crash came before the removal of the marker
             await self._storage.remove_log(marker.old_id)

@@ -95,6 +95,8 @@ class Flusher:
         self.counters = FlushCounters()
         #: Called in the event loop when the active half of the write cache has been taken, so that there is room.
         self.on_room: Callable[[], None] = lambda: None
+        #: Called in the event loop with each flush: seconds, bytes of entries, and whether it went well.
+        self.on_flush: Callable[[float, int, bool], None] = lambda seconds, entry_bytes, ok: None
 
     def holds(self, ledger_id: int) -> bool:
         """Whether the ledger's header is on its way to its file."""
@@ -116,6 +118,7 @@ class Flusher:
                     await self._in_thread(self._finish, batch.marks)
                 except OSError:
                     self.counters.failures += 1
+                    self.on_flush(time.monotonic() - started, batch.half.data_bytes, False)
                     raise
                 self._count(batch, started)
 
@@ -208,6 +211,7 @@ class Flusher:
         counters.entry_bytes += batch.half.data_bytes
         counters.last_seconds = time.monotonic() - started
         counters.seconds += counters.last_seconds
+        self.on_flush(counters.last_seconds, batch.half.data_bytes, True)
 
     async def _in_thread(self, function: Callable[..., _T], *arguments: object) -> _T:
         return await in_thread(self._executor, function, *arguments)

@@ -41,7 +41,8 @@ _SYNC_ONE_BY_ONE: Final = 16
 #: Slots read at a time where a whole file is looked through.
 _CHUNK_SLOTS: Final = 64 * PAGE_SLOTS
 _I32: Final = struct.Struct(">i")
-_FILE_NAME: Final = re.compile(r"([0-9a-f]{1,16})\.idx")
+#: Of ids that an i64 holds.
+_FILE_NAME: Final = re.compile(r"([0-7]?[0-9a-f]{1,15})\.idx")
 _PART: Final = re.compile(r"[0-9a-f]{1,2}")
 
 #: One page: locations, big-endian as in the file.

@@ -108,7 +108,7 @@ class LedgerStorage:
         self._journals = Journals(
             config.journals,
             ends,
-            on_failure=self._fail,
+            on_failure=self.fail,
             on_write_error=lambda error: self._on_trouble("journal", f"a journal cannot be written: {error}"),
             on_group=on_group,
         )
@@ -177,7 +177,7 @@ class LedgerStorage:
             if isinstance(error, OSError) and not isinstance(error, files.SyncFailedError):
                 self._note_trouble(_trouble(error))
             else:
-                self._fail(error)
+                self.fail(error)
             raise
         self._note_trouble(None)
 
@@ -353,7 +353,8 @@ class LedgerStorage:
     def _has_changes(self, ledger_id: int) -> bool:
         return ledger_id in self.write_cache or self.flusher.holds(ledger_id)
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """What was written may be lost: nothing is flushed any more."""
         if not self._failed:
             self._failed = True
             self._on_failure(error)

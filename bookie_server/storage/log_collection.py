@@ -24,7 +24,7 @@ import numpy as np
 from bookie_server.storage import files
 from bookie_server.storage.collected_storage import CollectedStorage, RunBlocking
 from bookie_server.storage.collector_config import CollectorConfig, CompactionConfig
-from bookie_server.storage.collector_status import CollectorCounters, LogState
+from bookie_server.storage.collector_status import CollectorCounters, LogState, LogTotals
 from bookie_server.storage.compaction import CompactionRefusedError, Compactor
 from bookie_server.storage.entry_log import HEADER_BYTES, file_name
 from bookie_server.storage.index_pointers import ledgers_pointing
@@ -80,6 +80,16 @@ class LogCollection:
             if state is not None:
                 states.append(state)
         return states
+
+    def totals(self) -> LogTotals:
+        """As the last pass left it; nothing before the first."""
+        states = self._states.values()
+        return LogTotals(
+            logs=len(states),
+            size_bytes=sum(state.size_bytes for state in states),
+            live_bytes=sum(state.live_bytes if state.live_bytes >= 0 else state.size_bytes for state in states),
+            ledgers=len(self._local),
+        )
 
     async def finish_leftovers(self) -> None:
         """See Compactor.finish_leftovers."""

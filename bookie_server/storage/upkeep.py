@@ -74,8 +74,7 @@ class Upkeep:
 
     async def sync_deletions(self) -> None:
         """Make the deletions so far durable. Raises OSError, SyncFailedError."""
-        async with self._storage.flusher.lock:
-            await self._in_thread(self._storage.index.sync)
+        await self._sync_index()
 
     def index_path(self, ledger_id: int) -> str | None:
         """The ledger's index file; None where it has none. Any thread."""
@@ -105,7 +104,7 @@ class Upkeep:
 
     async def replace_locations(self, ledger_id: int, entry_ids: Int64s, old: Int64s, new: Int64s) -> int:
         """Point the index at ``new`` for those entries (ids ascending) that it has at ``old``; how many. Durable with
-        the next checkpoint. Raises OSError."""
+        :meth:`sync_index`. Raises OSError."""
         if not len(entry_ids):
             return 0
         async with self._storage.flusher.lock:
@@ -122,9 +121,14 @@ class Upkeep:
             index.write(ledger_id, None, entry_ids[which], new[which])
         return which
 
-    async def checkpoint(self) -> None:
-        """Make all changes durable. Raises OSError, SyncFailedError."""
+    async def flush(self) -> None:
+        """Make everything that is in memory durable and let the marks pass it. Raises OSError, SyncFailedError."""
         await self._storage.checkpoint()
+
+    async def sync_index(self) -> None:
+        """Make what the index files say durable. Nothing is flushed: on a full disk that may be impossible until
+        collection has made room. Raises OSError, SyncFailedError."""
+        await self._sync_index()
 
     # --- entry logs --------------------------------------------------------------------------------
 
@@ -157,6 +161,10 @@ class Upkeep:
             files.sync_directory(os.path.dirname(path))
 
         await self._in_thread(remove)
+
+    async def _sync_index(self) -> None:
+        async with self._storage.flusher.lock:
+            await self._in_thread(self._storage.index.sync)
 
     async def _in_thread(self, function: Callable[..., _T], *arguments: object) -> _T:
         return await in_thread(self._storage.executor, function, *arguments)

@@ -54,6 +54,8 @@ class CacheHalf:
         #: Memory taken, about; and bytes of entries with their sizes.
         self.size_bytes = 0
         self.data_bytes = 0
+        #: Entries put here, one that was repeated as often as it came.
+        self.entry_count = 0
 
     def __contains__(self, ledger_id: int) -> bool:
         return ledger_id in self._ledgers
@@ -81,10 +83,12 @@ class CacheHalf:
     def put_one(self, ledger_id: int, entry_id: int, position: int) -> None:
         """Say where an entry is; one put before is replaced."""
         slot = entry_id & PAGE_MASK
+        self.entry_count += 1
         self._page(ledger_id, entry_id >> PAGE_SHIFT, slot + 1).set_one(slot, position + 1)
 
     def put(self, ledger_id: int, entry_ids: Int64s, positions: Int64s) -> None:
         """The same for many entries of a ledger."""
+        self.entry_count += len(entry_ids)
         set_locations(lambda number, slots: self._page(ledger_id, number, slots), entry_ids, positions + 1)
 
     def get_one(self, ledger_id: int, entry_id: int) -> int:

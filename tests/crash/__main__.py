@@ -4,7 +4,8 @@
 
     python -m tests.crash run 1-50                  runs 1 to 50, on all cores
     python -m tests.crash run 7 --short             one, with as few disks at each cut as `make test` tries
-    python -m tests.crash again 7 123:mixture-4711  one case, with all that happened before it
+    python -m tests.crash again FILE 123:mixture-4711  one case of a recording that `run` has left, with all that
+                                                    happened before it; a seed in place of FILE records anew
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from pathlib import Path
 
 from tests.crash import runner
 from tests.crash.crashes import SHORT, Case, Effort
+from tests.crash.histories import record
 
 
 def _seeds(text: str) -> list[int]:
@@ -44,8 +47,10 @@ def _run(arguments: argparse.Namespace) -> bool:
 
 
 def _again(arguments: argparse.Namespace) -> bool:
-    failure = runner.again(arguments.seed, arguments.steps, arguments.case)
-    print(failure or f"seed {arguments.seed}, crash {arguments.case}: holds")
+    what: str = arguments.recording
+    recording = record(int(what), arguments.steps) if what.isdigit() else runner.load(Path(what))
+    failure = runner.again(recording, arguments.case)
+    print(failure or f"crash {arguments.case}: holds")
     return failure is None
 
 
@@ -58,7 +63,7 @@ def main() -> int:
     run.add_argument("--short", action="store_true", help="fewer disks at each cut")
     run.set_defaults(act=_run)
     again = commands.add_parser("again", help="one case again")
-    again.add_argument("seed", type=int)
+    again.add_argument("recording", help="a file that a failing run has left, or a seed")
     again.add_argument("case", type=Case.parse, help="cut:what the disk keeps, as the failure printed it")
     again.set_defaults(act=_again)
     for command in (run, again):

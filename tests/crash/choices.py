@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.crash.disk import SECTOR_BYTES, Choice, FileChange, NameChange
+from tests.crash.disk import SECTOR_BYTES, WORD_BYTES, Choice, FileChange, NameChange
 from tests.crash.operations import Operation, Write
 
 _PAGE_BYTES: Final = 4096
@@ -105,10 +105,10 @@ class Mixture:
 
 
 def _torn_at(write: Write, end: int, old_size: int) -> int:
-    """``end`` as it can be: within what was there before, and in a file's first sector, sectors are whole."""
-    if write.offset + end >= max(old_size, SECTOR_BYTES):
-        return end
-    return max(0, (write.offset + end) // SECTOR_BYTES * SECTOR_BYTES - write.offset)
+    """``end`` as it can be: within what was there before, and in a file's first sector, sectors are whole; elsewhere
+    words of eight bytes are."""
+    unit = WORD_BYTES if write.offset + end >= max(old_size, SECTOR_BYTES) else SECTOR_BYTES
+    return max(0, (write.offset + end) // unit * unit - write.offset) if end < len(write.data) else end
 
 
 def choice_of(name: str, last: Operation) -> Choice:

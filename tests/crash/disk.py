@@ -3,8 +3,8 @@
 What was written since a file's last sync may be there, in part, or not; so may a longer size without what was
 written (it reads as zeros), and so may names made, changed and removed since the directory's last sync, whatever
 was synced in the files. A rename happens at once or not at all. A sector of what was there before, and the first
-sector of a file, hold the old bytes or the new; what lengthens a file can end at any byte. That is as much as POSIX
-leaves open and file systems do; bytes that nobody wrote do not come up.
+sector of a file, hold the old bytes or the new; what lengthens a file can end after any eight bytes. That is as much
+as POSIX leaves open and file systems do; bytes that nobody wrote do not come up.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from tests.crash.operations import (
 )
 
 SECTOR_BYTES: Final = 512
+WORD_BYTES: Final = 8
 FileChange = Write | Truncate | Allocate
 
 

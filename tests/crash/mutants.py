@@ -79,7 +79,7 @@ def compaction_removes_the_old_log_before_the_index_is_durable(stack: ExitStack)
     async def not_now(upkeep: Upkeep) -> None:
         pass
 
-    stack.enter_context(patch.object(Upkeep, "checkpoint", not_now))
+    stack.enter_context(patch.object(Upkeep, "sync_index", not_now))
 
 
 def the_name_of_a_compacted_log_is_not_synced(stack: ExitStack) -> None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import pickle
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from tests.crash.crashes import Case, CaseFailedError, Counts, Crashes, Effort
 from tests.crash.expectations import AddAnswered
 from tests.crash.histories import record, shape_of
+from tests.crash.workload import Recording
 
 STEPS: Final = 30
 #: More failures than these add nothing.
@@ -41,8 +45,11 @@ class Summary:
         )
 
 
-def crash(seed: int, *, effort: Effort, steps: int = STEPS, only: tuple[str, ...] = ()) -> Summary:
-    """One recording and its cuts, up to the first that fails."""
+def crash(
+    seed: int, *, effort: Effort, steps: int = STEPS, only: tuple[str, ...] = (), keep_in: Path | None = None
+) -> Summary:
+    """One recording and its cuts, up to the first that fails. The recording is then kept in ``keep_in``: another time
+    threads may take another order."""
     logging.disable(logging.CRITICAL)  # the bookie complains of what was done to it
     summary = Summary(runs=1)
     try:
@@ -52,7 +59,14 @@ def crash(seed: int, *, effort: Effort, steps: int = STEPS, only: tuple[str, ...
             summary.counts = crashes.counts
             crashes.all()
     except CaseFailedError as error:
-        summary.failures.append(f"{_told(recording.log, error)}\n{_again(seed, steps, error.case)}")
+        what = str(seed) + (f" --steps {steps}" if steps != STEPS else "")
+        if keep_in is not None:
+            path = keep_in / f"bk-crash-{seed}.recording"
+            path.write_bytes(pickle.dumps(recording))
+            what = str(path)
+        summary.failures.append(
+            f"{_told(recording.log, error)}\nagain: python -m tests.crash again {what} {error.case}"
+        )
     except Exception as error:
         error.add_note(f"seed {seed}, {shape_of(seed)}")
         raise
@@ -61,11 +75,17 @@ def crash(seed: int, *, effort: Effort, steps: int = STEPS, only: tuple[str, ...
     return summary
 
 
-def again(seed: int, steps: int, case: Case) -> str | None:
+def load(path: Path) -> Recording:
+    """A recording that was kept."""
+    recording = pickle.loads(path.read_bytes())
+    assert isinstance(recording, Recording)
+    return recording
+
+
+def again(recording: Recording, case: Case) -> str | None:
     """How one case fails, with everything that happened before; None if it does not."""
-    recording = record(seed, steps)
     try:
-        with Crashes(recording, Effort(nested=0), seed) as crashes:
+        with Crashes(recording, Effort(nested=0), seed=0) as crashes:
             crashes.one(case)
     except CaseFailedError as error:
         return _told(recording.log, error, last=10_000)
@@ -81,8 +101,9 @@ def crash_all(
 ) -> Summary:
     """Recordings on ``jobs`` processes (as many as there are cores)."""
     summary = Summary()
+    play = partial(crash, effort=effort, steps=steps, keep_in=Path(tempfile.gettempdir()))
     with ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(partial(crash, effort=effort, steps=steps), seed) for seed in seeds]
+        futures = [pool.submit(play, seed) for seed in seeds]
         try:
             for future in as_completed(futures):
                 summary.add(future.result())
@@ -99,7 +120,3 @@ def _told(log: Sequence[object], error: CaseFailedError, last: int = 60) -> str:
     first = max(0, cut + 1 - last)
     lines = [f"{number:5} {item}" for number, item in enumerate(log[first : cut + 1], first)]
     return "\n".join([*(line[:200] for line in lines), f"crash {error.case}: {error.error}"])
-
-
-def _again(seed: int, steps: int, case: Case) -> str:
-    return f"again: python -m tests.crash again {seed} {case}" + (f" --steps {steps}" if steps != STEPS else "")

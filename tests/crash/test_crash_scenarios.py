@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from bk_spark.protocol.codes import Code
+from bookie_server.storage import files
 from tests.crash.choices import EXTREMES
 from tests.crash.crashes import Case, Crashes, Effort, Step, empty_directory
 from tests.crash.expectations import Mark
@@ -84,7 +85,21 @@ def test_b2_between_every_write_and_sync() -> None:
 @pytest.mark.parametrize("compacts", [False, True])
 def test_b2_what_a_killed_process_wrote_and_did_not_sync(compacts: bool) -> None:
     """The next one finds it there, in the page cache, and must not rely on it before it is durable."""
-    failures = []
+    failures = _killed_and_cut(compacts)
+    assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize("compacts", [False, True])
+def test_b2_a_start_that_relies_on_what_was_not_synced_is_caught(
+    compacts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "sync_what_was_left", lambda paths: None)
+    assert _killed_and_cut(compacts)
+
+
+def _killed_and_cut(compacts: bool) -> list[str]:
+    """Kill a flush, or a compaction, at many places, and cut off the power when the next process has started."""
+    failures: list[str] = []
     for kill_after in range(3, 45, 3):
 
         async def run(workload: Workload, kill_after: int = kill_after) -> None:
@@ -109,7 +124,7 @@ def test_b2_what_a_killed_process_wrote_and_did_not_sync(compacts: bool) -> None
                     crashes.one(Case((Step(cut, keeps),)))
                 except AssertionError as error:
                     failures.append(f"killed after {kill_after}: {error}")
-    assert not failures, "\n".join(failures)
+    return failures
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash import mutants, runner
-from tests.crash.crashes import SHORT, Case, Effort
+from tests.crash.crashes import SHORT, Case, Effort, Step
 
 SEEDS = range(1, 9)
 STEPS = 15
@@ -46,18 +46,21 @@ def test_mutants_are_caught(name: str) -> None:
     pytest.fail(f"not found in {MOST_SEEDS} runs: {name}")
 
 
-def test_a_case_is_told_by_its_seed_and_place() -> None:
+def test_a_case_is_told_by_its_recording_and_place(tmp_path: Path) -> None:
     with ExitStack() as stack:
         mutants.MUTANTS["marks before entry logs are synced"].breaks(stack)
-        failure = next(filter(None, (runner.crash(seed, effort=LOOKING).failures for seed in range(1, 5))))[0]
+        found = (runner.crash(seed, effort=LOOKING, keep_in=tmp_path).failures for seed in range(1, 5))
+        failure = next(filter(None, found))[0]
         *_, crash, again = failure.splitlines()
-        seed, case = again.removeprefix("again: python -m tests.crash again ").split(" ")
+        path, case = again.removeprefix("again: python -m tests.crash again ").split(" ")
         assert crash.startswith(f"crash {case}: ")
-        told = runner.again(int(seed), runner.STEPS, Case.parse(case))
+        recording = runner.load(Path(path))
+    told = runner.again(recording, Case.parse(case))
     assert told is not None
     assert told.endswith(crash)
     assert "ADD 0 asked: " in told
-    assert runner.again(int(seed), runner.STEPS, Case.parse(case)) is None
+    sound = Case((Step(Case.parse(case).steps[0].cut, "all"),))
+    assert runner.again(recording, sound) is None
 
 
 def test_the_command_line() -> None:

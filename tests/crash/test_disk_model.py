@@ -104,7 +104,7 @@ def test_truncated_or_not() -> None:
 @pytest.mark.parametrize(
     ("size", "offset", "end", "kept"),
     [
-        (0, 0, 700, 700),  # what lengthens the file ends anywhere
+        (0, 0, 700, 696),  # what lengthens the file ends after any eight bytes
         (0, 0, 300, 0),  # but its first sector is whole
         (2000, 0, 700, 512),  # sectors that were there before are whole
         (2000, 100, 700, 412),

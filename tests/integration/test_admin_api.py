@@ -106,7 +106,18 @@ def test_metrics_count_what_was_done(bookie: BookieProcess, admin: Admin) -> Non
     assert after["bookkeeper_server_ADD_ENTRY_REJECTED"] == 0
     assert after["process_resident_memory_bytes"] > 1 << 20
     admin.until(lambda: admin.metrics()["bookie_flush_entries"] == 5)
-    assert admin.metrics()['bookie_flush_size_sum{success="true"}'] == entry_bytes
+    after = admin.metrics()
+    assert after['bookie_flush_size_sum{success="true"}'] == entry_bytes
+    assert after['bookie_flush{success="true",quantile="0.5"}'] > 0
+    stored_bytes = entry_bytes - 5 * 4
+    assert after["bookie_WRITE_BYTES"] == after['bookie_BOOKIE_ADD_ENTRY_BYTES_sum{success="true"}'] == stored_bytes
+    assert after['bookie_BOOKIE_ADD_ENTRY_BYTES_count{success="true"}'] == 5
+    assert after['bookie_BOOKIE_ADD_ENTRY_count{success="true"}'] == 5
+    # One was read, another one as the last of a ledger that was fenced.
+    assert after["bookie_READ_BYTES"] == len(stored(1, 4)) * 2
+    assert after['bookie_BOOKIE_READ_ENTRY_BYTES_count{success="true"}'] == 2
+    assert after["bookie_write_cache_hits"] + after["bookie_write_cache_misses"] == 2
+    assert after["bookie_write_cache_count"] == 0
 
 
 def test_read_only_by_hand(bookie: BookieProcess, admin: Admin) -> None:
@@ -158,6 +169,11 @@ def test_collection_by_hand_and_why_logs_stay(bookie: BookieProcess, admin: Admi
     admin.until(lambda: admin.get("gc") == {"is_in_force_gc": "false"})
     # Ledger 7 is not in ZooKeeper, so the bookie has deleted it.
     admin.until(lambda: admin.get("list_disk_file")["index files"] == "")
+    found, logs = admin.metrics(), admin.get("entry_logs")
+    assert found["bookie_gc_ACTIVE_ENTRY_LOG_TOTAL"] == len(logs) == 1
+    assert found["bookie_gc_ENTRY_LOG_SPACE_BYTES"] == logs[0]["bytes"]
+    assert found["bookie_gc_ACTIVE_ENTRY_LOG_SPACE_BYTES"] == logs[0]["bytes"]  # what lives in it is not known
+    assert found["bookie_gc_ACTIVE_LEDGER_TOTAL"] == 0
     assert admin.put("gc/suspend_compaction", {"suspendMajor": True})[0] == 200
     assert admin.get("gc/suspend_compaction") == {"isMajorGcSuspended": "true", "isMinorGcSuspended": "false"}
     assert admin.put("gc/resume_compaction", {"resumeMajor": True})[0] == 200

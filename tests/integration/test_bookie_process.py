@@ -17,6 +17,7 @@ from bk_spark.protocol.cookie import Cookie
 from bk_spark.protocol.registration import BookieServiceInfo, native_service_info
 from bookie_server.local import LocalCluster
 from tests.support.bookie import KEY, BookieProcess, Connection, add_frame, free_port, stored
+from tests.support.tcp_proxy import SWALLOWING, TcpProxy
 
 
 @pytest.fixture
@@ -233,6 +234,29 @@ def test_sigterm_answers_what_was_accepted(bookie: BookieProcess) -> None:
     bookie.start()
     with bookie.connect() as connection:
         assert [connection.read(1, i) for i in answered] == [stored(1, i, 100_000) for i in answered]
+
+
+def test_sigterm_again_and_again_while_zookeeper_does_not_answer(
+    tmp_path: Path, zk_only: LocalCluster, uri: str
+) -> None:
+    """The exit code is that of the first one, although the session with ZooKeeper takes its time to end."""
+    host, _, port = zk_only.zookeepers[0].id.rpartition(":")
+    with TcpProxy((host, int(port))) as proxy:
+        bookie = BookieProcess(tmp_path / "bookie", uri.replace(f":{port}/", f":{proxy.address[1]}/"))
+        bookie.start()
+        proxy.set(to_server=SWALLOWING, to_client=SWALLOWING)
+        try:
+            bookie.signal(signal.SIGTERM)
+            assert bookie.wait_line("stops")
+            ended = threading.Thread(target=bookie.wait_line, args=("no such line",))
+            ended.start()
+            while ended.is_alive():
+                with contextlib.suppress(ProcessLookupError):
+                    bookie.signal(signal.SIGTERM)
+                ended.join(0.05)
+            assert bookie.wait() == 0, bookie.lines
+        finally:
+            bookie.end()
 
 
 def test_an_unknown_key_is_a_warning(bookie: BookieProcess) -> None:

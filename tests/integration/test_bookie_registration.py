@@ -30,11 +30,17 @@ class Stage:
         self.read_only = f"{root}/available/readonly/b:1"
         #: What was told before a move, with the znodes that were there then.
         self.told: list[tuple[Mode, bool, bool]] = []
+        self.was_told = threading.Event()
         info = native_service_info("b", 1)
         self.registration = Registration(session, root, "b:1", info, wait_ms=wait_ms, before_move=self._note)
 
     def _note(self, mode: Mode) -> None:
         self.told.append((mode, self.there(self.writable), self.there(self.read_only)))
+        self.was_told.set()
+
+    def start(self, mode: Mode) -> None:
+        self.registration.set_mode(mode)
+        self.registration.start()
 
     def there(self, path: str) -> bool:
         return self.observer.exists(path) is not None
@@ -72,7 +78,7 @@ def stage(session: ZooKeeper, zookeeper: ZooKeeper, ledgers_root: str) -> Iterat
 
 
 def test_the_znode_moves_with_the_mode_and_is_never_missing(stage: Stage) -> None:
-    stage.registration.start(WRITABLE)
+    stage.start(WRITABLE)
     assert stage.there(stage.writable)
     assert stage.registration.status == 1
     gone_with_the_other_there: list[bool] = []
@@ -97,7 +103,7 @@ def test_the_znode_moves_with_the_mode_and_is_never_missing(stage: Stage) -> Non
 
 
 def test_starts_as_read_only(stage: Stage) -> None:
-    stage.registration.start(READ_ONLY)
+    stage.start(READ_ONLY)
     assert stage.there(stage.read_only)
     assert not stage.there(stage.writable)
     assert stage.registration.status == 0
@@ -106,7 +112,7 @@ def test_starts_as_read_only(stage: Stage) -> None:
 
 
 def test_a_reason_that_changes_moves_nothing_but_is_told(stage: Stage) -> None:
-    stage.registration.start(READ_ONLY)
+    stage.start(READ_ONLY)
     before = stage.observer.exists(stage.read_only)
     stage.registration.set_mode(Mode(read_only=True, manual=True))
     stage.registration.set_mode(WRITABLE)
@@ -118,7 +124,7 @@ def test_a_reason_that_changes_moves_nothing_but_is_told(stage: Stage) -> None:
 
 @pytest.mark.parametrize("mode", [WRITABLE, READ_ONLY], ids=["writable", "read-only"])
 def test_registers_again_in_its_mode_when_the_session_expired(stage: Stage, mode: Mode) -> None:
-    stage.registration.start(mode)
+    stage.start(mode)
     path, other = (stage.read_only, stage.writable) if mode.read_only else (stage.writable, stage.read_only)
     before = stage.session.session_id
     expire(stage.session)
@@ -139,7 +145,7 @@ def test_waits_for_the_znode_of_an_earlier_session_in_either_mode(
     earlier.start()
     path = getattr(stage, old)
     earlier.create(path, ephemeral=True, make_parents=True)
-    starting = threading.Thread(target=stage.registration.start, args=(WRITABLE,))
+    starting = threading.Thread(target=stage.start, args=(WRITABLE,))
     starting.start()
     try:
         starting.join(1.0)
@@ -161,7 +167,7 @@ def test_another_bookie_with_the_same_id_is_not_pushed_aside(
     stage = Stage(session, zookeeper, ledgers_root, wait_ms=500)
     zookeeper.create(stage.writable, ephemeral=True, make_parents=True)
     with pytest.raises(MetadataError, match="another bookie with this id is running"):
-        stage.registration.start(WRITABLE)
+        stage.start(WRITABLE)
     stage.registration.stop()
     node = zookeeper.exists(stage.writable)
     assert node is not None
@@ -177,7 +183,7 @@ def test_a_move_without_zookeeper_is_made_up_for(
         session.start()
         stage = Stage(session, zookeeper, ledgers_root)
         try:
-            stage.registration.start(WRITABLE)
+            stage.start(WRITABLE)
             proxy.set(connects=Connects.REFUSE, cut=True)
             stage.registration.set_mode(READ_ONLY)
             assert stage.there(stage.writable)
@@ -194,9 +200,48 @@ def test_a_move_without_zookeeper_is_made_up_for(
             session.close()
 
 
+def test_a_mode_that_never_reached_zookeeper_is_taken_back(
+    zookeeper: ZooKeeper, zk_only: LocalCluster, ledgers_root: str
+) -> None:
+    """It was written down before the move, and must not be found there by the next start."""
+    host, _, port = zk_only.zookeepers[0].id.rpartition(":")
+    with TcpProxy((host, int(port))) as proxy:
+        session = ZooKeeper(f"127.0.0.1:{proxy.address[1]}", session_timeout_ms=10_000)
+        session.start()
+        stage = Stage(session, zookeeper, ledgers_root)
+        try:
+            stage.start(WRITABLE)
+            proxy.set(connects=Connects.REFUSE, cut=True)
+            for mode in (Mode(read_only=True, manual=True), WRITABLE):
+                stage.was_told.clear()
+                stage.registration.set_mode(mode)
+                assert stage.was_told.wait(20)
+                assert stage.told[-1][0] == mode
+        finally:
+            proxy.heal()
+            stage.registration.stop()
+            session.close()
+
+
+def test_a_session_that_ends_before_anybody_listens(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    listen = stage.session.add_state_listener
+    before = stage.session.session_id
+
+    def late(listener: Callable[[str], None]) -> None:
+        monkeypatch.undo()
+        expire(stage.session)
+        while stage.session.session_id in (0, before) or not stage.session.connected:
+            time.sleep(0.01)
+        listen(listener)
+
+    monkeypatch.setattr(stage.session, "add_state_listener", late)
+    stage.start(WRITABLE)
+    stage.wait(stage.writable, there=True)
+
+
 def test_a_start_can_be_given_up(stage: Stage) -> None:
     stage.observer.create(stage.writable, ephemeral=True, make_parents=True)
-    starting = threading.Thread(target=stage.registration.start, args=(WRITABLE,))
+    starting = threading.Thread(target=stage.start, args=(WRITABLE,))
     starting.start()
     starting.join(0.5)
     assert starting.is_alive()

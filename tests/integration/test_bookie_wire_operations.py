@@ -364,6 +364,9 @@ def test_v2_versions_and_flags(bookie: BookieProcess, connection: Connection, le
     connection.send(frame(header(9, 1) + bytes(20) + stored(ledger, 1)))
     body = bytes(connection.body())
     assert (body[0], struct.unpack(">iqq", body[4:])) == (9, (Code.BAD_VERSION, ledger, 1))
+    batch = struct.pack(">Iqqqiq", wire_v2.header_int(wire_v2.OpV2.BATCH_READ, 0, 3), ledger, 1, 77, 1, 1)
+    connection.send(frame(batch))
+    assert struct.unpack(">Iiqqq", connection.body()) == (3 << 24 | 7 << 16, Code.BAD_VERSION, ledger, 1, 77)
     connection.send(frame(header(9, 3) + b"anything"))  # AUTH: no version is looked at
     assert bytes(connection.body()).startswith(bytes.fromhex("02030000"))
     connection.send(frame(header(9, 4)))

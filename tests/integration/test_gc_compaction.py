@@ -208,20 +208,20 @@ async def test_a_kill_between_the_steps_is_finished_at_the_next_start(
         await fill(bookie, store)
         for ledger_id in range(4, 11):
             store.delete(ledger_id)
-        link, checkpoint = files.link, bookie.upkeep.checkpoint
+        link, sync_index = files.link, bookie.upkeep.sync_index
 
         def linked(path: str, new_path: str) -> None:
             link(path, new_path)
             if len(killed) < 2:
                 killed.append(place.killed(tmp_path / f"killed{len(killed)}"))
 
-        async def checkpointed() -> None:
-            await checkpoint()
+        async def synced() -> None:
+            await sync_index()
             if len(killed) < 3:
                 killed.append(place.killed(tmp_path / f"killed{len(killed)}"))
 
         monkeypatch.setattr(files, "link", linked)
-        monkeypatch.setattr(bookie.upkeep, "checkpoint", checkpointed)
+        monkeypatch.setattr(bookie.upkeep, "sync_index", synced)
         await collector.run(force_major=True)
     monkeypatch.undo()
     assert len(killed) == 3

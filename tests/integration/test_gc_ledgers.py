@@ -156,6 +156,22 @@ async def test_ledgers_that_the_store_does_not_know_go(place: Place, any_store: 
 
 
 @in_loop
+async def test_a_ledger_that_was_deleted_does_not_come_back_with_its_old_key(
+    place: Place, store: LedgerStore, tmp_path: Path
+) -> None:
+    """The journal holds the old ledger's records still; its id is used again by somebody else; kill -9."""
+    async with collected(place, store) as bookie:
+        await bookie.add(8)
+        await bookie.collect()
+        assert await bookie.ledgers() == []
+        assert await bookie.running.add(stored(8, 0, fill=b"n"), key=bytes(20)) == [Code.OK]
+        killed = place.killed(tmp_path / "killed")
+    async with running(killed) as again:
+        assert await again.read((8, 0), (8, 1)) == [stored(8, 0, fill=b"n"), Code.NO_ENTRY]
+        assert await again.add(stored(8, 1), key=bytes(20)) == [Code.OK]
+
+
+@in_loop
 async def test_b8_a_partial_listing_deletes_nothing_that_lives(place: Place, zk: Steered, store: LedgerStore) -> None:
     ledgers = list(range(1, 101))
     create(store, *ledgers)

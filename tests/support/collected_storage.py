@@ -31,7 +31,7 @@ class SmallStorage:
         self.directories = LedgerDirectories([str(directory) for directory in directories])
         self.index = IndexFiles(self.directories.index_paths, self.directories.writable_index)
         self.being_written: set[int] = set()
-        self.checkpoints = 0
+        self.index_syncs = 0
 
     # --- making --------------------------------------------------------------------------------
 
@@ -124,6 +124,9 @@ class SmallStorage:
     def index_path(self, ledger_id: int) -> str | None:
         return self.index.path(ledger_id)
 
-    async def checkpoint(self) -> None:
-        self.checkpoints += 1
+    async def flush(self) -> None:
+        """There is nothing in memory."""
+
+    async def sync_index(self) -> None:
+        self.index_syncs += 1
         self.index.sync()

@@ -84,6 +84,40 @@ def test_unknown_key_names_the_nearest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        "serverNumIOThreads",
+        "dbStorage_writeCacheMaxSizeMb",
+        "dbStorage_readAheadCacheMaxSizeMb",
+        "dbStorage_rocksDB_blockCacheSize",
+        "httpServerKeyStorePassword",
+        "gcEntryLogMetadataCacheEnabled",
+        "storageserver.grpc.port",
+        "stickyReadSEnabled",
+        "auditorReplicasCheckInterval",
+    ],
+)
+def test_keys_of_apaches_own_file_are_known(tmp_path: Path, name: str) -> None:
+    _, warnings = load(tmp_path, f"{name}=1\n")
+    assert [warning.partition(": ")[2] for warning in warnings] == [f"{name} has no effect in this bookie"]
+
+
+def test_what_may_be_a_password_is_not_shown(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        load(tmp_path, "httpServerKeyStorePassword hunter2")
+    assert "hunter2" not in str(caught.value)
+    _, warnings = load(tmp_path, "httpServerKeyStorePassword=hunter2")
+    assert "hunter2" not in str(warnings)
+
+
+def test_a_journal_shared_with_ledgers_through_a_link_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    with pytest.raises(InvalidArgumentError, match="both name"):
+        load(tmp_path, f"journalDirectories={tmp_path}/link,/b\nledgerDirectories={tmp_path}/a\n")
+
+
+@pytest.mark.parametrize(
     ("line", "says"),
     [
         ("bookiePort=http", "bookiePort must be a whole number, not 'http'"),
@@ -118,7 +152,11 @@ def test_unknown_key_names_the_nearest(tmp_path: Path) -> None:
         ("advertisedAddress=no.such.host.invalid", "advertisedAddress 'no.such.host.invalid' does not resolve"),
         ("listeningInterface=nonesuch0", "listeningInterface 'nonesuch0' has no IPv4 address"),
         ("metadataServiceUri=etcd://x", "metadataServiceUri 'etcd://x'"),
-        ("just words", "line 5: 'just words' is not of the form key=value"),
+        ("just words", "line 5 is not of the form key=value"),
+        ("tlsProviderFactoryClass=org.a.Factory", "tlsProviderFactoryClass must be null: connections are not"),
+        ("bookieAuthProviderFactoryClass=org.a.Sasl", "bookieAuthProviderFactoryClass must be null: clients are not"),
+        ("httpServerTlsEnable=true", "httpServerTlsEnable must be false"),
+        ("zkEnableSecurity=true", "zkEnableSecurity must be false"),
     ],
 )
 def test_wrong_values_are_errors_that_name_the_key(tmp_path: Path, line: str, says: str) -> None:

@@ -122,7 +122,7 @@ def test_live_entries_survive_sorted_and_the_old_log_goes(
     scanned = read_usage(0x1B, _without_map(storage.log_path(0x1B)))
     assert scanned.problem == ""
     assert scanned.ledger_bytes.tolist() == usage.ledger_bytes.tolist()
-    assert storage.checkpoints == 1
+    assert storage.index_syncs == 1
 
 
 def _without_map(path: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import struct
+import time
 
 import numpy as np
 import pytest
@@ -68,6 +69,46 @@ def test_random_sets() -> None:
         assert availability.count == len(wanted)
         assert [entry_id for entry_id in range(-2, 320) if entry_id in availability] == wanted
         assert availability.missing(range(310)) == [entry_id for entry_id in range(310) if entry_id not in ids]
+
+
+def one_by_one(entry_ids: list[int]) -> list[Group]:
+    """The groups as they are defined, run after run."""
+    runs: list[tuple[int, int]] = []
+    for entry_id in entry_ids:
+        if runs and sum(runs[-1]) == entry_id:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((entry_id, 1))
+    groups: list[Group] = []
+    for start, size in runs:
+        if groups:
+            first, last, of_size, period = groups[-1]
+            distance = start - last
+            if size == of_size and distance < 1 << 31 and period in (0, distance):
+                groups[-1] = (first, start, size, distance)
+                continue
+        groups.append((start, start, size, 0))
+    return groups
+
+
+def test_groups_are_those_made_run_by_run() -> None:
+    random_ = random.Random(6)
+    for _ in range(2000):
+        ids, at = [], random_.randint(0, 3)
+        for _ in range(random_.randint(0, 12)):
+            size = random_.choice([1, 1, 1, 2])
+            ids += range(at, at + size)
+            at += size + random_.choice([1, 1, 2, 3, 1 << 31])
+        assert encode_availability(np.array(ids, np.int64)) == encoded(*one_by_one(ids)), ids
+
+
+def test_a_list_of_many_runs_is_made_at_once() -> None:
+    """Every second entry missing, at distances that differ: a run for each entry."""
+    ids = np.cumsum(np.random.default_rng(7).integers(2, 5, 1_000_000))
+    begun = time.process_time()
+    data = encode_availability(ids)
+    assert time.process_time() - begun < 0.5
+    assert decode_availability(data).count == len(ids)
 
 
 def test_striping_takes_little_room() -> None:

@@ -209,10 +209,10 @@ def test_a_version_above_2_is_answered_with_the_ids_asked_for() -> None:
     batch = frame(struct.pack(">Iqqqiq", wire_v2.header_int(OpV2.BATCH_READ, 0, 3), 7, 8, 9, 1, 1))
     short = frame(struct.pack(">I", wire_v2.header_int(OpV2.READ, 0, 200)))
     assert list(parse_requests(frames([read, add, batch, short]))) == [
-        BadVersion(3, OpV2.READ, 7, 8),
-        BadVersion(3, OpV2.ADD, 7, 8),
-        BadVersion(3, OpV2.BATCH_READ, 7, 8),
-        BadVersion(200, OpV2.READ, -1, -1),
+        BadVersion(3, OpV2.READ, 7, 8, -1),
+        BadVersion(3, OpV2.ADD, 7, 8, -1),
+        BadVersion(3, OpV2.BATCH_READ, 7, 8, 9),
+        BadVersion(200, OpV2.READ, -1, -1, -1),
     ]
 
 

@@ -5,14 +5,24 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from bk_spark.bookie.ledger_store import LedgerStore
 from bk_spark.protocol.codes import Code
+from bk_spark.protocol.errors import MetadataUnavailableError
+from bookie_server.storage.collector import Collector
+from bookie_server.storage.collector_config import CollectorConfig
+from bookie_server.storage.compaction import Compactor
+from bookie_server.storage.files import SyncFailedError
 from bookie_server.storage.index import IndexFiles, IndexHeader
+from bookie_server.storage.log_usage import read_usage
+from bookie_server.storage.throttle import StopSignal, Throttle
 from tests.crash.choices import EXTREMES
 from tests.crash.crashes import empty_directory
 from tests.crash.disk import Disk
@@ -21,6 +31,21 @@ from tests.crash.subject import Shape, Subject, key_of, make_directories, stored
 from tests.support.disk_faults import fail_at, record_at
 from tests.support.failing_os import FailingOs
 from tests.support.running_storage import KEY, Place, in_loop, running, stored
+
+COLLECTOR = CollectorConfig(force_allow_compaction=True, rate_by_entries=10**9)
+
+
+class _NoStore:
+    """Metadata that cannot be reached."""
+
+    root = "/ledgers"
+
+    @property
+    def zk(self) -> None:
+        raise MetadataUnavailableError("not in this test")
+
+
+UNUSED_STORE = cast(LedgerStore, _NoStore())
 
 
 @pytest.fixture
@@ -136,7 +161,7 @@ def test_a_compaction_that_a_kill_cut_short_is_durable_when_the_old_log_goes() -
                 recorder.kill()
                 raise OSError(errno.EIO, "killed")
 
-            subject.upkeep.checkpoint = killed  # type: ignore[method-assign]
+            subject.upkeep.sync_index = killed  # type: ignore[method-assign]
             with suppress(OSError):
                 await subject.compact(subject.logs_to_compact()[0])
             assert recorder.killed
@@ -166,3 +191,73 @@ def test_a_compaction_that_a_kill_cut_short_is_durable_when_the_old_log_goes() -
             with empty_directory() as left:
                 materialise(model.image(EXTREMES[keeps]), left)
                 asyncio.run(look(left))
+
+
+async def blocking(function: Callable[..., Any], /, *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+@in_loop
+async def test_compaction_needs_no_room_for_what_is_in_memory(tmp_path: Path, disk: FailingOs) -> None:
+    """Else a full disk could not be made emptier."""
+    place = Place.make(tmp_path / "bookie")
+    async with running(place) as bookie:
+        await bookie.add(*(stored(1, i) for i in range(5)))
+    async with running(place) as bookie:
+        await bookie.add(stored(1, 5))
+        fail_at(disk, "pwritev", "1.log", errno.ENOSPC)
+        with pytest.raises(OSError, match="space"):
+            await bookie.storage.checkpoint()
+        compactor = Compactor(
+            bookie.upkeep, blocking, Throttle(0), StopSignal(), throttle_by_bytes=True, throttle_step=1 << 20
+        )
+        ledgers = await bookie.upkeep.local_ledgers()
+        await compactor.compact(read_usage(0, bookie.upkeep.log_path(0)), ledgers, full_disks=True)
+        assert [path.name for path in place.logs()] == ["2.log"]
+        disk.heal()
+        bookie.storage.directories.set_writable(place.ledgers[0], True, "")
+        assert await bookie.read(*((1, i) for i in range(6))) == [stored(1, i) for i in range(6)]
+
+
+@in_loop
+async def test_a_sync_that_fails_in_collection_is_the_end_of_the_storage(place: Place, disk: FailingOs) -> None:
+    """A flush at the end would sync again, with success, and move the mark."""
+    async with running(place) as bookie:
+        await bookie.add(stored(1, 0))
+        before = place.marks()
+        (place.ledger / "9.log.compacting").write_bytes(b"")
+        fail_at(disk, "fsync", "/ledgers", errno.EIO)
+        collector = Collector(bookie.upkeep, COLLECTOR, UNUSED_STORE, "bookie:3181", bookie.storage.fail)
+        await collector.complete_compactions()
+        await collector.stop()
+        disk.heal()
+        assert bookie.storage.failed
+        assert [type(error) for error in bookie.failures] == [SyncFailedError]
+    assert place.marks() == before
+
+
+@in_loop
+async def test_no_compaction_where_the_look_at_the_logs_failed(place: Place) -> None:
+    """What the last pass saw may not be so any more."""
+    async with running(place) as bookie:
+        await bookie.add(stored(1, 0), stored(2, 0))
+    async with running(place, clean_end=False) as bookie:
+        collector = Collector(bookie.upkeep, COLLECTOR, UNUSED_STORE, "bookie:3181", bookie.storage.fail)
+        collector.start()
+        await collector.run()
+        before = [path.name for path in place.logs()]
+        make_unreachable(place.ledger / "0")
+        status = await collector.run(force_major=True)
+        assert "symbolic" in status.problem
+        assert status.major_count == 0
+        assert [path.name for path in place.logs()] == before
+        await collector.stop()
+
+
+@in_loop
+async def test_a_stray_name_among_index_files_does_not_stop_collection(place: Place) -> None:
+    async with running(place) as bookie:
+        await bookie.add(stored(1, 0), stored((1 << 63) - 1, 0))
+        await bookie.storage.checkpoint()
+        (place.ledger / "0" / "1" / "ffffffffffffffff.idx").write_bytes(b"")
+        assert (await bookie.upkeep.local_ledgers()).tolist() == [1, (1 << 63) - 1]

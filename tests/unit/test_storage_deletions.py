@@ -309,7 +309,7 @@ async def test_reads_go_on_while_entries_move(place: Place, monkeypatch: pytest.
         ]
         assert await asyncio.to_thread(waiting.wait, 60)
         assert await bookie.upkeep.replace_locations(1, first, old, new) == len(first) - 1
-        await bookie.upkeep.checkpoint()
+        await bookie.upkeep.sync_index()
         await bookie.upkeep.remove_log(0)
         go_on.set()
         assert await asyncio.gather(*reads) == [entries, entries]
