@@ -24,8 +24,8 @@ from tests.support.servers import BOOKIE_SETTINGS, spark_session, start_timeout_
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_DIRECTORIES = ("unit", "simulation", "integration", "spark", "interop", "faults")
-_PURE = ("unit", "simulation")
+_DIRECTORIES = ("unit", "simulation", "crash", "integration", "spark", "interop", "faults")
+_PURE = ("unit", "simulation", "crash")
 _STARTING = {"cluster", "spark", "zk_only"}
 _LEAK_CHECKED = ("integration", "interop", "faults")
 

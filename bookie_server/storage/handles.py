@@ -123,6 +123,10 @@ class Handles:
         handle = LedgerHandle(ledger_id, master_key)
         handle.header_dirty = True
         handle.lac_loaded = True
+        if self.replaying:
+            # A power cut may have taken the header of a file and left its entries.
+            handle.last_entry = self._files.last_entry(ledger_id)
+            handle.lac_loaded = handle.last_entry < 0
         self._put(handle)
         return handle
 
