@@ -36,7 +36,9 @@ EXIT_BOOKIE_ERROR: Final = 5
 
 #: Threads of this process wait for each other's Python at most about this long; the default is 5 ms.
 _SWITCH_INTERVAL_S: Final = 0.0005
-_MALLOC_MMAP_THRESHOLD: Final = (-3, 128 * 1024)
+#: Batches of a receive are made in memory that was used before; larger pieces go back to the system at once.
+_MALLOC_MMAP_THRESHOLD: Final = (-3, 2 * 1024 * 1024)
+_MALLOC_TRIM_THRESHOLD: Final = (-1, 16 * 1024 * 1024)
 _MALLOC_ARENA_MAX: Final = (-8, 2)
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -144,7 +146,7 @@ def _tune_process() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with contextlib.suppress(OSError, AttributeError):  # not glibc: its allocator needs no such care
         libc = ctypes.CDLL(None)
-        for option, value in (_MALLOC_MMAP_THRESHOLD, _MALLOC_ARENA_MAX):
+        for option, value in (_MALLOC_MMAP_THRESHOLD, _MALLOC_TRIM_THRESHOLD, _MALLOC_ARENA_MAX):
             libc.mallopt(option, value)
 
 

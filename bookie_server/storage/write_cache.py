@@ -22,9 +22,10 @@ from bookie_server.storage.records import LENGTH_BYTES, Bytes, Int64s, gather, g
 
 _EXTENT_BITS: Final = 32
 _EXTENT_MASK: Final = (1 << _EXTENT_BITS) - 1
-_EXTENT_BYTES: Final = 1024 * 1024
+#: Large enough for the kernel to back it with huge pages: faults of small ones cost more than the copy.
+_EXTENT_BYTES: Final = 4 * 1024 * 1024
 #: Larger ones are kept as they came, without a copy.
-_COPY_BELOW_BYTES: Final = 64 * 1024
+_COPY_BELOW_BYTES: Final = 1024 * 1024
 #: Buffers of one size up to this are joined for a flush: a copy is cheaper than an object for each.
 _GATHER_UP_TO_BYTES: Final = 4 * 1024
 _SPANS_AT_ONCE: Final = 2048

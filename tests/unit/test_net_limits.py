@@ -413,7 +413,8 @@ def test_a_peer_that_takes_nothing_makes_way_for_others() -> None:
             greedy = [await here.connect(receive_bytes=4096) for _ in range(40)]
             for peer in greedy:
                 await peer.send(wire_v2.read_requests(1, range(40)))
-            await until(lambda: not here.server.load.has_room.is_set())
+            # Near the limit peers that stall are closed: whether it is reached depends on who comes first.
+            await until(lambda: not here.server.load.has_room.is_set() or here.server.connection_count < 40)
             assert here.server.load.unsent_bytes < 20 * MIB
             honest = await here.connect()
             await honest.send(wire_v2.read_requests(1, range(12)))

@@ -100,7 +100,7 @@ def test_an_empty_half() -> None:
 
 def test_large_buffers_are_kept_and_small_ones_copied() -> None:
     half = CacheHalf()
-    large, small = bytearray(record(1, 0, 200_000)), bytearray(record(1, 1, 200))
+    large, small = bytearray(record(1, 0, 2_000_000)), bytearray(record(1, 1, 200))
     half.put_one(1, 0, half.store(memoryview(large)) + 4)
     half.put_one(1, 1, half.store(memoryview(small)) + 4)
     large[-1], small[-1] = 0x51, 0x51
@@ -122,7 +122,7 @@ def test_what_was_read_stays_when_the_half_goes() -> None:
 def test_fetching_many_is_bounded_and_copies_nothing() -> None:
     half = CacheHalf()
     put_run(half, 1, list(range(100)))
-    fill(half, (1, 100, 90_000), (1, 101, 100))
+    fill(half, (1, 100, 2_000_000), (1, 101, 100))
     positions = half.get(1, ids(*range(102)))
     assert positions is not None
     assert len(half.fetch(positions, 1).sizes) == 1
@@ -132,7 +132,7 @@ def test_fetching_many_is_bounded_and_copies_nothing() -> None:
     assert first.contiguous
     assert [bytes(first.entry(i)) for i in range(len(first.sizes))] == [stored(1, i) for i in range(100)]
     rest = half.fetch(positions[100:], 1 << 30)
-    assert rest.sizes.tolist() == [90_000]
+    assert rest.sizes.tolist() == [2_000_000]
     assert np.shares_memory(first.data, half.fetch(positions[101:], 1).data)
 
 
