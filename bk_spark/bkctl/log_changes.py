@@ -53,7 +53,9 @@ def add_commands(log: Any) -> None:
 
     truncate = log.add_parser("truncate", help="let the log begin at the segment that holds an offset")
     truncate.add_argument("name")
-    truncate.add_argument("offset", type=offset, metavar="OFFSET", help="one beyond the end drops everything")
+    truncate.add_argument(
+        "offset", type=offset, metavar="OFFSET", help="the log's end drops everything; one beyond it is refused"
+    )
     truncate.set_defaults(run=_truncate)
 
     retention = log.add_parser("retention", help="show or set what maintenance keeps of a log")

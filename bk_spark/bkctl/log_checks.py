@@ -126,7 +126,9 @@ def _print_maintenance(report: MaintenanceReport, reaped: ReapReport, failed: Se
         print(f"waiting\tledger {ledger_id}")
     for what, why in failed:
         print(f"failed\t{what}\t{' '.join(why.split())}")
-    if report.first_offset is not None:
+    if report.first_offset is not None and reaped.dry_run:
+        print(f"the log would begin at offset {report.first_offset}")
+    elif report.first_offset is not None:
         print(f"the log begins at offset {report.first_offset}; {report.moved_pages} pages left ZooKeeper")
     print(
         f"{len(reaped.condemned)} ledgers {would}condemned, {len(reaped.deleted)} {would}deleted, "

@@ -19,6 +19,7 @@ from bk_spark.log.message import CommitRequest
 from bk_spark.log.names import LogPaths, app_key, run_key
 from bk_spark.log.page_reader import PageReader
 from bk_spark.log.plan import CommitResult
+from bk_spark.log.reading import decision_steps
 from bk_spark.log.reap_rules import ReapLimits
 from bk_spark.log.registrations import MakeZnodes, registrar
 from bk_spark.log.retention import SetPolicy, apply_retention, policy_steps
@@ -26,7 +27,7 @@ from bk_spark.log.rolling import RollLimits
 from bk_spark.log.settings import LogSettings
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.steps import LedgerRegistrar, Steps
-from bk_spark.log.truncation import truncate
+from bk_spark.log.truncation import truncation
 from bk_spark.log.writer import LogWriter
 from bk_spark.protocol.errors import InvalidArgumentError, LogReplacedError
 
@@ -121,13 +122,16 @@ class Log:
         """The result of a machine that works on this log."""
         return run_steps(self._zk, steps, self._paths.lock, self._ledgers)
 
-    def truncate(self, up_to_offset: int) -> int:
-        """Let the log begin at the segment that holds ``up_to_offset``, or at its end where that is not beyond the
-        offset; the first offset then. Never goes back. What is dropped is deleted by maintenance.
+    def truncate(self, up_to_offset: int, *, dry_run: bool = False) -> int:
+        """Let the log begin at the segment that holds ``up_to_offset``, at the end of what is sealed where no sealed
+        segment does; the first offset then. Never goes back. What is dropped is deleted by maintenance. With
+        ``dry_run`` nothing is changed, and the result is where the log would begin.
 
-        Raises InvalidArgumentError, MetadataConflictError, MetadataUnavailableError, OutcomeUnknownError (do it again).
+        Raises InvalidArgumentError for an offset beyond the log's end; MetadataConflictError,
+        MetadataUnavailableError, OutcomeUnknownError (do it again).
         """
-        return truncate(self, up_to_offset)
+        change = truncation(self, up_to_offset)
+        return self.run(decision_steps(change, self._now_ms)) if dry_run else self.change(change)
 
     def policy(self) -> Policy:
         """What maintenance keeps of this log; everything where nothing was set."""
@@ -137,9 +141,10 @@ class Log:
         """Store what maintenance is to keep from now on. Raises InvalidArgumentError."""
         self.change(SetPolicy(self._paths, policy))
 
-    def apply_retention(self) -> int:
-        """Truncate what the policy does not ask for (see :mod:`bk_spark.log.retention`); the first offset then."""
-        return apply_retention(self, self._now_ms())
+    def apply_retention(self, *, dry_run: bool = False) -> int:
+        """Truncate what the policy does not ask for (see :mod:`bk_spark.log.retention`); the first offset then. With
+        ``dry_run`` nothing is changed, and the result is where the log would begin."""
+        return apply_retention(self, self._now_ms(), dry_run=dry_run)
 
     def append_ledger(self, ledger_id: int) -> range:
         """Append a closed ledger that was not made for this log; the offsets of its entries. The log must be raw, and
@@ -171,7 +176,7 @@ class Log:
     ) -> MaintenanceReport:
         """Apply retention, move pages into an index ledger, and delete what nothing refers to: one bounded round. Where
         that was begun less than 10 minutes ago nothing is done, unless ``force``. With ``dry_run`` nothing is changed,
-        and the report tells what the reaper would do.
+        and the report tells where the log would begin, and what the reaper would do as the list is now.
 
         Raises InvalidArgumentError where the log was opened without its password; NoSuchLogError, LogReplacedError;
         MetadataUnavailableError. What is wrong with one part does not keep the others from being done.

@@ -91,8 +91,9 @@ def maintain(
     """Body of :meth:`bk_spark.log.log.Log.maintain`."""
     ledgers = log.ledgers
     if dry_run:
+        begins = log.apply_retention(dry_run=True)
         reaped = log.run(reap_steps(log.paths, ledgers.ledger_path, now_ms, limits, dry_run=True))
-        return MaintenanceReport(True, reaped=reaped)
+        return MaintenanceReport(True, begins, reaped=reaped)
     if not log.change(ClaimMaintenance(log.paths, now_ms(), force=force)):
         return MaintenanceReport(False)
     failed: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""Truncation: the log begins at a later offset. No I/O but in :func:`truncate`.
+"""Truncation: the log begins at a later offset. No I/O but in :func:`truncation`.
 
 Whole segments leave the list, from its start. Only the head is written; segments and pages before it wait for the
 reaper. Segments, once sealed, never change and never move to another page, so where a segment starts
@@ -18,6 +18,7 @@ from bk_spark.log.formats import Head
 from bk_spark.log.names import LogPaths
 from bk_spark.log.page import SegmentPage, decode_page
 from bk_spark.log.plan import AlreadyDone, Plan, Readings, StaleError
+from bk_spark.log.reader import LogReader
 from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError
 
 if TYPE_CHECKING:
@@ -35,17 +36,21 @@ class SegmentStart:
 class Truncate:
     """The change that drops all segments wholly below ``up_to_offset``; its result is the first offset then.
 
-    The segment that holds ``up_to_offset`` stays whole. An offset beyond the end drops all that is sealed, and
-    leaves an open tail. ``start`` says where that segment starts: it must be given where its page has left
-    ZooKeeper for the index, and may be given else.
+    The segment that holds ``up_to_offset`` stays whole. The log's end drops all that is sealed, and so does an offset
+    in an open tail, which stays. An offset beyond the end is refused: it is a mistake, and would drop everything.
+    ``start`` says where the segment starts: it must be given where its page has left ZooKeeper for the index, and may
+    be given else. ``tail_end`` is the end of an open tail as the caller saw it, which the list does not tell.
     """
 
-    def __init__(self, paths: LogPaths, up_to_offset: int, start: SegmentStart | None = None) -> None:
+    def __init__(
+        self, paths: LogPaths, up_to_offset: int, start: SegmentStart | None = None, *, tail_end: int = 0
+    ) -> None:
         if up_to_offset < 0:
             raise InvalidArgumentError(f"log {paths.name}: an offset to truncate to is not negative: {up_to_offset}")
         self.paths = paths
         self._up_to_offset = up_to_offset
         self._start = start
+        self._tail_end = tail_end
 
     @property
     def what(self) -> str:
@@ -56,13 +61,21 @@ class Truncate:
         return "truncate again, it does no more than once"
 
     def decide(self, readings: Readings, now_ms: int, maybe: int | None) -> AlreadyDone[int] | Plan[int]:
-        """Raises NoSuchLogError, LogReplacedError; MetadataFormatError where a znode cannot be understood."""
+        """Raises NoSuchLogError, LogReplacedError; InvalidArgumentError for an offset beyond the end;
+        MetadataFormatError where a znode cannot be understood."""
         read = read_head(readings, self.paths)
         head = read.head
         # What came into the log after it took effect stays, though it may lie below the offset too.
         wanted = self._up_to_offset if maybe is None else maybe
         if wanted <= head.first_offset:
             return AlreadyDone(head.first_offset)
+        # A tail that was seen ends no earlier once it is sealed.
+        end = max(head.next_offset, self._tail_end)
+        if self._up_to_offset > end:
+            raise InvalidArgumentError(
+                f"log {self.paths.name} ends at offset {end}: it cannot be truncated up to {self._up_to_offset}; "
+                f"give an offset up to {end}, which drops all that is sealed"
+            )
         checks: tuple[TransactionOp, ...] = ()
         if self._up_to_offset >= head.next_offset:
             start = SegmentStart(head.next_offset, head.tail_page)
@@ -111,11 +124,13 @@ def _start_in(page: SegmentPage, offset: int) -> SegmentStart:
     return SegmentStart(int(page.table.base_offset[position]), page.number)
 
 
-def truncate(log: Log, up_to_offset: int) -> int:
-    """Body of :meth:`bk_spark.log.log.Log.truncate`."""
+def truncation(log: Log, up_to_offset: int) -> Truncate:
+    """The change that truncates ``log`` as its list stands now."""
     snapshot = log.snapshot()
-    start = None
     if snapshot.first_offset < up_to_offset < snapshot.next_offset:
         page, segment = snapshot.segment_at(up_to_offset)
-        start = SegmentStart(segment.base_offset, page)
-    return log.change(Truncate(log.paths, up_to_offset, start))
+        return Truncate(log.paths, up_to_offset, SegmentStart(segment.base_offset, page))
+    tail_end = 0
+    if up_to_offset > snapshot.next_offset and snapshot.open_tail is not None:
+        tail_end = LogReader(log).readable_end(snapshot)
+    return Truncate(log.paths, up_to_offset, tail_end=tail_end)

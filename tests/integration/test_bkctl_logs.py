@@ -258,6 +258,9 @@ def test_truncate_and_retention(bkctl: Bkctl, log: Log) -> None:
     }
     assert "password" in bkctl.fails("retention", "events", "--time", "1d", password=False)
     assert "password" in bkctl.fails("truncate", "events", 30, password=False)
+    assert "log events ends at offset 30: it cannot be truncated up to 99999" in bkctl.fails(
+        "truncate", "events", 99999
+    )
     assert log.snapshot().first_offset == 20
 
 
@@ -330,7 +333,7 @@ def test_verify_finds_holes(bkctl: Bkctl, log: Log, client: BlockingClient, stor
         "not-registered": 1,
     }
     # What is truncated is no hole.
-    bkctl.ok("truncate", "events", 40)
+    bkctl.ok("truncate", "events", 35)
     assert bkctl.ok("verify", "events").out == "0 segments in 0 ledgers, 0 entries, 0 of them read: no problems\n"
 
 
@@ -419,6 +422,7 @@ def test_gc(bkctl: Bkctl, log: Log, client: BlockingClient) -> None:
     assert dry.lines == [
         f"would be condemned\tledger {orphan.ledger_id}\tnothing has referred to it for long",
         f"would be deleted\tledger {dropped}",
+        "the log would begin at offset 10",
         "1 ledgers would be condemned, 1 would be deleted, 0 wait, 0 failures",
     ]
     assert client.metadata(dropped) is not None

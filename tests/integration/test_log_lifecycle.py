@@ -107,7 +107,12 @@ def test_truncation_drops_whole_segments_and_its_readers_are_told(log: Log) -> N
     with pytest.raises(LogRangeGoneError, match=r"offsets \[5, 20\) are gone"):
         snapshot.segments(5, 25)
     assert log.truncate(3) == 20
-    assert log.truncate(1 << 60) == 30
+    with pytest.raises(InvalidArgumentError, match="ends at offset 30: it cannot be truncated up to 99999;"):
+        log.truncate(99_999)
+    assert log.snapshot().first_offset == 20
+    assert log.truncate(30, dry_run=True) == 30
+    assert log.snapshot().first_offset == 20
+    assert log.truncate(30) == 30
     assert list(log.snapshot().segments()) == []
     with pytest.raises(InvalidArgumentError, match="not negative"):
         log.truncate(-1)

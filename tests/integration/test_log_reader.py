@@ -257,6 +257,21 @@ def test_what_was_truncated_is_named(log: Log) -> None:
     assert take(reader.follow(3), 3, 6) == 6
 
 
+def test_a_truncation_takes_offsets_in_an_open_tail_and_refuses_those_beyond_it(log: Log) -> None:
+    commit(log, 0, payloads(0, 3))
+    with log.open_writer() as writer:
+        writer.append_many(payloads(3, 8))
+        writer.flush()
+        with closing(LogReader(log).follow(0)) as blocks:
+            assert take(blocks, 0, 8) == 8
+        with pytest.raises(InvalidArgumentError, match="ends at offset 8: it cannot be truncated up to 9;"):
+            log.truncate(9)
+        assert log.snapshot().first_offset == 0
+        assert log.truncate(8, dry_run=True) == 3
+        assert log.truncate(8) == 3
+        assert take(LogReader(log).read(3, 8), 3, 8) == 8
+
+
 def test_a_deleted_log_ends_its_followers(client: BlockingClient, log: Log) -> None:
     reader = LogReader(log)
     commit(log, 0, payloads(0, 3))

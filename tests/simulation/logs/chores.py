@@ -14,6 +14,7 @@ from bk_spark.log.index_move import move_steps
 from bk_spark.log.names import LogPaths
 from bk_spark.log.reaper import reap_steps
 from bk_spark.log.truncation import SegmentStart, Truncate
+from bk_spark.protocol.errors import InvalidArgumentError
 from tests.simulation.logs.invariants import require
 from tests.simulation.logs.ledgers import ModelLedger, closed_metadata, ledger_path
 from tests.simulation.logs.streaming import REFUSALS
@@ -81,7 +82,12 @@ class Truncator(Chore):
         # As Log.truncate finds it in a snapshot.
         place = self.world.watch.page_of(self.paths, up_to)
         start = None if place is None else SegmentStart(place[1].base_offset, place[0])
-        first = yield from change_steps(Truncate(self.paths, up_to, start), self.now_ms)
+        end = log.head.next_offset
+        try:
+            first = yield from change_steps(Truncate(self.paths, up_to, start), self.now_ms)
+        except InvalidArgumentError as error:
+            require(up_to > end, f"refused, though the log reached that far: {error}")
+            return error
         require(first <= max(up_to, log.head.first_offset), f"truncated to {first}, asked for {up_to}")
         require(first <= log.head.first_offset, f"told that the log starts at {first}: {log.head}")
         return first
