@@ -56,7 +56,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._v3 = RequestsV3(self, server.bookie)
         self._is_v2 = False
         self._backlog: Frames | None = None
-        self._large_bytes = 0
+        self._has_large = False
         self._transport: asyncio.Transport | None = None
         self._peer = "?"
         self._paused = 0
@@ -88,8 +88,6 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._transport = None
         self._note_unsent(0)
         self.server.left(self)
-        if self._large_bytes:
-            self.server.large_frames.end(self)
         # Connection and handlers know each other, so this object may outlive its use; what it holds must not.
         self._receiving.clear()
         self._backlog = None
@@ -103,7 +101,7 @@ class NativeConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         try:
             frames = self._receiving.received(nbytes)
-            if self._receiving.large_frame_bytes != self._large_bytes:
+            if self._has_large or self._receiving.large_frame_bytes:
                 self._note_large_frame()
             if frames is not None:
                 self._handle(frames)
@@ -287,8 +285,16 @@ class NativeConnection(asyncio.BufferedProtocol):
         """Read no more of a large frame until there is room for it."""
         self.pause(_PAUSED_BY_FRAMES)
 
-    def go_on(self) -> None:
+    def give_room(self, size_bytes: int) -> None:
+        """Read the first ``size_bytes`` of a large frame."""
+        self._receiving.give_room(size_bytes)
         self.resume(_PAUSED_BY_FRAMES)
+
+    def abort_stalled(self) -> None:
+        """Close at once, since others wait for what this one holds and does not use."""
+        self.server.stalled_peers += 1
+        _LOG.warning("connection from %s closed: it does not go on, and others wait", self._peer)
+        self.abort()
 
     def abort(self) -> None:
         """Close at once."""
@@ -303,8 +309,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             return
         taken_bytes = self._taken_bytes()
         if taken_bytes - self._stalled[1] < _STALLED_BYTES:
-            _LOG.warning("connection from %s closed: it does not take its answers", self._peer)
-            self.abort()
+            self.abort_stalled()
         else:
             self._stalled = now, taken_bytes
 
@@ -330,7 +335,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         half_frames, kept_bytes = self.server.half_frames, self._receiving.half_frame_bytes
         if self._backlog is not None:
             kept_bytes += len(self._backlog.data)
-        if not kept_bytes and not self._large_bytes:
+        if not kept_bytes and not self._has_large:
             half_frames.end(self)
         elif is_new:
             half_frames.begin(self, kept_bytes, self._loop.time())
@@ -338,12 +343,13 @@ class NativeConnection(asyncio.BufferedProtocol):
             half_frames.grow(self, kept_bytes, self._loop.time())
 
     def _note_large_frame(self) -> None:
-        """A large frame has begun, is whole, or both with two of them."""
-        before, self._large_bytes = self._large_bytes, self._receiving.large_frame_bytes
-        if before:
-            self.server.large_frames.end(self)
-        if self._large_bytes:
-            self.server.large_frames.begin(self, self._large_bytes)
+        """More of a large frame has come, or it is whole."""
+        receiving, large_frames = self._receiving, self.server.large_frames
+        self._has_large = receiving.large_frame_bytes > 0
+        if self._has_large:
+            large_frames.progress(self, receiving.large_frame_has_bytes, receiving.large_frame_bytes)
+        else:
+            large_frames.end(self)
 
     def _handle(self, frames: Frames) -> None:
         rest = self._dispatch(frames)

@@ -1,56 +1,144 @@
 """Bounds the memory for frames larger than the common buffer, over all connections.
 
-A frame of megabytes needs a buffer of its size until it is whole. Only so many bytes of such buffers are filled
-at a time; further connections are not read meanwhile. Who does not finish in time is found by half_frames.py.
+A frame of megabytes needs a buffer of its size until it is whole. What a peer announces costs nothing; the buffer is
+given in steps, each for at most as much again as has come. So many bytes are given in all. Beyond that:
+
+* The oldest of these frames gets its steps nevertheless: one frame is always on its way.
+* Connections with other frames are not read until there is room, first come first served. Where even their beginnings
+  are too many, the next one is closed.
+* While one waits, those that were given room and bring hardly anything lose their connections.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Protocol
+from typing import Final, Protocol
+
+#: The first step, beside what has come already.
+_FIRST_STEP_BYTES: Final = 128 * 1024
+#: A peer that is not held up by us and brings less than this within the timeout has stalled.
+_STALLED_BYTES: Final = 64 * 1024
 
 
 class Receiver(Protocol):
     """A connection, as seen from here."""
 
-    def hold_frame(self) -> None:
-        """Read no more until :meth:`go_on`."""
+    @property
+    def paused(self) -> bool:
+        """Whether the bookie itself does not read from it."""
 
-    def go_on(self) -> None: ...
+    def hold_frame(self) -> None:
+        """Read no more until there is room."""
+
+    def give_room(self, size_bytes: int) -> None:
+        """The first ``size_bytes`` of the frame may be received."""
+
+    def abort_stalled(self) -> None:
+        """Close at once: others wait for the room."""
+
+
+class _Frame:
+    __slots__ = ("given", "has", "looked_at", "looked_has", "needed", "waits")
+
+    def __init__(self, needed: int) -> None:
+        self.needed = needed
+        self.has = self.given = 0
+        self.waits = False
+        #: When it was last looked whether something came, and how much was here then.
+        self.looked_at: float | None = None
+        self.looked_has = 0
 
 
 class LargeFrames:
-    """Who may fill a large buffer now, and who waits, first come first served."""
+    """Who may receive how much of a large frame, and who waits. Times are the event loop's, in seconds."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, stalled_timeout_s: float) -> None:
         self._limit_bytes = limit_bytes
-        self._used_bytes = 0
-        self._active: dict[Receiver, int] = {}
-        self._waiting: deque[tuple[Receiver, int]] = deque()
+        self._stalled_timeout_s = stalled_timeout_s
+        #: Bytes of buffers that were given.
+        self.bytes = 0
+        #: Beginnings of frames that wait for their first step.
+        self._waiting_bytes = 0
+        #: In the order in which the frames began.
+        self._frames: dict[Receiver, _Frame] = {}
+        #: In the order in which they began to wait.
+        self._waiting: dict[Receiver, _Frame] = {}
 
-    def begin(self, receiver: Receiver, size_bytes: int) -> None:
-        """``receiver`` has begun with a frame of ``size_bytes``; holds it where there is no room."""
-        if self._waiting or not self._fits(size_bytes):
-            receiver.hold_frame()
-            self._waiting.append((receiver, size_bytes))
-        else:
-            self._activate(receiver, size_bytes)
+    def progress(self, receiver: Receiver, has_bytes: int, needed_bytes: int) -> None:
+        """``has_bytes`` of a frame of ``needed_bytes`` are here, which is not whole yet; holds the receiver where there
+        is no room for more."""
+        frame = self._frames.get(receiver)
+        if frame is None:
+            frame = self._frames[receiver] = _Frame(needed_bytes)
+        frame.has = has_bytes
+        if has_bytes < frame.given or frame.waits:
+            return
+        goes_first = receiver is next(iter(self._frames))
+        if (goes_first or not self._waiting) and self._try_to_give(receiver, frame):
+            return
+        frame.waits = True
+        self._waiting[receiver] = frame
+        if not frame.given:
+            self._waiting_bytes += has_bytes
+        receiver.hold_frame()
+        if self._waiting_bytes > self._limit_bytes:
+            self._close(receiver)
 
     def end(self, receiver: Receiver) -> None:
         """The frame is whole, or the connection gone."""
-        size_bytes = self._active.pop(receiver, None)
-        if size_bytes is None:
-            self._waiting = deque(item for item in self._waiting if item[0] is not receiver)
-        else:
-            self._used_bytes -= size_bytes
-        while self._waiting and self._fits(self._waiting[0][1]):
-            following, size_bytes = self._waiting.popleft()
-            self._activate(following, size_bytes)
-            following.go_on()
+        frame = self._frames.pop(receiver, None)
+        if frame is None:
+            return
+        self.bytes -= frame.given
+        if self._waiting.pop(receiver, None) is not None and not frame.given:
+            self._waiting_bytes -= frame.has
+        if self._waiting:
+            self._serve_waiting()
 
-    def _fits(self, size_bytes: int) -> bool:
-        return not self._active or self._used_bytes + size_bytes <= self._limit_bytes
+    def look(self, now: float) -> None:
+        """Close who has stalled, if others wait for room."""
+        if not self._waiting:
+            for frame in self._frames.values():
+                frame.looked_at = None
+            return
+        stalled = []
+        for receiver, frame in self._frames.items():
+            if frame.waits or receiver.paused:
+                frame.looked_at = None
+            elif frame.looked_at is None:
+                frame.looked_at, frame.looked_has = now, frame.has
+            elif now - frame.looked_at >= self._stalled_timeout_s:
+                if frame.has - frame.looked_has < _STALLED_BYTES:
+                    stalled.append(receiver)
+                frame.looked_at, frame.looked_has = now, frame.has
+        for receiver in stalled:
+            self._close(receiver)
 
-    def _activate(self, receiver: Receiver, size_bytes: int) -> None:
-        self._used_bytes += size_bytes
-        self._active[receiver] = size_bytes
+    def _close(self, receiver: Receiver) -> None:
+        receiver.abort_stalled()
+        self.end(receiver)
+
+    def _try_to_give(self, receiver: Receiver, frame: _Frame) -> bool:
+        """Give the next step, if there is room or it is the oldest frame."""
+        wanted = min(frame.needed, max(2 * frame.has, frame.has + _FIRST_STEP_BYTES))
+        more = wanted - frame.given
+        if self.bytes + more > self._limit_bytes and receiver is not next(iter(self._frames)):
+            return False
+        self.bytes += more
+        frame.given = wanted
+        receiver.give_room(wanted)
+        return True
+
+    def _serve_waiting(self) -> None:
+        oldest = next(iter(self._frames))
+        order = [oldest, *self._waiting] if oldest in self._waiting else list(self._waiting)
+        for receiver in order:
+            frame = self._waiting.get(receiver)
+            if frame is None:  # it was the oldest
+                continue
+            had_room = frame.given > 0
+            if not self._try_to_give(receiver, frame):
+                return
+            if not had_room:
+                self._waiting_bytes -= frame.has
+            frame.waits = False
+            del self._waiting[receiver]

@@ -54,8 +54,11 @@ class NetConfig:
     #: Where answers or reads of all connections come near their limits, a peer that takes hardly anything for so
     #: long loses its connection.
     stalled_peer_timeout_ms: int = 5_000
-    #: Buffers for frames that do not fit into the common one, all connections; further ones are not read.
+    #: Buffers for what has come of frames that do not fit into the common one, all connections; beyond it, they are
+    #: not read until there is room.
     max_large_frames_bytes: int = 48 * _MIB
+    #: While one waits for such room, a peer that has some and brings hardly anything for so long loses its connection.
+    stalled_frame_timeout_ms: int = 1_000
     #: Beginnings of other frames, and requests that are to be handled later, all connections; beyond it the one that
     #: has them longest loses its connection.
     max_half_frames_bytes: int = 32 * _MIB

@@ -26,7 +26,7 @@ from bookie_server.net.receiving import CommonBuffer
 _LOG: Final = logging.getLogger(__name__)
 _BACKLOG: Final = 1024
 #: How often peers that do not move are looked for.
-_LOOK_INTERVAL_S: Final = 1.0
+_LOOK_INTERVAL_S: Final = 0.5
 #: How long peers may take for their last answers.
 _HANG_UP_TIMEOUT_S: Final = 5.0
 #: Refused connections are told of once in so many.
@@ -55,13 +55,15 @@ class NativeServer:
         #: One list of entries, which may be long, is made at a time.
         self.list_slot = asyncio.Semaphore(1)
         self.common_buffer = CommonBuffer(config.max_frame_bytes)
-        self.large_frames = LargeFrames(config.max_large_frames_bytes)
+        self.large_frames = LargeFrames(config.max_large_frames_bytes, config.stalled_frame_timeout_ms / 1000)
         self.half_frames = HalfFrames(config.max_half_frames_bytes, config.frame_timeout_ms / 1000)
         self.max_connections = connection_limit(config.max_connections)
         #: Requests that were answered with TOO_MANY_REQUESTS, and connections that were not taken.
         self.rejected_adds = 0
         self.rejected_reads = 0
         self.rejected_connections = 0
+        #: Connections that were closed since others waited for what they held.
+        self.stalled_peers = 0
         self._connections: set[NativeConnection] = set()
         self._server: asyncio.Server | None = None
         self._look: asyncio.TimerHandle | None = None
@@ -122,6 +124,7 @@ class NativeServer:
     def left(self, connection: NativeConnection) -> None:
         self._connections.discard(connection)
         self.half_frames.end(connection)
+        self.large_frames.end(connection)
         if not self._connections and self._closing:
             self._all_left.set()
 
@@ -139,6 +142,7 @@ class NativeServer:
         loop = asyncio.get_running_loop()
         now = loop.time()
         self.half_frames.expire(now)
+        self.large_frames.look(now)
         self.load.look()
         if self.load.pressing:
             for connection in list(self._connections):

@@ -1,9 +1,11 @@
-"""Room for large frames: bounded, first come first served. Beginnings of frames: bounded in bytes and time."""
+"""Room for large frames: bounded, in steps, by what has come; beginnings of frames: bounded in bytes and time."""
 
 from __future__ import annotations
 
 from bookie_server.net.half_frames import HalfFrames
 from bookie_server.net.large_frames import LargeFrames
+
+KIB = 1024
 
 
 class Peer:
@@ -11,48 +13,103 @@ class Peer:
         self.held = False
         self.aborted = False
         self.paused = False
+        self.room = 0
 
     def hold_frame(self) -> None:
-        self.held = True
+        self.held = self.paused = True
 
-    def go_on(self) -> None:
-        self.held = False
+    def give_room(self, size_bytes: int) -> None:
+        self.held = self.paused = False
+        assert size_bytes > self.room
+        self.room = size_bytes
 
     def abort(self) -> None:
         self.aborted = True
 
-
-def test_room_is_given_in_order() -> None:
-    frames = LargeFrames(limit_bytes=10)
-    a, b, c, d = (Peer() for _ in range(4))
-    for peer, size in ((a, 6), (b, 4), (c, 9), (d, 1)):
-        frames.begin(peer, size)
-    assert [peer.held for peer in (a, b, c, d)] == [False, False, True, True]
-    frames.end(b)
-    assert (c.held, d.held) == (True, True)
-    frames.end(a)
-    assert (c.held, d.held) == (False, False)
-    frames.begin(a, 5)
-    assert a.held
-    frames.end(a)  # it went away while waiting
-    frames.end(c)
-    frames.end(d)
-    frames.begin(b, 1000)  # alone, any size is taken
-    frames.begin(a, 1)
-    assert a.held
-    frames.end(b)
-    assert not a.held
+    def abort_stalled(self) -> None:
+        self.aborted = True
 
 
-def test_who_goes_away_while_waiting_lets_the_next_one_in() -> None:
-    frames = LargeFrames(limit_bytes=10)
-    active, waiting, small = (Peer() for _ in range(3))
-    frames.begin(active, 6)
-    frames.begin(waiting, 9)
-    frames.begin(small, 2)
-    assert small.held
-    frames.end(waiting)
-    assert not small.held
+def large_frames(limit_kib: int) -> LargeFrames:
+    return LargeFrames(limit_kib * KIB, stalled_timeout_s=1)
+
+
+def test_room_is_given_for_as_much_again_as_has_come() -> None:
+    frames, peer = large_frames(4096), Peer()
+    rooms = []
+    has, needed = 64 * KIB, 1000 * KIB
+    while has < needed:
+        frames.progress(peer, has, needed)
+        frames.progress(peer, has + 1, needed)  # within what it was given
+        rooms.append(peer.room // KIB)
+        has = peer.room
+    assert rooms == [192, 384, 768, 1000]
+    assert frames.bytes == needed
+    frames.end(peer)
+    assert frames.bytes == 0
+
+
+def test_what_is_announced_costs_nothing_and_who_stalls_goes_first() -> None:
+    frames = large_frames(1000)
+    peers = [Peer() for _ in range(6)]
+    for peer in peers:
+        frames.progress(peer, 64 * KIB, 5000 * KIB)  # 192 KiB each
+    assert [peer.held for peer in peers] == [False] * 5 + [True]
+    frames.look(now=10)
+    frames.progress(peers[1], 130 * KIB, 5000 * KIB)  # goes on
+    frames.progress(peers[2], 70 * KIB, 5000 * KIB)  # hardly
+    peers[3].paused = True  # by something else: it is not its fault
+    frames.look(now=10.9)
+    assert not any(peer.aborted for peer in peers)
+    frames.look(now=11)
+    assert [peer.aborted for peer in peers] == [True, False, True, False, True, False]
+    assert not peers[5].held
+    assert frames.bytes == 3 * 192 * KIB
+
+
+def test_nobody_is_closed_while_nobody_waits() -> None:
+    frames, slow, late = large_frames(300), Peer(), Peer()
+    frames.progress(slow, 64 * KIB, 1000 * KIB)
+    for now in range(100):
+        frames.look(now)
+    frames.progress(late, 64 * KIB, 1000 * KIB)
+    frames.look(100.5)  # its time begins when somebody waits
+    assert (slow.aborted, late.held) == (False, True)
+    frames.look(101.5)
+    assert (slow.aborted, late.held) == (True, False)
+
+
+def test_the_oldest_frame_goes_on_whatever_there_is() -> None:
+    frames = large_frames(400)
+    oldest, second, third = Peer(), Peer(), Peer()
+    for peer in (oldest, second, third):
+        frames.progress(peer, 64 * KIB, 5000 * KIB)
+    assert [peer.held for peer in (oldest, second, third)] == [False, False, True]
+    frames.progress(second, 192 * KIB, 5000 * KIB)
+    assert second.held
+    while oldest.room < 5000 * KIB:
+        frames.progress(oldest, oldest.room, 5000 * KIB)
+        assert not oldest.held
+    assert frames.bytes <= (400 + 5000) * KIB
+    frames.end(oldest)
+    assert (second.held, third.held) == (False, True)  # the second is the oldest now
+    frames.end(second)
+    assert not third.held
+    frames.end(third)
+    assert frames.bytes == 0
+
+
+def test_beginnings_of_those_that_wait_are_bounded() -> None:
+    frames = large_frames(256)
+    peers = [Peer() for _ in range(8)]
+    for peer in peers:
+        frames.progress(peer, 100 * KIB, 5000 * KIB)
+    assert [peer.held for peer in peers[:3]] == [False, True, True]
+    assert [peer.aborted for peer in peers] == [False] * 3 + [True] * 5
+    frames.end(peers[1])  # it went away while waiting
+    again = Peer()
+    frames.progress(again, 100 * KIB, 5000 * KIB)
+    assert (again.held, again.aborted) == (True, False)
 
 
 def test_who_does_not_finish_a_frame_loses_the_connection() -> None:

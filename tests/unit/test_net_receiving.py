@@ -16,6 +16,8 @@ def receive(receiving: Receiving, data: bytes) -> list[bytes]:
     """What a socket with ``data`` ready would bring."""
     bodies: list[bytes] = []
     while data:
+        if receiving.large_frame_bytes:
+            receiving.give_room(min(receiving.large_frame_bytes, receiving.large_frame_has_bytes + 200))
         buffer = receiving.get_buffer()
         part, data = data[: len(buffer)], data[len(buffer) :]
         buffer[: len(part)] = part
@@ -49,12 +51,14 @@ def test_connections_do_not_see_each_others_bytes(seed: int) -> None:
 
 def test_what_is_kept() -> None:
     common = CommonBuffer(MAX, 512)
-    idle, half, large = (Receiving(common) for _ in range(3))
+    idle, half, announced, large = (Receiving(common) for _ in range(4))
     receive(idle, frame(bytes(100)))
     receive(half, frame(bytes(100))[:60])
+    receive(announced, frame(bytes(1000))[:8])
     receive(large, frame(bytes(1000))[:700])
-    assert [r.half_frame_bytes for r in (idle, half, large)] == [0, 60, 0]
-    assert [r.large_frame_bytes for r in (idle, half, large)] == [0, 0, 1004]
+    assert [r.half_frame_bytes for r in (idle, half, announced, large)] == [0, 60, 8, 0]
+    assert [r.large_frame_bytes for r in (idle, half, announced, large)] == [0, 0, 0, 1004]
+    assert large.large_frame_has_bytes == 700
     for receiving in (half, large):
         receiving.clear()
         assert (receiving.half_frame_bytes, receiving.large_frame_bytes) == (0, 0)

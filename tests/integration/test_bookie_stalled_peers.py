@@ -1,0 +1,47 @@
+"""Peers that hold what others need, against a real bookie: others go on (scenario N1)."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from bk_spark.protocol.codes import Code
+from bookie_server.local import LocalCluster
+from tests.support.bookie import BookieProcess, add_frame
+
+_ids = itertools.count(50_000)
+
+
+@pytest.fixture(scope="module")
+def bookie(zk_only: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BookieProcess]:
+    process = BookieProcess(tmp_path_factory.mktemp("bookie"), f"zk://{zk_only.zookeepers[0].id}/ledgers")
+    process.start()
+    yield process
+    process.end()
+
+
+@pytest.fixture
+def ledger() -> int:
+    """An id that nobody used."""
+    return next(_ids)
+
+
+@pytest.mark.parametrize("sent", [8, -1], ids=["eight_bytes", "all_but_one_byte"])
+def test_n1_ten_stalled_large_frames_leave_others_theirs(bookie: BookieProcess, ledger: int, sent: int) -> None:
+    """Ten frames of the largest size are more than the whole room for large frames."""
+    with contextlib.ExitStack() as stack:
+        stalled = [stack.enter_context(bookie.connect()) for _ in range(12)]
+        beginning = add_frame(ledger, 0, size=5_200_000)[:sent]
+        for peer in stalled:
+            peer.socket.settimeout(0.5)
+            with contextlib.suppress(TimeoutError):  # where it was not given room for all of it
+                peer.send(beginning)
+        honest = stack.enter_context(bookie.connect())
+        for entry_id in range(10):
+            honest.send(add_frame(ledger, entry_id, size=1_000_000) + add_frame(ledger, 100 + entry_id))
+            for _ in range(2):
+                assert bytes(honest.body())[4:8] == bytes(4)
+        assert honest.add(ledger, [200]) == [Code.OK]

@@ -1,0 +1,215 @@
+"""The native front end over real sockets, above a bookie that answers when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import numpy as np
+
+from bk_spark.protocol import wire_v2, wire_v3
+from bk_spark.protocol.codes import Code
+from bk_spark.protocol.framing import ReceiveBuffer, frame
+from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
+from bookie_server.bookie import AddDone
+from bookie_server.bookie_reads import ReadPart
+from bookie_server.net.limits import NetConfig
+from bookie_server.net.native import NativeServer
+from bookie_server.storage.entry_log_reader import StoredEntries
+from bookie_server.storage.handles import LedgerHandle
+from bookie_server.storage.records import Int64s, Records
+from tests.support.bookie import KEY, stored
+
+MIB = 1024 * 1024
+
+
+class HeldBookie:
+    """Takes adds and keeps them until told; has every entry, all of one size."""
+
+    def __init__(self, entry_bytes: int = 100) -> None:
+        self.adds: list[tuple[Records, AddDone]] = []
+        self.priorities: list[bool] = []
+        self.reads = 0
+        self.entry = bytes(entry_bytes)
+        self.read_error: Exception | None = None
+        self.lists: list[asyncio.Future[tuple[Code, Int64s]]] = []
+        self.ledger = LedgerHandle(1, KEY)
+        self.ledger.lac_loaded = True
+        self.lac_reached = asyncio.Event()
+        self.excess_bytes = 0
+
+    def on_room(self, callback: Callable[[], None]) -> None:
+        pass
+
+    @property
+    def entries(self) -> int:
+        return sum(len(records) for records, _ in self.adds)
+
+    def add(self, records: Records, master_key: bytes, *, recovery: bool, high_priority: bool, done: AddDone) -> None:
+        self.adds.append((records, done))
+        self.priorities.append(high_priority)
+
+    def answer(self, code: Code = Code.OK) -> None:
+        adds, self.adds = self.adds, []
+        for _, done in adds:
+            done(code)
+
+    def handle(self, ledger_id: int) -> LedgerHandle | None:
+        return self.ledger if ledger_id == 1 else None
+
+    def read_now(self, ledger_id: int, entry_id: int) -> tuple[Code, bytes]:
+        self.reads += 1
+        return Code.OK, self.entry
+
+    async def read(self, ledger_ids: Int64s, entry_ids: Int64s, limit_bytes: int) -> ReadPart:
+        await asyncio.sleep(0)
+        if self.read_error is not None:
+            raise self.read_error
+        count = min(len(entry_ids), max(1, limit_bytes // len(self.entry)))
+        self.reads += count
+        size = len(self.entry)
+        data = np.zeros(count * size, np.uint8)
+        return ReadPart(
+            np.zeros(count, np.int32), StoredEntries(data, np.arange(count) * size, np.full(count, size, np.int64))
+        )
+
+    async def known_lac(self, handle: LedgerHandle) -> int:
+        return 5 if self.lac_reached.is_set() else 0
+
+    async def wait_for_lac(self, handle: LedgerHandle, above: int, timeout_ms: int) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.lac_reached.wait(), timeout_ms / 1000)
+        return self.lac_reached.is_set()
+
+    def force(self, ledger_id: int) -> asyncio.Future[Code]:
+        return asyncio.get_running_loop().create_future()
+
+    def write_lac(self, packet: bytes, master_key: bytes) -> asyncio.Future[Code]:
+        return asyncio.get_running_loop().create_future()
+
+    def fence(self, ledger_id: int, master_key: bytes) -> asyncio.Future[Code]:
+        return asyncio.get_running_loop().create_future()
+
+    async def list_entries(self, ledger_id: int) -> tuple[Code, Int64s]:
+        self.lists.append(asyncio.get_running_loop().create_future())
+        return await self.lists[-1]
+
+
+class Times:
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int, bool]] = []
+
+    def observe(self, kind: str, count: int, seconds: float, ok: bool) -> None:
+        assert seconds >= 0
+        self.seen.append((kind, count, ok))
+
+
+class Peer:
+    """One client. Reads nothing unless told."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self.socket = connected
+        self._receive = ReceiveBuffer(64 * MIB)
+        self._bodies: list[bytes] = []
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
+    async def send(self, data: bytes) -> None:
+        await asyncio.wait_for(self.loop.sock_sendall(self.socket, data), 20)
+
+    async def send_what_is_taken(self, data: bytes, patience_s: float = 0.2) -> None:
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            await asyncio.wait_for(self.loop.sock_sendall(self.socket, data), patience_s)
+
+    async def body(self) -> bytes:
+        while not self._bodies:
+            view = self._receive.get_buffer()
+            count = await asyncio.wait_for(self.loop.sock_recv_into(self.socket, view), 20)
+            if count == 0:
+                raise ConnectionError("closed")
+            frames = self._receive.received(count)
+            if frames is not None:
+                self._bodies += map(bytes, frames)
+        return self._bodies.pop(0)
+
+    async def codes(self, count: int) -> list[int]:
+        return [int.from_bytes((await self.body())[4:8], "big") for _ in range(count)]
+
+    async def closed(self) -> bool:
+        try:
+            while True:
+                await self.body()
+        except ConnectionError:
+            return True
+
+
+class Front:
+    def __init__(self, server: NativeServer, bookie: HeldBookie, port: int, stack: contextlib.ExitStack) -> None:
+        self.server, self.bookie, self.port, self._stack = server, bookie, port, stack
+
+    async def connect(self, receive_bytes: int | None = None) -> Peer:
+        connected = self._stack.enter_context(socket.socket())
+        connected.setblocking(False)
+        if receive_bytes is not None:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        await asyncio.get_running_loop().sock_connect(connected, ("127.0.0.1", self.port))
+        return Peer(connected)
+
+
+@contextlib.asynccontextmanager
+async def front(config: NetConfig, bookie: HeldBookie, times: Times | None = None) -> AsyncIterator[Front]:
+    """A front end; at its end nothing may be left in its counters, and no exception was nobody's."""
+    problems: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
+    server = NativeServer(bookie, disk_space=lambda: (1, 2), config=config, times=times)  # type: ignore[arg-type]
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(listener)
+        await server.start(listener)
+        try:
+            yield Front(server, bookie, listener.getsockname()[1], stack)
+        finally:
+            bookie.answer()
+            await server.close()
+    await until(lambda: server.connection_count == 0)
+    load = server.load
+    await until(lambda: load.polls == 0)
+    assert (load.adds, load.reads, load.reads_bytes, load.unsent_bytes, server.half_frames.bytes) == (0, 0, 0, 0, 0)
+    assert not problems
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(test())
+
+
+def reads(*ids: tuple[int, int]) -> bytes:
+    return b"".join(wire_v2.read_requests(ledger, [entry]) for ledger, entry in ids)
+
+
+def v3(operation: pb.OperationType, txn_id: int, **body: object) -> bytes:
+    header = pb.BKPacketHeader(version=pb.VERSION_THREE, operation=operation, txnId=txn_id)
+    return frame(pb.Request(header=header, **body).SerializeToString())  # type: ignore[arg-type]
+
+
+def v3_add(entry_id: int, size: int = 100) -> bytes:
+    body = pb.AddRequest(ledgerId=1, entryId=entry_id, masterKey=KEY, body=stored(1, entry_id, size))
+    return v3(pb.ADD_ENTRY, entry_id, addRequest=body)
+
+
+def poll(txn_id: int, timeout_ms: int = 60_000) -> bytes:
+    return wire_v3.long_poll_request(txn_id, 1, 0, timeout_ms)
+
+
+AUTH = frame(bytes.fromhex("02030000"))
