@@ -37,6 +37,7 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState, WatchedEvent, ZnodeStat
 
+from bk_spark.bookie.cluster_clock import ClusterClock
 from bk_spark.protocol.errors import (
     MetadataConflictError,
     MetadataError,
@@ -121,6 +122,8 @@ class ZooKeeper:
 
     def __init__(self, servers: str, *, session_timeout_ms: int = 10_000, operation_timeout_ms: int = 30_000) -> None:
         self.servers = servers
+        #: The servers' time, as far as it is known: see :meth:`measure_time`.
+        self.clock = ClusterClock()
         self._timeout_s = operation_timeout_ms / 1000
         self._session_timeout_s = session_timeout_ms / 1000
         self._client = KazooClient(
@@ -294,10 +297,27 @@ class ZooKeeper:
                     transaction.delete(op.path, version=op.version)
                 case CheckOp():
                     transaction.check(op.path, op.version)
+        sent_s = self.clock.monotonic_s()
         results = self._change(transaction.commit_async, operations[0].path if operations else "/")
         for op, result in zip(operations, results, strict=True):
             if isinstance(result, Exception) and not isinstance(result, RolledBackError | RuntimeInconsistency):
                 raise TransactionConflictError(op, type(result).__name__) from result
+        stat = next((result for result in results if isinstance(result, ZnodeStat)), None)
+        if stat is not None:
+            self.clock.note(sent_s, stat.mtime)
+
+    def measure_time(self, path: str) -> None:
+        """Let :attr:`clock` know the servers' time now, by writing ``path``, an empty znode that is made where it is
+        missing. Raises MetadataUnavailableError."""
+        while True:
+            sent_s = self.clock.monotonic_s()
+            try:
+                stat: ZnodeStat = self._change(lambda: self._client.set_async(path, b""), path)
+            except NoNodeError:
+                self.ensure_path(path)
+            else:
+                self.clock.note(sent_s, stat.mtime)
+                return
 
     def _deadline(self) -> float:
         deadline = time.monotonic() + self._timeout_s

@@ -89,6 +89,11 @@ def check_root(root: str) -> str:
     return root
 
 
+def clock_path(root: str) -> str:
+    """The znode that is written to learn the servers' time. No log has such a name."""
+    return f"{root}/+clock"
+
+
 @dataclass(frozen=True, slots=True)
 class LogPaths:
     """Paths of one log; ``log_id`` as a UUID in its usual text form."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable
 from typing import Final
 
 from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.bookie.cluster_clock import ClockDifference, unix_time_ms
 from bk_spark.bookie.zookeeper import CreateOp, TransactionConflictError, ZooKeeper
 from bk_spark.log.blocking import run_steps
 from bk_spark.log.deletion import DeletionReport, delete_steps
 from bk_spark.log.formats import Head, decode_head, encode_head
 from bk_spark.log.ledgers import LogLedgers
 from bk_spark.log.log import Log
-from bk_spark.log.names import DEFAULT_ROOT, LogPaths, check_log_name, check_root, head_path, is_log_name
+from bk_spark.log.names import DEFAULT_ROOT, LogPaths, check_log_name, check_root, clock_path, head_path, is_log_name
 from bk_spark.log.page import SegmentPage, encode_page
 from bk_spark.log.segment import SegmentTable
 from bk_spark.log.settings import LogSettings, decode_settings, encode_settings
@@ -28,10 +28,6 @@ from bk_spark.protocol.errors import (
 )
 
 _MAX_TRIES: Final = 5
-
-
-def unix_time_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 class LogStore:
@@ -62,9 +58,17 @@ class LogStore:
         self._now_ms = now_ms
 
     @classmethod
-    def of(cls, client: BlockingClient, root: str = DEFAULT_ROOT) -> LogStore:
+    def of(
+        cls, client: BlockingClient, root: str = DEFAULT_ROOT, *, now_ms: Callable[[], int] = unix_time_ms
+    ) -> LogStore:
         """Logs and their ledgers through one client."""
-        return cls(client.zookeeper, root, client=client)
+        return cls(client.zookeeper, root, client=client, now_ms=now_ms)
+
+    def clock_difference(self) -> ClockDifference:
+        """How far this machine's clock is from ZooKeeper's, measured now (one write, below the root of logs). Where it
+        is not small (``is_small``), retention and reaping are refused here. Raises MetadataUnavailableError."""
+        self._zk.measure_time(clock_path(self.root))
+        return self._zk.clock.difference()
 
     def create_log(self, name: str, settings: LogSettings, password: bytes | None = None) -> Log:
         """Make an empty log; ``password`` as in :meth:`open_log`.

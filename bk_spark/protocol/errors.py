@@ -248,6 +248,10 @@ class MetadataConflictError(MetadataError):
     retriable = True
 
 
+class ClockDifferenceError(MetadataError):
+    """This machine's clock and ZooKeeper's disagree; the text says by how much."""
+
+
 class NodeExistsError(MetadataConflictError):
     """The znode to create exists already."""
 

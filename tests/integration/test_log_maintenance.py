@@ -13,6 +13,7 @@ import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.blocking_writer import BlockingWriter
+from bk_spark.bookie.cluster_clock import unix_time_ms
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.zookeeper import ZooKeeper
 from bk_spark.log import CommitMessage, CommitRequest, EntryFormat, LedgerRange, Log, LogSettings, LogStore, maintenance
@@ -20,7 +21,6 @@ from bk_spark.log.formats import Policy
 from bk_spark.log.maintenance import INTERVAL_MS, start_in_background
 from bk_spark.log.names import WRITERS
 from bk_spark.log.reap_rules import ReapLimits, Reason
-from bk_spark.log.store import unix_time_ms
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import (
     BookKeeperError,

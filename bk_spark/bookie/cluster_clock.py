@@ -1,0 +1,139 @@
+"""The cluster's time, as far as a process knows it. No I/O.
+
+ZooKeeper's leader puts its clock into each change (a znode's ``mtime``). So one change of our own tells what the
+cluster's clock showed at some moment between sending it and its answer. From then on a clock that nobody sets
+(``time.monotonic``) counts: this machine's time of day may be wrong, and may jump, and nothing of the cluster's depends
+on it.
+
+What is known is an interval. Its earliest end stays right however long the process or the machine is stopped, since
+time only passes. So :meth:`ClusterClock.now_ms` gives that end. Whoever waits for something to be old waits a little
+longer; and no time is put into the cluster that its clock has not shown yet.
+
+This machine's time of day is only compared with it (:meth:`ClusterClock.difference`). Where the two disagree, one of
+them is wrong, perhaps ZooKeeper's, and nothing is deleted (:meth:`ClusterClock.check`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from bk_spark.protocol.errors import ClockDifferenceError, MetadataUnavailableError
+
+#: Beyond this, the clocks disagree. Machines whose clocks are set by NTP differ by milliseconds.
+MAX_DIFFERENCE_MS: Final = 60_000
+#: A measurement is used for so long.
+MAX_AGE_S: Final = 300.0
+#: How far two clocks may drift apart: twice of what clocks are slewed by while they are corrected.
+_DRIFT: Final = 1e-3
+
+
+def unix_time_ms() -> int:
+    """This machine's time of day."""
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ClockDifference:
+    """By how much this machine's time of day is ahead of the cluster's (negative: behind): between the two values."""
+
+    at_least_ms: int
+    at_most_ms: int
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it surely is no more than MAX_DIFFERENCE_MS."""
+        return self.at_least_ms >= -MAX_DIFFERENCE_MS and self.at_most_ms <= MAX_DIFFERENCE_MS
+
+    def __str__(self) -> str:
+        """``8 days 3 minutes ahead of ZooKeeper's``."""
+        difference_ms = (self.at_least_ms + self.at_most_ms) // 2
+        return f"{_told(abs(difference_ms))} {'behind' if difference_ms < 0 else 'ahead of'} ZooKeeper's"
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """At ``at_s`` the cluster's time, minus this process's count, was between two values."""
+
+    at_s: float
+    low_ms: float
+    high_ms: float
+
+    def at(self, now_s: float) -> _Known:
+        """What is left of it later."""
+        drift_ms = (now_s - self.at_s) * 1000 * _DRIFT
+        return _Known(now_s, self.low_ms - drift_ms, self.high_ms + drift_ms)
+
+
+class ClusterClock:
+    """Fed by :meth:`note` with what changes of znodes tell. Thread-safe.
+
+    ``monotonic_s`` counts seconds of this process, ``wall_ms`` is this machine's time of day.
+    """
+
+    def __init__(
+        self, monotonic_s: Callable[[], float] = time.monotonic, wall_ms: Callable[[], int] = unix_time_ms
+    ) -> None:
+        self.monotonic_s = monotonic_s
+        self._wall_ms = wall_ms
+        self._known: _Known | None = None
+
+    def note(self, sent_s: float, mtime_ms: int) -> None:
+        """A change that was sent at ``sent_s`` got the time ``mtime_ms``, and was answered just now."""
+        now_s = self.monotonic_s()
+        low_ms, high_ms = mtime_ms - now_s * 1000, mtime_ms + 1 - sent_s * 1000
+        known = self._known
+        if known is not None:
+            before = known.at(now_s)
+            # Without overlap another server leads now, or this machine was suspended: what was known counts no more.
+            if before.low_ms <= high_ms and low_ms <= before.high_ms:
+                low_ms, high_ms = max(low_ms, before.low_ms), min(high_ms, before.high_ms)
+        self._known = _Known(now_s, low_ms, high_ms)
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it was measured lately."""
+        return self._known is not None and self.monotonic_s() - self._known.at_s < MAX_AGE_S
+
+    def now_ms(self) -> int:
+        """The cluster's time (Unix time, in milliseconds) or a little less; never more."""
+        now_s = self.monotonic_s()
+        return int(now_s * 1000 + self._measured().at(now_s).low_ms)
+
+    def difference(self) -> ClockDifference:
+        """How far this machine's time of day is from the cluster's."""
+        wall_ms, now_s = self._wall_ms(), self.monotonic_s()
+        known = self._measured().at(now_s)
+        return ClockDifference(
+            int(wall_ms - now_s * 1000 - known.high_ms) - 1, int(wall_ms - now_s * 1000 - known.low_ms) + 1
+        )
+
+    def check(self) -> None:
+        """Raises ClockDifferenceError where this machine's clock and the cluster's disagree, or may."""
+        difference = self.difference()
+        if not difference.is_small:
+            raise ClockDifferenceError(
+                f"this machine's clock is {difference}; what is old goes only where both agree within "
+                f"{_told(MAX_DIFFERENCE_MS)}, so nothing was deleted. Set the clock that is wrong (NTP), here or at "
+                "ZooKeeper's servers, or leave maintenance to another machine"
+            )
+
+    def _measured(self) -> _Known:
+        if self._known is None:
+            raise MetadataUnavailableError("the cluster's time was not measured yet")
+        return self._known
+
+
+def _told(ms: int) -> str:
+    """The two largest units."""
+    if ms < 1_000:
+        return f"{ms} ms"
+    ms = (ms + 500) // 1_000 * 1_000
+    parts = []
+    for unit, unit_ms in (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1_000)):
+        count, ms = divmod(ms, unit_ms)
+        if count:
+            parts.append(f"{count} {unit}{'s' if count > 1 else ''}")
+    return " ".join(parts[:2])
