@@ -101,6 +101,7 @@ def watch_server(metrics: BookieMetrics, server: NativeServer) -> None:
         ("ADD_ENTRY_REJECTED", lambda: server.rejected_adds),
         ("READ_ENTRY_REJECTED", lambda: server.rejected_reads),
         ("connections_rejected", lambda: server.rejected_connections),
+        ("connections_evicted", lambda: server.evicted_connections),
         ("stalled_peers", lambda: server.stalled_peers),
     ):
         metrics.registry.watched_counter(f"bookkeeper_server_{name}", read)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bookie_server.config import BookieConfig
 from bookie_server.cookies import current_directory
 from bookie_server.net.limits import NetConfig
+from bookie_server.open_files import share_open_files
 from bookie_server.storage.collector_config import CollectorConfig, CompactionConfig
 from bookie_server.storage.directories import LedgerDirectories
 from bookie_server.storage.journals import JournalsConfig
@@ -41,6 +42,7 @@ def storage_config(config: BookieConfig) -> StorageConfig:
         buffered_entries_threshold=config.journal_group_entries,
         flush_when_queue_empty=config.journal_flush_when_queue_empty,
     )
+    open_files = share_open_files()
     return StorageConfig(
         journals=journals,
         log_size_limit_bytes=config.log_size_limit_bytes,
@@ -48,6 +50,8 @@ def storage_config(config: BookieConfig) -> StorageConfig:
         index_cache_bytes=config.index_cache_bytes,
         handle_limit=config.handle_limit,
         flush_interval_ms=config.flush_interval_ms,
+        open_index_files=open_files.index_files,
+        open_entry_logs=open_files.entry_logs,
     )
 
 

@@ -103,6 +103,8 @@ class NativeConnection(asyncio.BufferedProtocol):
             frames = self._receiving.received(nbytes)
             if self._has_large or self._receiving.large_frame_bytes:
                 self._note_large_frame()
+            if frames is not None or self._has_large:
+                self.server.active(self)
             if frames is not None:
                 self._handle(frames)
             self._note_half_frame(is_new=frames is not None)
@@ -121,6 +123,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._note_unsent(self._transport.get_write_buffer_size())
         self._answers_taken.set()
+        self.server.active(self)
         self.resume(_PAUSED_BY_ANSWERS)
 
     # --- answers -----------------------------------------------------------------------------------
@@ -265,6 +268,12 @@ class NativeConnection(asyncio.BufferedProtocol):
     def paused(self) -> bool:
         """Whether the bookie itself does not read from this peer."""
         return bool(self._paused)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the bookie is at work for this peer, or does not read from it; not where it waits for the peer."""
+        waits_for_it = self._answers_taken.is_set() and (self.paused or self.reads.busy)
+        return self._pending_adds > 0 or waits_for_it
 
     def pause(self, reason: int) -> None:
         """Read no more requests until every reason is gone."""

@@ -5,16 +5,13 @@ Names in quotes are Apache's configuration keys (compatibility facts §5.13, §7
 
 from __future__ import annotations
 
-import resource
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from bk_spark.protocol.codes import DEFAULT_MAX_FRAME_BYTES
+from bookie_server.open_files import share_open_files
 
 _MIB: Final = 1024 * 1024
-#: Files that the bookie itself keeps open at most: entry logs, index files, journals, ZooKeeper, directories.
-_OWN_FILES: Final = 1024
-_MOST_CONNECTIONS: Final = 10_000
 #: An operator should hear of fewer.
 FEW_CONNECTIONS: Final = 1000
 
@@ -69,8 +66,10 @@ class NetConfig:
     max_polls_in_total: int = 20_000
     #: A long poll is answered by then, whatever it asked for.
     max_poll_ms: int = 10 * 60_000
-    #: Connections; further ones are closed at once. 0: as many as open files allow, 10,000 at most.
+    #: Connections. 0: as many as open files allow, 10,000 at most. A further one takes the place of the idlest: of one
+    #: that has not asked for anything, else of one that was idle for so long; it is closed where there is none.
     max_connections: int = 0
+    idle_before_eviction_ms: int = 1_000
     #: At the end, how long answers to the adds that were accepted are waited for.
     close_timeout_ms: int = 30_000
 
@@ -81,12 +80,7 @@ REQUEST_BYTES: Final = 2 * 1024
 
 def connection_limit(max_connections: int) -> int:
     """``max_connections``, or where that is 0 what the limit of open files leaves."""
-    if max_connections:
-        return max_connections
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files == resource.RLIM_INFINITY:
-        return _MOST_CONNECTIONS
-    return min(max(files - _OWN_FILES, files // 4), _MOST_CONNECTIONS)
+    return max_connections or share_open_files().connections
 
 
 class RequestTimes(Protocol):

@@ -17,6 +17,7 @@ from typing import Final
 
 from bookie_server.bookie import Bookie
 from bookie_server.net.connection import PAUSED_BY_END, PAUSED_BY_LOAD, NativeConnection
+from bookie_server.net.connections import Connections
 from bookie_server.net.half_frames import HalfFrames
 from bookie_server.net.large_frames import LargeFrames
 from bookie_server.net.limits import FEW_CONNECTIONS, NetConfig, NoRequestTimes, RequestTimes, connection_limit
@@ -25,6 +26,9 @@ from bookie_server.net.receiving import CommonBuffer
 
 _LOG: Final = logging.getLogger(__name__)
 _BACKLOG: Final = 1024
+#: Connections accepted in one turn of the event loop: before it is known whether there is room for them, each takes a
+#: file that others may need.
+_ACCEPTED_AT_ONCE: Final = 16
 #: How often peers that do not move are looked for.
 _LOOK_INTERVAL_S: Final = 0.5
 #: How long peers may take for their last answers.
@@ -57,14 +61,16 @@ class NativeServer:
         self.common_buffer = CommonBuffer(config.max_frame_bytes)
         self.large_frames = LargeFrames(config.max_large_frames_bytes, config.stalled_frame_timeout_ms / 1000)
         self.half_frames = HalfFrames(config.max_half_frames_bytes, config.frame_timeout_ms / 1000)
-        self.max_connections = connection_limit(config.max_connections)
-        #: Requests that were answered with TOO_MANY_REQUESTS, and connections that were not taken.
+        #: Requests that were answered with TOO_MANY_REQUESTS, connections that were not taken, and those that made way.
         self.rejected_adds = 0
         self.rejected_reads = 0
         self.rejected_connections = 0
+        self.evicted_connections = 0
         #: Connections that were closed since others waited for what they held.
         self.stalled_peers = 0
-        self._connections: set[NativeConnection] = set()
+        self._connections: Connections[NativeConnection] = Connections(
+            connection_limit(config.max_connections), config.idle_before_eviction_ms / 1000
+        )
         self._server: asyncio.Server | None = None
         self._look: asyncio.TimerHandle | None = None
         #: No connection is taken any more; then, every one is hung up on.
@@ -77,10 +83,15 @@ class NativeServer:
 
     async def start(self, listener: socket.socket) -> None:
         """Accept on ``listener``, a bound socket. Raises OSError."""
-        if self.max_connections < FEW_CONNECTIONS:
-            _LOG.warning("only %d connections at a time: the limit of open files is low", self.max_connections)
+        if self._connections.limit < FEW_CONNECTIONS:
+            _LOG.warning(
+                "only %d connections at a time: the limit of open files (ulimit -n) is low", self._connections.limit
+            )
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: NativeConnection(self), sock=listener, backlog=_BACKLOG)
+        self._server = await loop.create_server(
+            lambda: NativeConnection(self), sock=listener, backlog=_ACCEPTED_AT_ONCE
+        )
+        listener.listen(_BACKLOG)  # so many may wait; asyncio has one number for both
         self._look = loop.call_later(_LOOK_INTERVAL_S, self._look_around)
 
     async def close(self) -> None:
@@ -97,12 +108,12 @@ class NativeServer:
         except TimeoutError:
             _LOG.warning("%d adds were not answered in time", self.load.adds)
         self._closing = True
-        for connection in list(self._connections):
+        for connection in self._connections:
             connection.hang_up()
         if self._connections:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._all_left.wait(), _HANG_UP_TIMEOUT_S)
-            for connection in list(self._connections):  # these do not take their answers
+            for connection in self._connections:  # these do not take their answers
                 connection.abort()
         if self._server is not None:
             await self._server.wait_closed()
@@ -111,9 +122,9 @@ class NativeServer:
         """Whether the new connection is taken."""
         if self._ending:  # it was accepted just before the listener was closed
             return False
-        if len(self._connections) >= self.max_connections:
+        if self._connections.full and not self._evict():
             if self.rejected_connections % _TELL_EVERY == 0:
-                _LOG.warning("a connection was closed at once: there are %d already", self.max_connections)
+                _LOG.warning("a connection was closed at once: %d others are in use", self._connections.limit)
             self.rejected_connections += 1
             return False
         self._connections.add(connection)
@@ -121,15 +132,31 @@ class NativeServer:
             connection.pause(PAUSED_BY_LOAD)
         return True
 
+    def active(self, connection: NativeConnection) -> None:
+        """``connection`` is in use."""
+        self._connections.active(connection, asyncio.get_running_loop().time())
+
     def left(self, connection: NativeConnection) -> None:
-        self._connections.discard(connection)
+        self._connections.remove(connection)
         self.half_frames.end(connection)
         self.large_frames.end(connection)
         if not self._connections and self._closing:
             self._all_left.set()
 
+    def _evict(self) -> bool:
+        """Close the idlest connection, if one is idle."""
+        idlest = self._connections.idlest(asyncio.get_running_loop().time())
+        if idlest is None:
+            return False
+        if self.evicted_connections % _TELL_EVERY == 0:
+            _LOG.warning("an idle connection was closed for a new one: there were %d already", self._connections.limit)
+        self.evicted_connections += 1
+        self._connections.remove(idlest)
+        idlest.abort()
+        return True
+
     def _load_changed(self) -> None:
-        for connection in list(self._connections):
+        for connection in self._connections:
             if self.load.full:
                 connection.pause(PAUSED_BY_LOAD)
             else:
@@ -145,6 +172,6 @@ class NativeServer:
         self.large_frames.look(now)
         self.load.look()
         if self.load.pressing:
-            for connection in list(self._connections):
+            for connection in self._connections:
                 connection.abort_if_stalled(now)
         self._look = loop.call_later(_LOOK_INTERVAL_S, self._look_around)

@@ -35,7 +35,6 @@ _LOG: Final = logging.getLogger(__name__)
 #: cheaper than another system call.
 MAX_GAP_BYTES: Final = 32 * 1024
 _FIRST_GUESS_BYTES: Final = 4 * 1024
-_OPEN_LOGS: Final = 256
 _MAX_GUESS_BYTES: Final = 64 * 1024
 _RECORD_HEAD: Final = struct.Struct(">iqq")
 
@@ -63,9 +62,9 @@ class StoredEntries:
 class EntryLogReader:
     """Reads the logs in ``directories``. Thread-safe."""
 
-    def __init__(self, directories: Sequence[str]) -> None:
+    def __init__(self, directories: Sequence[str], open_limit: int = 256) -> None:
         self._directories = tuple(directories)
-        self._fds = FdCache(_OPEN_LOGS, self._open)
+        self._fds = FdCache(open_limit, self._open)
         self._guess_bytes = _FIRST_GUESS_BYTES
 
     def close(self) -> None:

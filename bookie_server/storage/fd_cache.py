@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
 
 
 class FdCache:
-    """Keeps up to ``limit`` descriptors open, least recently used ones are closed; never one in use.
+    """Keeps up to ``limit`` descriptors open, least recently used ones are closed; never one in use. Where the system
+    has none left, one that is not in use is closed for the next.
 
     ``open_file`` opens the file of an id (and may raise OSError).
     """
@@ -29,7 +31,7 @@ class FdCache:
         with self._lock:
             fd = self._fds.pop(key, -1)
             if fd < 0:
-                fd = self._open_file(key)
+                fd = self._open(key)
             self._fds[key] = fd  # now the most recently used
             self._users[fd] = self._users.get(fd, 0) + 1
             if len(self._fds) > self._limit:
@@ -64,8 +66,17 @@ class FdCache:
             for key in [key for key, fd in self._fds.items() if fd not in self._users]:
                 os.close(self._fds.pop(key))
 
-    def _close_one(self) -> None:
+    def _open(self, key: int) -> int:
+        try:
+            return self._open_file(key)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._close_one():
+                raise
+            return self._open_file(key)
+
+    def _close_one(self) -> bool:
         for key, fd in self._fds.items():
             if fd not in self._users:
                 os.close(self._fds.pop(key))
-                return
+                return True
+        return False

@@ -48,6 +48,9 @@ class StorageConfig:
     index_cache_bytes: int = 64 * 1024 * 1024
     handle_limit: int = 20_000
     flush_interval_ms: int = 10_000
+    #: Files kept open for reading.
+    open_index_files: int = 256
+    open_entry_logs: int = 256
 
 
 class LedgerStorage:
@@ -74,11 +77,11 @@ class LedgerStorage:
         self._failed = False
         self._trouble: str | None = None
         self.deleted = DeletedLedgers()
-        self.index = IndexFiles(directories.index_paths, directories.writable_index)
+        self.index = IndexFiles(directories.index_paths, directories.writable_index, config.open_index_files)
         self.handles = Handles(self.index, config.handle_limit, self._has_changes)
         self.cache = LedgerCache(self.index, config.index_cache_bytes)
         self.write_cache = WriteCache(config.write_cache_bytes)
-        self.reader = EntryLogReader(directories.paths)
+        self.reader = EntryLogReader(directories.paths, config.open_entry_logs)
         self.log_ids = LogIds(directories)
         self.log_writer = LogWriter(directories, self.log_ids, config.log_size_limit_bytes)
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="flush")

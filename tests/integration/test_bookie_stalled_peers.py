@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from bk_spark.protocol.codes import Code
 from bookie_server.local import LocalCluster
-from tests.support.bookie import BookieProcess, add_frame
+from tests.support.bookie import BookieProcess, add_frame, stored
 
 _ids = itertools.count(50_000)
 
@@ -45,3 +46,34 @@ def test_n1_ten_stalled_large_frames_leave_others_theirs(bookie: BookieProcess, 
             for _ in range(2):
                 assert bytes(honest.body())[4:8] == bytes(4)
         assert honest.add(ledger, [200]) == [Code.OK]
+
+
+def test_n1_few_open_files_many_ledgers_and_idle_connections(zk_only: LocalCluster, tmp_path: Path) -> None:
+    """With ``ulimit -n 256``: reads of more ledgers than files may be open, while idle connections come and stay."""
+    bookie = BookieProcess(tmp_path / "bookie", f"zk://{zk_only.zookeepers[0].id}/ledgers")
+    bookie.open_files = 256
+    ledgers = [next(_ids) for _ in range(300)]
+    try:
+        bookie.start()
+        with contextlib.ExitStack() as stack:
+            with bookie.connect() as writer:
+                for ledger in ledgers:
+                    assert writer.add(ledger, [0]) == [Code.OK]
+            assert bookie.stop() == 0  # everything goes to index files and entry logs
+            bookie.start()
+            with bookie.connect() as reader:
+                for ledger in ledgers:
+                    assert reader.read(ledger, 0) == stored(ledger, 0)
+            for _ in range(300):
+                stack.enter_context(bookie.connect())
+            with bookie.connect() as reader:
+                for ledger in ledgers * 2:
+                    assert reader.read(ledger, 0) == stored(ledger, 0)
+            for ledger in ledgers:
+                with bookie.connect() as newcomer:
+                    assert newcomer.read(ledger, 0) == stored(ledger, 0)
+                    assert newcomer.add(ledger, [1]) == [Code.OK]
+        assert bookie.stop() == 0
+        assert not any("ERROR" in line for line in bookie.lines)
+    finally:
+        bookie.end()

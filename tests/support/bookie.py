@@ -52,6 +52,8 @@ class BookieProcess:
             "zkTimeout": "3000",
             **settings,
         }
+        #: What ``ulimit -n`` says to the process, if it is to be low.
+        self.open_files: int | None = None
         self.lines: list[str] = []
         self._changed = threading.Condition()
         self._ended = False
@@ -81,8 +83,9 @@ class BookieProcess:
         conf = self.directory / "bk_server.conf"
         conf.write_text("".join(f"{key}={value}\n" for key, value in self.settings.items()))
         self.lines, self._ended = [], False
+        limited = [] if self.open_files is None else ["sh", "-c", f'ulimit -n {self.open_files}; exec "$@"', "sh"]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bookie_server", "start", "--conf", str(conf)],
+            [*limited, sys.executable, "-m", "bookie_server", "start", "--conf", str(conf)],
             cwd=_REPOSITORY,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import socket
 
 import numpy as np
@@ -15,7 +14,7 @@ from bk_spark.protocol.codes import Code
 from bk_spark.protocol.framing import frame
 from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
 from bookie_server.net import native
-from bookie_server.net.limits import NetConfig, connection_limit
+from bookie_server.net.limits import NetConfig
 from bookie_server.net.native import NativeServer
 from tests.support.bookie import KEY, add_frame, stored
 from tests.support.front import AUTH, MIB, Front, HeldBookie, Times, front, poll, reads, run, until, v3_add
@@ -321,29 +320,6 @@ def test_a_long_poll_is_answered_after_the_longest_time_at_last() -> None:
 
 
 # --- connections and frames ----------------------------------------------------------------------
-
-
-def test_connections_are_counted() -> None:
-    async def test() -> None:
-        async with front(NetConfig(max_connections=3), HeldBookie()) as here:
-            peers = [await here.connect() for _ in range(3)]
-            await until(lambda: here.server.connection_count == 3)
-            assert await (await here.connect()).closed()
-            assert here.server.rejected_connections == 1
-            peers[0].socket.close()
-            await until(lambda: here.server.connection_count == 2)
-            again = await here.connect()
-            await again.send(wire_v2.read_requests(1, [1]))
-            assert await again.codes(1) == [Code.OK]
-
-    run(test)
-
-
-def test_how_many_connections_there_may_be_follows_from_open_files() -> None:
-    assert connection_limit(7) == 7
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert 0 < connection_limit(0) <= 10_000
-    assert connection_limit(0) < files
 
 
 def test_an_idle_peer_stays_and_one_with_half_a_frame_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
