@@ -283,5 +283,6 @@ def _authorize(ledger_id: int, metadata: LedgerMetadata, password: bytes) -> Dig
     if metadata.digest_type is None or metadata.password is None:
         return DigestType.CRC32
     if not hmac.compare_digest(metadata.password, password):
-        raise UnauthorizedError("wrong ledger password", ledger_id=ledger_id)
+        what = "wrong ledger password" if password else "the ledger has a password, and none was given"
+        raise UnauthorizedError(what, ledger_id=ledger_id)
     return metadata.digest_type

@@ -21,6 +21,8 @@ from bk_spark.protocol.quorum import Quorum
 
 #: The rack of a bookie of which nothing is known. Source: facts §4.13.
 DEFAULT_RACK: Final = "/default-rack"
+#: What helps where bookies are read-only.
+_ROOM: Final = "make room on their disks, which are probably full (a bookie's log says why it is read-only)"
 #: Steps of the search for a spread ensemble; beyond it the best found so far is taken.
 _SEARCH_STEPS: Final = 20_000
 
@@ -33,8 +35,11 @@ class Placement:
     min_racks: int = 1
     enforce: bool = False
 
-    def ensemble(self, quorum: Quorum, racks: Mapping[str, str], last: Collection[str] = ()) -> tuple[str, ...]:
+    def ensemble(
+        self, quorum: Quorum, racks: Mapping[str, str], last: Collection[str] = (), *, read_only: int = 0
+    ) -> tuple[str, ...]:
         """Different bookies among the keys of ``racks`` (their racks are its values), in the order of the ensemble.
+        Beside these ``read_only`` others are registered, which errors tell.
 
         Raises NotEnoughBookiesError: too few bookies, or with ``enforce`` no spread ensemble.
         """
@@ -42,10 +47,7 @@ class Placement:
         good = sorted(bookie for bookie in racks if bookie not in last)
         poor = sorted(bookie for bookie in racks if bookie in last)
         if len(racks) < size:
-            raise NotEnoughBookiesError(
-                f"{size} writable bookies are needed, {len(racks)} are registered; start more bookies or use a "
-                "smaller ensembleSize"
-            )
+            raise NotEnoughBookiesError(too_few_writable(size, len(racks), read_only))
         least_poor = max(0, size - len(good))
         need = self._need(quorum)
         if need == 1 or (not self.enforce and len(set(racks.values())) == 1):
@@ -72,6 +74,8 @@ class Placement:
         usable: Collection[str],
         racks: Mapping[str, str],
         last: Collection[str] = (),
+        *,
+        read_only: int = 0,
     ) -> str:
         """One of ``usable`` that is not in ``ensemble``, for its position ``index``.
 
@@ -102,7 +106,8 @@ class Placement:
                 f"{_count_racks(racks.get(bookie, DEFAULT_RACK) for bookie in candidates)}"
             )
         raise NotEnoughBookiesError(
-            f"no writable bookie is left to replace {ensemble[index]}, which failed; start more bookies"
+            f"no writable bookie is left to replace {ensemble[index]}, which failed; "
+            + (f"{read_only} are read-only: {_ROOM}, or start more bookies" if read_only else "start more bookies")
         )
 
     def _need(self, quorum: Quorum) -> int:
@@ -119,6 +124,17 @@ class Placement:
             chosen[rack] = of_good + of_poor
             self.random.shuffle(chosen[rack])
         return tuple(chosen[rack].pop() for rack in order)
+
+
+def too_few_writable(needed: int, writable: int, read_only: int) -> str:
+    """Error text: ``needed`` bookies would have to take writes, ``writable`` do, and ``read_only`` others do not."""
+    text = f"{needed} writable bookies are needed, {writable} are registered"
+    if not writable and not read_only:
+        return f"{text}: start bookies, or check that metadataServiceUri names the cluster whose bookies run"
+    smaller = ("use a smaller ensembleSize",) if writable else ()
+    if not read_only:
+        return f"{text}; {' or '.join(('start more bookies', *smaller))}"
+    return f"{text}, and {read_only} more are read-only: {', or '.join((_ROOM, 'start more bookies', *smaller))}"
 
 
 def unspread_windows(quorum: Quorum, racks: Sequence[str], min_racks: int) -> int:

@@ -179,12 +179,25 @@ class ClusterServices:
 
     def _choose_ensemble(self, quorum: Quorum) -> tuple[str, ...]:
         writable = self._registry.writable()
-        return self._placement.ensemble(quorum, self._racks.of(writable), self._quarantined(writable))
+        return self._placement.ensemble(
+            quorum,
+            self._racks.of(writable),
+            self._quarantined(writable),
+            read_only=len(self._registry.read_only()),
+        )
 
     def _choose_replacement(self, quorum: Quorum, ensemble: Sequence[str], index: int, exclude: Collection[str]) -> str:
         usable = set(self._registry.writable()).difference(ensemble, exclude)
         racks = self._racks.of([*ensemble, *usable])
-        return self._placement.replacement(quorum, ensemble, index, usable, racks, self._quarantined(usable))
+        return self._placement.replacement(
+            quorum,
+            ensemble,
+            index,
+            usable,
+            racks,
+            self._quarantined(usable),
+            read_only=len(self._registry.read_only()),
+        )
 
     def _quarantined(self, bookies: Collection[str]) -> Collection[str]:
         """Those of ``bookies`` to be chosen last. One that registered anew since it failed is free."""

@@ -11,6 +11,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from bk_spark.datasource.made_tables import refuse_made_table
 from bk_spark.datasource.options import SourceOptions
 from bk_spark.datasource.plain_errors import plain_errors
 from bk_spark.datasource.target_log import find_or_make_log
@@ -41,6 +42,8 @@ class BatchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Append a task's rows to ledgers of its own; an empty task makes none."""
         context = TaskContext.get()
+        if context is not None:
+            refuse_made_table(context)
         partition = context.partitionId() if context is not None else 0
         ranges = write_task(iterator, self._target, self._options, self._app, self._run, partition)
         return TaskMessage(

@@ -18,6 +18,7 @@ from bk_spark.datasource.option_values import (
     positions,
     size,
     text,
+    timestamp,
     whole,
 )
 
@@ -127,11 +128,12 @@ OPTIONS: Final = (
     ),
     Option(
         "startingTimestamp",
-        whole(),
+        timestamp,
         None,
         Use.READ,
         Group.RANGE,
-        "Start at the first entry committed at this time or later: milliseconds since 1970 (UTC). "
+        "Start at the first entry committed at this time or later: milliseconds since 1970 (UTC), or ISO 8601 such as "
+        "`2026-01-31T12:00:00Z` (UTC where it names no zone). "
         "Where there is none yet, at the end. Not for ledgers.",
     ),
     Option(
@@ -145,11 +147,11 @@ OPTIONS: Final = (
     ),
     Option(
         "endingTimestamp",
-        whole(),
+        timestamp,
         None,
         Use.BATCH_READ,
         Group.RANGE,
-        "End before the first entry committed at this time or later. Not for ledgers.",
+        "End before the first entry committed at this time or later, given as startingTimestamp is. Not for ledgers.",
     ),
     Option(
         "failOnDataLoss",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import enum
 import json
@@ -13,6 +14,7 @@ _SIZE: Final = re.compile(r"(\d+)\s*([kmg]?)b?", re.IGNORECASE)
 _SIZE_UNITS: Final = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 _DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)", re.IGNORECASE)
 _DURATION_UNITS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MAX_INT64: Final = 2**63 - 1
 _MAX_NAMES: Final = 10_000
 
@@ -92,6 +94,27 @@ def duration(least_ms: int, most_ms: int) -> Callable[[str], int]:
         return duration_ms
 
     return parse
+
+
+def timestamp(value: str) -> int:
+    """Milliseconds of Unix time, or a date and time as in ISO 8601; UTC where it names no zone."""
+    value = value.strip()
+    if re.fullmatch("[0-9]+", value):
+        return whole()(value)
+    try:
+        moment = datetime.datetime.fromisoformat(value)
+    except ValueError:
+        raise WrongValueError(
+            "must be milliseconds since 1970 (UTC), or a time such as 2026-01-31T12:00:00Z, which is in UTC where it "
+            "names no zone"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.UTC)
+    # Rounded up: what was committed in the millisecond before is not "at this time or later".
+    time_ms = -((_EPOCH - moment) // datetime.timedelta(milliseconds=1))
+    if time_ms < 0:
+        raise WrongValueError("is before 1970")
+    return time_ms
 
 
 def choice(*names: str) -> Callable[[str], str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from bk_spark.datasource.foreign_options import foreign_option
 from bk_spark.datasource.option_table import OPTIONS, Use
 from bk_spark.datasource.option_values import Edge, Positions, WrongValueError, did_you_mean
 from bk_spark.log.settings import EntryFormat
@@ -35,7 +37,7 @@ _USE_NAMES: Final = {
     Use.STREAM_WRITE: "streaming writes",
 }
 #: Spark 4.2 and 4.3 hand no option of a table in the catalog to sources in Python.
-_TABLES: Final = (
+TABLES_REMEDY: Final = (
     "In SQL: Spark does not keep the options of CREATE TABLE … USING bookkeeper. Give them with each use, SELECT … "
     "FROM t WITH (metadataServiceUri = '…', log = '…') and INSERT INTO t WITH (…) …, or make a view, which keeps them: "
     "CREATE TEMPORARY VIEW v USING bookkeeper OPTIONS (metadataServiceUri '…', log '…')"
@@ -181,7 +183,7 @@ def _check_not_creating_table(raw: Mapping[str, str]) -> None:
     if any(key.lower() == _OF_CREATE_TABLE for key in raw):
         raise InvalidArgumentError(
             "CREATE TABLE … USING bookkeeper makes a table only with its columns and without options, such as CREATE "
-            f"TABLE t (value BINARY) USING bookkeeper. {_TABLES}"
+            f"TABLE t (value BINARY) USING bookkeeper. {TABLES_REMEDY}"
         )
 
 
@@ -196,17 +198,19 @@ def _quorum(values: Mapping[str, Any], given: set[str]) -> Quorum:
     try:
         return Quorum(*(values[name] for name in _QUORUM))
     except InvalidArgumentError as error:
-        defaults = [name for name in _QUORUM if name.lower() not in given]
-        if not defaults:
-            raise
-        raise InvalidArgumentError(f"{error.message}; set {' and '.join(defaults)} too, not given here") from None
+        # Each pair in which the first is to be the larger one and is not.
+        wrong = [pair for pair in itertools.combinations(_QUORUM, 2) if values[pair[0]] < values[pair[1]]]
+        own = [f"lower {low} or raise {high}" for high, low in wrong if {high.lower(), low.lower()} <= given]
+        defaults = [name for name in _QUORUM if name.lower() not in given and any(name in pair for pair in wrong)]
+        remedy = "; ".join(own) or f"set {' and '.join(defaults)} too, not given here"
+        raise InvalidArgumentError(f"{error.message.rpartition(': ')[0]}: {remedy}") from None
 
 
 def _check_together(values: Mapping[str, Any], given: set[str], use: Use) -> None:
     if values["metadataServiceUri"] is None:
         raise InvalidArgumentError(
             "option metadataServiceUri is missing: say where the cluster is, for example "
-            '.option("metadataServiceUri", "zk://localhost:2181/ledgers")' + ("" if given else f". {_TABLES}")
+            '.option("metadataServiceUri", "zk://localhost:2181/ledgers")' + ("" if given else f". {TABLES_REMEDY}")
         )
     if use in Use.READ:
         _check_source(values)
@@ -258,6 +262,9 @@ def _check_batch_range(values: Mapping[str, Any]) -> None:
 def _unknown(key: str) -> str:
     if key.lower() in ("path", "paths"):
         return 'load() and save() take no path here: name the log with .option("log", "…")'
+    foreign = foreign_option(key)
+    if foreign is not None:
+        return f"unknown option {key!r}: {foreign}"
     names = [option.name for option in OPTIONS]
     nearest = did_you_mean(key, names) or f"; known are {', '.join(names)}"
     return f"unknown option {key!r}{nearest}"

@@ -218,7 +218,7 @@ def open_ledger(options: SourceOptions, ledger_id: int) -> BlockingReader:
         return client_of(options.metadata_service_uri).open_for_reading(ledger_id, options.password())
     except UnauthorizedError as error:
         raise UnauthorizedError(
-            "wrong ledger password: give the one the ledger was made with (option password or passwordFile)",
+            f"{error.message}: give the one the ledger was made with (option password or passwordFile)",
             ledger_id=ledger_id,
         ) from error
     except NoSuchLedgerError as error:

@@ -84,6 +84,12 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
+def check_has_columns(schema: StructType) -> None:
+    """Rows without columns have no bytes: nothing would tell how many there are. Raises InvalidArgumentError."""
+    if not schema.fields:
+        raise InvalidArgumentError("the schema has no columns, so that there are no rows to see: select one at least")
+
+
 def check_no_duplicates(schema: StructType) -> None:
     """Raises InvalidArgumentError naming a column that ``schema`` has twice."""
     names = schema.fieldNames()
@@ -126,6 +132,7 @@ def check_raw_write(schema: StructType) -> None:
 
 def check_raw_read(schema: StructType) -> None:
     """A raw read gives columns of RAW_SCHEMA; ``value`` also as string. Raises InvalidArgumentError."""
+    check_has_columns(schema)
     for one in schema.fields:
         if one.name not in RAW_SCHEMA.fieldNames():
             raise InvalidArgumentError(
@@ -147,6 +154,7 @@ def check_arrow_read(wanted: StructType, stored: StructType, owner: str) -> None
 
     Raises InvalidArgumentError.
     """
+    check_has_columns(wanted)
     known = {one.name: one.dataType for one in (*METADATA_FIELDS, *stored.fields)}
     for one in wanted.fields:
         if one.name not in known:

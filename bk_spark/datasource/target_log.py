@@ -12,6 +12,7 @@ from bk_spark.datasource.connections import LogPlace, client_of, log_at, logs_of
 from bk_spark.datasource.options import SourceOptions
 from bk_spark.datasource.schemas import (
     arrow_schema,
+    check_has_columns,
     check_raw_write,
     check_same_columns,
     schema_of_json,
@@ -45,6 +46,7 @@ def find_or_make_log(options: SourceOptions, schema: StructType) -> TargetLog:
     Raises InvalidArgumentError where settings or columns are not the log's, UnauthorizedError, NotEnoughBookiesError,
     MetadataUnavailableError.
     """
+    check_has_columns(schema)
     password = options.password()
     key = (options, schema.json(), password)
     known = _FOUND.get(key)

@@ -96,10 +96,14 @@ class LogSettings:
 
     def check_password(self, password: bytes, log_name: str) -> None:
         """Raises UnauthorizedError where ``password`` is not the one the log was made with."""
-        if not self.password_check.matches(password):
-            raise UnauthorizedError(
-                f"wrong password for log {log_name}: give the one it was made with (option password or passwordFile)"
-            )
+        if self.password_check.matches(password):
+            return
+        remedy = "give the one it was made with (option password or passwordFile)"
+        if not password:
+            raise UnauthorizedError(f"log {log_name} has a password, and none was given: {remedy}")
+        if self.password_check.matches(b""):
+            remedy = "it was made without one, give none"
+        raise UnauthorizedError(f"wrong password for log {log_name}: {remedy}")
 
 
 _FORMAT_NUMBER: Final = {EntryFormat.RAW: pb.Settings.RAW, EntryFormat.ARROW: pb.Settings.ARROW}

@@ -9,7 +9,7 @@ No error text may carry a password, master key or digest key.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 
 class BookKeeperError(Exception):
@@ -191,6 +191,13 @@ class NotEnoughBookiesError(PeerError):
 
 class EntryUnknownError(PeerError):
     """No replica could say whether the entry exists: neither present nor absent."""
+
+
+#: What helps where bookies that hold what is asked for give no answer.
+AWAY_REMEDY: Final = (
+    "see that these bookies run and can be reached from here (bkctl doctor looks at each), then try again: what they "
+    "hold is there again when they are"
+)
 
 
 class AddQuorumTimeoutError(PeerError):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bk_spark.protocol.codes import NO_ENTRY
-from bk_spark.protocol.errors import BookKeeperError, EntryUnknownError
+from bk_spark.protocol.errors import AWAY_REMEDY, BookKeeperError, EntryUnknownError
 from bk_spark.protocol.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Answer, covered
 
@@ -61,5 +61,5 @@ class LacRead:
                 f"{bookie} {said.reason}" for bookie, said in self._answers.items() if said.answer is Answer.UNKNOWN
             )
             self.error = EntryUnknownError(
-                f"too few bookies told the last add confirmed: {silent}", ledger_id=self.ledger_id
+                f"too few bookies told the last add confirmed: {silent}; {AWAY_REMEDY}", ledger_id=self.ledger_id
             )

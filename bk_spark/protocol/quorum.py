@@ -22,8 +22,18 @@ class Quorum:
             raise InvalidArgumentError(
                 "quorum sizes must satisfy ensembleSize >= writeQuorumSize >= ackQuorumSize >= 1, got "
                 f"ensembleSize={self.ensemble_size}, writeQuorumSize={self.write_quorum_size}, "
-                f"ackQuorumSize={self.ack_quorum_size}"
+                f"ackQuorumSize={self.ack_quorum_size}: {self._remedy()}"
             )
+
+    def _remedy(self) -> str:
+        remedies = []
+        if self.write_quorum_size > self.ensemble_size:
+            remedies.append("lower writeQuorumSize or raise ensembleSize")
+        if self.ack_quorum_size > self.write_quorum_size:
+            remedies.append("lower ackQuorumSize or raise writeQuorumSize")
+        if self.ack_quorum_size < 1:
+            remedies.append("raise ackQuorumSize to 1 at least")
+        return "; ".join(remedies)
 
     @property
     def striped(self) -> bool:

@@ -29,7 +29,13 @@ from typing import Final
 
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.entry_block import EntryBlock
-from bk_spark.protocol.errors import BookKeeperError, EntryUnknownError, InvalidArgumentError, NoSuchEntryError
+from bk_spark.protocol.errors import (
+    AWAY_REMEDY,
+    BookKeeperError,
+    EntryUnknownError,
+    InvalidArgumentError,
+    NoSuchEntryError,
+)
 from bk_spark.protocol.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.payloads import Payloads
 from bk_spark.protocol.quorum import Answer
@@ -37,6 +43,7 @@ from bk_spark.protocol.speculation import Speculation, Suspects
 
 #: Apache's ``firstSpeculativeReadTimeout`` and ``maxSpeculativeReadTimeout``.
 DEFAULT_SPECULATION: Final = Speculation(2_000, 2_000)
+_LOST_REMEDY: Final = "it was written there: were their disks or directories replaced? Bring back what they held"
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +287,8 @@ class RangeReader:
             else (EntryUnknownError, "no replica gave the entry")
         )
         code = Code.NO_ENTRY.name if absent else None
-        chunk.errors[entry_id] = kind(f"{what}: {said}", ledger_id=self.ledger_id, entry_id=entry_id, code=code)
+        remedy = "" if kind is NoSuchEntryError else f"; {_LOST_REMEDY if absent else AWAY_REMEDY}"
+        chunk.errors[entry_id] = kind(f"{what}: {said}{remedy}", ledger_id=self.ledger_id, entry_id=entry_id, code=code)
         chunk.open_parts -= 1
         # Nothing behind it will be given out.
         self._next = self._last + 1

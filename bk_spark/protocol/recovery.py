@@ -27,7 +27,7 @@ from typing import Final
 
 from bk_spark.protocol.codes import NO_ENTRY
 from bk_spark.protocol.entry import Entry
-from bk_spark.protocol.errors import BookKeeperError, EntryUnknownError
+from bk_spark.protocol.errors import AWAY_REMEDY, BookKeeperError, EntryUnknownError
 from bk_spark.protocol.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.payloads import Payloads
 from bk_spark.protocol.quorum import Answer, covered
@@ -146,7 +146,8 @@ class LedgerRecovery:
             self._begin_reading()
         elif Answer.UNHEARD not in answers:
             silent = [bookie for bookie in self._ensemble if self._fence_answers[bookie] is Answer.UNKNOWN]
-            self._fail(f"too few bookies could be fenced; no definite answer from {', '.join(silent)}", None)
+            said = f"too few bookies could be fenced; no definite answer from {', '.join(silent)}"
+            self._fail(f"{said}; {AWAY_REMEDY}", None)
 
     def on_read_answer(self, bookie_id: str, entry_id: int, answer: Answer, entry: Entry | None = None) -> None:
         """``entry`` is verified, and there exactly when ``answer`` is PRESENT."""
@@ -235,7 +236,7 @@ class LedgerRecovery:
     def _fail_unknown(self, entry_id: int) -> None:
         answers = self._searches[entry_id].answers
         said = ", ".join(f"{bookie} {answer.value}" for bookie, answer in answers.items())
-        self._fail(f"no replica gave the entry and it is not proven absent: {said}", entry_id)
+        self._fail(f"no replica gave the entry and it is not proven absent: {said}; {AWAY_REMEDY}", entry_id)
 
     def _fail(self, message: str, entry_id: int | None) -> None:
         self.state = RecoveryState.FAILED

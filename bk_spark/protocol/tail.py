@@ -24,7 +24,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from bk_spark.protocol.codes import NO_ENTRY
-from bk_spark.protocol.errors import BookKeeperError, EntryUnknownError, InvalidArgumentError, NoSuchEntryError
+from bk_spark.protocol.errors import (
+    AWAY_REMEDY,
+    BookKeeperError,
+    EntryUnknownError,
+    InvalidArgumentError,
+    NoSuchEntryError,
+)
 from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState
 from bk_spark.protocol.quorum import Answer
 from bk_spark.protocol.speculation import Speculation, Suspects
@@ -308,7 +314,7 @@ class LedgerTail:
         self._failed_rounds += 1
         if self._failed_rounds >= self._attempts:
             error = EntryUnknownError(
-                f"no bookie could be asked for new entries: {said}",
+                f"no bookie could be asked for new entries: {said}; {AWAY_REMEDY}",
                 ledger_id=self.ledger_id,
                 entry_id=self.next_entry_id,
             )

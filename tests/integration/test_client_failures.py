@@ -10,7 +10,7 @@ import pytest
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.blocking_writer import BlockingWriter
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.protocol.errors import NotEnoughBookiesError
+from bk_spark.protocol.errors import EntryUnknownError, NotEnoughBookiesError
 from bk_spark.protocol.ledger_metadata import LedgerState
 from bk_spark.protocol.payloads import Payloads
 from bk_spark.protocol.quorum import Quorum
@@ -153,3 +153,23 @@ def test_recovery_with_a_dead_bookie_keeps_every_acknowledged_entry(
     reader = client.recover_and_open(writer.ledger_id)
     assert reader.last_add_confirmed == acknowledged == 299
     check_content(client, writer.ledger_id, 300)
+
+
+def test_a_read_from_bookies_that_are_down_says_so_and_what_helps(
+    client: BlockingClient, cluster_of_five: LocalCluster
+) -> None:
+    writer = client.create()
+    append_and_flush(writer, numbered(0, 10))
+    ensemble = writer.close().last_segment.ensemble
+    reader = client.open_for_reading(writer.ledger_id)
+    for bookie_id in ensemble:
+        bookie(cluster_of_five, bookie_id).kill()
+    with pytest.raises(EntryUnknownError) as raised:
+        reader.read(0, 9)
+    text = str(raised.value)
+    assert all(bookie_id in text for bookie_id in ensemble)
+    assert (
+        "see that these bookies run and can be reached from here (bkctl doctor looks at each), then try again" in text
+    )
+    cluster_of_five.heal()
+    assert len(reader.read(0, 9)) == 10

@@ -82,6 +82,9 @@ class Stage:
     async def writable(self) -> list[str]:
         return [bookie.bookie_id for bookie in await self.services.bookies() if not bookie.read_only]
 
+    async def read_only(self) -> list[str]:
+        return [bookie.bookie_id for bookie in await self.services.bookies() if bookie.read_only]
+
 
 Play = Callable[[Stage], Coroutine[Any, Any, None]]
 
@@ -174,6 +177,20 @@ async def test_read_only_bookies_are_never_chosen(stage: Stage) -> None:
     stage.register("h1:1")
     stage.unregister("h1:1", read_only=True)
     await until(lambda: _is(stage.chosen, {"h1:1", "h2:1"}))
+
+
+@staged()
+async def test_bookies_that_are_read_only_are_told_of_where_a_ledger_needs_them(stage: Stage) -> None:
+    """Their disks are full, for one: to start more is one remedy, to make room the other."""
+    with pytest.raises(NotEnoughBookiesError, match="1 writable bookies are needed, 0 are registered: start bookies"):
+        await stage.services.choose_ensemble(ONE)
+    stage.register("h1:1", "h2:1", "h3:1", read_only=True)
+    await until(lambda: _is(stage.read_only, ["h1:1", "h2:1", "h3:1"]))
+    told = "3 writable bookies are needed, 0 are registered, and 3 more are read-only: make room on their disks"
+    with pytest.raises(NotEnoughBookiesError, match=told):
+        await stage.services.choose_ensemble(THREE)
+    with pytest.raises(NotEnoughBookiesError, match="replace h9:1, which failed; 3 are read-only: make room on their"):
+        await stage.services.choose_replacement(THREE, ("h7:1", "h8:1", "h9:1"), 2, ())
 
 
 @staged()

@@ -145,14 +145,14 @@ def test_too_few_bookies_for_a_log_that_exists(
     ("options", "text"),
     [
         (
-            {"ensembleSize": 3, "writeQuorumSize": 2, "ackQuorumSize": 3},
+            {"ensembleSize": 3, "writeQuorumSize": 4},
             "quorum sizes must satisfy ensembleSize >= writeQuorumSize >= ackQuorumSize >= 1, got ensembleSize=3, "
-            "writeQuorumSize=2, ackQuorumSize=3",
+            "writeQuorumSize=4, ackQuorumSize=2: lower writeQuorumSize or raise ensembleSize",
         ),
         (
             {"ensembleSize": 1},
             "quorum sizes must satisfy ensembleSize >= writeQuorumSize >= ackQuorumSize >= 1, got ensembleSize=1, "
-            "writeQuorumSize=3, ackQuorumSize=2; set writeQuorumSize and ackQuorumSize too, not given here",
+            "writeQuorumSize=3, ackQuorumSize=2: set writeQuorumSize and ackQuorumSize too, not given here",
         ),
         ({"ensembelSize": 3}, "unknown option 'ensembelsize'; did you mean ensembleSize?"),
         ({"minPartitions": 3}, "option minPartitions is for reading only: leave it out of this write"),
@@ -262,6 +262,15 @@ def test_raw_takes_a_column_named_value(connector: Connector, log: str, logs: Lo
     assert text in message
 
 
+@pytest.mark.parametrize("entry_format", ["raw", "arrow"])
+def test_a_frame_without_columns(connector: Connector, log: str, logs: LogStore, entry_format: str) -> None:
+    frame = connector.spark.range(3).select()
+    with _no_log_made(logs):
+        kind, message = _refused(lambda: connector.write(frame, log, entryFormat=entry_format))
+    assert kind == "InvalidArgumentError"
+    assert message == "the schema has no columns, so that there are no rows to see: select one at least"
+
+
 def test_a_null_value(connector: Connector, log: str, logs: LogStore, client: BlockingClient) -> None:
     frame = connector.spark.sql("select if(id = 1007, null, 'x') value from range(0, 2000, 1, 2)")
     kind, message = _refused(lambda: connector.write(frame, log))
@@ -360,16 +369,21 @@ def test_a_ledger_that_does_not_exist(connector: Connector) -> None:
     )
 
 
-@pytest.mark.parametrize("password", [{}, {"password": "wrong"}], ids=["none", "wrong"])
-def test_a_wrong_ledger_password(connector: Connector, client: BlockingClient, password: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("password", "what"),
+    [({}, "the ledger has a password, and none was given"), ({"password": "wrong"}, "wrong ledger password")],
+    ids=["none", "wrong"],
+)
+def test_a_wrong_ledger_password(
+    connector: Connector, client: BlockingClient, password: dict[str, str], what: str
+) -> None:
     writer = client.create(password=b"secret")
     writer.append(b"payload")
     writer.close()
     kind, message = _refused(connector.read_ledger(writer.ledger_id, **password).collect)
     assert kind == "UnauthorizedError"
     assert message == (
-        "wrong ledger password: give the one the ledger was made with (option password or passwordFile) "
-        f"(ledger {writer.ledger_id})"
+        f"{what}: give the one the ledger was made with (option password or passwordFile) (ledger {writer.ledger_id})"
     )
 
 

@@ -307,7 +307,7 @@ def test_ledgers_of_a_log(connector: Connector, log: str) -> None:
         with pytest.raises(PySparkException) as raised:
             connector.read_ledger(row.ledgerId, schema, entryFormat="arrow", password=SECRET).collect()
         assert text in str(raised.value)
-    with pytest.raises(PySparkException, match="wrong ledger password"):
+    with pytest.raises(PySparkException, match="the ledger has a password, and none was given"):
         connector.read_ledger(row.ledgerId, entryFormat="arrow")
 
 

@@ -212,8 +212,8 @@ def test_logs_that_do_not_go_together(connector: Connector, family: list[str], l
         f"column id is int in log {other} and bigint in log {arrow}: read them apart, or give a schema() without it"
     )
     assert _refused(lambda: connector.reader(logs=f"{x},{locked}").load()) == (
-        f"wrong password for log {locked}: give the one it was made with (option password or passwordFile); all logs "
-        "of one read must have one password"
+        f"log {locked} has a password, and none was given: give the one it was made with (option password or "
+        "passwordFile); all logs of one read must have one password"
     )
     assert _refused(lambda: connector.reader(logs=f"{x},no-such").load()).startswith("there is no log no-such")
     # Columns that both have can be read.

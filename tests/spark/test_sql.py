@@ -155,26 +155,57 @@ def test_a_table_does_not_read_another_kind_of_log(connector: Connector, log: st
     assert _refused(read.count) == f"log {log} has no column value; it has id: mend the schema given"
 
 
-def test_save_as_table_writes_to_the_log_it_is_told(
-    connector: Connector, raw_log: str, table: str, logs: LogStore
+@pytest.mark.parametrize("how", ["append", "overwrite", "error", "ignore", "create", "createOrReplace"])
+def test_save_as_table_is_refused_where_it_would_make_a_table(
+    connector: Connector, raw_log: str, table: str, how: str
 ) -> None:
-    """The log has the rows, and the table is one without options."""
-    writer = _x(connector).write.format("bookkeeper")
+    """The rows would go to the log, and the table could not be used."""
+    options = {"metadataServiceUri": connector.metadata_service_uri, "log": raw_log}
+    if how.startswith("create"):
+        maker = _x(connector).writeTo(table).using("bookkeeper").options(**options)
+        text = _refused(maker.create if how == "create" else maker.createOrReplace)
+    else:
+        writer = _x(connector).write.format("bookkeeper").options(**options)
+        text = _refused(lambda: writer.mode(how).saveAsTable(table))
+    assert text.startswith(
+        "saveAsTable and writeTo(…).create() would make a table that has none of the rows, and that cannot be used: "
+        "nothing was written. Use save() to write to the log."
+    )
+    assert all(remedy in text for remedy in REMEDIES)
+    assert not connector.spark.catalog.tableExists(table)
+    assert _values(connector, raw_log) == [f"row {n}" for n in range(10)]
+
+
+def test_save_as_table_without_options_makes_nothing(connector: Connector, table: str, logs: LogStore) -> None:
     before = logs.list_logs()
-    _assert_lost(lambda: writer.mode("append").saveAsTable(table))
+    _assert_lost(lambda: _x(connector).write.format("bookkeeper").mode("append").saveAsTable(table))
     assert not connector.spark.catalog.tableExists(table)
     assert logs.list_logs() == before
+
+
+def test_save_as_table_into_a_table_that_is_there(connector: Connector, raw_log: str, table: str) -> None:
+    """To append is as ``writeTo(table).append()``; to overwrite would make the table anew."""
+    connector.spark.sql(f"CREATE TABLE {table} (value BINARY) USING bookkeeper")
+    writer = _x(connector).write.format("bookkeeper")
     writer = writer.options(metadataServiceUri=connector.metadata_service_uri, log=raw_log)
     writer.mode("append").saveAsTable(table)
-    assert _values(connector, raw_log)[-1:] == ["x"]
-    _assert_lost(lambda: connector.spark.table(table).count())
-    writer.mode("overwrite").saveAsTable(table)
-    assert _values(connector, raw_log) == ["x"]
-    # These are about the table, which is there.
+    assert _values(connector, raw_log)[-2:] == ["row 9", "x"]
     writer.mode("ignore").saveAsTable(table)
     with pytest.raises(PySparkException, match="TABLE_OR_VIEW_ALREADY_EXISTS"):
         writer.mode("error").saveAsTable(table)
-    assert _values(connector, raw_log) == ["x"]
+    assert _refused(lambda: writer.mode("overwrite").saveAsTable(table)).startswith("saveAsTable and writeTo(…)")
+    assert len(_values(connector, raw_log)) == 11
+
+
+def test_writes_within_other_statements_are_not_taken_for_tables(
+    connector: Connector, raw_log: str, table: str
+) -> None:
+    spark = connector.spark
+    spark.sql(f"CREATE TEMPORARY VIEW {table} (value STRING) USING bookkeeper OPTIONS ({_options(connector, raw_log)})")
+    spark.sql(f"EXECUTE IMMEDIATE \"INSERT INTO {table} SELECT 'immediate'\"")
+    spark.sql(f"BEGIN INSERT INTO {table} SELECT 'script'; INSERT INTO {table} SELECT 'script'; END")
+    spark.sql(f"WITH more AS (SELECT 'with' AS value) INSERT INTO {table} SELECT * FROM more")
+    assert sorted(set(_values(connector, raw_log)) - {f"row {n}" for n in range(10)}) == ["immediate", "script", "with"]
 
 
 def test_statements_that_spark_refuses(connector: Connector, raw_log: str, table: str) -> None:

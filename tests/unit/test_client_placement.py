@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -12,6 +13,8 @@ import pytest
 from bk_spark.bookie.placement import DEFAULT_RACK, Placement, unspread_windows
 from bk_spark.protocol.errors import NotEnoughBookiesError
 from bk_spark.protocol.quorum import Quorum
+
+ROOM = "make room on their disks, which are probably full (a bookie's log says why it is read-only)"
 
 
 def clusters(most: int) -> Iterator[dict[str, str]]:
@@ -135,6 +138,29 @@ def test_members_whose_rack_nobody_knows() -> None:
 def test_too_few_bookies() -> None:
     with pytest.raises(NotEnoughBookiesError, match="3 writable bookies are needed, 2 are registered"):
         Placement(random.Random(7)).ensemble(Quorum(3, 3, 2), {"b1": DEFAULT_RACK, "b2": DEFAULT_RACK})
+
+
+@pytest.mark.parametrize(
+    ("size", "writable", "read_only", "text"),
+    [
+        (3, 2, 0, "3 writable bookies are needed, 2 are registered; start more bookies or use a smaller ensembleSize"),
+        (1, 0, 0, "1 writable bookies are needed, 0 are registered: start bookies, or check that metadataServiceUri"),
+        (3, 0, 3, f"3 writable bookies are needed, 0 are registered, and 3 more are read-only: {ROOM}, or start more"),
+        (3, 2, 1, f"3 writable bookies are needed, 2 are registered, and 1 more are read-only: {ROOM}, or start more"),
+    ],
+)
+def test_too_few_bookies_are_told_with_what_helps(size: int, writable: int, read_only: int, text: str) -> None:
+    racks = {f"b{n}": DEFAULT_RACK for n in range(writable)}
+    with pytest.raises(NotEnoughBookiesError) as raised:
+        Placement(random.Random(7)).ensemble(Quorum(size, size, size), racks, read_only=read_only)
+    assert str(raised.value).startswith(text)
+    assert ("smaller ensembleSize" in str(raised.value)) == (writable > 0)
+
+
+def test_a_replacement_that_only_read_only_bookies_could_be() -> None:
+    policy = Placement(random.Random(7))
+    with pytest.raises(NotEnoughBookiesError, match=f"which failed; 2 are read-only: {re.escape(ROOM)}"):
+        policy.replacement(Quorum(2, 2, 2), ("b0", "b1"), 1, (), {"b0": DEFAULT_RACK}, read_only=2)
 
 
 def test_the_same_source_gives_the_same_choice() -> None:

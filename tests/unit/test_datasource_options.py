@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bk_spark.datasource.foreign_options import OURS
 from bk_spark.datasource.option_table import OPTIONS, Option, Use
 from bk_spark.datasource.option_values import Edge
 from bk_spark.datasource.options import SourceOptions, parse_options
@@ -266,24 +267,6 @@ def test_transaction_options_go_together(name: str) -> None:
     assert "txnAppId and txnVersion go together" in _refused_write(**{name: "1"})
 
 
-@pytest.mark.parametrize(
-    ("sizes", "remedy"),
-    [
-        ({"ensembleSize": "2"}, "set writeQuorumSize and ackQuorumSize too"),
-        ({"ensembleSize": "2", "writeQuorumSize": "2", "ackQuorumSize": "3"}, "ackQuorumSize=3"),
-        ({"ensembleSize": "4", "writeQuorumSize": "5"}, "set ackQuorumSize too"),
-        ({"writeQuorumSize": "1"}, "set ensembleSize and ackQuorumSize too"),
-    ],
-    ids=str,
-)
-def test_quorums_out_of_order(sizes: dict[str, str], remedy: str) -> None:
-    text = _refused_write(**sizes)
-    assert "ensembleSize >= writeQuorumSize >= ackQuorumSize >= 1" in text
-    for name, value in sizes.items():
-        assert f"{name}={value}" in text
-    assert remedy in text
-
-
 def test_a_stream_has_its_txn_version_from_spark() -> None:
     options = parse_options({"metadataServiceUri": URI, "log": "x", "txnAppId": "a"}, writing=True, streaming=True)
     assert (options.txn_app_id, options.txn_version) == ("a", None)
@@ -355,7 +338,11 @@ class TestRanges:
         ({"ledgerIds": "1,x"}, "must be ledger ids with commas between them"),
         ({"ledgerIds": "1,-1"}, "holds an id that is not within 0 and"),
         ({"ledgerIds": "1,2,1"}, "names 1 twice"),
-        ({"startingTimestamp": "yesterday"}, "must be a whole number"),
+        (
+            {"startingTimestamp": "yesterday"},
+            "must be milliseconds since 1970 (UTC), or a time such as",
+        ),
+        ({"startingTimestamp": "1969-12-31T23:59:59Z"}, "is before 1970"),
         ({"maxRecordsPerPartition": "0"}, "must be within 1 and"),
     ],
     ids=str,
@@ -427,3 +414,72 @@ class TestPassword:
         # Whatever else is wrong, and even where the option itself is.
         for more in ({"nonsense": "1"}, {"minPartitions": "x"}, {"pasword": SECRET}, {"ledgerId": "1"}):
             assert SECRET not in _refused_read(password=SECRET, **more)
+
+
+@pytest.mark.parametrize("name", ["startingTimestamp", "endingTimestamp"])
+@pytest.mark.parametrize(
+    ("text", "time_ms"),
+    [
+        ("1767225600123", 1767225600123),
+        ("2026-01-01T00:00:00.123Z", 1767225600123),
+        ("2026-01-01 00:00:00.123", 1767225600123),
+        ("2026-01-01T02:00:00.123+02:00", 1767225600123),
+        ("2026-01-01T00:00:00.122001Z", 1767225600123),
+        ("2026-01-01", 1767225600000),
+        ("1970-01-01", 0),
+    ],
+)
+def test_timestamps_are_taken_as_iso_8601_too(name: str, text: str, time_ms: int) -> None:
+    options = _read(**{name: text})
+    found = options.starting_timestamp_ms if name.startswith("starting") else options.ending_timestamp_ms
+    assert found == time_ms
+
+
+@pytest.mark.parametrize(
+    ("sizes", "remedy"),
+    [
+        ("3 4 -", ": lower writeQuorumSize or raise ensembleSize"),
+        ("3 4 2", ": lower writeQuorumSize or raise ensembleSize"),
+        ("3 2 3", ": lower ackQuorumSize or raise writeQuorumSize"),
+        ("3 2 4", ": lower ackQuorumSize or raise ensembleSize; lower ackQuorumSize or raise writeQuorumSize"),
+        ("2 - 3", ": lower ackQuorumSize or raise ensembleSize"),
+        ("- 4 -", ": set ensembleSize too, not given here"),
+        ("2 - -", ": set writeQuorumSize too, not given here"),
+        ("1 - -", ": set writeQuorumSize and ackQuorumSize too, not given here"),
+        ("- 1 -", ": set ackQuorumSize too, not given here"),
+        ("- - 4", ": set ensembleSize and writeQuorumSize too, not given here"),
+    ],
+)
+def test_a_wrong_quorum_names_what_is_to_be_changed(sizes: str, remedy: str) -> None:
+    names = ("ensembleSize", "writeQuorumSize", "ackQuorumSize")
+    given = {name: size for name, size in zip(names, sizes.split(), strict=True) if size != "-"}
+    text = _refused_write(**given)
+    assert text.startswith("quorum sizes must satisfy ensembleSize >= writeQuorumSize >= ackQuorumSize >= 1, got ")
+    assert text.endswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "hint"),
+    [
+        ("topic", "use log here"),
+        ("subscribe", "use log, or logs for several here"),
+        ("subscribePattern", "use logPattern here"),
+        ("maxOffsetsPerTrigger", "use maxEntriesPerTrigger here"),
+        ("kafka.bootstrap.servers", "use metadataServiceUri, with ZooKeeper's address here"),
+        ("assign", "leave it out, a log has no partitions to choose from"),
+        ("kafka.security.protocol", "it is for Kafka, leave it out. Here metadataServiceUri says where the cluster is"),
+        ("service.url", "use metadataServiceUri, with ZooKeeper's address here"),
+    ],
+)
+@pytest.mark.parametrize("writing", [False, True])
+def test_options_of_kafka_name_their_counterpart(theirs: str, hint: str, writing: bool) -> None:
+    given = {"metadataServiceUri": URI, "log": "events", theirs: "x"}
+    text = _refused(writing=writing, **given)
+    assert text.startswith(f"unknown option {theirs!r}: {hint}")
+    assert "docs/kafka-migration.md" in text
+
+
+def test_what_kafkas_options_are_told_to_be_exists() -> None:
+    names = {option.name for option in OPTIONS}
+    told = {re.split(r"[ ,]", ours)[0] for ours in OURS.values()}
+    assert told <= names

@@ -25,6 +25,7 @@ from bk_spark.datasource.schemas import (
     RAW_SCHEMA,
     arrow_schema,
     check_arrow_read,
+    check_has_columns,
     check_raw_read,
     check_raw_write,
     check_same_columns,
@@ -120,7 +121,7 @@ class TestRawWrite:
 class TestRawRead:
     @pytest.mark.parametrize(
         "schema",
-        [RAW_SCHEMA, _schema(("value", TEXT)), _schema(("offset", LONG), ("value", BinaryType())), _schema()],
+        [RAW_SCHEMA, _schema(("value", TEXT)), _schema(("offset", LONG), ("value", BinaryType()))],
         ids=lambda s: str(s.simpleString()),
     )
     def test_takes_any_of_its_columns(self, schema: StructType) -> None:
@@ -193,3 +194,14 @@ class TestAppendingColumns:
         with pytest.raises(InvalidArgumentError) as raised:
             check_same_columns(_schema(*fields), STORED, "x")
         assert text in str(raised.value)
+
+
+def test_a_schema_without_columns_is_refused_whoever_gives_it() -> None:
+    """Its rows could not be counted in entries: written rows would read as none."""
+    for check in (
+        lambda: check_has_columns(StructType()),
+        lambda: check_raw_read(StructType()),
+        lambda: check_arrow_read(StructType(), STORED, "log x"),
+    ):
+        with pytest.raises(InvalidArgumentError, match="the schema has no columns.*select one at least"):
+            check()

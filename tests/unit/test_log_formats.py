@@ -162,6 +162,12 @@ def test_the_password_is_checked_and_not_stored() -> None:
     with pytest.raises(UnauthorizedError, match="wrong password for log flights") as caught:
         stored.check_password(b"battery staple", "flights")
     assert "staple" not in str(caught.value)
+    with pytest.raises(UnauthorizedError, match="log flights has a password, and none was given: give the one"):
+        stored.check_password(b"", "flights")
+    open_log = LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.RAW, b"")
+    open_log.check_password(b"", "flights")
+    with pytest.raises(UnauthorizedError, match="wrong password for log flights: it was made without one, give none"):
+        open_log.check_password(b"battery staple", "flights")
     again = LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.RAW, b"correct horse")
     assert again.password_check != settings.password_check, "salted"
 

@@ -192,11 +192,21 @@ def test_absent_everywhere_is_unknown_not_absent() -> None:
     assert failed.error.entry_id == 0
     for part in ("b1 does not have it", "b2 answered IO_ERROR", "b3 did not answer in time"):
         assert part in str(failed.error)
+    assert "see that these bookies run and can be reached from here" in str(failed.error)
     assert reader.machine.error is failed.error
     # What comes later changes nothing.
     for request in list(reader.asked):
         reader.answer(request)
     assert (reader.read(), reader.machine.finished, len(reader.failed)) == ([], False, 1)
+
+
+def test_what_helps_depends_on_whether_the_replicas_answered() -> None:
+    reader = ReaderUnderTest(ledger(), 0, 0)
+    for _ in range(3):
+        reader.error(reader.asked[-1])
+    (failed,) = reader.failed
+    assert isinstance(failed.error, EntryUnknownError)
+    assert "were their disks or directories replaced? Bring back what they held" in str(failed.error)
 
 
 def test_the_error_names_the_entry_that_could_not_be_had() -> None:

@@ -1,0 +1,51 @@
+"""Options of Spark's Kafka source and of Pulsar's connector: what to write here instead."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_PAGE: Final = "docs/kafka-migration.md goes through all of them"
+#: Lower-cased name of an option of theirs -> ours.
+OURS: Final = {
+    "topic": "log",
+    "topics": "logs",
+    "topicspattern": "logPattern",
+    "subscribe": "log, or logs for several",
+    "subscribepattern": "logPattern",
+    "maxoffsetspertrigger": "maxEntriesPerTrigger",
+    "minoffsetspertrigger": "minEntriesPerTrigger",
+    "startingoffsetsbytimestamp": "startingTimestamp",
+    "endingoffsetsbytimestamp": "endingTimestamp",
+    "bootstrap.servers": "metadataServiceUri, with ZooKeeper's address",
+    "kafka.bootstrap.servers": "metadataServiceUri, with ZooKeeper's address",
+    "service.url": "metadataServiceUri, with ZooKeeper's address",
+    "admin.url": "metadataServiceUri, with ZooKeeper's address",
+    "kafka.acks": "ackQuorumSize",
+    "kafka.compression.type": "compression",
+}
+#: There is nothing like them here.
+_NONE: Final = {
+    "assign": "a log has no partitions to choose from",
+    "includeheaders": "an entry has no headers",
+    "groupidprefix": "there are no consumer groups, the checkpoint says how far a query has read",
+    "kafka.group.id": "there are no consumer groups, the checkpoint says how far a query has read",
+    "startingoffsetsbytimestampstrategy": "a start later than all entries is the end of the log",
+    "kafkaconsumer.polltimeoutms": "timeouts and retries are the client's own",
+    "fetchoffset.numretries": "timeouts and retries are the client's own",
+    "fetchoffset.retryintervalms": "timeouts and retries are the client's own",
+}
+
+
+def foreign_option(key: str) -> str | None:
+    """What to do instead of giving the option ``key``; None where it is not known from elsewhere."""
+    lowered = key.lower()
+    if lowered in OURS:
+        return f"use {OURS[lowered]} here ({_PAGE})"
+    if lowered in _NONE:
+        return f"leave it out, {_NONE[lowered]} ({_PAGE})"
+    if lowered.startswith("kafka."):
+        return (
+            "it is for Kafka, leave it out. Here metadataServiceUri says where the cluster is, and log what to read or "
+            f"write ({_PAGE})"
+        )
+    return None
