@@ -1,8 +1,10 @@
 """What a client may read from a bookie: entries, last add confirmed, which entries there are.
 
-Entries are looked up in the write cache, then in the index, and read from memory or entry logs. What is not durable yet
-is waited for. Every entry read from a log is checked; one that fails is an I/O error, never "absent". All methods are
-called in the event loop; what may wait for a disk is done in threads.
+Entries are looked up in the write cache, then in the index, and read from memory or entry logs. What is not found and
+on its way to the journal is waited for. An entry that is durable and being added again is answered as it is: a recovery
+adds every entry again that it reads, and each of its reads would cost a sync. Every entry read from a log is checked;
+one that fails is an I/O error, never "absent". All methods are called in the event loop; what may wait for a disk is
+done in threads.
 """
 
 from __future__ import annotations
@@ -80,8 +82,6 @@ class BookieReads:
             return (Code.NO_LEDGER if handle is None else handle), b""
         if entry_id == LAST_ENTRY:
             entry_id = handle.last_entry
-        elif handle.pending(entry_id, entry_id) is not None:
-            return None
         if not 0 <= entry_id <= MAX_ENTRY_ID:
             return Code.NO_ENTRY, b""
         stored = self._storage.read_cached(ledger_id, entry_id)
@@ -94,7 +94,7 @@ class BookieReads:
         except (OSError, ColdPageError):
             return None
         if location == 0:
-            return Code.NO_ENTRY, b""
+            return None if handle.pending(entry_id, entry_id) is not None else (Code.NO_ENTRY, b"")
         stored = self._storage.reader.read_one(ledger_id, entry_id, location)
         if stored is None:
             return None
@@ -109,9 +109,7 @@ class BookieReads:
         """
         ledger_ids, entry_ids = ledger_ids[:_MAX_LOOKUP], entry_ids[:_MAX_LOOKUP]
         by_ledger = group_by_ledger(ledger_ids)
-        while (group := self._pending_group(by_ledger, entry_ids)) is not None:
-            await _through(group)
-        codes, resolved, locations = await self._locate(by_ledger, entry_ids)
+        codes, resolved, locations = await self._locate_durable(by_ledger, entry_ids)
         present = np.flatnonzero(codes == Code.OK)
         if not len(present):
             return ReadPart(codes, None)
@@ -136,9 +134,7 @@ class BookieReads:
         and no more than ``limit_bytes`` with their sizes, but at least one. An error only if the first fails."""
         first = np.array([first_entry_id], np.int64)
         by_ledger: ByLedger = [(ledger_id, slice(None))]
-        while (group := self._pending_group(by_ledger, first)) is not None:
-            await _through(group)
-        codes, resolved, _ = await self._locate(by_ledger, first)
+        codes, resolved, _ = await self._locate_durable(by_ledger, first)
         if codes[0] != Code.OK:
             return Code(int(codes[0])), []
         result: list[StoredEntries] = []
@@ -218,13 +214,24 @@ class BookieReads:
             handle.lac_watchers.pop(look, None)
         return True
 
-    def _pending_group(self, by_ledger: ByLedger, entry_ids: Int64s) -> Group | None:
-        """The group to wait for before these entries may be read."""
+    async def _locate_durable(self, by_ledger: ByLedger, entry_ids: Int64s) -> tuple[Int32s, Int64s, Int64s]:
+        """As :meth:`_locate`, once none of those that are not found is on its way to the journal."""
+        while True:
+            found = await self._locate(by_ledger, entry_ids)
+            group = self._pending_group(by_ledger, entry_ids, missing=found[0] == Code.NO_ENTRY)
+            if group is None:
+                return found
+            await _through(group)
+
+    def _pending_group(self, by_ledger: ByLedger, entry_ids: Int64s, missing: npt.NDArray[np.bool_]) -> Group | None:
+        """The group to wait for before these entries, of which some are ``missing``, may be said to be absent."""
+        if not missing.any():
+            return None
         for ledger_id, which in by_ledger:
             handle = self.handle(ledger_id)
             if isinstance(handle, LedgerHandle) and handle.group is not None:
-                ids = entry_ids[which]
-                group = handle.pending(int(ids.min()), int(ids.max()))
+                ids = entry_ids[which][missing[which]]
+                group = handle.pending(int(ids.min()), int(ids.max())) if len(ids) else None
                 if group is not None:
                     return group
         return None

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.write_handle import WriteHandle
+from bk_spark.bookie.write_handle import CLOSED_TEXT, WriteHandle
 from bk_spark.protocol.adv_order import EntryOrder, EntryRun
 from bk_spark.protocol.digest import Buffer
 from bk_spark.protocol.errors import BookKeeperError, EntryGapError, InvalidArgumentError, LedgerClosedError
@@ -125,7 +125,7 @@ class AdvWriteHandle:
     def _check_open(self) -> None:
         self._handle.check_open()
         if self._closing:
-            raise LedgerClosedError("the handle is closed", ledger_id=self.ledger_id)
+            raise LedgerClosedError(CLOSED_TEXT, ledger_id=self.ledger_id)
 
     async def _wait_for_room(self, runs: list[EntryRun]) -> None:
         while not self._order.has_room(runs):

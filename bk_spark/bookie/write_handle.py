@@ -38,6 +38,7 @@ _LOG = logging.getLogger(__name__)
 #: acknowledging overlap.
 _PIECE_BYTES: Final = 1024 * 1024
 _PIECE_ENTRIES: Final = 2_000
+CLOSED_TEXT: Final = "close() or abandon() was called on this handle: it takes no more entries"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,9 @@ class RecoveryStart:
 
 
 class WriteHandle:
-    """Appends entries to one ledger, pipelined. One event loop; one user at a time.
+    """Appends entries to one ledger, pipelined. One event loop; one user at a time: a call of ``append_many`` while
+    another call of it or of ``append`` has not returned raises InvalidArgumentError, and so does ``append`` during
+    ``append_many``. Calls of ``append`` may overlap.
 
     ``append`` and ``append_many`` return when the entries are under way (waiting while too much is);
     ``flush`` returns when everything appended is acknowledged. Any failure ends the handle: later calls
@@ -107,6 +110,9 @@ class WriteHandle:
         #: Entries of single calls, not sent yet, and the bytes of their frames.
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
+        #: Calls of :meth:`append` that wait for room, and whether a call of :meth:`append_many` has not returned.
+        self._waiting_appends = 0
+        self._appending_many = False
         self._closing = False
         self._close_lock = asyncio.Lock()
         #: (last entry, length) when everything was drained.
@@ -151,13 +157,18 @@ class WriteHandle:
         """Append one entry; its id. Entries of calls that follow one another go out together, at the latest when
         the event loop gets its turn. Raises as :meth:`append_many`."""
         self.check_open()
+        self._check_alone(self._appending_many)
         # What the caller may change later must not change here.
         entry = payload if isinstance(payload, bytes) else bytes(payload)
         self._check_size(len(entry))
         size = len(entry) + self._packager.overhead_bytes
         if not self._has_room(1, size):
             self._send_gathered()
-            await self._admit(1, size)
+            self._waiting_appends += 1
+            try:
+                await self._admit(1, size)
+            finally:
+                self._waiting_appends -= 1
         if not self._gathered:
             asyncio.get_running_loop().call_soon(self._on_turn)
         self._gathered.append(entry)
@@ -169,19 +180,24 @@ class WriteHandle:
     async def append_many(self, payloads: Payloads | Sequence[Buffer], last_add_confirmed: int | None = None) -> int:
         """Append entries in order; the id of the last one. Raises InvalidArgumentError for one that no
         bookie would take, before any is sent; LedgerClosedError, LedgerFencedError, PeerError. The buffers must not
-        change before it returns."""
+        change before it returns. A call that is cancelled may have appended some of them."""
         self.check_open()
+        self._check_alone(self._appending_many or self._waiting_appends > 0)
         self._send_gathered()
         offsets = payloads.offsets if isinstance(payloads, Payloads) else Payloads.offsets_of(payloads)
         self.check_sizes(offsets)
         first = 0
-        while first < len(payloads):
-            last = _piece_end(offsets, first)
-            piece = payloads.part(first, last) if isinstance(payloads, Payloads) else payloads[first:last]
-            size = int(offsets[last] - offsets[first]) + (last - first) * self._packager.overhead_bytes
-            await self._admit(last - first, size)
-            self._send(piece, size, last_add_confirmed)
-            first = last
+        self._appending_many = True
+        try:
+            while first < len(payloads):
+                last = _piece_end(offsets, first)
+                piece = payloads.part(first, last) if isinstance(payloads, Payloads) else payloads[first:last]
+                size = int(offsets[last] - offsets[first]) + (last - first) * self._packager.overhead_bytes
+                await self._admit(last - first, size)
+                self._send(piece, size, last_add_confirmed)
+                first = last
+        finally:
+            self._appending_many = False
         return self._machine.last_add_pushed
 
     async def flush(self) -> int:
@@ -219,15 +235,15 @@ class WriteHandle:
         """Acknowledge (with deferred sync: force) everything, then close the ledger at its last entry; the final
         metadata. Appends are refused from now on.
 
-        Raises LedgerFencedError where another client closed it elsewhere. After MetadataUnavailableError it is
-        open whether it is closed: call again.
+        Raises LedgerFencedError where another client closed it elsewhere. The outcome is unknown after
+        MetadataUnavailableError, and where the call was cancelled: call again, it goes on where it was.
         """
         self._closing = True
         async with self._close_lock:
             if self._machine.metadata.state is not LedgerState.CLOSED:
                 if self._end is None:
-                    await self._drain()
-                assert self._end is not None
+                    self._end = await self._drain()
+                await self._release()
                 stored = StoredMetadata(self._machine.metadata, self._driver.version)
                 self._machine.metadata = await close_ledger(self._services, self.ledger_id, stored, *self._end)
             return self._machine.metadata
@@ -235,7 +251,11 @@ class WriteHandle:
     async def abandon(self) -> None:
         """Let go without closing the ledger: it stays open until somebody recovers it."""
         self._closing = True
-        self._machine.fail(LedgerClosedError("the handle is closed", ledger_id=self.ledger_id))
+        await self._release()
+
+    async def _release(self) -> None:
+        """End all that runs for the handle."""
+        self._machine.fail(LedgerClosedError(CLOSED_TEXT, ledger_id=self.ledger_id))
         await self._driver.stop()
 
     # --- appending ---
@@ -252,7 +272,15 @@ class WriteHandle:
         """Raises what ended the handle; LedgerClosedError where it is being closed."""
         self.raise_error()
         if self._closing:
-            raise LedgerClosedError("the handle is closed", ledger_id=self.ledger_id)
+            raise LedgerClosedError(CLOSED_TEXT, ledger_id=self.ledger_id)
+
+    def _check_alone(self, taken: bool) -> None:
+        if taken:
+            raise InvalidArgumentError(
+                "append_many, or an append that waits for room, has not returned: entries get their ids as they are "
+                "sent. Await it first; several tasks that append to one ledger need a lock around their calls",
+                ledger_id=self.ledger_id,
+            )
 
     def check_sizes(self, offsets: npt.NDArray[np.int64]) -> None:
         """Raises InvalidArgumentError where one of the entries between ``offsets`` is too large."""
@@ -319,16 +347,18 @@ class WriteHandle:
             await force_all(self._pool_v3, self.ledger_id, machine.ensemble, self._config.add_timeout_ms)
         return machine.last_add_confirmed
 
-    async def _drain(self) -> None:
+    async def _drain(self) -> tuple[int, int]:
+        """Wait until everything is acknowledged; last entry and length. May be cancelled and called again."""
         machine = self._machine
         try:
             await (self._force() if machine.deferred_sync else self.flush())
             machine.seal()
             # An ensemble change that may already be published comes to its end before the ledger is closed.
             await self._driver.wait_until(lambda: machine.state is not WriterState.CHANGING)
-            self._end = machine.last_add_confirmed, machine.length
-        finally:
-            await self.abandon()
+            return machine.last_add_confirmed, machine.length
+        except Exception:
+            await self._release()
+            raise
 
 
 def _piece_end(offsets: npt.NDArray[np.int64], first: int) -> int:

@@ -26,6 +26,7 @@ class ReadQueue:
         self._load = connection.server.load
         self._config = connection.server.config
         self._jobs: deque[tuple[int, Job]] = deque()
+        self._urgent_jobs: deque[tuple[int, Job]] = deque()
         self._waiting = self._waiting_bytes = 0
         self._reader: asyncio.Task[None] | None = None
         self._polls: set[asyncio.Task[None]] = set()
@@ -60,14 +61,11 @@ class ReadQueue:
         return allowed
 
     def add(self, count: int, job: Job, *, urgent: bool = False) -> None:
-        """Run ``job``, which answers ``count`` reads, after those that came before; with ``urgent`` in front of those
-        that wait."""
+        """Run ``job``, which answers ``count`` reads, after those that came before. Urgent jobs run before all others,
+        among themselves in the order in which they came: a recovery reads ahead and waits for its oldest read."""
         if self._cancelled:
             return
-        if urgent:
-            self._jobs.appendleft((count, job))
-        else:
-            self._jobs.append((count, job))
+        (self._urgent_jobs if urgent else self._jobs).append((count, job))
         self._change(count, REQUEST_BYTES + _READ_BYTES * count)
         if self._reader is None:
             self._reader = asyncio.get_running_loop().create_task(self._run())
@@ -90,6 +88,7 @@ class ReadQueue:
         """The connection is lost."""
         self._cancelled = True
         self._jobs.clear()
+        self._urgent_jobs.clear()
         self._load.change_reads(-self._waiting, -self._waiting_bytes)
         self._waiting = self._waiting_bytes = 0
         if self._reader is not None:
@@ -99,8 +98,8 @@ class ReadQueue:
 
     async def _run(self) -> None:
         try:
-            while self._jobs:
-                count, job = self._jobs.popleft()
+            while jobs := self._urgent_jobs or self._jobs:
+                count, job = jobs.popleft()
                 await job()
                 self._change(-count, -REQUEST_BYTES - _READ_BYTES * count)
                 await self._connection.answers_taken()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bk_spark.protocol import wire_v2, wire_v3
-from bk_spark.protocol.codes import Code
+from bk_spark.protocol.codes import Code, FlagV2
 from bk_spark.protocol.entry_availability import decode_availability
 from bk_spark.protocol.framing import frame
 from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
@@ -79,6 +79,36 @@ def answer(connection: Connection) -> pb.Response:
 
 def fields(response: pb.Response) -> list[str]:
     return [field.name for field, _ in response.ListFields()]
+
+
+# --- urgent reads ---------------------------------------------------------------------------------
+
+
+def test_urgent_reads_are_answered_in_the_order_in_which_they_came_over_v3(connection: Connection, ledger: int) -> None:
+    """A recovery reads ahead and waits for its oldest read."""
+    count = 300
+    for i in range(count):
+        send(connection, add(ledger, i), i)
+        answer(connection)
+    requests = [read(ledger, i, flag=FENCE, masterKey=KEY) for i in range(count)]
+    for i, message in enumerate(requests):
+        message.header.version, message.header.txnId, message.header.priority = pb.VERSION_THREE, i, 1
+    # At once, so that most of them wait together.
+    connection.send(b"".join(frame(message.SerializeToString()) for message in requests))
+    assert [answer(connection).header.txnId for _ in range(count)] == list(range(count))
+
+
+def test_urgent_reads_are_answered_in_the_order_in_which_they_came_over_v2(connection: Connection) -> None:
+    ledgers = [next(_ids) for _ in range(300)]
+    for ledger_id in ledgers:
+        assert connection.add(ledger_id, [0]) == [Code.OK]
+    # A key of its own for each, for requests that are alike are one request to the bookie.
+    flags = FlagV2.FENCING | FlagV2.HIGH_PRIORITY
+    keys = [KEY if i % 2 else bytes(20) for i in range(300)]
+    requests = [wire_v2.read_requests(ledgers[i], [0], flags, keys[i]) for i in range(300)]
+    connection.send(b"".join(requests))
+    answers = [connection.body() for _ in range(300)]
+    assert [int.from_bytes(body[8:16], "big") for body in answers] == ledgers
 
 
 # --- lists of entries ----------------------------------------------------------------------------

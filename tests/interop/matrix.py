@@ -101,7 +101,7 @@ def store_on_one_bookie(
     password = PASSWORD.encode()
     digest = digest_function(DigestType.CRC32C, password)
     entry = pack_entry(ledger_id, entry_id, last_add_confirmed, length, payload, digest)
-    answer = _ask(bookie_id, frame(header_int(OpV2.ADD).to_bytes(4, "big") + master_key(password) + entry))
+    answer = answer_of(bookie_id, frame(header_int(OpV2.ADD).to_bytes(4, "big") + master_key(password) + entry))
     assert answer[4:8] == bytes(4), f"bookie {bookie_id} refused the entry: {answer.hex()}"
 
 
@@ -109,11 +109,11 @@ def wait_for_entries(bookie_ids: Iterable[str], ledger_id: int, entry_ids: Itera
     """Until each of these bookies has each of these entries: for entries that are never acknowledged."""
     deadline = time.monotonic() + _ENTRIES_TIMEOUT_S
     for bookie_id, entry_id in itertools.product(bookie_ids, list(entry_ids)):
-        while _ask(bookie_id, read_requests(ledger_id, [entry_id]))[4:8] != bytes(4):
+        while answer_of(bookie_id, read_requests(ledger_id, [entry_id]))[4:8] != bytes(4):
             assert time.monotonic() < deadline, f"entry {entry_id} is not on bookie {bookie_id}"
 
 
-def _ask(bookie_id: str, request: bytes) -> bytes:
+def answer_of(bookie_id: str, request: bytes) -> bytes:
     """The answer to one frame of v2: header, code, ledger, entry, …"""
     host, _, port = bookie_id.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection, connection.makefile("rb") as stream:

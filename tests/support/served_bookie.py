@@ -46,6 +46,8 @@ class ServedBookie:
         self.refuse_with = Code.TOO_MANY_REQUESTS
         #: Adds that arrived, refused ones too.
         self.seen: list[int] = []
+        #: Single reads that arrived: entry id, and whether they fence.
+        self.reads: list[tuple[int, bool]] = []
         self.port = 0
         self.connections: set[_Connection] = set()
         self._held: list[tuple[_Connection, bytes]] = []
@@ -154,6 +156,7 @@ class ServedBookie:
         return b"".join(wire_v2.read_answer(2, ledger_id, entry_id, stored))
 
     def _find(self, entry_id: int, *, fencing: bool) -> bytes | None:
+        self.reads.append((entry_id, fencing))
         self.fenced = self.fenced or fencing
         return self.entries.get(max(self.entries, default=-2) if entry_id == LAST_ENTRY else entry_id)
 

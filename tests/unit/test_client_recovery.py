@@ -15,7 +15,7 @@ from bk_spark.bookie.connection_base import LedgerConnection
 from bk_spark.bookie.connection_v3 import BookieConnectionV3
 from bk_spark.bookie.pool import ConnectionPool
 from bk_spark.bookie.recovery import recover_ledger
-from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.codes import LAST_ENTRY, DigestType
 from bk_spark.protocol.digest import digest_function
 from bk_spark.protocol.entry import pack_entry, verify_entry
 from bk_spark.protocol.errors import (
@@ -136,6 +136,20 @@ def test_what_lies_beyond_the_lac_is_on_the_whole_write_quorum_afterwards(lac: i
                 assert (found.payload, found.length) == (payload_of(entry), length_of(entry))
 
     play()
+
+
+@staged()
+async def test_c1_every_read_that_decides_where_the_ledger_ends_fences(stage: Stage) -> None:
+    """A bookie that the fence did not reach must be fenced by the read it answers, or it takes the entry afterwards."""
+    stage.put(range(5), 1, 2, 3, lac=4)
+    stage.put(range(5, 10), 2, 3, lac=4)
+    closed = await stage.recover()
+    assert closed.last_entry_id == 9
+    for number in (1, 2, 3):
+        deciding = [read for read in stage[number].reads if read[0] == LAST_ENTRY or read[0] > 4]
+        # The fence itself, five entries, and the one that nobody has.
+        assert {entry for entry, _ in deciding} >= {LAST_ENTRY, *range(5, 11)}, number
+        assert all(fencing for _, fencing in deciding), (number, deciding)
 
 
 @staged()

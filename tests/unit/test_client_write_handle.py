@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.ledger_store import StoredMetadata
 from bk_spark.bookie.services import ClusterServices
 from bk_spark.bookie.write_handle import WriteHandle
 from bk_spark.protocol.codes import DigestType
@@ -44,6 +46,131 @@ async def test_append_flush_close(stage: Stage) -> None:
         await handle.append(b"x")
     with pytest.raises(LedgerClosedError):
         await handle.flush()
+
+
+def cancelled_close(hold: Callable[[Stage], Callable[[], None]], **settings: Any) -> Callable[[], None]:
+    """A test in which ``hold`` keeps a close from ending until what it gives back is called."""
+
+    @staged(add_timeout_ms=8_000, **settings)
+    async def play(stage: Stage) -> None:
+        handle = stage.handle
+        await handle.append_many(entries(10))
+        let_go = hold(stage)
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(handle.close(), 0.05)
+            with pytest.raises(LedgerClosedError, match=r"close\(\) or abandon\(\) was called"):
+                await handle.append(b"x")
+        let_go()
+        closed = await handle.close()
+        assert (closed.state, closed.last_entry_id, closed.length) == (LedgerState.CLOSED, 9, 100)
+        assert stage.services.metadata == closed == await handle.close()
+
+    return play
+
+
+def _silence(stage: Stage) -> Callable[[], None]:
+    for bookie in stage.bookies[:3]:
+        bookie.silent_adds = True
+
+    def let_go() -> None:
+        for bookie in stage.bookies[:3]:
+            bookie.silent_adds = False
+            bookie.answer_held()
+
+    return let_go
+
+
+def _hold_metadata(stage: Stage) -> Callable[[], None]:
+    gate = asyncio.Event()
+
+    async def before(name: str) -> None:
+        await gate.wait()
+
+    stage.services.before = before
+    return gate.set
+
+
+def _change_ensemble(stage: Stage) -> Callable[[], None]:
+    let_go = _hold_metadata(stage)
+    stage[2].break_connections()
+    return let_go
+
+
+test_a_close_that_was_cancelled_while_entries_were_unacknowledged_goes_on = cancelled_close(_silence)
+test_a_close_that_was_cancelled_while_it_wrote_the_metadata_goes_on = cancelled_close(_hold_metadata)
+test_a_close_that_was_cancelled_during_an_ensemble_change_goes_on = cancelled_close(_change_ensemble)
+
+
+@staged()
+async def test_a_close_that_was_cancelled_after_it_took_effect_is_found_out(stage: Stage) -> None:
+    await stage.handle.append_many(entries(10))
+    gate = asyncio.Event()
+    write = stage.services.write
+
+    async def write_late(ledger_id: int, metadata: LedgerMetadata, version: int) -> StoredMetadata:
+        written = await write(ledger_id, metadata, version)
+        await gate.wait()
+        return written
+
+    stage.services.write = write_late  # type: ignore[method-assign]
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(stage.handle.close(), 0.05)
+    closed = await stage.handle.close()
+    assert (closed.state, closed.last_entry_id, closed.length) == (LedgerState.CLOSED, 9, 100)
+
+
+@staged(deferred_sync=True, add_timeout_ms=8_000)
+async def test_a_close_that_was_cancelled_while_bookies_synced_goes_on(stage: Stage) -> None:
+    await stage.handle.append_many(entries(10))
+    await stage.handle.flush()
+    for bookie in stage.bookies[:3]:
+        bookie.silent = True
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(stage.handle.close(), 0.05)
+    for bookie in stage.bookies[:3]:
+        bookie.silent = False
+        bookie.answer_held()
+    closed = await stage.handle.close()
+    assert (closed.state, closed.last_entry_id) == (LedgerState.CLOSED, 9)
+
+
+@staged(max_unanswered_entries=20, add_timeout_ms=8_000)
+async def test_append_and_append_many_at_once_are_refused_instead_of_mixing_up_their_ids(stage: Stage) -> None:
+    """Whatever id a call returns names its own payload; a call that cannot know is refused."""
+    handle = stage.handle
+    named: dict[int, bytes] = {}
+    refused: list[str] = []
+
+    async def one(payload: bytes) -> None:
+        try:
+            named[await handle.append(payload)] = payload
+        except InvalidArgumentError as error:
+            refused.append(str(error))
+
+    async def many(payloads: list[bytes]) -> None:
+        try:
+            last = await handle.append_many(payloads)
+        except InvalidArgumentError as error:
+            refused.append(str(error))
+        else:
+            named.update(zip(range(last - len(payloads) + 1, last + 1), payloads, strict=True))
+
+    for turn in range(30):
+        large = [b"%d many %d " % (turn, number) + bytes(150_000) for number in range(10)]
+        singles = [one(b"%d one %d" % (turn, number)) for number in range(10)]
+        await asyncio.gather(*singles[:5], many(large), *singles[5:], many([b"%d" % turn] * 3))
+    await handle.flush()
+    assert refused
+    assert all("need a lock" in text for text in refused)
+    assert {entry: stage[1].entries[entry][36:] for entry in named} == named
+    # Calls of append alone may overlap.
+    refused.clear()
+    await asyncio.gather(*(one(b"alone %d" % number) for number in range(100)))
+    await handle.flush()
+    assert not refused
+    assert {entry: stage[1].entries[entry][36:] for entry in named} == named
 
 
 @staged()

@@ -11,12 +11,19 @@ import pytest
 
 from bk_spark.protocol.codes import Code
 from bookie_server.storage import journal
+from tests.support.disk_faults import hold_at
+from tests.support.failing_os import FailingOs
 from tests.support.running_storage import KEY, OTHER_KEY, Place, in_loop, running, stored
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place.make(tmp_path / "bookie")
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> FailingOs:
+    return FailingOs(monkeypatch)
 
 
 @in_loop
@@ -42,6 +49,29 @@ async def test_a_read_waits_for_an_add_under_way(place: Place) -> None:
         await asyncio.sleep(0)
         assert await bookie.read((1, 0)) == [stored(1, 0)]
         assert add.done()
+
+
+@in_loop
+async def test_a_durable_entry_that_a_recovery_adds_again_is_read_without_waiting_for_the_journal(
+    place: Place, disk: FailingOs
+) -> None:
+    async with running(place) as bookie:
+        assert await bookie.add(stored(1, 0)) == [Code.OK]
+        block = hold_at(disk, "fdatasync", ".txn")
+        again = asyncio.ensure_future(bookie.add(stored(1, 0), stored(1, 1), recovery=True))
+        assert await asyncio.to_thread(block.reached.wait, 30)
+        assert await bookie.read((1, 0)) == [stored(1, 0)] == await bookie.batch(1, 0, 1)
+        assert bookie.read_now(1, 0) == stored(1, 0)
+        # What comes with it for the first time is neither there nor absent.
+        assert bookie.read_now(1, 1) is None
+        waiting = [asyncio.ensure_future(read) for read in (bookie.read((1, 0), (1, 1)), bookie.batch(1, 1))]
+        done, _ = await asyncio.wait(waiting, timeout=0.05)
+        assert not done
+        assert not again.done()
+        block.release()
+        assert await waiting[0] == [stored(1, 0), stored(1, 1)]
+        assert await waiting[1] == [stored(1, 1)]
+        assert await again == [Code.OK] * 2
 
 
 @in_loop

@@ -192,6 +192,8 @@ class History:
         driver = Driver(self.world, f"{name}/r{len(query.runs)}", query)
         driver.speculation = self.random.choice([0.0, 0.0, 0.3])
         driver.task_kills = self.random.choice([0.0, 0.0, 0.1])
+        if self.world.healed:
+            driver.speculation = driver.task_kills = 0.0
         if query.runs[:-1] and self.random.random() < 0.3:
             # Somebody deleted the newest file of the checkpoint's commits.
             query.noted = max(-1, query.noted - 1)

@@ -15,6 +15,7 @@ from tests.simulation import runner
 from tests.simulation.logs import mutants
 from tests.simulation.logs.histories import Focus, History
 from tests.simulation.logs.invariants import InvariantError
+from tests.simulation.logs.streaming import Driver, Query
 
 HISTORIES = 1_000
 #: In portions, so that a test stays within its time on a busy machine.
@@ -40,6 +41,19 @@ def test_l1_s1_s2_s3_histories_of_logs(first: int) -> None:
     for name in ("zombies", "lost_replies", "kills", "rolls", "fenced"):
         assert getattr(result, name) > PORTION / 10, name
     assert result.moved_pages > 0
+
+
+def test_nothing_befalls_a_run_that_begins_after_everything_healed() -> None:
+    """Else a query that must finish may lose its tasks for ever: a false alarm."""
+    history = History(1)
+    history.world.healed = True
+    for number in range(100):
+        query = Query(history.world.paths, f"late{number}", 1)
+        history._start(query)
+        assert query.runs
+        driver = history.world.actors[-1]
+        assert isinstance(driver, Driver)
+        assert driver.speculation == driver.task_kills == 0.0
 
 
 def test_a_history_of_a_log_is_told_by_its_seed_alone() -> None:
