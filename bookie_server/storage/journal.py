@@ -15,11 +15,20 @@ A record begins with ledger id and entry id; entry ids below zero say what else 
     -0x8000   explicit LAC: i32 length, LAC packet
 
 Apache's records carry no checksum. What this bookie writes has one for each group of records that is synced
-together, where Apache's readers do not look: the header goes on with "BKS1" (the format's version is its last
-letter) and i32 flags (bit 0: groups were not synced one by one), every group ends with a padding, and a padding's
-bytes begin with a *seal*::
+together, where Apache's readers do not look. The header goes on::
 
-    "BKS1", u32 CRC-32C of the group's bytes before the padding, i64 offset at which the group begins
+    8     "BKS2": sealed groups, its last letter is the version of all that is described here
+    12    i32 flags; bit 0: groups were not synced one by one
+    16    nonce: 16 random bytes of this file
+    32    u32 CRC-32C of the 32 bytes before
+
+Every group ends with a padding, and a padding's bytes begin with a *seal*::
+
+    nonce of the file, i64 offset at which the group begins, u32 CRC-32C of the group's bytes before the padding,
+    u32 CRC-32C of the padding's mask and length and of the seal up to here
+
+The header is synced before the first group is written. The nonce is in no answer and in no log, so no payload holds a
+seal of the file that it lies in. Copies of seals of other files have another nonce.
 
 How the end of a journal is told from damage is described in journal_reader.py.
 """
@@ -40,7 +49,7 @@ from bookie_server.storage.log_mark import LogMark
 from bookie_server.storage.records import Records
 
 MAGIC: Final = b"BKLG"
-SEAL_MAGIC: Final = b"BKS1"
+SEALS_MARK: Final = b"BKS2"
 VERSION: Final = 6
 ALIGNMENT_BYTES: Final = 512
 HEADER_BYTES: Final = 512
@@ -53,11 +62,18 @@ EXPLICIT_LAC_RECORD: Final = -0x8000
 PADDING_MASK: Final = -0x100
 
 I32: Final = struct.Struct(">i")
+U32: Final = struct.Struct(">I")
 IDS: Final = struct.Struct(">qq")
 PADDING: Final = struct.Struct(">ii")
-SEAL: Final = struct.Struct(">4sIq")
+#: Nonce, start, CRC of the group; then the CRC of the seal.
+SEAL: Final = struct.Struct(">16sqII")
+_SEALED_HEADER: Final = struct.Struct(">4si4si16s")
+NONCE_BYTES: Final = 16
+#: What of our header is not zeros.
+SEALED_HEADER_BYTES: Final = _SEALED_HEADER.size + 4
 _FILE_NAME: Final = re.compile(r"([0-9a-f]{1,16})\.txn")
 _MIN_END_BYTES: Final = PADDING.size + SEAL.size
+_SEAL_CHECKSUM_AT: Final = _MIN_END_BYTES - 4
 #: No padding is longer.
 MAX_PADDING_BYTES: Final = 2 * ALIGNMENT_BYTES
 
@@ -104,20 +120,58 @@ def journal_ids(directory: str) -> list[int]:
     return sorted(int(match[1], 16) for match in matches if match)
 
 
-def file_header(*, sync_data: bool = True) -> bytes:
+def new_nonce() -> bytes:
+    """For one file."""
+    return os.urandom(NONCE_BYTES)
+
+
+def file_header(nonce: bytes, *, sync_data: bool = True) -> bytes:
     """The header of a journal with sealed groups. ``sync_data``: a group is synced before the next is written."""
-    return (MAGIC + I32.pack(VERSION) + SEAL_MAGIC + I32.pack(0 if sync_data else UNSYNCED_FLAG)).ljust(
-        HEADER_BYTES, b"\0"
-    )
+    header = _SEALED_HEADER.pack(MAGIC, VERSION, SEALS_MARK, 0 if sync_data else UNSYNCED_FLAG, nonce)
+    return (header + U32.pack(crc32c.crc32c(header))).ljust(HEADER_BYTES, b"\0")
 
 
-def group_end(start: int, buffers: Sequence[Buffer], size_bytes: int) -> bytes:
+def sealed_header(header: bytes) -> tuple[int, bytes] | None:
+    """Flags and nonce of a header with sealed groups; None where it is not whole."""
+    if len(header) < SEALED_HEADER_BYTES:
+        return None
+    *_, flags, nonce = _SEALED_HEADER.unpack_from(header)
+    (checksum,) = U32.unpack_from(header, _SEALED_HEADER.size)
+    if crc32c.crc32c(header[: _SEALED_HEADER.size]) != checksum:
+        return None
+    return flags, nonce
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """What the end of a group says of it."""
+
+    start: int
+    checksum: int
+
+
+def group_end(nonce: bytes, start: int, buffers: Sequence[Buffer], size_bytes: int) -> bytes:
     """The sealed padding behind a group of ``size_bytes`` in ``buffers`` that begins at file offset ``start``."""
     checksum = 0
     for buffer in buffers:
         checksum = crc32c.crc32c(buffer, checksum)
     fill = -(start + size_bytes + _MIN_END_BYTES) % ALIGNMENT_BYTES
-    return PADDING.pack(PADDING_MASK, SEAL.size + fill) + SEAL.pack(SEAL_MAGIC, checksum, start) + bytes(fill)
+    end = bytearray(_MIN_END_BYTES + fill)
+    PADDING.pack_into(end, 0, PADDING_MASK, SEAL.size + fill)
+    SEAL.pack_into(end, PADDING.size, nonce, start, checksum, 0)
+    U32.pack_into(end, _SEAL_CHECKSUM_AT, crc32c.crc32c(end[:_SEAL_CHECKSUM_AT]))
+    return bytes(end)
+
+
+def seal_at(data: bytes, position: int, nonce: bytes) -> Seal | None:
+    """The seal of a group whose padding begins at ``position`` of ``data``; None where no whole one of the file with
+    this nonce is there."""
+    if not 0 <= position <= len(data) - _MIN_END_BYTES:
+        return None
+    found, start, checksum, own = SEAL.unpack_from(data, position + PADDING.size)
+    if found != nonce or crc32c.crc32c(data[position : position + _SEAL_CHECKSUM_AT]) != own:
+        return None
+    return Seal(start, checksum)
 
 
 def master_key_record(ledger_id: int, master_key: bytes) -> bytes:

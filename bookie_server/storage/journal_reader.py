@@ -4,10 +4,15 @@ The writer has one group under way at a time and begins the next when that is sy
 
 *A journal of this bookie* (sealed groups): a group counts if its seal is right, and is left out whole if not: none
 of it was answered, if it is the last one. A seal of a group that begins further on proves that the bad group had
-been synced, and was answered: that is damage.
+been synced, and was answered: that is damage. Such a seal must have the file's nonce and its own checksum, for what
+lies behind the bad group may be a payload, which a client chose, or a seal that is torn itself. It need not be the
+seal of a whole group: before any part of a later group was written, this one was synced. A copy of a seal of this very
+file would prove nothing either: it can only be of a group before.
 
 *A journal of Apache's* (no seals) is read as Apache's bookie does, up to the first place that is no record.
-There a complete padding that is followed by a plausible record, further on, proves damage.
+There a complete padding that is followed by a plausible record, further on, is taken for damage. That is no proof, for
+payloads can look so, and Apache's bookie may write one batch before it has synced the last; but there is no better.
+Where Apache's bookie was started on the directories since, its mark is behind that place.
 
 Only the newest journal that holds records may end torn; after the records of any other only zeros may follow. (At
 start a torn end is cut off before the next journal begins: see replay.py.)
@@ -30,7 +35,8 @@ import numpy as np
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.storage import journal
 from bookie_server.storage.files import read_at
-from bookie_server.storage.journal import I32, IDS, PADDING, PADDING_MASK, SEAL, SEAL_MAGIC, JournalItem
+from bookie_server.storage.journal import I32, IDS, PADDING, PADDING_MASK, SEAL, JournalItem
+from bookie_server.storage.journal_header import REMEDY, JournalHeader, only_zeros, read_header
 from bookie_server.storage.records import (
     LENGTH_BYTES,
     MAX_RECORD_BYTES,
@@ -41,16 +47,9 @@ from bookie_server.storage.records import (
 )
 
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
-_SHORT_HEADER_BYTES: Final = 8
-#: What of a header may be other than zero: magic, version, magic of seals, flags.
-_MARKS_BYTES: Final = 16
-#: The beginning of our headers without the flags. A shorter one means that the file's creation was cut short.
-_BEGINNING: Final = journal.file_header()[:12]
-_KNOWN_VERSIONS: Final = range(2, 7)
 _PADDING_MARK: Final = I32.pack(PADDING_MASK)
 #: From this many records of one length in a row on, look ahead with numpy.
 _UNIFORM_RUN: Final = 8
-_REMEDY: Final = "restore the file, or remove the bookie's data and re-replicate"
 
 
 class JournalReader:
@@ -64,7 +63,7 @@ class JournalReader:
     def __init__(self, path: str, offset: int = 0, *, is_last: bool = True) -> None:
         self.path = path
         self._is_last = is_last
-        self._sealed = False
+        self._nonce: bytes | None = None
         self.position = offset
         self.torn = False
         #: Whether each group was synced before the next was written, so that only the last one can be torn.
@@ -74,69 +73,35 @@ class JournalReader:
         fd = os.open(self.path, os.O_RDONLY)
         try:
             size = os.fstat(fd).st_size
-            start = self._read_header(fd, size)
-            self._check_start(start, size)
-            if start is None:
+            header = read_header(fd, self.path, size, self.position)
+            self._check_start(header, size)
+            if header is None:
                 return
-            self.position = max(self.position, start)
+            self._nonce, self.synced_groups = header.nonce, header.synced_groups
+            self.position = max(self.position, header.first_record)
             yield from self._read_records(fd, size)
             self._check_end(fd, size)
         finally:
             os.close(fd)
 
-    def holds_records(self) -> bool:
-        """Whether anything follows the header; False also for a file whose creation was cut short."""
-        with open(self.path, "rb") as file:
-            return bool(file.read(journal.HEADER_BYTES + _SHORT_HEADER_BYTES)[_MARKS_BYTES:].strip(b"\0"))
-
-    def _check_start(self, first: int | None, size: int) -> None:
+    def _check_start(self, header: JournalHeader | None, size: int) -> None:
         """The mark must be a place where a group can begin."""
-        end = 0 if first is None else size
+        end = 0 if header is None else size
         if self.position > end:
             raise CorruptFileError(
                 f"lastMark names offset {self.position} of journal {self.path}, which ends at {end}: acknowledged "
-                f"entries may be missing; {_REMEDY}"
+                f"entries may be missing; {REMEDY}"
             )
-        if self._sealed and self.position % journal.ALIGNMENT_BYTES:
+        if header is not None and header.nonce is not None and self.position % journal.ALIGNMENT_BYTES:
             raise CorruptFileError(
-                f"lastMark names offset {self.position} of journal {self.path}, where no group can begin; {_REMEDY}"
+                f"lastMark names offset {self.position} of journal {self.path}, where no group can begin; {REMEDY}"
             )
-
-    def _read_header(self, fd: int, size: int) -> int | None:
-        """Where the records begin; None where the file's creation was cut short: it holds nothing."""
-        header = read_at(fd, journal.HEADER_BYTES, 0)
-        written = header.rstrip(b"\0")
-        if len(written) < len(_BEGINNING) and _BEGINNING.startswith(written) and _only_zeros(fd, len(written), size):
-            return None
-        if header[:4] != journal.MAGIC or len(header) < _SHORT_HEADER_BYTES:
-            raise CorruptFileError(
-                f"journal {self.path} does not begin with {journal.MAGIC.decode()}: not a journal file"
-            )
-        (version,) = I32.unpack_from(header, 4)
-        if version not in _KNOWN_VERSIONS:
-            raise CorruptFileError(
-                f"journal {self.path} has format version {version}; known are {_KNOWN_VERSIONS.start} to "
-                f"{_KNOWN_VERSIONS.stop - 1}"
-            )
-        if version < journal.PADDED_FROM_VERSION:
-            return _SHORT_HEADER_BYTES
-        if len(header) < journal.HEADER_BYTES:
-            return None
-        seals = header[8:12]
-        if seals[:3] == SEAL_MAGIC[:3] and seals != SEAL_MAGIC:
-            raise CorruptFileError(
-                f"journal {self.path} has seals of version {seals[3:]!r}, written by a later release; use that one"
-            )
-        self._sealed = seals == SEAL_MAGIC
-        (flags,) = I32.unpack_from(header, 12)
-        self.synced_groups = not (self._sealed and flags & journal.UNSYNCED_FLAG)
-        return journal.HEADER_BYTES
 
     def _read_records(self, fd: int, size: int) -> Iterator[JournalItem]:
         want = _CHUNK_BYTES
         while self.position < size:
             data = read_at(fd, min(want, size - self.position), self.position)
-            cut = _cut(data, self.position, self._sealed)
+            cut = _cut(data, self.position, self._nonce)
             if len(cut.starts):
                 yield from _items_of(data, cut.starts, cut.lengths)
             self.position += cut.consumed
@@ -148,36 +113,47 @@ class JournalReader:
                 return
 
     def _check_end(self, fd: int, size: int) -> None:
-        self.torn = not _only_zeros(fd, self.position, size)
+        self.torn = not only_zeros(fd, self.position, size)
         if not self.torn:
             return
         if not self._is_last:
             raise CorruptFileError(
                 f"journal {self.path} is damaged at offset {self.position}: what follows is no record, and later "
-                f"journals hold records; {_REMEDY}"
+                f"journals hold records; {REMEDY}"
             )
         later = self._find_later_group(fd, size) if self.synced_groups else None
         if later is not None:
             raise CorruptFileError(
                 f"journal {self.path} is damaged at offset {self.position}: what follows is no record, but "
-                f"records synced later begin at offset {later}; {_REMEDY}"
+                f"records synced later begin at offset {later}; {REMEDY}"
             )
 
     def _find_later_group(self, fd: int, size: int) -> int | None:
         """Offset of a group that was written after the one at, or around, ``position``; None if there is none."""
-        at = self.position
-        while at < size:
-            data = read_at(fd, min(_CHUNK_BYTES, size - at), at)
-            found = data.find(_PADDING_MARK)
-            while found >= 0:
-                later = (_sealed_start if self._sealed else _start_after)(fd, at + found, size)
-                if later is not None and later > self.position:
-                    return later
-                found = data.find(_PADDING_MARK, found + 1)
-            if at + len(data) >= size:
-                return None
-            at += max(len(data) - LENGTH_BYTES, 1)
-        return None
+        if self._nonce is None:
+            found = (_start_after(fd, at, size) for at in _find(fd, _PADDING_MARK, self.position, size))
+        else:
+            found = (self._sealed_start(fd, at) for at in _find(fd, self._nonce, self.position, size))
+        return next((start for start in found if start is not None and start > self.position), None)
+
+    def _sealed_start(self, fd: int, at: int) -> int | None:
+        """Where the group begins whose seal is at ``at``; None if no whole seal is there."""
+        assert self._nonce is not None
+        seal = journal.seal_at(read_at(fd, PADDING.size + SEAL.size, at - PADDING.size), 0, self._nonce)
+        return None if seal is None else seal.start
+
+
+def _find(fd: int, wanted: bytes, position: int, size: int) -> Iterator[int]:
+    """Where ``wanted`` is in the file from ``position`` on."""
+    while position < size:
+        data = read_at(fd, min(_CHUNK_BYTES, size - position), position)
+        found = data.find(wanted)
+        while found >= 0:
+            yield position + found
+            found = data.find(wanted, found + 1)
+        if len(data) < len(wanted) or position + len(data) >= size:
+            return
+        position += len(data) - len(wanted) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +167,8 @@ class _Cut:
     needed: int
 
 
-def _cut(data: bytes, base: int, sealed: bool) -> _Cut:
-    """Cut ``data``, which lies at ``base`` in its file. With ``sealed`` only whole groups with a right seal count."""
+def _cut(data: bytes, base: int, nonce: bytes | None) -> _Cut:
+    """Cut ``data``, which lies at ``base`` in its file. With a ``nonce`` only whole groups with a right seal count."""
     starts: list[int] = []
     lengths: list[int] = []
     position, end, group_start, groups_records = 0, len(data), 0, 0
@@ -210,7 +186,7 @@ def _cut(data: bytes, base: int, sealed: bool) -> _Cut:
             if end - position < PADDING.size + second:
                 needed = position + PADDING.size + second
                 break
-            if sealed and not _seal_is_right(data, base, group_start, position, second):
+            if nonce is not None and not _seal_is_right(data, base, group_start, position, nonce):
                 break
             position += PADDING.size + second
             group_start, groups_records = position, len(starts)
@@ -233,19 +209,17 @@ def _cut(data: bytes, base: int, sealed: bool) -> _Cut:
         starts.extend(range(position + LENGTH_BYTES, position + count * stride, stride))
         lengths.extend([length] * count)
         position += count * stride
-    if sealed:
+    if nonce is not None:
         del starts[groups_records:], lengths[groups_records:]
         position = group_start
     return _Cut(np.array(starts, np.int64), np.array(lengths, np.int64), position, needed)
 
 
-def _seal_is_right(data: bytes, base: int, group_start: int, position: int, padding_bytes: int) -> bool:
-    if padding_bytes < SEAL.size:
+def _seal_is_right(data: bytes, base: int, group_start: int, position: int, nonce: bytes) -> bool:
+    seal = journal.seal_at(data, position, nonce)
+    if seal is None or seal.start != base + group_start:
         return False
-    magic, checksum, start = SEAL.unpack_from(data, position + PADDING.size)
-    if magic != SEAL_MAGIC or start != base + group_start:
-        return False
-    return bool(crc32c.crc32c(memoryview(data)[group_start:position]) == checksum)
+    return bool(crc32c.crc32c(memoryview(data)[group_start:position]) == seal.checksum)
 
 
 def _items_of(data: bytes, starts: Int64s, lengths: Int64s) -> Iterator[JournalItem]:
@@ -277,28 +251,6 @@ def _data_records(data: bytes, starts: Int64s, lengths: Int64s, ids: Int64s) -> 
     joined = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
     lacs = np.where(lengths >= 24, ids[:, 2], -1)
     return Records(ids[:, 0].copy(), ids[:, 1].copy(), lacs, joined, offsets)
-
-
-def _only_zeros(fd: int, position: int, size: int) -> bool:
-    while position < size:
-        data = read_at(fd, min(_CHUNK_BYTES, size - position), position)
-        if data.strip(b"\0"):
-            return False
-        position += len(data)
-    return True
-
-
-def _sealed_start(fd: int, at: int, size: int) -> int | None:
-    """Where the group begins whose sealed padding is at ``at``; None if that is no such thing."""
-    data = read_at(fd, PADDING.size + SEAL.size, at)
-    if len(data) < PADDING.size + SEAL.size:
-        return None
-    _, pad = PADDING.unpack_from(data)
-    magic, _, start = SEAL.unpack_from(data, PADDING.size)
-    closes = magic == SEAL_MAGIC and (at + PADDING.size + pad) % journal.ALIGNMENT_BYTES == 0
-    # A seal may be torn within the offset; no group begins at just any place.
-    begins = start % journal.ALIGNMENT_BYTES == 0 and start < at < size
-    return int(start) if closes and begins else None
 
 
 def _start_after(fd: int, at: int, size: int) -> int | None:

@@ -49,7 +49,8 @@ class JournalWriter:
         self._max_file_bytes = max_file_bytes
         self._preallocate_bytes = preallocate_bytes
         self._remove_from_page_cache = remove_from_page_cache
-        self._header = journal.file_header(sync_data=sync_data)
+        self._sync_data = sync_data
+        self._nonce = b""
         self._fd = -1
         self._journal_id = 0
         self._position = 0
@@ -64,10 +65,11 @@ class JournalWriter:
         """Begin a new file; where its groups begin. Raises OSError with no file left, SyncFailedError."""
         journal_id, self._next_id = self._next_id, self._next_id + 1
         path = os.path.join(self.directory, journal.file_name(journal_id))
+        nonce = journal.new_nonce()
         fd = files.create_file(path)
         try:
             allocated = self._allocate(fd, 0, journal.HEADER_BYTES)
-            files.write_at(fd, [self._header], 0)
+            files.write_at(fd, [journal.file_header(nonce, sync_data=self._sync_data)], 0)
             files.sync_file(fd)
             files.sync_directory(self.directory)
         except BaseException:
@@ -79,6 +81,7 @@ class JournalWriter:
             os.close(self._fd)
         self._fd, self._journal_id, self._position, self._allocated = fd, journal_id, journal.HEADER_BYTES, allocated
         self._dropped = 0
+        self._nonce = nonce
         self.synced = LogMark(journal_id, self._position)
         return self.synced
 
@@ -89,7 +92,7 @@ class JournalWriter:
         back to that.
         """
         self._have_file()
-        ending = journal.group_end(self._position, buffers, size_bytes)
+        ending = journal.group_end(self._nonce, self._position, buffers, size_bytes)
         end = self._position + size_bytes + len(ending)
         if end > self._allocated:
             self._allocated = self._allocate(self._fd, self._allocated, end)

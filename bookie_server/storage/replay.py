@@ -31,6 +31,7 @@ from bookie_server.storage.journal import (
     JournalItem,
     MasterKeyRecord,
 )
+from bookie_server.storage.journal_header import REMEDY, holds_records
 from bookie_server.storage.journal_reader import JournalReader
 from bookie_server.storage.log_mark import LogMark
 from bookie_server.storage.records import MAX_ENTRY_ID, LedgerPart, Records
@@ -66,13 +67,13 @@ def _replay_directory(directory: str, mark: LogMark, replay: _Replay, torn: list
     if mark.journal_id > 0 and mark.journal_id not in ids:
         raise CorruptFileError(
             f"lastMark names journal {journal.file_name(mark.journal_id)}, which is not in {directory}: acknowledged "
-            "entries may be in it; put it back, or remove the bookie's data and re-replicate"
+            f"entries may be in it; {REMEDY}"
         )
     if not ids:
         return JournalEnd(mark, int(time.time() * 1000) + 1)
     end = mark
     paths = {i: os.path.join(directory, journal.file_name(i)) for i in ids if i >= mark.journal_id}
-    newest = max((i for i, path in paths.items() if JournalReader(path).holds_records()), default=0)
+    newest = max((i for i, path in paths.items() if holds_records(path)), default=0)
     for journal_id, path in paths.items():
         offset = mark.offset if journal_id == mark.journal_id else 0
         reader = JournalReader(path, offset, is_last=journal_id >= newest)

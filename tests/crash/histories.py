@@ -67,6 +67,7 @@ class History(Workload):
             "add to several": (self._add_to_several, 5),
             "add groups": (self._add_groups, 4),
             "add again": (self._add_again, 2),
+            "add forged": (self._add_forged, 2),
             "fence": (self._fence, 1),
             "lac": (self.write_lac, 2),
             "checkpoint": (self._checkpoint, 4),
@@ -92,6 +93,9 @@ class History(Workload):
     async def _add(self, ledger_id: int) -> None:
         size = _LARGE_BYTES if self.rng.random() < 0.03 else None
         await self.add(self.entries(ledger_id, self.rng.choice((1, 1, 1, 2, 5)), size))
+
+    async def _add_forged(self, ledger_id: int) -> None:
+        await self.add([self.forged(ledger_id), *self.entries(ledger_id, self.rng.choice((0, 1)))])
 
     async def _add_to_several(self, _: int) -> None:
         for _ in range(self.rng.choice((2, 3))):

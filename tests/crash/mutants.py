@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 from unittest.mock import patch
 
-from bookie_server.storage import compaction, entry_log, files, index, journal_writer, log_writer
+from bookie_server.storage import compaction, entry_log, files, index, journal, journal_writer, log_writer
 from bookie_server.storage.flush import Flusher
 from bookie_server.storage.group_commit import Group, GroupCommit
 from bookie_server.storage.index import IndexFiles
@@ -180,6 +180,11 @@ def _columns(entries: Any) -> list[Any]:
     return [entries.entry_ids, entries.positions, entries.sizes]
 
 
+def every_journal_has_the_same_nonce(stack: ExitStack) -> None:
+    """One that clients know."""
+    stack.enter_context(patch.object(journal, "new_nonce", lambda: bytes(journal.NONCE_BYTES)))
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """A rule broken by ``breaks``. It is looked for in histories (histories.py) of ``steps``, from ``seed`` on."""
@@ -220,4 +225,5 @@ MUTANTS: Final = {
     ),
     "a failed sync is tried again": Mutant(a_failed_sync_is_tried_again, ("add", "fail sync")),
     "marks move though a flush failed": Mutant(marks_move_though_a_flush_failed, ("add", "fail flush")),
+    "every journal has the same nonce": Mutant(every_journal_has_the_same_nonce, ("add", "add forged")),
 }

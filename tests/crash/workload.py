@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bk_spark.protocol.codes import Code
+from bookie_server.storage import journal
 from tests.crash.expectations import (
     AddAnswered,
     AddAsked,
@@ -123,6 +124,17 @@ class Workload:
             size = self.rng.choice((0, 1, 7, 40, 100, 300, 700, 1500))
         text = f"{ledger_id}/{entry_id} {self.rng.getrandbits(32):08x} ".encode()
         payload = bytes(size) if self.rng.random() < 0.05 else (text * (size // len(text) + 1))[:size]
+        last_add_confirmed = entry_id - 1
+        return Entry(ledger_id, entry_id, last_add_confirmed, stored(ledger_id, entry_id, last_add_confirmed, payload))
+
+    def forged(self, ledger_id: int) -> Entry:
+        """The next entry of a ledger, of a client that wants it to look like later groups of the journal: seals made
+        with a nonce that it guesses, and what the journals hold so far."""
+        entry_id = self._next.get(ledger_id, 0)
+        self._next[ledger_id] = entry_id + 1
+        seals = [journal.group_end(bytes(journal.NONCE_BYTES), start, (), 0) for start in range(512, 30_000, 512)]
+        journals = [path.read_bytes().rstrip(b"\0")[-3000:] for path in sorted(self._root.rglob("*.txn"))]
+        payload = b"".join(self.rng.sample(seals, 3) + self.rng.sample(journals, min(len(journals), 2)))
         last_add_confirmed = entry_id - 1
         return Entry(ledger_id, entry_id, last_add_confirmed, stored(ledger_id, entry_id, last_add_confirmed, payload))
 

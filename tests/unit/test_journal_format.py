@@ -21,12 +21,14 @@ from bookie_server.storage.journal import (
     JournalItem,
     MasterKeyRecord,
 )
+from bookie_server.storage.journal_header import holds_records
 from bookie_server.storage.journal_reader import JournalReader
 from bookie_server.storage.journal_writer import JournalWriter
 from bookie_server.storage.log_mark import LogMark
 from bookie_server.storage.records import Records
 
 KEY = bytes(range(20))
+NONCE = b"16 random bytes."
 _DIGEST = digest_function(DigestType.CRC32C, b"")
 
 
@@ -88,21 +90,26 @@ def test_special_records_are_apaches_bytes() -> None:
 
 
 def test_header_and_file_name() -> None:
-    assert journal.file_header() == (b"BKLG" + b"\0\0\0\6" + b"BKS1").ljust(512, b"\0")
-    assert journal.file_header(sync_data=False) == (b"BKLG" + b"\0\0\0\6" + b"BKS1" + b"\0\0\0\1").ljust(512, b"\0")
+    for sync_data in (True, False):
+        header = b"BKLG" + b"\0\0\0\6" + b"BKS2" + b"\0\0\0" + bytes([not sync_data]) + NONCE
+        checksum = crc32c.crc32c(header).to_bytes(4, "big")
+        assert journal.file_header(NONCE, sync_data=sync_data) == (header + checksum).ljust(512, b"\0")
+        assert journal.sealed_header(journal.file_header(NONCE, sync_data=sync_data)) == (not sync_data, NONCE)
     assert journal.file_name(0x1A1FC36EB1E) == "1a1fc36eb1e.txn"
 
 
-@pytest.mark.parametrize("size", [1, 400, 486, 487, 488, 489, 504, 512, 1000])
+@pytest.mark.parametrize("size", [1, 400, 470, 471, 472, 473, 504, 512, 1000])
 def test_a_group_ends_with_a_padding_that_apache_skips_and_a_seal_in_it(size: int) -> None:
     group = os.urandom(size)
-    end = journal.group_end(1024, [group[:1], group[1:]], size)
+    end = journal.group_end(NONCE, 1024, [group[:1], group[1:]], size)
     assert (1024 + size + len(end)) % 512 == 0
     assert end[:4] == b"\xff\xff\xff\x00"
     assert int.from_bytes(end[4:8], "big") == len(end) - 8
-    assert 24 <= len(end) < 512 + 24
-    assert end[8:24] == b"BKS1" + crc32c.crc32c(group).to_bytes(4, "big") + (1024).to_bytes(8, "big")
-    assert not end[24:].strip(b"\0")
+    assert 40 <= len(end) < 512 + 40
+    assert end[8:36] == NONCE + (1024).to_bytes(8, "big") + crc32c.crc32c(group).to_bytes(4, "big")
+    assert end[36:40] == crc32c.crc32c(end[:36]).to_bytes(4, "big")
+    assert not end[40:].strip(b"\0")
+    assert journal.seal_at(group + end, size, NONCE) == journal.Seal(1024, crc32c.crc32c(group))
 
 
 def test_what_was_written_is_read_back_in_order(tmp_path: Path) -> None:
@@ -162,7 +169,7 @@ def test_b3_last_group_cut_at_every_byte(tmp_path: Path, garbage: str) -> None:
     last = [record(3, 3, b"a" * 30), record(3, 4, b"b" * 60)]
     path, marks = write_journal(tmp_path, [*groups, last])
     whole = path.read_bytes()[: marks[-1].offset]
-    sealed = marks[1].offset + sum(map(len, last)) + 24
+    sealed = marks[1].offset + sum(map(len, last)) + 40
     generator = random.Random(2220)
     answered = [(3, 0), (3, 1), (3, 2)]
     for cut in range(marks[1].offset, marks[2].offset + 1):
@@ -179,9 +186,9 @@ def test_b3_last_group_cut_at_every_byte(tmp_path: Path, garbage: str) -> None:
 def test_b3_a_seal_torn_within_its_offset_is_no_proof_of_a_later_group(tmp_path: Path) -> None:
     path, marks = write_journal(tmp_path, [[record(3, 0)], [record(3, 1, b"z" * 3000)]])
     whole = path.read_bytes()
-    seals_end = marks[0].offset + len(record(3, 1, b"z" * 3000)) + 24
+    seals_end = marks[0].offset + len(record(3, 1, b"z" * 3000)) + 40
     for garbage in (1, 3, 7, 0x3F, 0xFF):
-        for torn in range(1, 9):
+        for torn in range(1, 41):
             path.write_bytes(whole[: seals_end - torn] + bytes([garbage]) * torn + bytes(2000))
             items, reader = read(path)
             assert (entries(items), reader.position, reader.torn) == ([(3, 0)], marks[0].offset, True)
@@ -267,12 +274,12 @@ def test_a_journal_whose_creation_was_cut_short_holds_nothing(tmp_path: Path, co
 def test_a_header_cut_at_any_byte_holds_nothing(tmp_path: Path, rest: int, sync_data: bool) -> None:
     """Also with the space that was allocated in advance behind it."""
     path = tmp_path / "1.txn"
-    header = journal.file_header(sync_data=sync_data)
+    header = journal.file_header(NONCE, sync_data=sync_data)
     for cut in range(len(header)):
         path.write_bytes(header[:cut] + bytes(rest))
         items, reader = read(path, is_last=False)
         assert (items, reader.torn) == ([], False)
-        assert not reader.holds_records()
+        assert not holds_records(str(path))
 
 
 @pytest.mark.parametrize("offset", [512, 1024, 5000])
@@ -314,7 +321,7 @@ def test_without_syncs_the_records_end_at_the_first_bad_group(tmp_path: Path) ->
         (b"BKLE" + bytes(508), "does not begin with BKLG"),
         (b"BKLG\0\0\0\7" + bytes(504), "version 7"),
         (b"BKLG\0\0\0\1" + bytes(504), "version 1"),
-        (b"BKLG\0\0\0\6BKS2" + bytes(500), "seals of version b'2'"),
+        (b"BKLG\0\0\0\6BKS1" + bytes(500), "seals of version b'1'"),
     ],
 )
 def test_unknown_headers_are_refused(tmp_path: Path, content: bytes, says: str) -> None:
