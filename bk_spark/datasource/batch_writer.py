@@ -14,11 +14,12 @@ from pyspark.sql.types import StructType
 from bk_spark.datasource.made_tables import refuse_made_table
 from bk_spark.datasource.options import SourceOptions
 from bk_spark.datasource.plain_errors import plain_errors
+from bk_spark.datasource.stream_identity import micro_batch
 from bk_spark.datasource.target_log import find_or_make_log
 from bk_spark.datasource.write_task import TaskMessage, commit_batch, task_messages, write_task
 from bk_spark.log.message import CommitMessage, CommitRequest
 
-#: Stands for a streaming query's id in batch writes.
+#: Stands for a streaming query's id in batch writes outside of foreachBatch.
 _BATCH_QUERY: Final = "batch"
 
 
@@ -26,7 +27,8 @@ class BatchWriter(DataSourceArrowWriter):
     """One batch write to a log. Made in the driver (which finds or makes the log), run in executors,
     committed in the driver.
 
-    With ``txnAppId`` and ``txnVersion`` it may be repeated, in foreachBatch for one: it is in the log once.
+    With ``txnAppId`` and ``txnVersion`` it may be repeated, in foreachBatch for one: it is in the log once. There its
+    tasks tell of which query it is, and of which of its batches: so a query with another checkpoint is known.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType, overwrite: bool) -> None:
@@ -45,10 +47,18 @@ class BatchWriter(DataSourceArrowWriter):
         if context is not None:
             refuse_made_table(context)
         partition = context.partitionId() if context is not None else 0
+        batch = micro_batch(context)
         ranges = write_task(iterator, self._target, self._options, self._app, self._run, partition)
         return TaskMessage(
             CommitMessage(
-                self._target.place.log_id, self._app, self._run, _BATCH_QUERY, self._batch_id, partition, ranges
+                self._target.place.log_id,
+                self._app,
+                self._run,
+                _BATCH_QUERY if batch is None else batch.query_id,
+                self._batch_id,
+                partition,
+                ranges,
+                None if batch is None else batch.batch_id,
             )
         )
 
@@ -57,16 +67,12 @@ class BatchWriter(DataSourceArrowWriter):
         """Put the tasks' ranges into the log, in partition order, in one transaction."""
         commit_batch(
             self._target.open(self._options.password()),
-            CommitRequest(
-                self._target.place.log_id,
-                self._app,
-                self._run,
-                _BATCH_QUERY,
-                self._batch_id,
+            CommitRequest.from_messages(
                 task_messages(messages),
                 overwrite=self._overwrite,
                 anonymous=self._anonymous,
                 fence_tail=self._options.fence_tail,
+                skip_committed=self._options.skip_committed_batches,
             ),
             self._options,
         )

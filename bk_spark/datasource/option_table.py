@@ -265,6 +265,15 @@ OPTIONS: Final = (
         "Number of the write within txnAppId, increasing.",
     ),
     Option(
+        "skipCommittedBatches",
+        boolean,
+        "false",
+        Use.WRITE,
+        Group.WRITING,
+        "For a streaming query, or a write in its foreachBatch, whose checkpoint was set back: batches that were "
+        "committed before are skipped, whatever rows they bring now. Without it the query fails.",
+    ),
+    Option(
         "fenceTail",
         boolean,
         "false",

@@ -82,6 +82,7 @@ class SourceOptions:
     txn_app_id: str | None
     txn_version: int | None
     fence_tail: bool
+    skip_committed_batches: bool
     ledger_roll_bytes: int
     ledger_roll_interval_ms: int
     orphan_retention_ms: int
@@ -169,6 +170,7 @@ def parse_options(raw: Mapping[str, str], *, writing: bool, streaming: bool | No
         txn_app_id=values["txnAppId"],
         txn_version=values["txnVersion"],
         fence_tail=values["fenceTail"],
+        skip_committed_batches=values["skipCommittedBatches"],
         ledger_roll_bytes=values["ledgerRollBytes"],
         ledger_roll_interval_ms=values["ledgerRollInterval"],
         orphan_retention_ms=values["orphanRetention"],

@@ -20,16 +20,13 @@ from bk_spark.datasource.connections import LogPlace, log_at
 from bk_spark.datasource.ledger_cache import ledger_cache
 from bk_spark.datasource.options import SourceOptions
 from bk_spark.datasource.plain_errors import plain_errors
+from bk_spark.datasource.stream_identity import micro_batch
 from bk_spark.datasource.target_log import TargetLog, find_or_make_log
 from bk_spark.datasource.write_task import TaskMessage, commit_batch, task_messages, write_task
 from bk_spark.log.message import CommitMessage, CommitRequest
 from bk_spark.protocol.errors import InvalidArgumentError
 
 _LOG: Final = logging.getLogger(__name__)
-# Local properties of a streaming query's tasks. The group of its jobs is the id of the query's run.
-_QUERY_ID: Final = "sql.streaming.queryId"
-_RUN_ID: Final = "spark.jobGroup.id"
-_BATCH_ID: Final = "streaming.sql.batchId"
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -59,12 +56,26 @@ class StreamWriter(DataSourceStreamArrowWriter):
         assert self._target is not None
         context = TaskContext.get()
         assert context is not None
-        query_id, run, batch_id = (_property(context, name) for name in (_QUERY_ID, _RUN_ID, _BATCH_ID))
-        app = self._options.txn_app_id or query_id
+        batch = micro_batch(context)
+        if batch is None:
+            raise InvalidArgumentError(
+                "Spark does not tell the task its query and batch: streaming writes need a query started by "
+                "writeStream.start() on Spark 4.2 or later"
+            )
+        app = self._options.txn_app_id or batch.query_id
         partition = context.partitionId()
-        ranges = write_task(iterator, self._target, self._options, app, run, partition, ledger_cache())
+        ranges = write_task(iterator, self._target, self._options, app, batch.run, partition, ledger_cache())
         return TaskMessage(
-            CommitMessage(self._target.place.log_id, app, run, query_id, int(batch_id), partition, ranges)
+            CommitMessage(
+                self._target.place.log_id,
+                app,
+                batch.run,
+                batch.query_id,
+                batch.batch_id,
+                partition,
+                ranges,
+                batch.batch_id,
+            )
         )
 
     @plain_errors
@@ -72,7 +83,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Put the tasks' ranges into the log, in partition order, in one transaction; once."""
         options = self._options
         assert options.log is not None
-        request = CommitRequest.from_messages(task_messages(messages), fence_tail=options.fence_tail)
+        request = CommitRequest.from_messages(
+            task_messages(messages),
+            fence_tail=options.fence_tail,
+            skip_committed=options.skip_committed_batches,
+        )
         if request.batch_id != batchId:
             raise InvalidArgumentError(f"tasks wrote for batch {request.batch_id}, the commit is of batch {batchId}")
         place = LogPlace(options.metadata_service_uri, options.log_root, options.log, request.log_id)
@@ -82,13 +97,3 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Nothing to undo: what was not committed is not in the log. Tasks may still write, and this may follow a
         commit that took effect."""
         _LOG.info("batch %d was aborted; its entries stay for the reaper, unless it was committed", batchId)
-
-
-def _property(context: TaskContext, name: str) -> str:
-    value = context.getLocalProperty(name)
-    if value is None:
-        raise InvalidArgumentError(
-            f"Spark does not tell the task its {name}: streaming writes need a query started by "
-            "writeStream.start() on Spark 4.2 or later"
-        )
-    return value

@@ -46,16 +46,52 @@ def check_run(application: Application | None, run: str, log_name: str) -> None:
 
 def is_done(application: Application | None, request: CommitRequest, log_name: str) -> bool:
     """Step 2: whether this batch, or a later one, is in the log. Raises BatchRefusedError where another
-    query put it there."""
-    if application is None or application.batch_id < request.batch_id:
+    query put it there, or where the query's checkpoint was set back."""
+    if application is None:
         return False
-    if application.query_id != request.query_id:
+    if application.query_id == request.query_id:
+        if not request.skip_committed:
+            _check_not_set_back(application, request, log_name)
+    elif application.batch_id >= request.batch_id:
         raise BatchRefusedError(
             f"log {log_name}: batch {application.batch_id} of application {application.app!r} was committed by query "
             f"{application.query_id!r}; query {request.query_id!r} now offers batch {request.batch_id}. "
             "A query with a new checkpoint needs a name of its own (txnAppId)"
         )
-    return True
+    return application.batch_id >= request.batch_id
+
+
+def _check_not_set_back(application: Application, request: CommitRequest, log_name: str) -> None:
+    """Spark repeats the batch that it last began, as it was planned, and no earlier one. What comes again from before
+    that was planned anew, perhaps with other rows: to take it for done could lose rows."""
+    last, offered = application.query_batch_id, request.query_batch_id
+    if last is not None and offered is not None and offered < last:
+        raise BatchRefusedError(
+            f"log {log_name}: query {request.query_id} has committed its batch {last} for application "
+            f"{application.app!r}, and now offers batch {offered}: its checkpoint was set back (or another driver is "
+            "at work on it). Batches after a set-back may be cut anew, so this one is not taken for done. Restore the "
+            "checkpoint; or go on with a new checkpoint, another txnAppId and the right starting offsets; or, if "
+            "batches are surely cut as before, give option skipCommittedBatches"
+        )
+
+
+def told_of_repetition(application: Application, request: CommitRequest, log_name: str) -> str:
+    """What a person should know of a batch that counts as done: rows that are not in the log, perhaps. Mostly nothing,
+    an empty text."""
+    batch = f"log {log_name}: batch {request.batch_id} of application {request.app!r}"
+    if application.batch_id > request.batch_id:
+        if not request.rows:
+            return ""
+        return (
+            f"{batch} counts as done, since batch {application.batch_id} is committed; its {request.rows} rows "
+            "were not compared with what was committed before"
+        )
+    if application.rows == request.rows:
+        return ""
+    return (
+        f"{batch} was committed with {application.rows} rows; repeated, it brings {request.rows}, of which none is "
+        "taken. A batch must have the same rows at each attempt: see docs/delivery.md"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +162,8 @@ def advance(
         retired_runs=retired,
         in_use=MappingProxyType(dict(in_use)),
         anonymous=request.anonymous,
+        rows=request.rows,
+        query_batch_id=request.query_batch_id,
     )
 
 

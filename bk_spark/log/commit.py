@@ -3,7 +3,8 @@
 The steps, in this order (the last is the caller's, after the transaction took effect):
 
 1. The run is retired: refused, naming the run that took over.
-2. The application's last committed batch is this one or a later one: done already, if by the same query.
+2. The application's last committed batch is this one or a later one: done already, if by the same query, and if
+   that query is not further on than the one batch which Spark may repeat.
 3. Every ledger named is registered and not condemned; every range starts after what is committed of it.
    An open tail is sealed first where its log writer is gone or ``fence_tail`` is set, else the commit is refused.
 4. One transaction: segments in partition order, application, ``next_offset``; an earlier run is retired.
@@ -24,7 +25,7 @@ from typing import Final
 
 from bk_spark.bookie.zookeeper import CheckOp, TransactionOp
 from bk_spark.log.append import Append, plan_append, read_head
-from bk_spark.log.applications import advance, check_ledgers, check_run, is_done
+from bk_spark.log.applications import advance, check_ledgers, check_run, is_done, told_of_repetition
 from bk_spark.log.formats import MAX_APPLICATION_BYTES, Application, decode_application, encode_application
 from bk_spark.log.message import CommitRequest, LedgerRange
 from bk_spark.log.names import LogPaths
@@ -71,7 +72,7 @@ def _decide(
     application = None if app_znode is None else decode_application(app_znode.data, app_path)
     check_run(application, request.run, paths.name)
     if application is not None and is_done(application, request, paths.name):
-        return AlreadyDone(_already_done(application, request, maybe))
+        return AlreadyDone(_already_done(application, request, maybe, paths.name))
 
     run_operations: tuple[TransactionOp, ...] = ()
     if ranges:
@@ -111,11 +112,18 @@ def _decide(
     )
 
 
-def _already_done(application: Application, request: CommitRequest, maybe: CommitResult | None) -> CommitResult:
+def _already_done(
+    application: Application, request: CommitRequest, maybe: CommitResult | None, log_name: str
+) -> CommitResult:
+    warning = told_of_repetition(application, request, log_name)
     if application.batch_id != request.batch_id:
-        return CommitResult(CommitStatus.ALREADY_DONE, None, None, None)
+        return CommitResult(CommitStatus.ALREADY_DONE, None, None, None, warning=warning)
     done = CommitResult(
-        CommitStatus.ALREADY_DONE, application.start_offset, application.end_offset, application.commit_time_ms
+        CommitStatus.ALREADY_DONE,
+        application.start_offset,
+        application.end_offset,
+        application.commit_time_ms,
+        warning=warning,
     )
     if maybe is not None and application.run == request.run:
         # The transaction whose outcome was unknown took effect.

@@ -87,6 +87,10 @@ class Application:
     retired_runs: tuple[str, ...] = ()
     in_use: MappingProxyType[int, int] = field(default_factory=lambda: MappingProxyType({}))
     anonymous: bool = False
+    #: Of the last batch.
+    rows: int = 0
+    #: The streaming query's own number of the last batch; None where no query committed it.
+    query_batch_id: int | None = None
 
     def successor_of(self, run: str) -> str | None:
         """The run that took over from ``run``, or None where ``run`` is not known to be retired."""
@@ -182,6 +186,8 @@ def encode_application(application: Application) -> bytes:
         start_offset=application.start_offset,
         end_offset=application.end_offset,
         anonymous=application.anonymous,
+        rows=application.rows,
+        query_batch_id=application.query_batch_id,
     ).SerializeToString()
 
 
@@ -206,6 +212,8 @@ def decode_application(data: bytes, path: str) -> Application:
         retired_runs=tuple(message.retired_runs),
         in_use=MappingProxyType(in_use),
         anonymous=message.anonymous,
+        rows=message.rows,
+        query_batch_id=message.query_batch_id if message.HasField("query_batch_id") else None,
     )
 
 

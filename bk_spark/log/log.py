@@ -97,7 +97,8 @@ class Log:
         Raises
         ------
         RunRetiredError : another run of the application took over; the text names it.
-        BatchRefusedError : another query committed this batch or a later one under the application's name.
+        BatchRefusedError : another query committed this batch or a later one under the application's name, or this
+            query's checkpoint was set back.
         LedgerRefusedError : a ledger or range in a message may not be listed.
         LogTailOpenError : a log writer that lives holds the tail open, and the request does not ask to fence it.
         MetadataConflictError, MetadataUnavailableError : nothing was changed, try again.
@@ -109,6 +110,8 @@ class Log:
                 f"{request.log_id}"
             )
         result = self.change(BatchCommit(self._paths, request))
+        if result.warning:
+            _LOG.warning("%s", result.warning)
         if recover is not None:
             for run in result.retired_runs:
                 self._recover(request.app, run, recover)

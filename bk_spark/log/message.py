@@ -55,7 +55,9 @@ class CommitMessage:
     """One task's result: where the rows of ``partition`` are, in order. Small, and can be pickled.
 
     ``run`` is the run id of a streaming query (a batch write draws a UUID), ``app`` its name in the log
-    (``txnAppId``). Several ranges where the task had to go on in another ledger; none where it had no rows.
+    (``txnAppId``). ``query_id`` and ``query_batch_id`` are the streaming query's id and its own number of the batch,
+    which in foreachBatch need not be the ``batch_id`` (``txnVersion``). Several ranges where the task had to go on in
+    another ledger; none where it had no rows.
     """
 
     log_id: str
@@ -65,6 +67,7 @@ class CommitMessage:
     batch_id: int
     partition: int
     ranges: tuple[LedgerRange, ...] = ()
+    query_batch_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +76,15 @@ class CommitRequest:
 
     Parameters
     ----------
-    query_id : a streaming query's id, the same over its restarts. A batch write gives a constant: its
-        repetition (same ``app``, same ``batch_id``) then counts as done, not as another query's batch.
+    query_id : a streaming query's id, the same over its restarts, also of a batch write in its foreachBatch. Every
+        other batch write gives a constant: its repetition (same ``app``, same ``batch_id``) then counts as done, not
+        as another query's batch.
     messages : one for each partition, in any order; may be empty.
     overwrite : the log then begins with this batch.
     fence_tail : end a log writer that holds the tail open; without it the commit is refused while that writer lives.
     anonymous : a batch write without a name: ``app`` is a UUID drawn for it, ``batch_id`` is 0.
+    query_batch_id : the query's own number of the batch; None for a batch write outside of foreachBatch.
+    skip_committed : take a batch for done, too, where the query committed later ones: its checkpoint was set back.
     """
 
     log_id: str
@@ -90,6 +96,8 @@ class CommitRequest:
     overwrite: bool = False
     anonymous: bool = False
     fence_tail: bool = False
+    query_batch_id: int | None = None
+    skip_committed: bool = False
     #: All ranges in partition order. Neighbours that continue each other are one.
     ranges: tuple[LedgerRange, ...] = field(init=False, repr=False, compare=False)
 
@@ -100,6 +108,8 @@ class CommitRequest:
             raise InvalidArgumentError(f"query id is longer than {MAX_QUERY_ID_BYTES} bytes")
         if not 0 <= self.batch_id <= MAX_BATCH_ID:
             raise InvalidArgumentError(f"batch id (txnVersion) must be 0 to 2^63-1, not {self.batch_id}")
+        if self.query_batch_id is not None and not 0 <= self.query_batch_id <= MAX_BATCH_ID:
+            raise InvalidArgumentError(f"a query's batch must be 0 to 2^63-1, not {self.query_batch_id}")
         if self.anonymous and self.batch_id != 0:
             raise InvalidArgumentError("a batch write without a name has batch id 0")
         partitions = set()
@@ -112,13 +122,37 @@ class CommitRequest:
         _check_disjoint(ranges)
         object.__setattr__(self, "ranges", tuple(ranges))
 
+    @property
+    def rows(self) -> int:
+        return sum(part.rows for part in self.ranges)
+
     @classmethod
-    def from_messages(cls, messages: Sequence[CommitMessage], *, fence_tail: bool = False) -> CommitRequest:
-        """The request of a streaming query, whose driver knows its ids from the messages alone."""
+    def from_messages(
+        cls,
+        messages: Sequence[CommitMessage],
+        *,
+        overwrite: bool = False,
+        anonymous: bool = False,
+        fence_tail: bool = False,
+        skip_committed: bool = False,
+    ) -> CommitRequest:
+        """The request of a driver that knows its query's ids from the messages alone."""
         if not messages:
             raise InvalidArgumentError("no commit message: the batch cannot be told")
         one = messages[0]
-        return cls(one.log_id, one.app, one.run, one.query_id, one.batch_id, tuple(messages), fence_tail=fence_tail)
+        return cls(
+            one.log_id,
+            one.app,
+            one.run,
+            one.query_id,
+            one.batch_id,
+            tuple(messages),
+            overwrite,
+            anonymous,
+            fence_tail,
+            one.query_batch_id,
+            skip_committed,
+        )
 
     def _check(self, message: CommitMessage) -> None:
         if message.log_id != self.log_id:
@@ -126,12 +160,13 @@ class CommitRequest:
                 f"partition {message.partition} wrote to log id {message.log_id}, the commit is for {self.log_id}: "
                 "the log was deleted and made again under its name; run the write again"
             )
-        theirs = (message.app, message.run, message.query_id, message.batch_id)
-        if theirs != (self.app, self.run, self.query_id, self.batch_id):
+        theirs = (message.app, message.run, message.query_id, message.batch_id, message.query_batch_id)
+        if theirs != (self.app, self.run, self.query_id, self.batch_id, self.query_batch_id):
             raise InvalidArgumentError(
                 f"partition {message.partition} wrote for application {message.app!r}, run {message.run}, query "
-                f"{message.query_id}, batch {message.batch_id}; the commit is of application {self.app!r}, run "
-                f"{self.run}, query {self.query_id}, batch {self.batch_id}"
+                f"{message.query_id}, batch {message.batch_id} (the query's {message.query_batch_id}); the commit is "
+                f"of application {self.app!r}, run {self.run}, query {self.query_id}, batch {self.batch_id} (the "
+                f"query's {self.query_batch_id})"
             )
 
 

@@ -27,7 +27,8 @@ class CommitResult:
     """The batch is in the log, at offsets ``[start_offset, end_offset)``.
 
     Offsets and time are None for a batch older than the application's last one. ``retired_runs`` are runs
-    that this commit took over from: their ledgers are to be recovered.
+    that this commit took over from: their ledgers are to be recovered. ``warning`` is for a person, where a batch
+    counts as done that may not be what was committed.
     """
 
     status: CommitStatus
@@ -35,6 +36,7 @@ class CommitResult:
     end_offset: int | None
     commit_time_ms: int | None
     retired_runs: tuple[str, ...] = ()
+    warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,6 +222,18 @@ def test_s3_a_zombie_driver_is_refused_and_its_ledgers_are_handed_over(
     assert log.application("other") is None
 
 
+def test_a_repeated_batch_with_other_rows_is_told_with_both_numbers(
+    zookeeper: ZooKeeper, store: LogStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = store.create_log("flights", RAW)
+    register(zookeeper, log, "app", "r0", 1, 2)
+    for ledger_id in (1, 2):
+        log.commit(request(log, 0, LedgerRange(ledger_id, 0, 9, 10, 100)))
+    assert caplog.text == ""
+    log.commit(request(log, 0, LedgerRange(2, 0, 6, 7, 70)))
+    assert "batch 0 of application 'app' was committed with 10 rows; repeated, it brings 7" in caplog.text
+
+
 def test_many_writers_at_once_lose_and_repeat_nothing(
     zk_only: LocalCluster, zookeeper: ZooKeeper, store: LogStore
 ) -> None:

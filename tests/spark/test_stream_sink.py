@@ -6,18 +6,21 @@ import os
 import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from pyspark import inheritable_thread_target
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
+from pyspark.sql.streaming import StreamingQuery
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.log.store import LogStore
 from bk_spark.log.writer import LogWriter
 from bk_spark.protocol.errors import LogFencedError
-from tests.support.connector import Connector
+from tests.support.connector import Connector, texts
 from tests.support.logs import listed_ledgers, registered_ledgers
 from tests.support.streams import (
     assert_numbers,
@@ -25,6 +28,7 @@ from tests.support.streams import (
     forget_last_commit,
     numbers,
     running,
+    set_back,
     sink,
     wait_for_batch,
     wait_until,
@@ -49,6 +53,13 @@ def _failure(query_error: StreamingQueryException) -> tuple[str, str]:
     return kind, message
 
 
+def _in_log(logs: LogStore, log: str, app: str) -> int:
+    """The last batch that an application has committed."""
+    application = logs.open_log(log).application(app)
+    assert application is not None
+    return application.batch_id
+
+
 def _append_and_flush(writer: LogWriter) -> None:
     writer.append(b"too late")
     writer.flush()
@@ -71,7 +82,7 @@ def test_s1_restarts_and_a_forgotten_commit(
         wait_for_batch(query, committed(checkpoint)[-1] + 2)
     assert query.runId != first_run
 
-    repeated = forget_last_commit(checkpoint)
+    repeated = forget_last_commit(checkpoint, _in_log(logs, log, query.id))
     before = connector.read(log).count()
     with running(sink(_raw(connector), uri, log, checkpoint)) as query:
         wait_for_batch(query, repeated)
@@ -260,7 +271,7 @@ def test_an_open_tail(connector: Connector, log: str, checkpoint: Path) -> None:
 # --- foreachBatch ---
 
 
-def test_foreach_batch_repeated(connector: Connector, log: str, checkpoint: Path) -> None:
+def test_foreach_batch_repeated(connector: Connector, log: str, checkpoint: Path, logs: LogStore) -> None:
     """Batch writes within foreachBatch, each with the batch's number; the last one is run again."""
     done: list[int] = []
     reached = threading.Event()
@@ -281,8 +292,145 @@ def test_foreach_batch_repeated(connector: Connector, log: str, checkpoint: Path
         yield from done
 
     assert next(run()) == 0
-    repeated = forget_last_commit(checkpoint)
+    repeated = forget_last_commit(checkpoint, _in_log(logs, log, "foreach"))
     done.clear()
     reached.clear()
     assert next(run()) == repeated
     assert_numbers(_values(connector, log), ROWS, PARTITIONS)
+
+
+def _copy(
+    connector: Connector,
+    source: str,
+    log: str,
+    checkpoint: Path,
+    *,
+    start: int = 0,
+    threads: ThreadPoolExecutor | None = None,
+    **options: str,
+) -> StreamingQuery:
+    """A query that copies a log in foreachBatch, five rows a batch, to its end; with ``threads`` from one of these."""
+
+    def write(frame: DataFrame, batch_id: int) -> None:
+        def copy() -> None:
+            if threads is not None:
+                # Sets the thread's active session: without one Spark finds no data source written in Python.
+                frame.sparkSession.createDataFrame([(1,)], "a int")
+            connector.write(frame.select("value"), log, txnAppId="copy", txnVersion=batch_id, **options)
+
+        if threads is None:
+            copy()
+        else:
+            threads.submit(inheritable_thread_target(frame.sparkSession)(copy)).result()
+
+    reader = connector.spark.readStream.format("bookkeeper").option("maxEntriesPerTrigger", 5)
+    rows = reader.options(
+        metadataServiceUri=connector.metadata_service_uri, log=source, startingOffsets=f'{{"{source}":{start}}}'
+    ).load()
+    writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", str(checkpoint))
+    return writer.trigger(availableNow=True).start()
+
+
+def _run_to_end(query: StreamingQuery) -> None:
+    with running(query):
+        assert query.awaitTermination(120)
+
+
+@pytest.mark.parametrize("own_thread", [False, True])
+def test_f1_foreach_batch_with_a_new_checkpoint_is_refused(
+    connector: Connector, log: str, tmp_path: Path, own_thread: bool
+) -> None:
+    """It goes on where the old one ended, with batch numbers that begin anew: no row may be left out silently."""
+    with ThreadPoolExecutor(1) as pool:
+        _new_checkpoint_is_refused(connector, log, tmp_path, pool if own_thread else None)
+
+
+def _new_checkpoint_is_refused(
+    connector: Connector, log: str, tmp_path: Path, threads: ThreadPoolExecutor | None
+) -> None:
+    source = f"{log}-source"
+    connector.write(connector.spark.sql(texts(15, partitions=1)), source)
+    _run_to_end(_copy(connector, source, log, tmp_path / "one", threads=threads))
+    assert connector.read(log).count() == 15
+    connector.write(connector.spark.sql(texts(5, partitions=1, prefix="new ")), source)
+
+    with pytest.raises(StreamingQueryException) as raised:
+        _run_to_end(_copy(connector, source, log, tmp_path / "two", start=15, threads=threads))
+    kind, message = _failure(raised.value)
+    assert kind == "BatchRefusedError"
+    assert "A query with a new checkpoint needs a name of its own (txnAppId)" in message
+    assert connector.read(log).count() == 15
+    # With the old checkpoint it goes on.
+    _run_to_end(_copy(connector, source, log, tmp_path / "one", threads=threads))
+    assert connector.read(log).count() == 20
+
+
+def test_f2_a_checkpoint_set_back_is_refused_in_foreach_batch(connector: Connector, log: str, checkpoint: Path) -> None:
+    source = f"{log}-source"
+    connector.write(connector.spark.sql(texts(20, partitions=1)), source)
+    _run_to_end(_copy(connector, source, log, checkpoint))
+    last = committed(checkpoint)[-1]
+    # One back is what Spark itself may do: done.
+    set_back(checkpoint, last - 1)
+    _run_to_end(_copy(connector, source, log, checkpoint))
+    assert connector.read(log).count() == 20
+
+    set_back(checkpoint, last - 2)
+    with pytest.raises(StreamingQueryException) as raised:
+        _run_to_end(_copy(connector, source, log, checkpoint))
+    kind, message = _failure(raised.value)
+    assert kind == "BatchRefusedError"
+    assert f"has committed its batch {last} for application 'copy', and now offers batch {last - 1}" in message
+    _run_to_end(_copy(connector, source, log, checkpoint, skipCommittedBatches="true"))
+    connector.write(connector.spark.sql(texts(5, partitions=1, prefix="new ")), source)
+    _run_to_end(_copy(connector, source, log, checkpoint))
+    assert connector.read(log).count() == 25
+
+
+def test_f2_a_checkpoint_set_back_is_refused_in_the_sink(
+    connector: Connector, log: str, checkpoint: Path, logs: LogStore
+) -> None:
+    uri = connector.metadata_service_uri
+    with running(sink(_raw(connector), uri, log, checkpoint)) as query:
+        wait_for_batch(query, 4)
+    last = _in_log(logs, log, query.id)
+    set_back(checkpoint, last - 3)
+    refused = sink(_raw(connector), uri, log, checkpoint)
+    with running(refused), pytest.raises(StreamingQueryException) as raised:
+        refused.awaitTermination(120)
+    kind, message = _failure(raised.value)
+    assert kind == "BatchRefusedError"
+    assert f"has committed its batch {last} for application '{query.id}', and now offers batch {last - 2}" in message
+    assert "its checkpoint was set back" in message
+    assert _in_log(logs, log, query.id) == last
+    with running(sink(_raw(connector), uri, log, checkpoint, skipCommittedBatches="true")) as query:
+        wait_for_batch(query, last + 1)
+    assert_numbers(_values(connector, log), ROWS, PARTITIONS)
+
+
+def test_foreach_batch_with_version_numbers_of_its_own(
+    connector: Connector, log: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    """Two writes a batch under one name: repeated, both are done, though one of them is not the last."""
+    failed = tmp_path / "failed"
+
+    def write(frame: DataFrame, batch_id: int) -> None:
+        for half in (0, 1):
+            part = frame.where(f"number % 2 = {half}").selectExpr("cast(number as string) as value")
+            connector.write(part, log, txnAppId="halves", txnVersion=2 * batch_id + half)
+        if batch_id == 2 and not failed.exists():
+            failed.touch()
+            raise RuntimeError("after both writes")
+
+    def start() -> StreamingQuery:
+        source = numbers(connector.spark, ROWS, PARTITIONS)
+        return source.writeStream.foreachBatch(write).option("checkpointLocation", str(checkpoint)).start()
+
+    first = start()
+    with running(first), pytest.raises(StreamingQueryException, match="after both writes"):
+        first.awaitTermination(120)
+    with running(start()) as query:
+        wait_for_batch(query, 3)
+    values = _values(connector, log)
+    assert len(values) == len(set(values))
+    assert sorted(values)[: 4 * ROWS] == list(range(4 * ROWS))

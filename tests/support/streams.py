@@ -82,10 +82,15 @@ def committed(checkpoint: Path) -> list[int]:
     return sorted(int(path.name) for path in (checkpoint / "commits").glob("*") if path.name.isdigit())
 
 
-def forget_last_commit(checkpoint: Path) -> int:
+def forget_last_commit(checkpoint: Path, in_log: int | None = None) -> int:
     """Take the newest batch out of the checkpoint's commits, as if the driver had died before it wrote that: Spark
-    runs the batch again. Its number. There must be one."""
+    runs the batch again. Its number. There must be one.
+
+    ``in_log``: the last batch that the query's sink has. Where the next one is there already, nothing is taken away:
+    Spark repeats that one by itself, and one before it never."""
     last = committed(checkpoint)[-1]
+    if in_log is not None and in_log > last:
+        return in_log
     for path in (checkpoint / "commits").iterdir():
         if path.name in (str(last), f".{last}.crc"):
             path.unlink()
@@ -95,6 +100,14 @@ def forget_last_commit(checkpoint: Path) -> int:
         if number.isdecimal() and int(number) > last:
             path.unlink()
     return last
+
+
+def set_back(checkpoint: Path, to_batch: int) -> None:
+    """Make the checkpoint what it was when ``to_batch`` was done, as a copy of then would."""
+    for path in [*(checkpoint / "offsets").iterdir(), *(checkpoint / "commits").iterdir()]:
+        number = path.name.removeprefix(".").removesuffix(".crc")
+        if number.isdecimal() and int(number) > to_batch:
+            path.unlink()
 
 
 def sink(

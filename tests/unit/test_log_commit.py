@@ -51,9 +51,13 @@ def request(
     query_id: str = "query",
     overwrite: bool = False,
     anonymous: bool = False,
+    query_batch_id: int | None = None,
+    skip_committed: bool = False,
 ) -> CommitRequest:
-    message = CommitMessage(LOG_ID, app, run, query_id, batch_id, 0, ranges(*triples))
-    return CommitRequest(LOG_ID, app, run, query_id, batch_id, (message,), overwrite, anonymous)
+    message = CommitMessage(LOG_ID, app, run, query_id, batch_id, 0, ranges(*triples), query_batch_id)
+    return CommitRequest.from_messages(
+        [message], overwrite=overwrite, anonymous=anonymous, skip_committed=skip_committed
+    )
 
 
 def outcome(
@@ -180,6 +184,56 @@ def test_step_2_a_batch_of_another_query_is_refused(zk: ModelZooKeeper) -> None:
         with pytest.raises(BatchRefusedError, match="query 'other' now offers batch .* name of its own"):
             outcome(zk, request(batch_id, (21, 0, 0), run="run-2", query_id="other"))
     commit(zk, request(6, (21, 0, 0), run="run-2", query_id="other"))
+
+
+def test_f1_a_query_with_a_new_checkpoint_is_refused_whatever_the_version_counts(zk: ModelZooKeeper) -> None:
+    """In foreachBatch: version 70 of the old query's batch 7 is in the log."""
+    commit(zk, request(70, (1, 0, 9), query_batch_id=7))
+    for version in (0, 70):
+        with pytest.raises(BatchRefusedError, match="query 'other' now offers batch"):
+            outcome(zk, request(version, (21, 0, 0), run="run-2", query_id="other", query_batch_id=version))
+    # Outside of a query the number alone counts.
+    with pytest.raises(BatchRefusedError, match="query 'batch' now offers batch 70"):
+        outcome(zk, request(70, (21, 0, 0), run="run-2", query_id="batch"))
+
+
+def test_f2_a_query_that_goes_back_by_more_than_its_last_batch_is_refused(zk: ModelZooKeeper) -> None:
+    for batch_id in range(4):
+        commit(zk, request(batch_id, (1, 10 * batch_id, 10 * batch_id + 9), query_batch_id=batch_id))
+    assert isinstance(outcome(zk, request(3, (22, 0, 9), run="run-2", query_batch_id=3)), AlreadyDone)
+    for batch_id in (2, 0):
+        again = request(batch_id, (22, 0, 9), run="run-2", query_batch_id=batch_id)
+        with pytest.raises(
+            BatchRefusedError,
+            match=f"has committed its batch 3 .* offers batch {batch_id}: its checkpoint was set back.* option skip",
+        ):
+            outcome(zk, again)
+        made = outcome(zk, replace(again, skip_committed=True))
+        assert isinstance(made, AlreadyDone)
+        assert made.result.start_offset is None
+        assert "10 rows were not compared" in made.result.warning
+    assert len(spans(zk)) == 4
+    # A number of its own that goes on does not hide it: these rows would be in the log twice.
+    with pytest.raises(BatchRefusedError, match="set back"):
+        outcome(zk, request(4, (22, 0, 9), run="run-2", query_batch_id=1))
+    # Spark repeats a batch of two writes: the first of them is not the last one committed.
+    commit(zk, request(4, (1, 40, 40), query_batch_id=4))
+    commit(zk, request(5, (1, 41, 41), query_batch_id=4))
+    assert isinstance(outcome(zk, request(4, (22, 0, 0), run="run-2", query_batch_id=4)), AlreadyDone)
+
+
+def test_a_repeated_batch_with_another_number_of_rows_is_told(zk: ModelZooKeeper) -> None:
+    commit(zk, request(3, (1, 0, 9), query_batch_id=3))
+    for last, told in ((9, ""), (6, "was committed with 10 rows; repeated, it brings 7, of which none is taken")):
+        made = outcome(zk, request(3, (22, 0, last), run="run-2", query_batch_id=3))
+        assert isinstance(made, AlreadyDone)
+        assert told in made.result.warning
+        assert bool(told) == bool(made.result.warning)
+    # A batch job has no checkpoint: an older version is done.
+    commit(zk, request(20, (2, 0, 9), app="app", query_id="batch"))
+    made = outcome(zk, request(19, (23, 0, 1), run="run-2", query_id="batch"))
+    assert isinstance(made, AlreadyDone)
+    assert "batch 20 is committed; its 2 rows were not compared" in made.result.warning
 
 
 def test_step_3_an_unregistered_ledger_is_refused(zk: ModelZooKeeper) -> None:

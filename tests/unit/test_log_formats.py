@@ -59,10 +59,12 @@ APPLICATION = Application(
     retired_runs=("r-1", "r-2"),
     in_use=MappingProxyType({900: 17, 12: 0, 1 << 40: 3_000_000}),
     anonymous=True,
+    rows=150,
+    query_batch_id=7,
 )
 APPLICATION_HEX = (
     "0801120f74c3a4676c6963682f696d706f72741a03712d3120292a03722d333203722d313203722d323a0a880eef0de8ffff"
-    "ffff3f42061100c08db701488080b3c19c33506458fa016001"
+    "ffff3f42061100c08db701488080b3c19c33506458fa0160016896017007"
 )
 
 REGISTRATION = Registration(0, 1_760_000_000_000)

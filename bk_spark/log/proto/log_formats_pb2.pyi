@@ -122,7 +122,7 @@ class SegmentPage(_message.Message):
     def __init__(self, format_version: _Optional[int] = ..., log_id: _Optional[bytes] = ..., number: _Optional[int] = ..., base_offset: _Optional[int] = ..., base_time_ms: _Optional[int] = ..., open_tail: bool = ..., ledger_id_deltas: _Optional[_Iterable[int]] = ..., ledger_first_entries: _Optional[_Iterable[int]] = ..., entries: _Optional[_Iterable[int]] = ..., ledger_index_deltas: _Optional[_Iterable[int]] = ..., gap_position_deltas: _Optional[_Iterable[int]] = ..., gap_entries: _Optional[_Iterable[int]] = ..., rows_per_entry: _Optional[int] = ..., row_residuals: _Optional[_Iterable[int]] = ..., bytes_per_row: _Optional[int] = ..., byte_residuals: _Optional[_Iterable[int]] = ..., time_run_repeats: _Optional[_Iterable[int]] = ..., time_run_deltas_ms: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Application(_message.Message):
-    __slots__ = ("format_version", "app", "query_id", "batch_id", "run", "retired_runs", "in_use_ledger_deltas", "in_use_last_entries", "commit_time_ms", "start_offset", "end_offset", "anonymous")
+    __slots__ = ("format_version", "app", "query_id", "batch_id", "run", "retired_runs", "in_use_ledger_deltas", "in_use_last_entries", "commit_time_ms", "start_offset", "end_offset", "anonymous", "rows", "query_batch_id")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     APP_FIELD_NUMBER: _ClassVar[int]
     QUERY_ID_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +135,8 @@ class Application(_message.Message):
     START_OFFSET_FIELD_NUMBER: _ClassVar[int]
     END_OFFSET_FIELD_NUMBER: _ClassVar[int]
     ANONYMOUS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    QUERY_BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     app: str
     query_id: str
@@ -147,7 +149,9 @@ class Application(_message.Message):
     start_offset: int
     end_offset: int
     anonymous: bool
-    def __init__(self, format_version: _Optional[int] = ..., app: _Optional[str] = ..., query_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., run: _Optional[str] = ..., retired_runs: _Optional[_Iterable[str]] = ..., in_use_ledger_deltas: _Optional[_Iterable[int]] = ..., in_use_last_entries: _Optional[_Iterable[int]] = ..., commit_time_ms: _Optional[int] = ..., start_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., anonymous: bool = ...) -> None: ...
+    rows: int
+    query_batch_id: int
+    def __init__(self, format_version: _Optional[int] = ..., app: _Optional[str] = ..., query_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., run: _Optional[str] = ..., retired_runs: _Optional[_Iterable[str]] = ..., in_use_ledger_deltas: _Optional[_Iterable[int]] = ..., in_use_last_entries: _Optional[_Iterable[int]] = ..., commit_time_ms: _Optional[int] = ..., start_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., anonymous: bool = ..., rows: _Optional[int] = ..., query_batch_id: _Optional[int] = ...) -> None: ...
 
 class Registration(_message.Message):
     __slots__ = ("format_version", "last_committed_entry", "condemned_time_ms")

@@ -235,10 +235,12 @@ class StreamRun:
 
     def _lose_last_commit(self) -> None:
         checkpoint = Path(self._settings.checkpoint)
-        if committed(checkpoint):
-            self._timeline.note("plan", f"commit {forget_last_commit(checkpoint)} is gone")
+        application = self._application()
+        if committed(checkpoint) and application is not None:
+            lost = forget_last_commit(checkpoint, application.batch_id)
+            self._timeline.note("plan", f"commit {lost} is gone")
         else:
-            self._timeline.note("plan", "there was none")
+            self._timeline.note("plan", "there was none, or ZooKeeper does not say what is in the log")
 
     def _committed(self) -> int:
         """The last batch in the log; -1 for none, or while ZooKeeper does not say."""

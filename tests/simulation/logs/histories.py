@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from random import Random
 from types import ModuleType
@@ -54,6 +54,7 @@ class Result:
     deleted: int = 0
     read_segments: int = 0
     chores: int = 0
+    strays: int = 0
 
     def add(self, other: Result) -> None:
         for name in self.__slots__:
@@ -189,15 +190,27 @@ class History:
 
     def _start(self, query: Query) -> None:
         name = query.app if len(query.app) < 30 else query.app[:8]
-        driver = Driver(self.world, f"{name}/r{len(query.runs)}", query)
+        run = f"stray{self.result.strays}" if query.stray else f"r{len(query.runs)}"
+        driver = Driver(self.world, f"{name}/{run}", query)
         driver.speculation = self.random.choice([0.0, 0.0, 0.3])
         driver.task_kills = self.random.choice([0.0, 0.0, 0.1])
         if self.world.healed:
             driver.speculation = driver.task_kills = 0.0
         if query.runs[:-1] and self.random.random() < 0.3:
-            # Somebody deleted the newest file of the checkpoint's commits.
-            query.noted = max(-1, query.noted - 1)
+            query.lose_last_commit()
         self.world.add(driver)
+
+    def _stray(self, query: Query) -> None:
+        """Somebody starts the query from an old copy of its checkpoint, or from a new one, under its name."""
+        committed = self.world.watch.application(query.paths, query.app)
+        if committed is None:
+            return
+        set_back = committed.batch_id - 2 - self.random.randint(0, 2)
+        if set_back < -1 or self.random.random() < 0.5:
+            self._start(replace(query, noted=-1, begun=-1, checkpoint="new one", stray=True, runs=[]))
+        else:
+            self._start(replace(query, noted=set_back, begun=set_back, stray=True, runs=[]))
+        self.result.strays += 1
 
     # --- what happens ---
 
@@ -255,7 +268,11 @@ class History:
             return
         queries = [query for query in self.queries if len(query.runs) < MOST_RUNS and self._wants_a_run(query)]
         if queries:
-            self._start(self.random.choice(queries))
+            query = self.random.choice(queries)
+            if self.random.random() < 0.1:
+                self._stray(query)
+            else:
+                self._start(query)
 
     def _wants_a_run(self, query: Query) -> bool:
         return not query.anonymous and not query.finished and query.runs[-1].ended != "refused"

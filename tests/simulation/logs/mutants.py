@@ -131,6 +131,17 @@ def batches_are_not_looked_for(stack: ExitStack) -> None:
     stack.enter_context(patch.object(commit, "is_done", lambda application, request, log_name: False))
 
 
+def a_set_back_checkpoint_counts_as_done(stack: ExitStack) -> None:
+    """Whatever a query has committed before is taken for Spark's repetition (F2)."""
+    stack.enter_context(patch.object(applications, "_check_not_set_back", lambda *_: None))
+
+
+def all_queries_count_as_one(stack: ExitStack) -> None:
+    """As batch writes of foreachBatch did: a constant stands for the query's id, and nothing for its batch (F1)."""
+    stack.enter_context(patch.object(streaming.Query, "query_id", "batch"))
+    a_set_back_checkpoint_counts_as_done(stack)
+
+
 def ranges_are_not_compared(stack: ExitStack) -> None:
     """Neither batches nor entries that are in the log already are looked for."""
     batches_are_not_looked_for(stack)

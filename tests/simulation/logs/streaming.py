@@ -33,6 +33,7 @@ from bk_spark.log.steps import (
     Transact,
 )
 from bk_spark.protocol.errors import (
+    BatchRefusedError,
     BookieUnavailableError,
     LedgerRefusedError,
     LogReplacedError,
@@ -60,7 +61,7 @@ FAILURES = (
     OutcomeUnknownError,
 )
 #: With these it is over.
-REFUSALS = (RunRetiredError, NoSuchLogError, LogReplacedError)
+REFUSALS = (RunRetiredError, BatchRefusedError, NoSuchLogError, LogReplacedError)
 
 
 @dataclass(eq=False)
@@ -70,8 +71,9 @@ class Query:
     paths: LogPaths
     app: str
     batches: int
-    #: The last batch noted as done in the checkpoint.
+    #: The last batch noted as done in the checkpoint, and the last one that is noted as begun. Spark repeats that.
     noted: int = -1
+    begun: int = -1
     #: A batch write: one batch, its application a name drawn for it.
     anonymous: bool = False
     overwrite: bool = False
@@ -80,11 +82,25 @@ class Query:
     fence_tail: bool = False
     workers: int = 2
     roll_entries: int = 1_000
+    #: With option skipCommittedBatches.
+    skip_committed: bool = False
+    #: More than a name: whose checkpoint it is.
+    checkpoint: str = "checkpoint"
+    #: No batch of it may be taken, nor be told done: it has an old checkpoint, or a new one under an old name.
+    stray: bool = False
     runs: list[Driver] = field(default_factory=list)
 
     @property
     def query_id(self) -> str:
-        return f"query of {self.app}"
+        return f"query of {self.app}, {self.checkpoint}"
+
+    @property
+    def next_batch(self) -> int:
+        return self.begun if self.begun > self.noted else self.noted + 1
+
+    def lose_last_commit(self) -> None:
+        """Somebody deletes the newest file of the checkpoint's commits."""
+        self.noted = max(-1, self.noted - 1)
 
     @property
     def finished(self) -> bool:
@@ -147,6 +163,7 @@ class Worker(Actor):
                     task.batch_id,
                     task.partition,
                     tuple(ranges),
+                    task.batch_id,
                 )
             self.tasks.remove(task)
 
@@ -241,7 +258,8 @@ class Driver(Actor):
     def script(self) -> Script:
         query = self.query
         try:
-            for batch_id in range(query.noted + 1, query.batches):
+            for batch_id in range(query.next_batch, query.batches):
+                query.begun = max(query.begun, batch_id)
                 yield from self._batch(batch_id)
                 query.noted = max(query.noted, batch_id)
         except TaskFailedError as error:
@@ -275,16 +293,12 @@ class Driver(Actor):
                 mine.append(self._start_task(batch_id, run, partition, rows))
             messages.append(ready[0])
         self.world.random.shuffle(messages)
-        request = CommitRequest(
-            query.paths.log_id,
-            query.app,
-            run,
-            query.query_id,
-            batch_id,
-            tuple(messages),
+        request = CommitRequest.from_messages(
+            messages,
             overwrite=query.overwrite,
             anonymous=query.anonymous,
             fence_tail=query.fence_tail,
+            skip_committed=query.skip_committed,
         )
         yield from self._commit(request)
 
@@ -301,6 +315,10 @@ class Driver(Actor):
             except FAILURES as error:
                 self._check_error(request, error)
                 raise
+        require(
+            not self.query.stray,
+            f"{self.name}, of {request.query_id}, was told that batch {request.batch_id} is {result.status.value}",
+        )
         self.results.append(result)
         self.world.tell(self.name, f"batch {request.batch_id}", result.status.value)
         self.world.watch.committed(paths, request.app, request.batch_id, result.start_offset, result.end_offset)

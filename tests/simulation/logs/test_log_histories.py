@@ -25,7 +25,7 @@ MOST_SEEDS = 400
 
 
 @pytest.mark.parametrize("first", range(0, HISTORIES, PORTION))
-def test_l1_s1_s2_s3_histories_of_logs(first: int) -> None:
+def test_f1_f2_l1_s1_s2_s3_histories_of_logs(first: int) -> None:
     summary = runner.play_all(range(first, first + PORTION), jobs=2, kind="logs")
     assert not summary.failures, "\n\n".join(summary.failures)
     # Histories in which nothing happens would prove nothing.
@@ -41,6 +41,7 @@ def test_l1_s1_s2_s3_histories_of_logs(first: int) -> None:
     for name in ("zombies", "lost_replies", "kills", "rolls", "fenced"):
         assert getattr(result, name) > PORTION / 10, name
     assert result.moved_pages > 0
+    assert result.strays > PORTION / 50
 
 
 def test_nothing_befalls_a_run_that_begins_after_everything_healed() -> None:
@@ -75,6 +76,7 @@ INDEX = Focus(
     queries=2, log_writers=0, reapers=1, movers=2, truncators=0, deleters=0, small_pages=True, ledger_faults=0.1
 )
 CROWD = Focus(queries=2, log_writers=2, reapers=0, movers=0, truncators=3, deleters=0, small_pages=False)
+STRAYS = Focus(queries=2, log_writers=0, reapers=0, movers=0, truncators=0, deleters=0, small_pages=False)
 WRITERS = Focus(queries=1, log_writers=3, reapers=1, movers=0, truncators=0, deleters=0, small_pages=False)
 
 
@@ -95,6 +97,8 @@ MUTANTS = [
     Mutant(mutants.the_run_is_not_checked, REAPER),
     Mutant(mutants.batches_are_not_looked_for),
     Mutant(mutants.ranges_are_not_compared),
+    Mutant(mutants.a_set_back_checkpoint_counts_as_done, STRAYS),
+    Mutant(mutants.all_queries_count_as_one, STRAYS),
     Mutant(mutants.messages_are_taken_as_they_come),
     Mutant(mutants.the_open_tail_is_dropped, WRITERS),
     # A page cannot hold times that go back.

@@ -1,7 +1,8 @@
-"""Named scenarios of Spark and logs, S1 to S3 and S5: each in every window that it can fall into."""
+"""Named scenarios of Spark and logs, F1, F2, S1 to S3 and S5: each in every window that it can fall into."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -44,11 +45,11 @@ def test_s1_the_driver_dies_after_its_commit_took_effect(batch: int, commits_fil
     assert committed is not None
     assert (committed.batch_id, query.noted) == (batch - 1, batch - 2), "it took effect, and nothing was noted"
     if commits_file_deleted:
-        query.noted = max(-1, query.noted - 1)
+        query.lose_last_commit()
     second = go(world, start_run(query, world))
     assert second.ended == "finished"
     done = [result.status for result in second.results]
-    assert done.count(CommitStatus.ALREADY_DONE) == (2 if commits_file_deleted and batch > 1 else 1)
+    assert done.count(CommitStatus.ALREADY_DONE) == 1
     all_there(world, query)
     maintain(world)
     assert world.watch.left_over(world.paths, retired_only=True) == []
@@ -73,6 +74,43 @@ def test_s1_a_commit_that_raised_may_have_taken_effect(fate: str) -> None:
         world.zk.deliver_late(world.random)
     assert second.ended == "finished"
     all_there(world, query)
+
+
+# --- F1, F2 -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("foreach_batch", [False, True])
+@pytest.mark.parametrize("back", range(1, 6))
+def test_f2_a_checkpoint_that_was_set_back(back: int, foreach_batch: bool) -> None:
+    """By one batch that is what Spark may do itself; further back it is refused, but on demand."""
+    world = new_world()
+    query = start_query(world, batches=5, foreach_batch=foreach_batch)
+    assert go(world, start_run(query, world)).ended == "finished"
+    before = world.watch.application(world.paths, "app")
+    query.noted = query.begun = 4 - back
+    second = go(world, start_run(query, world))
+    if back > 1:
+        assert second.ended == "refused"
+        (error,) = [how for _, who, what, how in world.trace if (who, what) == (second.name, "error")]
+        assert f"committed its batch 4 for application 'app', and now offers batch {5 - back}" in str(error)
+        query.skip_committed = True
+        second = go(world, start_run(query, world))
+    assert second.ended == "finished"
+    assert [result.status for result in second.results] == [CommitStatus.ALREADY_DONE] * back
+    assert world.watch.application(world.paths, "app") == before
+    all_there(world, query)
+
+
+@pytest.mark.parametrize("foreach_batch", [False, True])
+def test_f1_a_new_checkpoint_under_an_old_name(foreach_batch: bool) -> None:
+    world = new_world()
+    query = start_query(world, batches=5, foreach_batch=foreach_batch)
+    assert go(world, start_run(query, world)).ended == "finished"
+    for checkpoint, skip in (("new one", False), ("another", True)):
+        query = replace(query, checkpoint=checkpoint, noted=-1, begun=-1, skip_committed=skip)
+        assert go(world, start_run(query, world)).ended == "refused"
+        errors = [how for _, _, what, how in world.trace if what == "error"]
+        assert "A query with a new checkpoint needs a name of its own" in str(errors[-1])
 
 
 # --- S2 ---------------------------------------------------------------------------------------------
