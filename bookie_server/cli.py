@@ -20,9 +20,9 @@ from typing import Final, NoReturn
 
 from bk_spark.bookie.cluster_init import init_cluster
 from bk_spark.bookie.zookeeper import ZooKeeper
-from bk_spark.protocol.errors import BookKeeperError, CallerError, CorruptFileError
+from bk_spark.protocol.errors import BookKeeperError, CallerError, CorruptFileError, InvalidArgumentError
 from bk_spark.protocol.metadata_uri import MetadataServiceUri
-from bookie_server.local import DEFAULT_BOOKIES, LocalCluster
+from bookie_server.local import DEFAULT_BOOKIES, MAX_BOOKIES, LocalCluster
 
 #: How often a waiting ``local`` looks whether its servers still run.
 _WATCH_S: Final = 1.0
@@ -95,6 +95,10 @@ class _StopRequestedError(BaseException):
 
 
 def _local(arguments: argparse.Namespace) -> int:
+    if arguments.bookies is not None and arguments.bookies < 1:
+        raise InvalidArgumentError(
+            f"--bookies must be from 1 to {MAX_BOOKIES}, not {arguments.bookies}: without one nothing can be written"
+        )
     cluster = LocalCluster(
         arguments.dir,
         bookies=arguments.bookies,

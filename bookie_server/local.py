@@ -40,7 +40,7 @@ from bookie_server.local_zookeeper import LocalZooKeeper, wait_ensemble
 _LOG = logging.getLogger(__name__)
 
 DEFAULT_BOOKIES: Final = 3
-_MAX_BOOKIES: Final = 64
+MAX_BOOKIES: Final = 64
 _ENSEMBLE_SIZES: Final = (1, 3)
 
 
@@ -80,8 +80,8 @@ class LocalCluster:
         start_timeout_ms: int = 60_000,
     ) -> None:
         """Raises :class:`InvalidArgumentError` for values that no cluster could have."""
-        if bookies is not None and not 0 <= bookies <= _MAX_BOOKIES:
-            raise InvalidArgumentError(f"bookies must be from 0 to {_MAX_BOOKIES}, not {bookies}")
+        if bookies is not None and not 0 <= bookies <= MAX_BOOKIES:
+            raise InvalidArgumentError(f"bookies must be from 0 to {MAX_BOOKIES}, not {bookies}")
         if zookeepers is not None and zookeepers not in _ENSEMBLE_SIZES:
             raise InvalidArgumentError(f"zookeepers must be 1 or 3, not {zookeepers}")
         if not root.startswith("/") or root.endswith("/"):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import datetime
 import enum
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -106,7 +108,7 @@ def open_list(client: BlockingClient, options: argparse.Namespace) -> Log:
 def wrong_password(options: argparse.Namespace) -> UnauthorizedError:
     given = options.password_file
     what = "the log has a password" if given is None else f"{given} does not hold its password"
-    return UnauthorizedError(f"log {options.name}: {what}: put --password-file with the right one before log")
+    return UnauthorizedError(f"log {options.name}: {what}: give the right one with --password-file")
 
 
 def iso_time(time_ms: int) -> str:
@@ -117,6 +119,25 @@ def iso_time(time_ms: int) -> str:
 
 def print_json(value: object) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_json_line(value: object) -> None:
+    """As one of many, to the same buffer as entries."""
+    sys.stdout.buffer.write(json.dumps(value, ensure_ascii=False, default=_plain).encode() + b"\n")
+
+
+def json_value(payload: bytes | memoryview) -> dict[str, str]:
+    """``value`` where the payload is UTF-8 text, else ``value_base64``."""
+    data = bytes(payload)
+    try:
+        return {"value": data.decode()}
+    except UnicodeDecodeError:
+        return {"value_base64": base64.b64encode(data).decode()}
+
+
+def _plain(value: object) -> str:
+    """Bytes as hexadecimal digits, all else that JSON does not know (dates, decimals) as Python writes it."""
+    return value.hex() if isinstance(value, bytes) else str(value)
 
 
 def print_facts(facts: Mapping[str, object]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, Final
 
+from bk_spark.bkctl import consent
 from bk_spark.bkctl.common import (
     ExitStatus,
     argument,
@@ -15,6 +16,7 @@ from bk_spark.bkctl.common import (
     print_json,
     wrong_password,
 )
+from bk_spark.bkctl.consent import Dropped
 from bk_spark.bkctl.log_show import policy_record
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.client import DEFAULT_QUORUM
@@ -23,7 +25,7 @@ from bk_spark.log.formats import Policy
 from bk_spark.log.settings import EntryFormat, LogSettings
 from bk_spark.log.store import LogStore
 from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.errors import InvalidArgumentError, UnauthorizedError
+from bk_spark.protocol.errors import UnauthorizedError
 from bk_spark.protocol.quorum import Quorum
 
 _MAX: Final = (1 << 63) - 1
@@ -56,6 +58,7 @@ def add_commands(log: Any) -> None:
     truncate.add_argument(
         "offset", type=offset, metavar="OFFSET", help="the log's end drops everything; one beyond it is refused"
     )
+    consent.add_options(truncate)
     truncate.set_defaults(run=_truncate)
 
     retention = log.add_parser("retention", help="show or set what maintenance keeps of a log")
@@ -66,13 +69,13 @@ def add_commands(log: Any) -> None:
     retention.add_argument(
         "--size", type=_or_all(size(1, _MAX)), metavar="BYTES", help="such as 500m or 20g; all: without limit"
     )
-    retention.add_argument("--apply", action="store_true", help="truncate now; else the next maintenance does")
-    retention.add_argument("--json", action="store_true", help="as JSON")
+    retention.add_argument("--apply", action="store_true", help="drop now; else the next maintenance does")
+    consent.add_options(retention)
     retention.set_defaults(run=_retention)
 
     delete = log.add_parser("delete", help="delete a log and its ledgers, or finish a deletion that stopped")
     delete.add_argument("name")
-    delete.add_argument("--yes", action="store_true", help="without it nothing is deleted")
+    consent.add_options(delete)
     delete.set_defaults(run=_delete)
 
 
@@ -85,59 +88,93 @@ def _create(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     quorum = Quorum(options.ensemble_size, options.write_quorum_size, options.ack_quorum_size)
     settings = LogSettings.create(quorum, DigestType[options.digest_type], EntryFormat.RAW, password(options))
     log = LogStore.of(client, options.log_root).create_log(options.name, settings)
-    print(f"made log {log.name}  ({log.log_id})")
+    if options.json:
+        print_json({"name": log.name, "log_id": log.log_id})
+    else:
+        print(f"made log {log.name}  ({log.log_id})")
     return ExitStatus.OK
 
 
 def _append_ledger(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     offsets = open_log(client, options).append_ledger(options.ledger_id)
-    print(f"appended {len(offsets)} entries: offsets {offsets.start} to {offsets.stop}")
+    if options.json:
+        print_json({"start_offset": offsets.start, "end_offset": offsets.stop})
+    else:
+        print(f"appended {len(offsets)} entries: offsets {offsets.start} to {offsets.stop}")
     return ExitStatus.OK
 
 
 def _truncate(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     log = open_log(client, options)
-    before = log.snapshot().first_offset
-    after = log.truncate(options.offset)
-    print(f"the log begins at offset {after}: {max(0, after - before)} entries dropped")
+    dropped = Dropped.by_beginning_at(log.snapshot(), log.truncate(options.offset, dry_run=True))
+    if not options.dry_run and dropped.entries:
+        consent.require(options, f"log {log.name}: {dropped} would be dropped, for good")
+        log.truncate(options.offset)
+    if options.json:
+        print_json({"dry_run": options.dry_run, "first_offset": dropped.end, "dropped": dropped.record()})
+    elif options.dry_run:
+        print(f"the log would begin at offset {dropped.end}: {dropped} would be dropped")
+    else:
+        print(f"the log begins at offset {dropped.end}: {dropped.entries} entries dropped")
     return ExitStatus.OK
 
 
 def _retention(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     changes = options.time is not None or options.size is not None
-    log = open_log(client, options) if changes or options.apply else open_list(client, options)
+    looks_on = not (changes or options.apply or options.dry_run)
+    log = open_list(client, options) if looks_on else open_log(client, options)
     policy = log.policy()
     if changes:
         policy = Policy(
             policy.retention_time_ms if options.time is None else options.time,
             policy.retention_size_bytes if options.size is None else options.size,
         )
-        log.set_policy(policy)
-    first_offset = log.apply_retention() if options.apply else log.snapshot().first_offset
+    snapshot = log.snapshot()
+    first_offset = snapshot.first_offset
+    record: dict[str, Any] = {}
+    if not looks_on:
+        dropped = Dropped.by_beginning_at(snapshot, log.apply_retention(policy, dry_run=True))
+        record = {"dry_run": options.dry_run, "dropped" if options.apply else "to_drop": dropped.record()}
+        if not options.dry_run:
+            if dropped.entries:
+                # Without --apply maintenance does it, minutes later.
+                consent.require(options, f"log {log.name}: {dropped} would be dropped, for good")
+            if changes:
+                log.set_policy(policy)
+            if options.apply:
+                first_offset = log.apply_retention()
     if options.json:
-        print_json(policy_record(policy) | {"first_offset": first_offset})
-    else:
-        print(f"time    {f'{policy.retention_time_ms} ms' if policy.retention_time_ms else 'all'}")
-        print(f"size    {f'{policy.retention_size_bytes} bytes' if policy.retention_size_bytes else 'all'}")
-        print(f"begins  {first_offset}")
+        print_json(policy_record(policy) | {"first_offset": first_offset} | record)
+        return ExitStatus.OK
+    print(f"time    {f'{policy.retention_time_ms} ms' if policy.retention_time_ms else 'all'}")
+    print(f"size    {f'{policy.retention_size_bytes} bytes' if policy.retention_size_bytes else 'all'}")
+    print(f"begins  {first_offset}")
+    if options.dry_run:
+        print(f"would drop {dropped}")
     return ExitStatus.OK
 
 
 def _delete(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     store = LogStore.of(client, options.log_root)
-    if not options.yes:
+    if options.dry_run or not options.yes:
         if options.name not in store.list_logs(deleted=True):
             snapshot = store.open_log(options.name).snapshot()
             what = f"offsets {snapshot.first_offset} to {snapshot.next_offset}"
         else:
             what = "its deletion has begun"
-        raise InvalidArgumentError(
-            f"log {options.name} ({what}) would be deleted with its ledgers, for good: give --yes to do so"
-        )
+        loss = f"log {options.name} ({what}) would be deleted with its ledgers, for good"
+        if options.dry_run:
+            print_json({"dry_run": True, "name": options.name, "what": what}) if options.json else print(loss)
+            return ExitStatus.OK
+        consent.require(options, loss)
     try:
         report = store.delete_log(options.name, password(options))
     except UnauthorizedError as error:
         raise wrong_password(options) from error
+    if options.json:
+        deleted = {"name": options.name, "ledgers": report.ledgers, "not_fenced": report.not_fenced}
+        print_json({"dry_run": False} | deleted)
+        return ExitStatus.OK
     print(f"deleted log {options.name} and {report.ledgers} ledgers")
     if report.not_fenced:
         print(f"not fenced, for lack of bookies: ledgers {', '.join(map(str, report.not_fenced))}")

@@ -8,9 +8,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+from bk_spark.bkctl import consent
 from bk_spark.bkctl.common import ExitStatus, argument, open_log, print_json
+from bk_spark.bkctl.consent import Dropped
+from bk_spark.bkctl.progress import Progress
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.datasource.option_values import duration
+from bk_spark.log.log import Log
 from bk_spark.log.maintenance import MaintenanceReport
 from bk_spark.log.reap_rules import ReapLimits
 from bk_spark.log.reaper import ReapReport
@@ -29,14 +33,13 @@ def add_commands(log: Any) -> None:
     )
     verify.add_argument("name")
     verify.add_argument("--no-entries", action="store_true", help="do not read the entries, which takes longest")
-    verify.add_argument("--json", action="store_true", help="as JSON")
     verify.set_defaults(run=_verify)
 
     gc = log.add_parser(
         "gc", help="maintenance, now: retention, moving old pages out of ZooKeeper, deleting ledgers nothing refers to"
     )
     gc.add_argument("name")
-    gc.add_argument("--dry-run", action="store_true", help="change nothing, tell what would be condemned and deleted")
+    consent.add_options(gc)
     gc.add_argument(
         "--orphan-retention",
         type=argument(duration(0, _MAX_MS)),
@@ -51,26 +54,27 @@ def add_commands(log: Any) -> None:
         metavar="DURATION",
         help="from a ledger's condemnation to its deletion, for who reads it (1h)",
     )
-    gc.add_argument("--json", action="store_true", help="as JSON")
     gc.set_defaults(run=_gc)
 
 
 def _verify(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     log = open_log(client, options)
-    verification = Verification(log, read_entries=not options.no_entries)
     problems: list[Problem] = []
     found: Counter[str] = Counter()
-    for problem in verification.problems():
-        found[problem.kind.value] += 1
-        if not options.json:
-            # As they are found: to read all entries may take long.
-            print(
-                f"{problem.kind.value}\toffsets {problem.start} to {problem.end}\tledger {problem.ledger_id}\t"
-                f"{problem.detail}",
-                flush=True,
-            )
-        elif len(problems) < _MAX_IN_JSON:
-            problems.append(problem)
+    with Progress() as progress:
+        verification = Verification(log, read_entries=not options.no_entries, on_progress=progress.update)
+        for problem in verification.problems():
+            found[problem.kind.value] += 1
+            if not options.json:
+                # As they are found: to read all entries may take long.
+                progress.clear()
+                print(
+                    f"{problem.kind.value}\toffsets {problem.start} to {problem.end}\tledger {problem.ledger_id}\t"
+                    f"{problem.detail}",
+                    flush=True,
+                )
+            elif len(problems) < _MAX_IN_JSON:
+                problems.append(problem)
     counts = verification.counts
     if options.json:
         print_json(
@@ -92,7 +96,18 @@ def _verify(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
 def _gc(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     log = open_log(client, options)
     limits = ReapLimits(orphan_retention_ms=options.orphan_retention, delete_grace_ms=options.delete_grace)
-    report = log.maintain(force=True, dry_run=options.dry_run, limits=limits)
+    with Progress() as progress:
+
+        def tell(done: int, total: int, condemned: int, deleted: int) -> None:
+            counts = f", {condemned} ledgers condemned, {deleted} deleted"
+            progress.update("applications", done, total, counts)
+
+        if not (options.yes or options.dry_run):
+            loss = _loss(log, log.maintain(dry_run=True, limits=limits, on_progress=tell))
+            progress.clear()
+            if loss:
+                consent.require(options, f"log {log.name}: {loss}, for good")
+        report = log.maintain(force=True, dry_run=options.dry_run, limits=limits, on_progress=tell)
     reaped = report.reaped or ReapReport(complete=False)
     failed = (*report.failed, *reaped.failed)
     if options.json:
@@ -114,6 +129,19 @@ def _gc(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     else:
         _print_maintenance(report, reaped, failed)
     return ExitStatus.PROBLEMS_FOUND if failed else ExitStatus.OK
+
+
+def _loss(log: Log, report: MaintenanceReport) -> str:
+    """What a round would take from the log or its ledgers; nothing as an empty text."""
+    reaped = report.reaped or ReapReport()
+    dropped = Dropped.by_beginning_at(log.snapshot(), report.first_offset or 0)
+    parts = []
+    if dropped.entries:
+        parts.append(f"{dropped} would be dropped by its retention")
+    if reaped.condemned or reaped.deleted:
+        counts = f"{len(reaped.condemned)} ledgers would be condemned, {len(reaped.deleted)} deleted"
+        parts.append(f"{counts}, which nothing refers to")
+    return "; ".join(parts)
 
 
 def _print_maintenance(report: MaintenanceReport, reaped: ReapReport, failed: Sequence[tuple[str, str]]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import uuid
 from collections.abc import Generator, Iterator
@@ -12,7 +11,16 @@ from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
 
-from bk_spark.bkctl.common import ExitStatus, iso_time, offset, open_log, print_json, unix_time_ms
+from bk_spark.bkctl.common import (
+    ExitStatus,
+    iso_time,
+    json_value,
+    offset,
+    open_log,
+    print_json,
+    print_json_line,
+    unix_time_ms,
+)
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.log.log import Log
 from bk_spark.log.message import CommitMessage, CommitRequest, LedgerRange
@@ -50,7 +58,6 @@ def add_commands(log: Any) -> None:
     append.add_argument("--app", metavar="NAME", help="with --batch: appended once, however often it is asked for")
     append.add_argument("--batch", type=offset, metavar="N", help="must grow from one batch of the --app to the next")
     append.add_argument("--fence-tail", action="store_true", help="end a log writer that holds the tail open")
-    append.add_argument("--json", action="store_true", help="the result as JSON")
     append.set_defaults(run=_append)
 
 
@@ -66,9 +73,18 @@ def _read(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
             payloads = block.payloads.part(0, min(left, len(block)))
             left -= len(payloads)
             for entry_offset, payload in enumerate(payloads, block.base_offset):
-                prefix = f"{entry_offset}\t{iso_time(block.commit_time_ms)}\t".encode() if options.offsets else b""
-                for line in (payload,) if is_raw else _json_rows(payload, log.name, entry_offset):
-                    out.writelines((prefix, line, b"\n"))
+                at = {"offset": entry_offset, "time": iso_time(block.commit_time_ms)}
+                rows = () if is_raw else _rows(payload, log.name, entry_offset)
+                if options.json:
+                    for record in (json_value(payload),) if is_raw else ({"row": row} for row in rows):
+                        print_json_line(at | record)
+                    continue
+                prefix = "{offset}\t{time}\t".format(**at).encode() if options.offsets else b""
+                if is_raw:
+                    out.writelines((prefix, payload, b"\n"))
+                for row in rows:
+                    out.write(prefix)
+                    print_json_line(row)
             out.flush()
     return ExitStatus.OK
 
@@ -94,19 +110,13 @@ def _blocks(log: Log, options: argparse.Namespace) -> Generator[LogBlock, None, 
         yield from reader.read(start, end)
 
 
-def _json_rows(payload: memoryview, log_name: str, entry_offset: int) -> Iterator[bytes]:
+def _rows(payload: memoryview, log_name: str, entry_offset: int) -> Iterator[dict[str, Any]]:
     try:
         batches = list(pa.ipc.open_stream(payload))
     except pa.ArrowInvalid as error:
         raise CorruptFileError(f"log {log_name}: the entry at offset {entry_offset} is not Arrow ({error})") from error
     for batch in batches:
-        for row in batch.to_pylist():
-            yield json.dumps(row, default=_json_value, ensure_ascii=False).encode()
-
-
-def _json_value(value: object) -> str:
-    """Bytes as hexadecimal digits, all else (dates, decimals) as Python writes it."""
-    return value.hex() if isinstance(value, bytes) else str(value)
+        yield from batch.to_pylist()
 
 
 def _append(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:

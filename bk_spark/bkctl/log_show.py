@@ -35,7 +35,6 @@ Record = dict[str, Any]
 def add_commands(log: Any) -> None:
     list_ = log.add_parser("list", help="names of all logs, one a line")
     list_.add_argument("--long", action="store_true", help="with their offsets, last commit and more, as a table")
-    list_.add_argument("--json", action="store_true", help="all that --long tells, as JSON")
     list_.set_defaults(run=_list)
 
     show = log.add_parser("show", help="offsets, settings, segments, applications, owner of a log")
@@ -48,7 +47,6 @@ def add_commands(log: Any) -> None:
         metavar="DIRECTORY",
         help="the checkpointLocation of a streaming query: how far it has read, and how much there is beyond",
     )
-    show.add_argument("--json", action="store_true", help="as JSON")
     show.set_defaults(run=_show)
 
 

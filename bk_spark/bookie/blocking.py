@@ -21,8 +21,10 @@ from bk_spark.bookie.registry import RegisteredBookie
 from bk_spark.bookie.zookeeper import ZooKeeper
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.entry_block import EntryBlock
+from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Quorum
+from bk_spark.protocol.wire_v3 import BookieInfo
 
 _T = TypeVar("_T")
 
@@ -144,6 +146,9 @@ class BlockingClient:
 
     def bookies(self) -> tuple[RegisteredBookie, ...]:
         return self._run(self._client.bookies())
+
+    def disk_space(self, timeout_ms: int = 5_000) -> dict[str, BookieInfo | BookKeeperError]:
+        return self._run(self._client.disk_space(timeout_ms))
 
     def metadata(self, ledger_id: int) -> LedgerMetadata:
         return self._run(self._client.metadata(ledger_id))

@@ -17,6 +17,7 @@ from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.connection import BookieConnection
 from bk_spark.bookie.connection_base import LedgerConnection
 from bk_spark.bookie.connection_v3 import BookieConnectionV3
+from bk_spark.bookie.disk_space import disk_space
 from bk_spark.bookie.ledger_store import CreateWith
 from bk_spark.bookie.pool import ConnectionPool
 from bk_spark.bookie.range_series import EntryRange, RangeSeries, ReadHandles
@@ -29,10 +30,11 @@ from bk_spark.bookie.write_handle import WriteHandle
 from bk_spark.bookie.zookeeper import ZooKeeper
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.entry_block import EntryBlock
-from bk_spark.protocol.errors import UnauthorizedError
+from bk_spark.protocol.errors import BookKeeperError, UnauthorizedError
 from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bk_spark.protocol.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
+from bk_spark.protocol.wire_v3 import BookieInfo
 
 DEFAULT_QUORUM = Quorum(3, 3, 2)
 
@@ -255,6 +257,13 @@ class Client:
     async def bookies(self) -> tuple[RegisteredBookie, ...]:
         """All bookies that are registered, by id."""
         return await self._started()[0].bookies()
+
+    async def disk_space(self, timeout_ms: int = 5_000) -> dict[str, BookieInfo | BookKeeperError]:
+        """Sizes of the disks of all registered bookies, by id; of one that does not answer, why. Raises
+        MetadataUnavailableError."""
+        bookies = [bookie.bookie_id for bookie in await self.bookies()]
+        assert self._pool_v3 is not None, "the client is not started"
+        return await disk_space(bookies, self._pool_v3, timeout_ms)
 
     async def metadata(self, ledger_id: int) -> LedgerMetadata:
         """The ledger's metadata as ZooKeeper has it. Raises NoSuchLedgerError."""

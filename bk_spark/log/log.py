@@ -21,6 +21,7 @@ from bk_spark.log.page_reader import PageReader
 from bk_spark.log.plan import CommitResult
 from bk_spark.log.reading import decision_steps
 from bk_spark.log.reap_rules import ReapLimits
+from bk_spark.log.reaper import OnReapProgress
 from bk_spark.log.registrations import MakeZnodes, registrar
 from bk_spark.log.retention import SetPolicy, apply_retention, policy_steps
 from bk_spark.log.rolling import RollLimits
@@ -144,10 +145,10 @@ class Log:
         """Store what maintenance is to keep from now on. Raises InvalidArgumentError."""
         self.change(SetPolicy(self._paths, policy))
 
-    def apply_retention(self, *, dry_run: bool = False) -> int:
-        """Truncate what the policy does not ask for (see :mod:`bk_spark.log.retention`); the first offset then. With
-        ``dry_run`` nothing is changed, and the result is where the log would begin."""
-        return apply_retention(self, self._now_ms(), dry_run=dry_run)
+    def apply_retention(self, policy: Policy | None = None, *, dry_run: bool = False) -> int:
+        """Truncate what ``policy`` (default: the stored one) does not ask for, see :mod:`bk_spark.log.retention`; the
+        first offset then. With ``dry_run`` nothing is changed, and the result is where the log would begin."""
+        return apply_retention(self, self.policy() if policy is None else policy, self._now_ms(), dry_run=dry_run)
 
     def append_ledger(self, ledger_id: int) -> range:
         """Append a closed ledger that was not made for this log; the offsets of its entries. The log must be raw, and
@@ -175,7 +176,12 @@ class Log:
         return LogWriter(self, self._now_ms, limits, take_over=take_over)
 
     def maintain(
-        self, *, force: bool = False, dry_run: bool = False, limits: ReapLimits | None = None
+        self,
+        *,
+        force: bool = False,
+        dry_run: bool = False,
+        limits: ReapLimits | None = None,
+        on_progress: OnReapProgress | None = None,
     ) -> MaintenanceReport:
         """Apply retention, move pages into an index ledger, and delete what nothing refers to: one bounded round. Where
         that was begun less than 10 minutes ago nothing is done, unless ``force``. With ``dry_run`` nothing is changed,
@@ -184,7 +190,7 @@ class Log:
         Raises InvalidArgumentError where the log was opened without its password; NoSuchLogError, LogReplacedError;
         MetadataUnavailableError. What is wrong with one part does not keep the others from being done.
         """
-        return maintain(self, self._now_ms, limits, force=force, dry_run=dry_run)
+        return maintain(self, self._now_ms, limits, force=force, dry_run=dry_run, on_progress=on_progress)
 
     def ledger_registrar(self, app: str, run: str) -> LedgerRegistrar:
         """For a writer of ``app`` in ``run``: ledger id -> operations that register the ledger.

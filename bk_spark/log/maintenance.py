@@ -22,7 +22,7 @@ from bk_spark.log.index_move import move_steps
 from bk_spark.log.names import LogPaths
 from bk_spark.log.plan import AlreadyDone, Plan, Readings, write_over
 from bk_spark.log.reap_rules import ReapLimits
-from bk_spark.log.reaper import ReapReport, reap_steps
+from bk_spark.log.reaper import OnReapProgress, ReapReport, reap_steps
 from bk_spark.protocol.errors import BookKeeperError, LogReplacedError, NoSuchLogError
 
 if TYPE_CHECKING:
@@ -86,14 +86,22 @@ class ClaimMaintenance:
 
 
 def maintain(
-    log: Log, now_ms: Callable[[], int], limits: ReapLimits | None, *, force: bool, dry_run: bool
+    log: Log,
+    now_ms: Callable[[], int],
+    limits: ReapLimits | None,
+    *,
+    force: bool,
+    dry_run: bool,
+    on_progress: OnReapProgress | None = None,
 ) -> MaintenanceReport:
     """Body of :meth:`bk_spark.log.log.Log.maintain`."""
-    ledgers = log.ledgers
+    ledger_path = log.ledgers.ledger_path
+
+    def reap() -> ReapReport:
+        return log.run(reap_steps(log.paths, ledger_path, now_ms, limits, dry_run=dry_run, on_progress=on_progress))
+
     if dry_run:
-        begins = log.apply_retention(dry_run=True)
-        reaped = log.run(reap_steps(log.paths, ledgers.ledger_path, now_ms, limits, dry_run=True))
-        return MaintenanceReport(True, begins, reaped=reaped)
+        return MaintenanceReport(True, log.apply_retention(dry_run=True), reaped=reap())
     if not log.change(ClaimMaintenance(log.paths, now_ms(), force=force)):
         return MaintenanceReport(False)
     failed: list[tuple[str, str]] = []
@@ -110,8 +118,8 @@ def maintain(
 
     first_offset = part("retention", log.apply_retention)
     moved_pages = part("moving pages into an index ledger", lambda: _move_pages(log, now_ms))
-    reaped_or_none = part("the reaper", lambda: log.run(reap_steps(log.paths, ledgers.ledger_path, now_ms, limits)))
-    return MaintenanceReport(True, first_offset, moved_pages or 0, reaped_or_none, tuple(failed))
+    reaped = part("the reaper", reap)
+    return MaintenanceReport(True, first_offset, moved_pages or 0, reaped, tuple(failed))
 
 
 def _move_pages(log: Log, now_ms: Callable[[], int]) -> int:

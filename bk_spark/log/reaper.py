@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -44,6 +44,9 @@ _RUNS_AT_ONCE: Final = 16
 _APPENDED_AT_ONCE: Final = 64
 
 _T = TypeVar("_T")
+
+#: Gets how many applications were looked at, of how many, and how many ledgers were condemned and deleted so far.
+OnReapProgress: TypeAlias = Callable[[int, int, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,7 @@ def reap_steps(
     limits: ReapLimits | None = None,
     *,
     dry_run: bool = False,
+    on_progress: OnReapProgress | None = None,
 ) -> Steps[ReapReport]:
     """One round. ``ledger_path`` gives the znode of a ledger's metadata, ``now_ms`` Unix time.
 
@@ -86,7 +90,7 @@ def reap_steps(
     where the list cannot be read: then nothing was done.
     """
     view = yield from view_steps(paths)
-    round_ = _Round(paths, ledger_path, now_ms, limits or ReapLimits(), view, dry_run=dry_run)
+    round_ = _Round(paths, ledger_path, now_ms, limits or ReapLimits(), view, dry_run=dry_run, on_progress=on_progress)
     try:
         yield from round_.reap()
     except MetadataUnavailableError as error:
@@ -102,6 +106,7 @@ class _Round:
     limits: ReapLimits
     view: ListView
     dry_run: bool
+    on_progress: OnReapProgress | None = None
     condemned: list[ReapedLedger] = field(default_factory=list)
     deleted: list[int] = field(default_factory=list)
     waiting: list[int] = field(default_factory=list)
@@ -109,6 +114,7 @@ class _Round:
     failed: list[tuple[str, str]] = field(default_factory=list)
     complete: bool = True
     recoveries_failed: int = 0
+    applications: tuple[int, int] = (0, 0)
 
     def report(self) -> ReapReport:
         return ReapReport(
@@ -124,13 +130,19 @@ class _Round:
     def fail(self, what: str, why: object) -> None:
         self.failed.append((what, str(why)))
 
+    def _tell(self) -> None:
+        if self.on_progress is not None:
+            self.on_progress(*self.applications, len(self.condemned), len(self.deleted))
+
     def reap(self) -> Steps[None]:
         # Where a round cannot do all, the next one must not begin with the same.
         random = Random(self.now_ms())
         looked_at = 0
         app_keys = list((yield from children_steps(self.paths, self.paths.ledgers)))
         random.shuffle(app_keys)
-        for app_key in app_keys:
+        for number, app_key in enumerate(app_keys):
+            self.applications = (number, len(app_keys))
+            self._tell()
             run_keys = list((yield from children_steps(self.paths, self.paths.runs_at(app_key))))
             random.shuffle(run_keys)
             if not Run(app_key, "").is_known:
@@ -191,6 +203,7 @@ class _Round:
             yield from self._recover(run, [*condemned.now])
         if due:
             yield from self._delete(run, due)
+        self._tell()
 
     def _delete(self, run: Run, ledger_ids: Sequence[int]) -> Steps[None]:
         # A dry run does not fence anything.

@@ -80,9 +80,8 @@ def offset_to_keep(snapshot: LogSnapshot, policy: Policy, now_ms: int) -> int:
     return kept
 
 
-def apply_retention(log: Log, now_ms: int, *, dry_run: bool = False) -> int:
+def apply_retention(log: Log, policy: Policy, now_ms: int, *, dry_run: bool = False) -> int:
     """Body of :meth:`bk_spark.log.log.Log.apply_retention`."""
-    policy = log.policy()
     snapshot = log.snapshot()
     kept = offset_to_keep(snapshot, policy, now_ms)
     return log.truncate(kept, dry_run=dry_run) if kept > snapshot.first_offset else snapshot.first_offset

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from bk_spark.protocol.ledger_metadata import LedgerState
 
 if TYPE_CHECKING:
     from bk_spark.log.log import Log
+
+#: Gets what is looked at (``ledgers``, then ``entries``), how many of them so far, and how many there are.
+OnProgress: TypeAlias = Callable[[str, int, int], None]
 
 #: Entries in a row that cannot be read, after which the rest of a segment is left. Each takes some seconds.
 MAX_UNREADABLE_IN_A_ROW: Final = 4
@@ -83,8 +86,9 @@ class Verification:
     """One look at ``log``, which must have been opened with its password. :meth:`problems` may be gone through once;
     ``counts`` tells how much was looked at so far."""
 
-    def __init__(self, log: Log, *, read_entries: bool = True) -> None:
+    def __init__(self, log: Log, *, read_entries: bool = True, on_progress: OnProgress | None = None) -> None:
         self.counts = Counts()
+        self._on_progress = on_progress or (lambda what, done, total: None)
         self._log = log
         self._zk = log.ledgers.client.zookeeper
         self._read_entries = read_entries
@@ -116,10 +120,12 @@ class Verification:
         if self._read_entries:
             for segment in snapshot.segments():
                 if segment.ledger_id in self._ends:
-                    yield from self._entry_problems(segment)
+                    yield from self._entry_problems(segment, snapshot.first_offset)
+                self._looked_at(segment.end_offset - snapshot.first_offset)
 
     def _metadata_problems(self, listed: _Listed) -> Iterator[Problem]:
-        for part in in_parts(listed.ledger_ids, _LEDGERS_AT_ONCE):
+        for number, part in enumerate(in_parts(listed.ledger_ids, _LEDGERS_AT_ONCE)):
+            self._on_progress("ledgers", number * _LEDGERS_AT_ONCE, self.counts.ledgers)
             paths = {ledger_id: self._log.ledgers.ledger_path(ledger_id) for ledger_id in part}
             znodes = self._zk.get_many([*paths.values()])
             for ledger_id, path in paths.items():
@@ -156,7 +162,10 @@ class Verification:
             detail = f"no znode below {paths.ledgers} or {paths.appended} names the ledger"
             yield from _each(Kind.NOT_REGISTERED, listed.segments(ledger_id), detail)
 
-    def _entry_problems(self, segment: Segment) -> Iterator[Problem]:
+    def _looked_at(self, entries: int) -> None:
+        self._on_progress("entries", entries, self.counts.entries)
+
+    def _entry_problems(self, segment: Segment, first_offset: int) -> Iterator[Problem]:
         entry = segment.first_entry
         last = min(entry + segment.entries - 1, self._ends[segment.ledger_id])
         # Where a ledger could not be read before, one more failure is enough.
@@ -166,6 +175,7 @@ class Verification:
                 for block in self._reader(segment.ledger_id).read_blocks(entry, last, known_to_exist=True):
                     entry += len(block)
                     self.counts.entries_read += len(block)
+                    self._looked_at(segment.base_offset + entry - segment.first_entry - first_offset)
                     in_a_row = 0
                     self._given_up.discard(segment.ledger_id)
                 return

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+import bk_spark
 from bk_spark.bkctl import main
+from bk_spark.bkctl.completion import commands_of
+from bk_spark.bkctl.parser import make_parser, parsers_of
 from bk_spark.bookie.blocking import BlockingClient
 from bookie_server.local import LocalCluster
 
@@ -23,9 +30,91 @@ def password_file(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_bookies(cluster: LocalCluster, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--metadata-service-uri", cluster.metadata_service_uri, "bookies"]) == 0
-    assert capsys.readouterr().out.splitlines() == sorted(f"{one.id}\t{one.id}" for one in cluster.bookies)
+def test_bookies_with_state_rack_and_disk(mended_cluster: LocalCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that answers; one that is down; and one that is registered, read-only, and takes connections in silence."""
+    uri = mended_cluster.metadata_service_uri
+    up, _, down = sorted(mended_cluster.bookies, key=lambda one: one.id)
+    command = ["bookies", "--metadata-service-uri", uri, "--rack-znode", "/racks"]
+    racks = {"group": {up.id: {"rack": "/r1"}, down.id: {"rack": "r3"}}}
+    with BlockingClient(uri) as client, socket.create_server(("localhost", 0)) as silent_socket:
+        silent = f"localhost:{silent_socket.getsockname()[1]}"
+        client.zookeeper.create("/racks", json.dumps(racks).encode())
+        client.zookeeper.create(f"/ledgers/available/readonly/{silent}", ephemeral=True)
+        down.kill()
+        while down.id in {one.bookie_id for one in client.bookies()}:
+            time.sleep(0.1)
+        began = time.monotonic()
+        assert main([*command, "--json"]) == 0
+        took_s = time.monotonic() - began
+        records = {record["bookie"]: record for record in json.loads(capsys.readouterr().out)}
+        assert main(command) == 0
+        header, *lines = capsys.readouterr().out.splitlines()
+        client.zookeeper.delete("/racks")
+    assert 5 <= took_s < 15
+    disk = shutil.disk_usage(mended_cluster.directory)
+    found = records[up.id]
+    assert (found["address"], found["state"], found["rack"]) == (up.id, "writable", "/r1")
+    assert found["disk_bytes"] == disk.total
+    assert abs(found["free_bytes"] - disk.free) < disk.total // 10
+    found = records[silent]
+    assert (found["address"], found["state"], found["rack"]) == (silent, "read-only", None)
+    assert (found["disk_bytes"], found["free_bytes"]) == (None, None)
+    assert "no answer within 5000 ms" in found["disk_unknown"]
+    found = records[down.id]
+    assert (found["address"], found["state"], found["rack"]) == (None, "not registered", "/r3")
+    assert (found["disk_bytes"], found["disk_unknown"]) == (None, "the bookie is not registered")
+
+    table = {line.split()[0]: line for line in lines}
+    assert header.split() == ["bookie", "address", "state", "rack", "disk", "free"]
+    assert re.search(r"  writable +/r1 +[\d.]+ GiB  [\d.]+ GiB \(\d+%\)$", table[up.id])
+    assert table[silent].split()[2:] == ["read-only", "unknown", "unknown", "unknown"]
+    assert table[down.id].split()[1:] == ["unknown", "not", "registered", "/r3", "unknown", "unknown"]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_options_of_all_commands_stand_before_or_after_the_command(
+    metadata_service_uri: str,
+    password_file: str,
+    fresh_root: str,
+    before: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("BK_METADATA_SERVICE_URI", raising=False)
+    shared = ["--metadata-service-uri", metadata_service_uri, "--password-file", password_file]
+    shared += ["--log-root", fresh_root, "--json"]
+    for command in (["log", "create", "events"], ["log", "list"]):
+        assert main([*shared, *command] if before else [*command, *shared]) == 0
+    assert '"name": "events"' in capsys.readouterr().out
+    assert main(["log", *shared, "list"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["name"] == "events"
+
+
+def test_the_cluster_comes_from_the_environment_where_no_option_names_it(
+    metadata_service_uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BK_METADATA_SERVICE_URI", metadata_service_uri)
+    assert main(["log", "list"]) == 0
+    monkeypatch.setenv("BK_METADATA_SERVICE_URI", "zk://127.0.0.1:1/nowhere")
+    assert main(["log", "list", "--metadata-service-uri", metadata_service_uri]) == 0
+    monkeypatch.delenv("BK_METADATA_SERVICE_URI")
+    with pytest.raises(SystemExit) as ended:
+        main(["log", "list"])
+    assert ended.value.code == 2
+    assert "Give --metadata-service-uri URI, or set BK_METADATA_SERVICE_URI" in capsys.readouterr().err
+
+
+def test_every_command_takes_json_and_the_options_of_all() -> None:
+    leaves = [one for one in parsers_of(make_parser()) if not commands_of(one)]
+    assert len(leaves) >= 15
+    for leaf in leaves:
+        assert {"--json", "--metadata-service-uri", "--password-file", "--log-root"} <= set(leaf._option_string_actions)
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"bkctl {bk_spark.__version__}\n"
 
 
 def test_ledger(metadata_service_uri: str, password_file: str, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -42,6 +131,26 @@ def test_ledger(metadata_service_uri: str, password_file: str, capsysbinary: pyt
     assert "state       CLOSED" in shown
     assert "last entry  2" in shown
     assert "sesame" not in shown
+    assert main([*common, "ledger", "show", "--json", str(writer.ledger_id)]) == 0
+    record = json.loads(capsysbinary.readouterr().out)
+    assert (record["ledger_id"], record["state"], record["last_entry_id"]) == (writer.ledger_id, "CLOSED", 2)
+    assert "sesame" not in str(record)
+
+
+def test_ledger_entries_as_json_are_one_a_line(
+    metadata_service_uri: str, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    with BlockingClient(metadata_service_uri) as client:
+        writer = client.create()
+        writer.append_many([b"one", "zwölf\n".encode(), b"\xff\x00"])
+        writer.close()
+    command = ["ledger", "read", str(writer.ledger_id), "--json", "--metadata-service-uri", metadata_service_uri]
+    assert main(command) == 0
+    assert [json.loads(line) for line in capsysbinary.readouterr().out.splitlines()] == [
+        {"entry": 0, "value": "one"},
+        {"entry": 1, "value": "zwölf\n"},
+        {"entry": 2, "value_base64": "/wA="},
+    ]
 
 
 def test_errors_are_one_line(metadata_service_uri: str, capsys: pytest.CaptureFixture[str]) -> None:

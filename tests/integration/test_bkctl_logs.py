@@ -16,7 +16,7 @@ from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.zookeeper import SetOp
 from bk_spark.log import CommitMessage, CommitRequest, EntryFormat, LedgerRange, Log, LogSettings, LogStore
 from bk_spark.log.deletion import BeginDeletion
-from bk_spark.log.formats import Owner, Registration, encode_owner, encode_registration
+from bk_spark.log.formats import Owner, Policy, Registration, encode_owner, encode_registration
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import NoSuchLedgerError
 from bk_spark.protocol.quorum import Quorum
@@ -244,24 +244,74 @@ def test_show_without_a_usable_checkpoint(bkctl: Bkctl, log: Log, tmp_path: Path
         assert text in bkctl.fails("show", "events", "--checkpoint", location)
 
 
-def test_truncate_and_retention(bkctl: Bkctl, log: Log) -> None:
-    assert bkctl.ok("truncate", "events", 15).out == "the log begins at offset 10: 10 entries dropped\n"
-    assert bkctl.ok("truncate", "events", 5).out == "the log begins at offset 10: 0 entries dropped\n"
-    assert bkctl.ok("retention", "events", password=False).lines == ["time    all", "size    all", "begins  10"]
-    sizes = [segment.size_bytes for segment in log.snapshot().segments()]
-    shown = bkctl.ok("retention", "events", "--time", "36h", "--size", sizes[-1])
-    assert shown.lines == ["time    129600000 ms", f"size    {sizes[-1]} bytes", "begins  10"]
-    assert bkctl.ok("retention", "events", "--time", "all", "--apply", "--json").json == {
-        "time_ms": 0,
-        "size_bytes": sizes[-1],
-        "first_offset": 20,
-    }
-    assert "password" in bkctl.fails("retention", "events", "--time", "1d", password=False)
-    assert "password" in bkctl.fails("truncate", "events", 30, password=False)
-    assert "log events ends at offset 30: it cannot be truncated up to 99999" in bkctl.fails(
-        "truncate", "events", 99999
+def test_truncate(bkctl: Bkctl, log: Log) -> None:
+    loss = "10 entries (offsets 0 to 10; 1 segments, 10 rows, 50 bytes)"
+    assert bkctl.ok("truncate", "events", 15, "--dry-run").out == (
+        f"the log would begin at offset 10: {loss} would be dropped\n"
     )
+    refused = bkctl.fails("truncate", "events", 15)
+    assert refused == f"bkctl: log events: {loss} would be dropped, for good: give --yes to do so\n"
+    assert log.snapshot().first_offset == 0
+    assert bkctl.ok("truncate", "events", 15, "--yes").out == "the log begins at offset 10: 10 entries dropped\n"
+    # Where nothing goes nobody is asked.
+    assert bkctl.ok("truncate", "events", 5).out == "the log begins at offset 10: 0 entries dropped\n"
+    assert bkctl.ok("truncate", "events", 15, "--json").json["dropped"]["entries"] == 0  # type: ignore[index]
+    for how in ("--yes", "--dry-run"):
+        beyond = bkctl.fails("truncate", "events", 99_999, how)
+        assert "log events ends at offset 30: it cannot be truncated up to 99999" in beyond
+    assert "password" in bkctl.fails("truncate", "events", 30, "--yes", password=False)
+    assert log.snapshot().first_offset == 10
+
+
+def test_retention(bkctl: Bkctl, log: Log) -> None:
+    assert bkctl.ok("retention", "events", password=False).lines == ["time    all", "size    all", "begins  0"]
+    sizes = [segment.size_bytes for segment in log.snapshot().segments()]
+    total = sum(sizes)
+    shown = bkctl.ok("retention", "events", "--time", "36h", "--size", total)
+    assert shown.lines == ["time    129600000 ms", f"size    {total} bytes", "begins  0"]
+    # What would drop rows is asked for, whether now or by the next maintenance, and changes nothing before.
+    tight = ("retention", "events", "--time", "all", "--size", sizes[-1])
+    loss = f"20 entries (offsets 0 to 20; 2 segments, 20 rows, {sizes[0] + sizes[1]} bytes)"
+    for apply in ((), ("--apply",)):
+        assert f"{loss} would be dropped, for good: give --yes to do so" in bkctl.fails(*tight, *apply)
+        assert bkctl.ok(*tight, *apply, "--dry-run").lines[-1] == f"would drop {loss}"
+    assert bkctl.ok("retention", "events").lines[1] == f"size    {total} bytes"
+    assert bkctl.ok(*tight, "--yes").lines == ["time    all", f"size    {sizes[-1]} bytes", "begins  0"]
+    assert "would be dropped" in bkctl.fails("retention", "events", "--apply")
+    applied = bkctl.ok("retention", "events", "--apply", "--yes", "--json").json
+    assert isinstance(applied, dict)
+    assert (applied["time_ms"], applied["size_bytes"], applied["first_offset"]) == (0, sizes[-1], 20)
+    assert applied["dropped"]["entries"] == 20
+    assert bkctl.ok("retention", "events", "--apply").lines[-1] == "begins  20"
+    assert "password" in bkctl.fails("retention", "events", "--time", "1d", password=False)
     assert log.snapshot().first_offset == 20
+
+
+def test_gc_asks_before_retention_drops_rows(bkctl: Bkctl, log: Log) -> None:
+    log.set_policy(Policy(retention_size_bytes=1))
+    assert "20 entries (offsets 0 to 20; 2 segments, 20 rows, " in (refused := bkctl.fails("gc", "events"))
+    assert "would be dropped by its retention, for good: give --yes" in refused
+    assert log.snapshot().first_offset == 0
+    assert "the log would begin at offset 20" in bkctl.ok("gc", "events", "--dry-run").lines
+    assert log.snapshot().first_offset == 0
+    assert "the log begins at offset 20; 0 pages left ZooKeeper" in bkctl.ok("gc", "events", "--yes").lines
+
+
+def test_entries_and_changes_as_json(bkctl: Bkctl, log: Log, client: BlockingClient) -> None:
+    made = bkctl.ok("create", "others", "--json").json
+    assert isinstance(made, dict)
+    assert made["name"] == "others"
+    lines = [json.loads(line) for line in bkctl.ok("read", "events", "--from", 29, "--json").lines]
+    assert [(line["offset"], line["value"]) for line in lines] == [(29, "row 29")]
+    assert lines[0]["time"].endswith("Z")
+    writer = client.create(password=PASSWORD)
+    writer.append_many([b"a", b"b"])
+    writer.close()
+    appended = bkctl.ok("append-ledger", "events", writer.ledger_id, "--json").json
+    assert appended == {"start_offset": 30, "end_offset": 32}
+    assert bkctl.ok("delete", "others", "--dry-run", "--json").json["dry_run"] is True  # type: ignore[index]
+    deleted = bkctl.ok("delete", "others", "--yes", "--json").json
+    assert deleted == {"dry_run": False, "name": "others", "ledgers": 0, "not_fenced": []}
 
 
 def test_append_ledger(bkctl: Bkctl, log: Log, client: BlockingClient) -> None:
@@ -279,6 +329,9 @@ def test_delete_asks(bkctl: Bkctl, log: Log, store: LogStore, client: BlockingCl
         "delete", "events"
     )
     assert "password" in bkctl.fails("delete", "events", "--yes", password=False)
+    assert bkctl.ok("delete", "events", "--dry-run").out == (
+        "log events (offsets 0 to 30) would be deleted with its ledgers, for good\n"
+    )
     assert client.metadata(ledger_id) is not None
     log.change(BeginDeletion(log.paths))
     assert "its deletion has begun" in bkctl.fails("delete", "events")
@@ -333,7 +386,7 @@ def test_verify_finds_holes(bkctl: Bkctl, log: Log, client: BlockingClient, stor
         "not-registered": 1,
     }
     # What is truncated is no hole.
-    bkctl.ok("truncate", "events", 35)
+    bkctl.ok("truncate", "events", 35, "--yes")
     assert bkctl.ok("verify", "events").out == "0 segments in 0 ledgers, 0 entries, 0 of them read: no problems\n"
 
 
@@ -400,6 +453,8 @@ def test_read_an_arrow_log_as_json(bkctl: Bkctl, store: LogStore) -> None:
         {"id": 1, "name": "a", "raw": "01ff"},
         {"id": 2, "name": None, "raw": ""},
     ]
+    (first, _) = [json.loads(line) for line in bkctl.ok("read", "tables", "--json").lines]
+    assert (first["offset"], first["row"]) == (0, {"id": 1, "name": "a", "raw": "01ff"})
     assert "raw logs only" in bkctl.fails("append", "tables", stdin=b"x")
 
 
@@ -408,8 +463,10 @@ def test_gc(bkctl: Bkctl, log: Log, client: BlockingClient) -> None:
     orphan.append_many([b"never committed"])
     log.ledgers.close(orphan.ledger_id)
     dropped = next(log.snapshot().segments()).ledger_id
-    bkctl.ok("truncate", "events", 10)
-    ended = bkctl.ok("gc", "events")
+    bkctl.ok("truncate", "events", 10, "--yes")
+    refused = bkctl.fails("gc", "events")
+    assert "1 ledgers would be condemned, 0 deleted, which nothing refers to, for good: give --yes" in refused
+    ended = bkctl.ok("gc", "events", "--yes")
     assert ended.lines[0].startswith(f"condemned\tledger {dropped}\t")
     assert ended.lines[1:] == [
         "the log begins at offset 10; 0 pages left ZooKeeper",
@@ -426,13 +483,17 @@ def test_gc(bkctl: Bkctl, log: Log, client: BlockingClient) -> None:
         "1 ledgers would be condemned, 1 would be deleted, 0 wait, 0 failures",
     ]
     assert client.metadata(dropped) is not None
-    done = bkctl.ok("gc", "events", *limits, "--json").json
+    assert "1 ledgers would be condemned, 1 deleted" in bkctl.fails("gc", "events", *limits)
+    assert client.metadata(dropped) is not None
+    done = bkctl.ok("gc", "events", *limits, "--yes", "--json").json
     assert isinstance(done, dict)
     assert [one["ledger_id"] for one in done["condemned"]] == [orphan.ledger_id]
     assert (done["deleted"], done["failed"], done["first_offset"], done["dry_run"]) == ([dropped], [], 10, False)
-    assert f"deleted\tledger {orphan.ledger_id}" in bkctl.ok("gc", "events", *limits).lines
+    assert f"deleted\tledger {orphan.ledger_id}" in bkctl.ok("gc", "events", *limits, "--yes").lines
     for ledger_id in (orphan.ledger_id, dropped):
         with pytest.raises(NoSuchLedgerError):
             client.metadata(ledger_id)
+    # A round that loses nothing needs no word.
+    assert bkctl.ok("gc", "events", *limits).lines[-1] == "0 ledgers condemned, 0 deleted, 0 wait, 0 failures"
     assert "password" in bkctl.fails("gc", "events", password=False)
     assert bkctl.ok("verify", "events").lines[-1].endswith("no problems")

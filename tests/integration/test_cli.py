@@ -21,7 +21,7 @@ _COMMAND = (sys.executable, "-m", "bookie_server")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_local_prints_the_uri_and_stops_cleanly_at_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     with subprocess.Popen(
-        [*_COMMAND, "local", "--bookies", "0", "--dir", str(tmp_path)],
+        [*_COMMAND, "local", "--bookies", "1", "--dir", str(tmp_path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -48,8 +48,13 @@ def test_local_prints_the_uri_and_stops_cleanly_at_a_signal(tmp_path: Path, numb
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["local", "--bookies", "-1", "--dir", "{dir}"], 1, "bookies must be from 0 to 64, not -1"),
-        (["local", "--bookies", "0", "--zk-port", "70000", "--dir", "{dir}"], 1, "port 70000 is out of range"),
+        (["local", "--bookies", "-1", "--dir", "{dir}"], 1, "--bookies must be from 1 to 64, not -1"),
+        (
+            ["local", "--bookies", "0", "--dir", "{dir}"],
+            1,
+            "--bookies must be from 1 to 64, not 0: without one",
+        ),
+        (["local", "--bookies", "1", "--zk-port", "70000", "--dir", "{dir}"], 1, "port 70000 is out of range"),
     ],
 )
 def test_error_is_one_line_without_a_traceback(

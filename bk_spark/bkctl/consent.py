@@ -1,0 +1,62 @@
+"""Commands that lose rows or ledgers: they tell what would go, and go on when somebody agrees."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict, dataclass
+
+from bk_spark.log.snapshot import LogSnapshot
+from bk_spark.protocol.errors import InvalidArgumentError
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--yes", action="store_true", help="do not ask; without a terminal nothing is lost without it")
+    command.add_argument("--dry-run", action="store_true", help="change nothing, tell what would go")
+
+
+def require(options: argparse.Namespace, loss: str) -> None:
+    """Return when ``loss`` was agreed to: by ``--yes``, or by whoever sits at the terminal. Raises
+    InvalidArgumentError."""
+    if options.yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise InvalidArgumentError(f"{loss}: give --yes to do so")
+    print(f"{loss}. Go on? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise InvalidArgumentError("not agreed to: nothing was changed")
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What a log loses that begins at ``end`` and no longer at ``start``."""
+
+    start: int
+    end: int
+    segments: int
+    rows: int
+    size_bytes: int
+
+    @classmethod
+    def by_beginning_at(cls, snapshot: LogSnapshot, first_offset: int) -> Dropped:
+        start = snapshot.first_offset
+        end = max(start, min(first_offset, snapshot.next_offset))
+        segments = rows = size_bytes = 0
+        for table in snapshot.tables(start, end):
+            segments += len(table)
+            rows += int(table.rows.sum())
+            size_bytes += int(table.size_bytes.sum())
+        return cls(start, end, segments, rows, size_bytes)
+
+    @property
+    def entries(self) -> int:
+        return self.end - self.start
+
+    def __str__(self) -> str:
+        return (
+            f"{self.entries} entries (offsets {self.start} to {self.end}; {self.segments} segments, {self.rows} rows, "
+            f"{self.size_bytes} bytes)"
+        )
+
+    def record(self) -> dict[str, int]:
+        return asdict(self) | {"entries": self.entries}

@@ -1,0 +1,60 @@
+"""The one parser of the command line: commands are added by their modules, options that all share by :func:`share`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from bk_spark import __version__
+from bk_spark.bkctl import bookies, completion, ledgers, logs
+from bk_spark.bkctl.common import OneLineParser
+from bk_spark.log.names import DEFAULT_ROOT
+
+URI_VARIABLE: Final = "BK_METADATA_SERVICE_URI"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog="bkctl",
+        description="Look at bookies, ledgers and logs of a cluster, and look after logs.",
+        epilog="Options of all commands may stand before or after the command.",
+    )
+    parser.add_argument("--version", action="version", version=f"bkctl {__version__}")
+    parser.set_defaults(metadata_service_uri=os.environ.get(URI_VARIABLE) or None, log_root=DEFAULT_ROOT)
+    parser.set_defaults(password_file=None, json=False, without_cluster=False)
+    groups = parser.add_subparsers(required=True, metavar="bookies|ledger|log|completion")
+    bookies.add_commands(groups)
+    ledgers.add_commands(groups)
+    logs.add_commands(groups)
+    completion.add_commands(groups, parser)
+    for one in parsers_of(parser):
+        _share(one)
+    return parser
+
+
+def parsers_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """The parser and those of its commands."""
+    yield parser
+    for command in completion.commands_of(parser).values():
+        yield from parsers_of(command)
+
+
+def _share(parser: argparse.ArgumentParser) -> None:
+    """Options that every command has, and that may stand before it, too: each parser notes only those it is given."""
+    options: Any = parser.add_argument_group("options of all commands", argument_default=argparse.SUPPRESS)
+    options.add_argument(
+        "--metadata-service-uri",
+        metavar="URI",
+        help=f"where the cluster is, for example zk://localhost:2181/ledgers; default: ${URI_VARIABLE}",
+    )
+    options.add_argument(
+        "--password-file",
+        type=Path,
+        metavar="FILE",
+        help="file with the password of the ledgers or of the log; default: the empty password",
+    )
+    options.add_argument("--log-root", metavar="PATH", help=f"where logs lie ({DEFAULT_ROOT})")
+    options.add_argument("--json", action="store_true", help="print JSON")

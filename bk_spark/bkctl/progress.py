@@ -1,0 +1,48 @@
+"""How far a long command has come: a line on stderr that is drawn over, where that is a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Final
+
+_INTERVAL_S: Final = 0.1
+_WIDTH: Final = 30
+_CLEAR_LINE: Final = "\r\x1b[K"
+
+
+class Progress:
+    """A context manager; the line is gone at its end."""
+
+    def __init__(self) -> None:
+        self._shows = sys.stderr.isatty()
+        self._drawn = False
+        self._next_s = 0.0
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.clear()
+
+    def update(self, what: str, done: int, total: int, more: str = "") -> None:
+        """``done`` of ``total`` so far; drawn ten times a second at most, and when all is done."""
+        now_s = time.monotonic()
+        if not self._shows or not total or (now_s < self._next_s and done < total):
+            return
+        self._next_s = now_s + _INTERVAL_S
+        filled = _WIDTH * min(done, total) // total
+        bar = "#" * filled + "-" * (_WIDTH - filled)
+        text = f"{what} [{bar}] {100 * min(done, total) // total:3d}%  {done} of {total}{more}"
+        print(_CLEAR_LINE + text, end="", file=sys.stderr, flush=True)
+        self._drawn = True
+
+    def clear(self) -> None:
+        """For who is about to print something else; it is drawn again at the next update."""
+        if self._drawn:
+            print(_CLEAR_LINE, end="", file=sys.stderr, flush=True)
+            self._drawn = False
+            self._next_s = 0.0
