@@ -27,7 +27,7 @@ class ExitStatus(enum.IntEnum):
     """It could not be done; one line on stderr says why."""
     WRONG_COMMAND_LINE = 2
     PROBLEMS_FOUND = 3
-    """Of ``log verify``: something is wrong with the log. Of ``log gc``: not all could be done."""
+    """Of ``log verify`` and ``doctor``: something is wrong. Of ``log gc``: not all could be done."""
     INTERRUPTED = 130
 
 

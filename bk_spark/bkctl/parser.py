@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bk_spark import __version__
-from bk_spark.bkctl import bookies, completion, ledgers, logs
+from bk_spark.bkctl import bookies, completion, doctor, ledgers, logs
 from bk_spark.bkctl.common import OneLineParser
 from bk_spark.log.names import DEFAULT_ROOT
 
@@ -25,7 +25,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"bkctl {__version__}")
     parser.set_defaults(metadata_service_uri=os.environ.get(URI_VARIABLE) or None, log_root=DEFAULT_ROOT)
     parser.set_defaults(password_file=None, json=False, without_cluster=False)
-    groups = parser.add_subparsers(required=True, metavar="bookies|ledger|log|completion")
+    groups = parser.add_subparsers(required=True, metavar="doctor|bookies|ledger|log|completion")
+    doctor.add_commands(groups)
     bookies.add_commands(groups)
     ledgers.add_commands(groups)
     logs.add_commands(groups)

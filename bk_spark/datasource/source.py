@@ -7,6 +7,10 @@ start.
 
 from __future__ import annotations
 
+# First: what follows imports what older PySparks lack.
+import bk_spark.datasource.fit_pyspark  # noqa: F401
+
+# isort: split
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 

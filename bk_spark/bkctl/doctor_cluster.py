@@ -1,0 +1,169 @@
+"""Checks of ``bkctl doctor`` that ask the cluster: ZooKeeper, clocks, bookies and their disks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from bk_spark.bkctl.findings import Finding, ok, problem, warning
+from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.connection_v3 import BookieConnectionV3
+from bk_spark.bookie.pool import ConnectionPool
+from bk_spark.bookie.registry import RegisteredBookie
+from bk_spark.log.store import LogStore
+from bk_spark.protocol.errors import BookieUnavailableError, BookKeeperError
+from bk_spark.protocol.metadata_uri import MetadataServiceUri
+
+CONFIG: Final = ClientConfig(connect_timeout_ms=5_000, read_timeout_ms=5_000, metadata_timeout_ms=10_000)
+_PROBE_TIMEOUT_S: Final = 3.0
+#: Bookies asked at once.
+_AT_ONCE: Final = 64
+#: The default ensemble needs so many.
+_ENOUGH_BOOKIES: Final = 3
+#: Bookies stop taking writes at 95 % (diskUsageThreshold).
+_FULL_SHARE: Final = 0.90
+
+
+@contextlib.contextmanager
+def connected(uri: str) -> Iterator[tuple[BlockingClient | None, Finding]]:
+    """A client of the cluster, where one can be had, and what was found of ZooKeeper."""
+    try:
+        servers = MetadataServiceUri.parse(uri).servers.split(",")
+    except BookKeeperError as error:
+        yield None, problem("zookeeper", error.message, "mend --metadata-service-uri")
+        return
+    away = [server for server in servers if not _listens(server)]
+    try:
+        client = BlockingClient(uri, CONFIG)
+    except BookKeeperError as error:
+        if len(away) == len(servers):
+            # Which of several reasons it is, is known better here than there.
+            seen = f"nobody listens at {', '.join(away)}"
+            yield None, problem("zookeeper", seen, "start ZooKeeper, or mend the address in --metadata-service-uri")
+        else:
+            seen, _, remedy = error.message.partition("; ")
+            yield None, problem("zookeeper", seen, remedy or "see ZooKeeper's log")
+        return
+    with client:
+        if away:
+            yield client, warning("zookeeper", f"nobody listens at {', '.join(away)}", "start these servers")
+        else:
+            yield client, ok("zookeeper", f"{', '.join(servers)}, cluster at {client.root}")
+
+
+def clock(client: BlockingClient, log_root: str) -> Finding:
+    """This machine's clock beside ZooKeeper's. Makes or changes one znode below the root of logs."""
+    try:
+        difference = LogStore.of(client, log_root).clock_difference()
+    except BookKeeperError as error:
+        return problem("clock", error.message, "let this user write below the root of logs (--log-root)")
+    if difference.is_small:
+        return ok("clock", f"this machine's is {difference}")
+    return problem(
+        "clock",
+        f"this machine's is {difference}, so it may not delete what is old",
+        "set the clock that is wrong (NTP), here or at ZooKeeper's servers",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    bookie: RegisteredBookie
+    error: str | None = None
+    used: float | None = None
+
+
+def bookies(client: BlockingClient) -> list[Finding]:
+    """That there are bookies, that they take writes and can be reached from here, and that their disks have room."""
+    try:
+        registered = client.bookies()
+    except BookKeeperError as error:
+        return [problem("bookies", error.message, "see ZooKeeper's log")]
+    if not registered:
+        return [problem("bookies", "none is registered", "start bookies, or mend the path in --metadata-service-uri")]
+    asked = asyncio.run(_ask_all(registered))
+    return [_registered(registered), _reached(asked), _disks(asked)]
+
+
+def _registered(registered: tuple[RegisteredBookie, ...]) -> Finding:
+    read_only = [one.bookie_id for one in registered if one.read_only]
+    writable = len(registered) - len(read_only)
+    seen = f"{writable} take writes"
+    if read_only:
+        make = warning if writable >= _ENOUGH_BOOKIES else problem
+        seen += f", {len(read_only)} are read-only ({', '.join(read_only)})"
+        return make("bookies", seen, "make room on their disks; their logs say why they are read-only")
+    if writable < _ENOUGH_BOOKIES:
+        remedy = f"start more, or write with ensembleSize {writable} and quorums no larger; the default needs 3"
+        return warning("bookies", seen, remedy)
+    return ok("bookies", seen)
+
+
+def _reached(asked: list[_Asked]) -> Finding:
+    away = [f"{one.bookie.bookie_id} ({one.error})" for one in asked if one.error is not None]
+    if not away:
+        return ok("bookies reached", f"{len(asked)} of {len(asked)}")
+    return problem(
+        "bookies reached",
+        f"{len(away)} of {len(asked)} do not answer from here: {'; '.join(away)}",
+        "see that they run, and that this machine reaches the address they advertise (advertisedAddress, firewall)",
+    )
+
+
+def _disks(asked: list[_Asked]) -> Finding:
+    known = {one.bookie.bookie_id: one.used for one in asked if one.used is not None}
+    if not known:
+        return warning("bookies' disks", "no bookie told how full its disks are", "look at their disks")
+    full = [f"{bookie_id} {used:.0%}" for bookie_id, used in known.items() if used > _FULL_SHARE]
+    if not full:
+        return ok("bookies' disks", f"at most {max(known.values()):.0%} used")
+    return warning(
+        "bookies' disks",
+        f"nearly full: {', '.join(full)}",
+        "make room (retention, bkctl log gc) or add bookies: at diskUsageThreshold, 95 %, they take no more writes",
+    )
+
+
+async def _ask_all(registered: tuple[RegisteredBookie, ...]) -> list[_Asked]:
+    addresses = {one.bookie_id: one.address for one in registered}
+    slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def resolve(bookie_id: str) -> tuple[str, int]:
+        address = addresses[bookie_id]
+        if address is None:
+            raise BookieUnavailableError("registered without an address")
+        return address
+
+    pool = ConnectionPool(BookieConnectionV3, resolve, CONFIG)
+
+    async def ask(bookie: RegisteredBookie) -> _Asked:
+        asked = _Asked(bookie)
+        try:
+            async with slots, asyncio.timeout(CONFIG.read_timeout_ms / 1000):
+                info = await (await pool.get(bookie.bookie_id)).bookie_info()
+        except TimeoutError:
+            return replace(asked, error="no answer in time")
+        except BookKeeperError as error:
+            return replace(asked, error=error.message)
+        if not info.total_disk_bytes or info.free_disk_bytes is None:
+            return asked
+        return replace(asked, used=1 - info.free_disk_bytes / info.total_disk_bytes)
+
+    try:
+        return await asyncio.gather(*map(ask, registered))
+    finally:
+        await pool.close()
+
+
+def _listens(server: str) -> bool:
+    host, _, port = server.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_TIMEOUT_S):
+            return True
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,39 @@
+"""What ``bkctl doctor`` finds: a check, how it went, and what to do."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Status(enum.StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    """It works, and may not for long, or not for all."""
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``seen`` is what was found; ``remedy`` what to do about it, where it is not as it should be."""
+
+    check: str
+    status: Status
+    seen: str
+    remedy: str | None = None
+
+    def line(self) -> str:
+        told = self.seen if self.remedy is None else f"{self.seen}: {self.remedy}"
+        return f"{self.status:<8}  {self.check:<15}  {' '.join(told.split())}"
+
+
+def ok(check: str, seen: str) -> Finding:
+    return Finding(check, Status.OK, seen)
+
+
+def warning(check: str, seen: str, remedy: str) -> Finding:
+    return Finding(check, Status.WARNING, seen, remedy)
+
+
+def problem(check: str, seen: str, remedy: str) -> Finding:
+    return Finding(check, Status.PROBLEM, seen, remedy)
