@@ -12,6 +12,7 @@ _BENCHMARKS: Final[dict[str, list[str]]] = {
     "bookie_raw": [],
     "bookie_restart": ["--quick"],
     "bookie_soak": ["--quick"],
+    "commit_contention": [],
     "crash_duplicates": [],
     "ledger": ["--quick"],
     "log_list": [],

@@ -71,6 +71,8 @@ class Znode:
     owner_session: int
     #: Id of the transaction that created it: tells a znode from another one that had the path before.
     created_zxid: int
+    #: How many znodes are right below it.
+    children: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,4 +413,5 @@ def _event(path: str, watch: WatchCallback | None) -> Callable[[WatchedEvent], N
 
 
 def _znode(data: bytes, stat: ZnodeStat) -> Znode:
-    return Znode(data, stat.version, stat.ctime, stat.mtime, stat.ephemeralOwner or 0, stat.czxid)
+    owner = stat.ephemeralOwner or 0
+    return Znode(data, stat.version, stat.ctime, stat.mtime, owner, stat.czxid, stat.numChildren)

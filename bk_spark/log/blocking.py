@@ -26,10 +26,13 @@ from bk_spark.log.steps import (
     Pause,
     Read,
     ReadEntry,
+    ReadTimer,
     RecoverLedger,
+    ReleaseLock,
     Steps,
     Sync,
     TakeLock,
+    TimerRead,
     Transact,
     Unavailable,
     WriteLedger,
@@ -46,7 +49,7 @@ _T = TypeVar("_T")
 
 
 def run_steps(zk: ZooKeeper, steps: Steps[_T], lock_path: str, ledgers: LogLedgers | None) -> _T:
-    """The machine's result. Raises what the machine raises; releases the lock in any case.
+    """The machine's result. Raises what the machine raises; lets go of the lock whatever happens.
 
     Without ``ledgers`` actions on ledgers fail with InvalidArgumentError.
     """
@@ -82,6 +85,10 @@ def _perform(zk: ZooKeeper, action: Action, lock: AdvisoryLock, ledgers: LogLedg
                 return Unavailable(str(error))
         case TakeLock():
             lock.try_take()
+        case ReleaseLock():
+            lock.release()
+        case ReadTimer():
+            return TimerRead(time.monotonic_ns() // 1_000_000)
         case Pause(about_ms):
             time.sleep(about_ms * _JITTER.uniform(0.5, 1.5) / 1000)
         case _:

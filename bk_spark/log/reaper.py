@@ -21,11 +21,11 @@ from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 
-from bk_spark.log.changes import Change
+from bk_spark.log.changes import Change, change_steps
 from bk_spark.log.housekeeping import RemoveAppended, RemovePages, RemoveRuns, forget_steps, is_forgettable
 from bk_spark.log.names import LogPaths
 from bk_spark.log.parts import in_parts
-from bk_spark.log.reading import background_steps, children_steps, decision_steps, read_steps, sync_steps
+from bk_spark.log.reading import children_steps, decision_steps, read_steps, sync_steps
 from bk_spark.log.reap_rules import ReapLimits, Reason, Run
 from bk_spark.log.reaping import Condemn, DeleteLedgers, ledger_ids_of, made_together, parts_of
 from bk_spark.log.references import ListView, view_steps
@@ -286,7 +286,7 @@ class _Round:
         try:
             if self.dry_run:
                 return (yield from decision_steps(change, self.now_ms))
-            return (yield from background_steps(change, self.now_ms))
+            return (yield from change_steps(change, self.now_ms))
         except (MetadataConflictError, MetadataFormatError) as error:
             self.fail(what, error)
             return None

@@ -3,7 +3,7 @@
 Both check, besides the log's identity, the version of the head on which it is known that no segment refers to the
 ledger, and the application in which it is not in use. Condemning writes the znode of the ledger's run: a commit, which
 checks that znode, cannot list a ledger that it looked up before. From then on nothing can list the ledger.
-Deleting checks all of it once more.
+Deleting checks all of it once more, and writes the run's znode, too: whoever changes a registration does.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Condemn:
         known = _Known.of(readings, paths, self._view, run)
         run_path = run.path(paths)
         registrations = [run.registration(paths, ledger_id) for ledger_id in self._ledger_ids]
-        readings.require(run_path, *registrations)
+        readings.require_covered(run_path, *registrations)
         run_znode = readings.get(run_path)
 
         now = dict(maybe.now) if maybe else {}
@@ -188,10 +188,10 @@ class DeleteLedgers:
         """Raises NoSuchLogError, LogReplacedError, MetadataConflictError, MetadataFormatError."""
         paths, run = self.paths, self._run
         known = _Known.of(readings, paths, self._view, run)
-        readings.require(
-            *(run.registration(paths, ledger_id) for ledger_id in self._ledger_ids),
-            *map(self._ledger_path, self._ledger_ids),
-        )
+        run_path = run.path(paths)
+        readings.require_covered(run_path, *(run.registration(paths, ledger_id) for ledger_id in self._ledger_ids))
+        readings.require(*map(self._ledger_path, self._ledger_ids))
+        run_znode = readings.get(run_path)
         gone: list[int] = []
         deletions: list[TransactionOp] = []
         for ledger_id in self._ledger_ids:
@@ -218,7 +218,18 @@ class DeleteLedgers:
             gone.append(ledger_id)
         if not deletions:
             return AlreadyDone(tuple(gone))
-        return Plan((), (*known.checks(paths), *known.holder_operations(paths, ()), *deletions), tuple(gone))
+        if run_znode is None:
+            raise StaleError(f"{run_path} is missing")
+        return Plan(
+            (),
+            (
+                *known.checks(paths),
+                *known.holder_operations(paths, ()),
+                SetOp(run_path, run_znode.data, run_znode.version),
+                *deletions,
+            ),
+            tuple(gone),
+        )
 
 
 def made_together(registration: Znode, metadata: Znode) -> bool:
@@ -240,7 +251,7 @@ class _Known:
 
     @classmethod
     def of(cls, readings: Readings, paths: LogPaths, view: ListView, run: Run) -> _Known:
-        readings.require(paths.head)
+        readings.require(paths.head, run.holder_path(paths), run.path(paths))
         read, references = listed_now(readings, paths, view)
         if run.app_key == INDEX and read.head.index != view.head.index:
             raise MetadataConflictError(f"log {paths.name}: more of its list was moved into index ledgers meanwhile")

@@ -110,6 +110,12 @@ class SegmentTable:
     def __len__(self) -> int:
         return len(self.entries)
 
+    def moved(self, offset: int, commit_time_ms: int) -> SegmentTable:
+        """The same segments with the first one at ``offset``, committed at this time."""
+        by = offset - int(self.base_offset[0]) if len(self) else 0
+        times = np.full(len(self), commit_time_ms, np.int64)
+        return replace(self, base_offset=self.base_offset + by, commit_time_ms=times)
+
     def __getitem__(self, part: slice) -> SegmentTable:
         return SegmentTable(*(column[part] for column in self.columns))
 

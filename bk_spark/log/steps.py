@@ -9,7 +9,9 @@ Sync           bring the server up to date                    Done, Unavailable
 Read           read znodes, one after another                 Found, Unavailable
 ListChildren   names of a znode's children                    Listed, Unavailable
 Transact       send one transaction                           Done, Conflict, OutcomeUnknown
-TakeLock       try to hold the log's advisory lock            Done (also where it could not be had)
+TakeLock       wait for the log's advisory lock               Done (also where it could not be had)
+ReleaseLock    let go of it, or of the place in its queue     Done
+ReadTimer      look at a clock that only goes forward         TimerRead
 Pause          wait about so long                             Done
 CreateLedger   a new ledger, registered as it is made         Created, Conflict, Failed
 CloseLedger    drain and close a ledger made by CreateLedger  Closed, Failed
@@ -60,6 +62,16 @@ class Transact:
 
 @dataclass(frozen=True, slots=True)
 class TakeLock:
+    """Bounded, whatever its holder does. Repeated, it is asked for again where it was lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseLock:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTimer:
     pass
 
 
@@ -101,6 +113,8 @@ Action = (
     | ListChildren
     | Transact
     | TakeLock
+    | ReleaseLock
+    | ReadTimer
     | Pause
     | CreateLedger
     | CloseLedger
@@ -125,6 +139,13 @@ class Listed:
     """None: there is no such znode."""
 
     names: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class TimerRead:
+    """Only the difference of two of them means anything."""
+
+    elapsed_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +187,9 @@ class Failed:
     error: BookKeeperError
 
 
-Event = Done | Found | Listed | Conflict | OutcomeUnknown | Unavailable | Created | Closed | EntryRead | Failed
+Event = (
+    Done | Found | Listed | TimerRead | Conflict | OutcomeUnknown | Unavailable | Created | Closed | EntryRead | Failed
+)
 
 #: A machine whose result is a ``_T``.
 Steps = Generator[Action, Event, _T]

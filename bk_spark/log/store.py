@@ -86,6 +86,7 @@ class LogStore:
             CreateOp(paths.page(0), encode_page(SegmentPage(paths.log_id, 0, 0, SegmentTable.of(())))),
             CreateOp(paths.apps),
             CreateOp(paths.ledgers),
+            CreateOp(paths.lock),
         ]
         for _ in range(_MAX_TRIES):
             self._zk.ensure_path(self.root)

@@ -331,7 +331,7 @@ def test_deleting_while_somebody_holds_the_lock_and_the_tail(client: BlockingCli
     """Ephemeral znodes under the head go too, and a ledger that is gone already is no obstacle."""
     ledger_id = write(log, [b"x"])
     client.delete(ledger_id)
-    client.zookeeper.create(log.paths.lock, b"holder", ephemeral=True)
+    client.zookeeper.create(f"{log.paths.lock}/holder-0000000000", ephemeral=True)
     client.zookeeper.create(log.paths.owner, b"", ephemeral=True)
     # Of another cluster, or made anew under the id of one that was deleted: not the log's.
     writer = client.create(password=PASSWORD)

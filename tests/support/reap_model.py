@@ -40,9 +40,12 @@ from bk_spark.log.steps import (
     OutcomeUnknown,
     Pause,
     Read,
+    ReadTimer,
+    ReleaseLock,
     Steps,
     Sync,
     TakeLock,
+    TimerRead,
     Transact,
 )
 from bk_spark.log.truncation import SegmentStart, Truncate
@@ -79,7 +82,7 @@ class ReapWorld:
     def make_log(self) -> LogPaths:
         paths = LogPaths("/logs", "flights", f"0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1{len(self.logs):02x}")
         page = encode_page(SegmentPage(paths.log_id, 0, 0, SegmentTable.of(())))
-        names = (paths.identity, paths.settings, paths.pages, paths.apps, paths.ledgers)
+        names = (paths.identity, paths.settings, paths.pages, paths.apps, paths.ledgers, paths.lock)
         self.zk.transact(
             [
                 CreateOp(paths.head, encode_head(Head(paths.log_id))),
@@ -238,7 +241,9 @@ class ReapWorld:
                 return session.read(action)
             case Transact(operations):
                 return session.transact(operations)
-            case TakeLock() | Pause():
+            case ReadTimer():
+                return TimerRead(self.now_ms)
+            case TakeLock() | ReleaseLock() | Pause():
                 return Done()
             case _:
                 event = self.ledgers.perform(session, action)

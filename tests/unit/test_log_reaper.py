@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bk_spark.bookie.zookeeper import CheckOp, CreateOp, SetOp
-from bk_spark.log.changes import MAX_CONFLICTS, change_steps
+from bk_spark.log.changes import MIN_CONFLICTS, change_steps
 from bk_spark.log.formats import Appended, Owner, Registration, encode_appended, encode_registration
 from bk_spark.log.index_move import MoveReport, move_steps
 from bk_spark.log.maintenance import INTERVAL_MS, ClaimMaintenance
@@ -648,7 +648,8 @@ def test_l5_the_log_is_deleted_while_the_reaper_is_stopped_anywhere(again: bool)
         before = {path: world.zk.read(path) for path in world.all_paths()}
         error = machine.end()
         if error is not None:
-            assert isinstance(error, LogReplacedError if again else NoSuchLogError)
+            # A server that is behind shows the time between the two logs.
+            assert isinstance(error, LogReplacedError | NoSuchLogError if again else NoSuchLogError)
         # What was condemned while there was a log may still be fenced.
         assert before.keys() == set(world.all_paths())
         assert all(world.zk.read(path) == znode for path, znode in before.items() if path.startswith("/logs/"))
@@ -862,10 +863,12 @@ def test_a_log_whose_head_changes_all_the_time_is_left_for_another_round() -> No
     batch = 0
     while not reaper.ended:
         if isinstance(reaper.next_action, Transact):
+            # Others that do not wait for anybody.
             world.commit(batch, (writer, 10 * batch, 10 * batch + 9), app="busy", run="b")
+            world.now_ms += 7_000
             batch += 1
         reaper.step()
-    assert batch >= MAX_CONFLICTS
+    assert batch >= MIN_CONFLICTS
     assert reaper.result is not None
     assert reaper.result.condemned == ()
     assert "changed by others" in reaper.result.failed[0][1]

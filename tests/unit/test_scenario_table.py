@@ -14,7 +14,7 @@ TESTS = Path(__file__).parents[1]
 DOCUMENTS = TESTS.parent / "docs" / "design"
 LEDGERS = [f"C{number}" for number in range(1, 17)]
 BOOKIE = [f"B{number}" for number in range(1, 10)] + ["H1", "N1"]
-LOGS = ["F1", "F2"] + [f"L{number}" for number in range(1, 6)] + [f"S{number}" for number in range(1, 7)]
+LOGS = ["F1", "F2"] + [f"L{number}" for number in range(1, 6)] + [f"S{number}" for number in range(1, 8)]
 
 
 @pytest.mark.parametrize(("document", "ids"), [("client.md", LEDGERS), ("log.md", LOGS), ("bookie.md", BOOKIE)])

@@ -104,7 +104,12 @@ class LedgerWatch:
                 elif after is None:
                     unregistered[ledger_id] = path
                     self._check_deletion(ledger_id, path, before.data)
-                elif decode_registration(after.data, path).condemned_time_ms:
+                if before is not None and not self._log_of(path).deleted:
+                    run_path = path.rpartition("/")[0]
+                    require(run_path in changes, f"{path} was changed, and {run_path} was not written")
+                if before is None or after is None:
+                    continue
+                if decode_registration(after.data, path).condemned_time_ms:
                     self._check_condemned(ledger_id, path, changes, after.ctime_ms)
         require(made == registered or made <= self.foreign, f"ledgers {made} were made, {registered} registered")
         require(deleted == set(unregistered), f"ledgers {deleted} were deleted, {set(unregistered)} unregistered")

@@ -95,6 +95,7 @@ MUTANTS = [
     Mutant(mutants.condemned_ledgers_are_committed, REAPER),
     # Commits.
     Mutant(mutants.the_run_is_not_checked, REAPER),
+    Mutant(mutants.registrations_are_kept_whatever_becomes_of_their_run, REAPER),
     Mutant(mutants.batches_are_not_looked_for),
     Mutant(mutants.ranges_are_not_compared),
     Mutant(mutants.a_set_back_checkpoint_counts_as_done, STRAYS),
@@ -138,9 +139,13 @@ def test_broken_rules_of_logs_are_caught(mutant: Mutant) -> None:
 
 
 def _failure(seed: int, focus: Focus) -> tuple[int, Exception] | None:
+    history = History(seed, focus)
     try:
-        History(seed, focus).play()
+        history.play()
     except Exception as error:
+        # Those who are left must do nothing on their way out.
+        for actor in list(history.world.alive):
+            actor.kill()
         return seed, error
     return None
 
@@ -148,7 +153,7 @@ def _failure(seed: int, focus: Focus) -> tuple[int, Exception] | None:
 def test_a_failing_history_of_a_log_is_told() -> None:
     with ExitStack() as stack:
         mutants.ranges_are_not_compared(stack)
-        summary = runner.play(range(20), "logs")
+        summary = runner.play(range(40), "logs")
     assert len(summary.failures) == runner.MOST_FAILURES
     told = summary.failures[0]
     seed = told.partition(":")[0].removeprefix("seed ")

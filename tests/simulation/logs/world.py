@@ -18,7 +18,21 @@ from bk_spark.log.names import LogPaths
 from bk_spark.log.page import SegmentPage, encode_page
 from bk_spark.log.segment import SegmentTable
 from bk_spark.log.settings import EntryFormat, LogSettings, encode_settings
-from bk_spark.log.steps import Action, Conflict, Done, Event, ListChildren, Pause, Read, Sync, TakeLock, Transact
+from bk_spark.log.steps import (
+    Action,
+    Conflict,
+    Done,
+    Event,
+    ListChildren,
+    Pause,
+    Read,
+    ReadTimer,
+    ReleaseLock,
+    Sync,
+    TakeLock,
+    TimerRead,
+    Transact,
+)
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.quorum import Quorum
 from tests.simulation.logs.invariants import InvariantError, Watch
@@ -122,6 +136,7 @@ class World:
         #: Nothing fails any more, and nobody dawdles.
         self.healed = False
         self.conflicts = 0
+        self._places = 0
         self.weather = Weather()
         self.trace: list[tuple[int, str, object, object]] = []
         self.sessions: list[Session] = []
@@ -148,6 +163,7 @@ class World:
                 CreateOp(paths.page(0), encode_page(SegmentPage(paths.log_id, 0, 0, SegmentTable.of(())))),
                 CreateOp(paths.apps),
                 CreateOp(paths.ledgers),
+                CreateOp(paths.lock),
             ]
         )
         self.paths = paths
@@ -183,10 +199,26 @@ class World:
                 return session.read(action)
             case Transact(operations):
                 return session.transact(operations)
-            case TakeLock() | Pause() | Wait():
+            case TakeLock():
+                return self._take_lock(session)
+            case ReleaseLock():
+                return session.release_locks()
+            case ReadTimer():
+                return TimerRead(self.now_ms)
+            case Pause() | Wait():
                 return Done()
             case _:
                 return self.ledgers.perform(session, action)
+
+    def _take_lock(self, session: Session) -> Done:
+        """Nobody waits: that the lock could not be had in time is the worst that may happen. Who comes later sees that
+        there are others."""
+        self._places += 1
+        with suppress(RefusedError):
+            self.zk.transact(
+                [CreateOp(f"{self.paths.lock}/{session.session}-{self._places:010d}", ephemeral=True)], session.session
+            )
+        return Done()
 
     def expire(self, session: Session) -> None:
         self.tell("zk", "session over", session.session)

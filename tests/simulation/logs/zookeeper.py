@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from bk_spark.bookie.zookeeper import CheckOp, CreateOp, DeleteOp, SetOp, TransactionOp, Znode
@@ -58,10 +58,13 @@ class ModelZooKeeper:
         self._ephemeral: dict[int, set[str]] = {}
 
     def read(self, path: str, zxid: int | None = None) -> Znode | None:
-        return _at(self._nodes.get(path), self.zxid if zxid is None else zxid)
+        znode = _at(self._nodes.get(path), self.zxid if zxid is None else zxid)
+        if znode is not None and path.endswith("/lock"):
+            return replace(znode, children=len(self.children(path, zxid) or ()))
+        return znode
 
     def children(self, path: str, zxid: int | None = None) -> tuple[str, ...] | None:
-        if self.read(path, zxid) is None:
+        if _at(self._nodes.get(path), self.zxid if zxid is None else zxid) is None:
             return None
         return tuple(sorted(_at(self._names.get(path), self.zxid if zxid is None else zxid) or ()))
 
@@ -69,6 +72,9 @@ class ModelZooKeeper:
         self._sessions += 1
         self._ephemeral[self._sessions] = set()
         return self._sessions
+
+    def ephemerals(self, session: int) -> tuple[str, ...]:
+        return tuple(sorted(self._ephemeral.get(session, ())))
 
     def is_alive(self, session: int) -> bool:
         return session in self._ephemeral
@@ -228,6 +234,12 @@ class Session:
         except RefusedError as error:
             return Conflict(str(error))
         self._view = self.zk.zxid
+        return Done()
+
+    def release_locks(self) -> Done:
+        for path in self.zk.ephemerals(self.session):
+            if "/lock/" in path:
+                self.zk.transact([DeleteOp(path)])
         return Done()
 
     def _look(self) -> int:
