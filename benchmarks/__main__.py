@@ -19,6 +19,7 @@ _BENCHMARKS: Final[dict[str, list[str]]] = {
     "log_writer": [],
     "many_ledgers": [],
     "spark_batch": [],
+    "stalled_peers": ["--quick"],
     "stream_batches": [],
     "stream_latency": [],
 }
