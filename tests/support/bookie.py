@@ -54,8 +54,6 @@ class BookieProcess:
         }
         #: What ``ulimit -n`` says to the process, if it is to be low.
         self.open_files: int | None = None
-        #: The checkout whose code runs.
-        self.tree = _REPOSITORY
         self.lines: list[str] = []
         self._changed = threading.Condition()
         self._ended = False
@@ -88,7 +86,7 @@ class BookieProcess:
         limited = [] if self.open_files is None else ["sh", "-c", f'ulimit -n {self.open_files}; exec "$@"', "sh"]
         self._process = subprocess.Popen(
             [*limited, sys.executable, "-m", "bookie_server", "start", "--conf", str(conf)],
-            cwd=self.tree,
+            cwd=_REPOSITORY,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             text=True,

@@ -36,11 +36,8 @@ from bk_spark.log.steps import (
     OutcomeUnknown,
     Pause,
     Read,
-    ReadTimer,
-    ReleaseLock,
     Sync,
     TakeLock,
-    TimerRead,
     Transact,
     Unavailable,
 )
@@ -76,7 +73,6 @@ class ModelZooKeeper:
                 CreateOp(PATHS.page(0), page),
                 CreateOp(PATHS.apps),
                 CreateOp(PATHS.ledgers),
-                CreateOp(PATHS.lock),
             ]
         )
 
@@ -165,9 +161,7 @@ class Client:
                 return Found(znodes)
             case Transact(operations):
                 return self._transact(operations, fault)
-            case ReadTimer():
-                return TimerRead(newest)
-            case TakeLock() | ReleaseLock() | Pause():
+            case TakeLock() | Pause():
                 pass
         return Done()
 
