@@ -131,7 +131,7 @@ def items(directory: Path) -> list[Any]:
     found = []
     ids = journal.journal_ids(str(directory))
     for journal_id in ids:
-        reader = JournalReader(str(directory / journal.file_name(journal_id)), is_last=journal_id == ids[-1])
+        reader = JournalReader(str(directory / journal.file_name(journal_id)), may_end_torn=journal_id == ids[-1])
         found += list(reader.items())
         assert not reader.torn
     return found

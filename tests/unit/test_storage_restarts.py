@@ -189,7 +189,8 @@ async def test_a_crash_at_start_after_a_torn_journal_does_not_hinder_the_next_st
 async def test_entries_without_a_known_key_are_left_out_of_replay(place: Place) -> None:
     data = records([stored(5, 0), stored(6, 0), stored(5, 1)])
     content = journal.master_key_record(5, KEY) + bytes(data.data) + journal.fence_record(77)
-    content = journal.file_header() + content + journal.group_end(512, [content], len(content))
+    nonce = journal.new_nonce()
+    content = journal.file_header(nonce) + content + journal.group_end(nonce, 512, [content], len(content))
     (place.journal / "1.txn").write_bytes(content)
     async with running(place) as bookie:
         assert await bookie.read((5, 0), (5, 1), (6, 0)) == [stored(5, 0), stored(5, 1), Code.NO_LEDGER]
