@@ -110,8 +110,9 @@ class _Check:
             lost = f"; {' and '.join(self._unstamped)} has no current/VERSION" if self._unstamped else ""
             raise CookieMismatchError(
                 f"{' and '.join(used)} was stamped for bookie {self._config.bookie_id} and used, but its cookie "
-                f"{self._path} is not in ZooKeeper: another cluster, or the bookie was removed from it{lost}. "
-                "Empty the directories to start anew"
+                f"{self._path} is not in ZooKeeper: another cluster, or the bookie was removed from it{lost}. Correct "
+                "metadataServiceUri; or bring ZooKeeper's data back. Where other bookies have copies of all its "
+                "ledgers, give it new directories, and keep these until the ledgers were checked"
             )
         self._require_empty(self._unstamped, f"of the new bookie {self._config.bookie_id}")
 
@@ -156,7 +157,8 @@ class _Check:
             if not _holds_stamp_only(directory):
                 raise CookieMismatchError(
                     f"{directory} holds files but no current/VERSION that can be read, and it is a directory {what}: "
-                    "give an empty one"
+                    "bring current/VERSION back (the bookie's other directories hold the same file), or configure "
+                    "another directory, which is empty"
                 )
 
 

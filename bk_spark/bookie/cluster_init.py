@@ -80,5 +80,5 @@ def init_cluster(zk: ZooKeeper, root: str, layout: str | None = None) -> str:
 
 def _exists(root: str) -> NodeExistsError:
     return NodeExistsError(
-        f"znode {root} exists already: a cluster may live there; use another ledgers root, or delete it first"
+        f"znode {root} exists already: a cluster may live there, whose ledgers are lost without it; use another root"
     )

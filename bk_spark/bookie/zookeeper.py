@@ -71,6 +71,8 @@ class Znode:
     owner_session: int
     #: Id of the transaction that created it: tells a znode from another one that had the path before.
     created_zxid: int
+    #: How many znodes are right below it.
+    children: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +306,7 @@ class ZooKeeper:
                 raise TransactionConflictError(op, type(result).__name__) from result
         stat = next((result for result in results if isinstance(result, ZnodeStat)), None)
         if stat is not None:
-            self.clock.note(sent_s, stat.mtime, self.session_id)
+            self.clock.note(sent_s, stat.mtime)
 
     def measure_time(self, path: str) -> None:
         """Let :attr:`clock` know the servers' time now, by writing ``path``, an empty znode that is made where it is
@@ -316,7 +318,7 @@ class ZooKeeper:
             except NoNodeError:
                 self.ensure_path(path)
             else:
-                self.clock.note(sent_s, stat.mtime, self.session_id)
+                self.clock.note(sent_s, stat.mtime)
                 return
 
     def _deadline(self) -> float:
@@ -411,4 +413,5 @@ def _event(path: str, watch: WatchCallback | None) -> Callable[[WatchedEvent], N
 
 
 def _znode(data: bytes, stat: ZnodeStat) -> Znode:
-    return Znode(data, stat.version, stat.ctime, stat.mtime, stat.ephemeralOwner or 0, stat.czxid)
+    owner = stat.ephemeralOwner or 0
+    return Znode(data, stat.version, stat.ctime, stat.mtime, owner, stat.czxid, stat.numChildren)

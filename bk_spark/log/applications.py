@@ -3,6 +3,9 @@
 An application's znode holds the last committed entry of each ledger in use. Of those it keeps a bounded
 number; for the ledgers that were longest without a commit the entry moves into their registrations. So a
 range is checked against one or the other, and an entry can never be listed twice, however old its ledger.
+
+Whoever changes a registration writes the znode of its run in the same transaction. So one check of that znode covers
+what was read of all its registrations.
 """
 
 from __future__ import annotations
@@ -114,16 +117,17 @@ def check_ledgers(
     if application is not None and application.run == request.run:
         in_use = dict(application.in_use)
 
+    run_path = paths.run(request.app, request.run)
+
     def path_of(ledger_id: int) -> str:
-        return paths.registration(request.app, request.run, ledger_id)
+        return f"{run_path}/{ledger_id}"
 
     named = dict.fromkeys(part.ledger_id for part in ranges)
-    new = [ledger_id for ledger_id in named if ledger_id not in in_use]
+    new = {ledger_id: path_of(ledger_id) for ledger_id in named if ledger_id not in in_use}
     moved = _to_move(in_use, named, len(path_of(0)))
-    readings.require(*map(path_of, new), *map(path_of, moved))
+    readings.require_covered(run_path, *new.values(), *map(path_of, moved))
 
-    last_entries = {ledger_id: _last_committed(readings, path_of(ledger_id), ledger_id, request) for ledger_id in new}
-    last_entries |= in_use
+    last_entries = _last_committed(readings, new, request) | in_use
     for part in sorted(ranges, key=lambda r: r.first_entry):
         last_entry = last_entries[part.ledger_id]
         if part.first_entry <= last_entry:
@@ -167,22 +171,31 @@ def advance(
     )
 
 
-def _last_committed(readings: Readings, path: str, ledger_id: int, request: CommitRequest) -> int:
-    znode = readings.get(path)
+def _last_committed(readings: Readings, new: Mapping[int, str], request: CommitRequest) -> dict[int, int]:
+    """The last committed entry of each ledger, from its registration at this path."""
     where = f"of application {request.app!r}, run {request.run}"
-    if znode is None:
-        raise LedgerRefusedError(
-            f"a commit message {where} names a ledger that is not registered for it (or was deleted since)",
-            ledger_id=ledger_id,
-        )
-    registration = decode_registration(znode.data, path)
-    if registration.condemned:
-        raise LedgerRefusedError(
-            f"a commit message {where} names a ledger that is about to be deleted, because nothing referred to it",
-            ledger_id=ledger_id,
-        )
-    last = registration.last_committed_entry
-    return _NONE_COMMITTED if last is None else last
+    found: dict[int, int] = {}
+    #: Most are alike.
+    known: dict[bytes, int] = {}
+    for ledger_id, path in new.items():
+        znode = readings.get(path)
+        if znode is None:
+            raise LedgerRefusedError(
+                f"a commit message {where} names a ledger that is not registered for it (or was deleted since)",
+                ledger_id=ledger_id,
+            )
+        last = known.get(znode.data)
+        if last is None:
+            registration = decode_registration(znode.data, path)
+            if registration.condemned_time_ms:
+                raise LedgerRefusedError(
+                    f"a commit message {where} names a ledger that is about to be deleted: nothing referred to it",
+                    ledger_id=ledger_id,
+                )
+            last = registration.last_committed_entry
+            last = known[znode.data] = _NONE_COMMITTED if last is None else last
+        found[ledger_id] = last
+    return found
 
 
 def _to_move(in_use: Mapping[int, int], named: Mapping[int, None], path_bytes: int) -> list[int]:

@@ -9,7 +9,6 @@ from typing import Final, TypeVar
 from bk_spark.bookie.zookeeper import TransactionConflictError, ZooKeeper
 from bk_spark.log.ledgers import LogLedgers
 from bk_spark.log.lock import AdvisoryLock
-from bk_spark.log.names import LogPaths
 from bk_spark.log.steps import (
     Action,
     CloseLedger,
@@ -27,10 +26,13 @@ from bk_spark.log.steps import (
     Pause,
     Read,
     ReadEntry,
+    ReadTimer,
     RecoverLedger,
+    ReleaseLock,
     Steps,
     Sync,
     TakeLock,
+    TimerRead,
     Transact,
     Unavailable,
     WriteLedger,
@@ -46,20 +48,19 @@ _JITTER: Final = random.Random()
 _T = TypeVar("_T")
 
 
-def run_steps(zk: ZooKeeper, steps: Steps[_T], paths: LogPaths, ledgers: LogLedgers | None) -> _T:
-    """The result of a machine that works on the log at ``paths``. Raises what the machine raises; releases the lock in
-    any case.
+def run_steps(zk: ZooKeeper, steps: Steps[_T], lock_path: str, ledgers: LogLedgers | None) -> _T:
+    """The machine's result. Raises what the machine raises; lets go of the lock whatever happens.
 
     Without ``ledgers`` actions on ledgers fail with InvalidArgumentError.
     """
-    with AdvisoryLock(zk, paths.lock) as lock:
+    with AdvisoryLock(zk, lock_path) as lock:
         session = 0
         try:
             action = next(steps)
             while True:
                 if isinstance(action, Sync):
                     session = zk.session_id
-                event = _perform(zk, action, paths, lock, ledgers)
+                event = _perform(zk, action, lock, ledgers)
                 if isinstance(action, Sync | Read | ListChildren) and zk.session_id != session:
                     # The new session's server may be behind what the old one was synced to.
                     event = Unavailable("the session with ZooKeeper ended")
@@ -69,10 +70,10 @@ def run_steps(zk: ZooKeeper, steps: Steps[_T], paths: LogPaths, ledgers: LogLedg
             return result
 
 
-def _perform(zk: ZooKeeper, action: Action, paths: LogPaths, lock: AdvisoryLock, ledgers: LogLedgers | None) -> Event:
+def _perform(zk: ZooKeeper, action: Action, lock: AdvisoryLock, ledgers: LogLedgers | None) -> Event:
     match action:
         case Sync() | Read() | ListChildren():
-            return _read(zk, action, paths)
+            return _read(zk, action)
         case Transact(operations):
             try:
                 zk.transaction(operations)
@@ -84,6 +85,10 @@ def _perform(zk: ZooKeeper, action: Action, paths: LogPaths, lock: AdvisoryLock,
                 return Unavailable(str(error))
         case TakeLock():
             lock.try_take()
+        case ReleaseLock():
+            lock.release()
+        case ReadTimer():
+            return TimerRead(time.monotonic_ns() // 1_000_000)
         case Pause(about_ms):
             time.sleep(about_ms * _JITTER.uniform(0.5, 1.5) / 1000)
         case _:
@@ -91,19 +96,17 @@ def _perform(zk: ZooKeeper, action: Action, paths: LogPaths, lock: AdvisoryLock,
     return Done()
 
 
-def _read(zk: ZooKeeper, action: Sync | Read | ListChildren, paths: LogPaths) -> Event:
+def _read(zk: ZooKeeper, action: Sync | Read | ListChildren) -> Event:
     try:
         match action:
             case Sync(path):
                 zk.sync(path)
-                if not zk.clock.is_fresh(zk.session_id):
-                    zk.measure_time(paths.clock)
                 return Done()
-            case Read(names):
-                return Found(zk.get_many(names))
+            case Read(paths):
+                return Found(zk.get_many(paths))
             case ListChildren(path):
-                children = zk.children(path)
-                return Listed(None if children is None else tuple(children))
+                names = zk.children(path)
+                return Listed(None if names is None else tuple(names))
     except MetadataUnavailableError as error:
         return Unavailable(str(error))
 

@@ -12,9 +12,9 @@ The steps, in this order (the last is the caller's, after the transaction took e
 
 Every transaction checks the versions of all that was read for it, and that the log is still the same log.
 
-The order of reading matters in one place: the znode of the run before registrations of its ledgers. Who
-condemns a ledger writes the run's znode in the same transaction, so one check of the run's version covers
-all its registrations, however many ledgers the commit names.
+The order of reading matters in one place: the znode of the run before registrations of its ledgers. Whoever
+changes a registration writes the run's znode in the same transaction, so one check of the run's version covers
+all its registrations, however many ledgers the commit names; and they are read once, however often others are faster.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from bk_spark.bookie.zookeeper import CheckOp, TransactionOp
+from bk_spark.bookie.zookeeper import CheckOp, SetOp, TransactionOp
 from bk_spark.log.append import Append, plan_append, read_head
 from bk_spark.log.applications import advance, check_ledgers, check_run, is_done, told_of_repetition
 from bk_spark.log.formats import MAX_APPLICATION_BYTES, Application, decode_application, encode_application
@@ -43,6 +43,7 @@ class BatchCommit:
     def __init__(self, paths: LogPaths, request: CommitRequest) -> None:
         self.paths = paths
         self._request = request
+        self._segments = SegmentTable.of(_segments(request.ranges))
 
     @property
     def what(self) -> str:
@@ -58,15 +59,20 @@ class BatchCommit:
     ) -> AlreadyDone[CommitResult] | Plan[CommitResult]:
         """Raises NoSuchLogError, LogReplacedError, RunRetiredError, BatchRefusedError, LedgerRefusedError,
         LogTailOpenError; MetadataFormatError where a znode cannot be understood."""
-        return _decide(readings, self.paths, self._request, now_ms, maybe)
+        return _decide(readings, self.paths, self._request, self._segments, now_ms, maybe)
 
 
 def _decide(
-    readings: Readings, paths: LogPaths, request: CommitRequest, now_ms: int, maybe: CommitResult | None
+    readings: Readings,
+    paths: LogPaths,
+    request: CommitRequest,
+    segments: SegmentTable,
+    now_ms: int,
+    maybe: CommitResult | None,
 ) -> AlreadyDone[CommitResult] | Plan[CommitResult]:
     ranges = request.ranges
     app_path, run_path = paths.app(request.app), paths.run(request.app, request.run)
-    readings.require(paths.head, app_path, *([run_path] if ranges else []))
+    readings.require(paths.head, app_path, run_path)
     read = read_head(readings, paths)
     app_znode = readings.get(app_path)
     application = None if app_znode is None else decode_application(app_znode.data, app_path)
@@ -74,15 +80,17 @@ def _decide(
     if application is not None and is_done(application, request, paths.name):
         return AlreadyDone(_already_done(application, request, maybe, paths.name))
 
-    run_operations: tuple[TransactionOp, ...] = ()
-    if ranges:
-        run = readings.get(run_path)
-        if run is None:
-            raise LedgerRefusedError(
-                f"log {paths.name}: no ledger is registered for application {request.app!r}, run {request.run}"
-            )
-        run_operations = (CheckOp(run_path, run.version),)
+    run = readings.get(run_path)
+    if ranges and run is None:
+        raise LedgerRefusedError(
+            f"log {paths.name}: no ledger is registered for application {request.app!r}, run {request.run}"
+        )
     ledgers = check_ledgers(readings, paths, application, request)
+    run_operations: tuple[TransactionOp, ...] = ()
+    if run is not None and ledgers.operations:
+        run_operations = (SetOp(run_path, run.data, run.version),)
+    elif run is not None and ranges:
+        run_operations = (CheckOp(run_path, run.version),)
 
     # Last, since it may fence a ledger: the batch is not refused any more but by a conflict.
     time_ms = max(now_ms, read.head.last_commit_time_ms)
@@ -92,7 +100,7 @@ def _decide(
     if ranges or request.overwrite:
         tail = seal_tail(readings, paths, read.head, fence=request.fence_tail, remedy=_REMEDY)
         start, tail_operations = tail.end_offset, tail.operations
-        added = SegmentTable.of([*tail.segments, *_segments(ranges, start, time_ms)])
+        added = SegmentTable.concat([SegmentTable.of(tail.segments), segments.moved(start, time_ms)])
         append = plan_append(readings, paths, read, added, time_ms, tail.tail, overwrite=request.overwrite)
     end = append.head.next_offset
 
@@ -141,8 +149,9 @@ def _encode(application: Application, paths: LogPaths) -> bytes:
     return data
 
 
-def _segments(ranges: Iterable[LedgerRange], start: int, time_ms: int) -> Iterable[Segment]:
-    offset = start
+def _segments(ranges: Iterable[LedgerRange]) -> Iterable[Segment]:
+    """From offset 0 on; where they will be and when is not known before the log is read."""
+    offset = 0
     for part in ranges:
-        yield Segment(part.ledger_id, part.first_entry, part.last_entry, offset, part.rows, part.size_bytes, time_ms)
+        yield Segment(part.ledger_id, part.first_entry, part.last_entry, offset, part.rows, part.size_bytes, 0)
         offset += part.entries

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from bk_spark.bookie.zookeeper import CheckOp, DeleteOp, SetOp, TransactionOp, Znode
 from bk_spark.log.append import read_head
+from bk_spark.log.changes import change_steps
 from bk_spark.log.formats import (
     Application,
     Registration,
@@ -21,8 +22,8 @@ from bk_spark.log.formats import (
     encode_registration,
 )
 from bk_spark.log.names import LogPaths
-from bk_spark.log.plan import AlreadyDone, Plan, Readings
-from bk_spark.log.reading import background_steps, children_steps, read_steps
+from bk_spark.log.plan import AlreadyDone, Plan, Readings, StaleError
+from bk_spark.log.reading import children_steps, read_steps
 from bk_spark.log.reap_rules import Holder, ReapLimits, Run
 from bk_spark.log.reaping import ledger_ids_of, parts_of
 from bk_spark.log.references import ListView, listed_now
@@ -108,9 +109,9 @@ class MarkCommitted(_Removal):
     ) -> AlreadyDone[tuple[str, ...]] | Plan[tuple[str, ...]]:
         """Raises NoSuchLogError, LogReplacedError, MetadataFormatError."""
         paths, run = self.paths, self._run
-        holder_path = run.holder_path(paths)
-        readings.require(paths.head, holder_path)
-        readings.require(*(run.registration(paths, ledger_id) for ledger_id in self._last_entries))
+        holder_path, run_path = run.holder_path(paths), run.path(paths)
+        readings.require(paths.head, holder_path, run_path)
+        readings.require_covered(run_path, *(run.registration(paths, ledger_id) for ledger_id in self._last_entries))
         read_head(readings, paths)
         application = _anonymous(readings.get(holder_path), holder_path)
         if application is None:
@@ -125,9 +126,20 @@ class MarkCommitted(_Removal):
                 writes.append(SetOp(path, data, znode.version))
         if not writes:
             return AlreadyDone(())
-        holder_znode = readings.get(holder_path)
+        holder_znode, run_znode = readings.get(holder_path), readings.get(run_path)
         assert holder_znode is not None
-        return Plan((), (CheckOp(paths.identity, -1), CheckOp(holder_path, holder_znode.version), *writes), ())
+        if run_znode is None:
+            raise StaleError(f"{run_path} is missing")
+        return Plan(
+            (),
+            (
+                CheckOp(paths.identity, -1),
+                CheckOp(holder_path, holder_znode.version),
+                SetOp(run_path, run_znode.data, run_znode.version),
+                *writes,
+            ),
+            (),
+        )
 
 
 class Forget(_Removal):
@@ -232,19 +244,19 @@ def forget_steps(
                     return ()
                 last_entries[ledger_id] = last_entry
             if last_entries:
-                yield from background_steps(MarkCommitted(paths, limits, run, last_entries), now_ms)
-    return (yield from background_steps(Forget(paths, limits, app_key), now_ms))
+                yield from change_steps(MarkCommitted(paths, limits, run, last_entries), now_ms)
+    return (yield from change_steps(Forget(paths, limits, app_key), now_ms))
 
 
 def is_refused(registration: Registration) -> bool:
     """Whether a batch that names entries which were committed before is refused for this registration alone."""
-    return registration.condemned or registration.last_committed_entry is not None
+    return bool(registration.condemned_time_ms) or registration.last_committed_entry is not None
 
 
 def is_forgettable(znode: Znode, path: str, now_ms: int, limits: ReapLimits) -> bool:
     """Whether the application at ``path`` had no name, and was done long ago. Raises MetadataFormatError."""
-    # Its one commit is the last that was written there.
-    return _anonymous(znode, path) is not None and now_ms - znode.mtime_ms >= limits.forget_anonymous_ms
+    application = _anonymous(znode, path)
+    return application is not None and now_ms - application.commit_time_ms >= limits.forget_anonymous_ms
 
 
 def _anonymous(znode: Znode | None, path: str) -> Application | None:

@@ -1,7 +1,8 @@
-"""The log's advisory lock: ``<log>/lock``, an ephemeral znode whose content is a token of its holder.
+"""The log's advisory lock: a queue of ephemeral znodes below ``<log>/lock``. Who is first in it holds the lock.
 
-It only saves work where many commit at once. Correctness rests on versions, so nobody waits for it for
-long: a lock that one holder keeps for the whole wait is broken (its release may have been lost).
+It keeps a change from starving where many want to write the head (:mod:`bk_spark.log.changes`). Correctness rests on
+versions, so nobody waits for ever: a holder that stays for ``hold_ms`` is removed (it hangs, or its session has not
+expired yet), and who is not first after ``wait_ms`` goes on without the lock.
 """
 
 from __future__ import annotations
@@ -14,41 +15,47 @@ import uuid
 from types import TracebackType
 from typing import Final
 
-from bk_spark.bookie.zookeeper import Znode, ZooKeeper
-from bk_spark.protocol.errors import MetadataError, NodeExistsError
+from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.protocol.errors import MetadataError, NoNodeError
 
 _LOG: Final = logging.getLogger(__name__)
 
-DEFAULT_WAIT_MS: Final = 5_000
+#: Longer than a change of any usual size takes to read and send; short for who waits behind one that hangs.
+DEFAULT_HOLD_MS: Final = 5_000
+DEFAULT_WAIT_MS: Final = 30_000
 
 
 class AdvisoryLock:
-    """A context manager that releases the lock, if :meth:`try_take` was called and got it. For one thread."""
+    """A context manager that lets go of the lock at its end. For one thread."""
 
-    def __init__(self, zk: ZooKeeper, path: str, wait_ms: int = DEFAULT_WAIT_MS) -> None:
+    def __init__(
+        self, zk: ZooKeeper, path: str, *, hold_ms: int = DEFAULT_HOLD_MS, wait_ms: int = DEFAULT_WAIT_MS
+    ) -> None:
         self._zk = zk
         self._path = path
-        self._wait_ms = wait_ms
-        # Tells this holder from others of the same session.
-        self._token = uuid.uuid4().bytes
+        self._hold_s = hold_ms / 1000
+        self._wait_s = wait_ms / 1000
+        #: Tells this one's places from those of others in the same session.
+        self._token = uuid.uuid4().hex
+        #: Whether there may be a place of this one in the queue; its name, where it is known.
         self._asked = False
+        self._place: str | None = None
 
     def try_take(self) -> bool:
-        """Whether the lock is held after waiting ``wait_ms`` for it. ZooKeeper's failures count as no."""
-        self._asked = True
+        """Whether the lock is held now: at once where it was held already, else after waiting for it. ZooKeeper's
+        failures count as no."""
         try:
-            first = holder = self._create()
-            deadline = time.monotonic() + self._wait_ms / 1000
-            while (holder is None or holder.data != self._token) and time.monotonic() < deadline:
-                if holder is None or self._left(deadline):
-                    holder = self._create()
-            if holder is not None and first is not None and holder.data == first.data != self._token:
-                self._delete_if(first.data)
-                holder = self._create()
+            return self._take()
         except MetadataError as error:
             _LOG.info("going on without the lock %s: %s", self._path, error)
             return False
-        return holder is not None and holder.data == self._token
+
+    def release(self) -> None:
+        """Leave the queue. Safe to repeat. Where this fails the session's end does it, or who waits for too long."""
+        if self._asked:
+            self._asked, place, self._place = False, self._place, None
+            with contextlib.suppress(MetadataError):
+                self._leave([place] if place is not None else self._queue())
 
     def __enter__(self) -> AdvisoryLock:
         return self
@@ -56,25 +63,53 @@ class AdvisoryLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._asked:
-            # The session's end, or another who wants the lock, removes it where this fails.
-            with contextlib.suppress(MetadataError):
-                self._delete_if(self._token)
+        self.release()
 
-    def _create(self) -> Znode | None:
-        """The holder's znode after an attempt to make it, or None where it was just released."""
-        with contextlib.suppress(NodeExistsError):
-            self._zk.create(self._path, self._token, ephemeral=True)
-        return self._zk.get(self._path)
+    def _take(self) -> bool:
+        if not (self._asked and any(map(self._is_mine, self._queue()))):
+            # Where the answer is lost, there may be a place whose name nobody has told.
+            self._asked, self._place = True, None
+            made = self._zk.create(f"{self._path}/{self._token}-", ephemeral=True, sequence=True)
+            self._place = made.rpartition("/")[2]
+        deadline = time.monotonic() + self._wait_s
+        holder, since = "", 0.0
+        while True:
+            queue = self._queue()
+            place = next((index for index, name in enumerate(queue) if self._is_mine(name)), None)
+            if place is None:
+                # Others took this one for a holder that hangs.
+                return False
+            if place == 0:
+                return True
+            now = time.monotonic()
+            if queue[0] != holder:
+                holder, since = queue[0], now
+            if now >= since + self._hold_s:
+                _LOG.info("the lock %s was held for %.1f s: it is taken away from %s", self._path, now - since, holder)
+                self._remove(holder)
+            elif now >= deadline:
+                self.release()
+                return False
+            else:
+                self._wait_for(queue[place - 1], min(since + self._hold_s, deadline) - now)
 
-    def _left(self, deadline: float) -> bool:
-        """Whether the holder released the lock before ``deadline``."""
-        released = threading.Event()
-        if self._zk.exists(self._path, watch=lambda _: released.set()) is None:
-            return True
-        return released.wait(max(0.0, deadline - time.monotonic()))
+    def _is_mine(self, name: str) -> bool:
+        return name.startswith(self._token)
 
-    def _delete_if(self, token: bytes) -> None:
-        znode = self._zk.get(self._path)
-        if znode is not None and znode.data == token:
-            self._zk.delete(self._path, znode.version)
+    def _queue(self) -> list[str]:
+        """Who is in the queue, the first one first."""
+        return sorted(self._zk.children(self._path) or (), key=lambda name: name.rpartition("-")[2])
+
+    def _wait_for(self, name: str, seconds: float) -> None:
+        """Until ``name`` leaves the queue, or so long."""
+        left = threading.Event()
+        if self._zk.exists(f"{self._path}/{name}", watch=lambda _: left.set()) is not None:
+            left.wait(seconds)
+
+    def _leave(self, names: list[str]) -> None:
+        for name in filter(self._is_mine, names):
+            self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(NoNodeError):
+            self._zk.delete(f"{self._path}/{name}")

@@ -16,7 +16,8 @@
     <root>/<log>/owner                        the log writer that holds the tail open, ephemeral
     <root>/<log>/policy                       retention
     <root>/<log>/maintenance                  when maintenance was last begun
-    <root>/<log>/lock                         advisory lock, ephemeral
+    <root>/<log>/lock                         queue of the advisory lock
+    <root>/<log>/lock/<token>-<n>             a place in it, ephemeral; who has the lowest n holds the lock
 
 The znode named after the log id ties a transaction to one log: a log made again under an old name has
 another id, so an operation that checks the znode fails, whatever versions the new log's znodes have.
@@ -172,10 +173,6 @@ class LogPaths:
     @property
     def lock(self) -> str:
         return f"{self.head}/lock"
-
-    @property
-    def clock(self) -> str:
-        return clock_path(self.root)
 
 
 def app_key(app: str) -> str:

@@ -41,9 +41,14 @@ class CommitResult:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Read these znodes too, in this order, and ask again."""
+    """Read these znodes too, in this order, and ask again.
+
+    With ``covered_by``, a znode that was read before them: whoever changes or deletes one of these writes that one in
+    the same transaction. So as long as it is what it was, what was read of these stays true.
+    """
 
     paths: tuple[str, ...]
+    covered_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +85,10 @@ class Plan(Generic[_T]):
 class MissingError(Exception):
     """Raised inside of a decision for znodes not read yet; ends as :class:`Need`."""
 
-    def __init__(self, paths: Iterable[str]) -> None:
+    def __init__(self, paths: Iterable[str], covered_by: str | None = None) -> None:
         super().__init__()
         self.paths = tuple(paths)
+        self.covered_by = covered_by
 
 
 class NotClosedError(Exception):
@@ -109,15 +115,29 @@ class Readings:
     def __init__(self, znodes: Mapping[str, Znode | None], ends: Mapping[int, Closed] | None = None) -> None:
         self._znodes = znodes
         self._ends = ends or {}
+        self._covered: set[str] = set()
+        #: What was asked for, in this order, but for what another znode covers.
+        self.used: dict[str, None] = {}
 
     def require(self, *paths: str) -> None:
         """Ask for all of ``paths`` at once, as far as they are not read."""
+        self.used.update(dict.fromkeys(paths))
         missing = [path for path in dict.fromkeys(paths) if path not in self._znodes]
         if missing:
             raise MissingError(missing)
 
+    def require_covered(self, by: str, *paths: str) -> None:
+        """The same for znodes that nobody changes or deletes without writing ``by``, see :class:`Need`. The decision
+        must hold its transaction to the version of ``by``."""
+        self.require(by)
+        self._covered.update(paths)
+        missing = [path for path in dict.fromkeys(paths) if path not in self._znodes]
+        if missing:
+            raise MissingError(missing, by)
+
     def get(self, path: str) -> Znode | None:
-        self.require(path)
+        if path not in self._covered:
+            self.require(path)
         return self._znodes[path]
 
     def closed(self, ledger_id: int) -> Closed:

@@ -7,23 +7,24 @@ several znodes at once is decided by a :class:`bk_spark.log.changes.Change`, who
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from bk_spark.bookie.zookeeper import Znode
 from bk_spark.log.append import ReadHead, head_of
 from bk_spark.log.changes import (
     CONFLICT_PAUSE_MS,
-    MAX_CONFLICTS,
     MAX_UNAVAILABLE,
     UNAVAILABLE_PAUSE_MS,
     Change,
-    change_steps,
     step_of,
 )
 from bk_spark.log.names import LogPaths
 from bk_spark.log.plan import AlreadyDone, Need, NeedClosed, Plan, Readings
-from bk_spark.log.steps import Done, Event, Found, ListChildren, Listed, Pause, Read, Steps, Sync, TakeLock, Unavailable
+from bk_spark.log.steps import Done, Event, Found, ListChildren, Listed, Pause, Read, Steps, Sync, Unavailable
 from bk_spark.protocol.errors import MetadataConflictError, MetadataUnavailableError
+
+#: Of what a change would come to now, where they do not fit each other.
+_MAX_READINGS: Final = 20
 
 _T = TypeVar("_T")
 
@@ -70,23 +71,10 @@ def _until_answered(paths: LogPaths, action: Sync | Read | ListChildren) -> Step
     return event
 
 
-def background_steps(change: Change[_T], now_ms: Callable[[], int]) -> Steps[_T]:
-    """Carry out ``change``, in a long row of changes that nobody waits for: it leaves the advisory lock to others."""
-    steps = change_steps(change, now_ms)
-    event: Event | None = None
-    while True:
-        try:
-            action = next(steps) if event is None else steps.send(event)
-        except StopIteration as end:
-            result: _T = end.value
-            return result
-        event = yield Pause(CONFLICT_PAUSE_MS) if isinstance(action, TakeLock) else action
-
-
 def decision_steps(change: Change[_T], now_ms: Callable[[], int]) -> Steps[_T]:
     """What ``change`` would come to now; nothing is sent. Raises what it raises, and MetadataConflictError where
     readings do not fit each other."""
-    for _ in range(MAX_CONFLICTS):
+    for _ in range(_MAX_READINGS):
         yield from sync_steps(change.paths)
         znodes: dict[str, Znode | None] = {}
         step = step_of(change, Readings(znodes), now_ms())

@@ -21,17 +21,16 @@ from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 
-from bk_spark.log.changes import Change
+from bk_spark.log.changes import Change, change_steps
 from bk_spark.log.housekeeping import RemoveAppended, RemovePages, RemoveRuns, forget_steps, is_forgettable
 from bk_spark.log.names import LogPaths
 from bk_spark.log.parts import in_parts
-from bk_spark.log.reading import background_steps, children_steps, decision_steps, read_steps, sync_steps
+from bk_spark.log.reading import children_steps, decision_steps, read_steps, sync_steps
 from bk_spark.log.reap_rules import ReapLimits, Reason, Run
 from bk_spark.log.reaping import Condemn, DeleteLedgers, ledger_ids_of, made_together, parts_of
 from bk_spark.log.references import ListView, view_steps
 from bk_spark.log.steps import Closed, Failed, RecoverLedger, Steps
 from bk_spark.protocol.errors import (
-    ClockDifferenceError,
     MetadataConflictError,
     MetadataFormatError,
     MetadataUnavailableError,
@@ -80,26 +79,21 @@ def reap_steps(
     paths: LogPaths,
     ledger_path: Callable[[int], str],
     now_ms: Callable[[], int],
-    check_clock: Callable[[], object],
     limits: ReapLimits | None = None,
     *,
     dry_run: bool = False,
     on_progress: OnReapProgress | None = None,
 ) -> Steps[ReapReport]:
-    """One round. ``ledger_path`` gives the znode of a ledger's metadata; ``now_ms`` the cluster's time, or a little
-    less; ``check_clock`` raises ClockDifferenceError where this machine's clock and the cluster's disagree.
+    """One round. ``ledger_path`` gives the znode of a ledger's metadata, ``now_ms`` Unix time.
 
-    Raises ClockDifferenceError, NoSuchLogError, LogReplacedError; MetadataFormatError, MetadataUnavailableError or the
-    ledger client's error where the list cannot be read: then nothing was done.
+    Raises NoSuchLogError, LogReplacedError; MetadataFormatError, MetadataUnavailableError or the ledger client's error
+    where the list cannot be read: then nothing was done.
     """
     view = yield from view_steps(paths)
-    if not dry_run:
-        check_clock()
-    limits = limits or ReapLimits()
-    round_ = _Round(paths, ledger_path, now_ms, check_clock, limits, view, dry_run=dry_run, on_progress=on_progress)
+    round_ = _Round(paths, ledger_path, now_ms, limits or ReapLimits(), view, dry_run=dry_run, on_progress=on_progress)
     try:
         yield from round_.reap()
-    except (MetadataUnavailableError, ClockDifferenceError) as error:
+    except MetadataUnavailableError as error:
         round_.fail(paths.head, error)
     return round_.report()
 
@@ -109,7 +103,6 @@ class _Round:
     paths: LogPaths
     ledger_path: Callable[[int], str]
     now_ms: Callable[[], int]
-    check_clock: Callable[[], object]
     limits: ReapLimits
     view: ListView
     dry_run: bool
@@ -265,7 +258,6 @@ class _Round:
                     if self.dry_run:
                         self.removed.append(path)
                     else:
-                        self.check_clock()
                         self.removed += yield from forget_steps(
                             self.paths, self.view, app_key, self.now_ms, self.limits
                         )
@@ -294,8 +286,7 @@ class _Round:
         try:
             if self.dry_run:
                 return (yield from decision_steps(change, self.now_ms))
-            self.check_clock()
-            return (yield from background_steps(change, self.now_ms))
+            return (yield from change_steps(change, self.now_ms))
         except (MetadataConflictError, MetadataFormatError) as error:
             self.fail(what, error)
             return None

@@ -3,7 +3,7 @@
 Both check, besides the log's identity, the version of the head on which it is known that no segment refers to the
 ledger, and the application in which it is not in use. Condemning writes the znode of the ledger's run: a commit, which
 checks that znode, cannot list a ledger that it looked up before. From then on nothing can list the ledger.
-Deleting checks all of it once more.
+Deleting checks all of it once more, and writes the run's znode, too: whoever changes a registration does.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ def parts_of(paths: LogPaths, run: Run, ledger_ids: Sequence[int]) -> Iterator[S
 
 @dataclass(frozen=True, slots=True)
 class Condemned:
-    """``now``: condemned by this change. ``before``: ledger -> when it was condemned, by
-    the cluster's clock. ``failed``: ledger -> why nothing
+    """``now``: condemned by this change. ``before``: ledger -> when it was condemned. ``failed``: ledger -> why nothing
     can be said about it. Others that were asked about are to be left."""
 
     now: Mapping[int, Reason]
@@ -92,7 +91,7 @@ class Condemn:
         known = _Known.of(readings, paths, self._view, run)
         run_path = run.path(paths)
         registrations = [run.registration(paths, ledger_id) for ledger_id in self._ledger_ids]
-        readings.require(run_path, *registrations)
+        readings.require_covered(run_path, *registrations)
         run_znode = readings.get(run_path)
 
         now = dict(maybe.now) if maybe else {}
@@ -110,8 +109,8 @@ class Condemn:
             except MetadataFormatError as error:
                 failed[ledger_id] = str(error)
                 continue
-            if registration.condemned:
-                before[ledger_id] = znode.mtime_ms
+            if registration.condemned_time_ms:
+                before[ledger_id] = registration.condemned_time_ms
                 # In an older view of the list, it may have left it since.
                 if ledger_id in known.references and known.read.version == self._view.version:
                     failed[ledger_id] = "it is condemned, and yet in the list: it is never deleted"
@@ -126,7 +125,7 @@ class Condemn:
             if last is not None:
                 in_use.append(ledger_id)
                 registration = replace(registration, last_committed_entry=last)
-            data = encode_registration(replace(registration, condemned=True))
+            data = encode_registration(replace(registration, condemned_time_ms=max(now_ms, 1)))
             writes.append(SetOp(path, data, znode.version))
 
         # What a transaction of unknown outcome condemned is this change's work too.
@@ -189,10 +188,10 @@ class DeleteLedgers:
         """Raises NoSuchLogError, LogReplacedError, MetadataConflictError, MetadataFormatError."""
         paths, run = self.paths, self._run
         known = _Known.of(readings, paths, self._view, run)
-        readings.require(
-            *(run.registration(paths, ledger_id) for ledger_id in self._ledger_ids),
-            *map(self._ledger_path, self._ledger_ids),
-        )
+        run_path = run.path(paths)
+        readings.require_covered(run_path, *(run.registration(paths, ledger_id) for ledger_id in self._ledger_ids))
+        readings.require(*map(self._ledger_path, self._ledger_ids))
+        run_znode = readings.get(run_path)
         gone: list[int] = []
         deletions: list[TransactionOp] = []
         for ledger_id in self._ledger_ids:
@@ -201,9 +200,10 @@ class DeleteLedgers:
             if znode is None:
                 gone.append(ledger_id)
                 continue
+            condemned_ms = decode_registration(znode.data, path).condemned_time_ms
             if (
-                not decode_registration(znode.data, path).condemned
-                or now_ms - znode.mtime_ms < self._limits.delete_grace_ms
+                not condemned_ms
+                or now_ms - condemned_ms < self._limits.delete_grace_ms
                 or ledger_id in known.references
                 or known.holder.last_in_use(ledger_id) is not None
             ):
@@ -218,7 +218,18 @@ class DeleteLedgers:
             gone.append(ledger_id)
         if not deletions:
             return AlreadyDone(tuple(gone))
-        return Plan((), (*known.checks(paths), *known.holder_operations(paths, ()), *deletions), tuple(gone))
+        if run_znode is None:
+            raise StaleError(f"{run_path} is missing")
+        return Plan(
+            (),
+            (
+                *known.checks(paths),
+                *known.holder_operations(paths, ()),
+                SetOp(run_path, run_znode.data, run_znode.version),
+                *deletions,
+            ),
+            tuple(gone),
+        )
 
 
 def made_together(registration: Znode, metadata: Znode) -> bool:
@@ -240,7 +251,7 @@ class _Known:
 
     @classmethod
     def of(cls, readings: Readings, paths: LogPaths, view: ListView, run: Run) -> _Known:
-        readings.require(paths.head)
+        readings.require(paths.head, run.holder_path(paths), run.path(paths))
         read, references = listed_now(readings, paths, view)
         if run.app_key == INDEX and read.head.index != view.head.index:
             raise MetadataConflictError(f"log {paths.name}: more of its list was moved into index ledgers meanwhile")

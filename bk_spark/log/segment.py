@@ -19,10 +19,6 @@ Int64Column = npt.NDArray[np.int64]
 MAX_SEGMENT_ENTRIES: Final = 1 << 40
 MAX_SEGMENT_ROWS: Final = 1 << 46
 MAX_SEGMENT_BYTES: Final = 1 << 46
-#: A commit's time is the cluster's, a little before the commit: what is known of that time errs to the early side (by a
-#: call's time at most), and a transaction comes after its decision (by a session's time at most: then it is refused).
-#: Who drops what is old by commit times allows for so much.
-COMMIT_TIME_LAG_MS: Final = 2 * 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +26,7 @@ class Segment:
     """Entries ``first_entry`` to ``last_entry`` (inclusive) of one ledger, at log offset ``base_offset``.
 
     ``last_entry`` is None for an open tail: a ledger still being written. ``size_bytes`` counts payload
-    bytes, ``commit_time_ms`` is Unix time by the cluster's clock.
+    bytes, ``commit_time_ms`` is Unix time.
     """
 
     ledger_id: int
@@ -113,6 +109,12 @@ class SegmentTable:
 
     def __len__(self) -> int:
         return len(self.entries)
+
+    def moved(self, offset: int, commit_time_ms: int) -> SegmentTable:
+        """The same segments with the first one at ``offset``, committed at this time."""
+        by = offset - int(self.base_offset[0]) if len(self) else 0
+        times = np.full(len(self), commit_time_ms, np.int64)
+        return replace(self, base_offset=self.base_offset + by, commit_time_ms=times)
 
     def __getitem__(self, part: slice) -> SegmentTable:
         return SegmentTable(*(column[part] for column in self.columns))

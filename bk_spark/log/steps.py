@@ -5,11 +5,13 @@ A machine is a generator. It yields one action after another and is sent an even
 ============== ============================================== ==============================================
 action         meaning                                        events
 ============== ============================================== ==============================================
-Sync           bring up to date: the server, and the clock    Done, Unavailable
+Sync           bring the server up to date                    Done, Unavailable
 Read           read znodes, one after another                 Found, Unavailable
 ListChildren   names of a znode's children                    Listed, Unavailable
 Transact       send one transaction                           Done, Conflict, OutcomeUnknown
-TakeLock       try to hold the log's advisory lock            Done (also where it could not be had)
+TakeLock       wait for the log's advisory lock               Done (also where it could not be had)
+ReleaseLock    let go of it, or of the place in its queue     Done
+ReadTimer      look at a clock that only goes forward         TimerRead
 Pause          wait about so long                             Done
 CreateLedger   a new ledger, registered as it is made         Created, Conflict, Failed
 CloseLedger    drain and close a ledger made by CreateLedger  Closed, Failed
@@ -17,8 +19,6 @@ RecoverLedger  fence and close any ledger                     Closed, Failed
 WriteLedger    a new closed ledger with these entries         Created, Conflict, Failed
 ReadEntry      one entry of a closed ledger                   EntryRead, Failed
 ============== ============================================== ==============================================
-
-After ``Sync`` a machine may ask for the time: its ``now_ms`` gives Unix time by the cluster's clock, or a little less.
 
 ``Conflict`` means that the change was refused as a whole; after ``OutcomeUnknown`` it may have taken effect, or
 may still: nothing is sent again before a ``Sync`` and a new reading. After ``Unavailable`` nothing was changed.
@@ -62,6 +62,16 @@ class Transact:
 
 @dataclass(frozen=True, slots=True)
 class TakeLock:
+    """Bounded, whatever its holder does. Repeated, it is asked for again where it was lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseLock:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTimer:
     pass
 
 
@@ -103,6 +113,8 @@ Action = (
     | ListChildren
     | Transact
     | TakeLock
+    | ReleaseLock
+    | ReadTimer
     | Pause
     | CreateLedger
     | CloseLedger
@@ -127,6 +139,13 @@ class Listed:
     """None: there is no such znode."""
 
     names: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class TimerRead:
+    """Only the difference of two of them means anything."""
+
+    elapsed_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +187,9 @@ class Failed:
     error: BookKeeperError
 
 
-Event = Done | Found | Listed | Conflict | OutcomeUnknown | Unavailable | Created | Closed | EntryRead | Failed
+Event = (
+    Done | Found | Listed | TimerRead | Conflict | OutcomeUnknown | Unavailable | Created | Closed | EntryRead | Failed
+)
 
 #: A machine whose result is a ``_T``.
 Steps = Generator[Action, Event, _T]

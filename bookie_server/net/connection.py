@@ -16,6 +16,7 @@ from bk_spark.protocol.digest import Buffer
 from bk_spark.protocol.errors import WireFormatError
 from bk_spark.protocol.framing import Frames
 from bookie_server.bookie_reads import Int32s
+from bookie_server.net.fair_slots import Share
 from bookie_server.net.limits import REQUEST_BYTES
 from bookie_server.net.read_queue import ReadQueue
 from bookie_server.net.receiving import Receiving, check_not_empty, detached
@@ -37,8 +38,12 @@ _PAUSED_BY_FRAMES: Final = 32
 #: Requests of the last receive are still to be handled.
 _PAUSED_BY_TURN: Final = 64
 
+#: Connections closed since they stall are told of once in so many.
+_TELL_EVERY: Final = 100
 #: A round of reads is not made smaller than this.
 _LEAST_ROUND_BYTES: Final = 128 * 1024
+#: For answers that are not larger there is room beyond that for others.
+LITTLE_BYTES: Final = 64 * 1024
 #: Who takes less than this within the timeout takes hardly anything.
 _STALLED_BYTES: Final = 64 * 1024
 
@@ -63,7 +68,9 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._out: list[Buffer] = []
         self._out_bytes = 0
         self._sent_bytes = 0
-        self._unsent_bytes = 0
+        self._share = Share()
+        #: Answers that the peer has not taken.
+        self.unsent_bytes = 0
         #: Since when the peer does not take its answers, and how many bytes it had taken then.
         self._stalled: tuple[float, int] | None = None
         self._pending_adds = 0
@@ -161,8 +168,12 @@ class NativeConnection(asyncio.BufferedProtocol):
             not self.reads.busy
             and self._out_bytes < self._config.answers_high_bytes
             and self._answers_taken.is_set()
-            and self.load.has_room.is_set()
+            and self.load.has_room_for_little.is_set()
         )
+
+    def fits_now(self, size_bytes: int) -> bool:
+        """Whether an answer of so many bytes may be sent where :attr:`may_answer_now`."""
+        return size_bytes <= LITTLE_BYTES or self.load.has_room.is_set()
 
     # --- adds --------------------------------------------------------------------------------------
 
@@ -248,10 +259,15 @@ class NativeConnection(asyncio.BufferedProtocol):
         its answers and there is room for more of all peers; gives how much of ``wanted_bytes`` to read."""
         while True:
             await self.answers_taken()
-            await self.load.has_room.wait()
-            async with self.server.read_slots:
-                if self._answers_taken.is_set() and self.load.has_room.is_set():
+            last_cost = self._share.last_cost
+            asks_little = last_cost is not None and last_cost <= LITTLE_BYTES
+            room = self.load.has_room_for_little if asks_little else self.load.has_room
+            await room.wait()
+            async with self.server.read_slots.slot(self._share) as slot:
+                if self._answers_taken.is_set() and room.is_set():
+                    before_bytes = self._sent_bytes + self._out_bytes
                     yield self.load.round_bytes(wanted_bytes, _LEAST_ROUND_BYTES)
+                    slot.bytes = self._sent_bytes + self._out_bytes - before_bytes
                     self.flush()
                     return
 
@@ -301,8 +317,9 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     def abort_stalled(self) -> None:
         """Close at once, since others wait for what this one holds and does not use."""
+        if self.server.stalled_peers % _TELL_EVERY == 0:
+            _LOG.warning("connection from %s closed: it does not go on, and others wait", self._peer)
         self.server.stalled_peers += 1
-        _LOG.warning("connection from %s closed: it does not go on, and others wait", self._peer)
         self.abort()
 
     def abort(self) -> None:
@@ -310,17 +327,13 @@ class NativeConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def abort_if_stalled(self, now: float) -> None:
-        """Close where the peer took hardly anything for too long."""
+    def stalled_since(self, now: float) -> float | None:
+        """Since when the peer takes hardly anything of its answers; None where it takes them, or has none."""
         if self._transport is not None:
             self._note_unsent(self._transport.get_write_buffer_size())
-        if self._stalled is None or now - self._stalled[0] < self._config.stalled_peer_timeout_ms / 1000:
-            return
-        taken_bytes = self._taken_bytes()
-        if taken_bytes - self._stalled[1] < _STALLED_BYTES:
-            self.abort_stalled()
-        else:
-            self._stalled = now, taken_bytes
+        if self._stalled is not None and self._taken_bytes() - self._stalled[1] >= _STALLED_BYTES:
+            self._stalled = now, self._taken_bytes()
+        return None if self._stalled is None else self._stalled[0]
 
     def hang_up(self) -> None:
         """Close after what was sent."""
@@ -334,8 +347,8 @@ class NativeConnection(asyncio.BufferedProtocol):
         return self._sent_bytes - (0 if self._transport is None else self._transport.get_write_buffer_size())
 
     def _note_unsent(self, size_bytes: int) -> None:
-        if size_bytes != self._unsent_bytes:
-            before, self._unsent_bytes = self._unsent_bytes, size_bytes
+        if size_bytes != self.unsent_bytes:
+            before, self.unsent_bytes = self.unsent_bytes, size_bytes
             self.load.change_unsent(size_bytes - before)
 
     def _note_half_frame(self, *, is_new: bool) -> None:
@@ -356,7 +369,8 @@ class NativeConnection(asyncio.BufferedProtocol):
         receiving, large_frames = self._receiving, self.server.large_frames
         self._has_large = receiving.large_frame_bytes > 0
         if self._has_large:
-            large_frames.progress(self, receiving.large_frame_has_bytes, receiving.large_frame_bytes)
+            now = self._loop.time()
+            large_frames.progress(self, receiving.large_frame_has_bytes, receiving.large_frame_bytes, now)
         else:
             large_frames.end(self)
 

@@ -6,7 +6,7 @@ given in steps, each for at most as much again as has come. So many bytes are gi
 * The oldest of these frames gets its steps nevertheless: one frame is always on its way.
 * Connections with other frames are not read until there is room, first come first served. Where even their beginnings
   are too many, the next one is closed.
-* While one waits, those that were given room and bring hardly anything lose their connections.
+* When one waits, those that were given room and bring hardly anything lose their connections.
 """
 
 from __future__ import annotations
@@ -37,15 +37,19 @@ class Receiver(Protocol):
 
 
 class _Frame:
-    __slots__ = ("given", "has", "looked_at", "looked_has", "needed", "waits")
+    __slots__ = ("given", "has", "moved_at", "moved_has", "needed", "waits")
 
     def __init__(self, needed: int) -> None:
         self.needed = needed
         self.has = self.given = 0
         self.waits = False
-        #: When it was last looked whether something came, and how much was here then.
-        self.looked_at: float | None = None
-        self.looked_has = 0
+        #: Since when hardly anything came (None: not known yet), and how much was here then.
+        self.moved_at: float | None = None
+        self.moved_has = 0
+
+    def note(self, now: float, *, held_up: bool) -> None:
+        if self.moved_at is None or held_up or self.has - self.moved_has >= _STALLED_BYTES:
+            self.moved_at, self.moved_has = now, self.has
 
 
 class LargeFrames:
@@ -63,13 +67,14 @@ class LargeFrames:
         #: In the order in which they began to wait.
         self._waiting: dict[Receiver, _Frame] = {}
 
-    def progress(self, receiver: Receiver, has_bytes: int, needed_bytes: int) -> None:
+    def progress(self, receiver: Receiver, has_bytes: int, needed_bytes: int, now: float) -> None:
         """``has_bytes`` of a frame of ``needed_bytes`` are here, which is not whole yet; holds the receiver where there
         is no room for more."""
         frame = self._frames.get(receiver)
         if frame is None:
             frame = self._frames[receiver] = _Frame(needed_bytes)
         frame.has = has_bytes
+        frame.note(now, held_up=frame.waits)
         if has_bytes < frame.given or frame.waits:
             return
         goes_first = receiver is next(iter(self._frames))
@@ -82,6 +87,7 @@ class LargeFrames:
         receiver.hold_frame()
         if self._waiting_bytes > self._limit_bytes:
             self._close(receiver)
+        self.look(now)
 
     def end(self, receiver: Receiver) -> None:
         """The frame is whole, or the connection gone."""
@@ -95,22 +101,16 @@ class LargeFrames:
             self._serve_waiting()
 
     def look(self, now: float) -> None:
-        """Close who has stalled, if others wait for room."""
-        if not self._waiting:
-            for frame in self._frames.values():
-                frame.looked_at = None
-            return
+        """Close who has stalled, if others wait for room. To be called now and then."""
         stalled = []
         for receiver, frame in self._frames.items():
-            if frame.waits or receiver.paused:
-                frame.looked_at = None
-            elif frame.looked_at is None:
-                frame.looked_at, frame.looked_has = now, frame.has
-            elif now - frame.looked_at >= self._stalled_timeout_s:
-                if frame.has - frame.looked_has < _STALLED_BYTES:
-                    stalled.append(receiver)
-                frame.looked_at, frame.looked_has = now, frame.has
+            frame.note(now, held_up=frame.waits or receiver.paused)
+            assert frame.moved_at is not None
+            if now - frame.moved_at >= self._stalled_timeout_s:
+                stalled.append(receiver)
         for receiver in stalled:
+            if not self._waiting:
+                return
             self._close(receiver)
 
     def _close(self, receiver: Receiver) -> None:
@@ -125,6 +125,9 @@ class LargeFrames:
             return False
         self.bytes += more
         frame.given = wanted
+        if frame.waits:
+            frame.waits, frame.moved_at = False, None  # its time begins anew
+            del self._waiting[receiver]
         receiver.give_room(wanted)
         return True
 
@@ -140,5 +143,3 @@ class LargeFrames:
                 return
             if not had_room:
                 self._waiting_bytes -= frame.has
-            frame.waits = False
-            del self._waiting[receiver]

@@ -51,6 +51,8 @@ class NetConfig:
     #: Where answers or reads of all connections come near their limits, a peer that takes hardly anything for so
     #: long loses its connection.
     stalled_peer_timeout_ms: int = 5_000
+    #: The same where reads of others wait already.
+    stalled_in_the_way_timeout_ms: int = 1_000
     #: Buffers for what has come of frames that do not fit into the common one, all connections; beyond it, they are
     #: not read until there is room.
     max_large_frames_bytes: int = 48 * _MIB

@@ -10,21 +10,31 @@ from bookie_server.net.limits import NetConfig
 
 class Load:
     """Counters over all connections. ``full_changed`` is called when sockets shall not be read, and when they shall
-    again; ``full`` says which. ``excess_bytes()`` is by how much entries that were answered are too many in memory."""
+    again; ``full`` says which. ``room_gone`` is called, soon, when reads begin to wait for
+    peers to take their answers. ``excess_bytes()`` is by how much entries that were answered are too many in memory."""
 
-    def __init__(self, config: NetConfig, full_changed: Callable[[], None], excess_bytes: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        config: NetConfig,
+        full_changed: Callable[[], None],
+        room_gone: Callable[[], None],
+        excess_bytes: Callable[[], int],
+    ) -> None:
         self._config = config
         self._excess_bytes = excess_bytes
         self._full_changed = full_changed
+        self._room_gone = room_gone
         self.full = False
         self.adds = self.adds_bytes = 0
         self.reads = self.reads_bytes = 0
         self.polls = 0
         #: Answers that peers have not taken.
         self.unsent_bytes = 0
-        #: Set while answers may be made.
+        #: Set while answers may be made; the other one, while small ones may.
         self.has_room = asyncio.Event()
         self.has_room.set()
+        self.has_room_for_little = asyncio.Event()
+        self.has_room_for_little.set()
         self._no_adds = asyncio.Event()
         self._no_adds.set()
 
@@ -46,10 +56,17 @@ class Load:
 
     def change_unsent(self, size_bytes: int) -> None:
         self.unsent_bytes += size_bytes
-        if self.unsent_bytes >= self._config.max_unsent_bytes:
-            self.has_room.clear()
-        elif not self.has_room.is_set() and self.unsent_bytes < self._config.max_unsent_bytes * 3 // 4:
+        unsent_bytes, most_bytes = self.unsent_bytes, self._config.max_unsent_bytes
+        if unsent_bytes >= most_bytes:
+            if self.has_room.is_set():
+                self.has_room.clear()
+                asyncio.get_running_loop().call_soon(self._room_gone)
+        elif unsent_bytes < most_bytes * 3 // 4:
             self.has_room.set()
+        if unsent_bytes >= most_bytes * 3 // 2:
+            self.has_room_for_little.clear()
+        elif unsent_bytes < most_bytes * 5 // 4:
+            self.has_room_for_little.set()
         self.look()
 
     @property

@@ -18,6 +18,7 @@ from typing import Final
 from bookie_server.bookie import Bookie
 from bookie_server.net.connection import PAUSED_BY_END, PAUSED_BY_LOAD, NativeConnection
 from bookie_server.net.connections import Connections
+from bookie_server.net.fair_slots import FairSlots
 from bookie_server.net.half_frames import HalfFrames
 from bookie_server.net.large_frames import LargeFrames
 from bookie_server.net.limits import FEW_CONNECTIONS, NetConfig, NoRequestTimes, RequestTimes, connection_limit
@@ -53,9 +54,9 @@ class NativeServer:
         self.disk_space = disk_space
         self.config = config
         self.times: RequestTimes = times or NoRequestTimes()
-        self.load = Load(config, self._load_changed, lambda: bookie.excess_bytes)
+        self.load = Load(config, self._load_changed, self._close_stalled, lambda: bookie.excess_bytes)
         bookie.on_room(self.load.look)
-        self.read_slots = asyncio.Semaphore(config.read_slots)
+        self.read_slots = FairSlots(config.read_slots)
         #: One list of entries, which may be long, is made at a time.
         self.list_slot = asyncio.Semaphore(1)
         self.common_buffer = CommonBuffer(config.max_frame_bytes)
@@ -162,6 +163,18 @@ class NativeServer:
             else:
                 connection.resume(PAUSED_BY_LOAD)
 
+    def _close_stalled(self) -> None:
+        """Hang up on peers that do not take their answers. Where reads of others wait for room, soon: on who stalls
+        longest first, until there will be room."""
+        now, config = asyncio.get_running_loop().time(), self.config
+        wanted_bytes = 0 if self.load.has_room.is_set() else self.load.unsent_bytes - config.max_unsent_bytes // 2
+        stalled = [(connection.stalled_since(now), connection) for connection in self._connections]
+        for since, connection in sorted(((s, c) for s, c in stalled if s is not None), key=lambda one: one[0]):
+            in_the_way = wanted_bytes > 0 and now - since >= config.stalled_in_the_way_timeout_ms / 1000
+            if in_the_way or now - since >= config.stalled_peer_timeout_ms / 1000:
+                wanted_bytes -= connection.unsent_bytes
+                connection.abort_stalled()
+
     def _look_around(self) -> None:
         """Hang up on peers that begin frames and do not finish them; and, where they are in the way of others, on
         those that do not take their answers. And see whether there is room where nobody says it: since flushes fail,
@@ -172,6 +185,5 @@ class NativeServer:
         self.large_frames.look(now)
         self.load.look()
         if self.load.pressing:
-            for connection in self._connections:
-                connection.abort_if_stalled(now)
+            self._close_stalled()
         self._look = loop.call_later(_LOOK_INTERVAL_S, self._look_around)

@@ -109,7 +109,7 @@ class RequestsV2:
         if count == 1 and run.master_key is None and connection.may_answer_now:
             ledger_id, entry_id = int(run.ledger_ids[0]), int(run.entry_ids[0])
             found = self._bookie.read_now(ledger_id, entry_id)
-            if found is not None:
+            if found is not None and connection.fits_now(len(found[1])):
                 code, stored = found
                 if code is Code.OK:
                     connection.send(*wire_v2.read_answer(run.version, ledger_id, entry_id, stored))

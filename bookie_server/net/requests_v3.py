@@ -239,7 +239,7 @@ class RequestsV3:
         if isinstance(handle, LedgerHandle) and not handle.lac_loaded:
             return False
         found = self._bookie.read_now(ledger_id, entry_id)
-        if found is None:
+        if found is None or not self._connection.fits_now(len(found[1])):
             return False
         code, stored = found
         if code is Code.OK:

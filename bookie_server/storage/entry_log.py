@@ -64,7 +64,10 @@ def last_log_id(directory: str) -> int:
         try:
             last = int(text.split(b"\n")[0], 16)
         except ValueError as error:
-            raise CorruptFileError(f"{path} does not hold a log id in hex; remove it to let the logs decide") from error
+            raise CorruptFileError(
+                f"{path} does not hold a log id in hex; put it back from a backup, or move it elsewhere: then the "
+                "names of the entry logs decide"
+            ) from error
     names = os.listdir(directory)
     # A name may be of a compaction under way: "<new>.log.compacting", "<new>.log.<old>.compacted".
     ids = [int(match[1], 16) for match in map(_ANY_NAME.match, names) if match]

@@ -80,10 +80,22 @@ def read_header(fd: int, path: str, size: int, position: int) -> JournalHeader |
 
 def holds_records(path: str) -> bool:
     """Whether anything follows the header; False also for a file whose creation was cut short."""
+    beginning = _beginning(path)
+    return bool(beginning[journal.SEALED_HEADER_BYTES if _is_ours(beginning) else len(_BEGINNING) :].strip(b"\0"))
+
+
+def is_ours(path: str) -> bool:
+    """Whether a bookie of this kind made the file."""
+    return _is_ours(_beginning(path))
+
+
+def _beginning(path: str) -> bytes:
     with open(path, "rb") as file:
-        beginning = file.read(journal.HEADER_BYTES + _SHORT_HEADER_BYTES)
-    ours = beginning[8:12] == SEALS_MARK
-    return bool(beginning[journal.SEALED_HEADER_BYTES if ours else len(_BEGINNING) :].strip(b"\0"))
+        return file.read(journal.HEADER_BYTES + _SHORT_HEADER_BYTES)
+
+
+def _is_ours(beginning: bytes) -> bool:
+    return beginning[8:12] == SEALS_MARK
 
 
 def only_zeros(fd: int, position: int, size: int) -> bool:

@@ -12,10 +12,16 @@ file would prove nothing either: it can only be of a group before.
 *A journal of Apache's* (no seals) is read as Apache's bookie does, up to the first place that is no record.
 There a complete padding that is followed by a plausible record, further on, is taken for damage. That is no proof, for
 payloads can look so, and Apache's bookie may write one batch before it has synced the last; but there is no better.
-Where Apache's bookie was started on the directories since, its mark is behind that place.
 
-Only the newest journal that holds records may end torn; after the records of any other only zeros may follow. (At
-start a torn end is cut off before the next journal begins: see replay.py.)
+*Marks of Apache's bookie*, in its journals and in ours: at its start it reads to the first length of zero, or to the
+end of the file, and marks where its reader then stands. That is four bytes behind our last group, where zeros follow
+that were allocated in advance; four more after each start; or anywhere within a torn group. What follows such a mark is
+what it has passed over. In our journals seals still tell: one of a later group proves damage, and a whole group around
+the mark that the mark is wrong. In its own nothing is looked for: no batch of Apache's begins at such a place.
+
+*A torn end* may be found in the newest journal that holds records, and in one that a journal of Apache's follows: at
+our start it is cut off before the next journal begins (see replay.py), at Apache's it stays. After the records of any
+other journal only zeros may follow.
 
 *A journal whose groups were not synced one by one* (``journalSyncData=false``) may lose any of its last groups in a
 power failure, and keep later ones. It too is read up to the first place that makes no sense.
@@ -55,14 +61,15 @@ _UNIFORM_RUN: Final = 8
 class JournalReader:
     """Reads one journal file from ``offset`` (0: its beginning) to its end.
 
-    ``is_last`` says that no later journal holds records. After :meth:`items` was exhausted, ``position`` is where
-    the records end and ``torn`` whether something was cut off there. Raises CorruptFileError (file and offset in
-    its text) for an unknown header or damage.
+    ``may_end_torn``: no later journal holds records, or the next one that does is Apache's. After :meth:`items` was
+    exhausted, ``position`` is where the records end and ``torn`` whether something was cut off there. Raises
+    CorruptFileError (file and offset in its text) for an unknown header, damage, or an offset that cannot be.
     """
 
-    def __init__(self, path: str, offset: int = 0, *, is_last: bool = True) -> None:
+    def __init__(self, path: str, offset: int = 0, *, may_end_torn: bool = True) -> None:
         self.path = path
-        self._is_last = is_last
+        self._may_end_torn = may_end_torn
+        self._mark = offset
         self._nonce: bytes | None = None
         self.position = offset
         self.torn = False
@@ -85,16 +92,12 @@ class JournalReader:
             os.close(fd)
 
     def _check_start(self, header: JournalHeader | None, size: int) -> None:
-        """The mark must be a place where a group can begin."""
-        end = 0 if header is None else size
+        """The mark must be within the file. Where the header was not written, Apache's reader counted it as records."""
+        end = journal.HEADER_BYTES - 1 if header is None else size
         if self.position > end:
             raise CorruptFileError(
-                f"lastMark names offset {self.position} of journal {self.path}, which ends at {end}: acknowledged "
-                f"entries may be missing; {REMEDY}"
-            )
-        if header is not None and header.nonce is not None and self.position % journal.ALIGNMENT_BYTES:
-            raise CorruptFileError(
-                f"lastMark names offset {self.position} of journal {self.path}, where no group can begin; {REMEDY}"
+                f"lastMark names offset {self.position} of journal {self.path}, which ends at "
+                f"{0 if header is None else size}: acknowledged entries may be missing; {REMEDY}"
             )
 
     def _read_records(self, fd: int, size: int) -> Iterator[JournalItem]:
@@ -116,31 +119,54 @@ class JournalReader:
         self.torn = not only_zeros(fd, self.position, size)
         if not self.torn:
             return
-        if not self._is_last:
+        if not self._may_end_torn:
             raise CorruptFileError(
                 f"journal {self.path} is damaged at offset {self.position}: what follows is no record, and later "
                 f"journals hold records; {REMEDY}"
             )
-        later = self._find_later_group(fd, size) if self.synced_groups else None
+        later = self._find_batch(fd, size) if self._nonce is None else self._find_group(fd, size)
         if later is not None:
             raise CorruptFileError(
                 f"journal {self.path} is damaged at offset {self.position}: what follows is no record, but "
                 f"records synced later begin at offset {later}; {REMEDY}"
             )
 
-    def _find_later_group(self, fd: int, size: int) -> int | None:
-        """Offset of a group that was written after the one at, or around, ``position``; None if there is none."""
-        if self._nonce is None:
-            found = (_start_after(fd, at, size) for at in _find(fd, _PADDING_MARK, self.position, size))
-        else:
-            found = (self._sealed_start(fd, at) for at in _find(fd, self._nonce, self.position, size))
+    def _find_batch(self, fd: int, size: int) -> int | None:
+        """Where a batch of Apache's seems to begin behind ``position``; None if none does, or none is looked for."""
+        if self._mark % journal.ALIGNMENT_BYTES:
+            return None
+        found = (_start_after(fd, at, size) for at in _find(fd, _PADDING_MARK, self.position, size))
         return next((start for start in found if start is not None and start > self.position), None)
 
-    def _sealed_start(self, fd: int, at: int) -> int | None:
-        """Where the group begins whose seal is at ``at``; None if no whole seal is there."""
+    def _find_group(self, fd: int, size: int) -> int | None:
+        """Where a group of ours begins that was written after the one at, or around, ``position``, and after that one
+        was synced; None if there is none. Raises CorruptFileError where ``position`` is within a whole group."""
         assert self._nonce is not None
-        seal = journal.seal_at(read_at(fd, PADDING.size + SEAL.size, at - PADDING.size), 0, self._nonce)
-        return None if seal is None else seal.start
+        for at in _find(fd, self._nonce, self.position, size):
+            end = at - PADDING.size
+            seal = journal.seal_at(read_at(fd, PADDING.size + SEAL.size, end), 0, self._nonce)
+            if seal is None:
+                continue
+            if seal.start > self.position and self.synced_groups:
+                return seal.start
+            if seal.start < self.position and _checksum(fd, seal.start, end) == seal.checksum:
+                raise CorruptFileError(
+                    f"lastMark names offset {self.position} of journal {self.path}, which is in the middle of the "
+                    f"records from {seal.start} to {end}: the mark is wrong, not the journal. Put lastMark back from a "
+                    "backup in every ledger directory, or move it elsewhere: then all journals there are replayed"
+                )
+        return None
+
+
+def _checksum(fd: int, position: int, end: int) -> int:
+    checksum = 0
+    while position < end:
+        data = read_at(fd, min(_CHUNK_BYTES, end - position), position)
+        if not data:
+            break
+        checksum = crc32c.crc32c(data, checksum)
+        position += len(data)
+    return checksum
 
 
 def _find(fd: int, wanted: bytes, position: int, size: int) -> Iterator[int]:

@@ -6,7 +6,7 @@ own mark, one after another: a ledger's records are all in one of them, in order
 
 A torn end is cut off once everything is replayed: none of it was answered, and were it to stay, then the
 journal that comes next would make it look like damage, should the bookie be stopped before the mark has moved on (a
-full ledger disk).
+full ledger disk). Apache's bookie cuts nothing off, so what comes before a journal of its own may end torn.
 
 An explicit LAC is not replaced by a lower one. (Apache's bookie keeps the packet that comes last, and the highest LAC
 beside it; its writers never send a lower one.)
@@ -31,7 +31,7 @@ from bookie_server.storage.journal import (
     JournalItem,
     MasterKeyRecord,
 )
-from bookie_server.storage.journal_header import REMEDY, holds_records
+from bookie_server.storage.journal_header import REMEDY, holds_records, is_ours
 from bookie_server.storage.journal_reader import JournalReader
 from bookie_server.storage.log_mark import LogMark
 from bookie_server.storage.records import MAX_ENTRY_ID, LedgerPart, Records
@@ -73,10 +73,11 @@ def _replay_directory(directory: str, mark: LogMark, replay: _Replay, torn: list
         return JournalEnd(mark, int(time.time() * 1000) + 1)
     end = mark
     paths = {i: os.path.join(directory, journal.file_name(i)) for i in ids if i >= mark.journal_id}
-    newest = max((i for i, path in paths.items() if holds_records(path)), default=0)
+    with_records = [i for i, path in paths.items() if holds_records(path)]
     for journal_id, path in paths.items():
         offset = mark.offset if journal_id == mark.journal_id else 0
-        reader = JournalReader(path, offset, is_last=journal_id >= newest)
+        next_one = next((paths[i] for i in with_records if i > journal_id), None)
+        reader = JournalReader(path, offset, may_end_torn=next_one is None or not is_ours(next_one))
         for item in reader.items():
             replay.apply(item)
         if reader.torn:

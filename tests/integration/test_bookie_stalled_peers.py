@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from bk_spark.protocol import wire_v2
 from bk_spark.protocol.codes import Code
 from bookie_server.local import LocalCluster
 from tests.support.bookie import BookieProcess, add_frame, stored
@@ -77,3 +79,23 @@ def test_n1_few_open_files_many_ledgers_and_idle_connections(zk_only: LocalClust
         assert not any("ERROR" in line for line in bookie.lines)
     finally:
         bookie.end()
+
+
+def test_n1_peers_that_take_nothing_leave_others_their_reads(bookie: BookieProcess, ledger: int) -> None:
+    """They ask for far more than may wait to be taken, which takes the bookie seconds to find out of all of them."""
+    with contextlib.ExitStack() as stack:
+        honest = stack.enter_context(bookie.connect())
+        honest.send(add_frame(ledger, 0, size=1_000_000))
+        assert bytes(honest.body())[4:8] == bytes(4)
+        assert honest.add(ledger, [1]) == [Code.OK]
+        for _ in range(300):
+            greedy = socket.socket()
+            stack.enter_context(greedy)
+            greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            greedy.connect(("127.0.0.1", bookie.port))
+            greedy.sendall(wire_v2.read_requests(ledger, [0] * 40))
+        honest.socket.settimeout(3)  # peers that stall are closed after 5 s where nobody waits
+        for entry_id in range(2, 52):
+            assert honest.read(ledger, 1) == stored(ledger, 1)
+            assert honest.add(ledger, [entry_id]) == [Code.OK]
+        assert bookie.resident_mib() < 400

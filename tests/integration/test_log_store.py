@@ -270,7 +270,7 @@ def test_many_writers_at_once_lose_and_repeat_nothing(
     for number in range(writers):
         assert [s.first_entry for s in segments if s.ledger_id == number] == [5 * n for n in range(batches)]
     assert [s.commit_time_ms for s in segments] == sorted(s.commit_time_ms for s in segments)
-    assert zookeeper.exists(f"{store.root}/flights/lock") is None
+    assert zookeeper.children(f"{store.root}/flights/lock") == []
 
 
 def test_a_commit_larger_than_a_request_may_be(zookeeper: ZooKeeper, store: LogStore) -> None:
@@ -297,32 +297,70 @@ def test_a_refused_commit_leaves_nothing_behind(zookeeper: ZooKeeper, store: Log
     assert log.application("app") is None
 
 
-def test_the_lock_is_advisory(zookeeper: ZooKeeper, fresh_root: str) -> None:
-    zookeeper.ensure_path(fresh_root)
+def test_s7_the_lock_is_a_queue(zookeeper: ZooKeeper, fresh_root: str) -> None:
     path = f"{fresh_root}/lock"
+    zookeeper.ensure_path(path)
+    order: list[int] = []
+
+    def wait(number: int) -> None:
+        with AdvisoryLock(zookeeper, path, hold_ms=60_000, wait_ms=60_000) as lock:
+            if lock.try_take():
+                order.append(number)
+
     with AdvisoryLock(zookeeper, path) as first:
         assert first.try_take()
-        got = threading.Event()
+        assert first.try_take(), "it is held already"
+        threads = [threading.Thread(target=wait, args=(number,)) for number in range(3)]
+        for number, thread in enumerate(threads):
+            thread.start()
+            wait_for_places(zookeeper, path, number + 2)
+        assert order == []
+    for thread in threads:
+        thread.join(30)
+    assert order == [0, 1, 2]
+    assert zookeeper.children(path) == []
 
-        def wait() -> None:
-            with AdvisoryLock(zookeeper, path, wait_ms=60_000) as second:
-                if second.try_take():
-                    got.set()
 
-        thread = threading.Thread(target=wait)
+def test_s7_a_lock_whose_holder_hangs_is_taken_away(zookeeper: ZooKeeper, fresh_root: str) -> None:
+    path = f"{fresh_root}/lock"
+    zookeeper.ensure_path(path)
+    with AdvisoryLock(zookeeper, path) as hangs, AdvisoryLock(zookeeper, path, hold_ms=100) as second:
+        assert hangs.try_take()
+        assert second.try_take()
+        assert len(zookeeper.children(path) or ()) == 1
+        with AdvisoryLock(zookeeper, path, wait_ms=100) as third:
+            assert not third.try_take(), "it is held, and who waits does not wait for ever"
+            assert len(zookeeper.children(path) or ()) == 1, "who does not wait any more keeps nobody waiting"
+        assert second.try_take()
+    assert zookeeper.children(path) == []
+
+
+def test_s7_a_lock_that_cannot_be_had_stops_nobody(zookeeper: ZooKeeper, fresh_root: str) -> None:
+    with AdvisoryLock(zookeeper, f"{fresh_root}/gone/lock") as lock:
+        assert not lock.try_take()
+
+
+def test_s7_a_commit_waits_behind_who_is_in_the_queue_of_the_lock(store: LogStore, zookeeper: ZooKeeper) -> None:
+    log = store.create_log("flights", RAW)
+    register(zookeeper, log, "app", "r0", 1)
+    with AdvisoryLock(zookeeper, log.paths.lock) as other:
+        assert other.try_take()
+        thread = threading.Thread(target=log.commit, args=(request(log, 0, LedgerRange(1, 0, 9, 10, 10)),))
         thread.start()
-        assert not got.is_set()
+        wait_for_places(zookeeper, log.paths.lock, 2)
+        assert log.application("app") is None
     thread.join(30)
-    assert got.is_set()
-    assert zookeeper.exists(path) is None
+    assert log.application("app") is not None
+    assert zookeeper.children(log.paths.lock) == []
 
-    # Its release was lost: whoever has waited for it breaks it.
-    zookeeper.create(path, b"somebody", ephemeral=True)
-    with AdvisoryLock(zookeeper, path, wait_ms=100) as third:
-        assert third.try_take()
-    assert zookeeper.exists(path) is None
-    with AdvisoryLock(zookeeper, f"{fresh_root}/gone/lock") as fourth:
-        assert not fourth.try_take()
+
+def wait_for_places(zookeeper: ZooKeeper, path: str, count: int) -> None:
+    """Until so many are in the queue."""
+    while True:
+        changed = threading.Event()
+        if len(zookeeper.children(path, lambda _, changed=changed: changed.set()) or ()) == count:
+            return
+        assert changed.wait(30)
 
 
 @pytest.fixture

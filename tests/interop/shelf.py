@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,11 +18,12 @@ from bk_spark.bookie.zookeeper import ZooKeeper
 from bk_spark.protocol import wire_v2
 from bk_spark.protocol.add_frames import EntryPackager
 from bk_spark.protocol.codes import Code, DigestType
+from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.ledger_metadata import LedgerState
 from bk_spark.protocol.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.payloads import Payloads
 from bk_spark.protocol.quorum import Quorum
-from bookie_server.local import LOOPBACK, LocalCluster
+from bookie_server.local import LOOPBACK, LocalBookie, LocalCluster
 
 PASSWORD = b"shelf"
 #: How many directories of journals and of ledgers.
@@ -40,6 +43,7 @@ _SETTINGS: Final = {
 }
 _ALONE = Quorum(1, 1, 1)
 _EXPLICIT_LAC_INTERVAL_MS = 50
+_KILLED_AFTER_S: Final = 0.3
 #: For the explicit LAC to reach the bookie.
 _LAC_WAIT_MS = 30_000
 
@@ -53,6 +57,8 @@ class Volume:
     fenced: bool = False
     #: Never closed: readers know its end by the explicit LAC alone.
     explicit_lac: bool = False
+    #: Its bookie was killed while it was written: these are the entries that were acknowledged, there may be more.
+    broken_off: bool = False
 
 
 def bookie_settings(directory: Path, journals: int, ledgers: int) -> dict[str, str]:
@@ -130,16 +136,42 @@ class Shelf:
             writer.force()
             self.volumes.append(Volume(writer.ledger_id, tuple(payloads), explicit_lac=True))
 
-    def check(self, port: int) -> None:
-        """Raises where the bookie, which listens on ``port``, lacks an entry, an explicit LAC or a fence."""
+    def fill_and_kill(self, bookie: LocalBookie) -> None:
+        """A ledger whose bookie is killed while adds are under way."""
+        acknowledged = -1
+        with BlockingClient(self._uri) as client:
+            writer = client.create(quorum=_ALONE, password=PASSWORD)
+            killer = threading.Timer(_KILLED_AFTER_S, bookie.kill)
+            killer.start()
+            try:
+                for first in itertools.count(0, 20):
+                    ids = range(first, first + 20)
+                    writer.append_many([line(writer.ledger_id, entry_id, entry_id % 1000) for entry_id in ids])
+                    acknowledged = writer.flush()
+            except BookKeeperError:
+                acknowledged = max(acknowledged, writer.last_add_confirmed)
+            finally:
+                killer.join()
+        payloads = [line(writer.ledger_id, entry_id, entry_id % 1000) for entry_id in range(acknowledged + 1)]
+        assert payloads
+        self.volumes.append(Volume(writer.ledger_id, tuple(payloads), broken_off=True))
+
+    def check(self, port: int, *, explicit_lacs: bool = True) -> None:
+        """Raises where the bookie, which listens on ``port``, lacks an entry, a fence or, with ``explicit_lacs``, an
+        explicit LAC."""
         for wire in (2, 3):
             with BlockingClient(self._uri, ClientConfig(use_v2_wire_protocol=wire == 2)) as client:
                 for volume in self.volumes:
+                    if volume.broken_off:
+                        recovered = client.recover_and_open(volume.ledger_id, PASSWORD)
+                        found = recovered.read(0, len(volume.payloads) - 1)
+                        assert [bytes(p) for p in found] == list(volume.payloads), f"ledger {volume.ledger_id}"
+                        continue
                     reader = client.open_for_reading(volume.ledger_id, PASSWORD)
                     last = len(volume.payloads) - 1
                     closed = reader.metadata.state is LedgerState.CLOSED
                     assert closed is not volume.explicit_lac
-                    if volume.explicit_lac and wire == 2:
+                    if volume.explicit_lac and (wire == 2 or not explicit_lacs):
                         # Over v2 an open ledger's end is not known.
                         found = [p for block in reader.read_unconfirmed(0, last) for p in block.payloads]
                     else:

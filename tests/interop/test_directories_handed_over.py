@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +26,9 @@ _COURSES: Final[dict[str, list[tuple[type[LocalBookie], bool]]]] = {
     "ours-killed": [(LocalBookie, True), (ApacheBookie, False), (LocalBookie, False)],
     "apaches-killed": [(ApacheBookie, True), (LocalBookie, False)],
 }
+
+#: A bookie flushes meanwhile, some times (`flushInterval` in shelf.py), and moves its mark where it does so while idle.
+_IDLE_S: Final = 0.5
 
 
 @pytest.mark.parametrize("course", list(_COURSES))
@@ -59,3 +67,105 @@ def test_either_bookie_goes_on_with_the_others_directories(
             else:
                 bookie.terminate()
             java_client.forget(uri)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One bookie on the directories, from its start to its end."""
+
+    kind: type[LocalBookie]
+    writes: bool
+    killed: bool
+
+    def __str__(self) -> str:
+        name = "Apache's" if self.kind is ApacheBookie else "ours"
+        return f"{name} {'writing' if self.writes else 'idle'} {'killed' if self.killed else 'stopped'}"
+
+
+STAGES: Final = [Stage(*values) for values in product((LocalBookie, ApacheBookie), (True, False), (True, False))]
+
+
+def walk(seed: int) -> list[Stage]:
+    """Every stage of ours behind every one of Apache's, the other way round, and idle ones of Apache's in a row, in an
+    order drawn from ``seed``: each step is taken once."""
+    rng = random.Random(seed)
+    left = {
+        stage: [
+            after
+            for after in STAGES
+            if after.kind is not stage.kind or (stage.kind is ApacheBookie and not stage.writes and not after.writes)
+        ]
+        for stage in STAGES
+    }
+    for after in left.values():
+        rng.shuffle(after)
+    # Hierholzer's way through all steps, which ends where it begins.
+    path, trail = [], [STAGES[0]]
+    while trail:
+        if left[trail[-1]]:
+            trail.append(left[trail[-1]].pop())
+        else:
+            path.append(trail.pop())
+    return path[::-1]
+
+
+#: The steps, in parts that run on directories of their own.
+_WALK: Final = walk(14)
+_PARTS: Final = 4
+
+
+def _parts() -> Iterator[list[Stage]]:
+    size = -(-(len(_WALK) - 1) // _PARTS)
+    for first in range(0, len(_WALK) - 1, size):
+        yield _WALK[first : first + size + 1]
+
+
+def test_the_walk_takes_every_step() -> None:
+    steps = [step for part in _parts() for step in pairwise(part)]
+    assert len(steps) == len(set(steps)) == 36
+    assert {(a, b) for a in STAGES for b in STAGES if a.kind is not b.kind} <= set(steps)
+
+
+@pytest.mark.parametrize("part", range(_PARTS))
+def test_h1_every_order_of_bookies_stopped_and_killed_idle_and_writing(
+    tmp_path: Path, zk_only: LocalCluster, java_client: JavaClient, part: int
+) -> None:
+    """H1: our bookie killed, Apache's started on its directory, idle, writing, killed; and all other orders. Each
+    starts on what those before it left, and all that was acknowledged is read back from both kinds."""
+    uri = new_cluster(zk_only, tmp_path.name)
+    storage = ("Sorted", "Interleaved")[part % 2]
+    settings = {
+        **ApacheBookie.sizes,
+        **bookie_settings(tmp_path / "data", *DIRECTORIES[("one", "several")[part // 2]]),
+        "ledgerStorageClass": f"org.apache.bookkeeper.bookie.{storage}LedgerStorage",
+        "zkTimeout": "1000",
+    }
+    stages = list(_parts())[part]
+    # In the end each kind has to serve all of it.
+    stages += [Stage(ApacheBookie, False, False), Stage(LocalBookie, False, False)]
+    shelf = Shelf(uri)
+    began = time.monotonic()
+    with Bookies(tmp_path / "bookies", uri, [stages[0].kind], settings) as bookies:
+        for number, stage in enumerate(stages):
+            if not bookies.bookies[0].running:
+                bookies.change_kind(stage.kind)
+                try:
+                    bookies.start()
+                except Exception as error:
+                    error.add_note(f"after {', '.join(map(str, stages[:number]))}: {stage}")
+                    raise
+            (bookie,) = bookies.bookies
+            if stage.writes:
+                shelf.fill()
+            else:
+                time.sleep(_IDLE_S)
+            if number >= len(stages) - 2:
+                shelf.check(bookie.port, explicit_lacs=False)
+            if stage.killed and stage.writes:
+                shelf.fill_and_kill(bookie)
+            elif stage.killed:
+                bookie.kill()
+            else:
+                bookie.terminate()
+            java_client.forget(uri)
+            print(f"{time.monotonic() - began:.1f} s: {stage}")

@@ -54,6 +54,8 @@ class BookieProcess:
         }
         #: What ``ulimit -n`` says to the process, if it is to be low.
         self.open_files: int | None = None
+        #: The checkout whose code runs.
+        self.tree = _REPOSITORY
         self.lines: list[str] = []
         self._changed = threading.Condition()
         self._ended = False
@@ -86,7 +88,7 @@ class BookieProcess:
         limited = [] if self.open_files is None else ["sh", "-c", f'ulimit -n {self.open_files}; exec "$@"', "sh"]
         self._process = subprocess.Popen(
             [*limited, sys.executable, "-m", "bookie_server", "start", "--conf", str(conf)],
-            cwd=_REPOSITORY,
+            cwd=self.tree,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             text=True,

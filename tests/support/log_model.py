@@ -36,8 +36,11 @@ from bk_spark.log.steps import (
     OutcomeUnknown,
     Pause,
     Read,
+    ReadTimer,
+    ReleaseLock,
     Sync,
     TakeLock,
+    TimerRead,
     Transact,
     Unavailable,
 )
@@ -73,6 +76,7 @@ class ModelZooKeeper:
                 CreateOp(PATHS.page(0), page),
                 CreateOp(PATHS.apps),
                 CreateOp(PATHS.ledgers),
+                CreateOp(PATHS.lock),
             ]
         )
 
@@ -161,7 +165,9 @@ class Client:
                 return Found(znodes)
             case Transact(operations):
                 return self._transact(operations, fault)
-            case TakeLock() | Pause():
+            case ReadTimer():
+                return TimerRead(newest)
+            case TakeLock() | ReleaseLock() | Pause():
                 pass
         return Done()
 

@@ -39,8 +39,8 @@ def test_room_is_given_for_as_much_again_as_has_come() -> None:
     rooms = []
     has, needed = 64 * KIB, 1000 * KIB
     while has < needed:
-        frames.progress(peer, has, needed)
-        frames.progress(peer, has + 1, needed)  # within what it was given
+        frames.progress(peer, has, needed, now=0)
+        frames.progress(peer, has + 1, needed, now=0)  # within what it was given
         rooms.append(peer.room // KIB)
         has = peer.room
     assert rooms == [192, 384, 768, 1000]
@@ -53,42 +53,49 @@ def test_what_is_announced_costs_nothing_and_who_stalls_goes_first() -> None:
     frames = large_frames(1000)
     peers = [Peer() for _ in range(6)]
     for peer in peers:
-        frames.progress(peer, 64 * KIB, 5000 * KIB)  # 192 KiB each
+        frames.progress(peer, 64 * KIB, 5000 * KIB, now=10)  # 192 KiB each
     assert [peer.held for peer in peers] == [False] * 5 + [True]
-    frames.look(now=10)
-    frames.progress(peers[1], 130 * KIB, 5000 * KIB)  # goes on
-    frames.progress(peers[2], 70 * KIB, 5000 * KIB)  # hardly
+    frames.progress(peers[1], 130 * KIB, 5000 * KIB, now=10.5)  # goes on
+    frames.progress(peers[2], 70 * KIB, 5000 * KIB, now=10.5)  # hardly
     peers[3].paused = True  # by something else: it is not its fault
     frames.look(now=10.9)
     assert not any(peer.aborted for peer in peers)
     frames.look(now=11)
-    assert [peer.aborted for peer in peers] == [True, False, True, False, True, False]
-    assert not peers[5].held
-    assert frames.bytes == 3 * 192 * KIB
+    assert [peer.aborted for peer in peers] == [True, False, False, False, False, False]
+    assert not peers[5].held  # that was enough
+    late = Peer()
+    frames.progress(late, 64 * KIB, 5000 * KIB, now=11)
+    assert not late.held  # another one that stalled went at once
+    assert [peer.aborted for peer in peers] == [True, False, True, False, False, False]
+    assert frames.bytes == 5 * 192 * KIB
 
 
 def test_nobody_is_closed_while_nobody_waits() -> None:
-    frames, slow, late = large_frames(300), Peer(), Peer()
-    frames.progress(slow, 64 * KIB, 1000 * KIB)
+    frames, slow, late, later = large_frames(300), Peer(), Peer(), Peer()
+    frames.progress(slow, 64 * KIB, 1000 * KIB, now=0)
     for now in range(100):
         frames.look(now)
-    frames.progress(late, 64 * KIB, 1000 * KIB)
-    frames.look(100.5)  # its time begins when somebody waits
-    assert (slow.aborted, late.held) == (False, True)
-    frames.look(101.5)
+    assert not slow.aborted
+    frames.progress(late, 64 * KIB, 1000 * KIB, now=100)
     assert (slow.aborted, late.held) == (True, False)
+    frames.progress(later, 64 * KIB, 1000 * KIB, now=100.5)
+    frames.look(100.9)
+    assert (late.aborted, later.held) == (False, True)
+    frames.end(late)
+    frames.look(200)  # its time begins when it is given room
+    assert (later.held, later.aborted) == (False, False)
 
 
 def test_the_oldest_frame_goes_on_whatever_there_is() -> None:
     frames = large_frames(400)
     oldest, second, third = Peer(), Peer(), Peer()
     for peer in (oldest, second, third):
-        frames.progress(peer, 64 * KIB, 5000 * KIB)
+        frames.progress(peer, 64 * KIB, 5000 * KIB, now=0)
     assert [peer.held for peer in (oldest, second, third)] == [False, False, True]
-    frames.progress(second, 192 * KIB, 5000 * KIB)
+    frames.progress(second, 192 * KIB, 5000 * KIB, now=0)
     assert second.held
     while oldest.room < 5000 * KIB:
-        frames.progress(oldest, oldest.room, 5000 * KIB)
+        frames.progress(oldest, oldest.room, 5000 * KIB, now=0)
         assert not oldest.held
     assert frames.bytes <= (400 + 5000) * KIB
     frames.end(oldest)
@@ -103,12 +110,12 @@ def test_beginnings_of_those_that_wait_are_bounded() -> None:
     frames = large_frames(256)
     peers = [Peer() for _ in range(8)]
     for peer in peers:
-        frames.progress(peer, 100 * KIB, 5000 * KIB)
+        frames.progress(peer, 100 * KIB, 5000 * KIB, now=0)
     assert [peer.held for peer in peers[:3]] == [False, True, True]
     assert [peer.aborted for peer in peers] == [False] * 3 + [True] * 5
     frames.end(peers[1])  # it went away while waiting
     again = Peer()
-    frames.progress(again, 100 * KIB, 5000 * KIB)
+    frames.progress(again, 100 * KIB, 5000 * KIB, now=0)
     assert (again.held, again.aborted) == (True, False)
 
 

@@ -44,6 +44,7 @@ def write_journal(
     writer = JournalWriter(
         str(directory), journal_id, max_file_bytes=1 << 30, preallocate_bytes=1 << 16, sync_data=sync_data
     )
+    writer.open()
     marks = [writer.write(group, sum(map(len, group))) for group in groups]
     os.close(writer._fd)  # as a kill leaves it: the space allocated in advance stays
     writer._fd = -1
@@ -64,8 +65,8 @@ def apaches_journal(groups: list[list[bytes]], version: int = 6) -> tuple[bytes,
     return content, ends
 
 
-def read(path: Path, offset: int = 0, *, is_last: bool = True) -> tuple[list[JournalItem], JournalReader]:
-    reader = JournalReader(str(path), offset, is_last=is_last)
+def read(path: Path, offset: int = 0, *, may_end_torn: bool = True) -> tuple[list[JournalItem], JournalReader]:
+    reader = JournalReader(str(path), offset, may_end_torn=may_end_torn)
     return list(reader.items()), reader
 
 
@@ -253,13 +254,13 @@ def test_damage_in_the_last_group_is_a_torn_tail(tmp_path: Path) -> None:
     assert (reader.position, reader.torn) == (marks[1].offset, True)
 
 
-def test_only_the_last_journal_may_end_torn(tmp_path: Path) -> None:
+def test_a_journal_that_one_of_ours_follows_must_not_end_torn(tmp_path: Path) -> None:
     path, marks = write_journal(tmp_path, [[record(3, 0)], [record(3, 1)]])
-    assert entries(read(path, is_last=False)[0]) == [(3, 0), (3, 1)]
+    assert entries(read(path, may_end_torn=False)[0]) == [(3, 0), (3, 1)]
     whole = path.read_bytes()
     path.write_bytes(whole[: marks[0].offset + 20])
     with pytest.raises(CorruptFileError, match=f"damaged at offset {marks[0].offset}"):
-        read(path, is_last=False)
+        read(path, may_end_torn=False)
 
 
 @pytest.mark.parametrize("content", [b"", b"BK", b"BKLG", b"BKLG\0\0\0\6", bytes(512), b"BKLG\0\0\0\6" + bytes(100)])
@@ -277,7 +278,7 @@ def test_a_header_cut_at_any_byte_holds_nothing(tmp_path: Path, rest: int, sync_
     header = journal.file_header(NONCE, sync_data=sync_data)
     for cut in range(len(header)):
         path.write_bytes(header[:cut] + bytes(rest))
-        items, reader = read(path, is_last=False)
+        items, reader = read(path, may_end_torn=False)
         assert (items, reader.torn) == ([], False)
         assert not holds_records(str(path))
 
@@ -298,10 +299,18 @@ def test_a_mark_beyond_the_end_is_refused(tmp_path: Path) -> None:
         read(path, marks[1].offset)
 
 
-def test_a_mark_where_no_group_begins_is_refused(tmp_path: Path) -> None:
-    path, marks = write_journal(tmp_path, [[record(7, 0)], [record(7, 1)]])
-    with pytest.raises(CorruptFileError, match="no group can begin"):
-        read(path, marks[0].offset + 8)
+@pytest.mark.parametrize("at", [8, 400, 512, 700])
+@pytest.mark.parametrize("sync_data", [True, False])
+def test_a_mark_in_the_middle_of_a_whole_group_is_refused(tmp_path: Path, at: int, sync_data: bool) -> None:
+    """What was in front of it may be in no entry log; what is behind it would not be replayed."""
+    path, marks = write_journal(
+        tmp_path, [[record(7, 0)], [record(7, 1, b"m" * 900), record(7, 2)], [record(7, 3)]], sync_data=sync_data
+    )
+    for following in (True, False):
+        with pytest.raises(CorruptFileError, match="the mark is wrong|records synced later begin"):
+            read(path, marks[0].offset + at)
+        if following:
+            os.truncate(path, marks[1].offset)
 
 
 def test_without_syncs_the_records_end_at_the_first_bad_group(tmp_path: Path) -> None:
@@ -350,7 +359,7 @@ def test_writer_rolls_by_size_and_gives_space_back(tmp_path: Path) -> None:
     found = []
     for journal_id in (16, 17, 18):
         path = tmp_path / journal.file_name(journal_id)
-        items, reader = read(path, is_last=journal_id == 18)
+        items, reader = read(path, may_end_torn=journal_id == 18)
         found += entries(items)
         assert reader.position == path.stat().st_size
     assert found == [(1, i) for i in range(6)]

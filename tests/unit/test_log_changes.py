@@ -4,15 +4,37 @@ happens to a log: tests/simulation/logs.)"""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 import pytest
 
+from bk_spark.bookie.zookeeper import DeleteOp, SetOp, Znode
 from bk_spark.log import CommitMessage, CommitRequest, CommitResult, CommitStatus, LedgerRange
-from bk_spark.log.changes import MAX_CONFLICTS, MAX_UNAVAILABLE, change_steps
+from bk_spark.log.changes import MAX_CONFLICTS_MS, MAX_UNAVAILABLE, MAX_UNCHANGED, MIN_CONFLICTS, change_steps
 from bk_spark.log.commit import BatchCommit
-from bk_spark.log.steps import Action, Conflict, Event, OutcomeUnknown, Steps, Sync, TakeLock, Transact, Unavailable
-from bk_spark.protocol.errors import MetadataConflictError, MetadataUnavailableError, OutcomeUnknownError
+from bk_spark.log.formats import Registration, encode_registration
+from bk_spark.log.steps import (
+    Action,
+    Conflict,
+    Event,
+    OutcomeUnknown,
+    Read,
+    ReadTimer,
+    ReleaseLock,
+    Steps,
+    Sync,
+    TakeLock,
+    TimerRead,
+    Transact,
+    Unavailable,
+)
+from bk_spark.protocol.errors import (
+    LedgerRefusedError,
+    MetadataConflictError,
+    MetadataUnavailableError,
+    OutcomeUnknownError,
+)
 from tests.support.log_model import LOG_ID, PATHS, Client, ModelZooKeeper
 
 APP = "clicks"
@@ -72,18 +94,151 @@ def test_s1_a_lost_reply_ends_as_committed_with_the_runs_it_retired(zk: ModelZoo
     assert len(zk.segments()) == 4
 
 
-def test_conflicts_without_end_are_given_up(client: Client) -> None:
+def test_refusals_of_a_state_that_nobody_changes_are_given_up(client: Client) -> None:
     seen: list[type[Action]] = []
 
     def perform(action: Action) -> Event:
         seen.append(type(action))
         return Conflict("head") if isinstance(action, Transact) else client.perform(action)
 
-    with pytest.raises(MetadataConflictError, match=f"changed by others {MAX_CONFLICTS} times"):
+    with pytest.raises(MetadataConflictError, match=f"refused {MAX_UNCHANGED} times, though nothing changed"):
         run_to_end(commit_steps("r0", 0, 5), client, perform)
-    assert seen.count(Transact) == MAX_CONFLICTS + 1
-    assert seen.count(TakeLock) == 1
+    assert seen.count(Transact) == MAX_UNCHANGED + 1
     assert seen[: seen.index(TakeLock)].count(Transact) == 2
+    assert seen[-1] is ReleaseLock
+
+
+def others_commit(zk: ModelZooKeeper) -> None:
+    """The head is written, as every commit does."""
+    znode = zk.read(PATHS.head)
+    assert znode is not None
+    zk.transact([SetOp(PATHS.head, znode.data, znode.version)])
+
+
+@pytest.mark.parametrize("conflicts", [MIN_CONFLICTS - 1, 100])
+def test_s7_conflicts_end_by_time_not_by_their_number(zk: ModelZooKeeper, client: Client, conflicts: int) -> None:
+    """Others are faster so many times, and in the end more time has passed than is given."""
+    seen: list[type[Action]] = []
+
+    def perform(action: Action) -> Event:
+        seen.append(type(action))
+        if isinstance(action, Transact) and seen.count(Transact) <= conflicts:
+            others_commit(zk)
+        if isinstance(action, ReadTimer):
+            return TimerRead(MAX_CONFLICTS_MS + 9 if seen.count(Transact) >= conflicts else seen.count(ReadTimer))
+        return client.perform(action)
+
+    if conflicts < MIN_CONFLICTS:
+        # The process was stopped for long, and did not try often: that is no reason to give up.
+        assert run_to_end(commit_steps("r0", 0, 5), client, perform).status is CommitStatus.COMMITTED
+    else:
+        with pytest.raises(MetadataConflictError, match="the log was changed by others for 120 s"):
+            run_to_end(commit_steps("r0", 0, 5), client, perform)
+        assert seen.count(Transact) == conflicts
+    assert seen[-1] is ReleaseLock
+
+
+def test_s7_another_attempt_reads_only_what_may_have_changed(zk: ModelZooKeeper, client: Client) -> None:
+    read: list[tuple[str, ...]] = []
+    sent = 0
+
+    def perform(action: Action) -> Event:
+        nonlocal sent
+        if isinstance(action, Read):
+            read.append(action.paths)
+        if isinstance(action, Transact):
+            sent += 1
+            if sent <= 3:
+                others_commit(zk)
+        return client.perform(action)
+
+    assert run_to_end(commit_steps("r0", 0, 5), client, perform).status is CommitStatus.COMMITTED
+    changing = (PATHS.head, PATHS.app(APP), PATHS.run(APP, "r0"))
+    registrations = tuple(PATHS.registration(APP, "r0", ledger_id) for ledger_id in LEDGERS["r0"])
+    assert read[:3] == [(*changing, PATHS.lock), registrations, (PATHS.page(0),)]
+    again = (*changing, PATHS.page(0))
+    assert read[3:] == [(*again, PATHS.lock), again, again], "one reading for each attempt; without the lock while held"
+
+
+@pytest.mark.parametrize("how", ["written", "made again"])
+def test_s7_registrations_are_read_again_where_the_runs_znode_is_another(
+    zk: ModelZooKeeper, client: Client, how: str
+) -> None:
+    """Between two attempts the reaper condemned a ledger of the batch. (And where the run's znode went and came again
+    since, it has the version that it had.)"""
+    run_path, path = PATHS.run(APP, "r0"), PATHS.registration(APP, "r0", LEDGERS["r0"][1])
+    read = zk.read
+    sent = 0
+
+    def perform(action: Action) -> Event:
+        nonlocal sent
+        if isinstance(action, Transact):
+            sent += 1
+            if sent == 1:
+                others_commit(zk)
+                zk.transact([SetOp(path, encode_registration(Registration(None, 7)), 0)])
+                if how == "written":
+                    zk.transact([SetOp(run_path, b"", 0)])
+        return client.perform(action)
+
+    def read_another(name: str, index: int = -1) -> Znode | None:
+        found = read(name, index)
+        return replace(found, created_zxid=99) if found is not None and name == run_path and sent else found
+
+    if how == "made again":
+        zk.read = read_another  # type: ignore[method-assign]
+    with pytest.raises(LedgerRefusedError, match="about to be deleted"):
+        run_to_end(commit_steps("r0", 0, 5), client, perform)
+    assert sent == 1
+
+
+def test_s7_who_is_about_to_write_waits_behind_those_who_wait(zk: ModelZooKeeper, client: Client) -> None:
+    """Another change holds the lock, or waits for it: its place below the lock's znode tells."""
+    read = zk.read
+    others = 1
+    seen: list[Action] = []
+
+    def read_with_others(name: str, index: int = -1) -> Znode | None:
+        found = read(name, index)
+        return replace(found, children=others) if found is not None and name == PATHS.lock else found
+
+    def perform(action: Action) -> Event:
+        nonlocal others
+        seen.append(action)
+        if isinstance(action, TakeLock):
+            assert not any(isinstance(one, Transact) for one in seen), "nothing is sent before the others' turn"
+            # They got through.
+            others_commit(zk)
+            others = 0
+        return client.perform(action)
+
+    zk.read = read_with_others  # type: ignore[method-assign]
+    assert run_to_end(commit_steps("r0", 0, 5), client, perform).status is CommitStatus.COMMITTED
+    assert [type(one) for one in seen if isinstance(one, TakeLock | Transact | ReleaseLock)] == [
+        TakeLock,
+        Transact,
+        ReleaseLock,
+    ]
+    # A batch that is done has nothing to write, and so it need not wait.
+    others, before = 1, len(seen)
+    assert run_to_end(commit_steps("r0", 0, 5), client, perform).status is CommitStatus.ALREADY_DONE
+    assert not any(isinstance(one, TakeLock) for one in seen[before:])
+
+
+def test_the_lock_is_let_go_by_who_is_refused(zk: ModelZooKeeper, client: Client) -> None:
+    seen: list[type[Action]] = []
+
+    def perform(action: Action) -> Event:
+        seen.append(type(action))
+        if isinstance(action, Transact):
+            others_commit(zk)
+        if isinstance(action, TakeLock):
+            zk.transact([DeleteOp(PATHS.run(APP, "r0"), 0)])
+        return client.perform(action)
+
+    with pytest.raises(LedgerRefusedError, match="no ledger is registered"):
+        run_to_end(commit_steps("r0", 0, 5), client, perform)
+    assert seen[-1] is ReleaseLock
 
 
 @pytest.mark.parametrize("sent", [False, True])

@@ -450,12 +450,12 @@ def test_the_index_position_outlives_commits(zk: ModelZooKeeper) -> None:
 
 def test_l5_another_log_under_the_name_is_refused(zk: ModelZooKeeper) -> None:
     other = replace(PATHS, log_id="11111111-2222-3333-4444-555555555555")
-    znodes = {PATHS.head: zk.read(PATHS.head), PATHS.app("app"): None}
+    znodes = {PATHS.head: zk.read(PATHS.head), PATHS.app("app"): None, PATHS.run("app", "run-1"): None}
     asked = replace(request(0), log_id=other.log_id, messages=())
     with pytest.raises(LogReplacedError, match="deleted and made again"):
         step_of(BatchCommit(other, asked), Readings(znodes), NOW_MS)
     with pytest.raises(NoSuchLogError, match="deleted"):
-        step_of(BatchCommit(PATHS, request(0)), Readings({PATHS.head: None, PATHS.app("app"): None}), NOW_MS)
+        step_of(BatchCommit(PATHS, request(0)), Readings(znodes | {PATHS.head: None}), NOW_MS)
 
 
 def test_l5_a_plan_for_the_old_log_fails_on_the_new_one_with_equal_versions(zk: ModelZooKeeper) -> None:

@@ -29,9 +29,12 @@ from bk_spark.log.steps import (
     Pause,
     Read,
     ReadEntry,
+    ReadTimer,
     RecoverLedger,
+    ReleaseLock,
     Sync,
     TakeLock,
+    TimerRead,
     Transact,
     Unavailable,
     WriteLedger,
@@ -92,7 +95,7 @@ def content(path: str, data: bytes) -> str:
         case ["logs", _, "policy"]:
             return str(decode_policy(data, path))
         case ["logs", _, "maintenance"]:
-            return f"begun {decode_maintenance(data, path).hex()}"
+            return f"begun {decode_maintenance(data, path)}"
         case ["ledgers", _]:
             metadata = decode(data)
             return f"{metadata.state.name} {metadata.last_entry_id}"
@@ -114,7 +117,7 @@ def _action(what: object) -> str:
             return f"list {short(path)}"
         case Transact(operations):
             return f"transaction [{'; '.join(map(_operation, operations))}]"
-        case TakeLock() | Pause() | CreateLedger():
+        case TakeLock() | ReleaseLock() | ReadTimer() | Pause() | CreateLedger():
             return type(what).__name__
         case WriteLedger(_, entries):
             return f"write a ledger of {len(entries)} entries"
@@ -141,6 +144,8 @@ def _event(how: object) -> str:
             return f"{type(how).__name__}: {reason}"
         case Done():
             return "done"
+        case TimerRead(elapsed_ms):
+            return f"{elapsed_ms} ms"
         case Created(ledger_id):
             return f"ledger {ledger_id}"
         case Closed(ledger_id, last_entry):

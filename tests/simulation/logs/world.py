@@ -13,18 +13,31 @@ from random import Random
 from typing import Any, ClassVar
 
 from bk_spark.bookie.zookeeper import CreateOp
-from bk_spark.log.formats import Head, Policy, encode_head, encode_policy
+from bk_spark.log.formats import Head, encode_head
 from bk_spark.log.names import LogPaths
 from bk_spark.log.page import SegmentPage, encode_page
 from bk_spark.log.segment import SegmentTable
 from bk_spark.log.settings import EntryFormat, LogSettings, encode_settings
-from bk_spark.log.steps import Action, Conflict, Done, Event, ListChildren, Pause, Read, Sync, TakeLock, Transact
+from bk_spark.log.steps import (
+    Action,
+    Conflict,
+    Done,
+    Event,
+    ListChildren,
+    Pause,
+    Read,
+    ReadTimer,
+    ReleaseLock,
+    Sync,
+    TakeLock,
+    TimerRead,
+    Transact,
+)
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.quorum import Quorum
-from tests.simulation.logs.clocks import ProcessClock
 from tests.simulation.logs.invariants import InvariantError, Watch
 from tests.simulation.logs.ledgers import Acknowledged, Drain, ModelLedgers, Send, Sent
-from tests.simulation.logs.zookeeper import Changes, Look, ModelZooKeeper, Origin, RefusedError, Session, Weather
+from tests.simulation.logs.zookeeper import Changes, Look, ModelZooKeeper, RefusedError, Session, Weather
 
 SETTINGS = LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.RAW, b"secret")
 ROOT = "/logs"
@@ -33,8 +46,6 @@ START_MS = 1_760_000_000_000
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
-#: By how much a wrong clock is ahead.
-WRONG_TIMES_MS = (-8 * DAY_MS, -HOUR_MS, -20_000, 20_000, HOUR_MS, 8 * DAY_MS, 8 * DAY_MS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +73,10 @@ class Actor:
         self.world = world
         self.name = name
         self.session = world.new_session()
-        self.clock = ProcessClock(lambda: world.now_ms, world.random, world.wrong_time_of_day())
+        #: Its clock is not the others'.
+        self.skew_ms = world.random.randint(-world.most_skew_ms, world.most_skew_ms)
         #: No step before this one: it is stopped (SIGSTOP).
         self.stopped_until = 0
-        #: Its machine is, so that its clock stops, too.
-        self.suspended = False
         self.ended = ""
         self._script: Script | None = None
         #: The action that it does next.
@@ -76,7 +86,7 @@ class Actor:
         return f"{self.name} ({self.ended or self.next})"
 
     def now_ms(self) -> int:
-        return self.clock.cluster.now_ms()
+        return self.world.now_ms + self.skew_ms
 
     def script(self) -> Script:
         """All that the process does. Its return is its peaceful end."""
@@ -118,15 +128,15 @@ class Actor:
 class World:
     """All there is. ``random`` decides everything."""
 
-    def __init__(self, seed: int | str, *, wrong_clocks: float = 0.0) -> None:
+    def __init__(self, seed: int | str, *, most_skew_ms: int = 0) -> None:
         self.random = Random(seed)
-        #: Of new processes, the chance that their machine's time of day is wrong.
-        self.wrong_clocks = wrong_clocks
+        self.most_skew_ms = most_skew_ms
         self.now_ms = START_MS
         self.steps = 0
         #: Nothing fails any more, and nobody dawdles.
         self.healed = False
         self.conflicts = 0
+        self._places = 0
         self.weather = Weather()
         self.trace: list[tuple[int, str, object, object]] = []
         self.sessions: list[Session] = []
@@ -134,7 +144,7 @@ class World:
         self.alive: list[Actor] = []
         self.zk = ModelZooKeeper(lambda: self.now_ms)
         self.ledgers = ModelLedgers(self.zk, self.random)
-        self.watch = Watch(self.zk, self.ledgers, lambda: self.now_ms)
+        self.watch = Watch(self.zk, self.ledgers, lambda: self.now_ms, most_skew_ms)
         self.zk.on_change = self._on_change
         self.zk.transact([CreateOp(ROOT)])
         self.paths = self.make_log()
@@ -149,11 +159,11 @@ class World:
                 CreateOp(paths.head, encode_head(Head(paths.log_id))),
                 CreateOp(paths.identity),
                 CreateOp(paths.settings, encode_settings(paths.log_id, SETTINGS)),
-                CreateOp(paths.policy, encode_policy(Policy())),
                 CreateOp(paths.pages),
                 CreateOp(paths.page(0), encode_page(SegmentPage(paths.log_id, 0, 0, SegmentTable.of(())))),
                 CreateOp(paths.apps),
                 CreateOp(paths.ledgers),
+                CreateOp(paths.lock),
             ]
         )
         self.paths = paths
@@ -164,10 +174,6 @@ class World:
         return "-".join((value[:8], value[8:12], value[12:16], value[16:20], value[20:]))
 
     # --- what happens ---
-
-    def wrong_time_of_day(self) -> int:
-        """By how much the clock of a process that starts is ahead; mostly not at all."""
-        return self.random.choice(WRONG_TIMES_MS) if self.random.random() < self.wrong_clocks else 0
 
     def new_session(self) -> Session:
         session = Session(self.zk, self.random, self.weather)
@@ -181,12 +187,7 @@ class World:
         return actor
 
     def perform(self, actor: Actor, action: Action | Send | Drain | Wait) -> Event | Sent | Acknowledged:
-        actor.session.origin = Origin(actor.kind, actor.session.synced_ms)
         event = self._perform(actor.session, action)
-        if isinstance(event, Done) and isinstance(action, Sync):
-            actor.clock.measure(actor.session.session)
-        elif isinstance(event, Done) and isinstance(action, Transact):
-            actor.clock.note(actor.session.session)
         self.conflicts += isinstance(event, Conflict)
         if not isinstance(action, Wait):
             self.tell(actor.name, action, event)
@@ -198,17 +199,33 @@ class World:
                 return session.read(action)
             case Transact(operations):
                 return session.transact(operations)
-            case TakeLock() | Pause() | Wait():
+            case TakeLock():
+                return self._take_lock(session)
+            case ReleaseLock():
+                return session.release_locks()
+            case ReadTimer():
+                return TimerRead(self.now_ms)
+            case Pause() | Wait():
                 return Done()
             case _:
                 return self.ledgers.perform(session, action)
+
+    def _take_lock(self, session: Session) -> Done:
+        """Nobody waits: that the lock could not be had in time is the worst that may happen. Who comes later sees that
+        there are others."""
+        self._places += 1
+        with suppress(RefusedError):
+            self.zk.transact(
+                [CreateOp(f"{self.paths.lock}/{session.session}-{self._places:010d}", ephemeral=True)], session.session
+            )
+        return Done()
 
     def expire(self, session: Session) -> None:
         self.tell("zk", "session over", session.session)
         self.zk.expire(session.session)
 
     def pass_time(self, ms: int) -> None:
-        self._tick(ms)
+        self.now_ms += ms
         self.tell("clock", f"+{ms} ms", "")
 
     def run(self, *actors: Actor, most_steps: int = 20_000) -> None:
@@ -232,14 +249,8 @@ class World:
 
     def step(self, actor: Actor) -> None:
         self.steps += 1
-        self._tick(self.random.randint(1, 40))
+        self.now_ms += self.random.randint(1, 40)
         actor.step()
-
-    def _tick(self, ms: int) -> None:
-        self.now_ms += ms
-        for actor in self.alive:
-            if actor.suspended and actor.stopped_until > self.steps:
-                actor.clock.suspended(ms)
 
     def _on_change(self, changes: Changes) -> None:
         self.tell("zk", "changes", changes)

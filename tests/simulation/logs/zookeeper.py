@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from bk_spark.bookie.zookeeper import CheckOp, CreateOp, DeleteOp, SetOp, TransactionOp, Znode
@@ -37,14 +37,6 @@ _MAX_TRANSACTION_BYTES = 1024 * 1024
 Changes = Mapping[str, tuple[Znode | None, Znode | None]]
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Of a transaction: what kind of process sends it, and when its session was synced last."""
-
-    kind: str = ""
-    synced_ms: int = 0
-
-
 class RefusedError(Exception):
     """A transaction did not hold."""
 
@@ -55,23 +47,24 @@ class ModelZooKeeper:
     def __init__(self, now_ms: Callable[[], int] = lambda: 0) -> None:
         self.zxid = 0
         self.on_change: Callable[[Changes], None] = lambda changes: None
-        self.now_ms = now_ms
+        self._now_ms = now_ms
         self._nodes: dict[str, list[tuple[int, Znode | None]]] = {"/": [(0, Znode(b"", 0, 0, 0, 0, 0))]}
         self._names: dict[str, list[tuple[int, frozenset[str]]]] = {}
         #: Transactions that were sent, whose sender was told that the connection broke; and in which session.
-        self.late: list[tuple[int, tuple[TransactionOp, ...], Origin]] = []
-        #: Of the transaction that is applied.
-        self.origin = Origin()
+        self.late: list[tuple[int, tuple[TransactionOp, ...]]] = []
         #: New sessions come to the server that is furthest behind, and stays so until they sync.
         self.lags_most = False
         self._sessions = 0
         self._ephemeral: dict[int, set[str]] = {}
 
     def read(self, path: str, zxid: int | None = None) -> Znode | None:
-        return _at(self._nodes.get(path), self.zxid if zxid is None else zxid)
+        znode = _at(self._nodes.get(path), self.zxid if zxid is None else zxid)
+        if znode is not None and path.endswith("/lock"):
+            return replace(znode, children=len(self.children(path, zxid) or ()))
+        return znode
 
     def children(self, path: str, zxid: int | None = None) -> tuple[str, ...] | None:
-        if self.read(path, zxid) is None:
+        if _at(self._nodes.get(path), self.zxid if zxid is None else zxid) is None:
             return None
         return tuple(sorted(_at(self._names.get(path), self.zxid if zxid is None else zxid) or ()))
 
@@ -79,6 +72,9 @@ class ModelZooKeeper:
         self._sessions += 1
         self._ephemeral[self._sessions] = set()
         return self._sessions
+
+    def ephemerals(self, session: int) -> tuple[str, ...]:
+        return tuple(sorted(self._ephemeral.get(session, ())))
 
     def is_alive(self, session: int) -> bool:
         return session in self._ephemeral
@@ -110,7 +106,7 @@ class ModelZooKeeper:
                         op.data,
                         found.version + 1,
                         found.ctime_ms,
-                        self.now_ms(),
+                        self._now_ms(),
                         found.owner_session,
                         found.created_zxid,
                     )
@@ -125,7 +121,7 @@ class ModelZooKeeper:
 
     def deliver_late(self, random: Random) -> None:
         """A request that was under way when its sender's connection broke reaches the leader."""
-        session, operations, self.origin = self.late.pop(random.randrange(len(self.late)))
+        session, operations = self.late.pop(random.randrange(len(self.late)))
         with contextlib.suppress(RefusedError):
             self.transact(operations, session)
 
@@ -137,7 +133,7 @@ class ModelZooKeeper:
         if parent is None or parent.owner_session:
             raise RefusedError(f"create {op.path}: nothing can be made there")
         assert session or not op.ephemeral, "an ephemeral node needs a session"
-        now_ms = self.now_ms()
+        now_ms = self._now_ms()
         return Znode(op.data, 0, now_ms, now_ms, session if op.ephemeral else 0, self.zxid + 1)
 
     def _apply(self, after: Mapping[str, Znode | None], names: Mapping[str, frozenset[str]]) -> None:
@@ -204,9 +200,6 @@ class Session:
         self._synced = False
         #: What was there at the last sync; a reading after it shows that, or what came later.
         self.synced_zxid = 0
-        self.synced_ms = 0
-        #: Of the transactions to come.
-        self.origin = Origin()
         self.session = zk.new_session()
         self.lost_replies = 0
         #: What happens to the next transaction, if it is not drawn: a fate of FATES.
@@ -219,7 +212,6 @@ class Session:
         match action:
             case Sync():
                 self._view = self.synced_zxid = self.zk.zxid
-                self.synced_ms = self.zk.now_ms()
                 self._synced = True
                 return Done()
             case Look(paths):
@@ -234,7 +226,6 @@ class Session:
 
     def transact(self, operations: tuple[TransactionOp, ...]) -> Event:
         self._renew()
-        self.zk.origin = self.origin
         if self.next_fate or self._random.random() < self.weather.metadata:
             fate, self.next_fate = self.next_fate or self._random.choice(FATES), ""
             return self._lose(operations, fate)
@@ -243,6 +234,12 @@ class Session:
         except RefusedError as error:
             return Conflict(str(error))
         self._view = self.zk.zxid
+        return Done()
+
+    def release_locks(self) -> Done:
+        for path in self.zk.ephemerals(self.session):
+            if "/lock/" in path:
+                self.zk.transact([DeleteOp(path)])
         return Done()
 
     def _look(self) -> int:
@@ -254,7 +251,7 @@ class Session:
         if fate == "unsent":
             return Unavailable("model")
         if fate == "late":
-            self.zk.late.append((self.session, operations, self.origin))
+            self.zk.late.append((self.session, operations))
         elif fate == "applied":
             with contextlib.suppress(RefusedError):
                 self.zk.transact(operations, self.session)

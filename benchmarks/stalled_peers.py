@@ -1,0 +1,204 @@
+"""A bookie among peers that stall: latencies of others beside each attack, as ratios to those without.
+
+Steady clients: adds of 1 KiB and of 1 MB, reads of 1 KiB, inquiries that need nothing but the bookie's event loop, and
+reads over a new connection each. A latency counts from when the request was due, so waiting in line counts; what is not
+answered within the window counts with what it has waited. Each attack gets a bookie of its own, which is measured
+first without it. ``--tree`` names another checkout, whose bookie is measured in turn with this one's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from benchmarks.report import figure
+from benchmarks.stalled_peers_attacks import ATTACKS
+from bk_spark.protocol import wire_v2, wire_v3
+from bookie_server.local import LocalCluster
+from tests.support.bookie import BookieProcess, Connection, add_frame
+
+NAME = "stalled_peers"
+_HERE: Final = Path(__file__).parents[1]
+_LEDGER: Final = 77
+_WARM_UP_S: Final = 2.0
+#: Whoever waits longer is counted with this.
+_PATIENCE_S: Final = 10.0
+_MEGABYTE: Final = 1_000_000
+#: Kind of request, requests a second.
+_KINDS: Final = {"add": 50.0, "add_1mb": 4.0, "read": 50.0, "info": 100.0, "newcomer": 10.0}
+
+
+class Client(threading.Thread):
+    """Requests of one kind at a steady rate, for so long."""
+
+    def __init__(self, kind: str, port: int, seconds: float) -> None:
+        super().__init__(name=kind)
+        self.kind = kind
+        self.latencies_s: list[float] = []
+        self.failed = 0
+        self._port = port
+        self._seconds = seconds
+        self._connection: Connection | None = None
+        self._requests = 0
+
+    def run(self) -> None:
+        began, rate = time.monotonic(), _KINDS[self.kind]
+        end = began + self._seconds
+        for number in range(int(self._seconds * rate)):
+            due = began + number / rate
+            time.sleep(max(0.0, due - time.monotonic()))
+            while not self._once():
+                self.failed += 1
+                if time.monotonic() >= end:
+                    break
+                time.sleep(0.01)
+            self.latencies_s.append(time.monotonic() - due)
+            if time.monotonic() >= end + _PATIENCE_S:
+                return
+        self._close()
+
+    def _once(self) -> bool:
+        """One request; False where it is to be sent again, over another connection."""
+        try:
+            if self._connection is None:
+                self._connection = Connection(self._port)
+                self._connection.socket.settimeout(_PATIENCE_S)
+            self._connection.send(self._request())
+            body = self._connection.body()
+        except OSError:
+            self._close()
+            return False
+        if self.kind == "newcomer":
+            self._close()
+        return self.kind == "info" or bytes(body[4:8]) == bytes(4)
+
+    def _request(self) -> bytes:
+        self._requests += 1
+        if self.kind == "info":
+            return wire_v3.bookie_info_request(self._requests)
+        if self.kind in ("read", "newcomer"):
+            return wire_v2.read_requests(_LEDGER, [1])
+        large = self.kind == "add_1mb"
+        entry_id = (1 << 20 if large else 10) + self._requests
+        return add_frame(_LEDGER, entry_id, size=_MEGABYTE if large else 1024)
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.socket.close()
+            self._connection = None
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog=f"benchmarks {NAME}", description=__doc__)
+    parser.add_argument("--tree", type=Path, help="another checkout, whose bookie is measured beside this one's")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each window")
+    parser.add_argument("--attacks", nargs="*", choices=[*ATTACKS], default=[*ATTACKS])
+    parser.add_argument("--quick", action="store_true", help="one short round")
+    options = parser.parse_args(arguments)
+    rounds, seconds = (1, 3.0) if options.quick else (options.rounds, options.seconds)
+    trees = {"this": _HERE} | ({} if options.tree is None else {"other": options.tree.resolve()})
+    p99s_ms: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
+    with tempfile.TemporaryDirectory(prefix="bk-bench-") as temporary:
+        directory = Path(temporary)
+        with LocalCluster(directory / "cluster", bookies=0) as cluster:
+            uri = f"zk://{cluster.zookeepers[0].id}/ledgers"
+            for attack in options.attacks:
+                for number in range(rounds):
+                    for tree, path in trees.items():
+                        with _bookie(directory / f"{number}-{attack}-{tree}", uri, path) as bookie:
+                            for window, found in _measure(bookie, attack, seconds).items():
+                                for kind, p99_ms in found.items():
+                                    p99s_ms[attack, tree, window, kind].append(p99_ms)
+                for tree in trees:
+                    _tell(attack, tree, p99s_ms)
+
+
+def _tell(attack: str, tree: str, p99s_ms: dict[tuple[str, str, str, str], list[float]]) -> None:
+    for kind in _KINDS:
+        alone, beside = (p99s_ms[attack, tree, window, kind] for window in ("alone", "beside"))
+        figure(
+            NAME,
+            f"{attack}.{kind}.p99",
+            statistics.median(beside) / statistics.median(alone),
+            "ratio",
+            tree=tree,
+            alone_ms=round(statistics.median(alone), 2),
+            beside_ms=round(statistics.median(beside), 2),
+            ratios=[round(b / a, 2) for a, b in zip(alone, beside, strict=True)],
+        )
+
+
+def _measure(bookie: BookieProcess, attack: str, seconds: float) -> dict[str, dict[str, float]]:
+    """p99 in ms by window and kind of request."""
+    with Connection(bookie.port) as connection:
+        connection.send(add_frame(_LEDGER, 0, size=_MEGABYTE) + add_frame(_LEDGER, 1, size=1024))
+        for _ in range(2):
+            assert bytes(connection.body()[4:8]) == bytes(4)
+    _window(bookie.port, _WARM_UP_S)
+    alone = _window(bookie.port, seconds)
+    with _attacker(attack, bookie.port, seconds) as begin:
+        beside = _window(bookie.port, seconds, begin)
+    return {"alone": alone, "beside": beside}
+
+
+def _window(port: int, seconds: float, begin: Callable[[], None] = lambda: None) -> dict[str, float]:
+    clients = [Client(kind, port, seconds) for kind in _KINDS]
+    for client in clients:
+        client.start()
+    begin()
+    for client in clients:
+        client.join()
+    return {client.kind: 1000 * _p99(client.latencies_s) for client in clients}
+
+
+def _p99(values: list[float]) -> float:
+    return sorted(values)[min(len(values) - 1, int(0.99 * len(values)))]
+
+
+@contextlib.contextmanager
+def _bookie(directory: Path, uri: str, tree: Path) -> Iterator[BookieProcess]:
+    bookie = BookieProcess(directory, uri)
+    bookie.tree = tree
+    try:
+        yield bookie.start()
+    finally:
+        bookie.end()
+
+
+@contextlib.contextmanager
+def _attacker(attack: str, port: int, seconds: float) -> Iterator[Callable[[], None]]:
+    """The attack in a process of its own, set up; call what is given to begin."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.stalled_peers_attacks", attack, str(port), str(_LEDGER), str(seconds + 60)],
+        cwd=_HERE,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    stdin = process.stdin
+
+    def begin() -> None:
+        stdin.write("\n")
+        stdin.flush()
+
+    try:
+        assert process.stdout.readline() == "ready\n"
+        yield begin
+    finally:
+        process.kill()
+        process.wait()
+        stdin.close()
+        process.stdout.close()

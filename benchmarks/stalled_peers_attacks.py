@@ -1,0 +1,159 @@
+"""``python -m benchmarks.stalled_peers_attacks NAME PORT LEDGER SECONDS``: one bad peer of a bookie on this machine.
+
+Says ``ready`` on stdout when all is set up, then waits for a line on stdin, does its worst, and ends by itself
+after the seconds or when stdin closes. Everything goes to 127.0.0.1, in fixed numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from bk_spark.protocol import wire_v2, wire_v3
+from bk_spark.protocol.codes import FlagV2
+from tests.support.bookie import KEY, add_frame
+
+#: A last add confirmed that no entry ever brings.
+_NEVER: Final = 1 << 40
+_FIRST_UNKNOWN_LEDGER: Final = 1 << 33
+STALLED_FRAMES: Final = 10
+NEVER_READING: Final = 300
+IDLE: Final = 10_000
+POLLS: Final = 20_000
+FENCES: Final = 100_000
+_POLLS_PER_CONNECTION: Final = 1000
+_FENCES_PER_CONNECTION: Final = 5000
+#: Entries of a megabyte that each peer asks for and does not take.
+_ASKED: Final = 40
+
+
+class Attacker:
+    def __init__(self, port: int, ledger_id: int, stack: contextlib.ExitStack) -> None:
+        self._port = port
+        self.ledger_id = ledger_id
+        self._stack = stack
+
+    async def connect(self, receive_bytes: int | None = None) -> socket.socket:
+        connected = self._stack.enter_context(socket.socket())
+        connected.setblocking(False)
+        if receive_bytes is not None:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        await asyncio.get_running_loop().sock_connect(connected, ("127.0.0.1", self._port))
+        return connected
+
+
+async def send(connected: socket.socket, data: bytes, patience_s: float = 5.0) -> None:
+    """What the bookie takes of it."""
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(patience_s):
+            await asyncio.get_running_loop().sock_sendall(connected, data)
+
+
+async def large_frames(attacker: Attacker) -> Callable[[], Awaitable[object]]:
+    """Announce frames of the largest size, and send eight bytes."""
+    peers = [await attacker.connect() for _ in range(STALLED_FRAMES)]
+    beginning = add_frame(attacker.ledger_id, 0, size=5_200_000)[:8]
+    return lambda: asyncio.gather(*(send(peer, beginning) for peer in peers))
+
+
+async def nearly_whole(attacker: Attacker) -> Callable[[], Awaitable[object]]:
+    """Frames of the largest size, all but the last byte."""
+    peers = [await attacker.connect() for _ in range(STALLED_FRAMES)]
+    data = add_frame(attacker.ledger_id, 0, size=5_200_000)[:-1]
+    return lambda: asyncio.gather(*(send(peer, data, 60) for peer in peers))
+
+
+async def never_reading(attacker: Attacker) -> Callable[[], Awaitable[object]]:
+    """Ask for megabytes, and take nothing."""
+    peers = [await attacker.connect(receive_bytes=4096) for _ in range(NEVER_READING)]
+    data = wire_v2.read_requests(attacker.ledger_id, [0]) * _ASKED
+    return lambda: asyncio.gather(*(send(peer, data) for peer in peers))
+
+
+async def idle(attacker: Attacker) -> Callable[[], Awaitable[object]]:
+    """Connect, and do nothing."""
+
+    async def begin() -> None:
+        for _ in range(IDLE):
+            with contextlib.suppress(OSError):
+                await attacker.connect()
+
+    return begin
+
+
+async def long_polls(attacker: Attacker) -> Callable[[], Awaitable[object]]:
+    """Wait for a last add confirmed that never comes, on the ledger that others write to."""
+    for _ in range(POLLS // _POLLS_PER_CONNECTION):
+        peer = await attacker.connect()
+        polls = (
+            wire_v3.long_poll_request(i, attacker.ledger_id, _NEVER, 600_000) for i in range(_POLLS_PER_CONNECTION)
+        )
+        await send(peer, b"".join(polls))
+    await asyncio.sleep(2)
+
+    async def begin() -> None:
+        """All wait already."""
+
+    return begin
+
+
+async def fencing_reads(attacker: Attacker) -> Callable[[], Awaitable[object]]:
+    """Fence ledgers that nobody has heard of, as fast as answers come."""
+    count = FENCES // _FENCES_PER_CONNECTION
+    peers = [await attacker.connect() for _ in range(count)]
+
+    async def fence(number: int, peer: socket.socket) -> None:
+        first = _FIRST_UNKNOWN_LEDGER + number * _FENCES_PER_CONNECTION
+        data = b"".join(
+            wire_v2.read_requests(first + i, [0], FlagV2.FENCING, KEY) for i in range(_FENCES_PER_CONNECTION)
+        )
+        sending = asyncio.ensure_future(send(peer, data, 60))
+        with contextlib.suppress(OSError):
+            while await asyncio.get_running_loop().sock_recv(peer, 1 << 16):
+                pass
+        await sending
+
+    async def begin() -> None:
+        for number, peer in enumerate(peers):
+            tasks.append(asyncio.create_task(fence(number, peer)))
+
+    tasks: list[asyncio.Task[None]] = []
+    return begin
+
+
+ATTACKS: Final[dict[str, Callable[[Attacker], Awaitable[Callable[[], Awaitable[object]]]]]] = {
+    "large_frames": large_frames,
+    "nearly_whole": nearly_whole,
+    "never_reading": never_reading,
+    "idle": idle,
+    "long_polls": long_polls,
+    "fencing_reads": fencing_reads,
+}
+
+
+async def _attack(name: str, port: int, ledger_id: int, seconds: float) -> None:
+    with contextlib.ExitStack() as stack, contextlib.suppress(TimeoutError):
+        begin = await ATTACKS[name](Attacker(port, ledger_id, stack))
+        print("ready", flush=True)
+        wait_for_line = asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+        if not await wait_for_line:
+            return
+        async with asyncio.timeout(seconds):
+            await begin()
+            await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+
+
+def main() -> None:
+    name, port, ledger_id, seconds = sys.argv[1:]
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    asyncio.run(_attack(name, int(port), int(ledger_id), float(seconds)))
+
+
+if __name__ == "__main__":
+    main()

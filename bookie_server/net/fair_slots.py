@@ -1,0 +1,113 @@
+"""Who may do the next piece of work that takes the event loop's time or memory.
+
+Work waits in line: so much of it is done in one turn of the event loop, so others' requests come in between. Who was
+served least lately goes first, so one who asks for little does not wait behind those that ask for much; waiting counts
+like being served less, so everybody's turn comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+#: Work of one turn of the event loop, in bytes. A piece that is larger is done alone.
+_TURN_COST: Final = 512 * 1024
+#: What a piece costs beside its bytes.
+PIECE_COST: Final = 4 * 1024
+#: What the first piece of anybody is taken for.
+_UNKNOWN_COST: Final = 256 * 1024
+#: What one was served counts half after this time.
+_HALF_LIFE_S: Final = 2.0
+#: What a second of waiting is worth.
+_WAITING_COST_PER_S: Final = 16 * 1024 * 1024
+
+
+class Share:
+    """What one connection was served lately."""
+
+    __slots__ = ("_at", "_served", "last_cost")
+
+    def __init__(self) -> None:
+        self._served = self._at = 0.0
+        #: Of its last piece; None before the first.
+        self.last_cost: int | None = None
+
+    def served(self, now: float) -> float:
+        return self._served * math.exp2((self._at - now) / _HALF_LIFE_S)
+
+    def serve(self, cost: int, now: float) -> None:
+        self._served, self._at = self.served(now) + cost, now
+        self.last_cost = cost
+
+
+class Slot:
+    """One piece of work under way; ``bytes`` is to be set to what it came to."""
+
+    __slots__ = ("bytes",)
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
+class FairSlots:
+    """Up to ``count`` pieces are under way at a time. Belongs to the event loop."""
+
+    def __init__(self, count: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._free = count
+        self._spent = 0
+        self._turn_comes = False
+        self._waiting: list[tuple[float, int, Share, asyncio.Future[None]]] = []
+        self._number = 0
+
+    @asynccontextmanager
+    async def slot(self, share: Share) -> AsyncIterator[Slot]:
+        """To be held for one piece of work."""
+        await self._acquire(share)
+        slot = Slot()
+        try:
+            yield slot
+        finally:
+            cost = slot.bytes + PIECE_COST
+            share.serve(cost, self._loop.time())
+            self._free += 1
+            self._spent += cost
+            self._look_soon()
+
+    async def _acquire(self, share: Share) -> None:
+        if self._free and self._spent < _TURN_COST and not self._waiting:
+            self._free -= 1
+            return
+        now = self._loop.time()
+        granted: asyncio.Future[None] = self._loop.create_future()
+        self._number += 1
+        heapq.heappush(self._waiting, (share.served(now) + now * _WAITING_COST_PER_S, self._number, share, granted))
+        self._look_soon()
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled():
+                self._free += 1
+                self._look_soon()
+            raise
+
+    def _look_soon(self) -> None:
+        if not self._turn_comes:
+            self._turn_comes = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Let the next ones begin, as many as are likely to fit into a turn, at least one."""
+        self._turn_comes = False
+        self._spent = 0
+        while self._waiting and self._free and self._spent < _TURN_COST:
+            _, _, share, granted = heapq.heappop(self._waiting)
+            if granted.done():
+                continue
+            self._free -= 1
+            self._spent += _UNKNOWN_COST if share.last_cost is None else share.last_cost
+            granted.set_result(None)

@@ -1,0 +1,167 @@
+"""Work is done a little in each turn of the event loop, and who was served least lately goes first."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bk_spark.protocol import wire_v2
+from bk_spark.protocol.codes import Code
+from bookie_server.bookie_reads import ReadPart
+from bookie_server.net.fair_slots import FairSlots, Share
+from bookie_server.net.limits import NetConfig
+from bookie_server.storage.records import Int64s
+from tests.support.front import MIB, HeldBookie, Peer, front, reads, run, until
+
+
+class Turns:
+    """Counts turns of the event loop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._next()
+
+    def _next(self) -> None:
+        self.count += 1
+        self._handle = asyncio.get_running_loop().call_soon(self._next)
+
+    def stop(self) -> None:
+        self._handle.cancel()
+
+
+def test_who_was_served_least_goes_first() -> None:
+    async def test() -> None:
+        slots, order = FairSlots(1), []
+
+        async def work(name: str, share: Share, size_bytes: int) -> None:
+            async with slots.slot(share) as slot:
+                slot.bytes = size_bytes
+                order.append(name)
+                await asyncio.sleep(0)
+
+        greedy, modest = Share(), Share()
+        await work("greedy", greedy, 8 * MIB)
+        await work("modest", modest, 1024)
+        tasks = [asyncio.create_task(work("greedy", greedy, MIB)) for _ in range(5)]
+        await asyncio.sleep(0)
+        tasks += [asyncio.create_task(work("modest", modest, 1024)) for _ in range(3)]
+        await asyncio.gather(*tasks)
+        assert order[-3:] == ["greedy"] * 3  # these waited already when the modest ones came
+
+    run(test)
+
+
+def test_a_turn_of_the_event_loop_does_a_bounded_amount_of_work() -> None:
+    async def test() -> None:
+        slots, turns = FairSlots(8), Turns()
+        done: dict[int, int] = {}
+
+        async def work(share: Share, size_bytes: int) -> None:
+            for _ in range(10):
+                async with slots.slot(share) as slot:
+                    slot.bytes = size_bytes
+                    done[turns.count] = done.get(turns.count, 0) + size_bytes
+
+        await asyncio.gather(*(work(Share(), 128 * 1024) for _ in range(50)))
+        assert sum(done.values()) == 500 * 128 * 1024
+        assert max(done.values()) <= MIB
+        turns.stop()
+
+    run(test)
+
+
+def test_who_gives_up_leaves_its_slot_to_others() -> None:
+    async def test() -> None:
+        slots = FairSlots(1)
+
+        async def work() -> None:
+            async with slots.slot(Share()):
+                await asyncio.sleep(0)
+
+        for turns in range(5):
+            tasks = [asyncio.create_task(work()) for _ in range(6)]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            for task in tasks[::2]:
+                task.cancel()
+            await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+
+    run(test)
+
+
+class CountingBookie(HeldBookie):
+    """Notes in which turns of the event loop it was read from."""
+
+    def __init__(self, entry_bytes: int) -> None:
+        super().__init__(entry_bytes)
+        self.turns = Turns()
+        self.reads_by_turn: dict[int, int] = {}
+
+    async def read(self, ledger_ids: Int64s, entry_ids: Int64s, limit_bytes: int) -> ReadPart:
+        self.reads_by_turn[self.turns.count] = self.reads_by_turn.get(self.turns.count, 0) + 1
+        return await super().read(ledger_ids, entry_ids, limit_bytes)
+
+
+def test_n1_reads_of_many_peers_that_never_take_them_come_a_few_in_a_turn() -> None:
+    async def test() -> None:
+        bookie = CountingBookie(MIB)
+        async with front(NetConfig(), bookie) as here:
+            peers = [await here.connect(receive_bytes=4096) for _ in range(100)]
+            await until(lambda: here.server.connection_count == 100)
+            for peer in peers:  # all of them in one turn
+                assert peer.socket.send(wire_v2.read_requests(1, range(5))) > 0
+            await until(lambda: bookie.reads >= 60)
+            assert max(bookie.reads_by_turn.values()) <= 2
+            bookie.turns.stop()
+
+    run(test)
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["one_read", "several_reads"])
+def test_n1_small_reads_of_others_pass_peers_that_take_nothing(at_once: bool) -> None:
+    """There is no room for more answers, and nobody is closed for it yet."""
+
+    async def test() -> None:
+        bookie = HeldBookie(entry_bytes=100)
+        config = NetConfig(
+            max_unsent_bytes=8 * MIB, stalled_peer_timeout_ms=600_000, stalled_in_the_way_timeout_ms=600_000
+        )
+        async with front(config, bookie) as here:
+            honest = await here.connect()
+
+            async def read(peer: Peer) -> None:
+                count = 1 if at_once else 3
+                await peer.send(wire_v2.read_requests(1, range(count)))
+                assert await peer.codes(count) == [Code.OK] * count
+
+            await read(honest)
+            bookie.entry = bytes(MIB)
+            for _ in range(60):
+                await (await here.connect(receive_bytes=4096)).send(wire_v2.read_requests(1, range(40)))
+            await until(lambda: not here.server.load.has_room.is_set())
+            bookie.entry = bytes(100)
+            for _ in range(20):
+                await read(honest)
+            assert not here.server.load.has_room.is_set()
+            assert here.server.load.unsent_bytes < 16 * MIB
+            assert here.server.stalled_peers == 0
+
+    run(test)
+
+
+def test_n1_who_has_stalled_longest_is_closed_at_once_when_others_wait_for_room() -> None:
+    async def test() -> None:
+        bookie = HeldBookie(entry_bytes=MIB)
+        config = NetConfig(max_unsent_bytes=2 * MIB, stalled_peer_timeout_ms=600_000, stalled_in_the_way_timeout_ms=100)
+        async with front(config, bookie) as here:
+            stalled = [await here.connect(receive_bytes=4096) for _ in range(40)]
+            for peer in stalled:
+                await peer.send(wire_v2.read_requests(1, range(40)))
+            honest = await here.connect()
+            await honest.send(reads((1, 0)) * 40)
+            assert await honest.codes(40) == [Code.OK] * 40
+            await until(lambda: here.server.stalled_peers > 0)
+            assert here.server.connection_count > 1  # no more of them than need be
+
+    run(test)
