@@ -39,6 +39,11 @@ class Share:
     def served(self, now: float) -> float:
         return self._served * math.exp2((self._at - now) / _HALF_LIFE_S)
 
+    @property
+    def expected_cost(self) -> int:
+        """What the next piece is taken for."""
+        return _UNKNOWN_COST if self.last_cost is None else self.last_cost
+
     def serve(self, cost: int, now: float) -> None:
         self._served, self._at = self.served(now) + cost, now
         self.last_cost = cost
@@ -67,6 +72,7 @@ class FairSlots:
     @asynccontextmanager
     async def slot(self, share: Share) -> AsyncIterator[Slot]:
         """To be held for one piece of work."""
+        expected = share.expected_cost
         await self._acquire(share)
         slot = Slot()
         try:
@@ -75,12 +81,13 @@ class FairSlots:
             cost = slot.bytes + PIECE_COST
             share.serve(cost, self._loop.time())
             self._free += 1
-            self._spent += cost
+            self._spent += max(0, cost - expected)
             self._look_soon()
 
     async def _acquire(self, share: Share) -> None:
         if self._free and self._spent < _TURN_COST and not self._waiting:
-            self._free -= 1
+            self._begin(share)
+            self._look_soon()
             return
         now = self._loop.time()
         granted: asyncio.Future[None] = self._loop.create_future()
@@ -108,6 +115,9 @@ class FairSlots:
             _, _, share, granted = heapq.heappop(self._waiting)
             if granted.done():
                 continue
-            self._free -= 1
-            self._spent += _UNKNOWN_COST if share.last_cost is None else share.last_cost
+            self._begin(share)
             granted.set_result(None)
+
+    def _begin(self, share: Share) -> None:
+        self._free -= 1
+        self._spent += share.expected_cost
