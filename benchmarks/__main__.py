@@ -14,6 +14,7 @@ _BENCHMARKS: Final[dict[str, list[str]]] = {
     "bookie_soak": ["--quick"],
     "commit_contention": [],
     "crash_duplicates": [],
+    "foreach_batches": [],
     "ledger": ["--quick"],
     "log_list": [],
     "log_writer": [],

@@ -6,7 +6,7 @@ caller prepares its next batch, the thread sends, receives and acknowledges.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -135,6 +135,11 @@ class BlockingClient:
 
     def recover_and_open(self, ledger_id: int, password: bytes = b"") -> BlockingReader:
         return BlockingReader(self._thread, self._run(self._client.recover_and_open(ledger_id, password)))
+
+    def recover_all(
+        self, ledger_ids: Sequence[int], password: bytes = b"", *, timeout_s: float
+    ) -> tuple[dict[int, BookKeeperError], list[int]]:
+        return self._run(self._client.recover_all(ledger_ids, password, timeout_s=timeout_s))
 
     def delete(self, ledger_id: int) -> None:
         self._run(self._client.delete(ledger_id))

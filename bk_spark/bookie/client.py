@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 from weakref import WeakSet
 
@@ -30,7 +30,7 @@ from bk_spark.bookie.write_handle import WriteHandle
 from bk_spark.bookie.zookeeper import ZooKeeper
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.entry_block import EntryBlock
-from bk_spark.protocol.errors import BookKeeperError, UnauthorizedError
+from bk_spark.protocol.errors import BookKeeperError, NoSuchLedgerError, UnauthorizedError
 from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bk_spark.protocol.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
@@ -239,6 +239,38 @@ class Client:
             finally:
                 await own_pool.close()
         return self._reader(ledger_id, metadata, password)
+
+    async def recover_all(
+        self, ledger_ids: Sequence[int], password: bytes = b"", *, timeout_s: float, at_once: int = 16
+    ) -> tuple[dict[int, BookKeeperError], list[int]]:
+        """Fence and close many ledgers, so many ``at_once``, in their order. Returns what failed and why, and what was
+        not done within ``timeout_s``. A ledger that does not exist any more is done."""
+        left = dict.fromkeys(ledger_ids)
+        failed: dict[int, BookKeeperError] = {}
+        waiting = iter(ledger_ids)
+
+        async def work() -> None:
+            for ledger_id in waiting:
+                try:
+                    await self.recover_and_open(ledger_id, password)
+                except NoSuchLedgerError:
+                    pass
+                except BookKeeperError as error:
+                    failed[ledger_id] = error
+                del left[ledger_id]
+
+        workers = [asyncio.create_task(work()) for _ in range(min(at_once, len(left)))]
+        try:
+            if workers:
+                await asyncio.wait(workers, timeout=max(0.0, timeout_s))
+        finally:
+            for worker in workers:
+                worker.cancel()
+            ended = await asyncio.gather(*workers, return_exceptions=True)
+        for end in ended:
+            if isinstance(end, Exception):
+                raise end
+        return failed, list(left)
 
     async def delete(self, ledger_id: int) -> None:
         """Delete the ledger's metadata; bookies collect its entries later. Deleting twice is no error."""

@@ -11,6 +11,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from bk_spark.datasource.ledger_cache import ledger_cache
 from bk_spark.datasource.made_tables import refuse_made_table
 from bk_spark.datasource.options import SourceOptions
 from bk_spark.datasource.plain_errors import plain_errors
@@ -28,7 +29,8 @@ class BatchWriter(DataSourceArrowWriter):
     committed in the driver.
 
     With ``txnAppId`` and ``txnVersion`` it may be repeated, in foreachBatch for one: it is in the log once. There its
-    tasks tell of which query it is, and of which of its batches: so a query with another checkpoint is known.
+    tasks tell of which query it is, and of which of its batches: so a query with another checkpoint is known. Its run
+    is the query's, whose ledgers live on from batch to batch.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType, overwrite: bool) -> None:
@@ -48,12 +50,16 @@ class BatchWriter(DataSourceArrowWriter):
             refuse_made_table(context)
         partition = context.partitionId() if context is not None else 0
         batch = micro_batch(context)
-        ranges = write_task(iterator, self._target, self._options, self._app, self._run, partition)
+        run, cache = self._run, None
+        if batch is not None and not self._anonymous and _is_uuid(batch.run):
+            # In foreachBatch the next micro-batch goes on in the same ledgers, as in the sink.
+            run, cache = batch.run, ledger_cache()
+        ranges = write_task(iterator, self._target, self._options, self._app, run, partition, cache)
         return TaskMessage(
             CommitMessage(
                 self._target.place.log_id,
                 self._app,
-                self._run,
+                run,
                 _BATCH_QUERY if batch is None else batch.query_id,
                 self._batch_id,
                 partition,
@@ -79,3 +85,11 @@ class BatchWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing to undo: what was not committed is not in the log. May follow a commit that took effect."""
+
+
+def _is_uuid(run: str) -> bool:
+    """Whether it is the id of a query's run, and not a name that somebody gave to a group of jobs."""
+    try:
+        return str(uuid.UUID(run)) == run
+    except ValueError:
+        return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -25,7 +24,7 @@ from bk_spark.log.message import CommitMessage, CommitRequest, LedgerRange
 from bk_spark.log.plan import CommitResult
 from bk_spark.log.reap_rules import ReapLimits
 from bk_spark.log.settings import EntryFormat
-from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError, NoSuchLedgerError
+from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.payloads import Payloads
 
 _LOG: Final = logging.getLogger(__name__)
@@ -111,17 +110,8 @@ def _arrow_schema_of(schema_json: str | None) -> pa.Schema:
 
 def _recover(log: Log, ledger_ids: Sequence[int]) -> None:
     """Fence and close what a retired run may still be writing. Raises the first error, after trying all."""
-    failure: BookKeeperError | None = None
-    deadline = time.monotonic() + _RECOVER_S
-    for index, ledger_id in enumerate(ledger_ids):
-        if time.monotonic() > deadline:
-            _LOG.warning("log %s: %d ledgers are left to the reaper to close", log.name, len(ledger_ids) - index)
-            break
-        try:
-            log.ledgers.recover(ledger_id)
-        except NoSuchLedgerError:
-            pass  # the reaper was first
-        except BookKeeperError as error:
-            failure = failure or error
-    if failure is not None:
-        raise failure
+    failed, left = log.ledgers.recover_all(ledger_ids, _RECOVER_S)
+    if left:
+        _LOG.warning("log %s: %d ledgers are left to the reaper to close", log.name, len(left))
+    if failed:
+        raise next(iter(failed.values()))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import time
+from collections.abc import Generator, Mapping, Sequence
 from typing import Final
 
 from bk_spark.bookie.blocking import BlockingClient
@@ -10,10 +11,11 @@ from bk_spark.bookie.blocking_reader import BlockingReader
 from bk_spark.bookie.blocking_writer import BlockingWriter
 from bk_spark.bookie.range_series import EntryRange
 from bk_spark.log.names import LogPaths
+from bk_spark.log.reaping import is_closed
 from bk_spark.log.settings import LogSettings
 from bk_spark.log.steps import Closed, LedgerRegistrar
 from bk_spark.protocol.entry_block import EntryBlock
-from bk_spark.protocol.errors import MetadataUnavailableError
+from bk_spark.protocol.errors import BookKeeperError, MetadataUnavailableError
 from bk_spark.protocol.ledger_paths import LedgerManager, parse_layout
 
 #: In the custom metadata of every ledger that is made for a log: the log's name and id. For people; and no other log
@@ -78,6 +80,22 @@ class LogLedgers:
         """Fence and close any ledger of the log."""
         metadata = self.client.recover_and_open(ledger_id, self._password).metadata
         return Closed(ledger_id, metadata.last_entry_id, metadata.length)
+
+    def recover_all(
+        self, ledger_ids: Sequence[int], timeout_s: float
+    ) -> tuple[Mapping[int, BookKeeperError], Sequence[int]]:
+        """Fence and close those ledgers of the log that are neither closed nor gone, several at once. What failed and
+        why, and what was not done in time."""
+        deadline = time.monotonic() + timeout_s
+        paths = {self.ledger_path(ledger_id): ledger_id for ledger_id in ledger_ids}
+        znodes = self.client.zookeeper.get_many(list(paths))
+        # What is closed stays closed; whether what looks open still is, the recovery asks again.
+        may_be_open = []
+        for path, ledger_id in paths.items():
+            znode = znodes[path]
+            if znode is not None and not is_closed(znode):
+                may_be_open.append(ledger_id)
+        return self.client.recover_all(may_be_open, self._password, timeout_s=deadline - time.monotonic())
 
     def write(self, register: LedgerRegistrar, entries: tuple[bytes, ...]) -> int:
         """A new closed ledger that holds ``entries``; its id."""

@@ -32,6 +32,7 @@ class ReapLimits:
     max_ledgers : condemned, and deleted, in one round.
     max_failures : ledgers whose recovery fails, after which a round recovers no more.
     max_runs : looked at in one round; which ones is drawn anew each time.
+    max_applications : of which one round looks whether they are to be forgotten; drawn anew, too.
     """
 
     orphan_retention_ms: int = 7 * _DAY_MS
@@ -40,6 +41,7 @@ class ReapLimits:
     max_ledgers: int = 10_000
     max_failures: int = 16
     max_runs: int = 20_000
+    max_applications: int = 1_000
 
 
 class Reason(enum.Enum):

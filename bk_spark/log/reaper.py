@@ -27,7 +27,7 @@ from bk_spark.log.names import LogPaths
 from bk_spark.log.parts import in_parts
 from bk_spark.log.reading import children_steps, decision_steps, read_steps, sync_steps
 from bk_spark.log.reap_rules import ReapLimits, Reason, Run
-from bk_spark.log.reaping import Condemn, DeleteLedgers, ledger_ids_of, made_together, parts_of
+from bk_spark.log.reaping import Condemn, DeleteLedgers, is_closed, ledger_ids_of, made_together, parts_of
 from bk_spark.log.references import ListView, view_steps
 from bk_spark.log.steps import Closed, Failed, RecoverLedger, Steps
 from bk_spark.protocol.errors import (
@@ -156,7 +156,7 @@ class _Round:
             if looked_at > self.limits.max_runs:
                 self.complete = False
                 break
-        yield from self._forget()
+        yield from self._forget(random)
         yield from self._remove_pages()
         yield from self._remove_appended()
 
@@ -227,6 +227,9 @@ class _Round:
             if not made_together(registration, metadata):
                 self.fail(path, f"{metadata_path} was not made with this registration: it is left alone")
                 continue
+            if is_closed(metadata):
+                closed.add(ledger_id)
+                continue
             if self.recoveries_failed >= self.limits.max_failures:
                 self.complete = False
                 continue
@@ -245,8 +248,12 @@ class _Round:
             above = {part[0].app_key} if all_empty and len(part) == len(empty) and part[0].is_of_application else ()
             yield from self._remove(RemoveRuns(self.paths, self.limits, part, above), part[0].path(self.paths))
 
-    def _forget(self) -> Steps[None]:
-        app_keys = yield from children_steps(self.paths, self.paths.apps)
+    def _forget(self, random: Random) -> Steps[None]:
+        app_keys = list((yield from children_steps(self.paths, self.paths.apps)))
+        if len(app_keys) > self.limits.max_applications:
+            # Their turn comes in another round.
+            app_keys = random.sample(app_keys, self.limits.max_applications)
+            self.complete = False
         for part in in_parts(app_keys, _APPLICATIONS_AT_ONCE):
             znodes = yield from read_steps(self.paths, tuple(f"{self.paths.apps}/{key}" for key in part))
             for app_key in part:

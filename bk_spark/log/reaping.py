@@ -26,6 +26,7 @@ from bk_spark.log.reap_rules import Holder, ReapLimits, Reason, Run, reason_to_c
 from bk_spark.log.references import ListView, References, listed_now
 from bk_spark.log.segment import Int64Column
 from bk_spark.protocol.errors import MetadataConflictError, MetadataFormatError
+from bk_spark.protocol.ledger_metadata import LedgerState, decode
 from bk_spark.protocol.ledger_paths import MAX_LEDGER_ID
 
 #: Of the names in one transaction; a request to ZooKeeper must stay below 1 MiB.
@@ -236,6 +237,14 @@ def made_together(registration: Znode, metadata: Znode) -> bool:
     """Whether the metadata are those of the ledger that was registered: one transaction made both. Metadata of another
     cluster, or of a ledger made anew under an old id, are not the log's to delete."""
     return registration.created_zxid == metadata.created_zxid
+
+
+def is_closed(metadata: Znode) -> bool:
+    """Whether the ledger is closed, which it stays: nobody adds to it any more."""
+    try:
+        return decode(metadata.data).state is LedgerState.CLOSED
+    except MetadataFormatError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

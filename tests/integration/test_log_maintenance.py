@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
 import pytest
 
@@ -15,6 +17,7 @@ from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.blocking_writer import BlockingWriter
 from bk_spark.bookie.cluster_clock import unix_time_ms
 from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.read_handle import ReadHandle
 from bk_spark.bookie.zookeeper import ZooKeeper
 from bk_spark.log import CommitMessage, CommitRequest, EntryFormat, LedgerRange, Log, LogSettings, LogStore, maintenance
 from bk_spark.log.formats import Policy
@@ -111,6 +114,50 @@ def content(log: Log) -> list[bytes]:
         for block in reader.read_blocks(segment.first_entry, segment.last_entry, known_to_exist=True):
             found += map(bytes, block.payloads)
     return found
+
+
+def test_of_a_retired_run_only_what_is_open_is_recovered_and_several_at_once(one: LogWithClock) -> None:
+    closed, gone, *opened = (one.ledger(b"x") for _ in range(8))
+    closed.close()
+    one.client.delete(gone.ledger_id)
+    recovered: list[int] = []
+    under_way = most = 0
+    client = one.client._client
+    recover_and_open = client.recover_and_open
+
+    async def recover(ledger_id: int, password: bytes = b"") -> ReadHandle:
+        nonlocal under_way, most
+        recovered.append(ledger_id)
+        under_way += 1
+        most = max(most, under_way)
+        try:
+            return await recover_and_open(ledger_id, password)
+        finally:
+            under_way -= 1
+
+    ledger_ids = [writer.ledger_id for writer in (closed, gone, *opened)]
+    with patch.object(client, "recover_and_open", recover):
+        assert one.log.ledgers.recover_all(ledger_ids, 30.0) == ({}, [])
+    assert sorted(recovered) == [writer.ledger_id for writer in opened]
+    assert most == len(opened)
+    for writer in opened:
+        with pytest.raises(LedgerFencedError):
+            append_and_flush(writer, b"y")
+
+
+def test_a_recovery_that_hangs_does_not_hold_up_the_others_nor_its_caller(one: LogWithClock) -> None:
+    hangs, *others = (one.ledger(b"x") for _ in range(20))
+    client = one.client._client
+    recover_and_open = client.recover_and_open
+
+    async def recover(ledger_id: int, password: bytes = b"") -> ReadHandle:
+        if ledger_id == hangs.ledger_id:
+            await asyncio.sleep(3600)
+        return await recover_and_open(ledger_id, password)
+
+    with patch.object(client, "recover_and_open", recover):
+        failed, left = one.log.ledgers.recover_all([hangs.ledger_id, *(writer.ledger_id for writer in others)], 5.0)
+    assert (failed, left) == ({}, [hangs.ledger_id])
 
 
 def test_s2_leftovers_of_a_retired_run_are_gone_two_hours_later_and_the_log_is_whole(one: LogWithClock) -> None:

@@ -299,6 +299,27 @@ def test_foreach_batch_repeated(connector: Connector, log: str, checkpoint: Path
     assert_numbers(_values(connector, log), ROWS, PARTITIONS)
 
 
+def test_foreach_batch_keeps_its_ledgers_as_the_sink_does(
+    connector: Connector, log: str, checkpoint: Path, logs: LogStore
+) -> None:
+    """The run is the query's, so no batch retires the one before, and workers go on in the ledgers that they have."""
+
+    def write(frame: DataFrame, batch_id: int) -> None:
+        values = frame.selectExpr("cast(number as string) as value")
+        connector.write(values, log, txnAppId="kept", txnVersion=batch_id)
+
+    source = numbers(connector.spark, ROWS, PARTITIONS)
+    with running(source.writeStream.foreachBatch(write).option("checkpointLocation", str(checkpoint)).start()) as query:
+        wait_for_batch(query, 5)
+        run_id = str(query.runId)
+    made = logs.open_log(log)
+    application = made.application("kept")
+    assert application is not None
+    assert (application.run, application.retired_runs) == (run_id, ())
+    assert len(registered_ledgers(made)) <= 2 * PARTITIONS < len(list(made.snapshot().segments()))
+    assert_numbers(_values(connector, log), ROWS, PARTITIONS)
+
+
 def _copy(
     connector: Connector,
     source: str,

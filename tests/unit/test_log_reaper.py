@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bk_spark.bookie.zookeeper import CheckOp, CreateOp, SetOp
@@ -14,7 +16,7 @@ from bk_spark.log.reap_rules import ReapLimits, Reason, Run
 from bk_spark.log.reaper import ReapReport
 from bk_spark.log.reaping import DeleteLedgers
 from bk_spark.log.references import view_steps
-from bk_spark.log.steps import RecoverLedger, Steps, Transact
+from bk_spark.log.steps import Read, RecoverLedger, Steps, Transact
 from bk_spark.log.tail import TailPlace
 from bk_spark.log.writer_steps import open_steps, roll_steps
 from bk_spark.protocol.errors import (
@@ -25,7 +27,7 @@ from bk_spark.protocol.errors import (
     RunRetiredError,
 )
 from tests.simulation.logs.ledgers import ledger_path
-from tests.support.reap_model import DAY_MS, HOUR_MS, MINUTE_MS, START_MS, Machine, ReapWorld, paused_everywhere
+from tests.support.reap_model import DAY_MS, HOUR_MS, LIMITS, MINUTE_MS, START_MS, Machine, ReapWorld, paused_everywhere
 
 FATES = ("lost", "applied", "late")
 
@@ -695,6 +697,45 @@ def delete_all(world: ReapWorld) -> None:
 
 
 # --- applications without a name ---
+
+
+def test_batch_writes_without_a_name_are_looked_at_a_bounded_number_at_a_time() -> None:
+    """And each has its turn in some round."""
+    world = ReapWorld()
+    limits = replace(LIMITS, max_applications=4)
+    for number in range(12):
+        world.commit(
+            0, (world.ledger(app=f"uuid{number}", run="b"), 0, 9), app=f"uuid{number}", run="b", anonymous=True
+        )
+    world.now_ms += 8 * DAY_MS
+    apps = f"{world.paths.apps}/"
+    rounds = 0
+    while world.zk.children(world.paths.apps):
+        reaper = world.reaping(limits)
+        report = reaper.finish()
+        read = {path for one in reaper.done if isinstance(one, Read) for path in one.paths if path.startswith(apps)}
+        assert report.failed == ()
+        assert len(report.removed) == len(read) == 4, "of the others not even the znode is read"
+        rounds += 1
+        assert report.complete == (rounds == 3)
+    assert rounds == 3
+
+
+def test_what_is_closed_is_not_opened_to_be_condemned_and_deleted() -> None:
+    world, _, orphan = retired_world()
+    closing = world.machine(_close(orphan))
+    closing.finish()
+    for _ in range(2):
+        reaper = world.reaping()
+        report = reaper.finish()
+        assert not any(isinstance(one, RecoverLedger) for one in reaper.done)
+        world.now_ms += 2 * 60 * MINUTE_MS
+    assert report.deleted == (orphan,)
+
+
+def _close(ledger_id: int) -> Steps[bool]:
+    yield RecoverLedger(ledger_id)
+    return True
 
 
 def anonymous_world() -> tuple[ReapWorld, int, int]:

@@ -77,7 +77,7 @@ class Query:
     #: A batch write: one batch, its application a name drawn for it.
     anonymous: bool = False
     overwrite: bool = False
-    #: In foreachBatch each batch is a write of its own, with a run of its own, under one application.
+    #: In foreachBatch from threads of one's own each batch is a write with a run of its own, under one application.
     foreach_batch: bool = False
     fence_tail: bool = False
     workers: int = 2
