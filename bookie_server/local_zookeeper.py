@@ -198,12 +198,17 @@ def zookeeper_jars() -> list[Path]:
     # Found, not imported: importing pyspark takes a second and this package does not use it.
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
-        raise MetadataUnavailableError("pyspark, which ships ZooKeeper's jars, is not installed; pip install pyspark")
+        raise MetadataUnavailableError(
+            "a local ZooKeeper runs from the jars in PySpark, which is not installed: pip install 'bk-spark[spark]', "
+            "or use a ZooKeeper that you have, with bookie-server init and start"
+        )
     directory = Path(spec.submodule_search_locations[0]) / "jars"
     jars = []
     for name in _JARS:
         found = sorted(jar for jar in directory.glob(f"{name}-*.jar") if jar.name[len(name) + 1].isdecimal())
         if not found:
-            raise MetadataUnavailableError(f"no {name} jar in {directory}; reinstall pyspark (4.2 or newer)")
+            raise MetadataUnavailableError(
+                f"no {name} jar in {directory}; pip install --force-reinstall 'bk-spark[spark]'"
+            )
         jars.append(found[-1])
     return jars

@@ -18,6 +18,7 @@ import pytest
 from bk_spark.bookie.cluster_init import init_cluster
 from bk_spark.bookie.zookeeper import ZooKeeper
 from bookie_server.local import LocalCluster
+from tests.support.environments import build_wheel
 from tests.support.leaks import LeakWatch
 from tests.support.servers import BOOKIE_SETTINGS, spark_session, start_timeout_ms
 
@@ -70,6 +71,12 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     finally:
         watch.end()
     assert not leaked, "left behind by this test:\n" + "\n".join(leaked)
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package as it is published, built of the checkout."""
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="session")

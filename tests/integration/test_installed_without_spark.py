@@ -1,0 +1,114 @@
+"""A bookie's host, and a program with the ledger client alone: ``pip install bk-spark`` without extras is enough."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bookie_server.local import LocalCluster
+from bookie_server.local_state import PortChooser
+from tests.support.environments import environment_variables, make_environment
+
+CLIENT = """
+import sys
+from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.protocol.quorum import Quorum
+
+with BlockingClient(sys.argv[1]) as client:
+    writer = client.create(quorum=Quorum(1, 1, 1))
+    writer.append_many([b"one", b"two"])
+    writer.close()
+    print(client.open_for_reading(writer.ledger_id).read(0, 1))
+assert "pyspark" not in sys.modules
+"""
+
+
+class Installed:
+    """An environment of its own, used by path."""
+
+    def __init__(self, directory: Path, wheel: Path) -> None:
+        make_environment(directory, wheel)
+        self.bin = directory / "bin"
+
+    def command(self, program: str, *arguments: str) -> list[str]:
+        return [str(self.bin / program), *arguments]
+
+    def run(self, program: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        command = self.command(program, *arguments)
+        return subprocess.run(
+            command, input=stdin, env=environment_variables(), capture_output=True, text=True, timeout=120
+        )
+
+    def ok(self, program: str, *arguments: str, stdin: str = "") -> str:
+        done = self.run(program, *arguments, stdin=stdin)
+        assert (done.returncode, done.stderr) == (0, ""), done
+        return done.stdout
+
+
+@pytest.fixture
+def installed(tmp_path: Path, wheel: Path) -> Installed:
+    return Installed(tmp_path / "environment", wheel)
+
+
+def test_a_bookie_the_client_and_bkctl_need_no_pyspark(
+    installed: Installed, zk_only: LocalCluster, zookeeper: ZooKeeper, fresh_root: str, tmp_path: Path
+) -> None:
+    assert "No module named 'pyspark'" in installed.run("python", "-c", "import pyspark").stderr
+    assert "start" in installed.ok("bookie-server", "--help")
+
+    servers = MetadataServiceUri.parse(zk_only.metadata_service_uri).servers
+    uri = f"zk+hierarchical://{servers}{fresh_root}"
+    installed.ok("bookie-server", "init", "--metadata-service-uri", uri)
+    port = PortChooser(set()).choose()
+    configuration = {
+        "metadataServiceUri": uri,
+        "bookiePort": port,
+        "advertisedAddress": "127.0.0.1",
+        "allowLoopback": "true",
+        "journalDirectories": tmp_path / "journal",
+        "ledgerDirectories": tmp_path / "ledgers",
+        "journalPreAllocSizeMB": 1,
+    }
+    conf = tmp_path / "bookie.conf"
+    conf.write_text("".join(f"{key}={value}\n" for key, value in configuration.items()))
+    with (tmp_path / "bookie.log").open("wb") as log:
+        bookie = subprocess.Popen(
+            installed.command("bookie-server", "start", "--conf", str(conf)),
+            env=environment_variables(),
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        deadline = time.monotonic() + 60
+        while f"127.0.0.1:{port}" not in (zookeeper.children(f"{fresh_root}/available") or ()):
+            assert bookie.poll() is None, (tmp_path / "bookie.log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert installed.ok("python", "-c", CLIENT, uri) == "[b'one', b'two']\n"
+
+        cluster = ("--metadata-service-uri", uri, "--log-root", f"{fresh_root}-logs")
+        sizes = ("--ensemble-size", "1", "--write-quorum-size", "1", "--ack-quorum-size", "1")
+        assert "writable" in installed.ok("bkctl", "bookies", *cluster)
+        installed.ok("bkctl", "log", "create", "events", *sizes, *cluster)
+        assert installed.ok("bkctl", "log", "append", "events", *cluster, stdin="a\nb\n").startswith(
+            "appended 2 entries"
+        )
+        assert installed.ok("bkctl", "log", "read", "events", *cluster) == "a\nb\n"
+        assert "state" in installed.ok("bkctl", "ledger", "show", "0", *cluster)
+    finally:
+        bookie.send_signal(signal.SIGTERM)
+        status = bookie.wait(60)
+    assert status == 0, (tmp_path / "bookie.log").read_text()
+
+
+def test_a_local_cluster_without_pyspark_says_what_to_install(installed: Installed, tmp_path: Path) -> None:
+    done = installed.run("bookie-server", "local", "--dir", str(tmp_path / "cluster"))
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "PySpark, which is not installed: pip install 'bk-spark[spark]'" in line
