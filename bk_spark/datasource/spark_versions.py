@@ -22,7 +22,7 @@ def unfit(version: str | None) -> str | None:
     """Why the data source does not work with PySpark ``version`` (None: there is none), and what to do; None where it
     does, also for versions that are newer than all that were tried."""
     if version is None:
-        return f"PySpark is not installed, and the data source needs PySpark {RANGE}: {_INSTALL}"
+        return f"PySpark is not installed, and the data source needs PySpark {RANGE}: pip install 'bk-spark[spark]'"
     minor = minor_version(version)
     if minor is None or minor >= OLDEST:
         return None
