@@ -23,6 +23,7 @@ _BENCHMARKS: Final[dict[str, list[str]]] = {
     "stalled_peers": ["--quick"],
     "stream_batches": [],
     "stream_latency": [],
+    "tiny_segments": [],
 }
 
 

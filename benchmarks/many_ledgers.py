@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.report import figure, timed
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.range_series import EntryRange
+from bk_spark.bookie.range_windows import EntryRange
 from bookie_server.local import LocalCluster
 
 NAME = "many_ledgers"
@@ -70,4 +70,4 @@ def _in_sequence(client: BlockingClient, ranges: list[EntryRange]) -> int:
 
 
 def _ahead(client: BlockingClient, ranges: list[EntryRange]) -> int:
-    return sum(len(block) for blocks in client.read_series(ranges) for block in blocks)
+    return sum(len(part) for part in client.read_series(ranges))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from bk_spark.protocol.entry_block import EntryBlock
@@ -23,6 +24,14 @@ def binary_array(payloads: Payloads) -> pa.Array:
     offsets = (payloads.offsets - start).astype(np.int32)
     data = payloads.data[start : int(payloads.offsets[-1])]
     return pa.Array.from_buffers(pa.binary(), len(payloads), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def taken(payloads: Payloads, positions: npt.NDArray[np.int64]) -> Payloads:
+    """The payloads at ``positions``, in this order, in a buffer of their own."""
+    indices = pa.Array.from_buffers(pa.int64(), len(positions), [None, pa.py_buffer(positions)])
+    _, offsets, data = binary_array(payloads).take(indices).buffers()
+    ends = np.frombuffer(offsets, np.int32, len(positions) + 1).astype(np.int64)
+    return Payloads(memoryview(b"") if data is None else memoryview(data).cast("B"), ends)
 
 
 def entries_batch(blocks: Sequence[EntryBlock]) -> pa.RecordBatch:

@@ -16,13 +16,13 @@ from bk_spark.bookie.client import DEFAULT_QUORUM, Client
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.ledger_store import CreateWith
 from bk_spark.bookie.loop_thread import LoopThread
-from bk_spark.bookie.range_series import EntryRange
+from bk_spark.bookie.range_windows import EntryRange, EntryRanges
 from bk_spark.bookie.registry import RegisteredBookie
 from bk_spark.bookie.zookeeper import ZooKeeper
 from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.entry_block import EntryBlock
 from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.ledger_metadata import LedgerMetadata
+from bk_spark.protocol.payloads import Payloads
 from bk_spark.protocol.quorum import Quorum
 from bk_spark.protocol.wire_v3 import BookieInfo
 
@@ -129,8 +129,8 @@ class BlockingClient:
         )
 
     def read_series(
-        self, ranges: Iterable[EntryRange], password: bytes = b""
-    ) -> Generator[list[EntryBlock], None, None]:
+        self, ranges: EntryRanges | Iterable[EntryRange], password: bytes = b""
+    ) -> Generator[Payloads, None, None]:
         return iterate(self._thread, self._client.read_series(ranges, password))
 
     def recover_and_open(self, ledger_id: int, password: bytes = b"") -> BlockingReader:

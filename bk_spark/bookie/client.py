@@ -20,7 +20,8 @@ from bk_spark.bookie.connection_v3 import BookieConnectionV3
 from bk_spark.bookie.disk_space import disk_space
 from bk_spark.bookie.ledger_store import CreateWith
 from bk_spark.bookie.pool import ConnectionPool
-from bk_spark.bookie.range_series import EntryRange, RangeSeries, ReadHandles
+from bk_spark.bookie.range_series import RangeSeries, ReadHandles
+from bk_spark.bookie.range_windows import EntryRange, EntryRanges
 from bk_spark.bookie.read_access import ReadAccess
 from bk_spark.bookie.read_handle import ReadHandle
 from bk_spark.bookie.recovery import recover_ledger
@@ -29,10 +30,10 @@ from bk_spark.bookie.services import ClusterServices
 from bk_spark.bookie.write_handle import WriteHandle
 from bk_spark.bookie.zookeeper import ZooKeeper
 from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.entry_block import EntryBlock
 from bk_spark.protocol.errors import BookKeeperError, NoSuchLedgerError, UnauthorizedError
 from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.payloads import Payloads
 from bk_spark.protocol.quorum import Quorum
 from bk_spark.protocol.wire_v3 import BookieInfo
 
@@ -218,11 +219,12 @@ class Client:
         return handle
 
     def read_series(
-        self, ranges: Iterable[EntryRange], password: bytes = b""
-    ) -> AsyncGenerator[list[EntryBlock], None]:
+        self, ranges: EntryRanges | Iterable[EntryRange], password: bytes = b""
+    ) -> AsyncGenerator[Payloads, None]:
         """Entries of ranges of ledgers, one after the other; see
-        :meth:`bk_spark.bookie.range_series.RangeSeries.blocks`."""
-        return RangeSeries(self._read_handles, ranges, password).blocks()
+        :meth:`bk_spark.bookie.range_series.RangeSeries.payloads`."""
+        columns = ranges if isinstance(ranges, EntryRanges) else EntryRanges.of(ranges)
+        return RangeSeries(self._read_handles, columns, password).payloads()
 
     async def recover_and_open(self, ledger_id: int, password: bytes = b"") -> ReadHandle:
         """Fence the ledger so that no writer can go on, close it at its last entry, open it for reading.

@@ -220,12 +220,12 @@ class ZooKeeper:
             return None
         return _znode(data, stat)
 
-    def get_many(self, paths: Sequence[str]) -> dict[str, Znode | None]:
+    def get_many(self, paths: Sequence[str], watch: WatchCallback | None = None) -> dict[str, Znode | None]:
         """As :meth:`get` of each, pipelined: the server answers them in this order, one after another."""
         found: dict[str, Znode | None] = {}
         for start in range(0, len(paths), _PIPELINED):
             part = paths[start : start + _PIPELINED]
-            found.update(zip(part, self._read(functools.partial(_Answers, self._client, part)), strict=True))
+            found.update(zip(part, self._read(functools.partial(_Answers, self._client, part, watch)), strict=True))
         return found
 
     def exists(self, path: str, watch: WatchCallback | None = None) -> Znode | None:
@@ -385,8 +385,8 @@ class ZooKeeper:
 class _Answers:
     """Several reads under way at once, to be waited for as one."""
 
-    def __init__(self, client: KazooClient, paths: Sequence[str]) -> None:
-        self._asked = [client.get_async(path) for path in paths]
+    def __init__(self, client: KazooClient, paths: Sequence[str], watch: WatchCallback | None) -> None:
+        self._asked = [client.get_async(path, watch=_event(path, watch)) for path in paths]
 
     def get(self, block: bool, timeout: float) -> list[Znode | None]:
         """Raises what the first that failed raises."""

@@ -2,24 +2,27 @@
 
 A watch tells at once of a change that the connected ZooKeeper server knows of. A server may be behind, and the news
 of a change may still be on its way through this process; so once a second, when somebody asks, it is looked after a
-``sync()``. Between that, what is cached here costs nothing.
+``sync()``. Between that, what is cached here costs nothing. Many logs are looked after together: one ``sync()`` and
+pipelined readings, however many they are (:func:`look_at_logs`).
 """
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeVar
 
-from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.bookie.zookeeper import Znode, ZooKeeper
 from bk_spark.log.log import Log
 from bk_spark.log.names import is_log_name
 from bk_spark.log.snapshot import LogSnapshot
+from bk_spark.protocol.errors import BookKeeperError, MetadataUnavailableError
 
 _T = TypeVar("_T")
 #: Between two looks at what did not change.
 _LOOK_S: Final = 1.0
+_MAX_SESSIONS: Final = 3
 
 #: Seconds of a clock that only goes on.
 Clock = Callable[[], float]
@@ -39,14 +42,23 @@ class _Watched(ABC, Generic[_T]):
     def now(self) -> _T:
         """As it is now, but for changes of the last second that news has not come of yet. Raises what reading does."""
         found = self._found
-        if found is not None and self._is_watched and self._clock() - self._looked_at < _LOOK_S:
+        if found is not None and not self._is_due:
             return found
-        # What a watch told of is seen by the next reading in the same session.
-        return self._look(sync=self._is_watched or self._session != self._zk.session_id)
+        return self._look(sync=self._needs_sync)
 
     def latest(self) -> _T:
         """With every change acknowledged before the call."""
         return self._look(sync=True)
+
+    @property
+    def _is_due(self) -> bool:
+        is_fresh = self._is_watched and self._clock() - self._looked_at < _LOOK_S
+        return self._found is None or not is_fresh
+
+    @property
+    def _needs_sync(self) -> bool:
+        # What a watch told of is seen by the next reading in the same session.
+        return self._is_watched or self._session != self._zk.session_id
 
     def _look(self, *, sync: bool) -> _T:
         looked_at, session = self._clock(), self._zk.session_id
@@ -76,11 +88,84 @@ class LogWatch(_Watched[LogSnapshot]):
     def __init__(self, zk: ZooKeeper, log: Log, clock: Clock = time.monotonic) -> None:
         super().__init__(zk, clock)
         self._log = log
+        #: Of the last look together with others: which state of the head it found, and the tail page if that was new.
+        self._head_state: tuple[int, int] | None = None
+        self._tail_page: Znode | None = None
+
+    def looked_at(self, *, latest: bool) -> LogSnapshot:
+        """As :func:`look_at_logs` found it just now; where it did not, as :meth:`latest` or :meth:`now`."""
+        if self._found is not None and self._head_state is not None:
+            return self._found
+        return self.latest() if latest else self.now()
+
+    def take_tail_page(self) -> Znode | None:
+        """The tail page as it was read with the snapshot; once."""
+        page, self._tail_page = self._tail_page, None
+        return page
+
+    def _takes(self, head: Znode | None, looked_at: float, session: int) -> bool:
+        """Note what a look at all logs found; whether it is another snapshot."""
+        state = None if head is None else (head.created_zxid, head.version)
+        is_new = state is None or state != self._head_state
+        if is_new:
+            self._head_state = self._tail_page = None
+            try:
+                self._found = self._log.snapshot_at(head, session)
+            except BookKeeperError:
+                # Deleted, made again, or damaged: that is told to who asks for this log.
+                self._is_watched = False
+                return False
+        self._head_state, self._looked_at, self._session = state, looked_at, session
+        return is_new
 
     def _read(self, sync: bool, set_watch: bool) -> LogSnapshot:
+        self._head_state = self._tail_page = None
         if set_watch:
             self._zk.exists(self._log.paths.head, self._on_change)
         return self._log.snapshot(sync=sync)
+
+
+def look_at_logs(zk: ZooKeeper, watches: Iterable[LogWatch], *, latest: bool) -> None:
+    """Look at all of ``watches`` that are due, or with ``latest`` at all of them, in one pass. A log that cannot be
+    read is left to whoever asks for it."""
+    due = [watch for watch in watches if latest or watch._is_due]
+    if not due:
+        return
+    clock = due[0]._clock
+    for _ in range(_MAX_SESSIONS):
+        looked_at, session = clock(), zk.session_id
+        if latest or any(watch._needs_sync for watch in due):
+            zk.sync(due[0]._log.paths.head)
+        heads = _heads(zk, due)
+        new = [watch for watch in due if watch._takes(heads[watch._log.paths.head], looked_at, session)]
+        found = zk.get_many([watch._found.tail_path for watch in new if watch._found is not None])
+        for watch in new:
+            if watch._found is not None:
+                watch._tail_page = found[watch._found.tail_path]
+        # Another session's server may be behind.
+        if session and zk.session_id == session:
+            return
+    raise MetadataUnavailableError(f"sessions with ZooKeeper ended {_MAX_SESSIONS} times while heads of logs were read")
+
+
+def _heads(zk: ZooKeeper, watches: list[LogWatch]) -> dict[str, Znode | None]:
+    by_path = {watch._log.paths.head: watch for watch in watches}
+    unwatched = [path for path, watch in by_path.items() if not watch._is_watched]
+
+    def on_change(path: str) -> None:
+        by_path[path]._on_change(path)
+
+    # Before the watches are set: they may fire at once.
+    for path in unwatched:
+        by_path[path]._is_watched = True
+    try:
+        heads = zk.get_many(unwatched, on_change)
+        heads.update(zk.get_many([path for path in by_path if path not in heads]))
+    except BaseException:
+        for path in unwatched:
+            by_path[path]._is_watched = False
+        raise
+    return heads
 
 
 class LogNamesWatch(_Watched[frozenset[str]]):

@@ -146,7 +146,11 @@ def check_alike(options: SourceOptions, logs: Mapping[str, Log], schema: StructT
 
 def log_bounds(log: Log, snapshot: LogSnapshot) -> Bounds:
     """What of ``log`` can be read now: with what an open tail has confirmed, for which bookies are asked."""
-    end = LogReader(log).readable_end(snapshot)
+    return bounds_until(snapshot, LogReader(log).readable_end(snapshot))
+
+
+def bounds_until(snapshot: LogSnapshot, end: int) -> Bounds:
+    """The same where it is known up to which offset it can be read."""
 
     def offset_at(time_ms: int) -> int:
         offset = snapshot.offset_at(time_ms)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
 
 from bk_spark.bookie.arrow import binary_array
 from bk_spark.datasource.schemas import VALUE
-from bk_spark.protocol.entry_block import EntryBlock
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.payloads import Payloads
 
@@ -43,18 +42,18 @@ def rows(batches: Iterator[pa.RecordBatch], partition: int, max_value_bytes: int
         row_number += batch.num_rows
 
 
-def value_array(block: EntryBlock, data_type: pa.DataType, ledger_id: int) -> pa.Array:
-    """The payloads of a block as a binary or string column. Raises InvalidArgumentError for bad UTF-8."""
-    values = binary_array(block.payloads)
+def value_array(payloads: Payloads, data_type: pa.DataType, where: Callable[[int], tuple[int, int]]) -> pa.Array:
+    """Payloads as a binary or string column. Raises InvalidArgumentError for bad UTF-8; ``where`` tells the ledger and
+    the entry of each."""
+    values = binary_array(payloads)
     if data_type == pa.binary():
         return values
     try:
         return values.cast(data_type)
     except pa.ArrowInvalid as error:
+        ledger_id, entry_id = where(_first_not_utf8(payloads))
         raise InvalidArgumentError(
-            f"column {VALUE} is not UTF-8: read it as binary, not as string",
-            ledger_id=ledger_id,
-            entry_id=block.first_entry_id + _first_not_utf8(block.payloads),
+            f"column {VALUE} is not UTF-8: read it as binary, not as string", ledger_id=ledger_id, entry_id=entry_id
         ) from error
 
 

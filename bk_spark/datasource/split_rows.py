@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
@@ -19,10 +17,10 @@ from bk_spark.datasource import arrow_format, raw_format
 from bk_spark.datasource.connections import client_of
 from bk_spark.datasource.options import SourceOptions
 from bk_spark.datasource.schemas import METADATA_NAMES, VALUE, arrow_schema
-from bk_spark.datasource.splits import Piece, Pieces
+from bk_spark.datasource.splits import NO_LOG, Int64s, Pieces
 from bk_spark.log.settings import EntryFormat
-from bk_spark.protocol.entry_block import EntryBlock
 from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, NoSuchLedgerError
+from bk_spark.protocol.payloads import Payloads
 
 _LOG: Final = logging.getLogger(__name__)
 #: A batch of fewer bytes is joined with its neighbours, up to about so many together.
@@ -40,7 +38,7 @@ class Split(InputPartition):
 
 
 def read_split(options: SourceOptions, schema: StructType, split: Split) -> Iterator[pa.RecordBatch]:
-    """The rows of one split, a block of entries at a time, in exactly the Arrow form of ``schema``.
+    """The rows of one split, many entries at a time, in exactly the Arrow form of ``schema``.
 
     Raises LogRangeGoneError (NoSuchLedgerError without a log) where a ledger was deleted since the split was planned,
     unless failOnDataLoss is false: then its entries are left out, with a warning.
@@ -48,21 +46,17 @@ def read_split(options: SourceOptions, schema: StructType, split: Split) -> Iter
     client = client_of(options.metadata_service_uri)
     password = options.password()
     rows = _Rows(arrow_schema(schema), split.entry_format)
-    todo = deque(split.pieces)
-    while todo:
+    pieces = split.pieces
+    while len(pieces):
+        sums, reached = pieces.entry_sums, 0
         try:
-            with closing(client.read_series([one.entry_range for one in todo], password)) as lists:
-                for blocks in lists:
-                    yield from joined(_rows_of(blocks, todo, rows))
+            with closing(client.read_series(pieces.entry_ranges, password)) as parts:
+                for payloads in parts:
+                    start, reached = reached, reached + len(payloads)
+                    yield from joined(rows.of(payloads, pieces.part(sums, start, reached)))
+            return
         except NoSuchLedgerError as error:
-            _skip(todo.popleft(), options, error)
-
-
-def _rows_of(blocks: list[EntryBlock], todo: deque[Piece], rows: _Rows) -> Iterator[pa.RecordBatch]:
-    """The rows of the next ``blocks`` of ``todo``, which are taken off it."""
-    for block in blocks:
-        yield from rows.of_block(block, todo[0])
-        _take(todo, len(block))
+            pieces = _without_first_ledger(pieces.part(sums, reached, int(sums[-1])), options, error)
 
 
 def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -88,21 +82,23 @@ def _as_one(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
     return found
 
 
-def _take(todo: deque[Piece], entries: int) -> None:
-    """Note that the next ``entries`` entries, of one piece, were read."""
-    rest = todo.popleft().after(entries)
-    if rest is not None:
-        todo.appendleft(rest)
-
-
-def _skip(piece: Piece, options: SourceOptions, error: NoSuchLedgerError) -> None:
+def _without_first_ledger(pieces: Pieces, options: SourceOptions, error: NoSuchLedgerError) -> Pieces:
+    """``pieces`` but for those of the first one's ledger, which is gone. Raises where that is not to be."""
+    piece = next(iter(pieces))
+    is_left = pieces.ledger_id != piece.ledger_id
+    more = len(pieces) - int(is_left.sum()) - 1
     if piece.log is None or piece.base_offset is None:
         lost = f"entries {piece.first} to {piece.last} of ledger {piece.ledger_id}"
     else:
         lost = f"offsets [{piece.base_offset}, {piece.base_offset + piece.entries}) of log {piece.log}"
     if not options.fail_on_data_loss:
-        _LOG.warning("%s are left out: ledger %d was deleted after this read was planned", lost, piece.ledger_id)
-        return
+        _LOG.warning(
+            "%s%s are left out: ledger %d was deleted after this read was planned",
+            lost,
+            f" and {more} more ranges of it" if more else "",
+            piece.ledger_id,
+        )
+        return pieces.where(is_left)
     if piece.log is None:
         raise error
     raise LogRangeGoneError(
@@ -112,6 +108,55 @@ def _skip(piece: Piece, options: SourceOptions, error: NoSuchLedgerError) -> Non
     ) from error
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Origin:
+    """Where rows are from: the entry of each, and of each of ``pieces`` in turn so many rows as ``counts`` says."""
+
+    pieces: Pieces
+    counts: Int64s
+    entry_ids: Int64s
+
+    @classmethod
+    def of_entries(cls, pieces: Pieces) -> _Origin:
+        """Of one row an entry."""
+        counts = pieces.entries
+        shifts = pieces.first - pieces.entry_sums[:-1]
+        return cls(pieces, counts, np.repeat(shifts, counts) + np.arange(int(counts.sum())))
+
+    def where(self, row: int) -> tuple[int, int]:
+        """Ledger and entry of a row."""
+        piece = int(np.searchsorted(np.cumsum(self.counts), row, side="right"))
+        return int(self.pieces.ledger_id[piece]), int(self.entry_ids[row])
+
+    def column(self, name: str) -> pa.Array:
+        """The metadata column ``name``; only what the schema asks for is made."""
+        pieces, counts = self.pieces, self.counts
+        match name:
+            case "log":
+                if len(pieces.logs) == 1:
+                    return pa.repeat(pa.scalar(pieces.logs[0], pa.string()), len(self.entry_ids))
+                # Where there is no log, the number of one is that of the null at the end.
+                return pa.array([*pieces.logs, None], pa.string()).take(
+                    pa.array(np.repeat(pieces.log % (len(pieces.logs) + 1), counts))
+                )
+            case "offset":
+                return _or_nulls(
+                    pieces.base_offset, self.entry_ids + np.repeat(pieces.base_offset - pieces.first, counts)
+                )
+            case "ledgerId":
+                return pa.array(np.repeat(pieces.ledger_id, counts))
+            case "entryId":
+                return pa.array(self.entry_ids)
+            case _:
+                times = _or_nulls(pieces.timestamp_ms, np.repeat(pieces.timestamp_ms, counts))
+                return times.cast(pa.timestamp("ms", "UTC"))
+
+
+def _or_nulls(known: Int64s, values: Int64s) -> pa.Array:
+    """``values``; nulls where pieces, all of them, are of no log."""
+    return pa.nulls(len(values), pa.int64()) if int(known[0]) == NO_LOG else pa.array(values)
+
+
 class _Rows:
     """Makes batches of ``schema`` out of entries."""
 
@@ -119,30 +164,31 @@ class _Rows:
         self._schema = schema
         self._format = entry_format
 
-    def of_block(self, block: EntryBlock, piece: Piece) -> Iterator[pa.RecordBatch]:
+    def of(self, payloads: Payloads, pieces: Pieces) -> Iterator[pa.RecordBatch]:
+        """Of the entries of ``pieces``, in order."""
         if self._format is EntryFormat.RAW:
-            yield self._raw(block, piece)
+            yield self._raw(payloads, _Origin.of_entries(pieces))
         else:
-            yield from self._arrow(block, piece)
+            yield from self._arrow(payloads, pieces)
 
-    def _raw(self, block: EntryBlock, piece: Piece) -> pa.RecordBatch:
-        entry_ids = np.arange(block.first_entry_id, block.first_entry_id + len(block))
+    def _raw(self, payloads: Payloads, origin: _Origin) -> pa.RecordBatch:
         columns = [
-            raw_format.value_array(block, one.type, piece.ledger_id)
-            if one.name == VALUE
-            else _metadata_column(one.name, entry_ids, piece)
+            raw_format.value_array(payloads, one.type, origin.where) if one.name == VALUE else origin.column(one.name)
             for one in self._schema
         ]
-        return _batch(columns, self._schema, f"ledger {piece.ledger_id}")
+        return _batch(columns, self._schema, f"ledger {origin.pieces.ledger_id[0]}")
 
-    def _arrow(self, block: EntryBlock, piece: Piece) -> Iterator[pa.RecordBatch]:
-        for index, entry in enumerate(block.payloads):
-            entry_id = block.first_entry_id + index
-            where = f"entry {entry_id} of ledger {piece.ledger_id}"
-            for batch in arrow_format.batches_in(entry, where):
-                yield self._project(batch, entry_id, piece, where)
+    def _arrow(self, payloads: Payloads, pieces: Pieces) -> Iterator[pa.RecordBatch]:
+        entries = iter(payloads)
+        for number, piece in enumerate(pieces):
+            own = pieces.at(number)
+            for entry_id in range(piece.first, piece.last + 1):
+                where = f"entry {entry_id} of ledger {piece.ledger_id}"
+                for batch in arrow_format.batches_in(next(entries), where):
+                    rows = batch.num_rows
+                    yield self._project(batch, _Origin(own, np.array([rows]), np.full(rows, entry_id)), where)
 
-    def _project(self, batch: pa.RecordBatch, entry_id: int, piece: Piece, where: str) -> pa.RecordBatch:
+    def _project(self, batch: pa.RecordBatch, origin: _Origin, where: str) -> pa.RecordBatch:
         if batch.schema.equals(self._schema):
             return batch
         columns = []
@@ -151,32 +197,13 @@ class _Rows:
             if position >= 0:
                 columns.append(batch.column(position))
             elif one.name in METADATA_NAMES:
-                columns.append(_metadata_column(one.name, np.full(batch.num_rows, entry_id), piece))
+                columns.append(origin.column(one.name))
             else:
                 raise InvalidArgumentError(
                     f"{where} has no column {one.name}; it has {', '.join(batch.schema.names)}: leave the "
                     "column out of the schema"
                 )
         return _batch(columns, self._schema, where)
-
-
-def _metadata_column(name: str, entry_ids: npt.NDArray[np.int64], piece: Piece) -> pa.Array:
-    """The metadata column ``name`` of rows in ``entry_ids``; only what the schema asks for is made."""
-    count = len(entry_ids)
-    match name:
-        case "log":
-            return pa.repeat(pa.scalar(piece.log, pa.string()), count)
-        case "offset":
-            if piece.base_offset is None:
-                return pa.nulls(count, pa.int64())
-            return pa.array(entry_ids + (piece.base_offset - piece.first))
-        case "ledgerId":
-            return pa.repeat(pa.scalar(piece.ledger_id, pa.int64()), count)
-        case "entryId":
-            return pa.array(entry_ids)
-        case _:
-            time = pa.scalar(piece.timestamp_ms, pa.int64())
-            return pa.repeat(time, count).cast(pa.timestamp("ms", "UTC"))
 
 
 def _batch(columns: list[pa.Array], schema: pa.Schema, where: str) -> pa.RecordBatch:

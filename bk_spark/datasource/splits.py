@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from bk_spark.bookie.range_series import EntryRange
+from bk_spark.bookie.range_windows import EntryRanges
 from bk_spark.log.segment import SegmentTable
 from bk_spark.protocol.entry import ENTRY_HEADER_BYTES
 
 Int64s = npt.NDArray[np.int64]
 
+#: What a piece costs a task beside its bytes, in bytes: it may be a trip to a bookie of its own.
+PIECE_BYTES: Final = 1024
 #: A part of a split's size: a cut this close to a piece's end is made there.
 _NEAR: Final = 0.05
 #: Stands for a log, an offset or a time where a ledger is read without a log.
-_NONE: Final = -1
+NO_LOG: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +44,6 @@ class Piece:
     @property
     def entries(self) -> int:
         return self.last - self.first + 1
-
-    @property
-    def entry_range(self) -> EntryRange:
-        return EntryRange(self.ledger_id, self.first, self.last, self.size_bytes)
-
-    def after(self, entries: int) -> Piece | None:
-        """What is left when the first ``entries`` entries were read; None where that is nothing."""
-        if entries == self.entries:
-            return None
-        base = None if self.base_offset is None else self.base_offset + entries
-        return replace(self, first=self.first + entries, base_offset=base)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,14 +69,14 @@ class Pieces:
         numbers: dict[str, int] = {}
         values = [
             (
-                _NONE if one.log is None else numbers.setdefault(one.log, len(numbers)),
+                NO_LOG if one.log is None else numbers.setdefault(one.log, len(numbers)),
                 one.ledger_id,
                 one.first,
                 one.entries,
                 one.size_bytes,
                 one.rows,
-                _NONE if one.base_offset is None else one.base_offset,
-                _NONE if one.timestamp_ms is None else one.timestamp_ms,
+                NO_LOG if one.base_offset is None else one.base_offset,
+                NO_LOG if one.timestamp_ms is None else one.timestamp_ms,
             )
             for one in pieces
         ]
@@ -120,7 +111,7 @@ class Pieces:
         if len(parts) == 1:
             return parts[0]
         for part in parts:
-            own = np.array([numbers.setdefault(name, len(numbers)) for name in part.logs] + [_NONE], np.int64)
+            own = np.array([numbers.setdefault(name, len(numbers)) for name in part.logs] + [NO_LOG], np.int64)
             columns.append((own[part.log], *part.columns[1:]))
         if not columns:
             return cls.of(())
@@ -152,17 +143,30 @@ class Pieces:
                 first + entries - 1,
                 size_bytes,
                 rows,
-                None if log == _NONE else self.logs[log],
-                None if base == _NONE else base,
-                None if time_ms == _NONE else time_ms,
+                None if log == NO_LOG else self.logs[log],
+                None if base == NO_LOG else base,
+                None if time_ms == NO_LOG else time_ms,
             )
+
+    def at(self, number: int) -> Pieces:
+        """One of them."""
+        return Pieces(self.logs, *(column[number : number + 1] for column in self.columns))
 
     def where(self, keep: npt.NDArray[np.bool_]) -> Pieces:
         """Those for which ``keep`` holds."""
         return Pieces(self.logs, *(column[keep] for column in self.columns))
 
+    @property
+    def entry_ranges(self) -> EntryRanges:
+        return EntryRanges(self.ledger_id, self.first, self.entries, self.size_bytes)
+
+    @property
+    def entry_sums(self) -> Int64s:
+        """Entries before each piece, and, at the end, of all."""
+        return _running_sum(self.entries)
+
     def part(self, sums: Int64s, start: int, end: int) -> Pieces:
-        """Entries ``[start, end)``, counted through all pieces; ``sums`` is the running sum of their entries."""
+        """Entries ``[start, end)``, counted through all pieces; ``sums`` are their :attr:`entry_sums`."""
         low = int(np.searchsorted(sums, start, side="right")) - 1
         high = int(np.searchsorted(sums, end, side="left"))
         if start >= end:
@@ -179,7 +183,7 @@ class Pieces:
         if len(self.logs) < 2:
             return self
         numbers, own = np.unique(self.log, return_inverse=True)
-        logs = tuple(self.logs[number] for number in numbers if number != _NONE)
+        logs = tuple(self.logs[number] for number in numbers if number != NO_LOG)
         shift = int(len(numbers) > len(logs))
         return Pieces(logs, own.astype(np.int64) - shift, *self.columns[1:])
 
@@ -187,12 +191,16 @@ class Pieces:
 def cut_splits(
     pieces: Pieces, split_bytes: int, min_splits: int = 1, max_split_rows: int | None = None
 ) -> list[Pieces]:
-    """Splits of about ``split_bytes`` (payload and entry headers), in order, of neighbouring pieces; at least
-    ``min_splits`` as far as there are entries, and of ``max_split_rows`` at most. One entry is never cut."""
+    """Splits of about ``split_bytes`` (payload and entry headers, and something for each piece), in order, of
+    neighbouring pieces; at least ``min_splits`` as far as there are entries, and of ``max_split_rows`` at most. One
+    entry is never cut."""
     if not len(pieces):
         return []
     entries = _running_sum(pieces.entries)
-    weights = _running_sum(pieces.size_bytes + pieces.entries * ENTRY_HEADER_BYTES)
+    costs = pieces.size_bytes + pieces.entries * ENTRY_HEADER_BYTES + PIECE_BYTES
+    # One piece alone is cut by its bytes.
+    costs[0] -= PIECE_BYTES
+    weights = _running_sum(costs)
     all_entries, all_bytes = int(entries[-1]), int(weights[-1])
     # As many splits as needed, then all of one size: the last task does not get a crumb.
     count = min(max(-(-all_bytes // split_bytes), min_splits), all_entries)
@@ -243,7 +251,7 @@ def _cut_ends(columns: list[Int64s], skipped: int, left: int) -> list[Int64s]:
         size_bytes[at] -= size - size * kept // count if is_end else size * cut // count
         rows[at] -= row_count - row_count * kept // count if is_end else row_count * cut // count
     first[0] += skipped
-    if base[0] != _NONE:
+    if base[0] != NO_LOG:
         base[0] += skipped
     return columns
 

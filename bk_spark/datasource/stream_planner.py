@@ -126,7 +126,7 @@ class StreamPlanner:
         found = {}
         for name, one in list(self._sources.now(latest=latest).items()):
             try:
-                found[name] = one.extent(latest=latest)
+                found[name] = one.extent(latest=latest, looked=True)
             except NoSuchLogError:
                 if self._options.log_pattern is None:
                     raise

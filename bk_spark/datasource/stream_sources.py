@@ -14,13 +14,13 @@ from pyspark.sql.types import StructType
 
 from bk_spark.bookie.blocking_reader import BlockingReader
 from bk_spark.datasource.connections import client_of
-from bk_spark.datasource.log_watch import LogNamesWatch, LogWatch
+from bk_spark.datasource.log_watch import LogNamesWatch, LogWatch, look_at_logs
 from bk_spark.datasource.options import SourceOptions
 from bk_spark.datasource.planning import (
+    bounds_until,
     check_alike,
     check_ledger_schema,
     known_size,
-    log_bounds,
     log_pieces,
     open_ledger,
     open_log,
@@ -60,12 +60,13 @@ class Followed(ABC):
         return str(self.identity) if isinstance(self.identity, int) else self.name
 
     @abstractmethod
-    def extent(self, *, latest: bool = False) -> Extent:
-        """What can be read now; ``latest``: with all that was acknowledged, and confirmed, before the call."""
+    def extent(self, *, latest: bool = False, looked: bool = False) -> Extent:
+        """What can be read now; ``latest``: with all that was acknowledged, and confirmed, before the call. ``looked``:
+        :meth:`Sources.now` has just looked at all lists, with the same ``latest``: what it found counts."""
 
     @abstractmethod
     def start_bounds(self) -> Bounds:
-        """For the offset that a new query starts at."""
+        """For the offset that a new query starts at; after a look at all lists with ``latest``."""
 
     @abstractmethod
     def pieces(self, start: int, end: int) -> Pieces:
@@ -84,29 +85,31 @@ class FollowedLog(Followed):
         self.identity = log.log_id
         self.entry_format = log.settings.entry_format
         self._log = log
-        self._watch = LogWatch(log.zookeeper, log)
+        self.watch = LogWatch(log.zookeeper, log)
         self._snapshot: LogSnapshot | None = None
         #: The list grew while it was read.
         self._is_outdated = False
         self._tail: Segment | None = None
         self._confirmed: _Confirmed | None = None
 
-    def extent(self, *, latest: bool = False) -> Extent:
+    def extent(self, *, latest: bool = False, looked: bool = False) -> Extent:
         try:
-            return self._extent(latest)
+            return self._extent(latest, looked)
         except NoSuchLedgerError:
             # The tail was sealed, truncated and deleted meanwhile: then the list says so.
-            return self._extent(latest=True)
+            return self._extent(latest=True, looked=False)
 
-    def _extent(self, latest: bool) -> Extent:
-        snapshot = self._look(latest)
+    def _extent(self, latest: bool, looked: bool) -> Extent:
+        snapshot = self._look(latest, looked)
         if self._tail is None or self._confirmed is None:
             return Extent(self.identity, snapshot.first_offset, snapshot.next_offset, is_open=self._is_outdated)
         entries = self._confirmed.last(latest) - self._tail.first_entry + 1
         return Extent(self.identity, snapshot.first_offset, snapshot.next_offset + max(0, entries), is_open=True)
 
     def start_bounds(self) -> Bounds:
-        return log_bounds(self._log, self._look(latest=True))
+        end = self.extent(latest=True, looked=True).end
+        assert self._snapshot is not None
+        return bounds_until(self._snapshot, end)
 
     def pieces(self, start: int, end: int) -> Pieces:
         return log_pieces(self._log, self._look(latest=False), start, end)
@@ -127,16 +130,19 @@ class FollowedLog(Followed):
         known = Pieces.concat(parts)
         return Backlog(start, end, known.entries, known.size_bytes)
 
-    def _look(self, latest: bool) -> LogSnapshot:
+    def _look(self, latest: bool, looked: bool = False) -> LogSnapshot:
         """The list now; the tail and its ledger go with it."""
-        snapshot = self._watch.latest() if latest else self._watch.now()
+        if looked:
+            snapshot = self.watch.looked_at(latest=latest)
+        else:
+            snapshot = self.watch.latest() if latest else self.watch.now()
         if snapshot is not self._snapshot:
-            tail, is_outdated = snapshot.look_at_tail()
+            tail, is_outdated = snapshot.look_at_tail(self.watch.take_tail_page())
             for _ in range(_MAX_LOOKS):
                 if not is_outdated:
                     break
                 # A tail, of which readers may have seen entries, was sealed after the list was read.
-                known, snapshot = snapshot.next_offset, self._watch.latest()
+                known, snapshot = snapshot.next_offset, self.watch.latest()
                 tail, is_outdated = snapshot.look_at_tail()
                 if snapshot.next_offset <= known:
                     # It did not grow: this head has gone back.
@@ -163,7 +169,7 @@ class FollowedLedger(Followed):
         self._confirmed = _Confirmed(self._reader, self.name)
         self._entry_bytes: int | None = None
 
-    def extent(self, *, latest: bool = False) -> Extent:
+    def extent(self, *, latest: bool = False, looked: bool = False) -> Extent:
         end = self._confirmed.last(latest) + 1
         return Extent(self.identity, 0, end, is_open=self._reader.metadata.state is not LedgerState.CLOSED)
 
@@ -240,12 +246,17 @@ class Sources:
                 self._follow(log)
 
     def now(self, *, latest: bool = False) -> Mapping[str, Followed]:
-        """Raises InvalidArgumentError where a log that came up cannot be read together with the others."""
+        """What is followed, after one look at all of their lists; with ``latest`` as they are now.
+
+        Raises InvalidArgumentError where a log that came up cannot be read together with the others."""
         if self._pattern is not None:
             names = self._names.latest() if latest else self._names.now()
             for name in sorted(names - self._followed.keys()):
                 if self._pattern.fullmatch(name):
                     self._take_in(name)
+        if self._logs:
+            watches = [one.watch for one in self._followed.values() if isinstance(one, FollowedLog)]
+            look_at_logs(next(iter(self._logs.values())).zookeeper, watches, latest=latest)
         return self._followed
 
     def may_have(self, name: str) -> bool:

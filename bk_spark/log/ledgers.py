@@ -9,14 +9,14 @@ from typing import Final
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.blocking_reader import BlockingReader
 from bk_spark.bookie.blocking_writer import BlockingWriter
-from bk_spark.bookie.range_series import EntryRange
+from bk_spark.bookie.range_windows import EntryRange
 from bk_spark.log.names import LogPaths
 from bk_spark.log.reaping import is_closed
 from bk_spark.log.settings import LogSettings
 from bk_spark.log.steps import Closed, LedgerRegistrar
-from bk_spark.protocol.entry_block import EntryBlock
 from bk_spark.protocol.errors import BookKeeperError, MetadataUnavailableError
 from bk_spark.protocol.ledger_paths import LedgerManager, parse_layout
+from bk_spark.protocol.payloads import Payloads
 
 #: In the custom metadata of every ledger that is made for a log: the log's name and id. For people; and no other log
 #: takes such a ledger in, since it goes when its own log needs it no more.
@@ -112,7 +112,7 @@ class LogLedgers:
         """A ledger opened for reading without fencing, up to its end if it is closed."""
         return self.client.open_for_reading(ledger_id, self._password, read_lac=False)
 
-    def read_series(self, ranges: Sequence[EntryRange]) -> Generator[list[EntryBlock], None, None]:
+    def read_series(self, ranges: Sequence[EntryRange]) -> Generator[Payloads, None, None]:
         """Entries that are known to exist, range after range, the next ones read ahead."""
         return self.client.read_series(ranges, self._password)
 

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.bookie.zookeeper import Znode, ZooKeeper
+from bk_spark.log.append import head_of
 from bk_spark.log.appending import append_ledger
 from bk_spark.log.applications import check_run
 from bk_spark.log.blocking import run_steps
@@ -84,6 +85,13 @@ class Log:
         if sync:
             self._zk.sync(self._paths.head)
         return LogSnapshot(self.name, self._pages.head(), self._pages)
+
+    def snapshot_at(self, head: Znode | None, session: int) -> LogSnapshot:
+        """The list as ``head`` tells, this log's head as it was read in ``session`` of ZooKeeper, which was synced
+        before. Raises NoSuchLogError, LogReplacedError."""
+        found = head_of(head, self._paths).head
+        self._pages.synced(session)
+        return LogSnapshot(self.name, found, self._pages)
 
     def commit(
         self, request: CommitRequest, *, recover: Callable[[Sequence[int]], object] | None = None

@@ -88,6 +88,17 @@ class PageReader:
         """A znode of the log, or None."""
         return self._in_session(lambda: self._zk.get(path))
 
+    def synced(self, session: int) -> None:
+        """Somebody else has brought this session's server up to date."""
+        self._synced_session = session
+
+    def tail_path(self, head: Head) -> str:
+        return self._paths.page(head.tail_page)
+
+    def tail_page(self, head: Head, znode: Znode) -> SegmentPage:
+        """The tail page, which somebody else has read. Raises MetadataFormatError where it is damaged."""
+        return self._decode(_Found(head.tail_page, znode.data, None))
+
     def page(self, number: int, head: Head) -> SegmentPage:
         """Page ``number`` of the list of ``head``.
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from bk_spark.bookie.blocking_reader import BlockingReader
-from bk_spark.bookie.range_series import EntryRange
+from bk_spark.bookie.range_windows import EntryRange
 from bk_spark.log.segment import Segment
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.znode_watch import ZnodeWatch
@@ -203,12 +203,16 @@ class LogReader:
         reached = part.base_offset
         with closing(self._ledgers.read_series(ranges)) as lists:
             try:
-                for blocks in lists:
-                    for block in blocks:
+                for payloads in lists:
+                    start = 0
+                    while start < len(payloads):
                         if reached == part.end_offset:
                             part = next(todo)
+                        end = min(len(payloads), start + part.end_offset - reached)
+                        block = EntryBlock(part.entry_at(reached), payloads.part(start, end), -1)
                         yield LogBlock(reached, part.ledger_id, part.commit_time_ms, block)
-                        reached += len(block)
+                        reached += end - start
+                        start = end
             except NoSuchLedgerError as error:
                 first_offset = self._log.snapshot().first_offset
                 if reached >= first_offset:

@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from bk_spark.bookie.zookeeper import Znode
 from bk_spark.log.formats import Head
 from bk_spark.log.index import PageIndex
 from bk_spark.log.page import SegmentPage
@@ -67,10 +68,16 @@ class LogSnapshot:
         was sealed this is None, though this snapshot's offsets stay what they were: see :meth:`look_at_tail`."""
         return self.look_at_tail()[0]
 
-    def look_at_tail(self) -> tuple[Segment | None, bool]:
+    @property
+    def tail_path(self) -> str:
+        """Path of the tail page."""
+        return self._pages.tail_path(self._head)
+
+    def look_at_tail(self, read: Znode | None = None) -> tuple[Segment | None, bool]:
         """:attr:`open_tail`, and whether the tail page has gained entries since this snapshot: then "no open tail" does
-        not mean that the log ends at ``next_offset``. One reading for both."""
-        page = self._tail_page_now()
+        not mean that the log ends at ``next_offset``. One reading for both; ``read`` is one that was done after the
+        snapshot."""
+        page = self._tail_page_now() if read is None else self._pages.tail_page(self._head, read)
         tail = next(iter(page.table[-1:])) if page.open_tail else None
         if tail is not None and tail.base_offset != self.next_offset:
             tail = None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from bk_spark.bookie.zookeeper import ZooKeeper
-from bk_spark.datasource.log_watch import LogNamesWatch, LogWatch
+from bk_spark.datasource.log_watch import LogNamesWatch, LogWatch, look_at_logs
 from bk_spark.log import EntryFormat, LogSettings, LogStore
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import LogReplacedError, NoSuchLogError
@@ -99,6 +99,66 @@ def test_nothing_is_asked_while_nothing_happens(
     commit_made_up(log, (5, 50))
     told.wait()
     assert watch.now().next_offset == 10
+
+
+def test_many_logs_are_looked_after_together(
+    store: LogStore, zookeeper: ZooKeeper, watching: ZooKeeper, proxy: ZooKeeperProxy
+) -> None:
+    """One sync a pass, and of logs that did not change the head alone."""
+    count, clock = 20, Clock()
+    logs = [store.create_log(f"log-{number:02}", RAW) for number in range(count)]
+    commit_made_up(logs[7], (5, 50))
+    mine = LogStore(watching, store.root)
+    watches = [LogWatch(watching, mine.open_log(log.name), clock) for log in logs]
+    told = [Told(watch) for watch in watches]
+
+    def requests(*, latest: bool = False) -> int:
+        before = proxy.requests
+        look_at_logs(watching, watches, latest=latest)
+        for watch in watches:
+            snapshot, page = watch.looked_at(latest=latest), watch.take_tail_page()
+            assert page is None or snapshot.look_at_tail(page) == (None, False)
+        return proxy.requests - before
+
+    assert requests() == 1 + 2 * count
+    found = [watch.looked_at(latest=False) for watch in watches]
+    assert [snapshot.next_offset for snapshot in found] == [5 if number == 7 else 0 for number in range(count)]
+    assert requests() == 0
+    clock.now += 1
+    assert requests() == 1 + count
+    assert requests(latest=True) == 1 + count
+    assert [watch.looked_at(latest=False) for watch in watches] == found, "what did not change is what it was"
+    # News of one needs no sync, and nothing of the others.
+    commit_made_up(logs[3], (5, 50))
+    told[3].wait()
+    assert requests() == 2
+    assert watches[3].looked_at(latest=False).next_offset == 5
+    # A log that was deleted is an error to whoever asks for it, and to nobody else.
+    _delete_tree(zookeeper, logs[4].paths.head)
+    told[4].wait()
+    look_at_logs(watching, watches, latest=True)
+    with pytest.raises(NoSuchLogError):
+        watches[4].looked_at(latest=True)
+    assert watches[3].looked_at(latest=True).next_offset == 5
+
+
+def test_a_look_at_many_logs_in_a_new_session(store: LogStore, watching: ZooKeeper, proxy: ZooKeeperProxy) -> None:
+    """Watches went with the old session; they are set again, and the new one is synced."""
+    clock = Clock()
+    logs = [store.create_log(f"log-{number}", RAW) for number in range(3)]
+    watches = [LogWatch(watching, LogStore(watching, store.root).open_log(log.name), clock) for log in logs]
+    look_at_logs(watching, watches, latest=False)
+    told = [Told(watch) for watch in watches]
+    expire(watching)
+    for one in told:
+        one.wait()
+    commit_made_up(logs[0], (5, 50))
+    look_at_logs(watching, watches, latest=False)
+    assert [watch.looked_at(latest=False).next_offset for watch in watches] == [5, 0, 0]
+    for log, one, watch in zip(logs, told, watches, strict=True):
+        commit_made_up(log, (5, 50))
+        one.wait()
+        assert not watch._is_watched
 
 
 def test_what_no_news_came_of_is_seen_within_a_second(store: LogStore, zookeeper: ZooKeeper) -> None:

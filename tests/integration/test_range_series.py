@@ -10,8 +10,8 @@ import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.range_series import EntryRange
-from bk_spark.protocol.entry_block import EntryBlock
+from bk_spark.bookie.range_read import RangeRead
+from bk_spark.bookie.range_windows import EntryRange
 from bk_spark.protocol.errors import BookKeeperError, NoSuchEntryError, NoSuchLedgerError, UnauthorizedError
 from bk_spark.protocol.payloads import Payloads
 from bk_spark.protocol.quorum import Quorum
@@ -35,15 +35,15 @@ def _ledger(client: BlockingClient, entries: list[bytes]) -> int:
     return writer.ledger_id
 
 
-def _payloads(lists: Iterator[list[EntryBlock]]) -> list[bytes]:
-    return [bytes(payload) for blocks in lists for block in blocks for payload in block.payloads]
+def _payloads(parts: Iterator[Payloads]) -> list[bytes]:
+    return [bytes(payload) for part in parts for payload in part]
 
 
 def _until_error(client: BlockingClient, ranges: list[EntryRange], password: bytes) -> tuple[list[bytes], Exception]:
     found: list[bytes] = []
     try:
-        for blocks in client.read_series(ranges, password):
-            found += _payloads(iter([blocks]))
+        for part in client.read_series(ranges, password):
+            found += map(bytes, part)
     except BookKeeperError as error:
         return found, error
     raise AssertionError("no error")
@@ -68,6 +68,57 @@ def test_all_entries_in_order(client: BlockingClient) -> None:
     assert _payloads(client.read_series([], PASSWORD)) == []
 
 
+def test_tiny_ranges_of_a_few_ledgers_are_read_together(
+    client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a log of micro-batches has them: 600 batches of one entry from each of 8 tasks, some repeated."""
+    passes: list[RangeRead] = []
+    blocks = RangeRead.blocks
+    monkeypatch.setattr(RangeRead, "blocks", lambda self: passes.append(self) or blocks(self))
+    rng = random.Random(2)
+    batches, tasks = 600, 8
+    written: list[list[bytes]] = [[] for _ in range(tasks)]
+    listed: list[tuple[int, int]] = []
+    for _ in range(batches):
+        for task in range(tasks):
+            # An attempt whose message was not taken leaves entries that no batch lists.
+            for _ in range(int(rng.random() < 0.001)):
+                written[task].append(b"not listed")
+            listed.append((task, len(written[task])))
+            written[task].append(b"%d" % len(listed) * rng.randint(1, 20))
+    ledger_ids = [_ledger(client, entries) for entries in written]
+    ranges = [EntryRange(ledger_ids[task], entry, entry, len(written[task][entry])) for task, entry in listed]
+    found = _payloads(client.read_series(ranges, PASSWORD))
+    assert found == [written[task][entry] for task, entry in listed]
+    assert len(passes) < len(ranges) / 50
+
+
+def test_entries_far_larger_than_the_list_says_are_not_held_all_at_once(client: BlockingClient) -> None:
+    ledgers, entries, size = 4, 100, 50_000
+    written = [[b"%d-%d " % (ledger, entry) + bytes(size) for entry in range(entries)] for ledger in range(ledgers)]
+    ledger_ids = [_ledger(client, each) for each in written]
+    ranges = [EntryRange(ledger_ids[n], entry, entry, 1) for entry in range(entries) for n in range(ledgers)]
+    parts = list(client.read_series(ranges, PASSWORD))
+    assert _payloads(iter(parts)) == [written[n][entry] for entry in range(entries) for n in range(ledgers)]
+    assert max(part.size_bytes for part in parts) < ledgers * entries * size / 2
+
+
+def test_tiny_ranges_before_an_error_are_given(client: BlockingClient) -> None:
+    """A ledger that is gone, and one that ends too early, between others; each in the order of the ranges."""
+    first, gone, short = (_ledger(client, [b"%d-%d" % (n, entry) for entry in range(5)]) for n in range(3))
+    ranges = [EntryRange(ledger_id, entry, entry, 3) for entry in range(5) for ledger_id in (first, short)]
+    assert len(_payloads(client.read_series(ranges, PASSWORD))) == 10
+    beyond = [*ranges, EntryRange(short, 5, 5, 3), EntryRange(first, 0, 0, 3)]
+    found, error = _until_error(client, beyond, PASSWORD)
+    assert isinstance(error, NoSuchEntryError)
+    assert found == _payloads(client.read_series(ranges, PASSWORD))
+    client.delete(gone)
+    ranges[5:5] = [EntryRange(gone, 0, 0, 3)]
+    found, error = _until_error(client, ranges, PASSWORD)
+    assert isinstance(error, NoSuchLedgerError)
+    assert found == [b"0-0", b"2-0", b"0-1", b"2-1", b"0-2"]
+
+
 def test_whoever_has_enough_leaves_nothing_behind(client: BlockingClient) -> None:
     ranges = [EntryRange(_ledger(client, [bytes(100)] * 10), 0, 9, 1000) for _ in range(40)]
     ranges[1:1] = [EntryRange(_ledger(client, [bytes(100_000)] * 50), 0, 49, size) for size in (5_000_000, 10)]
@@ -86,7 +137,7 @@ def test_what_lies_before_an_error_is_given(client: BlockingClient) -> None:
     assert found == [b"%d" % number for number in range(17)]
     found, error = _until_error(client, [ranges[0], EntryRange(ledgers[1], 0, 3, 1), ranges[2]], PASSWORD)
     assert isinstance(error, NoSuchEntryError)
-    assert found == [b"0"]
+    assert found == [b"0", b"1"]
     assert _until_error(client, ranges[3:5], b"wrong")[1].__class__ is UnauthorizedError
     # The others are still read.
     assert _payloads(client.read_series(ranges[18:], PASSWORD)) == [b"%d" % number for number in range(18, 30)]

@@ -14,6 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.zookeeper import Znode
 from bk_spark.datasource.options import parse_options
 from bk_spark.datasource.schemas import RAW_SCHEMA
 from bk_spark.datasource.split_rows import Split
@@ -318,9 +319,9 @@ def test_s5_what_zookeeper_does_not_answer_is_an_error(world: World, monkeypatch
     planner = reader._planner
     assert planner is not None
     (followed,) = planner._sources.now().values()
-    watch = followed._watch  # type: ignore[attr-defined]
+    watch = followed.watch  # type: ignore[attr-defined]
     with monkeypatch.context() as patched:
-        patched.setattr(watch._log, "snapshot", unavailable)
+        patched.setattr(watch._zk, "get_many", unavailable)
         for _ in range(3):
             with pytest.raises(MetadataUnavailableError):
                 next_offset(reader, start)
@@ -667,18 +668,18 @@ def test_available_now_reads_a_tail_that_is_sealed_right_after_the_list_was_read
     writer.append_many([b"x"] * 7)
     writer.flush()
     start, reader = moved(log, 0), world.reader()
-    assert at(next_offset(reader, start)) in range(8)
-    taken = Log.snapshot
+    assert at(next_offset(world.reader(), start)) in range(8)
+    taken = Log.snapshot_at
 
-    def sealed_since(self: Log, *, sync: bool = True) -> LogSnapshot:
-        snapshot = taken(self, sync=sync)
-        monkeypatch.setattr(Log, "snapshot", taken)
+    def sealed_since(self: Log, head: Znode | None, session: int) -> LogSnapshot:
+        snapshot = taken(self, head, session)
+        monkeypatch.setattr(Log, "snapshot_at", taken)
         writer.append_many([b"y"] * 10)
         writer.flush()
         assert (snapshot.next_offset, snapshot.open_tail) == (0, None)
         return snapshot
 
-    monkeypatch.setattr(Log, "snapshot", sealed_since)
+    monkeypatch.setattr(Log, "snapshot_at", sealed_since)
     reader.prepareForTriggerAvailableNow()
     end = next_offset(reader, start)
     assert at(end) in range(10, 18)

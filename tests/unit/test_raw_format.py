@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 from bk_spark.datasource.raw_format import rows, value_array
-from bk_spark.protocol.entry_block import EntryBlock
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.payloads import Payloads
 
@@ -57,16 +56,20 @@ def test_rows_before_a_wrong_batch_are_given_first() -> None:
         next(batches)
 
 
-def _block(values: list[bytes], skipped: bytes = b"") -> EntryBlock:
-    """A block whose payloads begin within a larger buffer."""
+def _payloads(values: list[bytes], skipped: bytes = b"") -> Payloads:
+    """Payloads that begin within a larger buffer."""
     offsets = len(skipped) + np.cumsum([0, *map(len, values)])
-    return EntryBlock(100, Payloads(memoryview(skipped + b"".join(values) + b"more"), offsets), 0)
+    return Payloads(memoryview(skipped + b"".join(values) + b"more"), offsets)
+
+
+def _where(index: int) -> tuple[int, int]:
+    return 5, 100 + index
 
 
 @pytest.mark.parametrize("skipped", [b"", b"skipped"])
 def test_payloads_become_values(skipped: bytes) -> None:
-    assert value_array(_block(VALUES, skipped), pa.binary(), 5).to_pylist() == VALUES
-    texts = value_array(_block(VALUES, skipped), pa.string(), 5)
+    assert value_array(_payloads(VALUES, skipped), pa.binary(), _where).to_pylist() == VALUES
+    texts = value_array(_payloads(VALUES, skipped), pa.string(), _where)
     assert texts.type == pa.string()
     assert texts.to_pylist() == [value.decode() for value in VALUES]
 
@@ -74,9 +77,9 @@ def test_payloads_become_values(skipped: bytes) -> None:
 @pytest.mark.parametrize("wrong", [b"\xff\xfe", b"cut short \xe5\x8d", "\ud800".encode("utf-8", "surrogatepass")])
 def test_bytes_that_are_not_utf8_are_named_by_entry(wrong: bytes) -> None:
     values = [*VALUES, wrong, b"good", wrong]
-    assert value_array(_block(values), pa.binary(), 5).to_pylist() == values
+    assert value_array(_payloads(values), pa.binary(), _where).to_pylist() == values
     with pytest.raises(InvalidArgumentError, match="not UTF-8: read it as binary") as raised:
-        value_array(_block(values), pa.string(), 5)
+        value_array(_payloads(values), pa.string(), _where)
     assert (raised.value.ledger_id, raised.value.entry_id) == (5, 105)
 
 
@@ -84,5 +87,5 @@ def test_text_cut_within_a_character_at_an_entry_s_end_is_found() -> None:
     # Together the two are valid: each has to be looked at alone.
     first, second = "十".encode()[:1], "十".encode()[1:]
     with pytest.raises(InvalidArgumentError) as raised:
-        value_array(_block([first, second]), pa.string(), 5)
+        value_array(_payloads([first, second]), pa.string(), _where)
     assert raised.value.entry_id == 100

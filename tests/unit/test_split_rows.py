@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from bk_spark.datasource.split_rows import joined
+from bk_spark.datasource.options import parse_options
+from bk_spark.datasource.split_rows import _Rows, _without_first_ledger, joined
+from bk_spark.datasource.splits import Piece, Pieces
+from bk_spark.log.settings import EntryFormat
+from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, NoSuchLedgerError
+from bk_spark.protocol.payloads import Payloads
 
 KIB = 1 << 10
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("value", pa.binary())])
@@ -37,3 +43,61 @@ def test_few_bytes_become_one_batch_and_many_stay_as_they_are() -> None:
     found = list(joined([*small, large, *small[:3]]))
     assert [batch.num_rows for batch in found] == [1000, 10, 3]
     assert found[1] is large
+
+
+WITH_METADATA = pa.schema(
+    [
+        pa.field("value", pa.string()),
+        pa.field("log", pa.string()),
+        pa.field("offset", pa.int64()),
+        pa.field("ledgerId", pa.int64()),
+        pa.field("entryId", pa.int64()),
+        pa.field("timestamp", pa.timestamp("ms", "UTC")),
+    ]
+)
+
+
+def _rows(pieces: list[Piece]) -> list[tuple[Any, ...]]:
+    values = [b"%d/%d" % (one.ledger_id, entry) for one in pieces for entry in range(one.first, one.last + 1)]
+    batches = _Rows(WITH_METADATA, EntryFormat.RAW).of(Payloads.of(values), Pieces.of(pieces))
+    table = pa.Table.from_batches(list(batches))
+    times = table.column("timestamp").cast(pa.int64())
+    return list(zip(*(c.to_pylist() for c in [*table.columns[:-1], times]), strict=True))
+
+
+def test_tiny_pieces_of_several_ledgers_and_logs_have_their_own_metadata() -> None:
+    pieces = [Piece(n % 3, n // 3, n // 3 + n % 2, 10, 1, "ab"[n % 2], 100 * n, 1000 + n) for n in range(10)]
+    assert _rows(pieces) == [
+        (
+            f"{one.ledger_id}/{entry}",
+            one.log,
+            (one.base_offset or 0) + entry - one.first,
+            one.ledger_id,
+            entry,
+            one.timestamp_ms,
+        )
+        for one in pieces
+        for entry in range(one.first, one.last + 1)
+    ]
+    assert _rows([Piece(1, 3, 4, 10, 2)]) == [("1/3", None, None, 1, 3, None), ("1/4", None, None, 1, 4, None)]
+
+
+def test_text_that_is_not_utf8_is_named_by_ledger_and_entry_among_tiny_pieces() -> None:
+    pieces = [Piece(n % 2, 10 + n // 2, 10 + n // 2, 1, 1, "a", n, 0) for n in range(6)]
+    payloads = Payloads.of([b"good", b"good", b"good", b"\xff", b"good", b"good"])
+    with pytest.raises(InvalidArgumentError, match="not UTF-8") as raised:
+        list(_Rows(WITH_METADATA, EntryFormat.RAW).of(payloads, Pieces.of(pieces)))
+    assert (raised.value.ledger_id, raised.value.entry_id) == (1, 11)
+
+
+def test_a_ledger_that_is_gone_is_left_out_once_with_all_its_pieces(caplog: pytest.LogCaptureFixture) -> None:
+    """Not once for each of thousands."""
+    pieces = Pieces.of(Piece(n % 2, n // 2, n // 2, 1, 1, "a", n, 0) for n in range(1000))
+    source = {"metadataServiceUri": "zk://127.0.0.1:1/ledgers", "log": "a"}
+    skipping = parse_options({**source, "failOnDataLoss": "false"}, writing=False)
+    rest = _without_first_ledger(pieces, skipping, NoSuchLedgerError("gone"))
+    assert set(rest.ledger_id.tolist()) == {1}
+    assert len(rest) == 500
+    assert "offsets [0, 1) of log a and 499 more ranges of it are left out: ledger 0 was deleted" in caplog.text
+    with pytest.raises(LogRangeGoneError, match=r"offsets \[0, 1\) of log a are gone"):
+        _without_first_ledger(pieces, parse_options(source, writing=False), NoSuchLedgerError("gone"))

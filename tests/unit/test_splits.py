@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pytest
 
-from bk_spark.datasource.splits import Piece, Pieces, cut_splits
+from bk_spark.datasource.splits import PIECE_BYTES, Piece, Pieces, cut_splits
 from bk_spark.log.segment import Segment, SegmentTable
 from bk_spark.protocol.entry import ENTRY_HEADER_BYTES
 
@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 def _weight(split: Iterable[Piece]) -> int:
-    return sum(piece.size_bytes + piece.entries * ENTRY_HEADER_BYTES for piece in split)
+    return sum(piece.size_bytes + piece.entries * ENTRY_HEADER_BYTES + PIECE_BYTES for piece in split)
 
 
 def _entries(pieces: Iterable[Piece]) -> Iterator[tuple[str | None, int, int, int | None, int | None]]:
@@ -70,7 +70,8 @@ def test_union_of_the_splits_is_the_input(seed: int) -> None:
     # Half an entry too much at each end, and the slack that is left to end where a ledger ends.
     target = _weight(pieces) / len(splits)
     largest_entry = max(-(-_weight([piece]) // piece.entries) for piece in pieces)
-    assert max(map(_weight, splits)) <= 1.1 * target + largest_entry + 1
+    # A piece that is cut weighs what it did, in both of its tasks.
+    assert max(map(_weight, splits)) <= 1.1 * target + largest_entry + 2 * PIECE_BYTES + 1
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -153,6 +154,15 @@ def test_splits_end_where_ledgers_end_when_that_is_near() -> None:
     pieces = [_piece(ledger, 0, size // 100 - 1, size) for ledger, size in enumerate(sizes)]
     splits = _cut(pieces, 40 * MIB, 4)
     assert [len(split) for split in splits] == [1, 1, 1, 1]
+
+
+def test_many_tiny_pieces_are_not_one_task() -> None:
+    """As a log of micro-batches has them; few large ones of the same bytes are one."""
+    pieces = [_piece(number % 8, number // 8, number // 8, 100, number) for number in range(80_000)]
+    splits = _cut(pieces, 32 * MIB)
+    assert len(splits) == 3
+    assert max(map(len, splits)) - min(map(len, splits)) <= 1
+    assert len(_cut([_piece(number, 0, 9_999, 1_000_000, 0) for number in range(8)], 32 * MIB)) == 1
 
 
 @pytest.mark.parametrize("size_bytes", [1, 5 * MIB])

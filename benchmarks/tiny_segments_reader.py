@@ -1,0 +1,79 @@
+"""What ``tiny_segments`` measures, in a process of its own: so the package may be of another checkout (PYTHONPATH).
+
+Run by its path. Prints one JSON object. It may use only what both checkouts have.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from bk_spark.datasource.batch_planner import batch_splits
+from bk_spark.datasource.options import parse_options
+from bk_spark.datasource.pushdown import Conditions
+from bk_spark.datasource.schemas import RAW_SCHEMA
+from bk_spark.datasource.split_rows import read_split
+from bk_spark.datasource.stream_planner import StreamPlanner
+
+#: Longer than a planner believes what it saw before.
+_IDLE_S = 1.1
+
+
+def read(uri: str, log: str) -> dict[str, Any]:
+    """One task after the other, without Spark."""
+    options = parse_options({"metadataServiceUri": uri, "log": log}, writing=False)
+    began = time.perf_counter()
+    splits = batch_splits(options, RAW_SCHEMA, Conditions())
+    planned = time.perf_counter()
+    rows, last = 0, -1
+    for split in splits:
+        for batch in read_split(options, RAW_SCHEMA, split):
+            offsets = batch.column("offset").to_numpy()
+            assert int(offsets[0]) == last + 1
+            assert len(offsets) < 2 or bool((offsets[1:] - offsets[:-1] == 1).all())
+            last = int(offsets[-1])
+            rows += batch.num_rows
+    ended = time.perf_counter()
+    return {"rows": rows, "splits": len(splits), "plan_s": planned - began, "read_s": ended - planned}
+
+
+def spark(uri: str, log: str, warm_up: str) -> dict[str, Any]:
+    """A batch read by Spark with two cores, warm."""
+    settings = {"spark.ui.enabled": False, "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    with SparkSession.builder.master("local[2]").config(map=settings).getOrCreate() as session:
+        session.sparkContext.setLogLevel("ERROR")
+
+        def seconds(name: str) -> float:
+            began = time.perf_counter()
+            frame = session.read.format("bookkeeper").option("metadataServiceUri", uri).option("log", name).load()
+            frame.write.format("noop").mode("overwrite").save()
+            return time.perf_counter() - began
+
+        seconds(warm_up)
+        seconds(warm_up)
+        return {"read_s": seconds(log)}
+
+
+def idle(uri: str, pattern: str) -> dict[str, Any]:
+    """``latestOffset`` of a query over logs that nobody writes to; each after a pause."""
+    options = parse_options({"metadataServiceUri": uri, "logPattern": pattern}, writing=False, streaming=True)
+    began = time.perf_counter()
+    planner = StreamPlanner(options, RAW_SCHEMA)
+    offset = planner.initial()
+    first_s = time.perf_counter() - began
+    times = []
+    for _ in range(5):
+        time.sleep(_IDLE_S)
+        began = time.perf_counter()
+        planner.next(offset, limited=True)
+        times.append((time.perf_counter() - began) * 1000)
+    return {"logs": len(offset.positions), "first_s": first_s, "latest_ms": times}
+
+
+if __name__ == "__main__":
+    what, *arguments = sys.argv[1:]
+    print(json.dumps({"read": read, "spark": spark, "idle": idle}[what](*arguments)), flush=True)

@@ -1,0 +1,195 @@
+"""Which ranges of ledgers are read together. Pure.
+
+Micro-batches leave tiny ranges, and those of one ledger lie between those of others. So small ranges are taken in
+*windows* of bounded size; within a window ranges of one ledger that continue each other are one *span*, which is read
+as a whole. The order of the ranges is put together again from the spans' entries. A large range is a window of its own.
+
+There may be a million ranges: they are columns here, and nothing is done for each of them in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+
+#: What one window holds, about, and the most spans in it.
+WINDOW_BYTES: Final = 2 * 1024 * 1024
+MAX_SPANS: Final = 512
+#: A range of more bytes is a window of its own.
+SMALL_BYTES: Final = 256 * 1024
+#: What an entry, and a range, takes in memory besides payloads, about.
+_ENTRY_BYTES: Final = 64
+_RANGE_BYTES: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRange:
+    """Entries ``first`` to ``last`` (inclusive) of a ledger, which are known to exist; of about ``size_bytes``."""
+
+    ledger_id: int
+    first: int
+    last: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EntryRanges:
+    """Ranges in columns of int64, all of one length; each has an entry at least."""
+
+    ledger_id: Int64s
+    first: Int64s
+    entries: Int64s
+    size_bytes: Int64s
+
+    @classmethod
+    def of(cls, ranges: Iterable[EntryRange]) -> EntryRanges:
+        values = [(one.ledger_id, one.first, one.last - one.first + 1, one.size_bytes) for one in ranges]
+        return cls(*np.array(values, dtype=np.int64).reshape(-1, 4).T)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def part(self, start: int, end: int) -> EntryRanges:
+        """Ranges ``start`` up to but not including ``end``."""
+        return EntryRanges(
+            self.ledger_id[start:end], self.first[start:end], self.entries[start:end], self.size_bytes[start:end]
+        )
+
+    def after(self, entries: int) -> EntryRanges:
+        """What is left when the first ``entries`` entries, counted through all ranges, were read."""
+        ends = np.cumsum(self.entries)
+        at = int(np.searchsorted(ends, entries, side="right"))
+        rest = self.part(at, len(self))
+        done = entries - (int(ends[at - 1]) if at else 0)
+        if not done:
+            return rest
+        first, count, size_bytes = rest.first.copy(), rest.entries.copy(), rest.size_bytes.copy()
+        size_bytes[0] -= size_bytes[0] // count[0] * done
+        first[0] += done
+        count[0] -= done
+        return EntryRanges(rest.ledger_id, first, count, size_bytes)
+
+    def scaled(self, factor: int) -> EntryRanges:
+        """The same, thought to have ``factor`` times the bytes."""
+        most = np.iinfo(np.int64).max // factor
+        return EntryRanges(
+            self.ledger_id, self.first, self.entries, factor * np.clip(self.size_bytes, 1, most).astype(np.int64)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Entries ``first`` to ``last`` (inclusive) of a ledger."""
+
+    ledger_id: int
+    first: int
+    last: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """How far the order of a window can be put together from what its spans have.
+
+    ``positions``: of each entry in order, among the entries that the spans have, one span's after another's.
+    ``missing_span`` has not the entry that comes next; None where the window is complete.
+    """
+
+    positions: Int64s
+    missing_span: int | None
+
+
+class Window:
+    """Neighbouring ranges and the spans that they are of, in the order of the spans' first ranges."""
+
+    def __init__(self, ranges: EntryRanges, *, is_large: bool = False) -> None:
+        self.is_large = is_large
+        #: What is read ahead of it takes about so much.
+        self.size_bytes = 0 if is_large else int(_costs(ranges).sum())
+        self.entries = int(ranges.entries.sum())
+        by_ledger = np.argsort(ranges.ledger_id, kind="stable")
+        ledger_id, first, entries = (c[by_ledger] for c in (ranges.ledger_id, ranges.first, ranges.entries))
+        begins = np.ones(len(ranges), np.bool_)
+        begins[1:] = (ledger_id[1:] != ledger_id[:-1]) | (first[1:] != first[:-1] + entries[:-1])
+        heads = np.flatnonzero(begins)
+        # Stable sorting: a span's first range in order is its first one here.
+        order = np.argsort(by_ledger[heads], kind="stable")
+        number = np.empty(len(heads), np.int64)
+        number[order] = np.arange(len(heads))
+        in_span = np.cumsum(begins) - 1
+        self._entries = ranges.entries
+        self._span = np.empty(len(ranges), np.int64)
+        self._span[by_ledger] = number[in_span]
+        #: Of each range, the entries of its span before it.
+        self._within = np.empty(len(ranges), np.int64)
+        self._within[by_ledger] = first - first[heads][in_span]
+        counts, sizes = (np.add.reduceat(c, heads) for c in (entries, ranges.size_bytes[by_ledger]))
+        self.spans = [
+            Span(*values)
+            for values in zip(
+                ledger_id[heads][order].tolist(),
+                first[heads][order].tolist(),
+                (first[heads] + counts - 1)[order].tolist(),
+                sizes[order].tolist(),
+                strict=True,
+            )
+        ]
+
+    def ranges_with(self, spans: int) -> int:
+        """How many of the first ranges are of no more than the first ``spans`` spans."""
+        beyond = self._span >= spans
+        return int(np.argmax(beyond)) if beyond.any() else len(beyond)
+
+    def gathered(self, found_entries: Sequence[int]) -> Gathered:
+        """The order, where so many of the first entries of each span were found."""
+        found = np.array(found_entries, np.int64)
+        starts = np.cumsum(found) - found
+        there = np.clip(found[self._span] - self._within, 0, self._entries)
+        short = there < self._entries
+        ranges, missing = len(there), None
+        if short.any():
+            at = int(np.argmax(short))
+            ranges, missing = at + 1, int(self._span[at])
+        counts = there[:ranges]
+        ends = np.cumsum(counts)
+        shifts = starts[self._span[:ranges]] + self._within[:ranges] - (ends - counts)
+        return Gathered(np.repeat(shifts, counts) + np.arange(int(ends[-1])), missing)
+
+
+class Windows:
+    """Cuts ranges into windows, one after the other."""
+
+    def __init__(self, ranges: EntryRanges) -> None:
+        self._ranges = ranges
+        self._at = 0
+        self._costs = np.concatenate((np.zeros(1, np.int64), np.cumsum(_costs(ranges))))
+        self._large = np.flatnonzero(ranges.size_bytes > SMALL_BYTES)
+
+    def next(self) -> Window | None:
+        start, large = self._at, self._large
+        if start == len(self._ranges):
+            return None
+        at = int(np.searchsorted(large, start))
+        next_large = int(large[at]) if at < len(large) else len(self._ranges)
+        if next_large == start:
+            self._at += 1
+            return Window(self._ranges.part(start, start + 1), is_large=True)
+        most = int(np.searchsorted(self._costs, self._costs[start] + WINDOW_BYTES, side="right")) - 1
+        end = min(max(most, start + 1), next_large)
+        window = Window(self._ranges.part(start, end))
+        if len(window.spans) > MAX_SPANS:
+            end = start + window.ranges_with(MAX_SPANS)
+            window = Window(self._ranges.part(start, end))
+        self._at = end
+        return window
+
+
+def _costs(ranges: EntryRanges) -> Int64s:
+    costs: Int64s = np.minimum(ranges.size_bytes, SMALL_BYTES) + _RANGE_BYTES + _ENTRY_BYTES * ranges.entries
+    return costs
