@@ -55,16 +55,17 @@ class ClockDifference:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """At ``at_s`` the cluster's time, minus this process's count, was between two values."""
+    """At ``at_s`` the cluster's time, minus this process's count, was between two values; learnt in a session."""
 
     at_s: float
     low_ms: float
     high_ms: float
+    session_id: int
 
     def at(self, now_s: float) -> _Known:
         """What is left of it later."""
         drift_ms = (now_s - self.at_s) * 1000 * _DRIFT
-        return _Known(now_s, self.low_ms - drift_ms, self.high_ms + drift_ms)
+        return _Known(now_s, self.low_ms - drift_ms, self.high_ms + drift_ms, self.session_id)
 
 
 class ClusterClock:
@@ -80,7 +81,7 @@ class ClusterClock:
         self._wall_ms = wall_ms
         self._known: _Known | None = None
 
-    def note(self, sent_s: float, mtime_ms: int) -> None:
+    def note(self, sent_s: float, mtime_ms: int, session_id: int) -> None:
         """A change that was sent at ``sent_s`` got the time ``mtime_ms``, and was answered just now."""
         now_s = self.monotonic_s()
         low_ms, high_ms = mtime_ms - now_s * 1000, mtime_ms + 1 - sent_s * 1000
@@ -90,12 +91,13 @@ class ClusterClock:
             # Without overlap another server leads now, or this machine was suspended: what was known counts no more.
             if before.low_ms <= high_ms and low_ms <= before.high_ms:
                 low_ms, high_ms = max(low_ms, before.low_ms), min(high_ms, before.high_ms)
-        self._known = _Known(now_s, low_ms, high_ms)
+        self._known = _Known(now_s, low_ms, high_ms, session_id)
 
-    @property
-    def is_fresh(self) -> bool:
-        """Whether it was measured lately."""
-        return self._known is not None and self.monotonic_s() - self._known.at_s < MAX_AGE_S
+    def is_fresh(self, session_id: int) -> bool:
+        """Whether it was measured lately, in this session. A machine that was suspended may not have counted that time;
+        but its session has ended, unless it was short."""
+        known = self._known
+        return known is not None and known.session_id == session_id and self.monotonic_s() - known.at_s < MAX_AGE_S
 
     def now_ms(self) -> int:
         """The cluster's time (Unix time, in milliseconds) or a little less; never more."""

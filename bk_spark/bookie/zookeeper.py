@@ -306,7 +306,7 @@ class ZooKeeper:
                 raise TransactionConflictError(op, type(result).__name__) from result
         stat = next((result for result in results if isinstance(result, ZnodeStat)), None)
         if stat is not None:
-            self.clock.note(sent_s, stat.mtime)
+            self.clock.note(sent_s, stat.mtime, self.session_id)
 
     def measure_time(self, path: str) -> None:
         """Let :attr:`clock` know the servers' time now, by writing ``path``, an empty znode that is made where it is
@@ -318,7 +318,7 @@ class ZooKeeper:
             except NoNodeError:
                 self.ensure_path(path)
             else:
-                self.clock.note(sent_s, stat.mtime)
+                self.clock.note(sent_s, stat.mtime, self.session_id)
                 return
 
     def _deadline(self) -> float:

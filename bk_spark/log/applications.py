@@ -187,7 +187,7 @@ def _last_committed(readings: Readings, new: Mapping[int, str], request: CommitR
         last = known.get(znode.data)
         if last is None:
             registration = decode_registration(znode.data, path)
-            if registration.condemned_time_ms:
+            if registration.condemned:
                 raise LedgerRefusedError(
                     f"a commit message {where} names a ledger that is about to be deleted: nothing referred to it",
                     ledger_id=ledger_id,

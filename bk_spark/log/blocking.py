@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 from bk_spark.bookie.zookeeper import TransactionConflictError, ZooKeeper
 from bk_spark.log.ledgers import LogLedgers
 from bk_spark.log.lock import AdvisoryLock
+from bk_spark.log.names import LogPaths
 from bk_spark.log.steps import (
     Action,
     CloseLedger,
@@ -48,19 +49,20 @@ _JITTER: Final = random.Random()
 _T = TypeVar("_T")
 
 
-def run_steps(zk: ZooKeeper, steps: Steps[_T], lock_path: str, ledgers: LogLedgers | None) -> _T:
-    """The machine's result. Raises what the machine raises; lets go of the lock whatever happens.
+def run_steps(zk: ZooKeeper, steps: Steps[_T], paths: LogPaths, ledgers: LogLedgers | None) -> _T:
+    """The result of a machine that works on the log at ``paths``. Raises what the machine raises; lets go of the lock
+    whatever happens.
 
     Without ``ledgers`` actions on ledgers fail with InvalidArgumentError.
     """
-    with AdvisoryLock(zk, lock_path) as lock:
+    with AdvisoryLock(zk, paths.lock) as lock:
         session = 0
         try:
             action = next(steps)
             while True:
                 if isinstance(action, Sync):
                     session = zk.session_id
-                event = _perform(zk, action, lock, ledgers)
+                event = _perform(zk, action, paths, lock, ledgers)
                 if isinstance(action, Sync | Read | ListChildren) and zk.session_id != session:
                     # The new session's server may be behind what the old one was synced to.
                     event = Unavailable("the session with ZooKeeper ended")
@@ -70,10 +72,10 @@ def run_steps(zk: ZooKeeper, steps: Steps[_T], lock_path: str, ledgers: LogLedge
             return result
 
 
-def _perform(zk: ZooKeeper, action: Action, lock: AdvisoryLock, ledgers: LogLedgers | None) -> Event:
+def _perform(zk: ZooKeeper, action: Action, paths: LogPaths, lock: AdvisoryLock, ledgers: LogLedgers | None) -> Event:
     match action:
         case Sync() | Read() | ListChildren():
-            return _read(zk, action)
+            return _read(zk, action, paths)
         case Transact(operations):
             try:
                 zk.transaction(operations)
@@ -96,17 +98,19 @@ def _perform(zk: ZooKeeper, action: Action, lock: AdvisoryLock, ledgers: LogLedg
     return Done()
 
 
-def _read(zk: ZooKeeper, action: Sync | Read | ListChildren) -> Event:
+def _read(zk: ZooKeeper, action: Sync | Read | ListChildren, paths: LogPaths) -> Event:
     try:
         match action:
             case Sync(path):
                 zk.sync(path)
+                if not zk.clock.is_fresh(zk.session_id):
+                    zk.measure_time(paths.clock)
                 return Done()
-            case Read(paths):
-                return Found(zk.get_many(paths))
+            case Read(names):
+                return Found(zk.get_many(names))
             case ListChildren(path):
-                names = zk.children(path)
-                return Listed(None if names is None else tuple(names))
+                children = zk.children(path)
+                return Listed(None if children is None else tuple(children))
     except MetadataUnavailableError as error:
         return Unavailable(str(error))
 

@@ -120,7 +120,7 @@ def step_of(
 
 
 def change_steps(change: Change[_T], now_ms: Callable[[], int]) -> Steps[_T]:
-    """Carry out ``change``; ``now_ms`` gives Unix time.
+    """Carry out ``change``; ``now_ms`` gives the cluster's time, or a little less (after a ``Sync``).
 
     Raises what :meth:`Change.decide` raises; the ledger client's error where a ledger cannot be closed;
     MetadataConflictError after conflicts for too long; MetadataUnavailableError where ZooKeeper stays away;

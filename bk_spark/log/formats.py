@@ -100,10 +100,10 @@ class Application:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A ledger made for the log. ``condemned_time_ms`` is 0 for one that is not condemned."""
+    """A ledger made for the log. To be ``condemned`` is the last that is written into its znode."""
 
     last_committed_entry: int | None = None
-    condemned_time_ms: int = 0
+    condemned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ def encode_registration(registration: Registration) -> bytes:
     return pb.Registration(
         format_version=REGISTRATION_VERSION,
         last_committed_entry=registration.last_committed_entry,
-        condemned_time_ms=registration.condemned_time_ms,
+        condemned=registration.condemned,
     ).SerializeToString()
 
 
@@ -230,7 +230,7 @@ def decode_registration(data: bytes, path: str) -> Registration:
         pb.Registration(), data, path, "registration of a ledger", REGISTRATION_VERSION, MAX_REGISTRATION_BYTES
     )
     last_committed = message.last_committed_entry if message.HasField("last_committed_entry") else None
-    return Registration(last_committed, message.condemned_time_ms)
+    return Registration(last_committed, message.condemned)
 
 
 def encode_owner(owner: Owner) -> bytes:
@@ -272,15 +272,15 @@ def decode_policy(data: bytes, path: str) -> Policy:
     return Policy(message.retention_time_ms, message.retention_size_bytes)
 
 
-def encode_maintenance(begun_time_ms: int) -> bytes:
-    return pb.Maintenance(format_version=MAINTENANCE_VERSION, begun_time_ms=begun_time_ms).SerializeToString()
+def encode_maintenance(token: bytes) -> bytes:
+    return pb.Maintenance(format_version=MAINTENANCE_VERSION, token=token).SerializeToString()
 
 
-def decode_maintenance(data: bytes, path: str) -> int:
-    """When maintenance was last begun."""
+def decode_maintenance(data: bytes, path: str) -> bytes:
+    """The token of who last began maintenance."""
     message = parse(pb.Maintenance(), data, path, "maintenance of a log", MAINTENANCE_VERSION, _MAX_SMALL_BYTES)
-    begun_time_ms: int = message.begun_time_ms
-    return begun_time_ms
+    token: bytes = message.token
+    return token
 
 
 def parse(message: _Message, data: bytes, path: str, what: str, version: int, max_bytes: int) -> _Message:

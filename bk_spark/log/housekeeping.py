@@ -250,13 +250,13 @@ def forget_steps(
 
 def is_refused(registration: Registration) -> bool:
     """Whether a batch that names entries which were committed before is refused for this registration alone."""
-    return bool(registration.condemned_time_ms) or registration.last_committed_entry is not None
+    return registration.condemned or registration.last_committed_entry is not None
 
 
 def is_forgettable(znode: Znode, path: str, now_ms: int, limits: ReapLimits) -> bool:
     """Whether the application at ``path`` had no name, and was done long ago. Raises MetadataFormatError."""
-    application = _anonymous(znode, path)
-    return application is not None and now_ms - application.commit_time_ms >= limits.forget_anonymous_ms
+    # Its one commit is the last that was written there.
+    return _anonymous(znode, path) is not None and now_ms - znode.mtime_ms >= limits.forget_anonymous_ms
 
 
 def _anonymous(znode: Znode | None, path: str) -> Application | None:

@@ -140,7 +140,7 @@ class PublishMove:
             or head.first_page >= position.end_page
             or run is None
             or registration is None
-            or decode_registration(registration.data, registration_path).condemned_time_ms
+            or decode_registration(registration.data, registration_path).condemned
         ):
             return AlreadyDone(False)
         # The reaper deletes pages below the first one without asking.

@@ -24,7 +24,7 @@ from bk_spark.log.reading import decision_steps
 from bk_spark.log.reap_rules import ReapLimits
 from bk_spark.log.reaper import OnReapProgress
 from bk_spark.log.registrations import MakeZnodes, registrar
-from bk_spark.log.retention import SetPolicy, apply_retention, policy_steps
+from bk_spark.log.retention import SetPolicy, apply_retention, policy_of
 from bk_spark.log.rolling import RollLimits
 from bk_spark.log.settings import LogSettings
 from bk_spark.log.snapshot import LogSnapshot
@@ -132,7 +132,7 @@ class Log:
 
     def run(self, steps: Steps[_T]) -> _T:
         """The result of a machine that works on this log."""
-        return run_steps(self._zk, steps, self._paths.lock, self._ledgers)
+        return run_steps(self._zk, steps, self._paths, self._ledgers)
 
     def truncate(self, up_to_offset: int, *, dry_run: bool = False) -> int:
         """Let the log begin at the segment that holds ``up_to_offset``, at the end of what is sealed where no sealed
@@ -146,8 +146,10 @@ class Log:
         return self.run(decision_steps(change, self._now_ms)) if dry_run else self.change(change)
 
     def policy(self) -> Policy:
-        """What maintenance keeps of this log; everything where nothing was set."""
-        return self.run(policy_steps(self._paths))
+        """What maintenance keeps of this log; all its rows where nothing was set."""
+        self._zk.sync(self._paths.head)
+        self._pages.head()
+        return policy_of(self._pages.get(self._paths.policy), self._paths).policy
 
     def set_policy(self, policy: Policy) -> None:
         """Store what maintenance is to keep from now on. Raises InvalidArgumentError."""
@@ -155,8 +157,16 @@ class Log:
 
     def apply_retention(self, policy: Policy | None = None, *, dry_run: bool = False) -> int:
         """Truncate what ``policy`` (default: the stored one) does not ask for, see :mod:`bk_spark.log.retention`; the
-        first offset then. With ``dry_run`` nothing is changed, and the result is where the log would begin."""
-        return apply_retention(self, self.policy() if policy is None else policy, self._now_ms(), dry_run=dry_run)
+        first offset then. With ``dry_run`` nothing is changed, and the result is where the log would begin.
+
+        Raises ClockDifferenceError where this machine's clock and ZooKeeper's disagree by more than a minute.
+        """
+        return apply_retention(self, self._now_ms, policy, dry_run=dry_run)
+
+    def check_clock(self) -> None:
+        """Measure the clock of this machine against ZooKeeper's. Raises ClockDifferenceError where they disagree."""
+        self._zk.measure_time(self._paths.clock)
+        self._zk.clock.check()
 
     def append_ledger(self, ledger_id: int) -> range:
         """Append a closed ledger that was not made for this log; the offsets of its entries. The log must be raw, and

@@ -23,7 +23,7 @@ from bk_spark.log.names import LogPaths
 from bk_spark.log.plan import AlreadyDone, Plan, Readings, write_over
 from bk_spark.log.reap_rules import ReapLimits
 from bk_spark.log.reaper import OnReapProgress, ReapReport, reap_steps
-from bk_spark.protocol.errors import BookKeeperError, LogReplacedError, NoSuchLogError
+from bk_spark.protocol.errors import BookKeeperError, ClockDifferenceError, LogReplacedError, NoSuchLogError
 
 if TYPE_CHECKING:
     from bk_spark.log.log import Log
@@ -53,11 +53,12 @@ class MaintenanceReport:
 
 
 class ClaimMaintenance:
-    """The change that notes that maintenance begins at ``begun_ms``; its result is whether it is time for it."""
+    """The change that notes that maintenance begins now; its result is whether it is time for it. ``token`` is drawn
+    for it."""
 
-    def __init__(self, paths: LogPaths, begun_ms: int, *, force: bool) -> None:
+    def __init__(self, paths: LogPaths, token: bytes, *, force: bool) -> None:
         self.paths = paths
-        self._begun_ms = begun_ms
+        self._token = token
         self._force = force
 
     @property
@@ -75,13 +76,11 @@ class ClaimMaintenance:
         read_head(readings, self.paths)
         znode = readings.get(path)
         if znode is not None:
-            begun_ms = decode_maintenance(znode.data, path)
-            if maybe and begun_ms == self._begun_ms:
+            if maybe and decode_maintenance(znode.data, path) == self._token:
                 return AlreadyDone(True)
-            # A time far ahead is of a clock that was wrong.
-            if not self._force and abs(self._begun_ms - begun_ms) < INTERVAL_MS:
+            if not self._force and now_ms - znode.mtime_ms < INTERVAL_MS:
                 return AlreadyDone(False)
-        write = write_over(path, encode_maintenance(self._begun_ms), znode)
+        write = write_over(path, encode_maintenance(self._token), znode)
         return Plan((), (CheckOp(self.paths.identity, -1), write), True)
 
 
@@ -95,14 +94,18 @@ def maintain(
     on_progress: OnReapProgress | None = None,
 ) -> MaintenanceReport:
     """Body of :meth:`bk_spark.log.log.Log.maintain`."""
-    ledger_path = log.ledgers.ledger_path
+    ledger_path, check_clock = log.ledgers.ledger_path, log.zookeeper.clock.check
 
     def reap() -> ReapReport:
-        return log.run(reap_steps(log.paths, ledger_path, now_ms, limits, dry_run=dry_run, on_progress=on_progress))
+        steps = reap_steps(
+            log.paths, ledger_path, now_ms, check_clock, limits, dry_run=dry_run, on_progress=on_progress
+        )
+        return log.run(steps)
 
     if dry_run:
         return MaintenanceReport(True, log.apply_retention(dry_run=True), reaped=reap())
-    if not log.change(ClaimMaintenance(log.paths, now_ms(), force=force)):
+    # Who may delete nothing leaves the claim to others.
+    if _is_clock_right(log) and not log.change(ClaimMaintenance(log.paths, os.urandom(16), force=force)):
         return MaintenanceReport(False)
     failed: list[tuple[str, str]] = []
 
@@ -120,6 +123,14 @@ def maintain(
     moved_pages = part("moving pages into an index ledger", lambda: _move_pages(log, now_ms))
     reaped = part("the reaper", reap)
     return MaintenanceReport(True, first_offset, moved_pages or 0, reaped, tuple(failed))
+
+
+def _is_clock_right(log: Log) -> bool:
+    try:
+        log.check_clock()
+    except ClockDifferenceError:
+        return False
+    return True
 
 
 def _move_pages(log: Log, now_ms: Callable[[], int]) -> int:

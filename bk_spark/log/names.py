@@ -174,6 +174,10 @@ class LogPaths:
     def lock(self) -> str:
         return f"{self.head}/lock"
 
+    @property
+    def clock(self) -> str:
+        return clock_path(self.root)
+
 
 def app_key(app: str) -> str:
     """An application's name as the name of its znodes."""

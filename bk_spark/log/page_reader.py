@@ -260,7 +260,7 @@ class PageReader:
         return index
 
     def _directory(self, position: IndexPosition) -> PageIndex:
-        return run_steps(self._zk, directory_steps(self._paths, position), self._paths.lock, self._need_ledgers())
+        return run_steps(self._zk, directory_steps(self._paths, position), self._paths, self._need_ledgers())
 
     def _reader(self, ledger_id: int) -> BlockingReader:
         with self._lock:

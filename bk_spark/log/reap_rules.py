@@ -14,6 +14,7 @@ from typing import Final
 from bk_spark.bookie.zookeeper import Znode
 from bk_spark.log.formats import Application, Owner, Registration, decode_application, decode_owner
 from bk_spark.log.names import INDEX, WRITERS, LogPaths, run_key
+from bk_spark.log.segment import COMMIT_TIME_LAG_MS
 
 #: Ledgers of log writers and index ledgers are listed moments after they were made, or never.
 SETTLED_MS: Final = 15 * 60 * 1000
@@ -142,7 +143,7 @@ def reason_to_condemn(
         return Reason.DROPPED if holder.may_work(run) or run.app_key == INDEX else Reason.RUN_RETIRED
     if holder.last_in_use(ledger_id) is not None:
         assert holder.application is not None
-        idle_ms = min(age_ms, now_ms - holder.application.commit_time_ms)
+        idle_ms = min(age_ms, now_ms - holder.application.commit_time_ms - COMMIT_TIME_LAG_MS)
         return Reason.APPLICATION_IDLE if idle_ms >= limits.orphan_retention_ms else None
     if registration.last_committed_entry is not None:
         return Reason.DROPPED

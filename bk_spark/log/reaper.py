@@ -31,6 +31,7 @@ from bk_spark.log.reaping import Condemn, DeleteLedgers, is_closed, ledger_ids_o
 from bk_spark.log.references import ListView, view_steps
 from bk_spark.log.steps import Closed, Failed, RecoverLedger, Steps
 from bk_spark.protocol.errors import (
+    ClockDifferenceError,
     MetadataConflictError,
     MetadataFormatError,
     MetadataUnavailableError,
@@ -79,21 +80,26 @@ def reap_steps(
     paths: LogPaths,
     ledger_path: Callable[[int], str],
     now_ms: Callable[[], int],
+    check_clock: Callable[[], object],
     limits: ReapLimits | None = None,
     *,
     dry_run: bool = False,
     on_progress: OnReapProgress | None = None,
 ) -> Steps[ReapReport]:
-    """One round. ``ledger_path`` gives the znode of a ledger's metadata, ``now_ms`` Unix time.
+    """One round. ``ledger_path`` gives the znode of a ledger's metadata; ``now_ms`` the cluster's time, or a little
+    less; ``check_clock`` raises ClockDifferenceError where this machine's clock and the cluster's disagree.
 
-    Raises NoSuchLogError, LogReplacedError; MetadataFormatError, MetadataUnavailableError or the ledger client's error
-    where the list cannot be read: then nothing was done.
+    Raises ClockDifferenceError, NoSuchLogError, LogReplacedError; MetadataFormatError, MetadataUnavailableError or the
+    ledger client's error where the list cannot be read: then nothing was done.
     """
     view = yield from view_steps(paths)
-    round_ = _Round(paths, ledger_path, now_ms, limits or ReapLimits(), view, dry_run=dry_run, on_progress=on_progress)
+    if not dry_run:
+        check_clock()
+    limits = limits or ReapLimits()
+    round_ = _Round(paths, ledger_path, now_ms, check_clock, limits, view, dry_run=dry_run, on_progress=on_progress)
     try:
         yield from round_.reap()
-    except MetadataUnavailableError as error:
+    except (MetadataUnavailableError, ClockDifferenceError) as error:
         round_.fail(paths.head, error)
     return round_.report()
 
@@ -103,6 +109,7 @@ class _Round:
     paths: LogPaths
     ledger_path: Callable[[int], str]
     now_ms: Callable[[], int]
+    check_clock: Callable[[], object]
     limits: ReapLimits
     view: ListView
     dry_run: bool
@@ -265,6 +272,7 @@ class _Round:
                     if self.dry_run:
                         self.removed.append(path)
                     else:
+                        self.check_clock()
                         self.removed += yield from forget_steps(
                             self.paths, self.view, app_key, self.now_ms, self.limits
                         )
@@ -293,6 +301,7 @@ class _Round:
         try:
             if self.dry_run:
                 return (yield from decision_steps(change, self.now_ms))
+            self.check_clock()
             return (yield from change_steps(change, self.now_ms))
         except (MetadataConflictError, MetadataFormatError) as error:
             self.fail(what, error)

@@ -49,7 +49,8 @@ def parts_of(paths: LogPaths, run: Run, ledger_ids: Sequence[int]) -> Iterator[S
 
 @dataclass(frozen=True, slots=True)
 class Condemned:
-    """``now``: condemned by this change. ``before``: ledger -> when it was condemned. ``failed``: ledger -> why nothing
+    """``now``: condemned by this change. ``before``: ledger -> when it was condemned, by
+    the cluster's clock. ``failed``: ledger -> why nothing
     can be said about it. Others that were asked about are to be left."""
 
     now: Mapping[int, Reason]
@@ -110,8 +111,8 @@ class Condemn:
             except MetadataFormatError as error:
                 failed[ledger_id] = str(error)
                 continue
-            if registration.condemned_time_ms:
-                before[ledger_id] = registration.condemned_time_ms
+            if registration.condemned:
+                before[ledger_id] = znode.mtime_ms
                 # In an older view of the list, it may have left it since.
                 if ledger_id in known.references and known.read.version == self._view.version:
                     failed[ledger_id] = "it is condemned, and yet in the list: it is never deleted"
@@ -126,7 +127,7 @@ class Condemn:
             if last is not None:
                 in_use.append(ledger_id)
                 registration = replace(registration, last_committed_entry=last)
-            data = encode_registration(replace(registration, condemned_time_ms=max(now_ms, 1)))
+            data = encode_registration(replace(registration, condemned=True))
             writes.append(SetOp(path, data, znode.version))
 
         # What a transaction of unknown outcome condemned is this change's work too.
@@ -201,10 +202,9 @@ class DeleteLedgers:
             if znode is None:
                 gone.append(ledger_id)
                 continue
-            condemned_ms = decode_registration(znode.data, path).condemned_time_ms
             if (
-                not condemned_ms
-                or now_ms - condemned_ms < self._limits.delete_grace_ms
+                not decode_registration(znode.data, path).condemned
+                or now_ms - znode.mtime_ms < self._limits.delete_grace_ms
                 or ledger_id in known.references
                 or known.holder.last_in_use(ledger_id) is not None
             ):

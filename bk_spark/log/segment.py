@@ -19,6 +19,10 @@ Int64Column = npt.NDArray[np.int64]
 MAX_SEGMENT_ENTRIES: Final = 1 << 40
 MAX_SEGMENT_ROWS: Final = 1 << 46
 MAX_SEGMENT_BYTES: Final = 1 << 46
+#: A commit's time is the cluster's, a little before the commit: what is known of that time errs to the early side (by a
+#: call's time at most), and a transaction comes after its decision (by a session's time at most: then it is refused).
+#: Who drops what is old by commit times allows for so much.
+COMMIT_TIME_LAG_MS: Final = 2 * 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,7 @@ class Segment:
     """Entries ``first_entry`` to ``last_entry`` (inclusive) of one ledger, at log offset ``base_offset``.
 
     ``last_entry`` is None for an open tail: a ledger still being written. ``size_bytes`` counts payload
-    bytes, ``commit_time_ms`` is Unix time.
+    bytes, ``commit_time_ms`` is Unix time by the cluster's clock.
     """
 
     ledger_id: int

@@ -5,7 +5,7 @@ A machine is a generator. It yields one action after another and is sent an even
 ============== ============================================== ==============================================
 action         meaning                                        events
 ============== ============================================== ==============================================
-Sync           bring the server up to date                    Done, Unavailable
+Sync           bring up to date: the server, and the clock    Done, Unavailable
 Read           read znodes, one after another                 Found, Unavailable
 ListChildren   names of a znode's children                    Listed, Unavailable
 Transact       send one transaction                           Done, Conflict, OutcomeUnknown
@@ -19,6 +19,8 @@ RecoverLedger  fence and close any ledger                     Closed, Failed
 WriteLedger    a new closed ledger with these entries         Created, Conflict, Failed
 ReadEntry      one entry of a closed ledger                   EntryRead, Failed
 ============== ============================================== ==============================================
+
+After ``Sync`` a machine may ask for the time: its ``now_ms`` gives Unix time by the cluster's clock, or a little less.
 
 ``Conflict`` means that the change was refused as a whole; after ``OutcomeUnknown`` it may have taken effect, or
 may still: nothing is sent again before a ``Sync`` and a new reading. After ``Unavailable`` nothing was changed.

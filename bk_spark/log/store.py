@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Final
 
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.cluster_clock import ClockDifference, unix_time_ms
+from bk_spark.bookie.cluster_clock import ClockDifference
 from bk_spark.bookie.zookeeper import CreateOp, TransactionConflictError, ZooKeeper
 from bk_spark.log.blocking import run_steps
 from bk_spark.log.deletion import DeletionReport, delete_steps
-from bk_spark.log.formats import Head, decode_head, encode_head
+from bk_spark.log.formats import Head, Policy, decode_head, encode_head, encode_policy
 from bk_spark.log.ledgers import LogLedgers
 from bk_spark.log.log import Log
 from bk_spark.log.names import DEFAULT_ROOT, LogPaths, check_log_name, check_root, clock_path, head_path, is_log_name
@@ -33,7 +33,8 @@ _MAX_TRIES: Final = 5
 class LogStore:
     """Makes, finds and opens logs. Thread-safe; ``zk`` and ``client`` are shared and stay the caller's to close.
 
-    Without ``client`` the ledgers of logs are out of reach: no log writers or readers, no maintenance.
+    Without ``client`` the ledgers of logs are out of reach: no log writers or readers, no maintenance. ``now_ms`` gives
+    the cluster's time; by default what the session knows of it (:mod:`bk_spark.bookie.cluster_clock`).
 
     Examples
     --------
@@ -50,16 +51,16 @@ class LogStore:
         root: str = DEFAULT_ROOT,
         *,
         client: BlockingClient | None = None,
-        now_ms: Callable[[], int] = unix_time_ms,
+        now_ms: Callable[[], int] | None = None,
     ) -> None:
         self.root = check_root(root)
         self._zk = zk
         self._client = client
-        self._now_ms = now_ms
+        self._now_ms = now_ms or zk.clock.now_ms
 
     @classmethod
     def of(
-        cls, client: BlockingClient, root: str = DEFAULT_ROOT, *, now_ms: Callable[[], int] = unix_time_ms
+        cls, client: BlockingClient, root: str = DEFAULT_ROOT, *, now_ms: Callable[[], int] | None = None
     ) -> LogStore:
         """Logs and their ledgers through one client."""
         return cls(client.zookeeper, root, client=client, now_ms=now_ms)
@@ -82,6 +83,7 @@ class LogStore:
             CreateOp(paths.head, encode_head(Head(paths.log_id))),
             CreateOp(paths.identity),
             CreateOp(paths.settings, encode_settings(paths.log_id, settings)),
+            CreateOp(paths.policy, encode_policy(Policy())),
             CreateOp(paths.pages),
             CreateOp(paths.page(0), encode_page(SegmentPage(paths.log_id, 0, 0, SegmentTable.of(())))),
             CreateOp(paths.apps),
@@ -184,7 +186,7 @@ class LogStore:
         ledgers = self._ledgers(paths, settings, password)
         if ledgers is None:
             raise InvalidArgumentError(f"log {name} can be deleted from a store that has a client only")
-        return run_steps(self._zk, delete_steps(paths, ledgers.ledger_path, self._now_ms), paths.lock, ledgers)
+        return run_steps(self._zk, delete_steps(paths, ledgers.ledger_path, self._now_ms), paths, ledgers)
 
 
 def _is_deleted(data: bytes, path: str) -> bool:

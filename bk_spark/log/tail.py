@@ -121,7 +121,7 @@ class _TailChange:
         run = readings.get(self._run_path)
         path = f"{self._run_path}/{ledger_id}"
         registration = readings.get(path)
-        if run is None or registration is None or decode_registration(registration.data, path).condemned_time_ms:
+        if run is None or registration is None or decode_registration(registration.data, path).condemned:
             raise LedgerRefusedError(
                 f"log {self.paths.name}: a ledger made for log writer {self._owner.writer_id} was condemned before it "
                 "became part of the log",

@@ -233,11 +233,11 @@ def _range_problems(segments: list[Segment], last_entry: int) -> Iterator[Proble
 
 def _registration(data: bytes, path: str, listed: _Listed, ledger_id: int) -> Iterator[Problem]:
     try:
-        condemned_ms = decode_registration(data, path).condemned_time_ms
+        condemned = decode_registration(data, path).condemned
     except MetadataFormatError as error:
         yield from _each(Kind.METADATA_UNREADABLE, listed.segments(ledger_id), error.message)
         return
-    if condemned_ms:
+    if condemned:
         yield from _each(Kind.CONDEMNED, listed.segments(ledger_id), f"so says znode {path}")
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bk_spark.log.formats import Owner
+from bk_spark.log.reading import sync_steps
 from bk_spark.log.rolling import RollLimits, WrittenTail
 from bk_spark.log.settings import EntryFormat
 from bk_spark.log.steps import Closed
@@ -77,6 +78,8 @@ class LogWriter:
                 "a log writer needs explicitLacInterval (explicit_lac_interval_ms of ClientConfig, such as 1000): "
                 "without it readers do not see the last entries of a writer that pauses"
             )
+        # The owner's znode tells since when it is there, by the cluster's clock.
+        log.run(sync_steps(log.paths))
         self._log = log
         self._now_ms = now_ms
         self._limits = limits

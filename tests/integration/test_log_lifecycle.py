@@ -17,6 +17,7 @@ from bk_spark.log.deletion import BeginDeletion
 from bk_spark.log.formats import Policy, Registration, decode_head, encode_registration
 from bk_spark.log.index_move import move_steps
 from bk_spark.log.names import LogPaths
+from bk_spark.log.segment import COMMIT_TIME_LAG_MS
 from bk_spark.log.steps import Action, Done, Event, Found, Read, Sync, Transact
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import (
@@ -186,10 +187,10 @@ def test_retention_leaves_what_a_log_writer_wrote_until_all_of_it_is_old(
             writer.append(b"late")
         # Its segment has the time of the opening, but it was written to until just now.
         assert (log.apply_retention(), log.snapshot().next_offset) == (0, 2)
-        clock.now_ms += 100_001
+        clock.now_ms += 100_001 + COMMIT_TIME_LAG_MS
         with log.open_writer() as writer:
             assert log.apply_retention() == 0
-            clock.now_ms += 100_001
+            clock.now_ms += 100_001 + COMMIT_TIME_LAG_MS
             assert log.apply_retention() == 2
             writer.append(b"third")
         assert (log.snapshot().first_offset, log.snapshot().next_offset) == (2, 3)
@@ -207,7 +208,8 @@ def test_retention_by_time(log: Log, clock: Clock) -> None:
     assert log.policy() == Policy(retention_time_ms=1_500_000)
     # The first segment is surely older than the limit when the one after it is.
     for at_ms, first in ((3_400_000, 0), (3_500_000, 0), (3_500_001, 20), (4_500_000, 20), (4_500_001, 40)):
-        clock.now_ms = at_ms
+        # A commit may have come a little after its time.
+        clock.now_ms = at_ms + COMMIT_TIME_LAG_MS
         assert log.apply_retention() == first
         assert log.snapshot().first_offset == first
     assert log.apply_retention() == 40

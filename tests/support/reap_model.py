@@ -17,11 +17,13 @@ from bk_spark.log.commit import BatchCommit
 from bk_spark.log.formats import (
     Application,
     Head,
+    Policy,
     Registration,
     decode_application,
     decode_head,
     decode_registration,
     encode_head,
+    encode_policy,
     encode_registration,
 )
 from bk_spark.log.index import decode_indexed_page, walk_steps
@@ -87,6 +89,7 @@ class ReapWorld:
             [
                 CreateOp(paths.head, encode_head(Head(paths.log_id))),
                 *map(CreateOp, names),
+                CreateOp(paths.policy, encode_policy(Policy())),
                 CreateOp(paths.page(0), page),
             ]
         )
@@ -140,7 +143,7 @@ class ReapWorld:
 
     def is_condemned(self, ledger_id: int) -> bool:
         registration = self.registration(ledger_id)
-        return registration is not None and registration.condemned_time_ms > 0
+        return registration is not None and registration.condemned
 
     def all_paths(self) -> list[str]:
         """Everything there is."""
@@ -187,7 +190,7 @@ class ReapWorld:
             for segment in page.table
             if segment.base_offset <= up_to < segment.end_offset
         ]
-        change = Truncate(self.paths, up_to, starts[0] if starts else None)
+        change = Truncate(self.paths, up_to, starts[0] if starts else None, tail_end=up_to)
         return self.machine(change_steps(change, self.clock)).finish()
 
     # --- machines ---
@@ -219,7 +222,7 @@ class ReapWorld:
         return self.committing(self.request(batch_id, *parts, **more)).finish()  # type: ignore[arg-type]
 
     def reaping(self, limits: ReapLimits = LIMITS, *, dry_run: bool = False) -> Machine[ReapReport]:
-        return self.machine(reap_steps(self.paths, ledger_path, self.clock, limits, dry_run=dry_run))
+        return self.machine(reap_steps(self.paths, ledger_path, self.clock, lambda: None, limits, dry_run=dry_run))
 
     def reap(self, limits: ReapLimits = LIMITS, *, dry_run: bool = False) -> ReapReport:
         return self.reaping(limits, dry_run=dry_run).finish()
@@ -276,10 +279,9 @@ class ReapWorld:
             if not path.startswith(f"{paths.ledgers}/") or path.count("/") != 6 or before is None or after is not None:
                 continue
             ledger_id = int(path.rpartition("/")[2])
-            condemned_ms = decode_registration(before.data, path).condemned_time_ms
             assert ledger_id not in listed
-            assert condemned_ms > 0
-            assert self.now_ms - condemned_ms >= LIMITS.delete_grace_ms, "deleted before its grace was over"
+            assert decode_registration(before.data, path).condemned
+            assert self.now_ms - before.mtime_ms >= LIMITS.delete_grace_ms, "deleted before its grace was over"
             assert self.ledgers.all[ledger_id].fenced or ledger_id not in gone, "deleted while it may be written"
         assert all(any(path.endswith(f"/{ledger_id}") for path in changes) for ledger_id in gone)
 

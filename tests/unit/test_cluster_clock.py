@@ -31,12 +31,12 @@ class World:
         self.pass_time(there_ms)
         mtime_ms = int(self.ms)
         self.pass_time(back_ms)
-        self.clock.note(sent_s, mtime_ms)
+        self.clock.note(sent_s, mtime_ms, 1)
 
 
 def test_nothing_is_known_before_a_measurement() -> None:
     clock = ClusterClock()
-    assert not clock.is_fresh
+    assert not clock.is_fresh(1)
     for ask in (clock.now_ms, clock.difference, clock.check):
         with pytest.raises(MetadataUnavailableError, match="not measured"):
             ask()
@@ -85,13 +85,14 @@ def test_the_clock_of_another_leader_is_believed_at_once() -> None:
     world.clock.check()
 
 
-def test_a_measurement_is_used_for_a_while() -> None:
+def test_a_measurement_is_used_for_a_while_in_its_session() -> None:
     world = World()
     world.measure()
     world.pass_time((MAX_AGE_S - 1) * 1000)
-    assert world.clock.is_fresh
+    assert world.clock.is_fresh(1)
+    assert not world.clock.is_fresh(2)
     world.pass_time(1_001)
-    assert not world.clock.is_fresh
+    assert not world.clock.is_fresh(1)
 
 
 @pytest.mark.parametrize("sign", [-1, 1])

@@ -67,8 +67,8 @@ APPLICATION_HEX = (
     "ffff3f42061100c08db701488080b3c19c33506458fa0160016896017007"
 )
 
-REGISTRATION = Registration(0, 1_760_000_000_000)
-REGISTRATION_HEX = "08011000188080b3c19c33"
+REGISTRATION = Registration(0, condemned=True)
+REGISTRATION_HEX = "080110001801"
 
 
 def settings_of(data: bytes, path: str) -> LogSettings:

@@ -254,7 +254,7 @@ def reap(world: World) -> int:
             znode, run_znode = world.read(path), world.read(run_path)
             assert znode is not None
             assert run_znode is not None
-            condemned = decode_registration(znode.data, path).condemned_time_ms
+            condemned = decode_registration(znode.data, path).condemned
             assert not (condemned and int(name) in needed), f"ledger {name} is condemned and needed"
             if int(name) not in needed and not condemned:
                 data = encode_registration(Registration(None, 1))

@@ -251,7 +251,7 @@ def test_a_ledger_that_was_condemned_meanwhile_is_not_listed(world: TailWorld) -
 
     def condemn(ledger_id: int, writer: str) -> None:
         run = PATHS.run_at(WRITERS, writer)
-        data = encode_registration(Registration(condemned_time_ms=5))
+        data = encode_registration(Registration(condemned=True))
         world.zk.transact([SetOp(run, b"", -1), SetOp(f"{run}/{ledger_id}", data, -1)])
 
     machine = world.start(opening(world))

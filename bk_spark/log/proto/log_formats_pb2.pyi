@@ -154,14 +154,14 @@ class Application(_message.Message):
     def __init__(self, format_version: _Optional[int] = ..., app: _Optional[str] = ..., query_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., run: _Optional[str] = ..., retired_runs: _Optional[_Iterable[str]] = ..., in_use_ledger_deltas: _Optional[_Iterable[int]] = ..., in_use_last_entries: _Optional[_Iterable[int]] = ..., commit_time_ms: _Optional[int] = ..., start_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., anonymous: bool = ..., rows: _Optional[int] = ..., query_batch_id: _Optional[int] = ...) -> None: ...
 
 class Registration(_message.Message):
-    __slots__ = ("format_version", "last_committed_entry", "condemned_time_ms")
+    __slots__ = ("format_version", "last_committed_entry", "condemned")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     LAST_COMMITTED_ENTRY_FIELD_NUMBER: _ClassVar[int]
-    CONDEMNED_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    CONDEMNED_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     last_committed_entry: int
-    condemned_time_ms: int
-    def __init__(self, format_version: _Optional[int] = ..., last_committed_entry: _Optional[int] = ..., condemned_time_ms: _Optional[int] = ...) -> None: ...
+    condemned: bool
+    def __init__(self, format_version: _Optional[int] = ..., last_committed_entry: _Optional[int] = ..., condemned: bool = ...) -> None: ...
 
 class Owner(_message.Message):
     __slots__ = ("format_version", "writer_id", "host", "process_id", "opened_time_ms")
@@ -188,19 +188,23 @@ class Appended(_message.Message):
     def __init__(self, format_version: _Optional[int] = ..., token: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class Policy(_message.Message):
-    __slots__ = ("format_version", "retention_time_ms", "retention_size_bytes")
+    __slots__ = ("format_version", "retention_time_ms", "retention_size_bytes", "orphan_retention_ms", "delete_grace_ms")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     RETENTION_TIME_MS_FIELD_NUMBER: _ClassVar[int]
     RETENTION_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ORPHAN_RETENTION_MS_FIELD_NUMBER: _ClassVar[int]
+    DELETE_GRACE_MS_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     retention_time_ms: int
     retention_size_bytes: int
-    def __init__(self, format_version: _Optional[int] = ..., retention_time_ms: _Optional[int] = ..., retention_size_bytes: _Optional[int] = ...) -> None: ...
+    orphan_retention_ms: int
+    delete_grace_ms: int
+    def __init__(self, format_version: _Optional[int] = ..., retention_time_ms: _Optional[int] = ..., retention_size_bytes: _Optional[int] = ..., orphan_retention_ms: _Optional[int] = ..., delete_grace_ms: _Optional[int] = ...) -> None: ...
 
 class Maintenance(_message.Message):
-    __slots__ = ("format_version", "begun_time_ms")
+    __slots__ = ("format_version", "token")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
-    BEGUN_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
     format_version: int
-    begun_time_ms: int
-    def __init__(self, format_version: _Optional[int] = ..., begun_time_ms: _Optional[int] = ...) -> None: ...
+    token: bytes
+    def __init__(self, format_version: _Optional[int] = ..., token: _Optional[bytes] = ...) -> None: ...

@@ -6,13 +6,16 @@ from collections.abc import Generator
 from contextlib import suppress
 from typing import Any, ClassVar
 
+from bk_spark.bookie.cluster_clock import MAX_DIFFERENCE_MS
 from bk_spark.bookie.zookeeper import CreateOp
 from bk_spark.log.appending import AppendLedger, registered_steps
 from bk_spark.log.changes import change_steps
 from bk_spark.log.deletion import delete_steps
+from bk_spark.log.formats import Policy
 from bk_spark.log.index_move import move_steps
 from bk_spark.log.names import LogPaths
 from bk_spark.log.reaper import reap_steps
+from bk_spark.log.retention import SetPolicy
 from bk_spark.log.truncation import SegmentStart, Truncate
 from bk_spark.protocol.errors import InvalidArgumentError
 from tests.simulation.logs.invariants import require
@@ -138,6 +141,16 @@ class IndexMover(Chore):
         return report
 
 
+class PolicySetter(Chore):
+    """Sets another policy each time."""
+
+    kind: ClassVar[str] = "set policy"
+
+    def once(self) -> Generator[Any, Any, object]:
+        minutes, size_bytes = self.world.random.choice([(30, 0), (24 * 60, 0), (0, 700), (0, 0)])
+        return (yield from change_steps(SetPolicy(self.paths, Policy(minutes * 60_000, size_bytes)), self.now_ms))
+
+
 class Reaper(Chore):
     """One round of the reaper after another."""
 
@@ -148,7 +161,11 @@ class Reaper(Chore):
         self.condemned = self.deleted = self.removed = 0
 
     def once(self) -> Generator[Any, Any, object]:
-        report = yield from reap_steps(self.paths, ledger_path, self.now_ms)
+        ahead_ms, jumps = self.clock.ahead_ms, self.clock.jumps
+        report = yield from reap_steps(self.paths, ledger_path, self.now_ms, self.clock.cluster.check)
+        require(
+            abs(ahead_ms) <= MAX_DIFFERENCE_MS or self.clock.jumps > jumps, "a clock that is off is taken for right"
+        )
         self.condemned += len(report.condemned)
         self.deleted += len(report.deleted)
         self.removed += len(report.removed)

@@ -20,12 +20,21 @@ from unittest.mock import patch
 
 from bk_spark.log import append, applications, page
 from bk_spark.log.plan import CommitStatus
-from tests.simulation.logs.chores import Appender, Chore, Deleter, IndexMover, Reaper, Truncator, foreign_ledger
+from tests.simulation.logs.chores import (
+    Appender,
+    Chore,
+    Deleter,
+    IndexMover,
+    PolicySetter,
+    Reaper,
+    Truncator,
+    foreign_ledger,
+)
 from tests.simulation.logs.invariants import InvariantError
 from tests.simulation.logs.readers import LogReader, Retention
 from tests.simulation.logs.streaming import Driver, Query, Worker
-from tests.simulation.logs.world import DAY_MS, HOUR_MS, MINUTE_MS, Actor, World
-from tests.simulation.logs.writers import LogWriter
+from tests.simulation.logs.world import DAY_MS, HOUR_MS, MINUTE_MS, WRONG_TIMES_MS, Actor, World
+from tests.simulation.logs.writers import Keeper, LogWriter
 
 _T = TypeVar("_T")
 
@@ -55,6 +64,8 @@ class Result:
     read_segments: int = 0
     chores: int = 0
     strays: int = 0
+    retentions: int = 0
+    clocks_set: int = 0
 
     def add(self, other: Result) -> None:
         for name in self.__slots__:
@@ -72,6 +83,7 @@ class Chances:
     stop: float = 0.0
     expire: float = 0.0
     jump: float = 0.0
+    clock: float = 0.0
     successor: float = 0.0
 
 
@@ -90,6 +102,8 @@ class Focus:
     jump: float | None = None
     stop: float | None = None
     ledger_faults: float | None = None
+    retentions: int | None = None
+    wrong_clocks: float | None = None
 
 
 def _or(focused: _T | None, drawn: _T) -> _T:
@@ -101,10 +115,11 @@ class History:
 
     def __init__(self, seed: int | str, focus: Focus | None = None) -> None:
         self.seed = seed
-        self.world = world = World(seed, most_skew_ms=Random(seed).choice([0, 0, 20_000]))
+        self._focus = focus = focus or Focus()
+        wrong_clocks = _or(focus.wrong_clocks, Random(seed).choice([0.0, 0.0, 0.3]))
+        self.world = world = World(seed, wrong_clocks=wrong_clocks)
         self.random = random = world.random
         self.result = Result()
-        self._focus = focus = focus or Focus()
         world.weather.metadata = random.choice([0.0, 0.02, 0.1])
         world.weather.ledgers = _or(focus.ledger_faults, random.choice([0.0, 0.0, 0.05]))
         self.chances = Chances(
@@ -112,6 +127,7 @@ class History:
             stop=_or(focus.stop, random.choice([0.0, 0.005, 0.02])),
             expire=random.choice([0.0, 0.005, 0.02]),
             jump=_or(focus.jump, random.choice([0.0, 0.003, 0.01, 0.02])),
+            clock=random.choice([0.0, 0.005, 0.02]) if world.wrong_clocks else 0.0,
             successor=random.choice([0.0, 0.004, 0.015]),
         )
         self.small_pages = _or(focus.small_pages, random.random() < 0.4)
@@ -154,8 +170,12 @@ class History:
         for number in range(_or(focus.truncators, random.choice([0, 1]))):
             times = random.randint(1, 4)
             world.add(Truncator(world, f"truncator{number}", paths, times, random.choice([0, 30, 100])))
-        if focus.truncators is None and random.random() < 0.25:
-            world.add(Retention(world, "retention", paths, random.randint(1, 4), random.choice([30, 100])))
+        retentions = _or(focus.retentions, int(focus.truncators is None and random.random() < 0.25))
+        for number in range(retentions):
+            times = random.randint(2, 6)
+            world.add(Retention(world, f"retention{number}", paths, times, random.choice([30, 100])))
+        if retentions:
+            world.add(PolicySetter(world, "policy", paths, random.randint(1, 3), random.choice([30, 100])))
         for number in range(random.choice([0, 0, 0, 0, 1, 2])):
             ledger_id = foreign_ledger(world, random.randint(1, 4))
             for twice in range(random.choice([1, 1, 2])):
@@ -240,7 +260,9 @@ class History:
             self._befall_one(self._expire)
         elif (fate := fate - chances.expire) < chances.jump:
             world.pass_time(random.choice([MINUTE_MS, 20 * MINUTE_MS, 2 * HOUR_MS, 2 * HOUR_MS, 8 * DAY_MS]))
-        elif fate - chances.jump < chances.successor:
+        elif (fate := fate - chances.jump) < chances.clock:
+            self._befall_one(self._set_clock)
+        elif fate - chances.clock < chances.successor:
             self._succeed()
 
     def _befall_one(self, what: Callable[[Actor], object]) -> None:
@@ -248,10 +270,19 @@ class History:
             what(self.random.choice(self.world.alive))
 
     def _stop(self, actor: Actor) -> None:
+        if isinstance(actor, Keeper):
+            actor = actor.writer
         self.world.tell(actor.name, "is stopped", "")
         actor.stopped_until = self.world.steps + self.random.choice([30, 150, 400])
-        if self.random.random() < 0.5:
+        actor.suspended = self.random.random() < 0.3
+        if actor.suspended or self.random.random() < 0.5:
             self._expire(actor)
+
+    def _set_clock(self, actor: Actor) -> None:
+        ahead_ms = self.random.choice([0, *WRONG_TIMES_MS])
+        self.world.tell(actor.name, "has its clock set", f"{ahead_ms} ms ahead")
+        actor.clock.jump(ahead_ms)
+        self.result.clocks_set += 1
 
     def _expire(self, actor: Actor) -> None:
         if self.world.zk.is_alive(actor.session.session):
@@ -284,6 +315,8 @@ class History:
         world = self.world
         world.tell("world", "heals", "")
         world.healed = True
+        # Clocks stay wrong, but for those of who looks after the log from now on.
+        world.wrong_clocks = 0.0
         world.weather.metadata = world.weather.ledgers = 0.0
         while world.zk.late:
             world.zk.deliver_late(self.random)
@@ -370,6 +403,8 @@ class History:
                 result.fenced += actor.endings.count("fenced")
             elif isinstance(actor, IndexMover):
                 result.moved_pages += actor.moved
+            elif isinstance(actor, Retention):
+                result.retentions += actor.done
             elif isinstance(actor, LogReader):
                 result.read_segments += actor.segments
             elif isinstance(actor, Reaper):

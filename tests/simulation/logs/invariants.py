@@ -5,6 +5,7 @@ Of the list of segments:
 * it has no holes, and only its last segment may be an open tail;
 * what has an offset keeps it: no offset is given to another entry, no entry has two, order stays;
 * offsets are given to acknowledged entries only, and commit times never decrease;
+* commit times are ZooKeeper's, and retention drops nothing that the policy keeps by ZooKeeper's clock;
 * each batch is in it once, whole, in partition order, and batches of an application are in their order;
 * every entry of a log writer that was acknowledged is in it, or in the open tail, at the offset that was told.
 
@@ -21,7 +22,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
-from bk_spark.log.formats import Head, decode_head, decode_registration
+from bk_spark.log.formats import Head, decode_head, decode_policy, decode_registration
 from bk_spark.log.index import walk_steps
 from bk_spark.log.names import LogPaths
 from bk_spark.log.page import SegmentPage, decode_page
@@ -32,6 +33,14 @@ from tests.simulation.logs.ledgers import ModelLedgers
 from tests.simulation.logs.zookeeper import Changes, ModelZooKeeper
 
 __all__ = ["InvariantError", "ListWatch", "Row", "Watch", "batch_rows", "require"]
+
+
+#: What is known of ZooKeeper's time may be so much too little: the way of an answer, and clocks that drift.
+MEASURED_LOW_MS = 5_000
+#: A session lives no longer without hearing from its process.
+SESSION_MS = 60_000
+#: The kind of process that applies the policy.
+RETENTION = "retention"
 
 
 class Row(NamedTuple):
@@ -54,10 +63,8 @@ def batch_rows(app: str, batch_id: int) -> list[list[Row]]:
 class Watch(LedgerWatch):
     """Sees every change of ZooKeeper as it happens."""
 
-    def __init__(
-        self, zk: ModelZooKeeper, ledgers: ModelLedgers, now_ms: Callable[[], int], most_skew_ms: int = 0
-    ) -> None:
-        super().__init__(zk, ledgers, now_ms, most_skew_ms)
+    def __init__(self, zk: ModelZooKeeper, ledgers: ModelLedgers, now_ms: Callable[[], int]) -> None:
+        super().__init__(zk, ledgers, now_ms)
         self._pages: dict[bytes, SegmentPage] = {}
 
     # --- what others tell ---
@@ -112,13 +119,48 @@ class Watch(LedgerWatch):
         require(head_znode is not None, "the head is gone before the log's identity")
         assert head_znode is not None
         before, head = log.head, decode_head(head_znode.data, log.paths.head)
+        self._check_time(before, head)
         for name in ("first_offset", "next_offset", "first_page", "tail_page", "last_commit_time_ms"):
             require(getattr(before, name) <= getattr(head, name), f"{name} moved back: {before} -> {head}")
         log.head = head
         segments = self._segments(log, head)
         self._check_new(log, segments)
+        self._note_times(log)
+        if self._zk.origin.kind == RETENTION and head.first_offset > before.first_offset:
+            self._check_retention(log, before.first_offset)
         self._check_promises(log)
         self._note_references(log, segments)
+
+    def _check_time(self, before: Head, head: Head) -> None:
+        """ZooKeeper's, as it was after the last sync of who commits; whatever that one's clock says."""
+        time_ms, earliest_ms = head.last_commit_time_ms, self._zk.origin.synced_ms - MEASURED_LOW_MS
+        if time_ms > before.last_commit_time_ms:
+            require(
+                earliest_ms <= time_ms <= self._now_ms(),
+                f"a commit time {time_ms - self._now_ms()} ms ahead of ZooKeeper's clock, not after {earliest_ms}",
+            )
+
+    def _note_times(self, log: ListWatch) -> None:
+        """When what is new was sealed: at the latest at its session's end, which in the model survives all pauses."""
+        latest_ms = min(self._now_ms(), self._zk.origin.synced_ms + SESSION_MS)
+        for offset in log.sealed:
+            log.sealed_ms.setdefault(offset, latest_ms)
+
+    def _check_retention(self, log: ListWatch, first_offset: int) -> None:
+        """What was dropped is what the policy does not keep, now and by ZooKeeper's clock."""
+        znode = self._zk.read(log.paths.policy)
+        assert znode is not None
+        policy = decode_policy(znode.data, log.paths.policy)
+        kept_bytes = sum(s.size_bytes for s in log.sealed.values() if s.base_offset >= log.head.first_offset)
+        by_size = policy.retention_size_bytes and kept_bytes >= policy.retention_size_bytes
+        for segment in log.sealed.values():
+            if by_size or not first_offset < segment.end_offset <= log.head.first_offset:
+                continue
+            age_ms = self._now_ms() - log.sealed_ms[segment.base_offset]
+            require(
+                policy.retention_time_ms and age_ms >= policy.retention_time_ms,
+                f"retention drops {segment}, which was sealed {age_ms} ms ago: {policy}",
+            )
 
     def _segments(self, log: ListWatch, head: Head) -> list[Segment]:
         """All that the pages hold, with the open tail at the end."""
@@ -228,7 +270,7 @@ class Watch(LedgerWatch):
         znode = self._zk.read(path)
         require(znode is not None and path.startswith(log.paths.ledgers), f"ledger {ledger_id} is not registered")
         assert znode is not None
-        require(not decode_registration(znode.data, path).condemned_time_ms, f"{path} is listed, and condemned")
+        require(not decode_registration(znode.data, path).condemned, f"{path} is listed, and condemned")
 
     def _check_batch(self, log: ListWatch, rows: list[object], start: int) -> None:
         first = rows[0]

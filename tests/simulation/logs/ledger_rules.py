@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from bk_spark.bookie.zookeeper import Znode
 from bk_spark.log.formats import Application, Head, decode_application, decode_registration
 from bk_spark.log.names import INDEX, WRITERS, LogPaths
 from bk_spark.log.segment import Segment
@@ -37,6 +38,8 @@ class ListWatch:
     offsets: dict[tuple[int, int], int] = field(default_factory=dict)
     open_tail: Segment | None = None
     last_time_ms: int = 0
+    #: When each was, by ZooKeeper's clock.
+    sealed_ms: dict[int, int] = field(default_factory=dict)
     #: Full pages, as they were in ZooKeeper.
     full_pages: dict[int, bytes] = field(default_factory=dict)
     #: What the list refers to, and since when it does no more.
@@ -53,13 +56,10 @@ class ListWatch:
 class LedgerWatch:
     """Sees what becomes of ledgers and registrations."""
 
-    def __init__(
-        self, zk: ModelZooKeeper, ledgers: ModelLedgers, now_ms: Callable[[], int], most_skew_ms: int = 0
-    ) -> None:
+    def __init__(self, zk: ModelZooKeeper, ledgers: ModelLedgers, now_ms: Callable[[], int]) -> None:
         self._zk = zk
         self._ledgers = ledgers
         self._now_ms = now_ms
-        self._slack_ms = 2 * most_skew_ms
         #: ledger -> where it is, or was, registered
         self._registration: dict[int, str] = {}
         self.logs: dict[str, ListWatch] = {}
@@ -103,13 +103,13 @@ class LedgerWatch:
                     self._registration[ledger_id] = path
                 elif after is None:
                     unregistered[ledger_id] = path
-                    self._check_deletion(ledger_id, path, before.data)
+                    self._check_deletion(ledger_id, path, before)
                 if before is not None and not self._log_of(path).deleted:
                     run_path = path.rpartition("/")[0]
                     require(run_path in changes, f"{path} was changed, and {run_path} was not written")
                 if before is None or after is None:
                     continue
-                if decode_registration(after.data, path).condemned_time_ms:
+                if decode_registration(after.data, path).condemned:
                     self._check_condemned(ledger_id, path, changes, after.ctime_ms)
         require(made == registered or made <= self.foreign, f"ledgers {made} were made, {registered} registered")
         require(deleted == set(unregistered), f"ledgers {deleted} were deleted, {set(unregistered)} unregistered")
@@ -119,7 +119,7 @@ class LedgerWatch:
 
     def _check_condemned(self, ledger_id: int, path: str, changes: Changes, made_ms: int) -> None:
         log = self._log_of(path)
-        old = self._now_ms() - made_ms >= ORPHAN_RETENTION_MS - self._slack_ms
+        old = self._now_ms() - made_ms >= ORPHAN_RETENTION_MS
         require(ledger_id not in log.referenced, f"ledger {ledger_id} is condemned, and the list refers to it")
         _, _, _, _, app, run, _ = path.split("/")
         app_path = f"{log.paths.apps}/{app}"
@@ -127,7 +127,7 @@ class LedgerWatch:
         application = None if before is None else decode_application(before.data, app_path)
         if application is not None and ledger_id in application.in_use:
             require(
-                self._now_ms() >= application.commit_time_ms + ORPHAN_RETENTION_MS - self._slack_ms,
+                self._now_ms() >= application.commit_time_ms + ORPHAN_RETENTION_MS,
                 f"ledger {ledger_id} is condemned, and in use by {application.app}",
             )
         over = application is not None and (run in application.retired_runs or application.anonymous)
@@ -136,18 +136,18 @@ class LedgerWatch:
             f"ledger {ledger_id} of {app}/{run} is condemned, and its run may still commit it",
         )
 
-    def _check_deletion(self, ledger_id: int, path: str, data: bytes) -> None:
+    def _check_deletion(self, ledger_id: int, path: str, registration: Znode) -> None:
         log = self._log_of(path)
         if log.deleted:
             return
-        now_ms = self._now_ms() + self._slack_ms
+        now_ms = self._now_ms()
         require(ledger_id not in log.referenced, f"ledger {ledger_id} is deleted, and the list refers to it")
         since = now_ms - log.left_ms.get(ledger_id, 0)
         require(since >= DELETE_GRACE_MS, f"ledger {ledger_id} is deleted {since} ms after it left the list")
-        condemned = decode_registration(data, path).condemned_time_ms
         require(
-            condemned and now_ms - condemned >= DELETE_GRACE_MS,
-            f"ledger {ledger_id} is deleted, condemned at {condemned}, now it is {now_ms}",
+            decode_registration(registration.data, path).condemned
+            and now_ms - registration.mtime_ms >= DELETE_GRACE_MS,
+            f"ledger {ledger_id} is deleted, condemned at {registration.mtime_ms}, now it is {now_ms}",
         )
         require(
             self._ledgers.all[ledger_id].fenced, f"ledger {ledger_id} is deleted, and its writer may still add to it"

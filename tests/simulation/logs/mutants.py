@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from bk_spark.bookie.cluster_clock import ClusterClock
 from bk_spark.bookie.zookeeper import CheckOp, DeleteOp, SetOp, TransactionOp
 from bk_spark.log import (
     applications,
@@ -31,6 +32,7 @@ from bk_spark.log.message import CommitRequest
 from bk_spark.log.names import LogPaths, app_key
 from bk_spark.log.plan import Plan, Readings
 from bk_spark.log.reap_rules import Run
+from bk_spark.log.retention import Retain
 from bk_spark.log.steps import (
     Closed,
     Conflict,
@@ -154,7 +156,7 @@ def ranges_are_not_compared(stack: ExitStack) -> None:
 
 
 def _never_condemned(data: bytes, path: str) -> Registration:
-    return replace(decode_registration(data, path), condemned_time_ms=0)
+    return replace(decode_registration(data, path), condemned=False)
 
 
 def condemned_ledgers_are_committed(stack: ExitStack) -> None:
@@ -200,6 +202,44 @@ def the_open_tail_is_dropped(stack: ExitStack) -> None:
 def commit_times_are_the_drivers(stack: ExitStack) -> None:
     """A commit gets the time of its driver's clock, whatever the times before it."""
     stack.enter_context(patch.object(commit, "max", lambda now_ms, last_ms: now_ms, create=True))
+
+
+# --- clocks ----------------------------------------------------------------------------------------
+
+
+def the_time_is_this_machines(stack: ExitStack) -> None:
+    """What is old is told by the time of day of whoever looks (T1, T2)."""
+    stack.enter_context(patch.object(ClusterClock, "now_ms", lambda clock: clock._wall_ms()))
+
+
+def the_time_is_counted_from_sending(stack: ExitStack) -> None:
+    """What is known of the cluster's time errs to the late side."""
+
+    def now_ms(clock: ClusterClock) -> int:
+        now_s = clock.monotonic_s()
+        return int(now_s * 1000 + clock._measured().at(now_s).high_ms)
+
+    stack.enter_context(patch.object(ClusterClock, "now_ms", now_ms))
+
+
+def clocks_are_not_compared(stack: ExitStack) -> None:
+    """Who has a wrong clock deletes all the same."""
+    stack.enter_context(patch.object(ClusterClock, "check", lambda clock: None))
+
+
+def a_measurement_outlives_its_session(stack: ExitStack) -> None:
+    """A machine that was suspended goes on with the time it had before."""
+    is_fresh = ClusterClock.is_fresh
+
+    def fresh(clock: ClusterClock, session_id: int) -> bool:
+        return clock._known is not None and is_fresh(clock, clock._known.session_id)
+
+    stack.enter_context(patch.object(ClusterClock, "is_fresh", fresh))
+
+
+def the_policy_is_not_checked(stack: ExitStack) -> None:
+    """Retention drops what a policy did not keep that was replaced meanwhile."""
+    stack.enter_context(patch.object(Retain, "decide", lambda self, *given: self._truncate.decide(*given)))
 
 
 # --- all changes ------------------------------------------------------------------------------------

@@ -11,12 +11,12 @@ from collections.abc import Callable, Generator, Sequence
 from queue import SimpleQueue
 from typing import Any, ClassVar, TypeVar
 
+from bk_spark.bookie.cluster_clock import MAX_DIFFERENCE_MS
 from bk_spark.bookie.zookeeper import Znode
 from bk_spark.log.changes import change_steps
-from bk_spark.log.formats import Policy
 from bk_spark.log.log import Log
 from bk_spark.log.names import LogPaths
-from bk_spark.log.retention import offset_to_keep
+from bk_spark.log.retention import Retain, offset_to_keep, policy_steps
 from bk_spark.log.segment import Segment
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.steps import EntryRead, Failed, Found, ListChildren, Listed, ReadEntry, Sync, Unavailable
@@ -30,8 +30,9 @@ from bk_spark.protocol.errors import (
     NoSuchLogError,
 )
 from tests.simulation.logs.chores import Chore
+from tests.simulation.logs.invariants import RETENTION
 from tests.simulation.logs.ledger_rules import DELETE_GRACE_MS, ListWatch, require
-from tests.simulation.logs.world import MINUTE_MS, NAME, ROOT, SETTINGS, Wait, World
+from tests.simulation.logs.world import NAME, ROOT, SETTINGS, Wait, World
 from tests.simulation.logs.zookeeper import Look
 
 _T = TypeVar("_T")
@@ -157,7 +158,7 @@ class SnapshotUser(Chore):
         self._ask = ask
         zookeeper: Any = ReaderZooKeeper(self._ask_now, lambda: self.session.session)
         ledgers: Any = ReaderLedgers(self._ask_now, zookeeper)
-        log = LogStore(zookeeper, ROOT).open_log(NAME, log_id=self.paths.log_id)
+        log = LogStore(zookeeper, ROOT, now_ms=self.now_ms).open_log(NAME, log_id=self.paths.log_id)
         return Log(zookeeper, log.paths, SETTINGS, self.now_ms, ledgers).snapshot()
 
     def later(self, call: Callable[[], _T]) -> Generator[Any, Any, _T]:
@@ -177,44 +178,30 @@ class SnapshotUser(Chore):
 class Retention(SnapshotUser):
     """Applies a policy, by time or by size, as Log.apply_retention does."""
 
-    kind: ClassVar[str] = "retention"
-
-    def __init__(self, world: World, name: str, paths: LogPaths, times: int = 1, pause_steps: int = 0) -> None:
-        super().__init__(world, name, paths, times, pause_steps)
-        self.policy = world.random.choice([Policy(retention_time_ms=30 * MINUTE_MS), Policy(retention_size_bytes=700)])
+    kind: ClassVar[str] = RETENTION
 
     def once(self) -> Generator[Any, Any, object]:
-        now_ms = self.now_ms()
+        clock = self.clock
+        ahead_ms, jumps = clock.ahead_ms, clock.jumps
+        # As Log.check_clock.
+        yield Sync(self.paths.head)
+        clock.note(self.session.session)
+        clock.cluster.check()
+        require(abs(ahead_ms) <= MAX_DIFFERENCE_MS or clock.jumps > jumps, "a wrong clock is taken for right")
+        read = yield from policy_steps(self.paths)
         try:
             snapshot = yield from in_thread(self.open)
-            kept = yield from self.later(lambda: offset_to_keep(snapshot, self.policy, now_ms))
-            self._check(snapshot, kept, now_ms - self.policy.retention_time_ms)
-            if not snapshot.first_offset < kept < snapshot.next_offset:
-                return (yield from change_steps(Truncate(self.paths, kept), self.now_ms))
-            page, segment = yield from self.later(lambda: snapshot.segment_at(kept))
+            kept = yield from self.later(lambda: offset_to_keep(snapshot, read.policy, self.now_ms()))
+            if kept <= snapshot.first_offset:
+                return snapshot
+            truncate = Truncate(self.paths, kept)
+            if kept < snapshot.next_offset:
+                page, segment = yield from self.later(lambda: snapshot.segment_at(kept))
+                truncate = Truncate(self.paths, kept, SegmentStart(segment.base_offset, page))
         except LogRangeGoneError as error:
             # Another truncated it meanwhile.
             return error
-        return (
-            yield from change_steps(Truncate(self.paths, kept, SegmentStart(segment.base_offset, page)), self.now_ms)
-        )
-
-    def _check(self, snapshot: LogSnapshot, kept: int, since_ms: int) -> None:
-        """What is dropped may be dropped. A segment's last entry may be as young as the segment after it, or (of the
-        last one) as the log's last change."""
-        log = self.world.watch.logs[self.paths.log_id]
-        segments = [s for s in log.sealed.values() if snapshot.first_offset < s.end_offset <= snapshot.next_offset]
-        if self.policy.retention_size_bytes and kept > snapshot.first_offset:
-            size_bytes = sum(segment.size_bytes for segment in segments if segment.base_offset >= kept)
-            require(size_bytes >= self.policy.retention_size_bytes, f"of {snapshot} only {size_bytes} bytes are kept")
-        if self.policy.retention_time_ms:
-            for segment in segments:
-                last = segment.end_offset == snapshot.next_offset
-                young = snapshot.last_commit_time_ms if last else log.sealed[segment.end_offset].commit_time_ms
-                require(
-                    segment.end_offset > kept or young < since_ms + self.policy.retention_time_ms // 10,
-                    f"{segment} is dropped, and young",
-                )
+        return (yield from change_steps(Retain(truncate, read), self.now_ms))
 
 
 class LogReader(SnapshotUser):
@@ -266,7 +253,7 @@ class LogReader(SnapshotUser):
             left_ms = watch.left_ms.get(segment.ledger_id, self.world.now_ms)
             there = self.world.ledgers.exists(segment.ledger_id)
             require(
-                there or watch.deleted or self.world.now_ms - left_ms >= DELETE_GRACE_MS - 2 * self.world.most_skew_ms,
+                there or watch.deleted or self.world.now_ms - left_ms >= DELETE_GRACE_MS,
                 f"ledger {segment.ledger_id} of {snapshot} is gone",
             )
         require(reached == max(start, snapshot.next_offset), f"{snapshot} from {start} on ends at {reached}")

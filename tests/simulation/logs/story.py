@@ -95,7 +95,7 @@ def content(path: str, data: bytes) -> str:
         case ["logs", _, "policy"]:
             return str(decode_policy(data, path))
         case ["logs", _, "maintenance"]:
-            return f"begun {decode_maintenance(data, path)}"
+            return f"begun {decode_maintenance(data, path).hex()}"
         case ["ledgers", _]:
             metadata = decode(data)
             return f"{metadata.state.name} {metadata.last_entry_id}"

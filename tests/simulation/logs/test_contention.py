@@ -284,7 +284,10 @@ def test_s7_the_reaper_gets_through_beside_17_commits_a_second() -> None:
                 yield 0.0, lambda request=request: change_steps(BatchCommit(PATHS, request), world.clock)
             for hour in (0, 1):
                 later = 2 * hour * 3_600_000
-                yield 0.0, lambda later=later: reap_steps(PATHS, ledger_path, lambda: world.clock() + later)
+                yield (
+                    0.0,
+                    lambda later=later: reap_steps(PATHS, ledger_path, lambda: world.clock() + later, lambda: None),
+                )
 
         reaper = world.add("reaper", scripts(), decide_ms=20.0)
         world.run(lambda: reaper.finished, at_most_ms=600 * SECOND_MS)

@@ -25,7 +25,7 @@ MOST_SEEDS = 400
 
 
 @pytest.mark.parametrize("first", range(0, HISTORIES, PORTION))
-def test_f1_f2_l1_s1_s2_s3_histories_of_logs(first: int) -> None:
+def test_f1_f2_l1_s1_s2_s3_t1_t2_histories_of_logs(first: int) -> None:
     summary = runner.play_all(range(first, first + PORTION), jobs=2, kind="logs")
     assert not summary.failures, "\n\n".join(summary.failures)
     # Histories in which nothing happens would prove nothing.
@@ -38,7 +38,7 @@ def test_f1_f2_l1_s1_s2_s3_histories_of_logs(first: int) -> None:
     assert result.acknowledged > PORTION
     assert result.deleted > PORTION
     assert result.read_segments > PORTION
-    for name in ("zombies", "lost_replies", "kills", "rolls", "fenced"):
+    for name in ("zombies", "lost_replies", "kills", "rolls", "fenced", "retentions", "clocks_set"):
         assert getattr(result, name) > PORTION / 10, name
     assert result.moved_pages > 0
     assert result.strays > PORTION / 50
@@ -77,6 +77,8 @@ INDEX = Focus(
 )
 CROWD = Focus(queries=2, log_writers=2, reapers=0, movers=0, truncators=3, deleters=0, small_pages=False)
 STRAYS = Focus(queries=2, log_writers=0, reapers=0, movers=0, truncators=0, deleters=0, small_pages=False)
+#: Machines with wrong clocks, that are suspended, too; retention, whose policy is changed.
+CLOCKS = Focus(queries=2, log_writers=1, reapers=1, deleters=0, retentions=2, wrong_clocks=0.5, jump=0.02, stop=0.03)
 WRITERS = Focus(queries=1, log_writers=3, reapers=1, movers=0, truncators=0, deleters=0, small_pages=False)
 
 
@@ -105,6 +107,12 @@ MUTANTS = [
     # A page cannot hold times that go back.
     Mutant(mutants.commit_times_are_the_drivers, also=ValueError),
     Mutant(mutants.heads_are_written_whatever_they_are, CROWD),
+    # Clocks.
+    Mutant(mutants.the_time_is_this_machines, CLOCKS),
+    Mutant(mutants.the_time_is_counted_from_sending),
+    Mutant(mutants.clocks_are_not_compared, CLOCKS),
+    Mutant(mutants.a_measurement_outlives_its_session, CLOCKS),
+    Mutant(mutants.the_policy_is_not_checked, CLOCKS),
     # Log writers.
     Mutant(mutants.tails_are_sealed_without_recovery, WRITERS),
     Mutant(mutants.rolls_do_not_close, WRITERS),

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, ClassVar
 
 from bk_spark.bookie.zookeeper import CreateOp
-from bk_spark.log.formats import Head, encode_head
+from bk_spark.log.formats import Head, Policy, encode_head, encode_policy
 from bk_spark.log.names import LogPaths
 from bk_spark.log.page import SegmentPage, encode_page
 from bk_spark.log.segment import SegmentTable
@@ -35,9 +35,10 @@ from bk_spark.log.steps import (
 )
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.quorum import Quorum
+from tests.simulation.logs.clocks import ProcessClock
 from tests.simulation.logs.invariants import InvariantError, Watch
 from tests.simulation.logs.ledgers import Acknowledged, Drain, ModelLedgers, Send, Sent
-from tests.simulation.logs.zookeeper import Changes, Look, ModelZooKeeper, RefusedError, Session, Weather
+from tests.simulation.logs.zookeeper import Changes, Look, ModelZooKeeper, Origin, RefusedError, Session, Weather
 
 SETTINGS = LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.RAW, b"secret")
 ROOT = "/logs"
@@ -46,6 +47,8 @@ START_MS = 1_760_000_000_000
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
+#: By how much a wrong clock is ahead.
+WRONG_TIMES_MS = (-8 * DAY_MS, -HOUR_MS, -20_000, 20_000, HOUR_MS, 8 * DAY_MS, 8 * DAY_MS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +76,11 @@ class Actor:
         self.world = world
         self.name = name
         self.session = world.new_session()
-        #: Its clock is not the others'.
-        self.skew_ms = world.random.randint(-world.most_skew_ms, world.most_skew_ms)
+        self.clock = ProcessClock(lambda: world.now_ms, world.random, world.wrong_time_of_day())
         #: No step before this one: it is stopped (SIGSTOP).
         self.stopped_until = 0
+        #: Its machine is, so that its clock stops, too.
+        self.suspended = False
         self.ended = ""
         self._script: Script | None = None
         #: The action that it does next.
@@ -86,7 +90,7 @@ class Actor:
         return f"{self.name} ({self.ended or self.next})"
 
     def now_ms(self) -> int:
-        return self.world.now_ms + self.skew_ms
+        return self.clock.cluster.now_ms()
 
     def script(self) -> Script:
         """All that the process does. Its return is its peaceful end."""
@@ -128,9 +132,10 @@ class Actor:
 class World:
     """All there is. ``random`` decides everything."""
 
-    def __init__(self, seed: int | str, *, most_skew_ms: int = 0) -> None:
+    def __init__(self, seed: int | str, *, wrong_clocks: float = 0.0) -> None:
         self.random = Random(seed)
-        self.most_skew_ms = most_skew_ms
+        #: Of new processes, the chance that their machine's time of day is wrong.
+        self.wrong_clocks = wrong_clocks
         self.now_ms = START_MS
         self.steps = 0
         #: Nothing fails any more, and nobody dawdles.
@@ -144,7 +149,7 @@ class World:
         self.alive: list[Actor] = []
         self.zk = ModelZooKeeper(lambda: self.now_ms)
         self.ledgers = ModelLedgers(self.zk, self.random)
-        self.watch = Watch(self.zk, self.ledgers, lambda: self.now_ms, most_skew_ms)
+        self.watch = Watch(self.zk, self.ledgers, lambda: self.now_ms)
         self.zk.on_change = self._on_change
         self.zk.transact([CreateOp(ROOT)])
         self.paths = self.make_log()
@@ -159,6 +164,7 @@ class World:
                 CreateOp(paths.head, encode_head(Head(paths.log_id))),
                 CreateOp(paths.identity),
                 CreateOp(paths.settings, encode_settings(paths.log_id, SETTINGS)),
+                CreateOp(paths.policy, encode_policy(Policy())),
                 CreateOp(paths.pages),
                 CreateOp(paths.page(0), encode_page(SegmentPage(paths.log_id, 0, 0, SegmentTable.of(())))),
                 CreateOp(paths.apps),
@@ -175,6 +181,10 @@ class World:
 
     # --- what happens ---
 
+    def wrong_time_of_day(self) -> int:
+        """By how much the clock of a process that starts is ahead; mostly not at all."""
+        return self.random.choice(WRONG_TIMES_MS) if self.random.random() < self.wrong_clocks else 0
+
     def new_session(self) -> Session:
         session = Session(self.zk, self.random, self.weather)
         self.sessions.append(session)
@@ -187,7 +197,12 @@ class World:
         return actor
 
     def perform(self, actor: Actor, action: Action | Send | Drain | Wait) -> Event | Sent | Acknowledged:
+        actor.session.origin = Origin(actor.kind, actor.session.synced_ms)
         event = self._perform(actor.session, action)
+        if isinstance(event, Done) and isinstance(action, Sync):
+            actor.clock.measure(actor.session.session)
+        elif isinstance(event, Done) and isinstance(action, Transact):
+            actor.clock.note(actor.session.session)
         self.conflicts += isinstance(event, Conflict)
         if not isinstance(action, Wait):
             self.tell(actor.name, action, event)
@@ -225,7 +240,7 @@ class World:
         self.zk.expire(session.session)
 
     def pass_time(self, ms: int) -> None:
-        self.now_ms += ms
+        self._tick(ms)
         self.tell("clock", f"+{ms} ms", "")
 
     def run(self, *actors: Actor, most_steps: int = 20_000) -> None:
@@ -249,8 +264,14 @@ class World:
 
     def step(self, actor: Actor) -> None:
         self.steps += 1
-        self.now_ms += self.random.randint(1, 40)
+        self._tick(self.random.randint(1, 40))
         actor.step()
+
+    def _tick(self, ms: int) -> None:
+        self.now_ms += ms
+        for actor in self.alive:
+            if actor.suspended and actor.stopped_until > self.steps:
+                actor.clock.suspended(ms)
 
     def _on_change(self, changes: Changes) -> None:
         self.tell("zk", "changes", changes)

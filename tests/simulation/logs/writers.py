@@ -8,10 +8,12 @@ from typing import Any, ClassVar, NamedTuple
 from bk_spark.log.changes import change_steps
 from bk_spark.log.formats import Owner
 from bk_spark.log.names import LogPaths
+from bk_spark.log.reading import sync_steps
 from bk_spark.log.steps import Failed
 from bk_spark.log.tail import KeepTail, ReleaseTail, TailPlace
 from bk_spark.log.writer_steps import close_steps, open_steps, roll_steps
 from bk_spark.protocol.errors import (
+    ClockDifferenceError,
     LedgerFencedError,
     LogFencedError,
     LogTailOpenError,
@@ -22,7 +24,7 @@ from tests.simulation.logs.streaming import FAILURES, REFUSALS
 from tests.simulation.logs.world import Actor, Script, Wait, World
 
 #: With these a writer ends; a new one may be opened.
-WRITER_FAILURES = (*FAILURES, LedgerFencedError, NoSuchLedgerError)
+WRITER_FAILURES = (*FAILURES, ClockDifferenceError, LedgerFencedError, NoSuchLedgerError)
 
 
 class WriterEntry(NamedTuple):
@@ -106,6 +108,7 @@ class LogWriter(Actor):
             self.keeper = None
 
     def _write(self) -> Generator[Any, Any, None]:
+        yield from sync_steps(self.paths)
         owner = Owner(self.world.uuid(), "host", 1, self.now_ms())
         place = yield from open_steps(self.paths, owner, self.now_ms, take_over=self._take_over)
         self.world.tell(self.name, "is open", place)
@@ -168,11 +171,15 @@ class Keeper(Actor):
 
     def __init__(self, writer: LogWriter) -> None:
         super().__init__(writer.world, f"{writer.name}.keeper")
-        self.session = writer.session
-        self._writer = writer
+        self.session, self.clock = writer.session, writer.clock
+        self.writer = writer
+
+    @property
+    def runnable(self) -> bool:
+        return super().runnable and self.writer.stopped_until <= self.world.steps
 
     def script(self) -> Script:
-        writer = self._writer
+        writer = self.writer
         assert writer.owner is not None
         try:
             place = yield from change_steps(KeepTail(writer.paths, writer.owner), self.now_ms)

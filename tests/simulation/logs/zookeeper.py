@@ -37,6 +37,14 @@ _MAX_TRANSACTION_BYTES = 1024 * 1024
 Changes = Mapping[str, tuple[Znode | None, Znode | None]]
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Of a transaction: what kind of process sends it, and when its session was synced last."""
+
+    kind: str = ""
+    synced_ms: int = 0
+
+
 class RefusedError(Exception):
     """A transaction did not hold."""
 
@@ -47,11 +55,13 @@ class ModelZooKeeper:
     def __init__(self, now_ms: Callable[[], int] = lambda: 0) -> None:
         self.zxid = 0
         self.on_change: Callable[[Changes], None] = lambda changes: None
-        self._now_ms = now_ms
+        self.now_ms = now_ms
         self._nodes: dict[str, list[tuple[int, Znode | None]]] = {"/": [(0, Znode(b"", 0, 0, 0, 0, 0))]}
         self._names: dict[str, list[tuple[int, frozenset[str]]]] = {}
         #: Transactions that were sent, whose sender was told that the connection broke; and in which session.
-        self.late: list[tuple[int, tuple[TransactionOp, ...]]] = []
+        self.late: list[tuple[int, tuple[TransactionOp, ...], Origin]] = []
+        #: Of the transaction that is applied.
+        self.origin = Origin()
         #: New sessions come to the server that is furthest behind, and stays so until they sync.
         self.lags_most = False
         self._sessions = 0
@@ -106,7 +116,7 @@ class ModelZooKeeper:
                         op.data,
                         found.version + 1,
                         found.ctime_ms,
-                        self._now_ms(),
+                        self.now_ms(),
                         found.owner_session,
                         found.created_zxid,
                     )
@@ -121,7 +131,7 @@ class ModelZooKeeper:
 
     def deliver_late(self, random: Random) -> None:
         """A request that was under way when its sender's connection broke reaches the leader."""
-        session, operations = self.late.pop(random.randrange(len(self.late)))
+        session, operations, self.origin = self.late.pop(random.randrange(len(self.late)))
         with contextlib.suppress(RefusedError):
             self.transact(operations, session)
 
@@ -133,7 +143,7 @@ class ModelZooKeeper:
         if parent is None or parent.owner_session:
             raise RefusedError(f"create {op.path}: nothing can be made there")
         assert session or not op.ephemeral, "an ephemeral node needs a session"
-        now_ms = self._now_ms()
+        now_ms = self.now_ms()
         return Znode(op.data, 0, now_ms, now_ms, session if op.ephemeral else 0, self.zxid + 1)
 
     def _apply(self, after: Mapping[str, Znode | None], names: Mapping[str, frozenset[str]]) -> None:
@@ -200,6 +210,9 @@ class Session:
         self._synced = False
         #: What was there at the last sync; a reading after it shows that, or what came later.
         self.synced_zxid = 0
+        self.synced_ms = 0
+        #: Of the transactions to come.
+        self.origin = Origin()
         self.session = zk.new_session()
         self.lost_replies = 0
         #: What happens to the next transaction, if it is not drawn: a fate of FATES.
@@ -212,6 +225,7 @@ class Session:
         match action:
             case Sync():
                 self._view = self.synced_zxid = self.zk.zxid
+                self.synced_ms = self.zk.now_ms()
                 self._synced = True
                 return Done()
             case Look(paths):
@@ -226,6 +240,7 @@ class Session:
 
     def transact(self, operations: tuple[TransactionOp, ...]) -> Event:
         self._renew()
+        self.zk.origin = self.origin
         if self.next_fate or self._random.random() < self.weather.metadata:
             fate, self.next_fate = self.next_fate or self._random.choice(FATES), ""
             return self._lose(operations, fate)
@@ -251,7 +266,7 @@ class Session:
         if fate == "unsent":
             return Unavailable("model")
         if fate == "late":
-            self.zk.late.append((self.session, operations))
+            self.zk.late.append((self.session, operations, self.origin))
         elif fate == "applied":
             with contextlib.suppress(RefusedError):
                 self.zk.transact(operations, self.session)
