@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 
 import pytest
 
+from bk_spark.bkctl import main as bkctl
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.protocol.codes import DigestType
@@ -219,3 +221,13 @@ def test_errors(client: BlockingClient) -> None:
     client.delete(writer.ledger_id)
     with pytest.raises(NoSuchLedgerError):
         client.open_for_reading(writer.ledger_id, PASSWORD)
+
+
+def test_bkctl_lists_apaches_bookies_with_their_disks(
+    running: ApacheBookies, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bkctl(["bookies", "--json", "--metadata-service-uri", running.metadata_service_uri]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [bookie["state"] for bookie in found] == ["writable"] * 3
+    for bookie in found:
+        assert 0 < bookie["free_bytes"] <= bookie["disk_bytes"]
