@@ -16,7 +16,7 @@ TEST_PROCESSES ?= 2
 # For the explorer: make explore EXPLORE_ARGS="--bigger -k 3/3/2"
 EXPLORE_ARGS ?=
 
-.PHONY: help demo notebooks test faults stream-faults simulate simulate-logs explore crash lint format bench proto clean
+.PHONY: help demo notebooks test faults stream-faults simulate simulate-logs simulate-collection explore crash lint format bench proto clean
 
 help:
 	@echo "make demo    real flights through Spark, three bookies and back, with one of them killed"
@@ -26,6 +26,7 @@ help:
 	@echo "make stream-faults  streaming queries whose processes and servers are killed: SEEDS=1-50"
 	@echo "make simulate  random histories of the protocol on all cores: SEEDS=1000000, or from..to"
 	@echo "make simulate-logs  the same of logs: SEEDS=10000, or from..to"
+	@echo "make simulate-collection  the same of a bookie's garbage collection"
 	@echo "make explore   every order of events in small worlds of the protocol"
 	@echo "make crash     a bookie's storage, cut at every write and sync: SEEDS=1-50, or 7, or 3,8"
 	@echo "make lint    ruff, mypy --strict, import contract"
@@ -69,6 +70,9 @@ simulate: $(STAMP)
 
 simulate-logs: $(STAMP)
 	$(BIN)/python -m tests.simulation run $(or $(SEEDS),10000) --logs
+
+simulate-collection: $(STAMP)
+	$(BIN)/python -m tests.simulation run $(or $(SEEDS),5000) --collection
 
 explore: $(STAMP)
 	$(BIN)/python -m tests.simulation explore $(EXPLORE_ARGS)

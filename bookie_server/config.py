@@ -159,6 +159,16 @@ class BookieConfig:
     gc_metadata_operations_per_s: int = key(
         "gcMetadataOpRateLimit", 1000, "Reads of metadata per second in a collection.", least=1
     )
+    gc_brake_share: float = key(
+        "gcBrakeShare",
+        0.5,
+        "A collection that would delete more than this share of all ledgers here stops and waits for an operator "
+        "(docs/metrics.md). 1: none does.",
+        most=1,
+    )
+    gc_brake_ledgers: int = key(
+        "gcBrakeLedgers", 100, "Up to so many deleted ledgers are never too many.", most=MAX_LONG
+    )
     minor_compaction_interval_ms: int = key(
         "minorCompactionInterval", 3600, "Time between two minor compactions, s. 0: never.", unit=1000, off=True
     )

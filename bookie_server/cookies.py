@@ -24,6 +24,7 @@ from bk_spark.protocol.errors import (
     MetadataFormatError,
     NodeExistsError,
 )
+from bookie_server.cluster_identity import ClusterIdentity
 from bookie_server.config import BookieConfig
 from bookie_server.storage import files
 
@@ -33,8 +34,9 @@ _VERSION_FILE: Final = "VERSION"
 _STAMP_FILES: Final = {_VERSION_FILE, _VERSION_FILE + ".tmp"}
 
 
-def check_cookies(zookeeper: ZooKeeper, config: BookieConfig) -> None:
-    """Make sure that the directories and the bookie id belong together; stamp them where both are new.
+def check_cookies(zookeeper: ZooKeeper, config: BookieConfig) -> ClusterIdentity:
+    """Make sure that the directories and the bookie id belong together; stamp them where both are new. What the bookie
+    is to believe from now on.
 
     Raises CookieMismatchError (naming every field that differs, with nothing written), MetadataError where the
     cluster is not initialised, OSError.
@@ -48,6 +50,7 @@ def check_cookies(zookeeper: ZooKeeper, config: BookieConfig) -> None:
     else:
         check.require_new()
         check.create()
+    return check.identity()
 
 
 def current_directory(directory: str) -> str:
@@ -68,7 +71,8 @@ class _Check:
         self._config = config
         self._expected = _expected_cookie(zookeeper, config)
         self._directories = all_directories(config)
-        self._path = f"{config.metadata_service_uri.root}/cookies/{config.bookie_id}"
+        self._root = config.metadata_service_uri.root
+        self._path = f"{self._root}/cookies/{config.bookie_id}"
         self.node: Znode | None = zookeeper.get(self._path)
         #: Cookies found, by where they were found.
         self._found: dict[str, Cookie] = {}
@@ -86,6 +90,11 @@ class _Check:
     def compare(self) -> None:
         for source, cookie in self._found.items():
             _require_equal(self._expected, cookie, source, expanding=self._config.allow_storage_expansion)
+            if cookie.instance_id is not None and self._expected.instance_id is None:
+                raise CookieMismatchError(
+                    f"{source} belongs to the cluster {cookie.instance_id}, but {self._root}/INSTANCEID is missing: "
+                    "correct metadataServiceUri, or restore that znode"
+                )
 
     def require_stamps(self) -> None:
         """The cookie is in ZooKeeper, so every directory has its stamp; new ones where storage may be expanded."""
@@ -110,11 +119,16 @@ class _Check:
             lost = f"; {' and '.join(self._unstamped)} has no current/VERSION" if self._unstamped else ""
             raise CookieMismatchError(
                 f"{' and '.join(used)} was stamped for bookie {self._config.bookie_id} and used, but its cookie "
-                f"{self._path} is not in ZooKeeper: another cluster, or the bookie was removed from it{lost}. Correct "
-                "metadataServiceUri; or bring ZooKeeper's data back. Where other bookies have copies of all its "
-                "ledgers, give it new directories, and keep these until the ledgers were checked"
+                f"{self._path} is not in ZooKeeper: another cluster, one that was made anew, or the bookie was removed "
+                f"from it{lost}. Correct metadataServiceUri; or restore ZooKeeper from a backup. Where other bookies "
+                "have copies of all its ledgers, give it new directories, and keep these until the ledgers were checked"
             )
         self._require_empty(self._unstamped, f"of the new bookie {self._config.bookie_id}")
+
+    def identity(self) -> ClusterIdentity:
+        """The cluster to believe. Where no cookie names its instance, the one that is there now."""
+        named = [cookie.instance_id for cookie in self._found.values() if cookie.instance_id is not None]
+        return ClusterIdentity(self._root, self._expected, named[0] if named else self._expected.instance_id)
 
     def create(self) -> None:
         self._stamp(self._unstamped)
@@ -208,7 +222,14 @@ def _holds_stamp_only(directory: str) -> bool:
 
 def _require_equal(expected: Cookie, found: Cookie, source: str, *, expanding: bool = False) -> None:
     differences = expected.differences(found, expanding=expanding)
-    if differences:
-        raise CookieMismatchError(
-            f"{source} belongs to another bookie or configuration (configured / found): {'; '.join(differences)}"
+    if not differences:
+        return
+    advice = ""
+    if any(difference.startswith("instanceId") for difference in differences):
+        advice = (
+            ". The cluster in ZooKeeper is another one, or was made anew: correct metadataServiceUri, or restore "
+            "ZooKeeper from a backup"
         )
+    raise CookieMismatchError(
+        f"{source} belongs to another bookie or configuration (configured / found): {'; '.join(differences)}{advice}"
+    )

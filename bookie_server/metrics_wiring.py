@@ -129,6 +129,11 @@ def watch_collector(metrics: BookieMetrics, collector: Collector) -> None:
         ("ACTIVE_LEDGER_TOTAL", lambda: collector.log_totals().ledgers),
     ):
         metrics.gauge(f"bookie_gc_{name}", total)
+    metrics.gauge("bookie_gc_foreign_cluster", lambda: int(collector.status().foreign_cluster))
+    metrics.gauge(
+        "bookie_gc_stopped_ledgers",
+        lambda: sum(len(brake.stopped.ledgers) for brake in collector.brakes if brake.stopped is not None),
+    )
     for name, timing in (
         ("THREAD_RUNTIME", counters.passes),
         ("GC_LEDGER_RUNTIME", counters.ledgers),

@@ -6,6 +6,7 @@ from bookie_server.config import BookieConfig
 from bookie_server.cookies import current_directory
 from bookie_server.net.limits import NetConfig
 from bookie_server.open_files import share_open_files
+from bookie_server.storage.brake import BrakeLimits
 from bookie_server.storage.collector_config import CollectorConfig, CompactionConfig
 from bookie_server.storage.directories import LedgerDirectories
 from bookie_server.storage.journals import JournalsConfig
@@ -86,4 +87,5 @@ def collector_config(config: BookieConfig) -> CollectorConfig:
         use_target_log_size=config.gc_use_target_log_size,
         log_size_limit_bytes=config.log_size_limit_bytes,
         allow_force_when_full=config.force_gc_when_no_space,
+        brake=BrakeLimits(config.gc_brake_share, config.gc_brake_ledgers),
     )

@@ -75,9 +75,9 @@ def _run(config: BookieConfig, listener: socket.socket) -> int:
         with _ended_by_signal():
             zookeeper.start()
             locks.acquire()
-            check_cookies(zookeeper, config)
+            identity = check_cookies(zookeeper, config)
             checked = True
-            service = BookieService(config, zookeeper, listener)
+            service = BookieService(config, zookeeper, identity, listener)
         return asyncio.run(service.run(_SIGNALS))
     except _EndedError:
         _LOG.info("stopped before the bookie served")

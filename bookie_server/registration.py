@@ -3,6 +3,8 @@
 ``<R>/available/<bookie id>``            ephemeral: the bookie is up and takes adds
 ``<R>/available/readonly/<bookie id>``   ephemeral: the bookie is up and does not
 
+Both only in the bookie's own cluster: a client of another one would find a bookie whose ledgers are not its.
+
 A change of mode makes the new znode before it removes the old one, so that a client that looks finds the bookie.
 """
 
@@ -16,15 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from bk_spark.bookie.zookeeper import CONNECTED, ZooKeeper
-from bk_spark.protocol.errors import (
-    BookKeeperError,
-    MetadataError,
-    NodeExistsError,
-    NoNodeError,
-    OutcomeUnknownError,
-)
+from bk_spark.bookie.zookeeper import CONNECTED, CheckOp, CreateOp, TransactionConflictError, ZooKeeper
+from bk_spark.protocol.errors import BookKeeperError, MetadataError, NoNodeError, OutcomeUnknownError
 from bk_spark.protocol.registration import BookieServiceInfo
+from bookie_server.cluster_identity import ClusterIdentity
 
 _LOG: Final = logging.getLogger(__name__)
 _RETRY_S: Final = 1.0
@@ -51,17 +48,17 @@ class Registration:
     def __init__(
         self,
         zookeeper: ZooKeeper,
-        root: str,
-        bookie_id: str,
+        identity: ClusterIdentity,
         info: BookieServiceInfo,
         *,
         wait_ms: int,
         before_move: Callable[[Mode], None],
     ) -> None:
         self._zookeeper = zookeeper
-        self._readonly_root = f"{root}/available/readonly"
-        self._writable_path = f"{root}/available/{bookie_id}"
-        self._readonly_path = f"{self._readonly_root}/{bookie_id}"
+        self._identity = identity
+        self._readonly_root = f"{identity.root}/available/readonly"
+        self._writable_path = f"{identity.root}/available/{identity.bookie_id}"
+        self._readonly_path = f"{self._readonly_root}/{identity.bookie_id}"
         self._content = info.encode()
         self._wait_s = wait_ms / 1000
         self._before_move = before_move
@@ -85,6 +82,7 @@ class Registration:
         while not self._stopping.is_set():
             try:
                 with self._zookeeper.within(_ATTEMPT_MS):
+                    self._check_cluster()
                     self._zookeeper.ensure_path(self._readonly_root)
                 self._register(deadline)
                 break
@@ -130,16 +128,26 @@ class Registration:
         if self._stopping.is_set():
             return
         with self._zookeeper.within(_ATTEMPT_MS):
-            with contextlib.suppress(NodeExistsError, OutcomeUnknownError):
-                self._zookeeper.create(wanted, self._content, ephemeral=True)
+            held = self._check_cluster()
+            with contextlib.suppress(TransactionConflictError, OutcomeUnknownError):
+                self._zookeeper.transaction([*held, CreateOp(wanted, self._content, ephemeral=True)])
             node = self._zookeeper.exists(wanted)
         if node is None or node.owner_session != self._zookeeper.session_id:
-            raise MetadataError(f"{wanted} was taken by another bookie with this id, or the session has just ended")
+            raise MetadataError(
+                f"{wanted} was taken by another bookie with this id, or the session or the cluster has just changed"
+            )
         self._remove_own(other)
         if mode != self._moved_to or self.status == -1:
             _LOG.info("registered: path=%s", wanted)
         self._moved_to = mode
         self.status = 0 if mode.read_only else 1
+
+    def _check_cluster(self) -> list[CheckOp]:
+        """What holds a transaction to the bookie's cluster: in another one its ledger ids name other ledgers. Raises
+        ForeignClusterError."""
+        found = self._zookeeper.get_many(self._identity.paths)
+        self._identity.check(found)
+        return [CheckOp(path, node.version) for path, node in found.items() if node is not None]
 
     def _wait_for_others(self, path: str, deadline: float) -> None:
         """Until no other session holds ``path``: that of this bookie before its restart ends by its timeout."""
@@ -182,6 +190,7 @@ class Registration:
         """After each change of mode and each reconnection, see to it that the znode is there: the session may be a new
         one."""
         pause_s: float | None = None
+        told = ""
         while True:
             self._wake.wait(pause_s)
             self._wake.clear()
@@ -190,8 +199,11 @@ class Registration:
             pause_s = None
             try:
                 self._register(time.monotonic() + _ATTEMPT_MS / 1000)
+                told = ""
             except BookKeeperError as error:
-                _LOG.warning("cannot register yet, trying again: %s", error)
+                if str(error) != told:
+                    told = str(error)
+                    _LOG.warning("cannot register yet, trying again: %s", error)
                 pause_s = _RETRY_S
             except Exception:
                 _LOG.exception("registering failed, trying again")

@@ -24,6 +24,7 @@ from bookie_server.admin.http import HttpServer
 from bookie_server.bookie import Bookie
 from bookie_server.bookie_metrics import BookieMetrics
 from bookie_server.bookie_status import read_status, write_status
+from bookie_server.cluster_identity import ClusterIdentity
 from bookie_server.config import BookieConfig
 from bookie_server.dirty import clear_dirty, mark_dirty
 from bookie_server.disks import CollectorHooks, DiskMonitor
@@ -46,12 +47,16 @@ class CannotListenError(Exception):
 class BookieService:
     """Opens the storage, which replays the journals (blocking); then :meth:`run`.
 
-    The caller holds the directories' locks and has checked their cookies. Raises BookKeeperError, OSError.
+    The caller holds the directories' locks and has checked their cookies, which gave ``identity``. Raises
+    BookKeeperError, OSError.
     """
 
-    def __init__(self, config: BookieConfig, zookeeper: ZooKeeper, listener: socket.socket) -> None:
+    def __init__(
+        self, config: BookieConfig, zookeeper: ZooKeeper, identity: ClusterIdentity, listener: socket.socket
+    ) -> None:
         self._config = config
         self._zookeeper = zookeeper
+        self._identity = identity
         self._listener = listener
         self._store = LedgerStore(zookeeper, config.metadata_service_uri)
         self._ended = asyncio.Event()
@@ -131,8 +136,7 @@ class BookieService:
             info = replace(info, endpoints=(*info.endpoints, http))
         return Registration(
             self._zookeeper,
-            self._config.metadata_service_uri.root,
-            self._config.bookie_id,
+            self._identity,
             info,
             # The server forgets a session up to a tick after its timeout, and may have granted a longer one.
             wait_ms=2 * self._config.zk_timeout_ms,
@@ -160,9 +164,7 @@ class BookieService:
 
     def _make_collector(self) -> tuple[Collector, CollectorControl]:
         collector_config = parts.collector_config(self._config)
-        collector = Collector(
-            Upkeep(self._storage), collector_config, self._store, self._config.bookie_id, self._storage.fail
-        )
+        collector = Collector(Upkeep(self._storage), collector_config, self._store, self._identity, self._storage.fail)
         return collector, CollectorControl(collector, collector_config)
 
     def _make_server(self, bookie: Bookie, monitor: DiskMonitor) -> NativeServer:

@@ -154,7 +154,12 @@ class Client:
     ) -> AdvWriteHandle:
         """As :meth:`create`, and the caller chooses the entries' ids; with ``ledger_id`` the ledger's, too.
 
-        Raises LedgerExistsError where that is taken.
+        Use a ledger id once. Bookies know a ledger by its id and password, and hold a deleted one until they collect it
+        (``gcWaitTime``, later where a bookie is down). Until then the old entries lie behind the new ones: a recovery
+        returns them as if they had been written to the new ledger. Apache's bookies do no better. An id that must be
+        used again wants another password: bookies refuse it (UnauthorizedError) as long as they hold the old ledger.
+
+        Raises LedgerExistsError where ``ledger_id`` is taken.
         """
         handle = await self._create(
             quorum, digest_type, password, custom_metadata, create_with, ledger_id, deferred_sync=deferred_sync

@@ -41,6 +41,20 @@ class EntryLogState:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class StoppedCollection:
+    """Ledgers that a collection did not remove because they were too many at once: ``ledgers`` of ``held``, counted at
+    ``counted_ms`` (since 1970). ``named`` are the first few. ``word`` releases them; ``released``: it was given."""
+
+    kind: str
+    ledgers: int
+    held: int
+    counted_ms: int
+    named: list[int]
+    word: str
+    released: bool
+
+
 class Collection(Protocol):
     """Garbage collection, as the admin API knows it."""
 
@@ -52,6 +66,16 @@ class Collection(Protocol):
         done. Raises RefusedError where it will not come."""
 
     def status(self) -> CollectionStatus: ...
+
+    def problem(self) -> str:
+        """What went wrong in the last pass, "" for nothing."""
+
+    def stopped(self) -> Sequence[StoppedCollection]:
+        """What waits for an operator."""
+
+    async def release(self, word: str) -> StoppedCollection:
+        """The next pass, which begins soon, may remove what waits for ``word``. Raises RefusedError where nothing
+        does."""
 
     async def entry_logs(self) -> Sequence[EntryLogState]:
         """All entry logs, ascending. Raises OSError."""

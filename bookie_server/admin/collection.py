@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Final
 
-from bookie_server.admin.actions import CollectionStatus, EntryLogState, RefusedError
+from bookie_server.admin.actions import CollectionStatus, EntryLogState, RefusedError, StoppedCollection
+from bookie_server.storage.brake import Brake, StoppedPass
 from bookie_server.storage.collector import Collector
 from bookie_server.storage.collector_config import CollectorConfig, CompactionConfig
 from bookie_server.storage.throttle import CollectorStoppedError
 
+_LOG: Final = logging.getLogger(__name__)
 _MAJOR: Final = "major"
 _MINOR: Final = "minor"
 
@@ -83,6 +86,33 @@ class CollectorControl:
             minor_count=status.minor_count,
         )
 
+    def problem(self) -> str:
+        """See Collection."""
+        return self._collector.status().problem
+
+    def stopped(self) -> list[StoppedCollection]:
+        """See Collection."""
+        return [
+            _stopped(brake, brake.stopped, brake.released > 0)
+            for brake in self._collector.brakes
+            if brake.stopped is not None
+        ]
+
+    async def release(self, word: str) -> StoppedCollection:
+        """See Collection."""
+        brake = next((each for each in self._collector.brakes if each.stopped and each.stopped.word == word), None)
+        if brake is None or brake.stopped is None:
+            waiting = [f"{each.stopped.word} ({each.kind})" for each in self._collector.brakes if each.stopped]
+            raise RefusedError(
+                f"no collection waits for the word {word!r}: "
+                + (f"what was counted last waits for {' or '.join(waiting)}" if waiting else "none is stopped")
+            )
+        released = _stopped(brake, brake.stopped, True)
+        _LOG.warning("an operator releases %d %s ledgers: word=%s", released.ledgers, brake.kind, word)
+        brake.release()
+        await self.force(major=False, minor=False)
+        return released
+
     async def entry_logs(self) -> list[EntryLogState]:
         """See Collection."""
         return [
@@ -120,3 +150,9 @@ class CollectorControl:
             return await self._collector.run(force_major=major, force_minor=minor)
         except CollectorStoppedError as stopped:
             return stopped
+
+
+def _stopped(brake: Brake, stopped: StoppedPass, released: bool) -> StoppedCollection:
+    return StoppedCollection(
+        brake.kind, len(stopped.ledgers), stopped.held, stopped.counted_ms, stopped.named, stopped.word, released
+    )

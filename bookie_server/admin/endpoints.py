@@ -1,4 +1,4 @@
-"""The admin API: Apache's paths and JSON fields (compatibility facts §7.5), and two of this bookie's own.
+"""The admin API: Apache's paths and JSON fields (compatibility facts §7.5), and three of this bookie's own.
 
 An answer with status 200 means that what was asked was done. Errors are ``{"error": "..."}``. A wrong method gets
 405, where Apache's bookie mostly says 404.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Final
 
-from bookie_server.admin.actions import AdminActions, RefusedError
+from bookie_server.admin.actions import AdminActions, RefusedError, StoppedCollection
 from bookie_server.admin.http import (
     ANY_METHOD,
     HttpError,
@@ -56,6 +56,7 @@ def admin_routes(actions: AdminActions, registry: Registry | None) -> Routes:
         f"{_BOOKIE}/list_disk_file": {"GET": endpoints.list_disk_file},
         f"{_BOOKIE}/gc": {"GET": endpoints.in_forced_gc, "PUT": endpoints.force_gc},
         f"{_BOOKIE}/gc_details": {"GET": endpoints.gc_details},
+        f"{_BOOKIE}/gc/brake": {"GET": endpoints.brake, "PUT": endpoints.release_brake},
         f"{_BOOKIE}/gc/suspend_compaction": {"GET": endpoints.suspended, "PUT": endpoints.suspend},
         f"{_BOOKIE}/gc/resume_compaction": {"PUT": endpoints.resume},
         f"{_BOOKIE}/entry_logs": {"GET": endpoints.entry_logs},
@@ -201,6 +202,21 @@ class _Endpoints:
             ]
         )
 
+    async def brake(self, _: Request) -> Response:
+        collection = self._actions.collection
+        return json_response(
+            {"problem": collection.problem(), "stopped": [_stopped(each) for each in collection.stopped()]}
+        )
+
+    async def release_brake(self, request: Request) -> Response:
+        word = request.json_object().get("word")
+        if not isinstance(word, str) or not word:
+            raise HttpError(HTTPStatus.BAD_REQUEST, 'the word is missing; GET says which, and PUT {"word": "…"}')
+        try:
+            return json_response(_stopped(await self._actions.collection.release(word)))
+        except RefusedError as error:
+            raise HttpError(HTTPStatus.CONFLICT, str(error)) from None
+
     async def suspended(self, _: Request) -> Response:
         collection = self._actions.collection
         return json_response(
@@ -229,6 +245,18 @@ class _Endpoints:
             collection.minor_suspended = suspended
             done.append(f"{verb.capitalize()} minorGC on BookieServer: {self._actions.bookie_id}")
         return json_response(", ".join(done))
+
+
+def _stopped(stopped: StoppedCollection) -> dict[str, object]:
+    return {
+        "kind": stopped.kind,
+        "ledgers": stopped.ledgers,
+        "held": stopped.held,
+        "countedTime": stopped.counted_ms,
+        "first": stopped.named,
+        "word": stopped.word,
+        "released": stopped.released,
+    }
 
 
 def _flag(options: dict[str, object], name: str) -> bool | None:

@@ -25,8 +25,19 @@ class CollectedStorage(Protocol):
     def local_ledgers(self) -> Awaitable[Int64s]:
         """All ledgers that exist here, ascending. Raises OSError rather than give a part."""
 
-    async def delete_ledger(self, ledger_id: int) -> None:
-        """Forget the ledger and remove its index file. Raises OSError."""
+    def mark_ledger(self, ledger_id: int) -> bool:
+        """Take nothing more of the ledger until it is removed or unmarked; False where it is not here.
+
+        Raises OSError."""
+
+    async def settle(self) -> None:
+        """Wait until all that was taken before is decided."""
+
+    async def remove_ledger(self, ledger_id: int) -> None:
+        """Forget a marked ledger and remove its index file. Raises OSError."""
+
+    def unmark_ledger(self, ledger_id: int) -> None:
+        """A ledger that was marked serves again. One that was removed is none."""
 
     async def sync_deletions(self) -> None:
         """Make the deletions so far durable. Raises OSError, SyncFailedError."""

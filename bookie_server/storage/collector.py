@@ -17,11 +17,14 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from bk_spark.bookie.ledger_store import LedgerStore
+from bookie_server.cluster_identity import ClusterIdentity
 from bookie_server.storage import files
+from bookie_server.storage.brake import Brake
 from bookie_server.storage.collected_storage import CollectedStorage
+from bookie_server.storage.collection_steps import LedgerPass
 from bookie_server.storage.collector_config import CollectorConfig, CompactionConfig
 from bookie_server.storage.collector_status import CollectorCounters, CollectorStatus, LogState, LogTotals
-from bookie_server.storage.ledger_collection import LedgerCollection, LedgerPass
+from bookie_server.storage.ledger_collection import LedgerCollection
 from bookie_server.storage.ledger_metadata_reads import MetadataReads
 from bookie_server.storage.log_collection import LogCollection
 from bookie_server.storage.over_replication import OverReplication
@@ -35,9 +38,9 @@ _T = TypeVar("_T")
 class Collector:
     """Garbage collection of one bookie. Event loop only.
 
-    ``store`` is the cluster's metadata, ``bookie_id`` this bookie in it. ``on_failure`` is called with what must end
-    the bookie. ``minor_suspended`` and ``major_suspended`` are an operator's wish: no such compaction; one under way
-    ends with the log it is at.
+    ``store`` is the cluster's metadata, ``identity`` the only cluster that is believed, and this bookie in it.
+    ``on_failure`` is called with what must end the bookie. ``minor_suspended`` and ``major_suspended`` are an
+    operator's wish: no such compaction; one under way ends with the log it is at.
     """
 
     def __init__(
@@ -45,7 +48,7 @@ class Collector:
         storage: CollectedStorage,
         config: CollectorConfig,
         store: LedgerStore,
-        bookie_id: str,
+        identity: ClusterIdentity,
         on_failure: Callable[[Exception], None],
     ) -> None:
         self._storage = storage
@@ -54,11 +57,17 @@ class Collector:
         self._stop = StopSignal()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="gc")
         self.counters = CollectorCounters()
-        reads = MetadataReads(store, Throttle(config.metadata_ops_per_second), self._stop)
-        self._ledgers = LedgerCollection(storage, reads, self._run_blocking, self._stop)
-        self._over_replicated = OverReplication(storage, reads, bookie_id, self._run_blocking, self._stop)
+        reads = MetadataReads(store, identity, Throttle(config.metadata_ops_per_second), self._stop)
+        #: What would remove too much at once waits here for an operator.
+        self.brakes = (Brake("deleted", config.brake), Brake("over-replicated", config.brake))
+        of_deleted, of_copies = self.brakes
+        self._ledgers = LedgerCollection(storage, reads, of_deleted, self._run_blocking, self._stop)
+        self._over_replicated = OverReplication(storage, reads, of_copies, self._run_blocking, self._stop)
         self._logs = LogCollection(config, storage, self._run_blocking, self._stop, self.counters)
         self._status = CollectorStatus()
+        #: Of the pass under way.
+        self._problem = ""
+        self._foreign = False
         self._task: asyncio.Task[None] | None = None
         self._asked = asyncio.Event()
         self._request: _Request | None = None
@@ -141,7 +150,8 @@ class Collector:
         forced = request is not None or self._forced_by_disks
         minor = self._forced_by_disks or (request is not None and request.minor)
         major = self._forced_by_disks or (request is not None and request.major)
-        self._status.running, self._status.forced, self._status.problem = True, forced, ""
+        self._status.running, self._status.forced = True, forced
+        self._problem, self._foreign = "", False
         ok = True
         deleted_before = self._deleted
         for step in (self._collect_ledgers, self._collect_over_replicated):
@@ -151,6 +161,7 @@ class Collector:
         # Without a good look at the logs it is not known which of them may be compacted.
         ok = await self._guarded(self._collect_logs) and await self._guarded(lambda: self._compact(minor, major)) and ok
         self._status.running = self._status.forced = False
+        self._status.problem, self._status.foreign_cluster = self._problem, self._foreign
         self._status.last_run_ms = _now_ms()
         self.counters.passes.note(time.monotonic() - begun, ok and not self._status.problem)
 
@@ -181,7 +192,7 @@ class Collector:
             self._on_failure(error)
             return False
         except Exception as error:
-            self._status.problem = str(error) or type(error).__name__
+            self._problem = str(error) or type(error).__name__
             _LOG.exception("a part of the collection failed; tried again in %d ms", self._config.gc_wait_ms)
             return False
         return True
@@ -196,7 +207,10 @@ class Collector:
 
     async def _collect_over_replicated(self) -> None:
         wait_s = self._config.over_replicated_wait_ms / 1000
-        if wait_s <= 0 or time.monotonic() - self._over_replicated_at_s < wait_s:
+        if wait_s <= 0:
+            return
+        waited_s = time.monotonic() - self._over_replicated_at_s
+        if waited_s < wait_s and not self._over_replicated.brake.released:
             return
         result = await self._over_replicated.run()
         self._over_replicated_at_s = time.monotonic()
@@ -206,7 +220,8 @@ class Collector:
 
     def _note(self, result: LedgerPass) -> None:
         self.counters.failed_deletions += result.failed
-        self._status.problem = self._status.problem or result.problem
+        self._problem = self._problem or result.problem
+        self._foreign = self._foreign or result.foreign_cluster
 
     async def _collect_logs(self) -> None:
         await _timed(self.counters.logs.note, self._look_at_logs())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from bookie_server.storage.brake import BrakeLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +46,4 @@ class CollectorConfig:
     use_target_log_size: bool = False
     log_size_limit_bytes: int = 1024 * 1024 * 1024
     allow_force_when_full: bool = False
+    brake: BrakeLimits = field(default_factory=BrakeLimits)

@@ -45,7 +45,7 @@ class CollectorCounters:
 @dataclass(slots=True)
 class CollectorStatus:
     """Times are epoch ms, 0: never yet. Counts are since the start. ``problem`` is what went wrong in the last pass, ""
-    for nothing."""
+    for nothing; ``foreign_cluster``: it found that ZooKeeper is not that of the bookie's cluster."""
 
     running: bool = False
     forced: bool = False
@@ -58,6 +58,7 @@ class CollectorStatus:
     last_major_ms: int = 0
     last_over_replicated_ms: int = 0
     problem: str = ""
+    foreign_cluster: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,116 +1,184 @@
-"""Which ledgers may go: those that exist here and not in the metadata store. Source: compatibility facts §5.11.
+"""The collection of deleted ledgers: drives its steps over the storage and the metadata store.
 
 Ledger ids are compared range by range, where a range is what one znode has as children (10,000 ids; with the flat
 layout all of them), in ascending order. Only ranges with ledgers of this bookie are looked at. Of a range with few of
 them each ledger's znode is read; of others the children are listed, which is one request, and only ledgers that the
-list lacks are read. A listing may be a part of the truth (scenario B8), so it never decides: a ledger is deleted
-where its own znode was read as absent, just before. Any error of the metadata store ends the pass; ledgers that it
-has not decided stay.
-
-Ledgers that come to be while the pass runs are not in its snapshot of local ledgers and so are no victims.
+list lacks are read. Any error of the metadata store ends the pass; ledgers that it has not decided stay. Source:
+compatibility facts §5.11.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Final
-
-import numpy as np
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 from bk_spark.protocol.errors import BookKeeperError
+from bookie_server.cluster_identity import ForeignClusterError
 from bookie_server.storage import files
+from bookie_server.storage.brake import Brake
 from bookie_server.storage.collected_storage import CollectedStorage, RunBlocking
-from bookie_server.storage.ledger_metadata_reads import READS_AT_ONCE, MetadataReads
-from bookie_server.storage.records import Int64s
+from bookie_server.storage.collection_steps import (
+    LedgerPass,
+    ListRange,
+    Mark,
+    ReadLedgers,
+    ReleaseLock,
+    Remove,
+    Step,
+    Steps,
+    SyncDeletions,
+    SyncStore,
+    Unmark,
+    deletion_steps,
+)
+from bookie_server.storage.ledger_metadata_reads import MetadataReads
 from bookie_server.storage.throttle import StopSignal
 
 _LOG: Final = logging.getLogger(__name__)
-#: Up to so many local ledgers of a range are read one by one: cheaper than a list of up to 10,000 names.
-DIRECT_READS: Final = 16
 #: Victims named in the log.
 _NAMED: Final = 10
 
 
-@dataclass(slots=True)
-class LedgerPass:
-    """What a pass did. ``problem`` is "" where it came to its end."""
-
-    deleted: list[int] = field(default_factory=list)
-    failed: int = 0
-    problem: str = ""
-
-
-class LedgerCollection:
-    """Deletes ledgers of ``storage`` that the metadata store does not know (any more)."""
+class CollectionDriver:
+    """Does the steps of one kind of collection. A pass never raises what only concerns the metadata store or a file."""
 
     def __init__(
-        self, storage: CollectedStorage, reads: MetadataReads, run_blocking: RunBlocking, stop: StopSignal
+        self, storage: CollectedStorage, reads: MetadataReads, brake: Brake, run_blocking: RunBlocking, stop: StopSignal
     ) -> None:
-        self._storage = storage
-        self._reads = reads
-        self._run = run_blocking
+        self.storage = storage
+        self.reads = reads
+        self.brake = brake
+        self.run_blocking = run_blocking
         self._stop = stop
 
-    async def run(self) -> LedgerPass:
+    async def play(self, steps: Steps, report: LedgerPass) -> LedgerPass:
         """One pass. Raises CollectorStoppedError, SyncFailedError."""
-        result = LedgerPass()
         try:
-            local = await self._storage.local_ledgers()
-            await self._run(self._reads.begin)
-            for ledger_ids in _ranges(local[local >= 0], self._reads.ids_per_range):
-                self._stop.check()
-                for batch in _batches(await self._run(self._suspects, ledger_ids)):
-                    await self._delete(await self._run(self._absent, batch), result)
+            await drive(steps, self._checked)
+        except files.SyncFailedError:
+            raise
         except (BookKeeperError, OSError) as error:
-            if isinstance(error, files.SyncFailedError):
-                raise
-            result.problem = str(error)
-            _LOG.warning("collection of ledgers ends early; those not compared stay: %s", error)
-        finally:
-            if result.deleted:
-                await self._storage.sync_deletions()
-                _LOG.info("deleted %d ledgers: %s", len(result.deleted), _some(result.deleted))
-        return result
+            note_error(report, error)
+            level = logging.ERROR if report.foreign_cluster else logging.WARNING
+            _LOG.log(level, "collection of %s ledgers ends early; those not decided stay: %s", self.brake.kind, error)
+        stopped = report.stopped
+        if stopped is not None:
+            report.problem = (
+                f"{len(stopped.ledgers)} of {stopped.held} ledgers are {self.brake.kind}: too many at once. None is "
+                f"removed until an operator gives the word {stopped.word}"
+            )
+            _LOG.error(
+                "%s. If ZooKeeper was restored or made anew, do not: restore its ledgers first. Else: "
+                'PUT /api/v1/bookie/gc/brake {"word": "%s"}. They are: %s',
+                report.problem,
+                stopped.word,
+                some(stopped.named, len(stopped.ledgers)),
+            )
+        return report
 
-    async def _delete(self, ledger_ids: list[int], result: LedgerPass) -> None:
+    async def _checked(self, step: Step) -> Any:
+        # What is held is given back, whatever else is to end.
+        if not isinstance(step, Unmark | ReleaseLock | SyncDeletions):
+            self._stop.check()
+        return await self.do(step)
+
+    async def do(self, step: Step) -> Any:
+        """What the step found. Raises MetadataError, OSError, CollectorStoppedError."""
+        match step:
+            case SyncStore():
+                await self.run_blocking(self.reads.begin)
+            case ReadLedgers(ledger_ids):
+                return await self.run_blocking(self.reads.contents, ledger_ids)
+            case Mark(ledger_ids):
+                return await self._mark(ledger_ids)
+            case Unmark(ledger_ids):
+                for ledger_id in ledger_ids:
+                    self.storage.unmark_ledger(ledger_id)
+            case Remove(ledger_ids):
+                return await self._remove(ledger_ids)
+            case SyncDeletions():
+                await self.storage.sync_deletions()
+            case _:
+                raise AssertionError(step)
+        return None
+
+    async def _mark(self, ledger_ids: list[int]) -> tuple[list[int], int]:
+        marked: list[int] = []
+        failed = 0
         for ledger_id in ledger_ids:
             try:
-                await self._storage.delete_ledger(ledger_id)
-                result.deleted.append(ledger_id)
+                if self.storage.mark_ledger(ledger_id):
+                    marked.append(ledger_id)
+            except OSError as error:
+                failed += 1
+                _LOG.error("ledger %d cannot be looked at, it stays: %s", ledger_id, error)
+        await self.storage.settle()
+        return marked, failed
+
+    async def _remove(self, ledger_ids: list[int]) -> tuple[list[int], int]:
+        deleted: list[int] = []
+        failed = 0
+        for ledger_id in ledger_ids:
+            try:
+                await self.storage.remove_ledger(ledger_id)
+                deleted.append(ledger_id)
             except files.SyncFailedError:
                 raise
             except OSError as error:
-                result.failed += 1
+                failed += 1
                 _LOG.error("ledger %d cannot be deleted: %s", ledger_id, error)
-
-    def _suspects(self, ledger_ids: list[int]) -> list[int]:
-        """Those of one range's ledgers that the listing lacks; all where it is cheaper to read them."""
-        if len(ledger_ids) <= DIRECT_READS:
-            return ledger_ids
-        path, _, _ = self._reads.path(ledger_ids[0]).rpartition("/")
-        names = self._reads.names_in(path)
-        return [ledger_id for ledger_id in ledger_ids if self._reads.path(ledger_id)[len(path) + 1 :] not in names]
-
-    def _absent(self, ledger_ids: list[int]) -> list[int]:
-        found = self._reads.get([self._reads.path(ledger_id) for ledger_id in ledger_ids])
-        return [ledger_id for ledger_id in ledger_ids if found[self._reads.path(ledger_id)] is None]
+        return deleted, failed
 
 
-def _ranges(ledger_ids: Int64s, ids_per_range: int) -> Iterator[list[int]]:
-    """The ids (ascending), range by range."""
-    cuts = (np.flatnonzero(np.diff(ledger_ids // ids_per_range)) + 1).tolist()
-    for first, last in zip([0, *cuts], [*cuts, len(ledger_ids)], strict=True):
-        if first < last:
-            yield ledger_ids[first:last].tolist()
+class LedgerCollection(CollectionDriver):
+    """Deletes ledgers of the storage that the metadata store does not know (any more)."""
+
+    async def run(self) -> LedgerPass:
+        """One pass. Raises CollectorStoppedError, SyncFailedError."""
+        report = LedgerPass()
+        try:
+            local = await self.storage.local_ledgers()
+        except OSError as error:
+            report.problem = str(error)
+            _LOG.warning("ledgers here cannot be listed, none is collected: %s", error)
+            return report
+        steps = deletion_steps(report, local[local >= 0], self.reads.ids_per_range, self.brake)
+        try:
+            return await self.play(steps, report)
+        finally:
+            if report.deleted:
+                _LOG.info(
+                    "deleted %d ledgers: %s", len(report.deleted), some(report.deleted[:_NAMED], len(report.deleted))
+                )
+
+    async def do(self, step: Step) -> Any:
+        if isinstance(step, ListRange):
+            return await self.run_blocking(self.reads.unlisted, step.ledger_ids)
+        return await super().do(step)
 
 
-def _batches(ledger_ids: list[int]) -> Iterator[list[int]]:
-    for first in range(0, len(ledger_ids), READS_AT_ONCE):
-        yield ledger_ids[first : first + READS_AT_ONCE]
+async def drive(steps: Steps, do: Callable[[Step], Awaitable[Any]]) -> None:
+    """Do all steps. What fails is told to ``steps``, which may take further steps before it ends."""
+    answer: Any = None
+    error: BaseException | None = None
+    while True:
+        try:
+            step = steps.send(answer) if error is None else steps.throw(error)
+        except StopIteration:
+            return
+        try:
+            answer, error = await do(step), None
+        except BaseException as failure:
+            answer, error = None, failure
 
 
-def _some(ledger_ids: list[int]) -> str:
-    more = ", …" if len(ledger_ids) > _NAMED else ""
-    return ", ".join(map(str, ledger_ids[:_NAMED])) + more
+def note_error(report: LedgerPass, error: Exception) -> None:
+    """The pass ends with ``error``."""
+    report.problem = str(error)
+    report.foreign_cluster = isinstance(error, ForeignClusterError)
+
+
+def some(ledger_ids: list[int], count: int) -> str:
+    """The first ledgers of ``count``, in words."""
+    return ", ".join(map(str, ledger_ids)) + (", …" if count > len(ledger_ids) else "")

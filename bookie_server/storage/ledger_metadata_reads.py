@@ -2,7 +2,8 @@
 
 An answer "absent" may delete a ledger here, so it counts only under conditions: it was read in the session in which the
 store was brought up to date after the ledger was seen here (a server may be behind, and a new session's server as
-well), and by a store that is the bookie's cluster: its LAYOUT and INSTANCEID were read along with it.
+well), and by a store that is the bookie's cluster: its LAYOUT, its INSTANCEID and the bookie's cookie were read along
+with it, from the first reading on (cluster_identity.py).
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ from bk_spark.bookie.ledger_store import LedgerStore
 from bk_spark.bookie.zookeeper import Znode
 from bk_spark.protocol.errors import MetadataUnavailableError
 from bk_spark.protocol.ledger_paths import MAX_LEDGER_ID, LedgerManager, parse_layout
+from bookie_server.cluster_identity import ClusterIdentity, ForeignClusterError
+from bookie_server.storage.collection_steps import READS_AT_ONCE
 from bookie_server.storage.throttle import StopSignal, Throttle
 
-#: Reads under way at once.
-READS_AT_ONCE: Final = 256
 _IDS_PER_LEAF: Final = 10_000
 
 
 class MetadataReads:
-    """Reads of ``store``, at most so many a second."""
+    """Reads of ``store``, at most so many a second. What it says is believed where it is the cluster ``identity``."""
 
-    def __init__(self, store: LedgerStore, throttle: Throttle, stop: StopSignal) -> None:
+    def __init__(self, store: LedgerStore, identity: ClusterIdentity, throttle: Throttle, stop: StopSignal) -> None:
         self.store = store
+        self.identity = identity
         self._throttle = throttle
         self._stop = stop
         self._session = 0
-        self._instance: bytes | None = None
 
     @property
     def root(self) -> str:
@@ -62,6 +63,18 @@ class MetadataReads:
         self._take(1)
         return set(self.store.zk.children(path) or ())
 
+    def contents(self, ledger_ids: Sequence[int]) -> dict[int, bytes | None]:
+        """What the ledgers' znodes hold; None for one that the store says is absent. Raises as :meth:`get`."""
+        found = self.get([self.path(ledger_id) for ledger_id in ledger_ids])
+        nodes = {ledger_id: found[self.path(ledger_id)] for ledger_id in ledger_ids}
+        return {ledger_id: None if node is None else node.data for ledger_id, node in nodes.items()}
+
+    def unlisted(self, ledger_ids: Sequence[int]) -> list[int]:
+        """Those of one range's ledgers that its list lacks. Raises as :meth:`names_in`."""
+        path, _, _ = self.path(ledger_ids[0]).rpartition("/")
+        names = self.names_in(path)
+        return [ledger_id for ledger_id in ledger_ids if self.path(ledger_id)[len(path) + 1 :] not in names]
+
     def get(self, paths: Sequence[str]) -> dict[str, Znode | None]:
         """The znodes; None for one that the store says is absent. Raises MetadataError, CollectorStoppedError."""
         found: dict[str, Znode | None] = {}
@@ -76,15 +89,13 @@ class MetadataReads:
 
     @property
     def _cluster_paths(self) -> list[str]:
-        return [f"{self.root}/LAYOUT", f"{self.root}/INSTANCEID"]
+        return [f"{self.root}/LAYOUT", *self.identity.paths]
 
     def _check_cluster(self, answers: dict[str, Znode | None]) -> None:
-        layout, instance = (answers[path] for path in self._cluster_paths)
+        self.identity.check(answers)
+        layout = answers[f"{self.root}/LAYOUT"]
         if layout is None or parse_layout(layout.data) is not self.store.manager:
-            raise MetadataUnavailableError(f"{self.root}/LAYOUT is missing or another one: not this bookie's cluster")
-        if instance is None or self._instance not in (None, instance.data):
-            raise MetadataUnavailableError(f"{self.root}/INSTANCEID is missing or another one: a new cluster")
-        self._instance = instance.data
+            raise ForeignClusterError(f"{self.root}/LAYOUT is missing or another one: not this bookie's cluster")
 
     def _check_session(self) -> None:
         if not self._session or self.store.zk.session_id != self._session:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -25,12 +26,22 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
+@dataclass(frozen=True, slots=True)
+class _Marked:
+    """A ledger that is about to be removed; ``readable``: its header could be read."""
+
+    handle: LedgerHandle
+    readable: bool
+    last_entry: int
+
+
 class Upkeep:
     """Upkeep of ``storage``."""
 
     def __init__(self, storage: LedgerStorage) -> None:
         self._storage = storage
         self.directories = storage.directories
+        self._marked: dict[int, _Marked] = {}
 
     # --- ledgers -----------------------------------------------------------------------------------
 
@@ -41,11 +52,10 @@ class Upkeep:
         in_files = await asyncio.get_running_loop().run_in_executor(None, self._storage.index.ledger_ids)
         return np.unique(np.concatenate((before, in_files, self._ledgers_in_memory())))
 
-    async def delete_ledger(self, ledger_id: int) -> None:
-        """Remove a ledger from this bookie; its entries' bytes go when their logs do. Raises OSError.
+    def mark_ledger(self, ledger_id: int) -> bool:
+        """Take nothing more of the ledger until it is removed or unmarked; False where it is not here. Raises OSError.
 
-        Waits until what is pending of it is decided; nothing more is taken meanwhile. If the ledger was fenced, or may
-        have been, its writer is refused for days.
+        Adds and fences of it get an I/O error, reads are served.
         """
         storage = self._storage
         readable = True
@@ -55,22 +65,39 @@ class Upkeep:
             handle, readable = storage.handles.reserve(ledger_id), False  # the file goes nevertheless
         if handle is None:
             if storage.index.path(ledger_id) is None:
-                return
+                return False
             handle, readable = storage.handles.reserve(ledger_id), False  # a file that holds nothing
-        last_entry = handle.last_entry if readable else MAX_ENTRY_ID
         handle.deleting = True
-        try:
-            await self._decided(ledger_id)
-            async with storage.flusher.lock:
-                await self._remove(ledger_id, max(last_entry, handle.last_entry))
-        except BaseException:
-            handle.deleting = False
-            if not readable:
-                storage.handles.drop(ledger_id)
-            raise
-        if handle.fenced or not readable:
-            storage.deleted.note(ledger_id)
+        self._marked[ledger_id] = _Marked(handle, readable, handle.last_entry if readable else MAX_ENTRY_ID)
+        return True
+
+    def unmark_ledger(self, ledger_id: int) -> None:
+        """A ledger that was marked serves again. One that was removed is none."""
+        marked = self._marked.pop(ledger_id, None)
+        if marked is not None:
+            marked.handle.deleting = False
+            if not marked.readable:
+                self._storage.handles.drop(ledger_id)
+
+    async def remove_ledger(self, ledger_id: int) -> None:
+        """Remove a marked ledger from this bookie; its entries' bytes go when their logs do. Raises OSError.
+
+        If the ledger was fenced, or may have been, its writer is refused for days.
+        """
+        marked = self._marked[ledger_id]
+        handle = marked.handle
+        async with self._storage.flusher.lock:
+            await self._remove(ledger_id, max(marked.last_entry, handle.last_entry))
+        del self._marked[ledger_id]
+        if handle.fenced or not marked.readable:
+            self._storage.deleted.note(ledger_id)
         _wake_watchers(handle)
+
+    async def settle(self) -> None:
+        """Wait until all that was taken before is decided."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._storage.barrier(lambda _: None if done.done() else done.set_result(None))
+        await done
 
     async def sync_deletions(self) -> None:
         """Make the deletions so far durable. Raises OSError, SyncFailedError."""
@@ -90,11 +117,6 @@ class Upkeep:
 
     def _ledgers_in_memory(self) -> Int64s:
         return np.array([handle.ledger_id for handle in self._storage.handles], np.int64)
-
-    async def _decided(self, ledger_id: int) -> None:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._storage.barrier(lambda _: None if done.done() else done.set_result(None), ledger_id)
-        await done
 
     # --- entries -----------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from tests.crash.expectations import (
 from tests.crash.operations import Image, Operation
 from tests.crash.recorder import Fault, Hold, Recorder
 from tests.crash.subject import Shape, Subject, key_of, make_directories, stored
+from tests.support.running_storage import delete_ledger
 
 _WAIT_SECONDS = 30
 
@@ -181,7 +182,7 @@ class Workload:
 
     async def delete(self, ledger_id: int) -> None:
         self.recorder.mark(Deletion(ledger_id))
-        await self.subject.upkeep.delete_ledger(ledger_id)
+        await delete_ledger(self.subject.upkeep, ledger_id)
         await self.subject.upkeep.sync_deletions()
 
     async def compact(self, log_id: int) -> None:

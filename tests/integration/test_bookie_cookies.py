@@ -13,6 +13,7 @@ from bk_spark.bookie.zookeeper import ZooKeeper
 from bk_spark.protocol.cookie import Cookie
 from bk_spark.protocol.errors import CookieMismatchError
 from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bookie_server.cluster_identity import ClusterIdentity, ForeignClusterError
 from bookie_server.config import BookieConfig
 from bookie_server.cookies import all_directories, check_cookies
 
@@ -24,6 +25,7 @@ class Directories:
         self.base = base
         self.zookeeper = zookeeper
         self.path = f"{root}/cookies/b:1"
+        self.instance_path = f"{root}/INSTANCEID"
         self.config = BookieConfig(MetadataServiceUri.parse(f"zk://{zookeeper.servers}{root}"), "b:1", "b", "0.0.0.0")
         self.set(journal=["j0", "j1"], ledger=["l0", "l1"], index=["i0"])
 
@@ -33,10 +35,10 @@ class Directories:
         }
         self.config = replace(self.config, **values)
 
-    def check(self, *, expansion: bool = False) -> None:
+    def check(self, *, expansion: bool = False) -> ClusterIdentity:
         for directory in all_directories(self.config):
             Path(directory).mkdir(exist_ok=True)
-        check_cookies(self.zookeeper, replace(self.config, allow_storage_expansion=expansion))
+        return check_cookies(self.zookeeper, replace(self.config, allow_storage_expansion=expansion))
 
     def refused(self, *says: str, expansion: bool = False) -> None:
         """The check fails, saying so, and writes nothing."""
@@ -120,6 +122,48 @@ def test_a_torn_stamp(directories: Directories) -> None:
     directories.refused(str(directories.stamp("l1")), "is not a cookie", "copy it from there")
     directories.stamp("l1").write_bytes(whole)
     directories.check()
+
+
+def test_g1_the_cookie_names_the_only_cluster_that_is_believed(directories: Directories) -> None:
+    directories.check()
+    directories.use("l0")
+    instance = directories.zookeeper.get(directories.instance_path)
+    assert instance is not None
+    found = directories.check()
+    assert found.instance_id == instance.data.decode()
+    assert found.cookie.encode() == directories.stamp("l0").read_bytes()
+    found.check(directories.zookeeper.get_many(found.paths))
+    # Another instance, or none: another cluster. A first start where there is none cannot know better.
+    directories.zookeeper.set(directories.instance_path, b"another", instance.version)
+    directories.refused("instanceId", "another")
+    directories.zookeeper.delete(directories.instance_path)
+    directories.refused("INSTANCEID is missing", "restore that znode")
+
+
+def test_g1_a_cookie_of_an_old_release_that_names_no_cluster(directories: Directories) -> None:
+    """The instance that is there at the start is held to, and the cookie must be there."""
+    cookie = directories.check().cookie
+    directories.use("l0")
+    old = replace(cookie, instance_id=None).encode()
+    for name in ("j0", "j1", "l0", "l1", "i0"):
+        directories.stamp(name).write_bytes(old)
+    directories.zookeeper.set(directories.path, old, 0)
+    found = directories.check()
+    assert found.instance_id == cookie.instance_id
+    zookeeper = directories.zookeeper
+    found.check(zookeeper.get_many(found.paths))
+    zookeeper.set(directories.instance_path, b"another", 0)
+    with pytest.raises(ForeignClusterError, match="INSTANCEID is 'another'"):
+        found.check(zookeeper.get_many(found.paths))
+    zookeeper.set(directories.instance_path, (cookie.instance_id or "").encode(), 1)
+    zookeeper.delete(directories.path)
+    with pytest.raises(ForeignClusterError, match="is missing"):
+        found.check(zookeeper.get_many(found.paths))
+    for content in (b"garbage", replace(cookie, journal_directories="/other").encode()):
+        zookeeper.create(directories.path, content)
+        with pytest.raises(ForeignClusterError, match="not a cookie|another one"):
+            found.check(zookeeper.get_many(found.paths))
+        zookeeper.delete(directories.path)
 
 
 def test_a_used_directory_without_its_cookie_in_zookeeper(directories: Directories) -> None:

@@ -13,6 +13,7 @@ from bk_spark.protocol.errors import MetadataError
 from bk_spark.protocol.registration import native_service_info
 from bookie_server.local import LocalCluster
 from bookie_server.registration import Mode, Registration
+from tests.support.cluster_identity import joined
 from tests.support.tcp_proxy import Connects, TcpProxy
 from tests.support.zookeeper_sessions import expire
 
@@ -32,7 +33,9 @@ class Stage:
         self.told: list[tuple[Mode, bool, bool]] = []
         self.was_told = threading.Event()
         info = native_service_info("b", 1)
-        self.registration = Registration(session, root, "b:1", info, wait_ms=wait_ms, before_move=self._note)
+        self.registration = Registration(
+            session, joined(session, root, "b:1"), info, wait_ms=wait_ms, before_move=self._note
+        )
 
     def _note(self, mode: Mode) -> None:
         self.told.append((mode, self.there(self.writable), self.there(self.read_only)))

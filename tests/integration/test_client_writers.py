@@ -19,6 +19,7 @@ from bk_spark.protocol.errors import (
     LedgerClosedError,
     LedgerExistsError,
     LedgerFencedError,
+    UnauthorizedError,
 )
 from bk_spark.protocol.ledger_metadata import LedgerState
 from bk_spark.protocol.quorum import Quorum
@@ -124,6 +125,20 @@ def test_a_chosen_ledger_id(client: BlockingClient) -> None:
         client.create_adv(ledger_id=ledger_id)
     assert writer.close().state is LedgerState.CLOSED
     assert client.open_for_reading(ledger_id).read(0, 0) == [b"x"]
+
+
+def test_g2_an_id_used_again_with_another_password_is_refused_while_its_first_life_is_held(
+    client: BlockingClient,
+) -> None:
+    ledger_id = 2**40 + random.getrandbits(30)
+    first = client.create_adv(ledger_id=ledger_id, password=b"first")
+    first.append(0, b"old0")
+    first.close()
+    client.delete(ledger_id)
+    second = client.create_adv(ledger_id=ledger_id, password=b"second")
+    second.append(0, b"NEW0")
+    with pytest.raises(UnauthorizedError):
+        second.close()
 
 
 @pytest.mark.parametrize("digest", DigestType)

@@ -24,6 +24,7 @@ from bookie_server.storage.collector_config import CollectorConfig, CompactionCo
 from bookie_server.storage.log_collection import LogCollection
 from bookie_server.storage.log_rewrite import LogRewrite
 from bookie_server.storage.throttle import CollectorStoppedError
+from tests.support.cluster_identity import joined
 from tests.support.running_storage import Place, Running, in_loop, running, stored
 
 BOOKIE = "127.0.0.1:3181"
@@ -54,7 +55,7 @@ async def collecting(
     bookie: Running, store: LedgerStore, config: CollectorConfig = CONFIG, failures: list[Exception] | None = None
 ) -> AsyncIterator[Collector]:
     told = [] if failures is None else failures
-    collector = Collector(bookie.upkeep, config, store, BOOKIE, told.append)
+    collector = Collector(bookie.upkeep, config, store, joined(store.zk, store.root, BOOKIE), told.append)
     await collector.complete_compactions()
     collector.start()
     try:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,46 +13,29 @@ import pytest
 
 from bk_spark.bookie.cluster_init import init_cluster
 from bk_spark.bookie.ledger_store import LedgerStore
-from bk_spark.bookie.zookeeper import WatchCallback, ZooKeeper
 from bk_spark.protocol.codes import Code
+from bk_spark.protocol.cookie import Cookie, encode_directories
 from bk_spark.protocol.errors import MetadataUnavailableError
 from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bk_spark.protocol.ledger_paths import LedgerManager
 from bk_spark.protocol.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
-from bookie_server.storage import files, ledger_collection
-from bookie_server.storage.collector import Collector
-from bookie_server.storage.collector_config import CollectorConfig, CompactionConfig
-from bookie_server.storage.collector_status import CollectorStatus
-from tests.support.running_storage import Place, Running, in_loop, running, stored
-
-BOOKIE = "127.0.0.1:3181"
-OTHER = "127.0.0.1:3182"
-OFF = CompactionConfig(0, 0.0)
-CONFIG = CollectorConfig(gc_wait_ms=3_600_000, over_replicated_wait_ms=0, minor=OFF, major=OFF)
-Listed = Callable[[list[str] | None], list[str] | None]
-
-
-class Steered(ZooKeeper):
-    """A session whose answers the test can change."""
-
-    def __init__(self, servers: str) -> None:
-        super().__init__(servers)
-        self.listed: Listed = lambda names: names
-        self.before_many: Callable[[list[str]], None] = lambda paths: None
-        self.other_session = 0
-
-    def children(self, path: str, watch: WatchCallback | None = None) -> list[str] | None:
-        return self.listed(super().children(path, watch))
-
-    def get_many(self, paths: Any) -> Any:
-        self.before_many(list(paths))
-        return super().get_many(paths)
-
-    @property
-    def session_id(self) -> int:
-        return super().session_id + self.other_session
+from bookie_server.storage import collection_steps, files
+from bookie_server.storage.brake import BrakeLimits
+from bookie_server.storage.collector_config import CollectorConfig
+from tests.support.collected_bookie import (
+    BOOKIE,
+    CONFIG,
+    OTHER,
+    SOON,
+    Listed,
+    Steered,
+    collected,
+    create,
+    metadata,
+)
+from tests.support.running_storage import Place, in_loop, running, stored
 
 
 @pytest.fixture
@@ -84,49 +66,6 @@ def store(zk: Steered, fresh_root: str) -> LedgerStore:
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place.make(tmp_path / "bookie")
-
-
-class Bookie:
-    """A running storage with its collector."""
-
-    def __init__(self, bookie: Running, collector: Collector, store: LedgerStore, failures: list[Exception]) -> None:
-        self.running = bookie
-        self.collector = collector
-        self.store = store
-        self.failures = failures
-
-    async def add(self, *ledger_ids: int) -> None:
-        codes = await self.running.add(*(stored(ledger_id, entry) for ledger_id in ledger_ids for entry in range(3)))
-        assert set(codes) == {Code.OK}
-
-    async def ledgers(self) -> list[int]:
-        ledgers: list[int] = (await self.running.upkeep.local_ledgers()).tolist()
-        return ledgers
-
-    async def collect(self) -> CollectorStatus:
-        return await self.collector.run()
-
-
-@contextlib.asynccontextmanager
-async def collected(place: Place, store: LedgerStore, config: CollectorConfig = CONFIG) -> AsyncIterator[Bookie]:
-    failures: list[Exception] = []
-    async with running(place) as bookie:
-        collector = Collector(bookie.upkeep, config, store, BOOKIE, failures.append)
-        collector.start()
-        try:
-            yield Bookie(bookie, collector, store, failures)
-        finally:
-            await collector.stop()
-
-
-def metadata(*ensemble: str, state: LedgerState = LedgerState.OPEN) -> LedgerMetadata:
-    made = LedgerMetadata(Quorum(len(ensemble), len(ensemble), 1), (Segment(0, ensemble),))
-    return made.closed(2, 192) if state is LedgerState.CLOSED else replace(made, state=state)
-
-
-def create(store: LedgerStore, *ledger_ids: int, ensemble: tuple[str, ...] = (BOOKIE,)) -> None:
-    for ledger_id in ledger_ids:
-        store.create(metadata(*ensemble), ledger_id=ledger_id)
 
 
 @in_loop
@@ -198,7 +137,7 @@ async def test_b8_a_partial_listing_deletes_nothing_that_lives(place: Place, zk:
 
 @in_loop
 async def test_b8_an_error_ends_the_pass_for_what_is_not_decided(place: Place, zk: Steered, store: LedgerStore) -> None:
-    """Ranges are looked at in ascending order; the second fails."""
+    """Ranges are looked at in ascending order; the second fails. All are counted before the first ledger goes."""
     low, high = list(range(100, 140)), list(range(10_100, 10_140))
     async with collected(place, store) as bookie:
         await bookie.add(*low, *high)
@@ -213,7 +152,7 @@ async def test_b8_an_error_ends_the_pass_for_what_is_not_decided(place: Place, z
 
         zk.listed = fail_second
         assert "could not be asked" in (await bookie.collect()).problem
-        assert await bookie.ledgers() == high
+        assert await bookie.ledgers() == [*low, *high]
         zk.listed = lambda names: names
         assert (await bookie.collect()).problem == ""
         assert await bookie.ledgers() == []
@@ -245,21 +184,57 @@ async def test_unknown_is_not_absent(place: Place, zk: Steered, store: LedgerSto
         assert await bookie.ledgers() == [1]
 
 
-@pytest.mark.parametrize("name", ["LAYOUT", "INSTANCEID"])
-@pytest.mark.parametrize("gone", [True, False])
-def test_another_cluster_is_not_believed(place: Place, zk: Steered, store: LedgerStore, name: str, gone: bool) -> None:
+OTHER_COOKIE = Cookie(BOOKIE, "/other/journal", encode_directories(["/ledgers"])).encode()
+
+
+@pytest.mark.parametrize("config", [CONFIG, SOON], ids=["deleted", "over-replicated too"])
+@pytest.mark.parametrize("first", [True, False], ids=["first pass", "later"])
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("LAYOUT", LedgerManager.FLAT.layout), ("INSTANCEID", b"another"), (f"cookies/{BOOKIE}", OTHER_COOKIE)],
+    ids=["layout", "instance", "cookie"],
+)
+@pytest.mark.parametrize("gone", [True, False], ids=["gone", "another"])
+def test_g1_another_cluster_is_not_believed(
+    place: Place,
+    zk: Steered,
+    store: LedgerStore,
+    config: CollectorConfig,
+    first: bool,
+    name: str,
+    other: bytes,
+    gone: bool,
+) -> None:
+    """Also in the first pass, and of ledgers that were closed elsewhere (2)."""
+
     @in_loop
     async def check() -> None:
         create(store, 1)
-        async with collected(place, store) as bookie:
-            await bookie.add(1)
-            assert (await bookie.collect()).problem == ""
+        store.create(metadata(BOOKIE, state=LedgerState.CLOSED), ledger_id=2)
+        async with collected(place, store, config) as bookie:
+            await bookie.add(1, 2)
+            if not first:
+                assert (await bookie.collect()).problem == ""
             store.delete(1)
-            zk.delete(f"{store.root}/{name}")
+            found = store.read(2)
+            store.write(2, metadata(OTHER, state=LedgerState.CLOSED), found.version)
+            path = f"{store.root}/{name}"
+            before = zk.get(path)
+            assert before is not None
+            zk.delete(path)
             if not gone:
-                zk.create(f"{store.root}/{name}", LedgerManager.FLAT.layout if name == "LAYOUT" else b"another")
-            assert name in (await bookie.collect()).problem
-            assert await bookie.ledgers() == [1]
+                zk.create(path, other)
+            status = await bookie.collect()
+            assert name in status.problem
+            assert status.foreign_cluster
+            assert await bookie.ledgers() == [1, 2]
+            # It is the bookie's cluster again.
+            if not gone:
+                zk.delete(path)
+            zk.create(path, before.data)
+            status = await bookie.collect()
+            assert (status.problem, status.foreign_cluster) == ("", False)
+            assert await bookie.ledgers() == ([2] if config is CONFIG else [])
 
     check()
 
@@ -307,8 +282,8 @@ async def test_a_ledger_that_cannot_be_deleted_stops_nothing(
 
 @in_loop
 async def test_metadata_reads_are_throttled(place: Place, store: LedgerStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger_collection, "DIRECT_READS", 1000)
-    monkeypatch.setattr(ledger_collection, "READS_AT_ONCE", 10)
+    monkeypatch.setattr(collection_steps, "DIRECT_READS", 1000)
+    monkeypatch.setattr(collection_steps, "READS_AT_ONCE", 10)
     ledgers = list(range(100))
     create(store, *ledgers)
     config = replace(CONFIG, metadata_ops_per_second=200)
@@ -321,8 +296,6 @@ async def test_metadata_reads_are_throttled(place: Place, store: LedgerStore, mo
 
 
 # --- over-replicated ledgers -------------------------------------------------------------------------
-
-SOON = replace(CONFIG, over_replicated_wait_ms=1)
 
 
 def lock_path(store: LedgerStore, ledger_id: int) -> str:
@@ -448,3 +421,51 @@ async def test_c15_a_fenced_copy_that_went_can_come_again(place: Place, store: L
         await bookie.collect()
         assert await bookie.running.read((1, 0), (1, 1)) == [stored(1, 0), stored(1, 1)]
         assert await bookie.running.add(stored(1, 2), recovery=True) == [Code.OK]
+
+
+# --- the brake ---------------------------------------------------------------------------------------
+
+BRAKED = replace(CONFIG, brake=BrakeLimits(0.5, 5))
+
+
+@in_loop
+async def test_g3_too_many_deleted_ledgers_at_once_wait_for_a_word(place: Place, store: LedgerStore) -> None:
+    known, gone = list(range(1, 9)), list(range(10, 20))
+    create(store, *known)
+    async with collected(place, store, BRAKED) as bookie:
+        await bookie.add(*known, *gone)
+        for _ in range(2):
+            assert "10 of 18 ledgers are deleted" in (await bookie.collect()).problem
+            assert await bookie.ledgers() == [*known, *gone]
+        brake = bookie.collector.brakes[0]
+        # Those that wait serve.
+        assert await bookie.running.add(stored(10, 3)) == [Code.OK]
+        brake.release()
+        assert (await bookie.collect()).problem == ""
+        assert await bookie.ledgers() == known
+        assert brake.stopped is None
+        # The word is used up.
+        await bookie.add(*gone)
+        assert "10 of 18" in (await bookie.collect()).problem
+        assert await bookie.ledgers() == [*known, *gone]
+        brake.release()
+    async with collected(place, store, BRAKED) as bookie:
+        # A restart is no word.
+        assert "10 of 18" in (await bookie.collect()).problem
+
+
+@in_loop
+async def test_g3_too_many_copies_of_others_ledgers_at_once_wait_for_a_word(place: Place, store: LedgerStore) -> None:
+    ledgers = list(range(1, 11))
+    for ledger_id in ledgers:
+        store.create(metadata(OTHER, state=LedgerState.CLOSED), ledger_id=ledger_id)
+    config = replace(BRAKED, over_replicated_wait_ms=100)
+    async with collected(place, store, config) as bookie:
+        await bookie.add(*ledgers)
+        await asyncio.sleep(0.1)
+        assert "10 of 10 ledgers are over-replicated" in (await bookie.collect()).problem
+        assert await bookie.ledgers() == ledgers
+        bookie.collector.brakes[1].release()
+        # Also where this search is not due yet.
+        assert (await bookie.collect()).problem == ""
+        assert await bookie.ledgers() == []

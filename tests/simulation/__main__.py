@@ -7,6 +7,7 @@
     python -m tests.simulation replay 17        one, with all that happened
     python -m tests.simulation run 2000 --logs  histories of logs, of many ledgers, instead of one ledger
     python -m tests.simulation replay 17 --logs
+    python -m tests.simulation run 2000 --collection    of a bookie's garbage collection
     python -m tests.simulation explore          every order of events in the small worlds
     python -m tests.simulation explore --bigger in those that take longer; -k chooses among them
 """
@@ -89,14 +90,16 @@ def main() -> int:
     replay.add_argument("--last", type=int, default=10_000, help="how many of its last events to tell")
     replay.set_defaults(act=_replay)
     for command in (run, replay):
-        command.add_argument(
-            "--logs",
-            dest="kind",
-            action="store_const",
-            const="logs",
-            default="ledgers",
-            help="of logs, not of one ledger",
-        )
+        command.set_defaults(kind="ledgers")
+        for kind, what in (("logs", "of logs"), ("collection", "of a bookie's garbage collection")):
+            command.add_argument(
+                f"--{kind}",
+                dest="kind",
+                action="store_const",
+                const=kind,
+                default=argparse.SUPPRESS,
+                help=f"{what}, not of one ledger",
+            )
     every = commands.add_parser("explore", help="every order of events in small worlds")
     every.add_argument("--bigger", action="store_true", help="worlds that take minutes to hours, and memory")
     every.add_argument("-k", dest="name", default="", help="only worlds whose names contain this")

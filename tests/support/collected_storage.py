@@ -85,8 +85,17 @@ class SmallStorage:
     async def local_ledgers(self) -> Int64s:
         return self.index.ledger_ids()
 
-    async def delete_ledger(self, ledger_id: int) -> None:
+    def mark_ledger(self, ledger_id: int) -> bool:
+        return self.index.path(ledger_id) is not None
+
+    async def settle(self) -> None:
+        """Nothing is taken."""
+
+    async def remove_ledger(self, ledger_id: int) -> None:
         self.index.remove(ledger_id)
+
+    def unmark_ledger(self, ledger_id: int) -> None:
+        """Nothing is refused."""
 
     async def sync_deletions(self) -> None:
         self.index.sync()

@@ -181,6 +181,16 @@ class Running:
         return ids.tolist() if code is Code.OK else code
 
 
+async def delete_ledger(upkeep: Upkeep, ledger_id: int) -> None:
+    """Remove a ledger as the collector does."""
+    try:
+        if upkeep.mark_ledger(ledger_id):
+            await upkeep.settle()
+            await upkeep.remove_ledger(ledger_id)
+    finally:
+        upkeep.unmark_ledger(ledger_id)
+
+
 @asynccontextmanager
 async def running(place: Place, *, clean_end: bool = True) -> AsyncIterator[Running]:
     """A bookie in ``place``; with ``clean_end`` its end must succeed."""

@@ -102,6 +102,11 @@ class TcpProxy:
 
         self._run(switch())
 
+    def lead_to(self, server: tuple[str, int]) -> None:
+        """As a host name that leads elsewhere from now on; open connections are reset."""
+        self._server = server
+        self.cut()
+
     def cut(self) -> None:
         """Reset all open connections, nothing else."""
         self._run(self._reset(all_of_them=True))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bookie_server import state as states
-from bookie_server.admin.actions import AdminActions, CollectionStatus, EntryLogState, RefusedError
+from bookie_server.admin.actions import AdminActions, CollectionStatus, EntryLogState, RefusedError, StoppedCollection
 from bookie_server.admin.endpoints import admin_routes, metrics_routes
 from bookie_server.admin.http import HttpError, Request, Response
 from bookie_server.bookie_metrics import BookieMetrics
@@ -28,11 +29,24 @@ class Collection:
         self.minor_suspended = False
         self.forced: list[tuple[bool | None, bool | None]] = []
         self.refuses: str | None = None
+        self.waiting: list[StoppedCollection] = []
 
     async def force(self, *, major: bool | None, minor: bool | None) -> None:
         if self.refuses is not None:
             raise RefusedError(self.refuses)
         self.forced.append((major, minor))
+
+    def problem(self) -> str:
+        return "too many" if self.waiting else ""
+
+    def stopped(self) -> Sequence[StoppedCollection]:
+        return self.waiting
+
+    async def release(self, word: str) -> StoppedCollection:
+        for stopped in self.waiting:
+            if stopped.word == word:
+                return replace(stopped, released=True)
+        raise RefusedError(f"no collection waits for the word {word!r}")
 
     def status(self) -> CollectionStatus:
         return CollectionStatus(bool(self.forced), False, True, 1111, 2222, 3, 4)
@@ -200,6 +214,26 @@ def test_garbage_collection(api: Api) -> None:
             "entryLocationCompactionCounter": 0,
         }
     ]
+
+
+def test_g3_what_the_brake_stopped_is_told_and_released_by_its_word(api: Api) -> None:
+    assert api.get("gc/brake") == {"problem": "", "stopped": []}
+    api.collection.waiting = [StoppedCollection("deleted", 148, 150, 1111, [3, 4], "c0ffee", False)]
+    told = {
+        "kind": "deleted",
+        "ledgers": 148,
+        "held": 150,
+        "countedTime": 1111,
+        "first": [3, 4],
+        "word": "c0ffee",
+        "released": False,
+    }
+    assert api.get("gc/brake") == {"problem": "too many", "stopped": [told]}
+    assert api.put("gc/brake", {"word": "c0ffee"}) == {**told, "released": True}
+    assert api.refused("gc/brake", {"word": "tea"}) == (409, "no collection waits for the word 'tea'")
+    for body in ({}, {"word": ""}, {"word": 148}):
+        status, why = api.refused("gc/brake", body)
+        assert (status, "word is missing" in why) == (400, True)
 
 
 def test_compaction_is_suspended_and_resumed(api: Api) -> None:

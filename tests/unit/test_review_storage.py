@@ -28,6 +28,7 @@ from tests.crash.crashes import empty_directory
 from tests.crash.disk import Disk
 from tests.crash.recorder import Recorder, materialise
 from tests.crash.subject import Shape, Subject, key_of, make_directories, stored as small_entry
+from tests.support.cluster_identity import ANY_IDENTITY
 from tests.support.disk_faults import fail_at, record_at
 from tests.support.failing_os import FailingOs
 from tests.support.running_storage import KEY, Place, in_loop, running, stored
@@ -227,7 +228,7 @@ async def test_a_sync_that_fails_in_collection_is_the_end_of_the_storage(place: 
         before = place.marks()
         (place.ledger / "9.log.compacting").write_bytes(b"")
         fail_at(disk, "fsync", "/ledgers", errno.EIO)
-        collector = Collector(bookie.upkeep, COLLECTOR, UNUSED_STORE, "bookie:3181", bookie.storage.fail)
+        collector = Collector(bookie.upkeep, COLLECTOR, UNUSED_STORE, ANY_IDENTITY, bookie.storage.fail)
         await collector.complete_compactions()
         await collector.stop()
         disk.heal()
@@ -242,7 +243,7 @@ async def test_no_compaction_where_the_look_at_the_logs_failed(place: Place) -> 
     async with running(place) as bookie:
         await bookie.add(stored(1, 0), stored(2, 0))
     async with running(place, clean_end=False) as bookie:
-        collector = Collector(bookie.upkeep, COLLECTOR, UNUSED_STORE, "bookie:3181", bookie.storage.fail)
+        collector = Collector(bookie.upkeep, COLLECTOR, UNUSED_STORE, ANY_IDENTITY, bookie.storage.fail)
         collector.start()
         await collector.run()
         before = [path.name for path in place.logs()]

@@ -22,7 +22,7 @@ from bookie_server.storage.files import WouldBlockError
 from bookie_server.storage.records import Int64s
 from tests.support.disk_faults import fail_at, hold_at
 from tests.support.failing_os import FailingOs
-from tests.support.running_storage import KEY, OTHER_KEY, Place, Running, in_loop, running, stored
+from tests.support.running_storage import KEY, OTHER_KEY, Place, Running, delete_ledger, in_loop, running, stored
 
 
 @pytest.fixture
@@ -67,8 +67,8 @@ async def test_a_deleted_ledger_is_gone_and_the_others_stay(place: Place, where:
         if where == "both":
             await bookie.add(stored(1, 1))
         assert await ledgers(bookie) == [1, 2]
-        await bookie.upkeep.delete_ledger(1)
-        await bookie.upkeep.delete_ledger(77)
+        await delete_ledger(bookie.upkeep, 1)
+        await delete_ledger(bookie.upkeep, 77)
         await bookie.upkeep.sync_deletions()
         assert await ledgers(bookie) == [2]
         assert bookie.upkeep.index_path(1) is None
@@ -87,7 +87,7 @@ async def test_deletion_waits_for_adds_under_way_and_takes_no_more(place: Place,
         block = hold_at(disk, "fdatasync", ".txn")
         add = asyncio.ensure_future(bookie.add(stored(1, 1)))
         assert await asyncio.to_thread(block.reached.wait, 60)
-        deletion = asyncio.ensure_future(bookie.upkeep.delete_ledger(1))
+        deletion = asyncio.ensure_future(delete_ledger(bookie.upkeep, 1))
         await asyncio.sleep(0)
         assert await bookie.add(stored(1, 2), stored(1, 3)) == [Code.IO_ERROR] * 2
         assert await bookie.bookie.fence(1, KEY) is Code.IO_ERROR
@@ -107,7 +107,7 @@ async def test_a_handle_that_is_being_deleted_is_not_swept(place: Place, disk: F
     async with running(place) as bookie:
         await bookie.add(stored(1, 0))
         await bookie.storage.checkpoint()
-        deletion = asyncio.ensure_future(bookie.upkeep.delete_ledger(1))
+        deletion = asyncio.ensure_future(delete_ledger(bookie.upkeep, 1))
         async with held(deletion, disk, "remove", "1.idx"):
             for ledger in range(10, 40):
                 await bookie.add(stored(ledger, 0))
@@ -128,7 +128,7 @@ async def test_deletion_while_a_failed_flush_is_held(place: Place, disk: Failing
                 await bookie.storage.checkpoint()
             bookie.storage.directories.set_writable(str(place.ledger), True, "")
             disk.heal()
-            await bookie.upkeep.delete_ledger(1)
+            await delete_ledger(bookie.upkeep, 1)
         assert await bookie.read((1, 0), (2, 0)) == [Code.NO_LEDGER, stored(2, 0)]
         assert await bookie.add(stored(1, 7)) == [Code.READ_ONLY]
         await bookie.storage.checkpoint()
@@ -152,11 +152,11 @@ async def test_a_failed_deletion_leaves_the_ledger(place: Place, disk: FailingOs
         await bookie.storage.checkpoint()
         fail_at(disk, "remove", "1.idx")
         with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-            await bookie.upkeep.delete_ledger(1)
+            await delete_ledger(bookie.upkeep, 1)
         assert await bookie.read((1, 0)) == [stored(1, 0)]
         assert await bookie.add(stored(1, 1)) == [Code.OK]
         disk.heal()
-        await bookie.upkeep.delete_ledger(1)
+        await delete_ledger(bookie.upkeep, 1)
         assert await ledgers(bookie) == []
 
 
@@ -171,10 +171,10 @@ async def test_a_ledger_with_a_broken_header_can_be_deleted(place: Place, disk: 
         assert await ledgers(bookie) == [1]
         fail_at(disk, "remove", "1.idx")
         with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-            await bookie.upkeep.delete_ledger(1)
+            await delete_ledger(bookie.upkeep, 1)
         assert await bookie.add(stored(1, 1)) == [Code.IO_ERROR]
         disk.heal()
-        deletion = asyncio.ensure_future(bookie.upkeep.delete_ledger(1))
+        deletion = asyncio.ensure_future(delete_ledger(bookie.upkeep, 1))
         async with held(deletion, disk, "remove", "1.idx"):
             assert await bookie.add(stored(1, 1), recovery=True) == [Code.IO_ERROR]
         assert await ledgers(bookie) == []
@@ -192,7 +192,7 @@ async def test_long_polls_end_with_their_ledger(place: Place) -> None:
         assert handle is not None
         seen: list[int] = []
         handle.lac_watchers = {lambda: seen.append(1): None}
-        await bookie.upkeep.delete_ledger(1)
+        await delete_ledger(bookie.upkeep, 1)
         assert seen == [1]
 
 
@@ -204,8 +204,8 @@ async def test_c12_a_fenced_ledger_that_was_deleted_does_not_come_again_for_its_
     async with running(place) as bookie:
         await bookie.add(stored(1, 0), stored(2, 0))
         assert await bookie.bookie.fence(1, KEY) is Code.OK
-        await bookie.upkeep.delete_ledger(1)
-        await bookie.upkeep.delete_ledger(2)
+        await delete_ledger(bookie.upkeep, 1)
+        await delete_ledger(bookie.upkeep, 2)
         assert await bookie.add(stored(1, 1), stored(2, 1), stored(3, 1)) == [Code.FENCED, Code.OK, Code.OK]
         assert await bookie.bookie.fence(1, KEY) is Code.NO_LEDGER
         assert await bookie.bookie.write_lac(stored(1, 0)[:16] + b"digest", KEY) is Code.NO_LEDGER
@@ -219,7 +219,7 @@ async def test_c15_recovery_brings_a_deleted_ledger_again_and_it_is_fenced(place
     async with running(place) as bookie:
         await bookie.add(stored(1, 0))
         await bookie.bookie.fence(1, KEY)
-        await bookie.upkeep.delete_ledger(1)
+        await delete_ledger(bookie.upkeep, 1)
         assert await bookie.add(stored(1, 1), recovery=True) == [Code.OK]
         killed = place.killed(place.root.parent / "killed")
         if not restart:
@@ -237,7 +237,7 @@ async def test_c15_where_the_recovery_add_fails_the_writer_is_still_refused(plac
     async with running(place) as bookie:
         await bookie.add(stored(1, 0))
         await bookie.bookie.fence(1, KEY)
-        await bookie.upkeep.delete_ledger(1)
+        await delete_ledger(bookie.upkeep, 1)
         fail_at(disk, "pwritev", ".txn", errno.ENOSPC)
         assert await bookie.add(stored(1, 1), recovery=True) == [Code.IO_ERROR]
         disk.heal()

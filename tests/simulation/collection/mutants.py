@@ -1,0 +1,149 @@
+"""Rules of collection, broken on purpose. What finds violations must find these.
+
+Each function breaks a rule while the given stack is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from bk_spark.bookie.zookeeper import Znode
+from bookie_server.cluster_identity import ClusterIdentity
+from bookie_server.storage import collection_steps
+from bookie_server.storage.brake import Brake
+from bookie_server.storage.collection_steps import (
+    LedgerPass,
+    LockedLedger,
+    Mark,
+    ReadLedgers,
+    ReadLocked,
+    Remove,
+    Steps,
+    SyncStore,
+    Unmark,
+)
+from bookie_server.storage.ledger_metadata_reads import MetadataReads
+from bookie_server.storage.over_replication import OverReplication
+
+
+def any_cluster_is_believed(stack: ExitStack) -> None:
+    """As it was: whatever instance is found first."""
+
+    def believe(identity: ClusterIdentity, found: Mapping[str, Znode | None]) -> None:
+        assert set(identity.paths) <= set(found)
+
+    stack.enter_context(patch.object(ClusterIdentity, "check", believe))
+
+
+def _remove(report: LedgerPass, ledger_ids: list[int]) -> Steps:
+    marked, _ = yield Mark(ledger_ids)
+    try:
+        deleted, _ = yield Remove(marked)
+        report.deleted += deleted
+    finally:
+        yield Unmark(marked)
+
+
+def _removal(stack: ExitStack, steps: Any) -> None:
+    stack.enter_context(patch.object(collection_steps, "_remove_absent", steps))
+
+
+def victims_are_not_read_again(stack: ExitStack) -> None:
+    """As it was: up to 256 are read, and removed one after the other."""
+
+    def steps(report: LedgerPass, ledger_ids: list[int]) -> Steps:
+        yield from _remove(report, ledger_ids)
+
+    _removal(stack, steps)
+
+
+def victims_are_read_again_before_they_are_marked(stack: ExitStack) -> None:
+    def steps(report: LedgerPass, ledger_ids: list[int]) -> Steps:
+        yield SyncStore()
+        contents = yield ReadLedgers(ledger_ids)
+        yield from _remove(report, [ledger_id for ledger_id in ledger_ids if contents[ledger_id] is None])
+
+    _removal(stack, steps)
+
+
+def the_server_is_not_brought_up_to_date_after_the_mark(stack: ExitStack) -> None:
+    def steps(report: LedgerPass, ledger_ids: list[int]) -> Steps:
+        marked, _ = yield Mark(ledger_ids)
+        try:
+            contents = yield ReadLedgers(marked)
+            deleted, _ = yield Remove([ledger_id for ledger_id in marked if contents[ledger_id] is None])
+            report.deleted += deleted
+        finally:
+            yield Unmark(marked)
+
+    _removal(stack, steps)
+
+
+def a_new_session_is_as_good_as_the_old_one(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(MetadataReads, "_check_session", lambda reads: None))
+
+
+def the_lock_is_not_looked_at(stack: ExitStack) -> None:
+    """Its session may have ended, and another worker have it."""
+    read = OverReplication._read_locked
+
+    def locked(collection: OverReplication, ledger_id: int) -> LockedLedger:
+        return replace(read(collection, ledger_id), locked=True)
+
+    stack.enter_context(patch.object(OverReplication, "_read_locked", locked))
+
+
+def copies_are_not_read_again_under_the_lock(stack: ExitStack) -> None:
+    def steps(report: LedgerPass, ledger_id: int, bookie_id: str) -> Steps:
+        yield SyncStore()
+        yield ReadLocked(ledger_id)
+        yield from _remove(report, [ledger_id])
+
+    stack.enter_context(patch.object(collection_steps, "_remove_superfluous", steps))
+
+
+def there_is_no_brake(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(Brake, "stops", lambda brake, victims, held: None))
+
+
+def a_word_releases_whatever_comes(stack: ExitStack) -> None:
+    stops = Brake.stops
+
+    def once_released(brake: Brake, victims: Any, held: int) -> Any:
+        if brake.released:
+            brake._released = None
+            return None
+        return stops(brake, victims, held)
+
+    stack.enter_context(patch.object(Brake, "stops", once_released))
+
+
+def a_word_holds_for_ever(stack: ExitStack) -> None:
+    stops = Brake.stops
+
+    def kept(brake: Brake, victims: Any, held: int) -> Any:
+        released, waiting = brake._released, brake.stopped
+        stopped = stops(brake, victims, held)
+        if stopped is None:
+            brake._released, brake.stopped = released, None if released is not None else waiting
+        return stopped
+
+    stack.enter_context(patch.object(Brake, "stops", kept))
+
+
+MUTANTS = [
+    any_cluster_is_believed,
+    victims_are_not_read_again,
+    victims_are_read_again_before_they_are_marked,
+    the_server_is_not_brought_up_to_date_after_the_mark,
+    a_new_session_is_as_good_as_the_old_one,
+    the_lock_is_not_looked_at,
+    copies_are_not_read_again_under_the_lock,
+    there_is_no_brake,
+    a_word_releases_whatever_comes,
+    a_word_holds_for_ever,
+]

@@ -1,0 +1,22 @@
+"""The cluster that a bookie of a test belongs to, with its cookie."""
+
+from __future__ import annotations
+
+from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.protocol.cookie import Cookie, encode_directories
+from bookie_server.cluster_identity import ClusterIdentity
+
+ANY_COOKIE = Cookie("bookie:3181", "/journal", encode_directories(["/ledgers"]), "an instance")
+#: For bookies that ask no metadata store.
+ANY_IDENTITY = ClusterIdentity("/ledgers", ANY_COOKIE, ANY_COOKIE.instance_id)
+
+
+def joined(zookeeper: ZooKeeper, root: str, bookie_id: str) -> ClusterIdentity:
+    """The bookie's cookie is in the cluster from now on."""
+    instance = zookeeper.get(f"{root}/INSTANCEID")
+    assert instance is not None
+    cookie = Cookie(bookie_id, "/journal", encode_directories(["/ledgers"]), instance.data.decode())
+    identity = ClusterIdentity(root, cookie, cookie.instance_id)
+    if zookeeper.exists(identity.cookie_path) is None:
+        zookeeper.create(identity.cookie_path, cookie.encode(), make_parents=True)
+    return identity
