@@ -19,7 +19,7 @@ from bk_spark.datasource.schemas import arrow_schema, schema_of_json
 from bk_spark.datasource.target_log import TargetLog
 from bk_spark.datasource.task_writer import Roll, TaskLedgers, TaskWriter
 from bk_spark.log.log import Log
-from bk_spark.log.maintenance import start_in_background
+from bk_spark.log.maintenance import look_after
 from bk_spark.log.message import CommitMessage, CommitRequest, LedgerRange
 from bk_spark.log.plan import CommitResult
 from bk_spark.log.reap_rules import ReapLimits
@@ -84,11 +84,11 @@ def write_task(
 
 
 def commit_batch(log: Log, request: CommitRequest, options: SourceOptions) -> CommitResult:
-    """Commit, fence the ledgers of runs that this one took over from, and see to it that somebody looks after the log.
+    """Commit, fence the ledgers of runs that this one took over from, and look after the log where it is time for it.
     Raises what the commit raises; what follows it fails nothing."""
     result = log.commit(request, recover=functools.partial(_recover, log))
     _LOG.info("log %s: batch %d of %s: %s", log.name, request.batch_id, request.app, result)
-    start_in_background(log, ReapLimits(options.orphan_retention_ms, options.delete_grace_ms))
+    look_after(log, ReapLimits(options.orphan_retention_ms, options.delete_grace_ms))
     return result
 
 

@@ -1,8 +1,8 @@
 """Maintenance of a log: retention, moving pages into index ledgers, and the reaper.
 
 Any process may do it at any time, also several at once: each part holds by its own transactions. ``<log>/maintenance``
-only keeps it from being done more often than needed. Drivers start it in the background after a commit
-(:func:`start_in_background`); ``bkctl log gc`` asks for it.
+only keeps it from being done more often than needed. Drivers do it after a commit, and wait for a little
+(:func:`look_after`); ``bkctl log gc`` asks for it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 #: Maintenance that nobody asked for is done no more often.
 INTERVAL_MS: Final = 10 * 60 * 1000
+#: A commit waits no longer for it: time enough for all of it, unless there is much to do. The rest goes on as long as
+#: the process lives.
+WAIT_S: Final = 2.0
 #: Of index ledgers, in one round.
 _MAX_MOVES: Final = 8
 
@@ -148,6 +151,13 @@ _LOCK: Final = threading.Lock()
 _BACKGROUND: Final[dict[tuple[int, str], tuple[float, threading.Thread]]] = {}
 
 
+def look_after(log: Log, limits: ReapLimits | None = None) -> None:
+    """As :func:`start_in_background`, and wait WAIT_S for the end: a job that commits once may be over right after."""
+    thread = start_in_background(log, limits)
+    if thread is not None:
+        thread.join(WAIT_S)
+
+
 def start_in_background(log: Log, limits: ReapLimits | None = None) -> threading.Thread | None:
     """Look after ``log`` in a thread of its own, if this process has not done so for INTERVAL_MS; else None.
 
@@ -159,7 +169,7 @@ def start_in_background(log: Log, limits: ReapLimits | None = None) -> threading
         begun, running = _BACKGROUND.get(key, (None, None))
         if begun is not None and (now - begun < INTERVAL_MS / 1000 or (running is not None and running.is_alive())):
             return None
-        thread = threading.Thread(target=_look_after, args=(log, limits), name="bk-maintenance", daemon=True)
+        thread = threading.Thread(target=_maintain_quietly, args=(log, limits), name="bk-maintenance", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
@@ -169,7 +179,7 @@ def start_in_background(log: Log, limits: ReapLimits | None = None) -> threading
         return thread
 
 
-def _look_after(log: Log, limits: ReapLimits | None) -> None:
+def _maintain_quietly(log: Log, limits: ReapLimits | None) -> None:
     try:
         report = log.maintain(limits=limits)
         if report.reaped is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +15,7 @@ from bk_spark.datasource import connections
 from bk_spark.datasource.connections import LogPlace, client_of, log_at
 from bk_spark.datasource.ledger_cache import LedgerCache, LedgerKey
 from bk_spark.datasource.task_writer import Roll, TaskLedgers, TaskWriter
+from bk_spark.log.formats import decode_registration
 from bk_spark.log.log import Log
 from bk_spark.log.message import CommitMessage, CommitRequest, LedgerRange
 from bk_spark.log.plan import CommitStatus
@@ -201,3 +204,31 @@ def test_a_log_made_again_is_another_one(
     with pytest.raises(LogReplacedError):
         remade.commit(request)
     assert log_at(_place(metadata_service_uri, remade), PASSWORD).snapshot().next_offset == 0
+
+
+def test_a_job_that_ends_right_after_its_commit_has_looked_after_the_log(
+    log: Log, client: BlockingClient, metadata_service_uri: str
+) -> None:
+    """Its process dies as soon as the commit returns, as those of Spark do."""
+    writer = log.ledgers.create(log.ledger_registrar(APP, "run-0"))
+    log.commit(_request(log, 0, (), "run-0"))
+    script = f"""
+import os
+from bk_spark.datasource.connections import LogPlace, log_at
+from bk_spark.datasource.options import parse_options
+from bk_spark.datasource.write_task import commit_batch
+from bk_spark.log.message import CommitMessage, CommitRequest
+place = LogPlace({metadata_service_uri!r}, {LogStore.of(client).root!r}, {log.name!r}, {log.log_id!r})
+options = parse_options(
+    {{"metadataServiceUri": {metadata_service_uri!r}, "log": {log.name!r}}}, writing=True, streaming=False
+)
+message = CommitMessage({log.log_id!r}, {APP!r}, "run-1", "query id", 1, 0, ())
+request = CommitRequest({log.log_id!r}, {APP!r}, "run-1", "query id", 1, (message,))
+commit_batch(log_at(place, {PASSWORD!r}), request, options)
+os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    registration = client.zookeeper.get(log.paths.registration(APP, "run-0", writer.ledger_id))
+    assert registration is not None
+    assert decode_registration(registration.data, "").condemned
+    log.ledgers.abandon(writer.ledger_id)
