@@ -20,7 +20,7 @@ from bookie_server.storage import journal
 from bookie_server.storage.handles import LedgerHandle
 from bookie_server.storage.index import HEADER_BYTES as INDEX_HEADER_BYTES
 from bookie_server.storage.ledger_storage import LedgerStorage
-from bookie_server.storage.records import LENGTH_BYTES, MAX_ENTRY_ID, LedgerPart, Records
+from bookie_server.storage.records import LENGTH_BYTES, LedgerPart, Records
 
 #: Told the outcome of an add: one code for all of its entries, or one for each.
 AddDone = Callable[[Code | Int32s], None]
@@ -54,13 +54,13 @@ class Bookie(BookieReads):
     ) -> None:
         """Store entries; ``done`` is called once they are durable, or refused. With ``recovery`` a fence does not
         count; with ``high_priority`` they may be taken in read-only mode. An entry id that is there already gets the
-        new content."""
+        new content. One that no index file has room for is refused."""
         if self._storage.is_stuck or not self._state.may_add(high_priority):
             done(Code.READ_ONLY)
             return
         parts: list[tuple[LedgerHandle, LedgerPart]] = []
         codes: Int32s | None = None
-        wrong_ids = (records.entry_ids < 0) | (records.entry_ids > MAX_ENTRY_ID)
+        wrong_ids = (records.entry_ids < 0) | (records.entry_ids > self._storage.entry_limit.last)
         if wrong_ids.any() or _has_short_record(records):
             short = np.diff(records.offsets) < LENGTH_BYTES + ENTRY_HEADER_BYTES
             codes = np.where(wrong_ids | short, np.int32(Code.BAD_REQUEST), np.int32(Code.OK)).astype(np.int32)

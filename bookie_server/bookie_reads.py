@@ -94,7 +94,9 @@ class BookieReads:
         except (OSError, ColdPageError):
             return None
         if location == 0:
-            return None if handle.pending(entry_id, entry_id) is not None else (Code.NO_ENTRY, b"")
+            if handle.pending(entry_id, entry_id) is not None:
+                return None
+            return (Code.IO_ERROR if self._storage.entry_limit.lacks(ledger_id, entry_id) else Code.NO_ENTRY), b""
         stored = self._storage.reader.read_one(ledger_id, entry_id, location)
         if stored is None:
             return None
@@ -287,6 +289,9 @@ class BookieReads:
             found = np.where(sane, found, 0)
             locations[which] = found
             codes[which] = np.where(found == 0, np.int32(Code.NO_ENTRY), np.int32(Code.OK))
+            if self._storage.entry_limit.lacks_some(ledger_id):
+                left_out = (found == 0) & sane & (ids >= self._storage.entry_limit.first_lacking(ledger_id))
+                codes[which] = np.where(left_out, np.int32(Code.IO_ERROR), codes[which])
         return codes, resolved, locations
 
     async def _fetch(self, ledger_ids: Int64s, entry_ids: Int64s, locations: Int64s, limit_bytes: int) -> StoredEntries:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 from bookie_server.config import BookieConfig
 from bookie_server.cookies import current_directory
+from bookie_server.file_limit import last_indexable_entry
 from bookie_server.net.limits import NetConfig
 from bookie_server.open_files import share_open_files
 from bookie_server.storage.brake import BrakeLimits
@@ -53,6 +56,9 @@ def storage_config(config: BookieConfig) -> StorageConfig:
         flush_interval_ms=config.flush_interval_ms,
         open_index_files=open_files.index_files,
         open_entry_logs=open_files.entry_logs,
+        find_last_entry=functools.partial(
+            last_indexable_entry, [current_directory(directory) for directory in config.index_directories]
+        ),
     )
 
 

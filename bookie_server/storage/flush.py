@@ -3,12 +3,14 @@
 Order, which is what makes it safe (compatibility facts §5.3): take the marks and the full half of the write cache in
 one step → write and sync entry logs, sorted by ledger → write and sync index files → write the marks to every ledger
 directory → remove journals. A half that could not be written stays in memory, is found there by readers, and is tried
-again, with its own marks, at the next flush; until then no mark moves.
+again, with its own marks, at the next flush; until then no mark moves. Entries that no index file has room for are left
+out of the index files (entry_limit.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +21,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.entry_limit import EntryLimit
 from bookie_server.storage.handles import Handles
 from bookie_server.storage.index import IndexFiles, IndexHeader
 from bookie_server.storage.ledger_cache import LedgerCache
@@ -74,6 +77,7 @@ class Flusher:
         handles: Handles,
         index: IndexFiles,
         log_writer: LogWriter,
+        entry_limit: EntryLimit,
         last_marks: Sequence[LogMark],
         durable_marks: Callable[[], list[LogMark]],
         remove_journals: Callable[[Sequence[LogMark]], None],
@@ -85,6 +89,7 @@ class Flusher:
         self._handles = handles
         self._index = index
         self._log_writer = log_writer
+        self._entry_limit = entry_limit
         self._durable_marks = durable_marks
         self._remove_journals = remove_journals
         self._executor = executor
@@ -163,6 +168,36 @@ class Flusher:
         batch.logs_done = True
 
     def _write_index(self, batch: _Batch) -> None:
+        self._leave_out(batch)
+        try:
+            self._write_slots(batch)
+        except OSError as error:
+            if error.errno != errno.EFBIG or not self._entry_limit.find_again():
+                raise
+            self._leave_out(batch)
+            self._write_slots(batch)
+        self._index.sync()
+
+    def _leave_out(self, batch: _Batch) -> None:
+        """Entries that no index file has room for stay out of it, so that all else is written."""
+        entries, limit = batch.entries, self._entry_limit.last
+        assert entries is not None
+        ids = entries.entry_ids
+        if not len(ids) or int(ids.max()) <= limit:
+            return
+        left_out: dict[int, int] = {}
+        kept = []
+        for ledger_id, first, last in entries.ledgers:
+            fitting = first + int(np.searchsorted(ids[first:last], limit, side="right"))
+            if fitting < last:
+                left_out[ledger_id] = int(ids[fitting])
+            if fitting > first:
+                kept.append((ledger_id, first, fitting))
+        if left_out:
+            self._entry_limit.note(left_out)
+            entries.ledgers[:] = kept
+
+    def _write_slots(self, batch: _Batch) -> None:
         entries = batch.entries
         assert entries is not None
         with_entries = set()
@@ -174,7 +209,6 @@ class Flusher:
         for ledger_id, header in batch.headers.items():
             if ledger_id not in with_entries:
                 self._index.write(ledger_id, header, nothing, nothing)
-        self._index.sync()
 
     async def _update_cache(self, batch: _Batch) -> None:
         for _ in self._cache_updates(batch):

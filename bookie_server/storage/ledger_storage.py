@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from bk_spark.protocol.errors import StorageError
 from bookie_server.storage import files
 from bookie_server.storage.deleted_ledgers import DeletedLedgers
 from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.entry_limit import EntryLimit
 from bookie_server.storage.entry_log_reader import EntryLogReader
 from bookie_server.storage.flush import Flusher
 from bookie_server.storage.group_commit import Append, DoneCallback, Group, GroupStats
@@ -31,7 +33,7 @@ from bookie_server.storage.ledger_cache import LedgerCache
 from bookie_server.storage.locations import in_memory
 from bookie_server.storage.log_mark import LogMark, read_marks
 from bookie_server.storage.log_writer import LogIds, LogWriter
-from bookie_server.storage.records import LENGTH_BYTES, Int64s, LedgerPart, Records
+from bookie_server.storage.records import LENGTH_BYTES, MAX_ENTRY_ID, Int64s, LedgerPart, Records
 from bookie_server.storage.replay import replay_journals
 from bookie_server.storage.write_cache import WriteCache
 
@@ -48,6 +50,8 @@ class StorageConfig:
     index_cache_bytes: int = 64 * 1024 * 1024
     handle_limit: int = 20_000
     flush_interval_ms: int = 10_000
+    #: Finds the highest entry id that all index files have room for. Blocking.
+    find_last_entry: Callable[[], int] = lambda: MAX_ENTRY_ID
     #: Files kept open for reading.
     open_index_files: int = 256
     open_entry_logs: int = 256
@@ -91,6 +95,7 @@ class LedgerStorage:
         self._started = False
 
         files.sync_what_was_left((*config.journals.directories, *directories.paths, *directories.index_paths))
+        self.entry_limit = EntryLimit(config.find_last_entry, directories.paths)
         marks = read_marks(directories.paths, len(config.journals.directories))
         self._journals: Journals | None = None
         self.flusher = Flusher(
@@ -100,6 +105,7 @@ class LedgerStorage:
             handles=self.handles,
             index=self.index,
             log_writer=self.log_writer,
+            entry_limit=self.entry_limit,
             last_marks=marks,
             durable_marks=lambda: marks if self._journals is None else self._journals.durable_marks(),
             remove_journals=lambda marks: None if self._journals is None else self._journals.remove_below(marks),
@@ -313,6 +319,8 @@ class LedgerStorage:
 
     async def entry_ids(self, ledger_id: int) -> Int64s:
         """Ids of all entries of the ledger, ascending. Raises OSError."""
+        if self.entry_limit.lacks_some(ledger_id):
+            raise OSError(errno.EFBIG, f"the index of ledger {ledger_id} has no room for all of its entries")
         # Memory first: what leaves it while the file is read may come to a place that was read already.
         parts = [self.write_cache.active.entry_ids(ledger_id)]
         if self.write_cache.flushing is not None:

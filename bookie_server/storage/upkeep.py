@@ -7,10 +7,11 @@ held, so that it never meets a flush.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from bookie_server.storage.threads import in_thread
 if TYPE_CHECKING:
     from bookie_server.storage.ledger_storage import LedgerStorage
 
+_LOG: Final = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
@@ -110,6 +112,12 @@ class Upkeep:
     async def _remove(self, ledger_id: int, last_entry_id: int) -> None:
         storage = self._storage
         await self._in_thread(storage.index.remove, ledger_id)
+        try:
+            await self._in_thread(storage.entry_limit.forget, ledger_id)
+        except files.SyncFailedError:
+            raise
+        except OSError as error:
+            _LOG.warning("what the index of ledger %d lacked is not forgotten, for now: %s", ledger_id, error)
         storage.write_cache.drop(ledger_id)
         storage.flusher.forget(ledger_id)
         storage.handles.drop(ledger_id)

@@ -56,6 +56,8 @@ class BookieProcess:
         self.open_files: int | None = None
         #: The checkout whose code runs.
         self.tree = _REPOSITORY
+        #: How long its files can be, if that is to be limited.
+        self.file_bytes: int | None = None
         self.lines: list[str] = []
         self._changed = threading.Condition()
         self._ended = False
@@ -85,7 +87,9 @@ class BookieProcess:
         conf = self.directory / "bk_server.conf"
         conf.write_text("".join(f"{key}={value}\n" for key, value in self.settings.items()))
         self.lines, self._ended = [], False
-        limited = [] if self.open_files is None else ["sh", "-c", f'ulimit -n {self.open_files}; exec "$@"', "sh"]
+        limits = {"-n": self.open_files, "-f": None if self.file_bytes is None else self.file_bytes // 512}
+        asked = "".join(f"ulimit {option} {value}; " for option, value in limits.items() if value is not None)
+        limited = ["sh", "-c", f'{asked}exec "$@"', "sh"] if asked else []
         self._process = subprocess.Popen(
             [*limited, sys.executable, "-m", "bookie_server", "start", "--conf", str(conf)],
             cwd=self.tree,

@@ -1,0 +1,107 @@
+"""Which entry ids the index files have room for, and which entries were taken nevertheless.
+
+An add beyond the limit is refused (bookie.py). Entries beyond it can be in memory all the same: a journal is replayed
+that was written when files could be longer, or the limit was lowered, or could not be found out. A flush leaves them
+out of the index, so that it succeeds for all else, and puts down from which id on the ledger lacks entries:
+
+``<ledger dir>/current/unindexed``, in every ledger directory that takes it; at start all are read::
+
+    one line for each ledger: its id, the lowest entry id that is not in the index
+
+It is written before the marks let the journal go. Reads of such a ledger at or above that id get an I/O error where
+nothing is found, for "no such entry" would be wrong. The entries are in an entry log until that is compacted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from bk_spark.protocol.errors import CorruptFileError
+from bookie_server.storage import files
+from bookie_server.storage.records import MAX_ENTRY_ID
+
+_LOG: Final = logging.getLogger(__name__)
+_NAME: Final = "unindexed"
+
+
+class EntryLimit:
+    """``find`` says the highest entry id that all index files have room for; ``directories`` are the ``current``
+    directories of ledgers. Raises CorruptFileError, OSError."""
+
+    def __init__(self, find: Callable[[], int], directories: Sequence[str]) -> None:
+        self._find = find
+        self._directories = tuple(directories)
+        #: The highest entry id that can be taken.
+        self.last = find()
+        self._lacking: dict[int, int] = {}
+        for directory in self._directories:
+            for ledger_id, first in _read(os.path.join(directory, _NAME)):
+                self._lacking[ledger_id] = min(first, self._lacking.get(ledger_id, first))
+
+    def find_again(self) -> bool:
+        """A file was too long. Whether the limit is lower now."""
+        before, self.last = self.last, min(self.last, self._find())
+        return self.last < before
+
+    def lacks(self, ledger_id: int, entry_id: int) -> bool:
+        """Whether an entry of the ledger that is not found may have been left out of the index."""
+        first = self._lacking.get(ledger_id)
+        return first is not None and first <= entry_id <= MAX_ENTRY_ID
+
+    def lacks_some(self, ledger_id: int) -> bool:
+        """Whether entries of the ledger were left out of the index."""
+        return ledger_id in self._lacking
+
+    def first_lacking(self, ledger_id: int) -> int:
+        """From which entry id on the ledger may lack entries; beyond all ids where it does not."""
+        return self._lacking.get(ledger_id, MAX_ENTRY_ID + 1)
+
+    def note(self, left_out: dict[int, int]) -> None:
+        """Put down ledgers with their lowest entry that was left out, durably. Raises OSError, SyncFailedError."""
+        new = {ledger_id: min(first, self.first_lacking(ledger_id)) for ledger_id, first in left_out.items()}
+        for ledger_id, first in left_out.items():
+            _LOG.error(
+                "ledger %d: entries from %d on cannot be in its index, whose file would be too long, and are answered "
+                "with an I/O error; ids up to %d can (ulimit -f, or the file system)",
+                ledger_id,
+                first,
+                self.last,
+            )
+        self._write({**self._lacking, **new})
+
+    def forget(self, ledger_id: int) -> None:
+        """The ledger is removed. Raises OSError, SyncFailedError."""
+        if ledger_id in self._lacking:
+            self._write({other: first for other, first in self._lacking.items() if other != ledger_id})
+
+    def _write(self, lacking: dict[int, int]) -> None:
+        content = "".join(f"{ledger_id} {first}\n" for ledger_id, first in sorted(lacking.items())).encode()
+        failures = []
+        for directory in self._directories:
+            try:
+                files.replace_file(os.path.join(directory, _NAME), content)
+            except files.SyncFailedError:
+                raise
+            except OSError as error:
+                failures.append(error)
+        if len(failures) == len(self._directories):
+            raise failures[0]
+        self._lacking = lacking
+
+
+def _read(path: str) -> list[tuple[int, int]]:
+    try:
+        with open(path, "rb") as file:
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return []
+    try:
+        return [(int(ledger_id), int(first)) for ledger_id, first in (line.split() for line in lines)]
+    except ValueError as error:
+        raise CorruptFileError(
+            f"{path} does not hold pairs of ledger and entry ids: copy it from another ledger directory, or move it "
+            "elsewhere where no entries beyond the longest index file were ever written"
+        ) from error
