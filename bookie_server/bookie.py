@@ -43,6 +43,11 @@ class Bookie(BookieReads):
         then adds are refused."""
         return 0 if self._storage.is_stuck else self._storage.write_cache.excess_bytes
 
+    @property
+    def new_ledgers_wait(self) -> bool:
+        """Whether so many new ledgers have no index file yet that no more should come; they are being written."""
+        return self._storage.new_ledgers_wait
+
     def on_room(self, callback: Callable[[], None]) -> None:
         """``callback`` when a flush took the entries in memory, and :attr:`excess_bytes` is 0 again."""
         self._storage.flusher.on_room = callback

@@ -43,6 +43,8 @@ ByLedger = list[tuple[int, Int64s | slice]]
 _READ_THREADS: Final = 2
 #: Entries looked up at a time; bounds what one read costs the event loop.
 _MAX_LOOKUP: Final = 1024
+#: The same of ledgers, each of which may need an index file to be looked for.
+MAX_LEDGERS: Final = 64
 #: So often the pages for one lookup are loaded; if they are never there together, the event loop waits for them.
 _MAX_ROUNDS: Final = 4
 
@@ -111,6 +113,11 @@ class BookieReads:
         """
         ledger_ids, entry_ids = ledger_ids[:_MAX_LOOKUP], entry_ids[:_MAX_LOOKUP]
         by_ledger = group_by_ledger(ledger_ids)
+        if len(by_ledger) > MAX_LEDGERS:
+            _, firsts = np.unique(ledger_ids, return_index=True)
+            count = int(np.sort(firsts)[MAX_LEDGERS])
+            ledger_ids, entry_ids = ledger_ids[:count], entry_ids[:count]
+            by_ledger = group_by_ledger(ledger_ids)
         codes, resolved, locations = await self._locate_durable(by_ledger, entry_ids)
         present = np.flatnonzero(codes == Code.OK)
         if not len(present):
@@ -267,6 +274,9 @@ class BookieReads:
             handle = self.handle(ledger_id)
             if not isinstance(handle, LedgerHandle):
                 codes[which] = Code.NO_LEDGER if handle is None else handle
+                continue
+            if handle.last_entry < 0 and not handle.deleting:
+                codes[which] = Code.NO_ENTRY  # nothing durable is here: no need to look for an index file
                 continue
             ids = entry_ids[which]
             if int(ids.min()) < 0 or int(ids.max()) > MAX_ENTRY_ID:

@@ -38,6 +38,8 @@ _PAUSED_BY_FRAMES: Final = 32
 #: Requests of the last receive are still to be handled.
 _PAUSED_BY_TURN: Final = 64
 
+#: What each ledger of a round but the first costs, in bytes.
+_LEDGER_COST: Final = 8 * 1024
 #: Connections closed since they stall are told of once in so many.
 _TELL_EVERY: Final = 100
 #: A round of reads is not made smaller than this.
@@ -254,9 +256,10 @@ class NativeConnection(asyncio.BufferedProtocol):
     # --- reads -------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def read_round(self, wanted_bytes: int) -> AsyncIterator[int]:
+    async def read_round(self, wanted_bytes: int, ledgers: int = 1) -> AsyncIterator[int]:
         """To be held while entries are in memory on their way from disk to the socket. Waits until this peer takes
-        its answers and there is room for more of all peers; gives how much of ``wanted_bytes`` to read."""
+        its answers and there is room for more of all peers; gives how much of ``wanted_bytes`` to read. Each of the
+        ``ledgers`` costs a look for its index file."""
         while True:
             await self.answers_taken()
             last_cost = self._share.last_cost
@@ -267,7 +270,7 @@ class NativeConnection(asyncio.BufferedProtocol):
                 if self._answers_taken.is_set() and room.is_set():
                     before_bytes = self._sent_bytes + self._out_bytes
                     yield self.load.round_bytes(wanted_bytes, _LEAST_ROUND_BYTES)
-                    slot.bytes = self._sent_bytes + self._out_bytes - before_bytes
+                    slot.bytes = (ledgers - 1) * _LEDGER_COST + self._sent_bytes + self._out_bytes - before_bytes
                     self.flush()
                     return
 

@@ -50,12 +50,12 @@ class Share:
 
 
 class Slot:
-    """One piece of work under way; ``bytes`` is to be set to what it came to."""
+    """One piece of work under way; ``bytes`` is to be set to what it came to, or left alone where nothing was done."""
 
     __slots__ = ("bytes",)
 
     def __init__(self) -> None:
-        self.bytes = 0
+        self.bytes: int | None = None
 
 
 class FairSlots:
@@ -78,10 +78,11 @@ class FairSlots:
         try:
             yield slot
         finally:
-            cost = slot.bytes + PIECE_COST
-            share.serve(cost, self._loop.time())
             self._free += 1
-            self._spent += max(0, cost - expected)
+            if slot.bytes is not None:
+                cost = slot.bytes + PIECE_COST
+                share.serve(cost, self._loop.time())
+                self._spent += max(0, cost - expected)
             self._look_soon()
 
     async def _acquire(self, share: Share) -> None:

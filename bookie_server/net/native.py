@@ -19,6 +19,7 @@ from bookie_server.bookie import Bookie
 from bookie_server.net.connection import PAUSED_BY_END, PAUSED_BY_LOAD, NativeConnection
 from bookie_server.net.connections import Connections
 from bookie_server.net.fair_slots import FairSlots
+from bookie_server.net.fences import Fences
 from bookie_server.net.half_frames import HalfFrames
 from bookie_server.net.large_frames import LargeFrames
 from bookie_server.net.limits import FEW_CONNECTIONS, NetConfig, NoRequestTimes, RequestTimes, connection_limit
@@ -57,6 +58,7 @@ class NativeServer:
         self.load = Load(config, self._load_changed, self._close_stalled, lambda: bookie.excess_bytes)
         bookie.on_room(self.load.look)
         self.read_slots = FairSlots(config.read_slots)
+        self.fences = Fences(bookie)
         #: One list of entries, which may be long, is made at a time.
         self.list_slot = asyncio.Semaphore(1)
         self.common_buffer = CommonBuffer(config.max_frame_bytes)
@@ -141,6 +143,7 @@ class NativeServer:
         self._connections.remove(connection)
         self.half_frames.end(connection)
         self.large_frames.end(connection)
+        self.fences.forget(connection)
         if not self._connections and self._closing:
             self._all_left.set()
 
@@ -165,12 +168,13 @@ class NativeServer:
 
     def _close_stalled(self) -> None:
         """Hang up on peers that do not take their answers. Where reads of others wait for room, soon: on who stalls
-        longest first, until there will be room."""
+        longest first, until there will be room; where so many reads wait that others' may be refused, on all."""
         now, config = asyncio.get_running_loop().time(), self.config
         wanted_bytes = 0 if self.load.has_room.is_set() else self.load.unsent_bytes - config.max_unsent_bytes // 2
+        crowded = self.load.reads_bytes * 2 > config.max_waiting_reads_bytes
         stalled = [(connection.stalled_since(now), connection) for connection in self._connections]
         for since, connection in sorted(((s, c) for s, c in stalled if s is not None), key=lambda one: one[0]):
-            in_the_way = wanted_bytes > 0 and now - since >= config.stalled_in_the_way_timeout_ms / 1000
+            in_the_way = (crowded or wanted_bytes > 0) and now - since >= config.stalled_in_the_way_timeout_ms / 1000
             if in_the_way or now - since >= config.stalled_peer_timeout_ms / 1000:
                 wanted_bytes -= connection.unsent_bytes
                 connection.abort_stalled()

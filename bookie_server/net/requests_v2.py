@@ -6,6 +6,7 @@ UNKNOWN_LEDGER_STATE is never sent over v2: Java's client would drop the connect
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -18,7 +19,7 @@ from bk_spark.protocol.framing import Frames
 from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire_v2 import AddRun, Auth, BadVersion, BatchRead, ReadRun
 from bookie_server.bookie import Bookie
-from bookie_server.bookie_reads import Int32s, ReadPart
+from bookie_server.bookie_reads import MAX_LEDGERS, Int32s, ReadPart
 from bookie_server.storage.entry_log_reader import StoredEntries
 from bookie_server.storage.records import LENGTH_BYTES, Int64s, Records
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 _URGENT: Final = FlagV2.HIGH_PRIORITY | FlagV2.FENCING
 #: Runs of requests that one connection gets handled before it is others' turn.
 RUNS_PER_TURN: Final = 256
+#: Fencing reads that one connection gets handled before it is others' turn.
+_FENCES_PER_TURN: Final = 64
 #: About how many bytes of entries one round of a read request fetches.
 READ_ROUND_BYTES: Final = 512 * 1024
 #: A batch read counts these before its first entry: answer header, request id, frame length.
@@ -56,6 +59,9 @@ class RequestsV2:
                     self._add(request)
                     handled += len(request.entry_ids)
                 case ReadRun():
+                    if request.master_key is not None and len(request.entry_ids) > _FENCES_PER_TURN:
+                        self._read(_first_reads(request, _FENCES_PER_TURN))
+                        return handled + _FENCES_PER_TURN
                     self._read(request)
                     handled += len(request.entry_ids)
                 case BatchRead():
@@ -128,7 +134,7 @@ class RequestsV2:
         fences: dict[int, asyncio.Future[Code]] = {}
         if run.master_key is not None:
             for ledger_id in np.unique(ledger_ids).tolist():
-                fences[ledger_id] = self._bookie.fence(ledger_id, run.master_key)
+                fences[ledger_id] = connection.server.fences.fence(connection, ledger_id, run.master_key)
         version = run.version
         connection.reads.add(
             allowed,
@@ -153,7 +159,7 @@ class RequestsV2:
                 connection.observe_codes(kind, code, int(np.count_nonzero(refused)), begun)
                 ledger_ids, entry_ids = ledger_ids[~refused], entry_ids[~refused]
         while len(entry_ids):
-            async with connection.read_round(READ_ROUND_BYTES) as limit:
+            async with connection.read_round(READ_ROUND_BYTES, distinct_ledgers(ledger_ids)) as limit:
                 part = await self._bookie.read(ledger_ids, entry_ids, limit)
                 count = len(part.codes)
                 connection.send(*_read_answers(version, ledger_ids[:count], entry_ids[:count], part))
@@ -168,7 +174,7 @@ class RequestsV2:
             return
         fence = None
         if request.master_key is not None:
-            fence = self._bookie.fence(request.ledger_id, request.master_key)
+            fence = connection.server.fences.fence(connection, request.ledger_id, request.master_key)
         urgent = bool(request.flags & _URGENT)
         connection.reads.add(1, lambda: self._answer_batch_read(request, fence, begun), urgent=urgent)
 
@@ -204,6 +210,17 @@ class RequestsV2:
         ids = np.array([[request.ledger_id], [request.entry_id]], np.int64)
         op = OpV2(request.op)
         self._connection.send(wire_v2.add_answers(request.version, ids[0], ids[1], Code.BAD_VERSION, op))
+
+
+def _first_reads(run: ReadRun, count: int) -> ReadRun:
+    return replace(run, ledger_ids=run.ledger_ids[:count], entry_ids=run.entry_ids[:count])
+
+
+def distinct_ledgers(ledger_ids: Int64s) -> int:
+    """How many ledgers one round looks at, at most."""
+    if ledger_ids[0] == ledger_ids[-1] and (ledger_ids == ledger_ids[0]).all():
+        return 1
+    return min(MAX_LEDGERS, len(np.unique(ledger_ids)))
 
 
 def first_records(records: Records, count: int) -> Records:

@@ -24,7 +24,7 @@ from bookie_server.net import answers_v3
 from bookie_server.net.answers_v3 import BODIES, response, response_about, status
 from bookie_server.net.inquiries_v3 import answer_info, answer_list, answer_read_lac
 from bookie_server.net.long_polls import LongPoll, answer_long_poll, read_one
-from bookie_server.net.requests_v2 import AUTH_DISABLED, READ_ROUND_BYTES, RUNS_PER_TURN
+from bookie_server.net.requests_v2 import AUTH_DISABLED, READ_ROUND_BYTES, RUNS_PER_TURN, distinct_ledgers
 from bookie_server.net.runs_v3 import AddsV3, GatheredAdds, ReadsV3, is_worth_it, segments, uniform_run
 from bookie_server.storage.handles import LedgerHandle
 from bookie_server.storage.records import Int64s
@@ -254,7 +254,7 @@ class RequestsV3:
     async def _answer_reads(self, txn_ids: Int64s, ledger_ids: Int64s, entry_ids: Int64s, begun: float) -> None:
         connection = self._connection
         while len(entry_ids):
-            async with connection.read_round(READ_ROUND_BYTES) as limit:
+            async with connection.read_round(READ_ROUND_BYTES, distinct_ledgers(ledger_ids)) as limit:
                 part = await self._bookie.read(ledger_ids, entry_ids, limit)
                 count = len(part.codes)
                 ids = txn_ids[:count], ledger_ids[:count], entry_ids[:count]
@@ -296,7 +296,7 @@ class RequestsV3:
         elif not connection.reads.allowed(1):
             self._refuse(request, Code.TOO_MANY_REQUESTS)
         else:
-            fence = self._bookie.fence(ledger_id, read.masterKey)
+            fence = connection.server.fences.fence(connection, ledger_id, read.masterKey)
             connection.reads.add(
                 1, lambda: self._answer_fencing_read(txn_id, ledger_id, entry_id, fence, begun), urgent=True
             )

@@ -97,6 +97,8 @@ class Handles:
         self._has_changes = has_changes
         self._handles: dict[int, LedgerHandle] = {}
         self._sweep_at = limit
+        #: New ledgers since headers were taken last.
+        self.unwritten = 0
         #: Set while the journal is being replayed (see IndexFiles.read_header).
         self.replaying = False
 
@@ -123,6 +125,7 @@ class Handles:
         handle = LedgerHandle(ledger_id, master_key)
         handle.header_dirty = True
         handle.lac_loaded = True
+        self.unwritten += 1
         if self.replaying:
             # A power cut may have taken the header of a file and left its entries.
             handle.last_entry = self._files.last_entry(ledger_id)
@@ -148,6 +151,7 @@ class Handles:
     def take_headers(self) -> dict[int, IndexHeader]:
         """Headers to be written to index files, by ledger, ascending. They count as written now."""
         dirty = sorted(handle.ledger_id for handle in self._handles.values() if handle.header_dirty)
+        self.unwritten = 0
         headers = {}
         for ledger_id in dirty:
             handle = self._handles[ledger_id]

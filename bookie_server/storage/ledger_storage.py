@@ -38,6 +38,8 @@ from bookie_server.storage.replay import replay_journals
 from bookie_server.storage.write_cache import WriteCache
 
 _LOG: Final = logging.getLogger(__name__)
+#: New ledgers without index files: more make each flush long, and each takes memory.
+_MOST_UNWRITTEN: Final = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,15 @@ class LedgerStorage:
     def is_stuck(self) -> bool:
         """Whether memory is full and cannot be written to the disk: no more entries can be taken."""
         return self._trouble is not None and self.write_cache.is_full
+
+    @property
+    def new_ledgers_wait(self) -> bool:
+        """Whether so many new ledgers wait for their index files that a flush was asked for. Where flushes fail nothing
+        should wait for one."""
+        if self.handles.unwritten < _MOST_UNWRITTEN or self._trouble is not None:
+            return False
+        self._flush_wanted.set()
+        return True
 
     def append(self, records: Records, parts: list[tuple[LedgerHandle, LedgerPart]], done: DoneCallback) -> None:
         """Store ``records``; ``parts`` says which of them belong to which ledger. ``done(ok)`` once it is decided."""

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from bk_spark.protocol import wire_v2
-from bk_spark.protocol.codes import Code
+from bk_spark.protocol.codes import Code, FlagV2
 from bookie_server.local import LocalCluster
-from tests.support.bookie import BookieProcess, add_frame, stored
+from tests.support.bookie import KEY, BookieProcess, add_frame, stored
 
 _ids = itertools.count(50_000)
 
@@ -99,3 +99,24 @@ def test_n1_peers_that_take_nothing_leave_others_their_reads(bookie: BookieProce
             assert honest.read(ledger, 1) == stored(ledger, 1)
             assert honest.add(ledger, [entry_id]) == [Code.OK]
         assert bookie.resident_mib() < 400
+
+
+def test_n1_fencing_reads_of_many_unknown_ledgers_are_all_answered_and_others_go_on(
+    bookie: BookieProcess, ledger: int
+) -> None:
+    with contextlib.ExitStack() as stack:
+        honest = stack.enter_context(bookie.connect())
+        assert honest.add(ledger, [0]) == [Code.OK]
+        greedy = [stack.enter_context(bookie.connect()) for _ in range(4)]
+        first = 1 << 33
+        for number, peer in enumerate(greedy):
+            ledgers = range(first + 1000 * number, first + 1000 * number + 1000)
+            peer.send(b"".join(wire_v2.read_requests(one, [0], FlagV2.FENCING, KEY) for one in ledgers))
+        for entry_id in range(1, 20):
+            assert honest.add(ledger, [entry_id]) == [Code.OK]
+            assert honest.read(ledger, entry_id) == stored(ledger, entry_id)
+        assert honest.fence(ledger) == stored(ledger, 19)
+        for peer in greedy:
+            codes = {Code.from_v2(int.from_bytes(peer.body()[4:8], "big", signed=True)) for _ in range(1000)}
+            assert codes == {Code.NO_ENTRY}
+        assert greedy[0].add(first + 5, [0]) == [Code.FENCED]

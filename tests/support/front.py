@@ -40,6 +40,8 @@ class HeldBookie:
         self.ledger.lac_loaded = True
         self.lac_reached = asyncio.Event()
         self.excess_bytes = 0
+        self.new_ledgers_wait = False
+        self.fences: dict[int, asyncio.Future[Code]] = {}
 
     def on_room(self, callback: Callable[[], None]) -> None:
         pass
@@ -91,7 +93,8 @@ class HeldBookie:
         return asyncio.get_running_loop().create_future()
 
     def fence(self, ledger_id: int, master_key: bytes) -> asyncio.Future[Code]:
-        return asyncio.get_running_loop().create_future()
+        self.fences[ledger_id] = asyncio.get_running_loop().create_future()
+        return self.fences[ledger_id]
 
     async def list_entries(self, ledger_id: int) -> tuple[Code, Int64s]:
         self.lists.append(asyncio.get_running_loop().create_future())

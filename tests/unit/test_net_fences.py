@@ -1,0 +1,104 @@
+"""Fences of ledgers that nobody has heard of: a few in each turn of the event loop, whoever asks for how many."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+
+from bk_spark.protocol import wire_v2
+from bk_spark.protocol.codes import Code, FlagV2
+from bookie_server.net.limits import NetConfig
+from tests.support.bookie import KEY
+from tests.support.front import HeldBookie, front, run, until
+from tests.support.running_storage import Place, in_loop, running
+from tests.unit.test_net_fair_slots import Turns
+
+
+class FencingBookie(HeldBookie):
+    """Notes in which turns of the event loop it was asked to fence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = Turns()
+        self.fences_by_turn: dict[int, int] = {}
+
+    def fence(self, ledger_id: int, master_key: bytes) -> asyncio.Future[Code]:
+        self.fences_by_turn[self.turns.count] = self.fences_by_turn.get(self.turns.count, 0) + 1
+        return super().fence(ledger_id, master_key)
+
+    def durable(self) -> None:
+        for fence in self.fences.values():
+            if not fence.done():
+                fence.set_result(Code.OK)
+
+
+def fences(first: int, count: int) -> bytes:
+    return b"".join(wire_v2.read_requests(first + i, [0], FlagV2.FENCING, KEY) for i in range(count))
+
+
+def test_n1_many_fencing_reads_of_unknown_ledgers_begin_a_few_in_a_turn() -> None:
+    async def test() -> None:
+        bookie = FencingBookie()
+        async with front(NetConfig(), bookie) as here:
+            greedy = [await here.connect() for _ in range(5)]
+            honest = await here.connect()
+            await until(lambda: here.server.connection_count == 6)
+            for number, peer in enumerate(greedy):  # all of them in one turn
+                assert peer.socket.send(fences(1000 * (number + 1), 400)) > 0
+            await until(lambda: len(bookie.fences) == 256)
+            await honest.send(fences(7, 1))
+            await asyncio.sleep(0.05)
+            assert len(bookie.fences) == 256  # so many are on their way to the journal
+            bookie.durable()
+            await until(lambda: 7 in bookie.fences)
+            assert len(bookie.fences) <= 256 + 256  # it did not wait for the other 1744
+            while not all(fence.done() for fence in bookie.fences.values()) or len(bookie.fences) < 2001:
+                bookie.durable()
+                await asyncio.sleep(0)
+            for peer in greedy:
+                assert await peer.codes(400) == [Code.OK] * 400
+            assert await honest.codes(1) == [Code.OK]
+            assert max(bookie.fences_by_turn.values()) <= 16
+            bookie.turns.stop()
+
+    run(test)
+
+
+def test_fences_wait_while_too_many_new_ledgers_have_no_index_file() -> None:
+    async def test() -> None:
+        bookie = FencingBookie()
+        bookie.new_ledgers_wait = True
+        async with front(NetConfig(), bookie) as here:
+            peer, gone = await here.connect(), await here.connect()
+            await peer.send(fences(1, 10))
+            await gone.send(fences(100, 10))
+            await until(lambda: here.server.load.reads == 20)
+            gone.socket.close()
+            await until(lambda: here.server.connection_count == 1)
+            assert not bookie.fences
+            bookie.new_ledgers_wait = False
+            await until(lambda: len(bookie.fences) == 10)
+            bookie.durable()
+            assert await peer.codes(10) == [Code.OK] * 10
+            assert sorted(bookie.fences) == list(range(1, 11))  # what the other one asked for is not done
+            bookie.turns.stop()
+
+    run(test)
+
+
+@in_loop
+async def test_new_ledgers_wait_for_a_flush_and_one_look_covers_few_ledgers(tmp_path: Path) -> None:
+    place = Place.make(tmp_path / "bookie", flush_interval_ms=600_000)
+    async with running(place) as bookie:
+        await asyncio.gather(*(bookie.bookie.fence(i, KEY) for i in range(2047)))
+        assert not bookie.bookie.new_ledgers_wait
+        await bookie.bookie.fence(2047, KEY)
+        assert bookie.bookie.new_ledgers_wait
+        async with asyncio.timeout(60):  # it asked for a flush
+            while bookie.bookie.new_ledgers_wait:
+                await asyncio.sleep(0.01)
+        ledger_ids = np.repeat(np.arange(1000), 2)
+        part = await bookie.bookie.read(ledger_ids, np.zeros(2000, np.int64), 1 << 20)
+        assert part.codes.tolist() == [Code.NO_ENTRY] * 128
