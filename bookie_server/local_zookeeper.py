@@ -144,7 +144,6 @@ class LocalZooKeeper(LocalProcess):
             f"tickTime={_TICK_MS}",
             f"minSessionTimeout={_MIN_SESSION_TIMEOUT_MS}",
             f"maxSessionTimeout={_MAX_SESSION_TIMEOUT_MS}",
-            "maxClientCnxns=0",
             "admin.enableServer=false",
             "4lw.commands.whitelist=ruok,srvr,mntr",
             "autopurge.snapRetainCount=3",

@@ -80,6 +80,7 @@ class Client:
                 self.uri.servers,
                 session_timeout_ms=self.config.zk_session_timeout_ms,
                 operation_timeout_ms=self.config.metadata_timeout_ms,
+                rest_after_ms=self.config.zk_session_rest_ms,
             )
             zookeeper.start(self.config.connect_timeout_ms)
         try:

@@ -29,6 +29,14 @@ class ClientConfig:
         default=10_000,
         metadata={"apache": "zkTimeout", "unit_ms": 1, "least": 100, "doc": "Session timeout asked of ZooKeeper."},
     )
+    zk_session_rest_ms: int = field(
+        default=0,
+        metadata={
+            "least": 0,
+            "doc": "End the session with ZooKeeper when nothing was asked for so long, and begin another with the next "
+            "question; 0: keep it. For many clients on one host, see `maxClientCnxns` there. No log writers then.",
+        },
+    )
     metadata_timeout_ms: int = field(
         default=30_000,
         metadata={"least": 1, "doc": "The longest that a call waits for ZooKeeper, also while there is no connection."},

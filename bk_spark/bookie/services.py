@@ -52,6 +52,10 @@ class ClusterServices:
         self._running: set[Future[Any]] = set()
         self._subscribers: dict[object, tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = {}
         self._refreshing = False
+        #: A writer waits for bookies that could replace one: it is to hear when some come.
+        self._wanting = False
+        if zk.rest is not None:
+            zk.rest.may_rest = lambda: not (self._wanting and self._subscribers)
         self._registry = BookieRegistry(zk, uri.root, on_stale=self._on_stale, on_change=self._notify)
         self._rack_sources = rack_sources(
             zk,
@@ -189,7 +193,8 @@ class ClusterServices:
     def _choose_replacement(self, quorum: Quorum, ensemble: Sequence[str], index: int, exclude: Collection[str]) -> str:
         usable = set(self._registry.writable()).difference(ensemble, exclude)
         racks = self._racks.of([*ensemble, *usable])
-        return self._placement.replacement(
+        self._wanting = True
+        chosen = self._placement.replacement(
             quorum,
             ensemble,
             index,
@@ -198,6 +203,8 @@ class ClusterServices:
             self._quarantined(usable),
             read_only=len(self._registry.read_only()),
         )
+        self._wanting = False
+        return chosen
 
     def _quarantined(self, bookies: Collection[str]) -> Collection[str]:
         """Those of ``bookies`` to be chosen last. One that registered anew since it failed is free."""
@@ -217,6 +224,9 @@ class ClusterServices:
     # --- following the lists of bookies for subscribers ---
 
     def _on_stale(self) -> None:
+        if self._zk.rest is not None and not self._wanting:
+            # Watches end when the session does: following the lists for nobody would wake it again.
+            return
         with self._lock:
             if self._subscribers and not self._refreshing and not self._closed:
                 self._refreshing = True

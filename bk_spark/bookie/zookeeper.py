@@ -18,6 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -38,6 +39,8 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState, WatchedEvent, ZnodeStat
 
 from bk_spark.bookie.cluster_clock import ClusterClock
+from bk_spark.bookie.session_rest import SessionRest
+from bk_spark.bookie.zookeeper_refusal import refusal
 from bk_spark.protocol.errors import (
     MetadataConflictError,
     MetadataError,
@@ -119,10 +122,19 @@ class ZooKeeper:
     """One session with a ZooKeeper ensemble. Thread-safe. Calls block for at most the timeout.
 
     ``servers`` is a connect string (``host:port,host:port``). ``start`` may be called once; ``close``
-    ends the session (ephemeral nodes go) and may be called any number of times.
+    ends the session (ephemeral nodes go) and may be called any number of times. With ``rest_after_ms`` the session
+    ends, too, when nothing was asked for so long, and another begins with the next call (see session_rest):
+    ephemeral nodes are gone then.
     """
 
-    def __init__(self, servers: str, *, session_timeout_ms: int = 10_000, operation_timeout_ms: int = 30_000) -> None:
+    def __init__(
+        self,
+        servers: str,
+        *,
+        session_timeout_ms: int = 10_000,
+        operation_timeout_ms: int = 30_000,
+        rest_after_ms: int = 0,
+    ) -> None:
         self.servers = servers
         #: The servers' time, as far as it is known: see :meth:`measure_time`.
         self.clock = ClusterClock()
@@ -140,15 +152,26 @@ class ZooKeeper:
         self._changed = threading.Condition()
         self._closed = False
         self._deadlines = threading.local()
+        self.rest: SessionRest | None = None
+        if rest_after_ms:
+            self.rest = SessionRest(rest_after_ms / 1000, self._client.start_async, self._end_session)
 
     def start(self, timeout_ms: int = 10_000) -> None:
         """Connect. Raises :class:`MetadataUnavailableError` where no server answers in time."""
-        if not self._client.start_async().wait(timeout_ms / 1000):
-            self.close()
-            raise MetadataUnavailableError(
-                f"no ZooKeeper server answered at {self.servers} within {timeout_ms} ms; "
-                "check metadataServiceUri and that the server runs"
-            )
+        with self._awake(time.monotonic() + timeout_ms / 1000):
+            live = self._client.start_async()
+            if live.wait(timeout_ms / 1000):
+                return
+            refused = refusal(self.servers)
+            # Where others rest, there is room soon.
+            if refused is not None and self.rest is not None and live.wait(self._timeout_s):
+                return
+        self.close()
+        raise MetadataUnavailableError(
+            refused
+            or f"no ZooKeeper server answered at {self.servers} within {timeout_ms} ms; "
+            "check metadataServiceUri and that the server runs"
+        )
 
     def close(self) -> None:
         """End the session. Where the server does not answer, the connection is cut instead, and the session (with
@@ -158,6 +181,8 @@ class ZooKeeper:
                 return
             self._closed = True
             self._changed.notify_all()
+        if self.rest is not None:
+            self.rest.close()
         closing = threading.Thread(target=self._stop, name="zookeeper-close", daemon=True)
         closing.start()
         # Without a connection there is nobody to confirm anything.
@@ -167,6 +192,13 @@ class ZooKeeper:
             self._cut()
             # A connection attempt under way ends by the session timeout.
             closing.join(self._session_timeout_s + _CLOSE_GRACE_S)
+
+    def _end_session(self) -> None:
+        try:
+            self._client.stop()
+        except Exception:
+            _LOG.info("ZooKeeper at %s does not confirm the end of a session that rests", self.servers, exc_info=True)
+            self._cut()
 
     def _stop(self) -> None:
         try:
@@ -326,18 +358,24 @@ class ZooKeeper:
         granted: float | None = getattr(self._deadlines, "at", None)
         return deadline if granted is None else min(deadline, granted)
 
+    def _awake(self, deadline: float) -> AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.rest is None else self.rest.awake(deadline)
+
     def _ask(self, call: Callable[[], Any], deadline: float) -> Any:
         """Send a request when there is a connection, and wait for its answer. Raises what kazoo raises, and
         MetadataUnavailableError where nothing was sent."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or self.connected, max(0.0, deadline - time.monotonic()))
-            if self._closed:
-                raise MetadataUnavailableError("the session with ZooKeeper is closed")
-        left_s = deadline - time.monotonic()
-        if left_s <= 0 or not self.connected:
-            # kazoo would keep the request, and send it whenever there is a connection again.
-            raise MetadataUnavailableError(f"ZooKeeper at {self.servers} could not be asked in time; try again")
-        return call().get(block=True, timeout=left_s)
+        with self._awake(deadline):
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self.connected, max(0.0, deadline - time.monotonic()))
+                if self._closed:
+                    raise MetadataUnavailableError("the session with ZooKeeper is closed")
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not self.connected:
+                # kazoo would keep the request, and send it whenever there is a connection again.
+                raise MetadataUnavailableError(
+                    refusal(self.servers) or f"ZooKeeper at {self.servers} could not be asked in time; try again"
+                )
+            return call().get(block=True, timeout=left_s)
 
     def _read(self, call: Callable[[], Any]) -> Any:
         """As long as there is time, what a broken connection leaves unanswered is asked again."""

@@ -16,13 +16,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from pyspark import TaskContext
+
 from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.bookie.config import ClientConfig
 from bk_spark.log.settings import LogSettings
 
 if TYPE_CHECKING:
     from bk_spark.log.log import Log
     from bk_spark.log.store import LogStore
 
+#: Longer than the pause between two questions of one task; a session is begun in milliseconds.
+_TASK_SESSION_REST_MS: Final = 1_000
 #: A log holds up to 32 decoded pages.
 _MAX_LOGS: Final = 64
 
@@ -68,13 +73,21 @@ class _Slot(Generic[_T]):
 
 
 # A forked child shares no threads with its parent: the process id makes it connect anew.
-_CLIENTS: Final[_Shared[tuple[int, str], BlockingClient]] = _Shared()
+_CLIENTS: Final[_Shared[tuple[int, str, bool], BlockingClient]] = _Shared()
 _LOGS: Final[_Shared[tuple[int, LogPlace, bytes], Log]] = _Shared(_MAX_LOGS)
 
 
 def client_of(metadata_service_uri: str) -> BlockingClient:
-    """The process's client of a cluster, connected at first use. Raises MetadataUnavailableError."""
-    return _CLIENTS.get((os.getpid(), metadata_service_uri), lambda: BlockingClient(metadata_service_uri))
+    """The process's client of a cluster, connected at first use. Raises MetadataUnavailableError.
+
+    In a task its session with ZooKeeper rests while nothing is asked: a host may run more tasks than ZooKeeper takes
+    connections from it.
+    """
+    in_task = TaskContext.get() is not None
+    config = ClientConfig(zk_session_rest_ms=_TASK_SESSION_REST_MS) if in_task else None
+    return _CLIENTS.get(
+        (os.getpid(), metadata_service_uri, in_task), lambda: BlockingClient(metadata_service_uri, config)
+    )
 
 
 def logs_of(metadata_service_uri: str, log_root: str) -> LogStore:

@@ -190,6 +190,11 @@ class Log:
 
         Raises LogTailOpenError where another writer that lives holds the tail; ``take_over`` ends that writer.
         """
+        if self._zk.rest is not None:
+            raise InvalidArgumentError(
+                "a log writer needs a session with ZooKeeper that does not rest: leave zkSessionRestMs out of the "
+                "client's configuration"
+            )
         limits = RollLimits(roll_bytes, roll_ms, roll_entries)
         return LogWriter(self, self._now_ms, limits, take_over=take_over)
 

@@ -1,0 +1,88 @@
+"""A session with ZooKeeper that ends when nobody asks anything for a while, and begins anew with the next question.
+
+ZooKeeper takes a bounded number of connections from one host (``maxClientCnxns``, 60 as shipped), and a host may run
+more tasks of Spark at once, each in a process of its own. A task asks ZooKeeper where it begins and where it needs a
+ledger, and then writes or reads for minutes without. So the sessions of tasks rest in between.
+
+A session that rests has no watches and no ephemeral nodes: whoever set watches is told that they ended, as after a lost
+connection.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class _State(enum.Enum):
+    AWAKE = enum.auto()
+    ENDING = enum.auto()
+    RESTING = enum.auto()
+    CLOSED = enum.auto()
+
+
+class SessionRest:
+    """Calls ``end`` (which may block) in a thread of its own when nobody was :meth:`awake` for ``after_s`` and
+    ``may_rest()`` holds, and ``begin`` (which may not) for the next who is. Thread-safe. Awake at first."""
+
+    def __init__(self, after_s: float, begin: Callable[[], object], end: Callable[[], object]) -> None:
+        self.may_rest: Callable[[], bool] = lambda: True
+        self._after_s = after_s
+        self._begin = begin
+        self._end = end
+        #: Guards what follows; notified at each change.
+        self._changed = threading.Condition()
+        self._state = _State.AWAKE
+        self._users = 0
+        self._idle_since_s = time.monotonic()
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def awake(self, deadline: float) -> Iterator[None]:
+        """While inside, the session does not rest. Whether there is a connection (again) is for the caller to see;
+        where the session before takes longer to end than until ``deadline`` (monotonic, s) there is none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._state is not _State.ENDING, max(0.0, deadline - time.monotonic()))
+            if self._state is _State.RESTING:
+                self._begin()
+                self._state = _State.AWAKE
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._users -= 1
+                self._idle_since_s = time.monotonic()
+                if self._thread is None and self._state is _State.AWAKE:
+                    self._thread = threading.Thread(target=self._watch, name="zookeeper-rest", daemon=True)
+                    self._thread.start()
+
+    def close(self) -> None:
+        """No session ends or begins from now on; returns when none is about to."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._state is not _State.ENDING)
+            self._state = _State.CLOSED
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _watch(self) -> None:
+        """Until the session rests, or is closed."""
+        with self._changed:
+            while self._state is _State.AWAKE:
+                left_s = self._idle_since_s + self._after_s - time.monotonic()
+                if self._users or left_s > 0 or not self.may_rest():
+                    self._changed.wait(left_s if left_s > 0 else self._after_s)
+                else:
+                    self._state = _State.ENDING
+            if self._state is _State.CLOSED:
+                return
+        self._end()
+        with self._changed:
+            self._thread = None
+            self._state = _State.RESTING
+            self._changed.notify_all()
