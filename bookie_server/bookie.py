@@ -170,7 +170,7 @@ class Bookie(BookieReads):
         def durable(ok: bool) -> None:
             if ok and last_add_confirmed > ledger.last_add_confirmed:
                 ledger.last_add_confirmed = last_add_confirmed
-                _notify(ledger)
+                ledger.tell_watchers()
             _resolve(outcome, Code.OK if ok else Code.IO_ERROR)
 
         before = ledger.explicit_lac

@@ -212,15 +212,14 @@ class BookieReads:
             if (handle.last_add_confirmed > above or ended) and not changed.done():
                 changed.set_result(None)
 
-        if handle.lac_watchers is None:
-            handle.lac_watchers = {}
-        handle.lac_watchers[look] = None
+        handle.watch_lac(above, look)
         try:
             await asyncio.wait_for(changed, timeout_ms / 1000)
         except TimeoutError:
             return False
         finally:
-            handle.lac_watchers.pop(look, None)
+            if handle.lac_watchers:
+                handle.lac_watchers.pop(look, None)
         return True
 
     async def _locate_durable(self, by_ledger: ByLedger, entry_ids: Int64s) -> tuple[Int32s, Int64s, Int64s]:

@@ -33,6 +33,7 @@ class LedgerHandle:
         "group",
         "header_dirty",
         "key_journaled",
+        "lac_awaited",
         "lac_loaded",
         "lac_watchers",
         "last_add_confirmed",
@@ -58,8 +59,10 @@ class LedgerHandle:
         self.fence_group: Group | None = None
         self.pending_first = 0
         self.pending_last = -1
-        #: Called when what a long poll waits for may have come; keys only.
-        self.lac_watchers: dict[Callable[[], None], None] | None = None
+        #: Called when what a long poll waits for may have come: a LAC above the number beside it, or the ledger's end.
+        self.lac_watchers: dict[Callable[[], None], int] | None = None
+        #: The least of these numbers, or less. No one need be asked before the LAC is above it.
+        self.lac_awaited = 0
 
     def __repr__(self) -> str:
         return f"LedgerHandle(ledger_id={self.ledger_id}, fenced={self.fenced}, last_entry={self.last_entry})"
@@ -72,6 +75,25 @@ class LedgerHandle:
         if self.group is not None and first <= self.pending_last and last >= self.pending_first:
             return self.group
         return None
+
+    def watch_lac(self, above: int, watcher: Callable[[], None]) -> None:
+        """Call ``watcher`` when a LAC above ``above`` is known, or the ledger is fenced or removed."""
+        if not self.lac_watchers:
+            self.lac_watchers, self.lac_awaited = {}, above
+        self.lac_watchers[watcher] = above
+        self.lac_awaited = min(self.lac_awaited, above)
+
+    def tell_watchers(self) -> None:
+        """The LAC has grown: call those that waited for it, of however many others."""
+        lac = self.last_add_confirmed
+        if not self.lac_watchers or lac <= self.lac_awaited:
+            return
+        reached = [watcher for watcher, above in self.lac_watchers.items() if above < lac]
+        for watcher in reached:
+            del self.lac_watchers[watcher]
+        self.lac_awaited = min(self.lac_watchers.values(), default=0)
+        for watcher in reached:
+            watcher()
 
     @property
     def in_use(self) -> bool:

@@ -369,8 +369,7 @@ class LedgerStorage:
             handle.last_entry = max(handle.last_entry, part.last_entry_id)
             if part.last_add_confirmed > handle.last_add_confirmed:
                 handle.last_add_confirmed = part.last_add_confirmed
-                for watcher in list(handle.lac_watchers or ()):
-                    watcher()
+                handle.tell_watchers()
 
     def _has_changes(self, ledger_id: int) -> bool:
         return ledger_id in self.write_cache or self.flusher.holds(ledger_id)

@@ -10,6 +10,7 @@ import numpy as np
 from bk_spark.protocol import wire_v2
 from bk_spark.protocol.codes import Code, FlagV2
 from bookie_server.net.limits import NetConfig
+from bookie_server.storage.handles import LedgerHandle
 from tests.support.bookie import KEY
 from tests.support.front import HeldBookie, front, run, until
 from tests.support.running_storage import Place, in_loop, running
@@ -86,6 +87,20 @@ def test_fences_wait_while_too_many_new_ledgers_have_no_index_file() -> None:
             bookie.turns.stop()
 
     run(test)
+
+
+def test_n1_adds_do_not_ask_long_polls_that_wait_for_a_later_entry() -> None:
+    handle, asked = LedgerHandle(1, KEY), []
+    for i in range(20_000):
+        handle.watch_lac(1 << 40, lambda i=i: asked.append(i))  # type: ignore[misc]
+    handle.watch_lac(5, lambda: asked.append(-1))
+    for handle.last_add_confirmed in range(100):
+        handle.tell_watchers()
+        assert asked == ([-1] if handle.last_add_confirmed > 5 else [])
+    assert handle.lac_awaited == 1 << 40
+    handle.last_add_confirmed = (1 << 40) + 1
+    handle.tell_watchers()
+    assert len(asked) == 20_001
 
 
 @in_loop

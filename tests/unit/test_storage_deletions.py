@@ -191,7 +191,7 @@ async def test_long_polls_end_with_their_ledger(place: Place) -> None:
         handle = bookie.storage.handles.get(1)
         assert handle is not None
         seen: list[int] = []
-        handle.lac_watchers = {lambda: seen.append(1): None}
+        handle.watch_lac(1 << 40, lambda: seen.append(1))
         await delete_ledger(bookie.upkeep, 1)
         assert seen == [1]
 
