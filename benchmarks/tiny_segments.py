@@ -78,9 +78,9 @@ def _tell_reads(what: str, uri: str, checkouts: dict[str, Path], rounds: int) ->
 
 def _run(checkout: Path, *arguments: str) -> dict[str, Any]:
     environment = os.environ | {"PYTHONPATH": str(checkout), "PYSPARK_PYTHON": sys.executable}
-    ran = subprocess.run(
-        [sys.executable, str(_READER), *arguments], env=environment, stdout=subprocess.PIPE, check=True
-    )
+    # Spark's workers look for packages in their working directory first.
+    command = [sys.executable, str(_READER), *arguments]
+    ran = subprocess.run(command, cwd=checkout, env=environment, stdout=subprocess.PIPE, check=True)
     found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     return found
 
