@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import Any, Final
 
 from bk_spark.bkctl import consent
@@ -21,7 +22,6 @@ from bk_spark.bkctl.log_show import policy_record
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.client import DEFAULT_QUORUM
 from bk_spark.datasource.option_values import duration, size
-from bk_spark.log.formats import Policy
 from bk_spark.log.settings import EntryFormat, LogSettings
 from bk_spark.log.store import LogStore
 from bk_spark.protocol.codes import DigestType
@@ -68,6 +68,18 @@ def add_commands(log: Any) -> None:
     )
     retention.add_argument(
         "--size", type=_or_all(size(1, _MAX)), metavar="BYTES", help="such as 500m or 20g; all: without limit"
+    )
+    retention.add_argument(
+        "--orphan-retention",
+        type=argument(duration(0, _MAX)),
+        metavar="DURATION",
+        help="age of ledgers that go though their run may be at work (7d)",
+    )
+    retention.add_argument(
+        "--delete-grace",
+        type=argument(duration(0, _MAX)),
+        metavar="DURATION",
+        help="from a ledger's condemnation to its deletion, for who reads it (1h)",
     )
     retention.add_argument("--apply", action="store_true", help="drop now; else the next maintenance does")
     consent.add_options(retention)
@@ -120,15 +132,22 @@ def _truncate(client: BlockingClient, options: argparse.Namespace) -> ExitStatus
 
 
 def _retention(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
-    changes = options.time is not None or options.size is not None
+    given = {
+        name: value
+        for name, value in (
+            ("retention_time_ms", options.time),
+            ("retention_size_bytes", options.size),
+            ("orphan_retention_ms", options.orphan_retention),
+            ("delete_grace_ms", options.delete_grace),
+        )
+        if value is not None
+    }
+    changes = bool(given)
     looks_on = not (changes or options.apply or options.dry_run)
     log = open_list(client, options) if looks_on else open_log(client, options)
     policy = log.policy()
     if changes:
-        policy = Policy(
-            policy.retention_time_ms if options.time is None else options.time,
-            policy.retention_size_bytes if options.size is None else options.size,
-        )
+        policy = replace(policy, **given)
     snapshot = log.snapshot()
     first_offset = snapshot.first_offset
     record: dict[str, Any] = {}
@@ -148,6 +167,8 @@ def _retention(client: BlockingClient, options: argparse.Namespace) -> ExitStatu
         return ExitStatus.OK
     print(f"time    {f'{policy.retention_time_ms} ms' if policy.retention_time_ms else 'all'}")
     print(f"size    {f'{policy.retention_size_bytes} bytes' if policy.retention_size_bytes else 'all'}")
+    print(f"orphan  {policy.orphan_retention_ms} ms")
+    print(f"grace   {policy.delete_grace_ms} ms")
     print(f"begins  {first_offset}")
     if options.dry_run:
         print(f"would drop {dropped}")

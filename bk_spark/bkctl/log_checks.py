@@ -9,19 +9,15 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from bk_spark.bkctl import consent
-from bk_spark.bkctl.common import ExitStatus, argument, open_log, print_json
+from bk_spark.bkctl.common import ExitStatus, open_log, print_json
 from bk_spark.bkctl.consent import Dropped
 from bk_spark.bkctl.progress import Progress
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.datasource.option_values import duration
 from bk_spark.log.log import Log
 from bk_spark.log.maintenance import MaintenanceReport
-from bk_spark.log.reap_rules import ReapLimits
 from bk_spark.log.reaper import ReapReport
 from bk_spark.log.verification import Problem, Verification
 
-_MAX_MS: Final = (1 << 63) - 1
-_LIMITS: Final = ReapLimits()
 #: Problems that are held in memory.
 _MAX_IN_JSON: Final = 10_000
 
@@ -40,20 +36,6 @@ def add_commands(log: Any) -> None:
     )
     gc.add_argument("name")
     consent.add_options(gc)
-    gc.add_argument(
-        "--orphan-retention",
-        type=argument(duration(0, _MAX_MS)),
-        default=_LIMITS.orphan_retention_ms,
-        metavar="DURATION",
-        help="age of ledgers that go though their run may be at work (7d)",
-    )
-    gc.add_argument(
-        "--delete-grace",
-        type=argument(duration(0, _MAX_MS)),
-        default=_LIMITS.delete_grace_ms,
-        metavar="DURATION",
-        help="from a ledger's condemnation to its deletion, for who reads it (1h)",
-    )
     gc.set_defaults(run=_gc)
 
 
@@ -95,7 +77,6 @@ def _verify(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
 
 def _gc(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     log = open_log(client, options)
-    limits = ReapLimits(orphan_retention_ms=options.orphan_retention, delete_grace_ms=options.delete_grace)
     with Progress() as progress:
 
         def tell(done: int, total: int, condemned: int, deleted: int) -> None:
@@ -103,11 +84,11 @@ def _gc(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
             progress.update("applications", done, total, counts)
 
         if not (options.yes or options.dry_run):
-            loss = _loss(log, log.maintain(dry_run=True, limits=limits, on_progress=tell))
+            loss = _loss(log, log.maintain(dry_run=True, on_progress=tell))
             progress.clear()
             if loss:
                 consent.require(options, f"log {log.name}: {loss}, for good")
-        report = log.maintain(force=True, dry_run=options.dry_run, limits=limits, on_progress=tell)
+        report = log.maintain(force=True, dry_run=options.dry_run, on_progress=tell)
     reaped = report.reaped or ReapReport(complete=False)
     failed = (*report.failed, *reaped.failed)
     if options.json:

@@ -191,7 +191,12 @@ def _facts(log: Log, snapshot: LogSnapshot, zk: ZooKeeper) -> Record:
 
 
 def policy_record(policy: Policy) -> Record:
-    return {"time_ms": policy.retention_time_ms, "size_bytes": policy.retention_size_bytes}
+    return {
+        "time_ms": policy.retention_time_ms,
+        "size_bytes": policy.retention_size_bytes,
+        "orphan_retention_ms": policy.orphan_retention_ms,
+        "delete_grace_ms": policy.delete_grace_ms,
+    }
 
 
 def _last_segments(snapshot: LogSnapshot, count: int) -> list[Segment]:

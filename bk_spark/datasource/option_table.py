@@ -48,7 +48,6 @@ class Group(enum.Enum):
     PACE = "How much one trigger reads"
     NEW_LOG = "A log that is made by the write"
     WRITING = "How a write goes"
-    CARE = "Ledgers that nobody needs any more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,21 +295,5 @@ OPTIONS: Final = (
         Use.WRITE,
         Group.WRITING,
         "Nor does a ledger of this age.",
-    ),
-    Option(
-        "orphanRetention",
-        duration(0, 3650 * _DAY_MS),
-        "7d",
-        Use.WRITE,
-        Group.CARE,
-        "Ledgers that no commit has listed for so long, and whose run may still go on, are deleted.",
-    ),
-    Option(
-        "deleteGrace",
-        duration(0, 3650 * _DAY_MS),
-        "1h",
-        Use.WRITE,
-        Group.CARE,
-        "Time between the decision to delete a ledger and its deletion: reads that were planned before still find it.",
     ),
 )

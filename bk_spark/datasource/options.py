@@ -85,8 +85,6 @@ class SourceOptions:
     skip_committed_batches: bool
     ledger_roll_bytes: int
     ledger_roll_interval_ms: int
-    orphan_retention_ms: int
-    delete_grace_ms: int
     given: frozenset[str]
     _password: str | None = field(repr=False)
     _password_file: str | None
@@ -173,8 +171,6 @@ def parse_options(raw: Mapping[str, str], *, writing: bool, streaming: bool | No
         skip_committed_batches=values["skipCommittedBatches"],
         ledger_roll_bytes=values["ledgerRollBytes"],
         ledger_roll_interval_ms=values["ledgerRollInterval"],
-        orphan_retention_ms=values["orphanRetention"],
-        delete_grace_ms=values["deleteGrace"],
         given=frozenset(given),
         _password=values["password"],
         _password_file=values["passwordFile"],
@@ -264,6 +260,8 @@ def _check_batch_range(values: Mapping[str, Any]) -> None:
 def _unknown(key: str) -> str:
     if key.lower() in ("path", "paths"):
         return 'load() and save() take no path here: name the log with .option("log", "…")'
+    if key.lower() in ("orphanretention", "deletegrace"):
+        return f"option {key!r} is the log's, not a write's: set it with bkctl log retention LOG, or Log.set_policy"
     foreign = foreign_option(key)
     if foreign is not None:
         return f"unknown option {key!r}: {foreign}"

@@ -22,7 +22,6 @@ from bk_spark.log.log import Log
 from bk_spark.log.maintenance import look_after
 from bk_spark.log.message import CommitMessage, CommitRequest, LedgerRange
 from bk_spark.log.plan import CommitResult
-from bk_spark.log.reap_rules import ReapLimits
 from bk_spark.log.settings import EntryFormat
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.payloads import Payloads
@@ -88,7 +87,7 @@ def commit_batch(log: Log, request: CommitRequest, options: SourceOptions) -> Co
     Raises what the commit raises; what follows it fails nothing."""
     result = log.commit(request, recover=functools.partial(_recover, log))
     _LOG.info("log %s: batch %d of %s: %s", log.name, request.batch_id, request.app, result)
-    look_after(log, ReapLimits(options.orphan_retention_ms, options.delete_grace_ms))
+    look_after(log)
     return result
 
 

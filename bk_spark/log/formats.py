@@ -126,10 +126,14 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What maintenance keeps of a log; 0 is without limit."""
+    """What maintenance keeps of a log; of the first two, 0 is without limit. ``orphan_retention_ms``: age from which a
+    ledger goes that nothing refers to though its run may be at work. ``delete_grace_ms``: from the condemnation of a
+    ledger to its deletion, time for who reads it."""
 
     retention_time_ms: int = 0
     retention_size_bytes: int = 0
+    orphan_retention_ms: int = 7 * 24 * 3_600_000
+    delete_grace_ms: int = 3_600_000
 
 
 def encode_head(head: Head) -> bytes:
@@ -264,12 +268,19 @@ def encode_policy(policy: Policy) -> bytes:
         format_version=POLICY_VERSION,
         retention_time_ms=policy.retention_time_ms,
         retention_size_bytes=policy.retention_size_bytes,
+        orphan_retention_ms=policy.orphan_retention_ms,
+        delete_grace_ms=policy.delete_grace_ms,
     ).SerializeToString()
 
 
 def decode_policy(data: bytes, path: str) -> Policy:
     message = parse(pb.Policy(), data, path, "policy of a log", POLICY_VERSION, _MAX_SMALL_BYTES)
-    return Policy(message.retention_time_ms, message.retention_size_bytes)
+    return Policy(
+        message.retention_time_ms,
+        message.retention_size_bytes,
+        message.orphan_retention_ms,
+        message.delete_grace_ms,
+    )
 
 
 def encode_maintenance(token: bytes) -> bytes:

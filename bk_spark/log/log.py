@@ -148,8 +148,9 @@ class Log:
     def policy(self) -> Policy:
         """What maintenance keeps of this log; all its rows where nothing was set."""
         self._zk.sync(self._paths.head)
+        znode = self._pages.get(self._paths.policy)
         self._pages.head()
-        return policy_of(self._pages.get(self._paths.policy), self._paths).policy
+        return policy_of(znode, self._paths).policy
 
     def set_policy(self, policy: Policy) -> None:
         """Store what maintenance is to keep from now on. Raises InvalidArgumentError."""

@@ -151,14 +151,14 @@ _LOCK: Final = threading.Lock()
 _BACKGROUND: Final[dict[tuple[int, str], tuple[float, threading.Thread]]] = {}
 
 
-def look_after(log: Log, limits: ReapLimits | None = None) -> None:
+def look_after(log: Log) -> None:
     """As :func:`start_in_background`, and wait WAIT_S for the end: a job that commits once may be over right after."""
-    thread = start_in_background(log, limits)
+    thread = start_in_background(log)
     if thread is not None:
         thread.join(WAIT_S)
 
 
-def start_in_background(log: Log, limits: ReapLimits | None = None) -> threading.Thread | None:
+def start_in_background(log: Log) -> threading.Thread | None:
     """Look after ``log`` in a thread of its own, if this process has not done so for INTERVAL_MS; else None.
 
     Never raises: what fails is logged. The thread ends with the process, whenever that is; what it leaves undone
@@ -169,7 +169,7 @@ def start_in_background(log: Log, limits: ReapLimits | None = None) -> threading
         begun, running = _BACKGROUND.get(key, (None, None))
         if begun is not None and (now - begun < INTERVAL_MS / 1000 or (running is not None and running.is_alive())):
             return None
-        thread = threading.Thread(target=_maintain_quietly, args=(log, limits), name="bk-maintenance", daemon=True)
+        thread = threading.Thread(target=_maintain_quietly, args=(log,), name="bk-maintenance", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
@@ -179,9 +179,9 @@ def start_in_background(log: Log, limits: ReapLimits | None = None) -> threading
         return thread
 
 
-def _maintain_quietly(log: Log, limits: ReapLimits | None) -> None:
+def _maintain_quietly(log: Log) -> None:
     try:
-        report = log.maintain(limits=limits)
+        report = log.maintain()
         if report.reaped is not None:
             _LOG.info(
                 "maintenance of log %s: %d ledgers condemned, %d deleted, %d wait, %d failures",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from bk_spark.bookie.zookeeper import Znode
+from bk_spark.bookie.zookeeper import CheckOp, Znode
 from bk_spark.log.formats import Application, Owner, Registration, decode_application, decode_owner
 from bk_spark.log.names import INDEX, WRITERS, LogPaths, run_key
 from bk_spark.log.segment import COMMIT_TIME_LAG_MS
@@ -27,8 +27,8 @@ class ReapLimits:
 
     Parameters
     ----------
-    orphan_retention_ms : age from which a ledger that nothing refers to is left over though its run may be at work.
-    delete_grace_ms : from the condemnation of a ledger to its deletion: time for who reads it.
+    orphan_retention_ms, delete_grace_ms : as the log's policy says, which every round reads.
+    policy : that the policy still is that one; part of the transactions by which ledgers go.
     forget_anonymous_ms : from the commit of a batch write without a name to the end of its application.
     max_ledgers : condemned, and deleted, in one round.
     max_failures : ledgers whose recovery fails, after which a round recovers no more.
@@ -42,6 +42,7 @@ class ReapLimits:
     max_ledgers: int = 10_000
     max_failures: int = 16
     max_runs: int = 20_000
+    policy: CheckOp | None = None
     max_applications: int = 1_000
 
 

@@ -15,7 +15,7 @@ outcome stays unknown, is left for the next round: no round rests on what anothe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final, TypeAlias, TypeVar
 
@@ -29,6 +29,7 @@ from bk_spark.log.reading import children_steps, decision_steps, read_steps, syn
 from bk_spark.log.reap_rules import ReapLimits, Reason, Run
 from bk_spark.log.reaping import Condemn, DeleteLedgers, is_closed, ledger_ids_of, made_together, parts_of
 from bk_spark.log.references import ListView, view_steps
+from bk_spark.log.retention import ReadPolicy, policy_steps
 from bk_spark.log.steps import Closed, Failed, RecoverLedger, Steps
 from bk_spark.protocol.errors import (
     ClockDifferenceError,
@@ -95,13 +96,25 @@ def reap_steps(
     view = yield from view_steps(paths)
     if not dry_run:
         check_clock()
-    limits = limits or ReapLimits()
+    read = yield from policy_steps(paths)
+    limits = limits_of(limits or ReapLimits(), read)
     round_ = _Round(paths, ledger_path, now_ms, check_clock, limits, view, dry_run=dry_run, on_progress=on_progress)
     try:
         yield from round_.reap()
     except (MetadataUnavailableError, ClockDifferenceError) as error:
         round_.fail(paths.head, error)
     return round_.report()
+
+
+def limits_of(limits: ReapLimits, read: ReadPolicy) -> ReapLimits:
+    """What goes is the log's to say, not of whoever looks after it."""
+    policy = read.policy
+    return replace(
+        limits,
+        orphan_retention_ms=policy.orphan_retention_ms,
+        delete_grace_ms=policy.delete_grace_ms,
+        policy=read.check,
+    )
 
 
 @dataclass

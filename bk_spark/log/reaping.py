@@ -90,7 +90,7 @@ class Condemn:
     ) -> AlreadyDone[Condemned] | Plan[Condemned]:
         """Raises NoSuchLogError, LogReplacedError, MetadataConflictError, MetadataFormatError."""
         paths, run = self.paths, self._run
-        known = _Known.of(readings, paths, self._view, run)
+        known = _Known.of(readings, paths, self._view, run, self._limits)
         run_path = run.path(paths)
         registrations = [run.registration(paths, ledger_id) for ledger_id in self._ledger_ids]
         readings.require_covered(run_path, *registrations)
@@ -141,7 +141,7 @@ class Condemn:
         return Plan(
             (),
             (
-                *known.checks(paths),
+                *known.checks(paths, self._limits),
                 *known.holder_operations(paths, in_use),
                 SetOp(run_path, run_znode.data, run_znode.version),
                 *writes,
@@ -189,7 +189,7 @@ class DeleteLedgers:
     ) -> AlreadyDone[tuple[int, ...]] | Plan[tuple[int, ...]]:
         """Raises NoSuchLogError, LogReplacedError, MetadataConflictError, MetadataFormatError."""
         paths, run = self.paths, self._run
-        known = _Known.of(readings, paths, self._view, run)
+        known = _Known.of(readings, paths, self._view, run, self._limits)
         run_path = run.path(paths)
         readings.require_covered(run_path, *(run.registration(paths, ledger_id) for ledger_id in self._ledger_ids))
         readings.require(*map(self._ledger_path, self._ledger_ids))
@@ -224,7 +224,7 @@ class DeleteLedgers:
         return Plan(
             (),
             (
-                *known.checks(paths),
+                *known.checks(paths, self._limits),
                 *known.holder_operations(paths, ()),
                 SetOp(run_path, run_znode.data, run_znode.version),
                 *deletions,
@@ -259,9 +259,15 @@ class _Known:
     open_tail: int | None
 
     @classmethod
-    def of(cls, readings: Readings, paths: LogPaths, view: ListView, run: Run) -> _Known:
+    def of(cls, readings: Readings, paths: LogPaths, view: ListView, run: Run, limits: ReapLimits) -> _Known:
         readings.require(paths.head, run.holder_path(paths), run.path(paths))
         read, references = listed_now(readings, paths, view)
+        if limits.policy is not None:
+            policy = readings.get(paths.policy)
+            if policy is None or policy.version != limits.policy.version:
+                raise MetadataConflictError(
+                    f"log {paths.name}: its policy was changed meanwhile; the next round goes by it"
+                )
         if run.app_key == INDEX and read.head.index != view.head.index:
             raise MetadataConflictError(f"log {paths.name}: more of its list was moved into index ledgers meanwhile")
         holder_znode = readings.get(run.holder_path(paths))
@@ -289,8 +295,9 @@ class _Known:
             limits=limits,
         )
 
-    def checks(self, paths: LogPaths) -> tuple[TransactionOp, ...]:
-        return CheckOp(paths.identity, -1), CheckOp(paths.head, self.read.version)
+    def checks(self, paths: LogPaths, limits: ReapLimits) -> tuple[TransactionOp, ...]:
+        policy = () if limits.policy is None else (limits.policy,)
+        return CheckOp(paths.identity, -1), CheckOp(paths.head, self.read.version), *policy
 
     def holder_operations(self, paths: LogPaths, no_more_in_use: Sequence[int]) -> list[TransactionOp]:
         """Hold the transaction to the application; take ledgers out of those in use.

@@ -39,11 +39,15 @@ class SetPolicy:
     """The change that stores ``policy``, over what was stored before."""
 
     def __init__(self, paths: LogPaths, policy: Policy) -> None:
-        for name, value in (("time (ms)", policy.retention_time_ms), ("size (bytes)", policy.retention_size_bytes)):
+        for name, value in (
+            ("retention time (ms)", policy.retention_time_ms),
+            ("retention size (bytes)", policy.retention_size_bytes),
+            ("orphan retention (ms)", policy.orphan_retention_ms),
+            ("delete grace (ms)", policy.delete_grace_ms),
+        ):
             if not 0 <= value <= _MAX_LIMIT:
-                raise InvalidArgumentError(
-                    f"log {paths.name}: retention {name} must be 0 (without limit) to 2^63-1, not {value}"
-                )
+                limit = " (without limit)" if name.startswith("retention") else ""
+                raise InvalidArgumentError(f"log {paths.name}: {name} must be 0{limit} to 2^63-1, not {value}")
         self.paths = paths
         self._policy = policy
 
@@ -83,7 +87,8 @@ def policy_of(znode: Znode | None, paths: LogPaths) -> ReadPolicy:
 def policy_steps(paths: LogPaths) -> Steps[ReadPolicy]:
     """Raises NoSuchLogError, LogReplacedError, MetadataFormatError, MetadataUnavailableError."""
     yield from sync_steps(paths)
-    znodes = yield from read_steps(paths, (paths.head, paths.policy))
+    # In this order: without a policy the head tells that the log was deleted.
+    znodes = yield from read_steps(paths, (paths.policy, paths.head))
     head_of(znodes[paths.head], paths)
     return policy_of(znodes[paths.policy], paths)
 
@@ -109,7 +114,8 @@ class Retain:
 
     def decide(self, readings: Readings, now_ms: int, maybe: int | None) -> AlreadyDone[int] | Plan[int]:
         """Raises NoSuchLogError, LogReplacedError; MetadataFormatError where a znode cannot be understood."""
-        readings.require(self.paths.head, self.paths.policy)
+        readings.require(self.paths.policy, self.paths.head)
+        read_head(readings, self.paths)
         if policy_of(readings.get(self.paths.policy), self.paths).check != self._read.check:
             return AlreadyDone(read_head(readings, self.paths).head.first_offset)
         step = self._truncate.decide(readings, now_ms, maybe)

@@ -264,11 +264,12 @@ def test_truncate(bkctl: Bkctl, log: Log) -> None:
 
 
 def test_retention(bkctl: Bkctl, log: Log) -> None:
-    assert bkctl.ok("retention", "events", password=False).lines == ["time    all", "size    all", "begins  0"]
+    kept = ("orphan  604800000 ms", "grace   3600000 ms")
+    assert bkctl.ok("retention", "events", password=False).lines == ["time    all", "size    all", *kept, "begins  0"]
     sizes = [segment.size_bytes for segment in log.snapshot().segments()]
     total = sum(sizes)
     shown = bkctl.ok("retention", "events", "--time", "36h", "--size", total)
-    assert shown.lines == ["time    129600000 ms", f"size    {total} bytes", "begins  0"]
+    assert shown.lines == ["time    129600000 ms", f"size    {total} bytes", *kept, "begins  0"]
     # What would drop rows is asked for, whether now or by the next maintenance, and changes nothing before.
     tight = ("retention", "events", "--time", "all", "--size", sizes[-1])
     loss = f"20 entries (offsets 0 to 20; 2 segments, 20 rows, {sizes[0] + sizes[1]} bytes)"
@@ -276,7 +277,7 @@ def test_retention(bkctl: Bkctl, log: Log) -> None:
         assert f"{loss} would be dropped, for good: give --yes to do so" in bkctl.fails(*tight, *apply)
         assert bkctl.ok(*tight, *apply, "--dry-run").lines[-1] == f"would drop {loss}"
     assert bkctl.ok("retention", "events").lines[1] == f"size    {total} bytes"
-    assert bkctl.ok(*tight, "--yes").lines == ["time    all", f"size    {sizes[-1]} bytes", "begins  0"]
+    assert bkctl.ok(*tight, "--yes").lines == ["time    all", f"size    {sizes[-1]} bytes", *kept, "begins  0"]
     assert "would be dropped" in bkctl.fails("retention", "events", "--apply")
     applied = bkctl.ok("retention", "events", "--apply", "--yes", "--json").json
     assert isinstance(applied, dict)
@@ -474,8 +475,8 @@ def test_gc(bkctl: Bkctl, log: Log, client: BlockingClient) -> None:
     ]
     assert f"waiting\tledger {dropped}" in bkctl.ok("gc", "events", "--dry-run").lines
 
-    limits = ("--orphan-retention", "0s", "--delete-grace", "0s")
-    dry = bkctl.ok("gc", "events", "--dry-run", *limits)
+    bkctl.ok("retention", "events", "--orphan-retention", "0s", "--delete-grace", "0s")
+    dry = bkctl.ok("gc", "events", "--dry-run")
     assert dry.lines == [
         f"would be condemned\tledger {orphan.ledger_id}\tnothing has referred to it for long",
         f"would be deleted\tledger {dropped}",
@@ -483,17 +484,17 @@ def test_gc(bkctl: Bkctl, log: Log, client: BlockingClient) -> None:
         "1 ledgers would be condemned, 1 would be deleted, 0 wait, 0 failures",
     ]
     assert client.metadata(dropped) is not None
-    assert "1 ledgers would be condemned, 1 deleted" in bkctl.fails("gc", "events", *limits)
+    assert "1 ledgers would be condemned, 1 deleted" in bkctl.fails("gc", "events")
     assert client.metadata(dropped) is not None
-    done = bkctl.ok("gc", "events", *limits, "--yes", "--json").json
+    done = bkctl.ok("gc", "events", "--yes", "--json").json
     assert isinstance(done, dict)
     assert [one["ledger_id"] for one in done["condemned"]] == [orphan.ledger_id]
     assert (done["deleted"], done["failed"], done["first_offset"], done["dry_run"]) == ([dropped], [], 10, False)
-    assert f"deleted\tledger {orphan.ledger_id}" in bkctl.ok("gc", "events", *limits, "--yes").lines
+    assert f"deleted\tledger {orphan.ledger_id}" in bkctl.ok("gc", "events", "--yes").lines
     for ledger_id in (orphan.ledger_id, dropped):
         with pytest.raises(NoSuchLedgerError):
             client.metadata(ledger_id)
     # A round that loses nothing needs no word.
-    assert bkctl.ok("gc", "events", *limits).lines[-1] == "0 ledgers condemned, 0 deleted, 0 wait, 0 failures"
+    assert bkctl.ok("gc", "events").lines[-1] == "0 ledgers condemned, 0 deleted, 0 wait, 0 failures"
     assert "password" in bkctl.fails("gc", "events", password=False)
     assert bkctl.ok("verify", "events").lines[-1].endswith("no problems")

@@ -14,6 +14,7 @@ from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.blocking_writer import BlockingWriter
 from bk_spark.bookie.zookeeper import TransactionOp
 from bk_spark.log import CommitMessage, CommitRequest, EntryFormat, LedgerRange, Log, LogSettings, LogStore, Policy
+from bk_spark.log.reap_rules import ReapLimits
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import BookKeeperError, ClockDifferenceError, NoSuchLedgerError
 from bk_spark.protocol.quorum import Quorum
@@ -195,3 +196,18 @@ def test_a_policy_that_is_set_while_retention_is_applied_counts(right: Machine) 
     with patch.object(right.log, "snapshot", slow_snapshot):
         assert right.log.apply_retention() == 0
     assert len(list(snapshot().segments())) == 3
+
+
+def test_how_long_ledgers_are_kept_is_the_logs_to_say_not_of_who_looks_after_it(right: Machine, wrong: Machine) -> None:
+    at_work = right.ledger("at work", "r0", b"not committed yet")
+    right.commit("app", 0, "r0", b"a")
+    hasty = ReapLimits(orphan_retention_ms=0, delete_grace_ms=0)
+    report = wrong.log.maintain(force=True, limits=hasty)
+    assert report.reaped is not None
+    assert report.reaped.condemned == report.reaped.deleted == ()
+    # Who owns the log may say so; then it holds for everybody.
+    right.log.set_policy(Policy(orphan_retention_ms=0))
+    report = wrong.log.maintain(force=True)
+    assert report.reaped is not None
+    assert [one.ledger_id for one in report.reaped.condemned] == [at_work.ledger_id]
+    right.log.ledgers.abandon(at_work.ledger_id)

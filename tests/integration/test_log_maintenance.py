@@ -23,7 +23,7 @@ from bk_spark.log import CommitMessage, CommitRequest, EntryFormat, LedgerRange,
 from bk_spark.log.formats import Policy
 from bk_spark.log.maintenance import INTERVAL_MS, start_in_background
 from bk_spark.log.names import WRITERS
-from bk_spark.log.reap_rules import ReapLimits, Reason
+from bk_spark.log.reap_rules import Reason
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import (
     BookKeeperError,
@@ -361,13 +361,14 @@ def test_commits_truncation_and_a_reaper_that_waits_for_nothing_never_lose_an_en
 ) -> None:
     """The reaper's clock is eight days ahead: every ledger that is not in the list at the moment is old enough."""
     hasty = LogStore(one.client.zookeeper, client=one.client, now_ms=lambda: unix_time_ms() + 8 * DAY_MS)
+    one.log.set_policy(Policy(delete_grace_ms=0))
     hasty_log = hasty.open_log(one.name, password=PASSWORD)
     ends, errors = threading.Event(), []
 
     def reap() -> None:
         while not ends.is_set():
             try:
-                hasty_log.maintain(force=True, limits=ReapLimits(delete_grace_ms=0))
+                hasty_log.maintain(force=True)
             except Exception as error:
                 errors.append(error)
 

@@ -81,7 +81,6 @@ def test_defaults_of_a_write() -> None:
     assert (options.compression, options.entry_bytes) == (None, 1 << 20)
     assert (options.txn_app_id, options.txn_version) == (None, None)
     assert (options.ledger_roll_bytes, options.ledger_roll_interval_ms) == (1 << 30, 3_600_000)
-    assert (options.orphan_retention_ms, options.delete_grace_ms) == (7 * 86_400_000, 3_600_000)
     assert not options.fence_tail
 
 
@@ -209,7 +208,7 @@ def test_before_it_is_known_whether_a_read_streams_options_of_both_pass(option: 
         ("passwordFile", "", "is empty"),
         ("ledgerRollInterval", "60", "must be a number with a unit: ms, s, m, h or d"),
         ("ledgerRollInterval", "0s", "must be within 1 and 31536000000 ms"),
-        ("deleteGrace", "-1h", "must be a number with a unit"),
+        ("ledgerRollInterval", "-1h", "must be a number with a unit"),
     ],
 )
 def test_a_wrong_value_names_option_value_and_remedy(name: str, value: str, remedy: str) -> None:
@@ -359,7 +358,7 @@ def test_wrong_values_of_a_read(options: dict[str, str], wrong: str) -> None:
     [("250ms", 250), ("10s", 10_000), ("15m", 900_000), ("2 Min", 120_000), ("7d", 604_800_000)],
 )
 def test_durations(text: str, duration_ms: int) -> None:
-    assert _write(deleteGrace=text).delete_grace_ms == duration_ms
+    assert _write(ledgerRollInterval=text).ledger_roll_interval_ms == duration_ms
 
 
 class TestPace:
@@ -483,3 +482,9 @@ def test_what_kafkas_options_are_told_to_be_exists() -> None:
     names = {option.name for option in OPTIONS}
     told = {re.split(r"[ ,]", ours)[0] for ours in OURS.values()}
     assert told <= names
+
+
+@pytest.mark.parametrize("name", ["orphanRetention", "deleteGrace"])
+def test_how_long_ledgers_are_kept_is_no_option_of_a_write(name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="is the log's, not a write's: set it with bkctl log retention"):
+        _write(**{name: "0s"})

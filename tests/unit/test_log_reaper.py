@@ -940,7 +940,7 @@ def test_many_registrations_are_paged_through_in_bounded_steps() -> None:
         condemned += len(machine.result.condemned)
         for action in machine.done:
             assert len(getattr(action, "paths", ())) <= 2 * 256
-            assert len(getattr(action, "operations", ())) <= 260
+            assert len(getattr(action, "operations", ())) <= 261
     assert condemned == 600
     world.now_ms += 2 * HOUR_MS
     deleted = [len(world.reap(limits).deleted) for _ in range(4)]

@@ -342,7 +342,7 @@ def the_reaper_does_not_check_the_head(stack: ExitStack) -> None:
 
 def ledgers_are_deleted_at_once(stack: ExitStack) -> None:
     """Readers get no grace."""
-    stack.enter_context(patch.object(reaper, "ReapLimits", lambda: reap_rules.ReapLimits(delete_grace_ms=0)))
+    stack.enter_context(patch.object(reaper, "limits_of", lambda limits, read: replace(limits, delete_grace_ms=0)))
 
 
 def ledgers_are_deleted_without_recovery(stack: ExitStack) -> None:
