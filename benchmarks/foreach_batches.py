@@ -45,6 +45,8 @@ def main(arguments: Sequence[str] = ()) -> None:
                     *(sys.executable, str(_WORKER), cluster.metadata_service_uri, name, f"{directory}/{name}"),
                     *map(str, (options.tasks, options.batches)),
                 ],
+                # Spark's workers look for modules in the working directory first.
+                cwd=code,
                 env={**os.environ, "PYTHONPATH": str(code)},
                 stdout=subprocess.PIPE,
                 text=True,

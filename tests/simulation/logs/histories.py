@@ -183,7 +183,7 @@ class History:
         for number in range(_or(focus.movers, random.choice([1, 1, 2]) if self.small_pages else 0)):
             times = random.randint(4, 9)
             world.add(IndexMover(world, f"mover{number}", paths, times, random.choice([10, 50])))
-        for number in range(_or(focus.reapers, random.choice([0, 1, 1, 2]))):
+        for number in range(_or(focus.reapers, random.choice([0, 1, 2, 3]))):
             times = random.randint(2, 6)
             world.add(Reaper(world, f"reaper{number}", paths, times, random.choice([10, 30, 60])))
         for number in range(_or(focus.log_writers, random.choice([0, 0, 1, 2, 3]))):
