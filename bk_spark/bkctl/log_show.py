@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 from bk_spark.bkctl.checkpoint import Checkpoint, read_checkpoint
 from bk_spark.bkctl.common import (
@@ -30,6 +30,8 @@ from bk_spark.protocol.errors import BookKeeperError
 
 #: A JSON object.
 Record = dict[str, Any]
+#: Of a policy: what it keeps of the rows.
+_KEPT: Final = ("time_ms", "size_bytes")
 
 
 def add_commands(log: Any) -> None:
@@ -134,7 +136,8 @@ class _Shown:
             "digest": facts["digest_type"],
             "offsets": f"{facts['first_offset']} to {facts['next_offset']}",
             "commit": facts["last_commit_time"] or "none yet",
-            "keeps": ", ".join(f"{limit} {policy[limit]}" for limit in policy if policy[limit]) or "everything",
+            "keeps": ", ".join(f"{limit} {policy[limit]}" for limit in ("time_ms", "size_bytes") if policy[limit])
+            or "everything",
             "tail": "closed" if tail is None else f"open: ledger {tail['ledger_id']} from offset {tail['base_offset']}",
         }
         if facts["owner"] is not None:

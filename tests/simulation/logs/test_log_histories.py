@@ -78,7 +78,9 @@ INDEX = Focus(
 CROWD = Focus(queries=2, log_writers=2, reapers=0, movers=0, truncators=3, deleters=0, small_pages=False)
 STRAYS = Focus(queries=2, log_writers=0, reapers=0, movers=0, truncators=0, deleters=0, small_pages=False)
 #: Machines with wrong clocks, that are suspended, too; retention, whose policy is changed.
-CLOCKS = Focus(queries=2, log_writers=1, reapers=1, deleters=0, retentions=2, wrong_clocks=0.5, jump=0.02, stop=0.03)
+CLOCKS = Focus(
+    queries=2, log_writers=1, reapers=1, movers=0, deleters=0, retentions=2, wrong_clocks=0.5, jump=0.02, stop=0.03
+)
 WRITERS = Focus(queries=1, log_writers=3, reapers=1, movers=0, truncators=0, deleters=0, small_pages=False)
 
 
@@ -153,7 +155,9 @@ def _failure(seed: int, focus: Focus) -> tuple[int, Exception] | None:
     except Exception as error:
         # Those who are left must do nothing on their way out.
         for actor in list(history.world.alive):
-            actor.kill()
+            if not actor.ended:
+                # A log writer's end has ended its keeper.
+                actor.kill()
         return seed, error
     return None
 
