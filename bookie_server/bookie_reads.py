@@ -274,7 +274,8 @@ class BookieReads:
             if not isinstance(handle, LedgerHandle):
                 codes[which] = Code.NO_LEDGER if handle is None else handle
                 continue
-            if handle.last_entry < 0 and not handle.deleting:
+            lacks_some = self._storage.entry_limit.lacks_some(ledger_id)
+            if handle.last_entry < 0 and not handle.deleting and not lacks_some:
                 codes[which] = Code.NO_ENTRY  # nothing durable is here: no need to look for an index file
                 continue
             ids = entry_ids[which]
@@ -298,7 +299,7 @@ class BookieReads:
             found = np.where(sane, found, 0)
             locations[which] = found
             codes[which] = np.where(found == 0, np.int32(Code.NO_ENTRY), np.int32(Code.OK))
-            if self._storage.entry_limit.lacks_some(ledger_id):
+            if lacks_some:
                 left_out = (found == 0) & sane & (ids >= self._storage.entry_limit.first_lacking(ledger_id))
                 codes[which] = np.where(left_out, np.int32(Code.IO_ERROR), codes[which])
         return codes, resolved, locations
