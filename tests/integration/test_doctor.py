@@ -21,8 +21,8 @@ import pytest
 from bk_spark.bkctl import main
 from bk_spark.bookie.zookeeper import ZooKeeper
 from bookie_server.local import LocalCluster
-from tests.integration.test_log_clocks import DAY_MS, time_of_day
 from tests.support.bookie import BookieProcess
+from tests.support.clocks import DAY_MS, time_of_day
 from tests.support.small_disk import small_disk
 
 MACHINE = ["java", "pyspark", "workers' python", "disk space", "open files"]
@@ -229,7 +229,7 @@ def test_a_clock_that_is_days_off(
     cluster: LocalCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    with time_of_day(8 * DAY_MS):
+    with time_of_day(lambda: 8 * DAY_MS):
         assert main(["--metadata-service-uri", cluster.metadata_service_uri, "doctor"]) == 3
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line[10:15] == "clock"]
     assert line.startswith("problem")
@@ -240,7 +240,8 @@ def test_few_bookies_read_only_ones_and_one_that_hangs(
     doctor: Doctor, zookeeper: ZooKeeper, ledgers_root: str, tmp_path: Path
 ) -> None:
     uri = f"zk+hierarchical://{zookeeper.servers}{ledgers_root}"
-    first, second = (BookieProcess(tmp_path / name, uri) for name in ("first", "second"))
+    # One that is suspended must not lose its session before the doctor has looked, however busy the machine is.
+    first, second = (BookieProcess(tmp_path / name, uri, zkTimeout="30000") for name in ("first", "second"))
     try:
         first.start()
         second.start()

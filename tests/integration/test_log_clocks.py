@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from unittest.mock import patch
 
 import pytest
@@ -19,11 +18,11 @@ from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import BookKeeperError, ClockDifferenceError, NoSuchLedgerError
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
+from tests.support.clocks import DAY_MS, time_of_day
 
 RAW = LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.RAW, b"secret")
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
-DAY_MS = 24 * HOUR_MS
 
 
 class Machine:
@@ -63,12 +62,9 @@ class Machine:
             return str(error)
         return "; ".join(f"{part}: {why}" for part, why in report.failed)
 
-    @contextmanager
-    def on_its_clock(self) -> Iterator[None]:
-        """As time_of_day; the clock may be set inside."""
-        real = time.time_ns
-        with patch.object(time, "time_ns", lambda: real() + self.ahead_ms * 1_000_000):
-            yield
+    def on_its_clock(self) -> AbstractContextManager[None]:
+        """The clock may be set inside."""
+        return time_of_day(lambda: self.ahead_ms)
 
     def cluster_ms(self) -> int:
         """By ZooKeeper's clock, just now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -54,6 +55,20 @@ def test_who_is_busy_stays_and_is_not_looked_at_again_soon() -> None:
     assert connections.idlest(now=5) is peers[80]
     peers[3].busy = False
     assert connections.idlest(now=5) is peers[80]
+
+
+def test_a_small_answer_does_not_wait_until_the_one_before_is_acknowledged() -> None:
+    """A peer that has nothing to send acknowledges after 40 ms: Apache's client recovered 66 entries a second."""
+
+    async def test() -> None:
+        async with front(NetConfig(), HeldBookie()) as here:
+            await here.connect()
+            await until(lambda: here.server.connection_count == 1)
+            for connection in here.server._connections:
+                accepted = connection._transport.get_extra_info("socket")
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+
+    run(test)
 
 
 def test_n1_a_newcomer_takes_the_place_of_an_idle_connection() -> None:

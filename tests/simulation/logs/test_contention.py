@@ -22,7 +22,7 @@ from bk_spark.bookie.zookeeper import CreateOp, DeleteOp
 from bk_spark.log import CommitMessage, CommitRequest, LedgerRange, changes
 from bk_spark.log.changes import change_steps
 from bk_spark.log.commit import BatchCommit
-from bk_spark.log.formats import Head, Registration, encode_head, encode_registration
+from bk_spark.log.formats import Head, Policy, Registration, encode_head, encode_policy, encode_registration
 from bk_spark.log.names import LogPaths
 from bk_spark.log.page import SegmentPage, encode_page
 from bk_spark.log.reaper import ReapReport, reap_steps
@@ -81,7 +81,7 @@ class Contention:
         page = encode_page(SegmentPage(LOG_ID, 0, 0, SegmentTable.of(())))
         names = (PATHS.identity, PATHS.settings, PATHS.pages, PATHS.apps, PATHS.ledgers, PATHS.lock, PATHS.appended)
         self.zk.transact([CreateOp("/logs"), CreateOp(PATHS.head, encode_head(Head(LOG_ID))), *map(CreateOp, names)])
-        self.zk.transact([CreateOp(PATHS.page(0), page)])
+        self.zk.transact([CreateOp(PATHS.policy, encode_policy(Policy())), CreateOp(PATHS.page(0), page)])
         self.zk.transact([CreateOp(ledger_path(1).rpartition("/")[0])])
         self._events: list[tuple[float, int, Process, Action | None]] = []
         self._numbers = count()
