@@ -40,7 +40,7 @@ from benchmarks.ledger_clients import JavaBenchClient, Window
 from benchmarks.ledger_windows import batches, reads, writes
 from benchmarks.ledger_worker import Limits, Run
 from benchmarks.report import figure
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
 from tests.interop import jvm

@@ -19,11 +19,11 @@ import numpy as np
 
 from benchmarks.processes import cpu_seconds, peak_resident_mib
 from benchmarks.report import figure
-from bk_spark.protocol import answers_v2, wire_v2
-from bk_spark.protocol.add_frames import EntryPackager
 from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.framing import ReceiveBuffer
-from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.entries.payloads import Payloads
+from bk_spark.protocol.wire import answers_v2, wire_v2
+from bk_spark.protocol.wire.add_frames import EntryPackager
+from bk_spark.protocol.wire.framing import ReceiveBuffer
 from bookie_server.local import LocalCluster
 
 NAME = "bookie_raw"

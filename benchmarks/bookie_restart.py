@@ -26,10 +26,10 @@ from typing import Final, TypeVar
 from benchmarks.processes import cpu_seconds, peak_resident_mib, resident_mib
 from benchmarks.report import figure
 from bk_spark.bookie.client import Client
-from bk_spark.bookie.write_handle import WriteHandle
-from bk_spark.bookie.zookeeper import ZooKeeper
-from bk_spark.protocol.ledger_metadata import LedgerState
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.bookie.writing.write_handle import WriteHandle
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalBookie, LocalCluster
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.processes import cpu_seconds, peak_resident_mib, read_bytes, written_bytes
-from bk_spark.bookie.cluster_init import init_cluster
-from bk_spark.bookie.zookeeper import ZooKeeper
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bk_spark.bookie.metadata.cluster_init import init_cluster
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bookie_server.local import LocalBookie
 from tests.interop.apache import Bookies, ShippedApacheBookie
 

@@ -31,7 +31,7 @@ import numpy as np
 from benchmarks.processes import peak_resident_mib, resident_mib
 from benchmarks.report import figure
 from bk_spark.bookie.client import Client
-from bk_spark.protocol.entry_block import EntryBlock
+from bk_spark.protocol.entries.entry_block import EntryBlock
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalBookie, LocalCluster
 

@@ -17,13 +17,13 @@ import zlib
 from typing import Any, Final
 
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.zookeeper import CreateOp
 from bk_spark.log import CommitMessage, CommitRequest, EntryFormat, LedgerRange, Log, LogSettings, LogStore, Policy
-from bk_spark.log.reap_rules import ReapLimits
-from bk_spark.log.reaper import reap_steps
+from bk_spark.log.gc.reap_rules import ReapLimits
+from bk_spark.log.gc.reaper import reap_steps
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import BookKeeperError
-from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, Segment, encode
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment, encode
+from bk_spark.protocol.metadata.znodes import CreateOp
 from bk_spark.protocol.quorum import Quorum
 
 PASSWORD: Final = b"secret"

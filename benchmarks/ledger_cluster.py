@@ -14,7 +14,7 @@ from benchmarks.ledger_clients import BenchClient, JavaBenchClient, OurBenchClie
 from benchmarks.ledger_figures import Sample
 from benchmarks.ledger_worker import Limits, Run
 from benchmarks.processes import cpu_seconds, machine_cpu_seconds
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalBookie, LocalCluster
 from tests.interop import jvm

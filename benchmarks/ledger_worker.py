@@ -21,11 +21,11 @@ import numpy.typing as npt
 
 from bk_spark.bookie.client import Client
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.read_handle import ReadHandle
-from bk_spark.bookie.write_handle import WriteHandle
+from bk_spark.bookie.reading.read_handle import ReadHandle
+from bk_spark.bookie.writing.write_handle import WriteHandle
 from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.digest import Buffer
-from bk_spark.protocol.entry import ENTRY_HEADER_BYTES
+from bk_spark.protocol.entries.digest import Buffer
+from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
 from bk_spark.protocol.quorum import Quorum
 
 PASSWORD = b"bench"

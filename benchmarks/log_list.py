@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.long_logs import ROLL_BATCHES, TASKS, Reading, kept_bytes, make_log, read_in_fresh_process
 from benchmarks.report import figure
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.log import Log, LogStore
 from bookie_server.local import LocalCluster
 

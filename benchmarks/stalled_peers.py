@@ -23,7 +23,7 @@ from typing import Final
 
 from benchmarks.report import figure
 from benchmarks.stalled_peers_attacks import ATTACKS
-from bk_spark.protocol import wire_v2, wire_v3
+from bk_spark.protocol.wire import wire_v2, wire_v3
 from bookie_server.local import LocalCluster
 from tests.support.bookie import BookieProcess, Connection, add_frame
 

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from bk_spark.protocol import wire_v2, wire_v3
 from bk_spark.protocol.codes import FlagV2
+from bk_spark.protocol.wire import wire_v2, wire_v3
 from tests.support.bookie import KEY, add_frame
 
 #: A last add confirmed that no entry ever brings.

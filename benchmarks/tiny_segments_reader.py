@@ -12,12 +12,12 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from bk_spark.datasource.batch_planner import batch_splits
-from bk_spark.datasource.options import parse_options
+from bk_spark.datasource.batch.planner import batch_splits
+from bk_spark.datasource.entries.schemas import RAW_SCHEMA
+from bk_spark.datasource.entries.split_rows import read_split
+from bk_spark.datasource.options.options import parse_options
 from bk_spark.datasource.pushdown import Conditions
-from bk_spark.datasource.schemas import RAW_SCHEMA
-from bk_spark.datasource.split_rows import read_split
-from bk_spark.datasource.stream_planner import StreamPlanner
+from bk_spark.datasource.stream.planner import StreamPlanner
 
 #: Longer than a planner believes what it saw before.
 _IDLE_S = 1.1

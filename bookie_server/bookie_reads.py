@@ -21,16 +21,16 @@ import numpy as np
 import numpy.typing as npt
 
 from bk_spark.protocol.codes import LAST_ENTRY, Code
-from bk_spark.protocol.digest import Buffer
-from bk_spark.protocol.entry import ENTRY_HEADER_BYTES, LAC_PACKET_HEADER
+from bk_spark.protocol.entries.digest import Buffer
+from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES, LAC_PACKET_HEADER
 from bk_spark.protocol.errors import CorruptFileError
-from bookie_server.bookie_counters import BookieCounters
-from bookie_server.storage.entry_log_reader import StoredEntries
+from bookie_server.metrics.bookie_counters import BookieCounters
+from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
 from bookie_server.storage.files import WouldBlockError
-from bookie_server.storage.group_commit import Group
 from bookie_server.storage.handles import LedgerHandle
-from bookie_server.storage.index import PAGE_SLOTS
-from bookie_server.storage.ledger_cache import ColdPageError, PageKey
+from bookie_server.storage.index.index import PAGE_SLOTS
+from bookie_server.storage.index.ledger_cache import ColdPageError, PageKey
+from bookie_server.storage.journal.group_commit import Group
 from bookie_server.storage.ledger_storage import LedgerStorage
 from bookie_server.storage.locations import half_and_positions
 from bookie_server.storage.records import LENGTH_BYTES, MAX_ENTRY_ID, Int64s, group_by_ledger

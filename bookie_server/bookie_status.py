@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from bookie_server.registration import Mode
+from bookie_server.identity.registration import Mode
 from bookie_server.storage import files
 
 _LOG: Final = logging.getLogger(__name__)

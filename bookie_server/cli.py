@@ -18,10 +18,10 @@ from enum import IntEnum
 from types import FrameType
 from typing import Final, NoReturn
 
-from bk_spark.bookie.cluster_init import init_cluster
-from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.cluster_init import init_cluster
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import BookKeeperError, CallerError, CorruptFileError, InvalidArgumentError
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bookie_server.local import DEFAULT_BOOKIES, MAX_BOOKIES, LocalCluster
 
 #: How often a waiting ``local`` looks whether its servers still run.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 
-from bookie_server.config import BookieConfig
-from bookie_server.cookies import current_directory
-from bookie_server.file_limit import last_indexable_entry
-from bookie_server.net.limits import NetConfig
-from bookie_server.open_files import share_open_files
-from bookie_server.storage.brake import BrakeLimits
-from bookie_server.storage.collector_config import CollectorConfig, CompactionConfig
+from bookie_server.config.config import BookieConfig
+from bookie_server.disks.file_limit import last_indexable_entry
+from bookie_server.disks.open_files import share_open_files
+from bookie_server.gc.brake import BrakeLimits
+from bookie_server.gc.collector_config import CollectorConfig, CompactionConfig
+from bookie_server.identity.cookies import current_directory
+from bookie_server.net.common.limits import NetConfig
 from bookie_server.storage.directories import LedgerDirectories
-from bookie_server.storage.journals import JournalsConfig
+from bookie_server.storage.journal.journals import JournalsConfig
 from bookie_server.storage.ledger_storage import StorageConfig
 
 #: Sockets are read again when so little of what stopped it is left.

@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Final
 
-from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError, MetadataError
-from bookie_server.config import BookieConfig, load_config
-from bookie_server.cookies import all_directories, check_cookies
-from bookie_server.directory_locks import DirectoryLocks
+from bookie_server.config.config import BookieConfig, load_config
+from bookie_server.identity.cookies import all_directories, check_cookies
+from bookie_server.identity.directory_locks import DirectoryLocks
 from bookie_server.service import BookieService, CannotListenError
 
 _LOG: Final = logging.getLogger(__name__)

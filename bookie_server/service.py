@@ -12,26 +12,27 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Final
 
-from bk_spark.bookie.ledger_store import LedgerStore
-from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.ledger_store import LedgerStore
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import BookKeeperError
-from bk_spark.protocol.registration import Endpoint, native_service_info
-from bookie_server import metrics_wiring, parts
+from bk_spark.protocol.metadata.registration import Endpoint, native_service_info
+from bookie_server import parts
 from bookie_server.admin.actions import AdminActions, RefusedError
 from bookie_server.admin.collection import CollectorControl
 from bookie_server.admin.endpoints import admin_routes, metrics_routes
 from bookie_server.admin.http import HttpServer
 from bookie_server.bookie import Bookie
-from bookie_server.bookie_metrics import BookieMetrics
 from bookie_server.bookie_status import read_status, write_status
-from bookie_server.cluster_identity import ClusterIdentity
-from bookie_server.config import BookieConfig
-from bookie_server.dirty import clear_dirty, mark_dirty
-from bookie_server.disks import CollectorHooks, DiskMonitor
-from bookie_server.net.native import NativeServer
-from bookie_server.registration import Mode, Registration
+from bookie_server.config.config import BookieConfig
+from bookie_server.disks.disks import CollectorHooks, DiskMonitor
+from bookie_server.gc.collector import Collector
+from bookie_server.identity.cluster_identity import ClusterIdentity
+from bookie_server.identity.dirty import clear_dirty, mark_dirty
+from bookie_server.identity.registration import Mode, Registration
+from bookie_server.metrics import metrics_wiring
+from bookie_server.metrics.bookie_metrics import BookieMetrics
+from bookie_server.net.native.server import NativeServer
 from bookie_server.state import FORCED, MANUAL, BookieState
-from bookie_server.storage.collector import Collector
 from bookie_server.storage.ledger_storage import LedgerStorage
 from bookie_server.storage.upkeep import Upkeep
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bk_spark.bookie.cluster_init import init_cluster
-from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.cluster_init import init_cluster
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bookie_server.local import LocalCluster
 from tests.support.environments import build_wheel
 from tests.support.leaks import LeakWatch

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from bk_spark.bkctl.common import ExitStatus, print_json, print_table
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.racks import RackZnode
-from bk_spark.bookie.registry import RegisteredBookie
+from bk_spark.bookie.placement.racks import RackZnode
+from bk_spark.bookie.placement.registry import RegisteredBookie
 from bk_spark.protocol.errors import BookKeeperError
-from bk_spark.protocol.wire_v3 import BookieInfo
+from bk_spark.protocol.wire.wire_v3 import BookieInfo
 
 _RACK_ZNODE: Final = "/bookies"
 _UNKNOWN: Final = "unknown"

@@ -15,7 +15,7 @@ from typing import Final
 
 from pyarrow import fs
 
-from bk_spark.datasource.stream_offsets import Position, parse_offset
+from bk_spark.datasource.stream.offsets import Position, parse_offset
 from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError
 
 _VERSIONS: Final = ("v1", "v2")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.datasource.option_values import WrongValueError
+from bk_spark.datasource.options.values import WrongValueError
 from bk_spark.log.log import Log
 from bk_spark.log.store import LogStore
 from bk_spark.protocol.errors import InvalidArgumentError, UnauthorizedError

@@ -12,12 +12,12 @@ from typing import Final
 from bk_spark.bkctl.findings import Finding, ok, problem, warning
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.connection_v3 import BookieConnectionV3
-from bk_spark.bookie.pool import ConnectionPool
-from bk_spark.bookie.registry import RegisteredBookie
+from bk_spark.bookie.connection.pool import ConnectionPool
+from bk_spark.bookie.connection.v3 import BookieConnectionV3
+from bk_spark.bookie.placement.registry import RegisteredBookie
 from bk_spark.log.store import LogStore
 from bk_spark.protocol.errors import BookieUnavailableError, BookKeeperError
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 
 CONFIG: Final = ClientConfig(connect_timeout_ms=5_000, read_timeout_ms=5_000, metadata_timeout_ms=10_000)
 _PROBE_TIMEOUT_S: Final = 3.0

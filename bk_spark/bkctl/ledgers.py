@@ -9,7 +9,7 @@ from typing import Any
 
 from bk_spark.bkctl.common import ExitStatus, json_value, offset, password, print_json, print_json_line
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.protocol.ledger_metadata import LedgerState
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 
 
 def add_commands(groups: Any) -> None:

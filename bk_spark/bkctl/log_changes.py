@@ -21,8 +21,8 @@ from bk_spark.bkctl.consent import Dropped
 from bk_spark.bkctl.log_show import policy_record
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.client import DEFAULT_QUORUM
-from bk_spark.datasource.option_values import duration, size
-from bk_spark.log.settings import EntryFormat, LogSettings
+from bk_spark.datasource.options.values import duration, size
+from bk_spark.log.formats.settings import EntryFormat, LogSettings
 from bk_spark.log.store import LogStore
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import UnauthorizedError

@@ -13,9 +13,9 @@ from bk_spark.bkctl.common import ExitStatus, open_log, print_json
 from bk_spark.bkctl.consent import Dropped
 from bk_spark.bkctl.progress import Progress
 from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.log.gc.maintenance import MaintenanceReport
+from bk_spark.log.gc.reaper import ReapReport
 from bk_spark.log.log import Log
-from bk_spark.log.maintenance import MaintenanceReport
-from bk_spark.log.reaper import ReapReport
 from bk_spark.log.verification import Problem, Verification
 
 #: Problems that are held in memory.

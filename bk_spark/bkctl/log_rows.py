@@ -22,11 +22,11 @@ from bk_spark.bkctl.common import (
     unix_time_ms,
 )
 from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.log.core.plan import CommitResult, CommitStatus
+from bk_spark.log.formats.message import CommitMessage, CommitRequest, LedgerRange
+from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.log.log import Log
-from bk_spark.log.message import CommitMessage, CommitRequest, LedgerRange
-from bk_spark.log.plan import CommitResult, CommitStatus
 from bk_spark.log.reader import LogBlock, LogReader
-from bk_spark.log.settings import EntryFormat
 from bk_spark.protocol.errors import CorruptFileError, InvalidArgumentError
 
 #: Of lines of stdin that are handed to the ledger at once.

@@ -18,12 +18,12 @@ from bk_spark.bkctl.common import (
     print_table,
 )
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.zookeeper import ZooKeeper
-from bk_spark.datasource.stream_offsets import Position
-from bk_spark.log.formats import Policy, decode_application, decode_owner
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.datasource.stream.offsets import Position
+from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.segment import Segment
+from bk_spark.log.formats.znodes import Policy, decode_application, decode_owner
 from bk_spark.log.log import Log
-from bk_spark.log.names import LogPaths
-from bk_spark.log.segment import Segment
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.store import LogStore
 from bk_spark.protocol.errors import BookKeeperError

@@ -11,7 +11,7 @@ from typing import Any, Final
 from bk_spark import __version__
 from bk_spark.bkctl import bookies, completion, doctor, ledgers, logs
 from bk_spark.bkctl.common import OneLineParser
-from bk_spark.log.names import DEFAULT_ROOT
+from bk_spark.log.formats.names import DEFAULT_ROOT
 
 URI_VARIABLE: Final = "BK_METADATA_SERVICE_URI"
 

@@ -14,17 +14,17 @@ from bk_spark.bookie.blocking_reader import BlockingReader, iterate
 from bk_spark.bookie.blocking_writer import BlockingAdvWriter, BlockingWriter
 from bk_spark.bookie.client import DEFAULT_QUORUM, Client
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.ledger_store import CreateWith
 from bk_spark.bookie.loop_thread import LoopThread
-from bk_spark.bookie.range_windows import EntryRange, EntryRanges
-from bk_spark.bookie.registry import RegisteredBookie
-from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.ledger_store import CreateWith
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.bookie.placement.registry import RegisteredBookie
+from bk_spark.bookie.reading.range_windows import EntryRange, EntryRanges
 from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookKeeperError
-from bk_spark.protocol.ledger_metadata import LedgerMetadata
-from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Quorum
-from bk_spark.protocol.wire_v3 import BookieInfo
+from bk_spark.protocol.wire.wire_v3 import BookieInfo
 
 _T = TypeVar("_T")
 

@@ -8,15 +8,15 @@ from typing import TypeVar
 import pyarrow as pa
 
 from bk_spark.bookie.loop_thread import LoopThread
-from bk_spark.bookie.read_handle import ReadHandle
-from bk_spark.protocol.entry_block import EntryBlock
-from bk_spark.protocol.ledger_metadata import LedgerMetadata
+from bk_spark.bookie.reading.read_handle import ReadHandle
+from bk_spark.protocol.entries.entry_block import EntryBlock
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 
 _T = TypeVar("_T")
 
 
 class BlockingReader:
-    """As :class:`bk_spark.bookie.read_handle.ReadHandle`. Closing an iterator ends what it has under way."""
+    """As :class:`bk_spark.bookie.reading.read_handle.ReadHandle`. Closing an iterator ends what it has under way."""
 
     def __init__(self, thread: LoopThread, handle: ReadHandle) -> None:
         self._thread = thread

@@ -8,13 +8,13 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from bk_spark.bookie.adv_write_handle import AdvWriteHandle
 from bk_spark.bookie.loop_thread import LoopThread
-from bk_spark.bookie.write_handle import WriteHandle
-from bk_spark.protocol.digest import Buffer
+from bk_spark.bookie.writing.adv_write_handle import AdvWriteHandle
+from bk_spark.bookie.writing.write_handle import WriteHandle
+from bk_spark.protocol.entries.digest import Buffer
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookKeeperError
-from bk_spark.protocol.ledger_metadata import LedgerMetadata
-from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 
 _H = TypeVar("_H", bound=WriteHandle | AdvWriteHandle)
 
@@ -72,7 +72,7 @@ class _BlockingHandle(Generic[_H]):
 
 
 class BlockingWriter(_BlockingHandle[WriteHandle]):
-    """As :class:`bk_spark.bookie.write_handle.WriteHandle`; one user at a time."""
+    """As :class:`bk_spark.bookie.writing.write_handle.WriteHandle`; one user at a time."""
 
     @property
     def last_add_pushed(self) -> int:
@@ -88,7 +88,7 @@ class BlockingWriter(_BlockingHandle[WriteHandle]):
 
 
 class BlockingAdvWriter(_BlockingHandle[AdvWriteHandle]):
-    """As :class:`bk_spark.bookie.adv_write_handle.AdvWriteHandle`; for several threads at once."""
+    """As :class:`bk_spark.bookie.writing.adv_write_handle.AdvWriteHandle`; for several threads at once."""
 
     def append(self, entry_id: int, payload: Buffer) -> None:
         """Append one entry. Returns when it is under way or waits for lower ids, see :meth:`flush`."""

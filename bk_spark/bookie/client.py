@@ -12,30 +12,30 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Se
 from types import TracebackType
 from weakref import WeakSet
 
-from bk_spark.bookie.adv_write_handle import AdvWriteHandle
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.connection import BookieConnection
-from bk_spark.bookie.connection_base import LedgerConnection
-from bk_spark.bookie.connection_v3 import BookieConnectionV3
-from bk_spark.bookie.disk_space import disk_space
-from bk_spark.bookie.ledger_store import CreateWith
-from bk_spark.bookie.pool import ConnectionPool
-from bk_spark.bookie.range_series import RangeSeries, ReadHandles
-from bk_spark.bookie.range_windows import EntryRange, EntryRanges
-from bk_spark.bookie.read_access import ReadAccess
-from bk_spark.bookie.read_handle import ReadHandle
-from bk_spark.bookie.recovery import recover_ledger
-from bk_spark.bookie.registry import RegisteredBookie
+from bk_spark.bookie.connection.base import LedgerConnection
+from bk_spark.bookie.connection.pool import ConnectionPool
+from bk_spark.bookie.connection.v2 import BookieConnection
+from bk_spark.bookie.connection.v3 import BookieConnectionV3
+from bk_spark.bookie.metadata.ledger_store import CreateWith
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.bookie.placement.disk_space import disk_space
+from bk_spark.bookie.placement.registry import RegisteredBookie
+from bk_spark.bookie.reading.range_series import RangeSeries, ReadHandles
+from bk_spark.bookie.reading.range_windows import EntryRange, EntryRanges
+from bk_spark.bookie.reading.read_access import ReadAccess
+from bk_spark.bookie.reading.read_handle import ReadHandle
 from bk_spark.bookie.services import ClusterServices
-from bk_spark.bookie.write_handle import WriteHandle
-from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.bookie.writing.adv_write_handle import AdvWriteHandle
+from bk_spark.bookie.writing.recovery import recover_ledger
+from bk_spark.bookie.writing.write_handle import WriteHandle
 from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookKeeperError, NoSuchLedgerError, UnauthorizedError
-from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, Segment
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
-from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
-from bk_spark.protocol.wire_v3 import BookieInfo
+from bk_spark.protocol.wire.wire_v3 import BookieInfo
 
 DEFAULT_QUORUM = Quorum(3, 3, 2)
 
@@ -228,7 +228,7 @@ class Client:
         self, ranges: EntryRanges | Iterable[EntryRange], password: bytes = b""
     ) -> AsyncGenerator[Payloads, None]:
         """Entries of ranges of ledgers, one after the other; see
-        :meth:`bk_spark.bookie.range_series.RangeSeries.payloads`."""
+        :meth:`bk_spark.bookie.reading.range_series.RangeSeries.payloads`."""
         columns = ranges if isinstance(ranges, EntryRanges) else EntryRanges.of(ranges)
         return RangeSeries(self._read_handles, columns, password).payloads()
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from bk_spark.bookie.placement.rack_names import parse_rack_table
 from bk_spark.bookie.properties import check_settings, parse_properties, settings_table
-from bk_spark.bookie.rack_names import parse_rack_table
-from bk_spark.protocol.add_frames import EntryPackager
 from bk_spark.protocol.codes import DEFAULT_MAX_FRAME_BYTES, DigestType
 from bk_spark.protocol.errors import InvalidArgumentError
+from bk_spark.protocol.wire.add_frames import EntryPackager
 
 #: What an answer that carries an entry may have beyond the ADD frame that carried it: a v2 batch read 12
 #: bytes, a v3 read some 60. Entries stay that much smaller than a frame, so that every client can read them.

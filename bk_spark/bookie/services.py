@@ -17,15 +17,15 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Final, TypeVar
 
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.ledger_store import CreateWith, LedgerStore, StoredMetadata
-from bk_spark.bookie.placement import Placement
-from bk_spark.bookie.quarantine import Quarantine
-from bk_spark.bookie.racks import Racks, RackZnode, rack_sources
-from bk_spark.bookie.registry import BookieRegistry, RegisteredBookie
-from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.ledger_store import CreateWith, LedgerStore, StoredMetadata
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.bookie.placement.placement import Placement
+from bk_spark.bookie.placement.quarantine import Quarantine
+from bk_spark.bookie.placement.racks import Racks, RackZnode, rack_sources
+from bk_spark.bookie.placement.registry import BookieRegistry, RegisteredBookie
 from bk_spark.protocol.errors import BookieUnavailableError, BookKeeperError, MetadataUnavailableError
-from bk_spark.protocol.ledger_metadata import LedgerMetadata
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
 
 _LOG = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from pyspark import TaskContext
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.log.settings import LogSettings
+from bk_spark.log.formats.settings import LogSettings
 
 if TYPE_CHECKING:
     from bk_spark.log.log import Log

@@ -11,11 +11,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from bk_spark.bookie.blocking_reader import BlockingReader
-from bk_spark.datasource import arrow_format
 from bk_spark.datasource.connections import client_of, logs_of
-from bk_spark.datasource.options import SourceOptions
-from bk_spark.datasource.positions import Bounds
-from bk_spark.datasource.schemas import (
+from bk_spark.datasource.entries import arrow_format
+from bk_spark.datasource.entries.schemas import (
     RAW_SCHEMA,
     check_arrow_read,
     check_raw_read,
@@ -24,12 +22,14 @@ from bk_spark.datasource.schemas import (
     stored_schema,
     with_metadata,
 )
-from bk_spark.datasource.split_rows import Split
+from bk_spark.datasource.entries.split_rows import Split
+from bk_spark.datasource.options.options import SourceOptions
+from bk_spark.datasource.options.positions import Bounds
 from bk_spark.datasource.splits import Piece, Pieces, cut_splits
+from bk_spark.log.formats.segment import Segment
+from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.log.log import Log
 from bk_spark.log.reader import LogReader
-from bk_spark.log.segment import Segment
-from bk_spark.log.settings import EntryFormat
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
@@ -38,7 +38,7 @@ from bk_spark.protocol.errors import (
     NoSuchLogError,
     UnauthorizedError,
 )
-from bk_spark.protocol.ledger_metadata import LedgerState
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 
 #: Bytes of an entry of which nothing is known.
 _UNKNOWN_ENTRY_BYTES: Final = 1024

@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from bk_spark.datasource.positions import Bounds
+from bk_spark.datasource.options.positions import Bounds
 from bk_spark.datasource.splits import Int64s, Pieces
 
 _LEAST: Final = -(2**63)

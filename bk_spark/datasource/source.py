@@ -26,13 +26,13 @@ from pyspark.sql.types import StructType
 from bk_spark.datasource.plain_errors import plain_errors
 
 if TYPE_CHECKING:
-    from bk_spark.datasource.options import SourceOptions
+    from bk_spark.datasource.options.options import SourceOptions
 
 
 class BookKeeperDataSource(DataSource):
     """Logs and ledgers of Apache BookKeeper as DataFrames.
 
-    Options are those of :data:`bk_spark.datasource.option_table.OPTIONS`. The constructor touches no network:
+    Options are those of :data:`bk_spark.datasource.options.table.OPTIONS`. The constructor touches no network:
     Spark makes these objects often and in several processes.
 
     Examples
@@ -65,25 +65,25 @@ class BookKeeperDataSource(DataSource):
 
     @plain_errors
     def reader(self, schema: StructType) -> DataSourceReader:
-        from bk_spark.datasource.batch_reader import batch_reader
+        from bk_spark.datasource.batch.reader import batch_reader
 
         return batch_reader(self._parsed(writing=False), schema)
 
     @plain_errors
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's)
-        from bk_spark.datasource.stream_reader import StreamReader
+        from bk_spark.datasource.stream.reader import StreamReader
 
         return StreamReader(self._parsed(writing=False, streaming=True), schema)
 
     @plain_errors
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from bk_spark.datasource.batch_writer import BatchWriter
+        from bk_spark.datasource.batch.writer import BatchWriter
 
         return BatchWriter(self._parsed(writing=True), schema, overwrite)
 
     @plain_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 (Spark's)
-        from bk_spark.datasource.stream_writer import StreamWriter
+        from bk_spark.datasource.stream.writer import StreamWriter
 
         writer = StreamWriter(self._parsed(writing=True, streaming=True), schema, overwrite)
         if not self._for_commits:
@@ -91,6 +91,6 @@ class BookKeeperDataSource(DataSource):
         return writer
 
     def _parsed(self, *, writing: bool, streaming: bool | None = False) -> SourceOptions:
-        from bk_spark.datasource.options import parse_options
+        from bk_spark.datasource.options.options import parse_options
 
         return parse_options(self.options, writing=writing, streaming=streaming)

@@ -10,9 +10,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bk_spark.bookie.range_windows import EntryRanges
-from bk_spark.log.segment import SegmentTable
-from bk_spark.protocol.entry import ENTRY_HEADER_BYTES
+from bk_spark.bookie.reading.range_windows import EntryRanges
+from bk_spark.log.formats.segment import SegmentTable
+from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
 
 Int64s = npt.NDArray[np.int64]
 

@@ -9,8 +9,7 @@ from typing import Final
 from pyspark.sql.types import StructType
 
 from bk_spark.datasource.connections import LogPlace, client_of, log_at, logs_of
-from bk_spark.datasource.options import SourceOptions
-from bk_spark.datasource.schemas import (
+from bk_spark.datasource.entries.schemas import (
     arrow_schema,
     check_has_columns,
     check_raw_write,
@@ -18,9 +17,10 @@ from bk_spark.datasource.schemas import (
     schema_of_json,
     stored_schema,
 )
+from bk_spark.datasource.options.options import SourceOptions
+from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.settings import EntryFormat, LogSettings
 from bk_spark.log.log import Log
-from bk_spark.log.names import LogPaths
-from bk_spark.log.settings import EntryFormat, LogSettings
 from bk_spark.protocol.errors import InvalidArgumentError, LogExistsError
 
 #: Streaming writes ask again for each micro-batch.

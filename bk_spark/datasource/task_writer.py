@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from bk_spark.datasource.ledger_cache import LedgerCache, LedgerKey, OpenLedger
+from bk_spark.log.formats.message import LedgerRange
 from bk_spark.log.log import Log
-from bk_spark.log.message import LedgerRange
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import LedgerClosedError, LedgerFencedError, MetadataError, PeerError
-from bk_spark.protocol.payloads import Payloads
 
 _LOG: Final = logging.getLogger(__name__)
 

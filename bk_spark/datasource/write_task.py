@@ -12,19 +12,19 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
-from bk_spark.datasource import arrow_format, raw_format
+from bk_spark.datasource.entries import arrow_format, raw_format
+from bk_spark.datasource.entries.schemas import arrow_schema, schema_of_json
 from bk_spark.datasource.ledger_cache import LedgerCache, LedgerKey
-from bk_spark.datasource.options import SourceOptions
-from bk_spark.datasource.schemas import arrow_schema, schema_of_json
+from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.target_log import TargetLog
 from bk_spark.datasource.task_writer import Roll, TaskLedgers, TaskWriter
+from bk_spark.log.core.plan import CommitResult
+from bk_spark.log.formats.message import CommitMessage, CommitRequest, LedgerRange
+from bk_spark.log.formats.settings import EntryFormat
+from bk_spark.log.gc.maintenance import look_after
 from bk_spark.log.log import Log
-from bk_spark.log.maintenance import look_after
-from bk_spark.log.message import CommitMessage, CommitRequest, LedgerRange
-from bk_spark.log.plan import CommitResult
-from bk_spark.log.settings import EntryFormat
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import InvalidArgumentError
-from bk_spark.protocol.payloads import Payloads
 
 _LOG: Final = logging.getLogger(__name__)
 #: A commit waits no longer for the ledgers of runs that it retired: the reaper does the rest.

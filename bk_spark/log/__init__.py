@@ -12,16 +12,16 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from bk_spark.log.formats import Policy
+    from bk_spark.log.core.plan import CommitResult, CommitStatus
+    from bk_spark.log.core.steps import LedgerRegistrar
+    from bk_spark.log.formats.message import CommitMessage, CommitRequest, LedgerRange
+    from bk_spark.log.formats.names import DEFAULT_ROOT, check_log_name
+    from bk_spark.log.formats.segment import Segment, SegmentTable
+    from bk_spark.log.formats.settings import EntryFormat, LogSettings
+    from bk_spark.log.formats.znodes import Policy
     from bk_spark.log.log import Log
-    from bk_spark.log.message import CommitMessage, CommitRequest, LedgerRange
-    from bk_spark.log.names import DEFAULT_ROOT, check_log_name
-    from bk_spark.log.plan import CommitResult, CommitStatus
     from bk_spark.log.reader import LogBlock, LogReader
-    from bk_spark.log.segment import Segment, SegmentTable
-    from bk_spark.log.settings import EntryFormat, LogSettings
     from bk_spark.log.snapshot import LogSnapshot
-    from bk_spark.log.steps import LedgerRegistrar
     from bk_spark.log.store import LogStore
     from bk_spark.log.writer import LogWriter
 
@@ -48,25 +48,25 @@ __all__ = [
 ]
 
 _MODULE_OF: Final = {
-    "DEFAULT_ROOT": "names",
-    "CommitMessage": "message",
-    "CommitRequest": "message",
-    "CommitResult": "plan",
-    "CommitStatus": "plan",
-    "EntryFormat": "settings",
-    "LedgerRange": "message",
-    "LedgerRegistrar": "steps",
+    "DEFAULT_ROOT": "formats.names",
+    "CommitMessage": "formats.message",
+    "CommitRequest": "formats.message",
+    "CommitResult": "core.plan",
+    "CommitStatus": "core.plan",
+    "EntryFormat": "formats.settings",
+    "LedgerRange": "formats.message",
+    "LedgerRegistrar": "core.steps",
     "Log": "log",
     "LogBlock": "reader",
     "LogReader": "reader",
-    "LogSettings": "settings",
+    "LogSettings": "formats.settings",
     "LogSnapshot": "snapshot",
     "LogStore": "store",
     "LogWriter": "writer",
-    "Policy": "formats",
-    "Segment": "segment",
-    "SegmentTable": "segment",
-    "check_log_name": "names",
+    "Policy": "formats.znodes",
+    "Segment": "formats.segment",
+    "SegmentTable": "formats.segment",
+    "check_log_name": "formats.names",
 }
 
 

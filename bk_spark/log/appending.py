@@ -9,25 +9,25 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Final
 
-from bk_spark.bookie.zookeeper import CheckOp, CreateOp
-from bk_spark.log.append import plan_append, read_head
-from bk_spark.log.formats import Appended, Head, decode_appended, encode_appended
+from bk_spark.log.core.append import plan_append, read_head
+from bk_spark.log.core.plan import AlreadyDone, Plan, Readings, write_over
+from bk_spark.log.core.reading import children_steps, read_steps, sync_steps
+from bk_spark.log.core.steps import Steps
+from bk_spark.log.core.tail import seal_tail
+from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.segment import MAX_SEGMENT_BYTES, MAX_SEGMENT_ENTRIES, Segment, SegmentTable
+from bk_spark.log.formats.settings import EntryFormat
+from bk_spark.log.formats.znodes import Appended, Head, decode_appended, encode_appended
 from bk_spark.log.ledgers import MADE_FOR
-from bk_spark.log.names import LogPaths
-from bk_spark.log.plan import AlreadyDone, Plan, Readings, write_over
-from bk_spark.log.reading import children_steps, read_steps, sync_steps
-from bk_spark.log.segment import MAX_SEGMENT_BYTES, MAX_SEGMENT_ENTRIES, Segment, SegmentTable
-from bk_spark.log.settings import EntryFormat
-from bk_spark.log.steps import Steps
-from bk_spark.log.tail import seal_tail
-from bk_spark.protocol import ledger_metadata
 from bk_spark.protocol.errors import (
     DigestMismatchError,
     LedgerRefusedError,
     NoSuchLedgerError,
     UnauthorizedError,
 )
-from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState
+from bk_spark.protocol.metadata import ledger_metadata
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
+from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp
 
 if TYPE_CHECKING:
     from bk_spark.log.log import Log

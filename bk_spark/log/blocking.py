@@ -6,11 +6,8 @@ import random
 import time
 from typing import Final, TypeVar
 
-from bk_spark.bookie.zookeeper import TransactionConflictError, ZooKeeper
-from bk_spark.log.ledgers import LogLedgers
-from bk_spark.log.lock import AdvisoryLock
-from bk_spark.log.names import LogPaths
-from bk_spark.log.steps import (
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.log.core.steps import (
     Action,
     CloseLedger,
     Conflict,
@@ -38,12 +35,16 @@ from bk_spark.log.steps import (
     Unavailable,
     WriteLedger,
 )
+from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.ledgers import LogLedgers
+from bk_spark.log.lock import AdvisoryLock
 from bk_spark.protocol.errors import (
     BookKeeperError,
     InvalidArgumentError,
     MetadataUnavailableError,
     OutcomeUnknownError,
 )
+from bk_spark.protocol.metadata.znodes import TransactionConflictError
 
 _JITTER: Final = random.Random()
 _T = TypeVar("_T")

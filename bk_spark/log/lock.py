@@ -1,7 +1,7 @@
 """The log's advisory lock: a queue of ephemeral znodes below ``<log>/lock``. Who is first in it holds the lock.
 
-It keeps a change from starving where many want to write the head (:mod:`bk_spark.log.changes`). Correctness rests on
-versions, so nobody waits for ever: a holder that stays for ``hold_ms`` is removed (it hangs, or its session has not
+It keeps a change from starving where many want to write the head (:mod:`bk_spark.log.core.changes`). Correctness rests
+on versions, so nobody waits for ever: a holder that stays for ``hold_ms`` is removed (it hangs, or its session has not
 expired yet), and who is not first after ``wait_ms`` goes on without the lock.
 """
 
@@ -15,7 +15,7 @@ import uuid
 from types import TracebackType
 from typing import Final
 
-from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import MetadataError, NoNodeError
 
 _LOG: Final = logging.getLogger(__name__)

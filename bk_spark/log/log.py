@@ -6,32 +6,33 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from bk_spark.bookie.zookeeper import Znode, ZooKeeper
-from bk_spark.log.append import head_of
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.log.appending import append_ledger
-from bk_spark.log.applications import check_run
 from bk_spark.log.blocking import run_steps
-from bk_spark.log.changes import Change, change_steps
-from bk_spark.log.commit import BatchCommit
-from bk_spark.log.formats import Application, Policy, decode_application
+from bk_spark.log.core.append import head_of
+from bk_spark.log.core.applications import check_run
+from bk_spark.log.core.changes import Change, change_steps
+from bk_spark.log.core.commit import BatchCommit
+from bk_spark.log.core.plan import CommitResult
+from bk_spark.log.core.reading import decision_steps
+from bk_spark.log.core.registrations import MakeZnodes, registrar
+from bk_spark.log.core.steps import LedgerRegistrar, Steps
+from bk_spark.log.formats.message import CommitRequest
+from bk_spark.log.formats.names import LogPaths, app_key, run_key
+from bk_spark.log.formats.settings import LogSettings
+from bk_spark.log.formats.znodes import Application, Policy, decode_application
+from bk_spark.log.gc.maintenance import MaintenanceReport, maintain
+from bk_spark.log.gc.reap_rules import ReapLimits
+from bk_spark.log.gc.reaper import OnReapProgress
+from bk_spark.log.gc.retention import SetPolicy, apply_retention, policy_of
+from bk_spark.log.gc.truncation import truncation
 from bk_spark.log.ledgers import LogLedgers
-from bk_spark.log.maintenance import MaintenanceReport, maintain
-from bk_spark.log.message import CommitRequest
-from bk_spark.log.names import LogPaths, app_key, run_key
 from bk_spark.log.page_reader import PageReader
-from bk_spark.log.plan import CommitResult
-from bk_spark.log.reading import decision_steps
-from bk_spark.log.reap_rules import ReapLimits
-from bk_spark.log.reaper import OnReapProgress
-from bk_spark.log.registrations import MakeZnodes, registrar
-from bk_spark.log.retention import SetPolicy, apply_retention, policy_of
 from bk_spark.log.rolling import RollLimits
-from bk_spark.log.settings import LogSettings
 from bk_spark.log.snapshot import LogSnapshot
-from bk_spark.log.steps import LedgerRegistrar, Steps
-from bk_spark.log.truncation import truncation
 from bk_spark.log.writer import LogWriter
 from bk_spark.protocol.errors import InvalidArgumentError, LogReplacedError
+from bk_spark.protocol.metadata.znodes import Znode
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -127,7 +128,7 @@ class Log:
         return result
 
     def change(self, change: Change[_T]) -> _T:
-        """Carry out one change of this log. Raises what :func:`bk_spark.log.changes.change_steps` raises."""
+        """Carry out one change of this log. Raises what :func:`bk_spark.log.core.changes.change_steps` raises."""
         return self.run(change_steps(change, self._now_ms))
 
     def run(self, steps: Steps[_T]) -> _T:
@@ -157,8 +158,8 @@ class Log:
         self.change(SetPolicy(self._paths, policy))
 
     def apply_retention(self, policy: Policy | None = None, *, dry_run: bool = False) -> int:
-        """Truncate what ``policy`` (default: the stored one) does not ask for, see :mod:`bk_spark.log.retention`; the
-        first offset then. With ``dry_run`` nothing is changed, and the result is where the log would begin.
+        """Truncate what ``policy`` (default: the stored one) does not ask for, see :mod:`bk_spark.log.gc.retention`;
+        the first offset then. With ``dry_run`` nothing is changed, and the result is where the log would begin.
 
         Raises ClockDifferenceError where this machine's clock and ZooKeeper's disagree by more than a minute.
         """
@@ -226,7 +227,7 @@ class Log:
         return self.registrar_at(app_key(app), run_key(run))
 
     def registrar_at(self, app_key: str, run_key: str) -> LedgerRegistrar:
-        """The same for znodes of these names, see :meth:`bk_spark.log.names.LogPaths.run_at`."""
+        """The same for znodes of these names, see :meth:`bk_spark.log.formats.names.LogPaths.run_at`."""
         run_path = self._paths.run_at(app_key, run_key)
         if self._zk.exists(run_path) is None:
             self.change(MakeZnodes(self._paths, self._paths.runs_at(app_key), run_path))

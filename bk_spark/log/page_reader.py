@@ -17,15 +17,15 @@ from typing import Final, TypeVar
 import numpy as np
 
 from bk_spark.bookie.blocking_reader import BlockingReader
-from bk_spark.bookie.zookeeper import Znode, ZooKeeper
-from bk_spark.log.append import head_of
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.log.blocking import run_steps
-from bk_spark.log.formats import Head, IndexPosition
-from bk_spark.log.index import PageIndex, decode_indexed_page, directory_steps, entry_name
+from bk_spark.log.core.append import head_of
+from bk_spark.log.core.index import PageIndex, decode_indexed_page, directory_steps, entry_name
+from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.page import SegmentPage, decode_page
+from bk_spark.log.formats.segment import Int64Column
+from bk_spark.log.formats.znodes import Head, IndexPosition
 from bk_spark.log.ledgers import LogLedgers
-from bk_spark.log.names import LogPaths
-from bk_spark.log.page import SegmentPage, decode_page
-from bk_spark.log.segment import Int64Column
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
     LogRangeGoneError,
@@ -34,6 +34,7 @@ from bk_spark.protocol.errors import (
     NoSuchEntryError,
     NoSuchLedgerError,
 )
+from bk_spark.protocol.metadata.znodes import Znode
 
 #: In columns a segment takes 56 bytes.
 _MAX_CACHED_SEGMENTS: Final = 1 << 17

@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from bk_spark.bookie.blocking_reader import BlockingReader
-from bk_spark.bookie.range_windows import EntryRange
-from bk_spark.log.segment import Segment
+from bk_spark.bookie.reading.range_windows import EntryRange
+from bk_spark.log.formats.segment import Segment
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.znode_watch import ZnodeWatch
-from bk_spark.protocol.entry_block import EntryBlock
+from bk_spark.protocol.entries.entry_block import EntryBlock
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
     LogRangeGoneError,
     NoSuchEntryError,
     NoSuchLedgerError,
 )
-from bk_spark.protocol.payloads import Payloads
 
 if TYPE_CHECKING:
     from bk_spark.log.log import Log

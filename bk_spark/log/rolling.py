@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bk_spark.bookie.blocking_writer import BlockingWriter
-from bk_spark.log.tail import TailPlace
+from bk_spark.log.core.tail import TailPlace
 from bk_spark.protocol.errors import InvalidArgumentError
 
 #: Far below what a segment can hold.

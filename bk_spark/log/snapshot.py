@@ -14,13 +14,13 @@ from typing import Final
 
 import numpy as np
 
-from bk_spark.bookie.zookeeper import Znode
-from bk_spark.log.formats import Head
-from bk_spark.log.index import PageIndex
-from bk_spark.log.page import SegmentPage
+from bk_spark.log.core.index import PageIndex
+from bk_spark.log.formats.page import SegmentPage
+from bk_spark.log.formats.segment import Int64Column, Segment, SegmentTable
+from bk_spark.log.formats.znodes import Head
 from bk_spark.log.page_reader import PageReader
-from bk_spark.log.segment import Int64Column, Segment, SegmentTable
 from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, MetadataFormatError
+from bk_spark.protocol.metadata.znodes import Znode
 
 _NEVER_MS: Final = (1 << 63) - 1
 

@@ -7,17 +7,25 @@ from collections.abc import Callable
 from typing import Final
 
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.cluster_clock import ClockDifference
-from bk_spark.bookie.zookeeper import CreateOp, TransactionConflictError, ZooKeeper
+from bk_spark.bookie.metadata.cluster_clock import ClockDifference
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.log.blocking import run_steps
-from bk_spark.log.deletion import DeletionReport, delete_steps
-from bk_spark.log.formats import Head, Policy, decode_head, encode_head, encode_policy
+from bk_spark.log.formats.names import (
+    DEFAULT_ROOT,
+    LogPaths,
+    check_log_name,
+    check_root,
+    clock_path,
+    head_path,
+    is_log_name,
+)
+from bk_spark.log.formats.page import SegmentPage, encode_page
+from bk_spark.log.formats.segment import SegmentTable
+from bk_spark.log.formats.settings import LogSettings, decode_settings, encode_settings
+from bk_spark.log.formats.znodes import Head, Policy, decode_head, encode_head, encode_policy
+from bk_spark.log.gc.deletion import DeletionReport, delete_steps
 from bk_spark.log.ledgers import LogLedgers
 from bk_spark.log.log import Log
-from bk_spark.log.names import DEFAULT_ROOT, LogPaths, check_log_name, check_root, clock_path, head_path, is_log_name
-from bk_spark.log.page import SegmentPage, encode_page
-from bk_spark.log.segment import SegmentTable
-from bk_spark.log.settings import LogSettings, decode_settings, encode_settings
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
     LogExistsError,
@@ -26,6 +34,7 @@ from bk_spark.protocol.errors import (
     NoSuchLogError,
     OutcomeUnknownError,
 )
+from bk_spark.protocol.metadata.znodes import CreateOp, TransactionConflictError
 
 _MAX_TRIES: Final = 5
 
@@ -34,7 +43,7 @@ class LogStore:
     """Makes, finds and opens logs. Thread-safe; ``zk`` and ``client`` are shared and stay the caller's to close.
 
     Without ``client`` the ledgers of logs are out of reach: no log writers or readers, no maintenance. ``now_ms`` gives
-    the cluster's time; by default what the session knows of it (:mod:`bk_spark.bookie.cluster_clock`).
+    the cluster's time; by default what the session knows of it (:mod:`bk_spark.bookie.metadata.cluster_clock`).
 
     Examples
     --------
@@ -174,7 +183,7 @@ class LogStore:
 
     def delete_log(self, name: str, password: bytes) -> DeletionReport:
         """Delete a log and its ledgers, but none that came by ``append_ledger``. Where an earlier deletion
-        stopped half-way, this goes on with it. See :mod:`bk_spark.log.deletion`.
+        stopped half-way, this goes on with it. See :mod:`bk_spark.log.gc.deletion`.
 
         Raises NoSuchLogError, UnauthorizedError; MetadataUnavailableError, MetadataConflictError, OutcomeUnknownError:
         delete it again.

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.log.znode_watch import ZnodeWatch
 from bk_spark.protocol.errors import BookKeeperError, OutcomeUnknownError
 

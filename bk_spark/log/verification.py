@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import numpy as np
 
 from bk_spark.bookie.blocking_reader import BlockingReader
-from bk_spark.log.formats import decode_registration
-from bk_spark.log.parts import in_parts
-from bk_spark.log.segment import MAX_SEGMENT_ENTRIES, Segment, SegmentTable
+from bk_spark.log.core.parts import in_parts
+from bk_spark.log.formats.segment import MAX_SEGMENT_ENTRIES, Segment, SegmentTable
+from bk_spark.log.formats.znodes import decode_registration
 from bk_spark.log.snapshot import LogSnapshot
-from bk_spark.protocol import ledger_metadata
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.errors import (
     EntryUnknownError,
@@ -28,7 +27,8 @@ from bk_spark.protocol.errors import (
     NoSuchEntryError,
     NoSuchLedgerError,
 )
-from bk_spark.protocol.ledger_metadata import LedgerState
+from bk_spark.protocol.metadata import ledger_metadata
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 
 if TYPE_CHECKING:
     from bk_spark.log.log import Log

@@ -1,8 +1,8 @@
 """The continuous writer of a log: one producer that holds the log's tail open.
 
 Entries go to one ledger after another, each in the list before anything is written to it (see
-:mod:`bk_spark.log.writer_steps`). Single entries are gathered while others are under way and go out together, at the
-latest when a thread of the writer gets its turn.
+:mod:`bk_spark.log.core.writer_steps`). Single entries are gathered while others are under way and go out together, at
+the latest when a thread of the writer gets its turn.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from bk_spark.log.formats import Owner
-from bk_spark.log.reading import sync_steps
+from bk_spark.log.core.reading import sync_steps
+from bk_spark.log.core.steps import Closed
+from bk_spark.log.core.tail import KeepTail, ReleaseTail, SealTail, TailPlace
+from bk_spark.log.core.writer_steps import drain_steps, fenced_error, move_steps, next_ledger_steps, open_steps
+from bk_spark.log.formats.settings import EntryFormat
+from bk_spark.log.formats.znodes import Owner
 from bk_spark.log.rolling import RollLimits, WrittenTail
-from bk_spark.log.settings import EntryFormat
-from bk_spark.log.steps import Closed
-from bk_spark.log.tail import KeepTail, ReleaseTail, SealTail, TailPlace
 from bk_spark.log.tail_keeper import TailKeeper
-from bk_spark.log.writer_steps import drain_steps, fenced_error, move_steps, next_ledger_steps, open_steps
-from bk_spark.protocol.digest import Buffer
+from bk_spark.protocol.entries.digest import Buffer
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import (
     BookKeeperError,
     InvalidArgumentError,
@@ -41,8 +42,7 @@ from bk_spark.protocol.errors import (
     NoSuchLogError,
     PeerError,
 )
-from bk_spark.protocol.ledger_metadata import LedgerState
-from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 
 if TYPE_CHECKING:
     from bk_spark.log.log import Log

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 
 
 class ZnodeWatch:

@@ -1,0 +1,1 @@
+"""The HTTP API for operators. The service starts it."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from bookie_server.state import BookieState
 from bookie_server.storage.directories import LedgerDirectories
-from bookie_server.storage.log_mark import LogMark
+from bookie_server.storage.journal.log_mark import LogMark
 
 
 class RefusedError(Exception):

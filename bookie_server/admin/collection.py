@@ -7,10 +7,10 @@ import logging
 from typing import Final
 
 from bookie_server.admin.actions import CollectionStatus, EntryLogState, RefusedError, StoppedCollection
-from bookie_server.storage.brake import Brake, StoppedPass
-from bookie_server.storage.collector import Collector
-from bookie_server.storage.collector_config import CollectorConfig, CompactionConfig
-from bookie_server.storage.throttle import CollectorStoppedError
+from bookie_server.gc.brake import Brake, StoppedPass
+from bookie_server.gc.collector import Collector
+from bookie_server.gc.collector_config import CollectorConfig, CompactionConfig
+from bookie_server.gc.throttle import CollectorStoppedError
 
 _LOG: Final = logging.getLogger(__name__)
 _MAJOR: Final = "major"

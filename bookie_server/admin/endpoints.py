@@ -22,8 +22,8 @@ from bookie_server.admin.http import (
     json_response,
     text_response,
 )
-from bookie_server.exposition import CONTENT_TYPE, exposition, process_exposition
-from bookie_server.metrics import Registry
+from bookie_server.metrics.exposition import CONTENT_TYPE, exposition, process_exposition
+from bookie_server.metrics.metrics import Registry
 
 _BOOKIE: Final = "/api/v1/bookie"
 _JOURNAL, _ENTRY_LOG, _INDEX = "journal", "entrylog", "index"

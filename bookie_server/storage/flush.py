@@ -21,12 +21,12 @@ from typing import Final, TypeVar
 import numpy as np
 
 from bookie_server.storage.directories import LedgerDirectories
-from bookie_server.storage.entry_limit import EntryLimit
+from bookie_server.storage.entrylog.entry_limit import EntryLimit
+from bookie_server.storage.entrylog.log_writer import LogWriter
 from bookie_server.storage.handles import Handles
-from bookie_server.storage.index import IndexFiles, IndexHeader
-from bookie_server.storage.ledger_cache import LedgerCache
-from bookie_server.storage.log_mark import LogMark, write_marks
-from bookie_server.storage.log_writer import LogWriter
+from bookie_server.storage.index.index import IndexFiles, IndexHeader
+from bookie_server.storage.index.ledger_cache import LedgerCache
+from bookie_server.storage.journal.log_mark import LogMark, write_marks
 from bookie_server.storage.records import Int64s
 from bookie_server.storage.threads import in_thread
 from bookie_server.storage.write_cache import CacheHalf, SortedEntries, WriteCache

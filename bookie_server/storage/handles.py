@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from bookie_server.storage.index import IndexFiles, IndexHeader
+from bookie_server.storage.index.index import IndexFiles, IndexHeader
 
 if TYPE_CHECKING:
-    from bookie_server.storage.group_commit import Group
+    from bookie_server.storage.journal.group_commit import Group
 
 #: Share of the handles that is dropped at once when there are too many.
 _SWEEP_SHARE: Final = 16

@@ -22,19 +22,19 @@ from bk_spark.protocol.errors import StorageError
 from bookie_server.storage import files
 from bookie_server.storage.deleted_ledgers import DeletedLedgers
 from bookie_server.storage.directories import LedgerDirectories
-from bookie_server.storage.entry_limit import EntryLimit
-from bookie_server.storage.entry_log_reader import EntryLogReader
+from bookie_server.storage.entrylog.entry_limit import EntryLimit
+from bookie_server.storage.entrylog.entry_log_reader import EntryLogReader
+from bookie_server.storage.entrylog.log_writer import LogIds, LogWriter
 from bookie_server.storage.flush import Flusher
-from bookie_server.storage.group_commit import Append, DoneCallback, Group, GroupStats
 from bookie_server.storage.handles import Handles, LedgerHandle
-from bookie_server.storage.index import IndexFiles
-from bookie_server.storage.journals import Journals, JournalsConfig
-from bookie_server.storage.ledger_cache import LedgerCache
+from bookie_server.storage.index.index import IndexFiles
+from bookie_server.storage.index.ledger_cache import LedgerCache
+from bookie_server.storage.journal.group_commit import Append, DoneCallback, Group, GroupStats
+from bookie_server.storage.journal.journals import Journals, JournalsConfig
+from bookie_server.storage.journal.log_mark import LogMark, read_marks
+from bookie_server.storage.journal.replay import replay_journals
 from bookie_server.storage.locations import in_memory
-from bookie_server.storage.log_mark import LogMark, read_marks
-from bookie_server.storage.log_writer import LogIds, LogWriter
 from bookie_server.storage.records import LENGTH_BYTES, MAX_ENTRY_ID, Int64s, LedgerPart, Records
-from bookie_server.storage.replay import replay_journals
 from bookie_server.storage.write_cache import WriteCache
 
 _LOG: Final = logging.getLogger(__name__)

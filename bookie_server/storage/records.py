@@ -1,6 +1,6 @@
 """Records as journal and entry log hold them: ``i32 length`` and that many bytes, one after the other.
 
-A data record's bytes are a stored entry (bk_spark/protocol/entry.py), so its first 24 bytes are
+A data record's bytes are a stored entry (bk_spark/protocol/entries/entry.py), so its first 24 bytes are
 ledger id, entry id and last add confirmed. :class:`Records` is the unit in which storage works:
 many entries in one buffer, with their ids in arrays, so that nothing costs Python time per entry.
 """

@@ -16,8 +16,8 @@ from typing import Final
 
 import numpy as np
 
-from bookie_server.storage.entry_log_reader import StoredEntries
-from bookie_server.storage.index_page import PAGE_MASK, PAGE_SHIFT, IndexPage, empty_page, set_locations
+from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
+from bookie_server.storage.index.index_page import PAGE_MASK, PAGE_SHIFT, IndexPage, empty_page, set_locations
 from bookie_server.storage.records import LENGTH_BYTES, Bytes, Int64s, gather, gather_int32
 
 _EXTENT_BITS: Final = 32

@@ -6,9 +6,9 @@ import struct
 from pathlib import Path
 
 from bk_spark.protocol.codes import Code
-from bookie_server.storage.entry_log import MAGIC
+from bookie_server.gc.log_usage import read_usage
+from bookie_server.storage.entrylog.entry_log import MAGIC
 from bookie_server.storage.handles import LedgerHandle
-from bookie_server.storage.log_usage import read_usage
 from tests.crash.expectations import CrashError, Expectations, ExpectedLedger
 from tests.crash.subject import Shape, Subject, key_of, stored
 

@@ -11,14 +11,18 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 from unittest.mock import patch
 
-from bookie_server.storage import compaction, entry_log, files, index, journal, journal_writer, log_writer
+from bookie_server.gc import compaction
+from bookie_server.storage import files
+from bookie_server.storage.entrylog import entry_log, log_writer
+from bookie_server.storage.entrylog.log_writer import LogWriter
 from bookie_server.storage.flush import Flusher
-from bookie_server.storage.group_commit import Group, GroupCommit
-from bookie_server.storage.index import IndexFiles
-from bookie_server.storage.journal_writer import JournalWriter
+from bookie_server.storage.index import index
+from bookie_server.storage.index.index import IndexFiles
+from bookie_server.storage.journal import journal, journal_writer
+from bookie_server.storage.journal.group_commit import Group, GroupCommit
+from bookie_server.storage.journal.journal_writer import JournalWriter
+from bookie_server.storage.journal.log_mark import LogMark
 from bookie_server.storage.ledger_storage import LedgerStorage
-from bookie_server.storage.log_mark import LogMark
-from bookie_server.storage.log_writer import LogWriter
 from bookie_server.storage.upkeep import Upkeep
 
 

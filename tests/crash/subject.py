@@ -17,14 +17,14 @@ import numpy as np
 from bk_spark.protocol.codes import Code
 from bookie_server.bookie import Bookie
 from bookie_server.bookie_reads import Int32s
+from bookie_server.gc.compaction import Compactor
+from bookie_server.gc.log_usage import read_usage
+from bookie_server.gc.throttle import StopSignal, Throttle
 from bookie_server.state import BookieState
-from bookie_server.storage.compaction import Compactor
 from bookie_server.storage.directories import LedgerDirectories
-from bookie_server.storage.journals import JournalsConfig
+from bookie_server.storage.journal.journals import JournalsConfig
 from bookie_server.storage.ledger_storage import LedgerStorage, StorageConfig
-from bookie_server.storage.log_usage import read_usage
 from bookie_server.storage.records import Records
-from bookie_server.storage.throttle import StopSignal, Throttle
 from bookie_server.storage.upkeep import Upkeep
 from tests.crash.expectations import CrashError
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bk_spark.protocol.codes import Code
-from bookie_server.storage import journal
+from bookie_server.storage.journal import journal
 from tests.crash.expectations import (
     AddAnswered,
     AddAsked,

@@ -21,7 +21,7 @@ from bk_spark.protocol.errors import (
     MetadataUnavailableError,
     NotEnoughBookiesError,
 )
-from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
 from tests.faults.clients import CONFIG, Seen, Written
 from tests.faults.payloads import number_of, payload
 from tests.support.bookie import Connection

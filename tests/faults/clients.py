@@ -11,10 +11,10 @@ from typing import Final
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.blocking_writer import BlockingWriter
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.protocol.entry_block import EntryBlock
+from bk_spark.protocol.entries.entry_block import EntryBlock
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookKeeperError
-from bk_spark.protocol.ledger_metadata import LedgerMetadata
-from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from tests.faults.payloads import number_of, payload
 from tests.faults.plan import Plan
 from tests.faults.timeline import Timeline

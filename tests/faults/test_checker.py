@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import (
     BookKeeperError,
     LedgerFencedError,
@@ -14,7 +15,6 @@ from bk_spark.protocol.errors import (
     NotEnoughBookiesError,
     OutcomeUnknownError,
 )
-from bk_spark.protocol.payloads import Payloads
 from tests.faults.checker import problems_of, unexplained
 from tests.faults.clients import CONFIG, Seen, Written
 from tests.faults.payloads import payload

@@ -13,12 +13,12 @@ import pytest
 
 from bk_spark.bkctl import main
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.zookeeper import SetOp
 from bk_spark.log import CommitMessage, CommitRequest, EntryFormat, LedgerRange, Log, LogSettings, LogStore
-from bk_spark.log.deletion import BeginDeletion
-from bk_spark.log.formats import Owner, Policy, Registration, encode_owner, encode_registration
+from bk_spark.log.formats.znodes import Owner, Policy, Registration, encode_owner, encode_registration
+from bk_spark.log.gc.deletion import BeginDeletion
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import NoSuchLedgerError
+from bk_spark.protocol.metadata.znodes import SetOp
 from bk_spark.protocol.quorum import Quorum
 from tests.support.logs import registered_ledgers
 

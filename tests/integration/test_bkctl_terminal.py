@@ -18,7 +18,7 @@ import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.log import Log, LogStore
-from bk_spark.log.settings import EntryFormat, LogSettings
+from bk_spark.log.formats.settings import EntryFormat, LogSettings
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.quorum import Quorum
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from bk_spark.bookie.zookeeper import ZooKeeper
-from bk_spark.protocol.cookie import Cookie
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import CookieMismatchError
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
-from bookie_server.cluster_identity import ClusterIdentity, ForeignClusterError
-from bookie_server.config import BookieConfig
-from bookie_server.cookies import all_directories, check_cookies
+from bk_spark.protocol.metadata.cookie import Cookie
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
+from bookie_server.config.config import BookieConfig
+from bookie_server.identity.cluster_identity import ClusterIdentity, ForeignClusterError
+from bookie_server.identity.cookies import all_directories, check_cookies
 
 
 class Directories:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.codes import Code
 from bookie_server.local import LocalCluster
 from tests.support.bookie import BookieProcess, Connection, add_frame, free_port, stored

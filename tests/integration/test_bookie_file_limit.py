@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from bk_spark.protocol.codes import Code, FlagV2
-from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bookie_server.local import LocalCluster
 from tests.support.bookie import KEY, BookieProcess, Connection, add_frame, stored
 

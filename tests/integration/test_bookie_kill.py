@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bk_spark.protocol import answers_v2, wire_v2
 from bk_spark.protocol.codes import Code
-from bk_spark.protocol.framing import ReceiveBuffer
+from bk_spark.protocol.wire import answers_v2, wire_v2
+from bk_spark.protocol.wire.framing import ReceiveBuffer
 from bookie_server.local import LocalCluster
 from tests.support.bookie import BookieProcess, Connection, add_frame, stored
 

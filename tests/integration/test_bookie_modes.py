@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.codes import Code
 from bookie_server.bookie_status import read_status, write_status
+from bookie_server.identity.registration import Mode
 from bookie_server.local import LocalCluster
-from bookie_server.registration import Mode
 from tests.support.bookie import BookieProcess, free_port, stored
 from tests.support.tcp_proxy import Connects, TcpProxy
 

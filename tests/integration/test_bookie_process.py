@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.codes import Code
-from bk_spark.protocol.cookie import Cookie
-from bk_spark.protocol.registration import BookieServiceInfo, native_service_info
+from bk_spark.protocol.metadata.cookie import Cookie
+from bk_spark.protocol.metadata.registration import BookieServiceInfo, native_service_info
 from bookie_server.local import LocalCluster
 from tests.support.bookie import KEY, BookieProcess, Connection, add_frame, free_port, stored
 from tests.support.tcp_proxy import SWALLOWING, TcpProxy

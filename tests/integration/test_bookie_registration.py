@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import MetadataError
-from bk_spark.protocol.registration import native_service_info
+from bk_spark.protocol.metadata.registration import native_service_info
+from bookie_server.identity.registration import Mode, Registration
 from bookie_server.local import LocalCluster
-from bookie_server.registration import Mode, Registration
 from tests.support.cluster_identity import joined
 from tests.support.tcp_proxy import Connects, TcpProxy
 from tests.support.zookeeper_sessions import expire

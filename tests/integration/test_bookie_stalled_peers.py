@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bk_spark.protocol import wire_v2
 from bk_spark.protocol.codes import Code, FlagV2
+from bk_spark.protocol.wire import wire_v2
 from bookie_server.local import LocalCluster
 from tests.support.bookie import KEY, BookieProcess, add_frame, stored
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from bk_spark.protocol import wire_v2, wire_v3
 from bk_spark.protocol.codes import Code, FlagV2
-from bk_spark.protocol.entry_availability import decode_availability
-from bk_spark.protocol.framing import frame
-from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire.entry_availability import decode_availability
+from bk_spark.protocol.wire.framing import frame
+from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bookie_server.local import LocalCluster
 from tests.support.bookie import KEY, BookieProcess, Connection, add_frame, stored
 from tests.support.fixtures import golden

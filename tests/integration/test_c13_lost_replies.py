@@ -10,9 +10,9 @@ from itertools import chain
 
 import pytest
 
-from bk_spark.bookie.cluster_init import init_cluster
-from bk_spark.bookie.ledger_store import LedgerStore
-from bk_spark.bookie.zookeeper import CreateOp, TransactionConflictError, ZooKeeper
+from bk_spark.bookie.metadata.cluster_init import init_cluster
+from bk_spark.bookie.metadata.ledger_store import LedgerStore
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import (
     LedgerExistsError,
     MetadataConflictError,
@@ -20,8 +20,9 @@ from bk_spark.protocol.errors import (
     NoSuchLedgerError,
     OutcomeUnknownError,
 )
-from bk_spark.protocol.ledger_metadata import LedgerState
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.metadata.znodes import CreateOp, TransactionConflictError
 from bookie_server.local import LocalCluster
 from tests.support.ledgers import ledger
 from tests.support.zookeeper_proxy import CALLS, DELETE, MULTI, SET_DATA, Break, ZooKeeperProxy

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bk_spark.bookie.zookeeper import ZooKeeper
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bookie_server.cli import main
 from bookie_server.local import LocalCluster
 

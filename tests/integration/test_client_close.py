@@ -10,8 +10,8 @@ import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookKeeperError, LedgerClosedError
-from bk_spark.protocol.payloads import Payloads
 from bookie_server.local import LocalCluster
 
 #: Nothing ends by a timeout here.

@@ -10,12 +10,12 @@ import pytest
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.blocking_writer import BlockingWriter
 from bk_spark.bookie.config import ClientConfig
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import EntryUnknownError, NotEnoughBookiesError
-from bk_spark.protocol.ledger_metadata import LedgerState
-from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
-from bookie_server.local_bookie import LocalBookie
+from bookie_server.local.bookie import LocalBookie
 from tests.support.servers import BOOKIE_SETTINGS
 
 #: A suspended bookie is given up quickly.

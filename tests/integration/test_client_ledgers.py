@@ -10,6 +10,7 @@ import pytest
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
     LedgerFencedError,
@@ -18,10 +19,9 @@ from bk_spark.protocol.errors import (
     NoSuchLedgerError,
     UnauthorizedError,
 )
-from bk_spark.protocol.ledger_metadata import LedgerState
-from bk_spark.protocol.ledger_paths import LedgerManager
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
-from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
+from bk_spark.protocol.metadata.ledger_paths import LedgerManager
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
 from tests.support.explicit_lac import write_explicit_lac

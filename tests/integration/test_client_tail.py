@@ -13,11 +13,11 @@ import pytest
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.client import Client
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.read_handle import ReadHandle
-from bk_spark.bookie.write_handle import WriteHandle
+from bk_spark.bookie.reading.read_handle import ReadHandle
+from bk_spark.bookie.writing.write_handle import WriteHandle
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import EntryUnknownError, LedgerFencedError, NoSuchEntryError, NoSuchLedgerError
-from bk_spark.protocol.ledger_metadata import LedgerState
-from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
 from tests.support.explicit_lac import write_explicit_lac

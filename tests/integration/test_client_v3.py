@@ -11,11 +11,11 @@ import pytest
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.client import Client
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.connection_v3 import BookieConnectionV3
+from bk_spark.bookie.connection.v3 import BookieConnectionV3
 from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import InvalidArgumentError, LedgerFencedError
-from bk_spark.protocol.ledger_metadata import LedgerState
-from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bk_spark.protocol.quorum import Quorum
 
 PASSWORD = b"open sesame"

@@ -21,7 +21,7 @@ from bk_spark.protocol.errors import (
     LedgerFencedError,
     UnauthorizedError,
 )
-from bk_spark.protocol.ledger_metadata import LedgerState
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bk_spark.protocol.quorum import Quorum
 
 PASSWORD = b"open sesame"

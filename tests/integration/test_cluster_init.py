@@ -6,8 +6,8 @@ import uuid
 
 import pytest
 
-from bk_spark.bookie.cluster_init import init_cluster
-from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.cluster_init import init_cluster
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import InvalidArgumentError, NodeExistsError
 from tests.support.fixtures import golden
 

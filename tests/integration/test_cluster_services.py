@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from bk_spark.bookie.cluster_init import init_cluster
 from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.metadata.cluster_init import init_cluster
+from bk_spark.bookie.metadata.zookeeper import LOST, ZooKeeper
 from bk_spark.bookie.services import ClusterServices
-from bk_spark.bookie.zookeeper import LOST, ZooKeeper
 from bk_spark.protocol.errors import BookieUnavailableError, MetadataUnavailableError, NotEnoughBookiesError
-from bk_spark.protocol.ledger_metadata import LedgerState
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.metadata.registration import native_service_info
 from bk_spark.protocol.quorum import Quorum
-from bk_spark.protocol.registration import native_service_info
 from bookie_server.local import LocalCluster
 from tests.support.ledgers import ledger
 from tests.support.zookeeper_sessions import expire

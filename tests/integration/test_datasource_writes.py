@@ -15,16 +15,16 @@ from bk_spark.datasource import connections
 from bk_spark.datasource.connections import LogPlace, client_of, log_at
 from bk_spark.datasource.ledger_cache import LedgerCache, LedgerKey
 from bk_spark.datasource.task_writer import Roll, TaskLedgers, TaskWriter
-from bk_spark.log.formats import decode_registration
+from bk_spark.log.core.plan import CommitStatus
+from bk_spark.log.formats.message import CommitMessage, CommitRequest, LedgerRange
+from bk_spark.log.formats.settings import EntryFormat, LogSettings
+from bk_spark.log.formats.znodes import decode_registration
 from bk_spark.log.log import Log
-from bk_spark.log.message import CommitMessage, CommitRequest, LedgerRange
-from bk_spark.log.plan import CommitStatus
-from bk_spark.log.settings import EntryFormat, LogSettings
 from bk_spark.log.store import LogStore
 from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import LogReplacedError, NoSuchLogError, RunRetiredError
-from bk_spark.protocol.ledger_metadata import LedgerState
-from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bk_spark.protocol.quorum import Quorum
 from tests.support.zookeeper_sessions import expire
 
@@ -215,9 +215,9 @@ def test_a_job_that_ends_right_after_its_commit_has_looked_after_the_log(
     script = f"""
 import os
 from bk_spark.datasource.connections import LogPlace, log_at
-from bk_spark.datasource.options import parse_options
+from bk_spark.datasource.options.options import parse_options
 from bk_spark.datasource.write_task import commit_batch
-from bk_spark.log.message import CommitMessage, CommitRequest
+from bk_spark.log.formats.message import CommitMessage, CommitRequest
 place = LogPlace({metadata_service_uri!r}, {LogStore.of(client).root!r}, {log.name!r}, {log.log_id!r})
 options = parse_options(
     {{"metadataServiceUri": {metadata_service_uri!r}, "log": {log.name!r}}}, writing=True, streaming=False

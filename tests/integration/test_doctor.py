@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from bk_spark.bkctl import main
-from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bookie_server.local import LocalCluster
 from tests.support.bookie import BookieProcess
 from tests.support.clocks import DAY_MS, time_of_day

@@ -12,18 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from bk_spark.bookie.ledger_store import LedgerStore
-from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.ledger_store import LedgerStore
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.codes import Code
-from bk_spark.protocol.ledger_metadata import LedgerMetadata, Segment
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, Segment
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
-from bookie_server.storage import compaction, files
-from bookie_server.storage.collector import Collector
-from bookie_server.storage.collector_config import CollectorConfig, CompactionConfig
-from bookie_server.storage.log_collection import LogCollection
-from bookie_server.storage.log_rewrite import LogRewrite
-from bookie_server.storage.throttle import CollectorStoppedError
+from bookie_server.gc import compaction
+from bookie_server.gc.collector import Collector
+from bookie_server.gc.collector_config import CollectorConfig, CompactionConfig
+from bookie_server.gc.log_collection import LogCollection
+from bookie_server.gc.log_rewrite import LogRewrite
+from bookie_server.gc.throttle import CollectorStoppedError
+from bookie_server.storage import files
 from tests.support.cluster_identity import joined
 from tests.support.running_storage import Place, Running, in_loop, running, stored
 

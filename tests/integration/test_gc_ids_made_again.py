@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from bk_spark.bookie.cluster_init import init_cluster
-from bk_spark.bookie.ledger_store import LedgerStore
+from bk_spark.bookie.metadata.cluster_init import init_cluster
+from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.protocol.codes import Code
-from bk_spark.protocol.ledger_metadata import LedgerState
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
+from bookie_server.gc.brake import BrakeLimits
 from bookie_server.local import LocalCluster
-from bookie_server.storage.brake import BrakeLimits
 from tests.support.collected_bookie import CONFIG, OTHER, SOON, Bookie, Steered, collected, create, metadata
 from tests.support.running_storage import Place, in_loop, stored
 

@@ -11,19 +11,20 @@ from typing import Any
 
 import pytest
 
-from bk_spark.bookie.cluster_init import init_cluster
-from bk_spark.bookie.ledger_store import LedgerStore
+from bk_spark.bookie.metadata.cluster_init import init_cluster
+from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.protocol.codes import Code
-from bk_spark.protocol.cookie import Cookie, encode_directories
 from bk_spark.protocol.errors import MetadataUnavailableError
-from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, Segment
-from bk_spark.protocol.ledger_paths import LedgerManager
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.metadata.cookie import Cookie, encode_directories
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment
+from bk_spark.protocol.metadata.ledger_paths import LedgerManager
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
+from bookie_server.gc import collection_steps
+from bookie_server.gc.brake import BrakeLimits
+from bookie_server.gc.collector_config import CollectorConfig
 from bookie_server.local import LocalCluster
-from bookie_server.storage import collection_steps, files
-from bookie_server.storage.brake import BrakeLimits
-from bookie_server.storage.collector_config import CollectorConfig
+from bookie_server.storage import files
 from tests.support.collected_bookie import (
     BOOKIE,
     CONFIG,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.cluster_init import init_cluster
-from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.cluster_init import init_cluster
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
 from tests.integration.test_admin_api import Admin

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
 from tests.support.bookie import BookieProcess

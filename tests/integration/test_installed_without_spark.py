@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bk_spark.bookie.zookeeper import ZooKeeper
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bookie_server.local import LocalCluster
-from bookie_server.local_state import PortChooser
+from bookie_server.local.state import PortChooser
 from tests.support.environments import environment_variables, make_environment
 
 CLIENT = """

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from bk_spark.bookie.cluster_init import init_cluster
-from bk_spark.bookie.ledger_store import LedgerStore
-from bk_spark.bookie.zookeeper import CreateOp, TransactionConflictError, TransactionOp, ZooKeeper
+from bk_spark.bookie.metadata.cluster_init import init_cluster
+from bk_spark.bookie.metadata.ledger_store import LedgerStore
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
     MetadataConflictError,
@@ -20,8 +20,9 @@ from bk_spark.protocol.errors import (
     NoSuchLedgerError,
     OutcomeUnknownError,
 )
-from bk_spark.protocol.ledger_metadata import LedgerState
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.metadata.znodes import CreateOp, TransactionConflictError, TransactionOp
 from bookie_server.local import LocalCluster
 from tests.support.ledgers import ledger
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import BookieUnavailableError, InvalidArgumentError
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bookie_server.local import LocalCluster
 from tests.support.processes import listening_addresses, wait_until_ended
 from tests.support.servers import BOOKIE_SETTINGS, start_timeout_ms

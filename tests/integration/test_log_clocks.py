@@ -11,11 +11,11 @@ import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.blocking_writer import BlockingWriter
-from bk_spark.bookie.zookeeper import TransactionOp
 from bk_spark.log import CommitMessage, CommitRequest, EntryFormat, LedgerRange, Log, LogSettings, LogStore, Policy
-from bk_spark.log.reap_rules import ReapLimits
+from bk_spark.log.gc.reap_rules import ReapLimits
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import BookKeeperError, ClockDifferenceError, NoSuchLedgerError
+from bk_spark.protocol.metadata.znodes import TransactionOp
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
 from tests.support.clocks import DAY_MS, time_of_day

@@ -10,14 +10,14 @@ from dataclasses import replace
 import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.log import EntryFormat, Log, LogSettings, LogSnapshot, LogStore, Segment
-from bk_spark.log.changes import change_steps
-from bk_spark.log.formats import Head, IndexPosition, decode_head, encode_head
-from bk_spark.log.index import walk_steps
-from bk_spark.log.index_move import MoveReport, move_steps
-from bk_spark.log.names import INDEX
-from bk_spark.log.truncation import SegmentStart, Truncate
+from bk_spark.log.core.changes import change_steps
+from bk_spark.log.core.index import walk_steps
+from bk_spark.log.core.index_move import MoveReport, move_steps
+from bk_spark.log.formats.names import INDEX
+from bk_spark.log.formats.znodes import Head, IndexPosition, decode_head, encode_head
+from bk_spark.log.gc.truncation import SegmentStart, Truncate
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
@@ -48,10 +48,10 @@ def store(client: BlockingClient, fresh_root: str) -> LogStore:
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of about six segments; seven pages in a move; directories of twenty lines; readers that keep little."""
     monkeypatch.setattr("bk_spark.log.page_reader._MAX_CACHED_SEGMENTS", KEPT_SEGMENTS)
-    monkeypatch.setattr("bk_spark.log.page.MAX_PAGE_BYTES", 120)
-    monkeypatch.setattr("bk_spark.log.page._FULL_BYTES", 100)
-    monkeypatch.setattr("bk_spark.log.index_move.MAX_MOVED_PAGES", 7)
-    monkeypatch.setattr("bk_spark.log.index_move.MAX_LINES", 20)
+    monkeypatch.setattr("bk_spark.log.formats.page.MAX_PAGE_BYTES", 120)
+    monkeypatch.setattr("bk_spark.log.formats.page._FULL_BYTES", 100)
+    monkeypatch.setattr("bk_spark.log.core.index_move.MAX_MOVED_PAGES", 7)
+    monkeypatch.setattr("bk_spark.log.core.index_move.MAX_LINES", 20)
 
 
 class Clock:

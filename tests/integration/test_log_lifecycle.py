@@ -10,15 +10,14 @@ import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.zookeeper import DeleteOp, SetOp
 from bk_spark.log import CommitMessage, CommitRequest, EntryFormat, LedgerRange, Log, LogSettings, LogStore
-from bk_spark.log.changes import change_steps
-from bk_spark.log.deletion import BeginDeletion
-from bk_spark.log.formats import Policy, Registration, decode_head, encode_registration
-from bk_spark.log.index_move import move_steps
-from bk_spark.log.names import LogPaths
-from bk_spark.log.segment import COMMIT_TIME_LAG_MS
-from bk_spark.log.steps import Action, Done, Event, Found, Read, Sync, Transact
+from bk_spark.log.core.changes import change_steps
+from bk_spark.log.core.index_move import move_steps
+from bk_spark.log.core.steps import Action, Done, Event, Found, Read, Sync, Transact
+from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.segment import COMMIT_TIME_LAG_MS
+from bk_spark.log.formats.znodes import Policy, Registration, decode_head, encode_registration
+from bk_spark.log.gc.deletion import BeginDeletion
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
@@ -32,6 +31,7 @@ from bk_spark.protocol.errors import (
     NoSuchLogError,
     UnauthorizedError,
 )
+from bk_spark.protocol.metadata.znodes import DeleteOp, SetOp
 from bk_spark.protocol.quorum import Quorum
 
 PASSWORD = b"secret"

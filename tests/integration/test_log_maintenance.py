@@ -15,15 +15,16 @@ import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.blocking_writer import BlockingWriter
-from bk_spark.bookie.cluster_clock import unix_time_ms
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.read_handle import ReadHandle
-from bk_spark.bookie.zookeeper import ZooKeeper
-from bk_spark.log import CommitMessage, CommitRequest, EntryFormat, LedgerRange, Log, LogSettings, LogStore, maintenance
-from bk_spark.log.formats import Policy
-from bk_spark.log.maintenance import INTERVAL_MS, start_in_background
-from bk_spark.log.names import WRITERS
-from bk_spark.log.reap_rules import Reason
+from bk_spark.bookie.metadata.cluster_clock import unix_time_ms
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.bookie.reading.read_handle import ReadHandle
+from bk_spark.log import CommitMessage, CommitRequest, EntryFormat, LedgerRange, Log, LogSettings, LogStore
+from bk_spark.log.formats.names import WRITERS
+from bk_spark.log.formats.znodes import Policy
+from bk_spark.log.gc import maintenance
+from bk_spark.log.gc.maintenance import INTERVAL_MS, start_in_background
+from bk_spark.log.gc.reap_rules import Reason
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import (
     BookKeeperError,
@@ -268,7 +269,7 @@ def test_in_the_background_it_is_done_once_and_never_raises(
     kept, orphan, of_r1 = one.ledger(b"a"), one.ledger(b"x"), one.ledger(b"c", run="r1")
     one.commit(0, (kept, 0, 0))
     one.commit(1, (of_r1, 0, 0), run="r1")
-    with caplog.at_level(logging.INFO, "bk_spark.log.maintenance"):
+    with caplog.at_level(logging.INFO, "bk_spark.log.gc.maintenance"):
         thread = start_in_background(one.log)
         assert thread is not None
         assert start_in_background(one.log) is None
@@ -278,7 +279,7 @@ def test_in_the_background_it_is_done_once_and_never_raises(
 
     monkeypatch.setattr(maintenance, "_BACKGROUND", {})
     one.store.delete_log(one.name, PASSWORD)
-    with caplog.at_level(logging.WARNING, "bk_spark.log.maintenance"):
+    with caplog.at_level(logging.WARNING, "bk_spark.log.gc.maintenance"):
         thread = start_in_background(one.log)
         assert thread is not None
         thread.join(60)

@@ -14,7 +14,7 @@ import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.log import Log, LogStore
-from bk_spark.log.formats import decode_head, encode_head
+from bk_spark.log.formats.znodes import decode_head, encode_head
 from bk_spark.log.reader import LogBlock, LogReader
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.protocol.errors import (

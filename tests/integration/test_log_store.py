@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from bk_spark.bookie.zookeeper import CreateOp, TransactionConflictError, ZooKeeper
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.log import (
     CommitMessage,
     CommitRequest,
@@ -20,9 +20,9 @@ from bk_spark.log import (
     LogSettings,
     LogStore,
 )
+from bk_spark.log.formats.page import SegmentPage, encode_page
+from bk_spark.log.formats.segment import SegmentTable
 from bk_spark.log.lock import AdvisoryLock
-from bk_spark.log.page import SegmentPage, encode_page
-from bk_spark.log.segment import SegmentTable
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
@@ -34,6 +34,7 @@ from bk_spark.protocol.errors import (
     NoSuchLogError,
     RunRetiredError,
 )
+from bk_spark.protocol.metadata.znodes import CreateOp, TransactionConflictError
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
 from tests.support.zookeeper_proxy import Break, ZooKeeperProxy

@@ -9,13 +9,13 @@ import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.zookeeper import SetOp
 from bk_spark.log import CommitMessage, CommitRequest, EntryFormat, LedgerRange, Log, LogSettings, LogStore
-from bk_spark.log.formats import decode_head, encode_head
-from bk_spark.log.page import decode_page, encode_page
-from bk_spark.log.segment import SegmentTable
+from bk_spark.log.formats.page import decode_page, encode_page
+from bk_spark.log.formats.segment import SegmentTable
+from bk_spark.log.formats.znodes import decode_head, encode_head
 from bk_spark.log.verification import MAX_UNREADABLE_IN_A_ROW, Kind, Problem, Verification
 from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.metadata.znodes import SetOp
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
 

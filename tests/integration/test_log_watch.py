@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from bk_spark.bookie.zookeeper import ZooKeeper
-from bk_spark.datasource.log_watch import LogNamesWatch, LogWatch, look_at_logs
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.datasource.stream.log_watch import LogNamesWatch, LogWatch, look_at_logs
 from bk_spark.log import EntryFormat, LogSettings, LogStore
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import LogReplacedError, NoSuchLogError

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.zookeeper import Znode
 from bk_spark.log import EntryFormat, Log, LogSettings, LogStore
 from bk_spark.log.writer import LogWriter
 from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import (
     BookKeeperError,
     InvalidArgumentError,
@@ -22,7 +22,7 @@ from bk_spark.protocol.errors import (
     LogFencedError,
     LogTailOpenError,
 )
-from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.metadata.znodes import Znode
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
 from tests.support.logs import PASSWORD, TELLING, commit, entries, new_log

@@ -16,7 +16,7 @@ import pytest
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.protocol.codes import Code, FlagV2
 from bk_spark.protocol.errors import BookKeeperError, EntryUnknownError, NoSuchLedgerError
-from bk_spark.protocol.ledger_metadata import LedgerState
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bookie_server.local import LocalBookie, LocalCluster
 from tests.support.bookie import KEY, BookieProcess, Connection, add_frame, stored
 from tests.support.servers import BOOKIE_SETTINGS, start_timeout_ms

@@ -13,9 +13,9 @@ import pytest
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.client import Client
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import BookKeeperError, MetadataUnavailableError
-from bk_spark.protocol.ledger_metadata import LedgerState
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
 from tests.support.zookeeper_sessions import expire

@@ -15,8 +15,8 @@ import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.zookeeper import ZooKeeper
-from bk_spark.log.settings import EntryFormat, LogSettings
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.log.formats.settings import EntryFormat, LogSettings
 from bk_spark.log.store import LogStore
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import InvalidArgumentError, MetadataUnavailableError

@@ -6,10 +6,10 @@ import socket
 import threading
 from collections.abc import Callable
 
-from bk_spark.bookie.cluster_init import init_cluster
-from bk_spark.bookie.registry import BookieRegistry
-from bk_spark.bookie.zookeeper import CONNECTED, SUSPENDED, ZooKeeper
-from bk_spark.protocol.registration import native_service_info
+from bk_spark.bookie.metadata.cluster_init import init_cluster
+from bk_spark.bookie.metadata.zookeeper import CONNECTED, SUSPENDED, ZooKeeper
+from bk_spark.bookie.placement.registry import BookieRegistry
+from bk_spark.protocol.metadata.registration import native_service_info
 from bookie_server.local import LocalCluster
 
 

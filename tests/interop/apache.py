@@ -10,13 +10,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Final, Self
 
-from bk_spark.bookie.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import BookieUnavailableError
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bookie_server.local import LOOPBACK, LocalBookie
-from bookie_server.local_process import STOP_TIMEOUT_MS, GuardedGroup
-from bookie_server.local_state import DirectoryLock, PortChooser
-from bookie_server.local_zookeeper import find_java
+from bookie_server.local.process import STOP_TIMEOUT_MS, GuardedGroup
+from bookie_server.local.state import DirectoryLock, PortChooser
+from bookie_server.local.zookeeper import find_java
 from tests.interop import jvm
 from tests.interop.maven_build import harness_classpath
 from tests.support.servers import BOOKIE_SETTINGS

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from bk_spark.bookie.cluster_init import init_cluster
-from bk_spark.bookie.zookeeper import ZooKeeper
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bk_spark.bookie.metadata.cluster_init import init_cluster
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bookie_server.local import LocalCluster
 from tests.interop.apache import ApacheBookies, MixedBookies
 from tests.interop.java_client import JavaClient

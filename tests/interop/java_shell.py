@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from bookie_server.local_zookeeper import find_java
+from bookie_server.local.zookeeper import find_java
 from tests.interop import jvm
 from tests.interop.maven_build import harness_classpath
 

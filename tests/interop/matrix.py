@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from bk_spark.protocol.codes import DigestType, OpV2
-from bk_spark.protocol.digest import digest_function, master_key
-from bk_spark.protocol.entry import pack_entry
-from bk_spark.protocol.framing import frame
-from bk_spark.protocol.wire_v2 import header_int, read_requests
+from bk_spark.protocol.entries.digest import digest_function, master_key
+from bk_spark.protocol.entries.entry import pack_entry
+from bk_spark.protocol.wire.framing import frame
+from bk_spark.protocol.wire.wire_v2 import header_int, read_requests
 from tests.interop.java_client import JavaClient
 from tests.interop.java_side import JavaSide
 from tests.interop.our_side import OurSide

@@ -13,6 +13,7 @@ from bk_spark.bookie.blocking_reader import BlockingReader
 from bk_spark.bookie.blocking_writer import BlockingAdvWriter, BlockingWriter
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.entries.payloads import Payloads as Batch
 from bk_spark.protocol.errors import (
     BookKeeperError,
     DuplicateEntryError,
@@ -23,7 +24,6 @@ from bk_spark.protocol.errors import (
     NoSuchLedgerError,
     UnauthorizedError,
 )
-from bk_spark.protocol.payloads import Payloads as Batch
 from bk_spark.protocol.quorum import Quorum
 from tests.interop.payloads import Payloads, fingerprint
 from tests.interop.sides import PASSWORD, AdvWriter, Entries, Metadata, Party, Reader, RefusedError, Side, Writer

@@ -12,17 +12,17 @@ from typing import Final
 import numpy as np
 
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.cluster_init import init_cluster
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.zookeeper import ZooKeeper
-from bk_spark.protocol import wire_v2
-from bk_spark.protocol.add_frames import EntryPackager
+from bk_spark.bookie.metadata.cluster_init import init_cluster
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.codes import Code, DigestType
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookKeeperError, EntryUnknownError
-from bk_spark.protocol.ledger_metadata import LedgerState
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
-from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
+from bk_spark.protocol.wire import wire_v2
+from bk_spark.protocol.wire.add_frames import EntryPackager
 from bookie_server.local import LOOPBACK, LocalBookie, LocalCluster
 
 PASSWORD = b"shelf"

@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.protocol.digest import master_key
+from bk_spark.protocol.entries.digest import master_key
 from bookie_server.local import LocalBookie, LocalCluster
 from tests.interop.apache import ApacheBookie, Bookies
 from tests.interop.java_shell import JavaShell, Output, Record

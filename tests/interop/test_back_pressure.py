@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from bk_spark.bookie.client import Client
-from bk_spark.bookie.writer_driver import WriterDriver
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
-from bk_spark.protocol.payloads import Payloads
+from bk_spark.bookie.writing.writer_driver import WriterDriver
+from bk_spark.protocol.entries.payloads import Payloads
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bookie_server.local import LocalCluster
 from tests.interop.apache import ApacheBookies
 from tests.interop.java_client import JavaClient

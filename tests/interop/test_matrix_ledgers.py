@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bk_spark.bookie.ledger_store import LedgerStore
-from bk_spark.protocol.ledger_metadata import Segment
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bk_spark.bookie.metadata.ledger_store import LedgerStore
+from bk_spark.protocol.metadata.ledger_metadata import Segment
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from tests.interop.java_side import JavaReader
 from tests.interop.matrix import Sides
 from tests.interop.our_side import DIGESTS

@@ -12,6 +12,7 @@ from bk_spark.bkctl import main as bkctl
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.entries.payloads import Payloads as Batch
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
     LedgerFencedError,
@@ -19,8 +20,7 @@ from bk_spark.protocol.errors import (
     NotEnoughBookiesError,
     UnauthorizedError,
 )
-from bk_spark.protocol.ledger_metadata import LedgerState
-from bk_spark.protocol.payloads import Payloads as Batch
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bk_spark.protocol.quorum import Quorum
 from tests.interop.apache import ApacheBookies
 from tests.interop.java_client import JavaClient, JavaError

@@ -10,11 +10,11 @@ from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.services import ClusterServices
 from bk_spark.protocol.codes import LAST_ENTRY, DigestType
-from bk_spark.protocol.digest import digest_function, master_key
-from bk_spark.protocol.entry import pack_entry
-from bk_spark.protocol.framing import frame
-from bk_spark.protocol.ledger_metadata import LedgerState
-from bk_spark.protocol.wire_v2 import OpV2, header_int
+from bk_spark.protocol.entries.digest import digest_function, master_key
+from bk_spark.protocol.entries.entry import pack_entry
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
+from bk_spark.protocol.wire.framing import frame
+from bk_spark.protocol.wire.wire_v2 import OpV2, header_int
 from tests.interop.matrix import answer_of, store_on_one_bookie
 from tests.interop.sides import PASSWORD
 from tests.support.request_tap import RequestTap

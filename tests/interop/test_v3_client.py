@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from bk_spark.bookie.connection_v3 import BookieConnectionV3
-from bk_spark.bookie.zookeeper import ZooKeeper
-from bk_spark.protocol.add_frames_v3 import EntryPackagerV3
+from bk_spark.bookie.connection.v3 import BookieConnectionV3
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.codes import LAST_ENTRY, Code, DigestType, FlagV2
-from bk_spark.protocol.digest import digest_function, master_key
-from bk_spark.protocol.entry import pack_lac, verify_entry, verify_lac
+from bk_spark.protocol.entries.digest import digest_function, master_key
+from bk_spark.protocol.entries.entry import pack_lac, verify_entry, verify_lac
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookieAnswerError
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
-from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.wire.add_frames_v3 import EntryPackagerV3
 
 PASSWORD = b"open sesame"
 KEY = master_key(PASSWORD)

@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from bk_spark.protocol.answers_v2 import ReadAnswer
 from bk_spark.protocol.codes import Code, DigestType, FlagV2, OpV2
-from bk_spark.protocol.lac import LacAnswer
-from bk_spark.protocol.ledger_metadata import LedgerState
-from bk_spark.protocol.pending_adds import PendingAdds
+from bk_spark.protocol.ledger.lac import LacAnswer
+from bk_spark.protocol.ledger.pending_adds import PendingAdds
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bk_spark.protocol.quorum import Answer as Said
+from bk_spark.protocol.wire.answers_v2 import ReadAnswer
 from tests.simulation import readers
 from tests.simulation.bytes_cache import CachedPackager, ReadSeen, answer_in, code_answer, entry_in, metadata_in
 from tests.simulation.events import Effect, Event, MetaCall, Request, Way

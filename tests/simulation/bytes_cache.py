@@ -12,18 +12,19 @@ from functools import lru_cache
 
 import numpy as np
 
-from bk_spark.protocol import answers_v2, answers_v3, ledger_metadata, wire_v2, wire_v3
-from bk_spark.protocol.add_frames import AddFrames, EntryPackager
-from bk_spark.protocol.add_frames_v3 import ADD_TXN_BIT, EntryPackagerV3
-from bk_spark.protocol.answers_v2 import AddAnswers, ReadAnswer
 from bk_spark.protocol.codes import Code, DigestType, FlagV2, OpV2
-from bk_spark.protocol.digest import digest_function, master_key
-from bk_spark.protocol.entry import ENTRY_HEADER, Entry, pack_entry, verify_entry
-from bk_spark.protocol.framing import frame as frame_of
-from bk_spark.protocol.ledger_metadata import LedgerMetadata
-from bk_spark.protocol.payloads import Payloads
-from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
-from bk_spark.protocol.wire_v2 import AddRun, ReadRun
+from bk_spark.protocol.entries.digest import digest_function, master_key
+from bk_spark.protocol.entries.entry import ENTRY_HEADER, Entry, pack_entry, verify_entry
+from bk_spark.protocol.entries.payloads import Payloads
+from bk_spark.protocol.metadata import ledger_metadata
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
+from bk_spark.protocol.wire import answers_v2, answers_v3, wire_v2, wire_v3
+from bk_spark.protocol.wire.add_frames import AddFrames, EntryPackager
+from bk_spark.protocol.wire.add_frames_v3 import ADD_TXN_BIT, EntryPackagerV3
+from bk_spark.protocol.wire.answers_v2 import AddAnswers, ReadAnswer
+from bk_spark.protocol.wire.framing import frame as frame_of
+from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.wire_v2 import AddRun, ReadRun
 from tests.support.ledgers import LEDGER, PASSWORD, payload_of
 from tests.support.wire import frames
 

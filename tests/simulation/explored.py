@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from bk_spark.protocol.writer import WriterState
+from bk_spark.protocol.ledger.writer import WriterState
 from tests.simulation.events import (
     LOSE,
     Answer,

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bk_spark.protocol.ledger_metadata import LedgerState
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from tests.simulation.events import Event, Way
 from tests.simulation.explored import Budget, ExploredWorld
 from tests.simulation.interning import Known

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 
 from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
 from bk_spark.protocol.quorum import Quorum
 from tests.simulation.events import (
     DOUBLE,

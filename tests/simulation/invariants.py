@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.entry import Entry
-from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState
+from bk_spark.protocol.entries.entry import Entry
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
 from tests.simulation.bytes_cache import entry_in, length_of, metadata_in
 from tests.simulation.events import Acknowledged, Ended, Forgot, MetadataChanged, Saw, Stored
 from tests.support.ledgers import payload_of

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from unittest.mock import patch
 
-from bk_spark.protocol import recovery
 from bk_spark.protocol.codes import FlagV2
+from bk_spark.protocol.ledger import recovery
+from bk_spark.protocol.ledger.recovery import LedgerRecovery, RecoveryState
 from bk_spark.protocol.quorum import Answer, Quorum
-from bk_spark.protocol.recovery import LedgerRecovery, RecoveryState
 from tests.simulation.events import Effect
 from tests.simulation.recoverers import RecoveryActor
 from tests.simulation.servers import ModelBookie

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from bk_spark.protocol.answers_v2 import AddAnswers, ReadAnswer
 from bk_spark.protocol.codes import LAST_ENTRY, Code, DigestType, FlagV2
-from bk_spark.protocol.digest import digest_function
-from bk_spark.protocol.entry_block import EntryBlock, verify_stored
+from bk_spark.protocol.entries.digest import digest_function
+from bk_spark.protocol.entries.entry_block import EntryBlock, verify_stored
 from bk_spark.protocol.errors import BookKeeperError, DigestMismatchError, MetadataUnavailableError
-from bk_spark.protocol.lac import LacAnswer, LacRead
-from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, Segment, encode
+from bk_spark.protocol.ledger.lac import LacAnswer, LacRead
+from bk_spark.protocol.ledger.reader import RangeReader, ReadEntries, ReadFailed, StopReading
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment, encode
 from bk_spark.protocol.quorum import Answer as Said
-from bk_spark.protocol.reader import RangeReader, ReadEntries, ReadFailed, StopReading
+from bk_spark.protocol.wire.answers_v2 import AddAnswers, ReadAnswer
 from tests.simulation.bytes_cache import (
     CachedPackager,
     answer_in,

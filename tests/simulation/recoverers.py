@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from bk_spark.protocol.answers_v2 import ReadAnswer
 from bk_spark.protocol.codes import LAST_ENTRY, Code, DigestType, FlagV2
-from bk_spark.protocol.entry import Entry
+from bk_spark.protocol.entries.entry import Entry
 from bk_spark.protocol.errors import MetadataUnavailableError
-from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, encode
-from bk_spark.protocol.quorum import Answer as Said
-from bk_spark.protocol.recovery import (
+from bk_spark.protocol.ledger.recovery import (
     EndFound,
     FenceBookie,
     FencingRead,
@@ -18,6 +15,9 @@ from bk_spark.protocol.recovery import (
     StartWriteBack,
     WriteBack,
 )
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, encode
+from bk_spark.protocol.quorum import Answer as Said
+from bk_spark.protocol.wire.answers_v2 import ReadAnswer
 from tests.simulation.bytes_cache import answer_in, entry_in, metadata_in, read_request
 from tests.simulation.events import Answer, Choose, Command, Event, MetaCall, MetaReply, Request, Retry, Way
 from tests.simulation.writers import Actor, AddPipeline
@@ -27,7 +27,7 @@ MARK, CLOSE, LOST = "mark", "close", "lost"
 
 
 class RecoveryActor(Actor):
-    """As bk_spark.bookie.recovery. Command: ``start``.
+    """As bk_spark.bookie.writing.recovery. Command: ``start``.
 
     The methods that mutants override are those that begin with ``rule_``.
     """

@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
-from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
 from bk_spark.protocol.quorum import Quorum
 from tests.simulation.bytes_cache import metadata_in
 from tests.simulation.events import (

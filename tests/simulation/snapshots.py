@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from bk_spark.protocol.ledger_metadata import LedgerMetadata, encode
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, encode
 
 _ATOMS = (int, float, str, bytes, bool, type(None), enum.Enum, range, memoryview, BaseException, type)
 _SHARED = (*_ATOMS, frozenset, FunctionType, BuiltinFunctionType, np.dtype)

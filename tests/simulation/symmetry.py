@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations, product
 
-from bk_spark.protocol.ledger_metadata import LedgerMetadata, Segment, encode
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, Segment, encode
 from tests.simulation.bytes_cache import metadata_in
 from tests.simulation.events import (
     Acknowledged,

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from bk_spark.protocol.errors import InvalidArgumentError
-from bk_spark.protocol.ledger_metadata import LedgerState
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bk_spark.protocol.quorum import Quorum
 from tests.simulation import mutants
 from tests.simulation.explored import Budget

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bk_spark.protocol import recovery
 from bk_spark.protocol.errors import InvalidArgumentError
+from bk_spark.protocol.ledger import recovery
 from bk_spark.protocol.quorum import Quorum
 from tests.simulation import mutants, runner
 from tests.simulation.histories import Cast, History

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import permutations
 from typing import Any, Final, cast
 
-from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, encode
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, encode
 from tests.simulation.bytes_cache import metadata_in, stored_entry
 from tests.simulation.events import (
     DOUBLE,

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import cast
 
-from bk_spark.protocol.answers_v2 import AddAnswers
-from bk_spark.protocol.closing import Closed, LedgerClosing, ReadMetadata
 from bk_spark.protocol.codes import Code, DigestType, FlagV2
 from bk_spark.protocol.errors import BookieUnavailableError, MetadataUnavailableError, NotEnoughBookiesError
-from bk_spark.protocol.ledger_metadata import LedgerMetadata, encode
-from bk_spark.protocol.writer import LedgerWriter, WriterState
-from bk_spark.protocol.writer_actions import (
+from bk_spark.protocol.ledger.closing import Closed, LedgerClosing, ReadMetadata
+from bk_spark.protocol.ledger.writer import LedgerWriter, WriterState
+from bk_spark.protocol.ledger.writer_actions import (
     Acknowledge,
     ChooseBookies,
     Failed,
@@ -19,6 +17,8 @@ from bk_spark.protocol.writer_actions import (
     Throttled,
     WriteMetadata,
 )
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, encode
+from bk_spark.protocol.wire.answers_v2 import AddAnswers
 from tests.simulation.bytes_cache import (
     AddSeen,
     CachedPackager,

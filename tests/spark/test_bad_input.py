@@ -16,7 +16,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.datasource.source import BookKeeperDataSource
-from bk_spark.log.settings import EntryFormat, LogSettings
+from bk_spark.log.formats.settings import EntryFormat, LogSettings
 from bk_spark.log.store import LogStore
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import MetadataUnavailableError

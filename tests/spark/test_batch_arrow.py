@@ -11,9 +11,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.datasource.schemas import METADATA_NAMES, stored_schema
+from bk_spark.datasource.entries.schemas import METADATA_NAMES, stored_schema
 from bk_spark.log.store import LogStore
-from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.entries.payloads import Payloads
 from tests.support.connector import Connector
 
 KIB, MIB = 1 << 10, 1 << 20

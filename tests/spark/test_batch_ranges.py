@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.log.settings import EntryFormat, LogSettings
+from bk_spark.log.formats.settings import EntryFormat, LogSettings
 from bk_spark.log.store import LogStore
 from bk_spark.log.writer import LogWriter
 from bk_spark.protocol.codes import DigestType

@@ -16,10 +16,10 @@ from pyspark.sql.functions import expr
 from pyspark.sql.types import BinaryType, StringType
 
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.datasource.schemas import RAW_SCHEMA
+from bk_spark.datasource.entries.schemas import RAW_SCHEMA
 from bk_spark.log.store import LogStore
 from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.entries.payloads import Payloads
 from tests.support.connector import Connector, texts
 
 MIB = 1 << 20

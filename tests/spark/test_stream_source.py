@@ -16,7 +16,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.datasource.schemas import RAW_SCHEMA
+from bk_spark.datasource.entries.schemas import RAW_SCHEMA
 from bk_spark.log.store import LogStore
 from tests.support.connector import Connector, texts
 from tests.support.streams import (

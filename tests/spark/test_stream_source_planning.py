@@ -14,14 +14,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.zookeeper import Znode
-from bk_spark.datasource.options import parse_options
-from bk_spark.datasource.schemas import RAW_SCHEMA
-from bk_spark.datasource.split_rows import Split
-from bk_spark.datasource.stream_reader import StreamReader
-from bk_spark.datasource.stream_sources import FollowedLog
+from bk_spark.datasource.entries.schemas import RAW_SCHEMA
+from bk_spark.datasource.entries.split_rows import Split
+from bk_spark.datasource.options.options import parse_options
+from bk_spark.datasource.stream.reader import StreamReader
+from bk_spark.datasource.stream.sources import FollowedLog
 from bk_spark.log import EntryFormat, Log, LogSettings, LogStore
-from bk_spark.log.formats import Head, decode_head, encode_head
+from bk_spark.log.formats.znodes import Head, decode_head, encode_head
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import (
@@ -35,6 +34,7 @@ from bk_spark.protocol.errors import (
     NoSuchLedgerError,
     NoSuchLogError,
 )
+from bk_spark.protocol.metadata.znodes import Znode
 from bk_spark.protocol.quorum import Quorum
 from tests.support.logs import commit_made_up
 from tests.support.streams import wait_until
@@ -95,7 +95,7 @@ def world(client: BlockingClient, metadata_service_uri: str) -> Iterator[World]:
 @pytest.fixture(autouse=True)
 def up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks each time, instead of waiting for news: the watches have tests of their own."""
-    monkeypatch.setattr("bk_spark.datasource.log_watch._LOOK_S", 0.0)
+    monkeypatch.setattr("bk_spark.datasource.stream.log_watch._LOOK_S", 0.0)
 
 
 def printed(offset: Offset) -> Offset:
@@ -335,7 +335,7 @@ def test_s5_a_list_of_logs_that_is_empty_for_a_moment(world: World, monkeypatch:
     for fail in ("true", "false"):
         reader = world.reader(logPattern="ev.*", failOnDataLoss=fail)
         with monkeypatch.context() as patched:
-            patched.setattr("bk_spark.datasource.log_watch.LogNamesWatch._read", lambda *_: frozenset())
+            patched.setattr("bk_spark.datasource.stream.log_watch.LogNamesWatch._read", lambda *_: frozenset())
             if fail == "true":
                 with pytest.raises(NoSuchLogError, match="log events, which the query has read up to offset 4, is not"):
                     next_offset(reader, start)
@@ -462,7 +462,7 @@ def test_limits(world: World) -> None:
 
 def test_min_entries_and_the_delay(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     now_ms = [5000.0]
-    monkeypatch.setattr("bk_spark.datasource.stream_planner._now_ms", lambda: now_ms[0])
+    monkeypatch.setattr("bk_spark.datasource.stream.planner._now_ms", lambda: now_ms[0])
     log = world.log()
     world.append(log, (2, 20))
     reader = world.reader(minEntriesPerTrigger=10, maxTriggerDelay="1m", startingOffsets="earliest")
@@ -702,7 +702,7 @@ def test_bookies_that_cannot_tell_how_far_a_tail_is(
             raise EntryUnknownError("too few bookies answered")
 
         monkeypatch.setattr("bk_spark.bookie.blocking_reader.BlockingReader.read_last_add_confirmed", unknown)
-        monkeypatch.setattr("bk_spark.datasource.stream_sources._LAC_S", 0.0)
+        monkeypatch.setattr("bk_spark.datasource.stream.sources._LAC_S", 0.0)
         reader._planner = None
         assert next_offset(reader, start) == start
         assert "how far it is written cannot be told now" in caplog.text

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from bk_spark.protocol import wire_v2, wire_v3
 from bk_spark.protocol.codes import LAST_ENTRY, Code, DigestType, FlagV2
-from bk_spark.protocol.digest import digest_function, master_key
-from bk_spark.protocol.entry import pack_entry
-from bk_spark.protocol.framing import ReceiveBuffer, frame
-from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.entries.digest import digest_function, master_key
+from bk_spark.protocol.entries.entry import pack_entry
+from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire.framing import ReceiveBuffer, frame
+from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 60.0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bk_spark.bookie.zookeeper import ZooKeeper
-from bk_spark.protocol.cookie import Cookie, encode_directories
-from bookie_server.cluster_identity import ClusterIdentity
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.protocol.metadata.cookie import Cookie, encode_directories
+from bookie_server.identity.cluster_identity import ClusterIdentity
 
 ANY_COOKIE = Cookie("bookie:3181", "/journal", encode_directories(["/ledgers"]), "an instance")
 #: For bookies that ask no metadata store.

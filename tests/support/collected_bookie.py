@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
-from bk_spark.bookie.ledger_store import LedgerStore
-from bk_spark.bookie.zookeeper import WatchCallback, ZooKeeper
+from bk_spark.bookie.metadata.ledger_store import LedgerStore
+from bk_spark.bookie.metadata.zookeeper import WatchCallback, ZooKeeper
 from bk_spark.protocol.codes import Code
-from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, Segment
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bk_spark.protocol.quorum import Quorum
-from bookie_server.storage.collector import Collector
-from bookie_server.storage.collector_config import CollectorConfig, CompactionConfig
-from bookie_server.storage.collector_status import CollectorStatus
+from bookie_server.gc.collector import Collector
+from bookie_server.gc.collector_config import CollectorConfig, CompactionConfig
+from bookie_server.gc.collector_status import CollectorStatus
 from tests.support.cluster_identity import joined
 from tests.support.running_storage import Place, Running, running, stored
 

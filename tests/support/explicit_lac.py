@@ -6,11 +6,11 @@ import socket
 from collections.abc import Iterable
 
 from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.digest import digest_function, master_key
-from bk_spark.protocol.entry import pack_lac
-from bk_spark.protocol.framing import frame
-from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
-from bk_spark.protocol.wire_v3 import parse_response, request_header
+from bk_spark.protocol.entries.digest import digest_function, master_key
+from bk_spark.protocol.entries.entry import pack_lac
+from bk_spark.protocol.wire.framing import frame
+from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.wire_v3 import parse_response, request_header
 
 
 def write_explicit_lac(bookie_ids: Iterable[str], ledger_id: int, lac: int, password: bytes = b"") -> None:

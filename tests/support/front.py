@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from bk_spark.protocol import wire_v2, wire_v3
 from bk_spark.protocol.codes import Code
-from bk_spark.protocol.framing import ReceiveBuffer, frame
-from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire.framing import ReceiveBuffer, frame
+from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bookie_server.bookie import AddDone
 from bookie_server.bookie_reads import ReadPart
-from bookie_server.net.limits import NetConfig
-from bookie_server.net.native import NativeServer
-from bookie_server.storage.entry_log_reader import StoredEntries
+from bookie_server.net.common.limits import NetConfig
+from bookie_server.net.native.server import NativeServer
+from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
 from bookie_server.storage.handles import LedgerHandle
 from bookie_server.storage.records import Int64s, Records
 from tests.support.bookie import KEY, stored

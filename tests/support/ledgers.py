@@ -6,15 +6,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from bk_spark.protocol.add_frames import EntryPackager
 from bk_spark.protocol.codes import Code, DigestType, FlagV2
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookKeeperError
-from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, Segment
-from bk_spark.protocol.payloads import Payloads
-from bk_spark.protocol.quorum import Quorum
-from bk_spark.protocol.wire_v2 import AddRun, parse_requests
-from bk_spark.protocol.writer import UNLIMITED, LedgerWriter
-from bk_spark.protocol.writer_actions import (
+from bk_spark.protocol.ledger.writer import UNLIMITED, LedgerWriter
+from bk_spark.protocol.ledger.writer_actions import (
     Acknowledge,
     ChooseBookies,
     Failed,
@@ -23,6 +19,10 @@ from bk_spark.protocol.writer_actions import (
     Throttled,
     WriteMetadata,
 )
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment
+from bk_spark.protocol.quorum import Quorum
+from bk_spark.protocol.wire.add_frames import EntryPackager
+from bk_spark.protocol.wire.wire_v2 import AddRun, parse_requests
 from tests.support.wire import frames
 
 LEDGER = 7

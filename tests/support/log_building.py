@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from bookie_server.storage.directories import LedgerDirectories
-from bookie_server.storage.entry_log_reader import EntryLogReader, StoredEntries
-from bookie_server.storage.log_writer import LogIds, LogWriter
+from bookie_server.storage.entrylog.entry_log_reader import EntryLogReader, StoredEntries
+from bookie_server.storage.entrylog.log_writer import LogIds, LogWriter
 from bookie_server.storage.write_cache import CacheHalf
 
 

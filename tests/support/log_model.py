@@ -12,22 +12,8 @@ from collections.abc import Sequence
 from posixpath import dirname
 from random import Random
 
-from bk_spark.bookie.zookeeper import CheckOp, CreateOp, DeleteOp, SetOp, TransactionOp, Znode
 from bk_spark.log import EntryFormat, LogSettings
-from bk_spark.log.formats import (
-    Application,
-    Head,
-    Registration,
-    decode_application,
-    decode_head,
-    encode_head,
-    encode_registration,
-)
-from bk_spark.log.names import LogPaths, app_key
-from bk_spark.log.page import SegmentPage, decode_page, encode_page
-from bk_spark.log.segment import Segment, SegmentTable
-from bk_spark.log.settings import encode_settings
-from bk_spark.log.steps import (
+from bk_spark.log.core.steps import (
     Action,
     Conflict,
     Done,
@@ -44,7 +30,21 @@ from bk_spark.log.steps import (
     Transact,
     Unavailable,
 )
+from bk_spark.log.formats.names import LogPaths, app_key
+from bk_spark.log.formats.page import SegmentPage, decode_page, encode_page
+from bk_spark.log.formats.segment import Segment, SegmentTable
+from bk_spark.log.formats.settings import encode_settings
+from bk_spark.log.formats.znodes import (
+    Application,
+    Head,
+    Registration,
+    decode_application,
+    decode_head,
+    encode_head,
+    encode_registration,
+)
 from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, DeleteOp, SetOp, TransactionOp, Znode
 from bk_spark.protocol.quorum import Quorum
 
 LOG_ID = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"

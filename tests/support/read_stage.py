@@ -10,20 +10,20 @@ from typing import Any, cast
 import numpy as np
 
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.connection import BookieConnection
-from bk_spark.bookie.connection_v3 import BookieConnectionV3
-from bk_spark.bookie.pool import ConnectionPool
-from bk_spark.bookie.read_access import ReadAccess
-from bk_spark.bookie.read_handle import ReadHandle
-from bk_spark.protocol import wire_v2, wire_v3
+from bk_spark.bookie.connection.pool import ConnectionPool
+from bk_spark.bookie.connection.v2 import BookieConnection
+from bk_spark.bookie.connection.v3 import BookieConnectionV3
+from bk_spark.bookie.reading.read_access import ReadAccess
+from bk_spark.bookie.reading.read_handle import ReadHandle
 from bk_spark.protocol.codes import NO_ENTRY, Code, DigestType, OpV2
-from bk_spark.protocol.digest import digest_function
-from bk_spark.protocol.entry import ENTRY_HEADER, pack_entry, pack_lac
-from bk_spark.protocol.framing import frame
-from bk_spark.protocol.ledger_metadata import LedgerMetadata
-from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.entries.digest import digest_function
+from bk_spark.protocol.entries.entry import ENTRY_HEADER, pack_entry, pack_lac
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Quorum
-from bk_spark.protocol.wire_v2 import BatchRead, RequestV2
+from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire.framing import frame
+from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.wire_v2 import BatchRead, RequestV2
 from tests.support.ledgers import LEDGER, PASSWORD, ledger, payload_of
 from tests.support.served_bookie import ModelServices, ServedBookie
 

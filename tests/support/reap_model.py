@@ -10,29 +10,11 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Generic, TypeVar
 
-from bk_spark.bookie.zookeeper import CreateOp, TransactionOp
 from bk_spark.log import CommitMessage, CommitRequest, CommitResult, LedgerRange
-from bk_spark.log.changes import change_steps
-from bk_spark.log.commit import BatchCommit
-from bk_spark.log.formats import (
-    Application,
-    Head,
-    Policy,
-    Registration,
-    decode_application,
-    decode_head,
-    decode_registration,
-    encode_head,
-    encode_policy,
-    encode_registration,
-)
-from bk_spark.log.index import decode_indexed_page, walk_steps
-from bk_spark.log.names import LogPaths, app_key, run_key
-from bk_spark.log.page import SegmentPage, decode_page, encode_page
-from bk_spark.log.reap_rules import ReapLimits
-from bk_spark.log.reaper import ReapReport, reap_steps
-from bk_spark.log.segment import Segment, SegmentTable
-from bk_spark.log.steps import (
+from bk_spark.log.core.changes import change_steps
+from bk_spark.log.core.commit import BatchCommit
+from bk_spark.log.core.index import decode_indexed_page, walk_steps
+from bk_spark.log.core.steps import (
     Action,
     Created,
     CreateLedger,
@@ -50,8 +32,26 @@ from bk_spark.log.steps import (
     TimerRead,
     Transact,
 )
-from bk_spark.log.truncation import SegmentStart, Truncate
+from bk_spark.log.formats.names import LogPaths, app_key, run_key
+from bk_spark.log.formats.page import SegmentPage, decode_page, encode_page
+from bk_spark.log.formats.segment import Segment, SegmentTable
+from bk_spark.log.formats.znodes import (
+    Application,
+    Head,
+    Policy,
+    Registration,
+    decode_application,
+    decode_head,
+    decode_registration,
+    encode_head,
+    encode_policy,
+    encode_registration,
+)
+from bk_spark.log.gc.reap_rules import ReapLimits
+from bk_spark.log.gc.reaper import ReapReport, reap_steps
+from bk_spark.log.gc.truncation import SegmentStart, Truncate
 from bk_spark.protocol.errors import BookKeeperError
+from bk_spark.protocol.metadata.znodes import CreateOp, TransactionOp
 from tests.simulation.logs.ledgers import ModelLedgers, ledger_path
 from tests.simulation.logs.zookeeper import Changes, ModelZooKeeper, RefusedError, Session
 

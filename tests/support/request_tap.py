@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
-from bk_spark.protocol import wire_v2, wire_v3
 from bk_spark.protocol.codes import FlagV2
-from bk_spark.protocol.framing import ReceiveBuffer, frame
-from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
-from bk_spark.protocol.wire_v2 import ReadRun
+from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire.framing import ReceiveBuffer, frame
+from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.wire_v2 import ReadRun
 
 _CHUNK_BYTES = 64 * 1024
 

@@ -20,9 +20,9 @@ from bookie_server.bookie import Bookie
 from bookie_server.bookie_reads import Int32s
 from bookie_server.state import BookieState
 from bookie_server.storage.directories import LedgerDirectories
-from bookie_server.storage.journals import JournalsConfig
+from bookie_server.storage.journal.journals import JournalsConfig
+from bookie_server.storage.journal.log_mark import LogMark, read_marks
 from bookie_server.storage.ledger_storage import LedgerStorage, StorageConfig
-from bookie_server.storage.log_mark import LogMark, read_marks
 from bookie_server.storage.records import Records
 from bookie_server.storage.upkeep import Upkeep
 

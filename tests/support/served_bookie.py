@@ -10,15 +10,15 @@ from typing import cast
 
 import numpy as np
 
-from bk_spark.bookie.ledger_store import StoredMetadata
-from bk_spark.protocol import wire_v2, wire_v3
+from bk_spark.bookie.metadata.ledger_store import StoredMetadata
 from bk_spark.protocol.codes import LAST_ENTRY, Code, FlagV2, OpV2
 from bk_spark.protocol.errors import BookieUnavailableError, MetadataConflictError, NotEnoughBookiesError
-from bk_spark.protocol.framing import ReceiveBuffer, frame
-from bk_spark.protocol.ledger_metadata import LedgerMetadata
-from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Quorum
-from bk_spark.protocol.wire_v2 import AddRun, BatchRead, ReadRun, RequestV2, parse_requests
+from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire.framing import ReceiveBuffer, frame
+from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.wire_v2 import AddRun, BatchRead, ReadRun, RequestV2, parse_requests
 
 
 class ServedBookie:

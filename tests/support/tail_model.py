@@ -7,10 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Generic, TypeVar
 
-from bk_spark.bookie.zookeeper import DeleteOp
-from bk_spark.log.formats import Owner
-from bk_spark.log.segment import Segment
-from bk_spark.log.steps import (
+from bk_spark.log.core.steps import (
     Action,
     Closed,
     CloseLedger,
@@ -26,7 +23,10 @@ from bk_spark.log.steps import (
     Steps,
     Transact,
 )
+from bk_spark.log.formats.segment import Segment
+from bk_spark.log.formats.znodes import Owner
 from bk_spark.protocol.errors import BookKeeperError, LedgerFencedError
+from bk_spark.protocol.metadata.znodes import DeleteOp
 from tests.support.log_model import PATHS, Client, ModelZooKeeper, RefusedError
 
 _T = TypeVar("_T")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from bk_spark.protocol.framing import Frames, ReceiveBuffer
+from bk_spark.protocol.wire.framing import Frames, ReceiveBuffer
 from tests.support.fixtures import golden
 
 

@@ -7,15 +7,15 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from bk_spark.bookie.adv_write_handle import AdvWriteHandle
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.connection import BookieConnection
-from bk_spark.bookie.connection_base import LedgerConnection
-from bk_spark.bookie.connection_v3 import BookieConnectionV3
-from bk_spark.bookie.pool import ConnectionPool
-from bk_spark.bookie.write_handle import WriteHandle
+from bk_spark.bookie.connection.base import LedgerConnection
+from bk_spark.bookie.connection.pool import ConnectionPool
+from bk_spark.bookie.connection.v2 import BookieConnection
+from bk_spark.bookie.connection.v3 import BookieConnectionV3
+from bk_spark.bookie.writing.adv_write_handle import AdvWriteHandle
+from bk_spark.bookie.writing.write_handle import WriteHandle
 from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.quorum import Quorum
 from tests.support.ledgers import LEDGER, PASSWORD, ledger
 from tests.support.served_bookie import ModelServices, ServedBookie

@@ -8,7 +8,7 @@ import threading
 from kazoo.client import KazooClient
 from kazoo.handlers.threading import KazooTimeoutError
 
-from bk_spark.bookie.zookeeper import CONNECTED, LOST, ZooKeeper
+from bk_spark.bookie.metadata.zookeeper import CONNECTED, LOST, ZooKeeper
 
 
 def expire(session: ZooKeeper) -> None:

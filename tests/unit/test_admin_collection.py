@@ -9,10 +9,10 @@ import pytest
 
 from bookie_server.admin.actions import EntryLogState, RefusedError
 from bookie_server.admin.collection import CollectorControl
-from bookie_server.storage.collector import Collector
-from bookie_server.storage.collector_config import CollectorConfig, CompactionConfig
-from bookie_server.storage.collector_status import CollectorStatus, LogState
-from bookie_server.storage.throttle import CollectorStoppedError
+from bookie_server.gc.collector import Collector
+from bookie_server.gc.collector_config import CollectorConfig, CompactionConfig
+from bookie_server.gc.collector_status import CollectorStatus, LogState
+from bookie_server.gc.throttle import CollectorStoppedError
 
 
 class Passes:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from bk_spark.datasource.arrow_format import batches_in, entries_of, schema_in
+from bk_spark.datasource.entries.arrow_format import batches_in, entries_of, schema_in
 from bk_spark.protocol.errors import CorruptFileError, InvalidArgumentError
 
 KIB, MIB = 1 << 10, 1 << 20

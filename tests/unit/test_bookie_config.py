@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bk_spark.protocol.errors import InvalidArgumentError
-from bookie_server.config import SUPPORTED_KEYS, BookieConfig, load_config, reference
-from bookie_server.config_keys import KNOWN_KEYS
+from bookie_server.config.config import SUPPORTED_KEYS, BookieConfig, load_config, reference
+from bookie_server.config.config_keys import KNOWN_KEYS
 
 _LEAST = """
 metadataServiceUri=zk+hierarchical://localhost:2181/ledgers

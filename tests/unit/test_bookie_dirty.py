@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bookie_server.dirty import clear_dirty, mark_dirty
+from bookie_server.identity.dirty import clear_dirty, mark_dirty
 
 
 def test_marks_all_directories_and_sees_old_marks(tmp_path: Path) -> None:

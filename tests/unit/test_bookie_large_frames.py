@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bookie_server.net.half_frames import HalfFrames
-from bookie_server.net.large_frames import LargeFrames
+from bookie_server.net.common.half_frames import HalfFrames
+from bookie_server.net.common.large_frames import LargeFrames
 
 KIB = 1024
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bookie_server.bookie_status import read_status, write_status
-from bookie_server.registration import Mode
+from bookie_server.identity.registration import Mode
 
 
 def test_writers_in_several_threads_do_not_meet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

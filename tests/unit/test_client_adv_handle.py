@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import (
     DuplicateEntryError,
     EntryGapError,
@@ -15,8 +16,7 @@ from bk_spark.protocol.errors import (
     LedgerClosedError,
     LedgerFencedError,
 )
-from bk_spark.protocol.ledger_metadata import LedgerState
-from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from tests.support.write_stage import Stage, entries, staged, until
 
 

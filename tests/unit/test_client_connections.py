@@ -15,17 +15,14 @@ import numpy as np
 import pytest
 
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.connection import BookieConnection
-from bk_spark.bookie.connection_base import ConnectionLimits
-from bk_spark.bookie.connection_v3 import BookieConnectionV3
-from bk_spark.bookie.pool import ConnectionPool
-from bk_spark.protocol import wire_v2, wire_v3
-from bk_spark.protocol.add_frames import EntryPackager
-from bk_spark.protocol.add_frames_v3 import ADD_TXN_BIT, EntryPackagerV3
+from bk_spark.bookie.connection.base import ConnectionLimits
+from bk_spark.bookie.connection.pool import ConnectionPool
+from bk_spark.bookie.connection.v2 import BookieConnection
+from bk_spark.bookie.connection.v3 import BookieConnectionV3
 from bk_spark.protocol.codes import LAST_ENTRY, Code, DigestType, FlagV2, OpV2
-from bk_spark.protocol.digest import digest_function, master_key
-from bk_spark.protocol.entry import pack_entry, pack_lac
-from bk_spark.protocol.entry_availability import encode_availability
+from bk_spark.protocol.entries.digest import digest_function, master_key
+from bk_spark.protocol.entries.entry import pack_entry, pack_lac
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import (
     BookieTimeoutError,
     BookieUnavailableError,
@@ -33,9 +30,12 @@ from bk_spark.protocol.errors import (
     RequestRefusedError,
     UnauthorizedError,
 )
-from bk_spark.protocol.framing import frame
-from bk_spark.protocol.payloads import Payloads
-from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire.add_frames import EntryPackager
+from bk_spark.protocol.wire.add_frames_v3 import ADD_TXN_BIT, EntryPackagerV3
+from bk_spark.protocol.wire.entry_availability import encode_availability
+from bk_spark.protocol.wire.framing import frame
+from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from tests.support.served_bookie import ServedBookie
 
 LEDGER = 7

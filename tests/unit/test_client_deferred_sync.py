@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bk_spark.protocol.codes import Code, DigestType
-from bk_spark.protocol.digest import digest_function
-from bk_spark.protocol.entry import verify_lac
+from bk_spark.protocol.entries.digest import digest_function
+from bk_spark.protocol.entries.entry import verify_lac
 from bk_spark.protocol.errors import (
     BookieAnswerError,
     BookieTimeoutError,
@@ -18,7 +18,7 @@ from bk_spark.protocol.errors import (
     LedgerClosedError,
     PeerError,
 )
-from bk_spark.protocol.ledger_metadata import LedgerState, Segment
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState, Segment
 from bk_spark.protocol.quorum import Quorum
 from tests.support.ledgers import LEDGER, PASSWORD
 from tests.support.write_stage import Stage, entries, staged, until

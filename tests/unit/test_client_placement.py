@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from bk_spark.bookie.placement import DEFAULT_RACK, Placement, unspread_windows
+from bk_spark.bookie.placement.placement import DEFAULT_RACK, Placement, unspread_windows
 from bk_spark.protocol.errors import NotEnoughBookiesError
 from bk_spark.protocol.quorum import Quorum
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bk_spark.bookie.quarantine import Quarantine
+from bk_spark.bookie.placement.quarantine import Quarantine
 
 
 class Clock:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.placement import DEFAULT_RACK
-from bk_spark.bookie.rack_names import parse_rack_mapping, parse_rack_table
-from bk_spark.bookie.racks import Racks, RackTable
-from bk_spark.bookie.topology_script import TopologyScript
+from bk_spark.bookie.placement.placement import DEFAULT_RACK
+from bk_spark.bookie.placement.rack_names import parse_rack_mapping, parse_rack_table
+from bk_spark.bookie.placement.racks import Racks, RackTable
+from bk_spark.bookie.placement.topology_script import TopologyScript
 from bk_spark.protocol.errors import BookieUnavailableError, InvalidArgumentError, MetadataFormatError
 
 

@@ -9,11 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from bk_spark.bookie.arrow import entries_batch
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.failure_history import FailureHistory
+from bk_spark.bookie.reading.arrow import entries_batch
+from bk_spark.bookie.reading.failure_history import FailureHistory
 from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.entry_block import EntryBlock
+from bk_spark.protocol.entries.entry_block import EntryBlock
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import (
     BookieUnavailableError,
     BookKeeperError,
@@ -22,7 +23,6 @@ from bk_spark.protocol.errors import (
     MetadataUnavailableError,
     NoSuchEntryError,
 )
-from bk_spark.protocol.payloads import Payloads
 from bk_spark.protocol.quorum import Quorum
 from tests.support.ledgers import LEDGER, ledger, payload_of
 from tests.support.read_stage import PLAIN, ReadStage as Stage, corrupted, staged, stored_entry

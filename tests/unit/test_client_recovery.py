@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.connection import BookieConnection
-from bk_spark.bookie.connection_base import LedgerConnection
-from bk_spark.bookie.connection_v3 import BookieConnectionV3
-from bk_spark.bookie.pool import ConnectionPool
-from bk_spark.bookie.recovery import recover_ledger
+from bk_spark.bookie.connection.base import LedgerConnection
+from bk_spark.bookie.connection.pool import ConnectionPool
+from bk_spark.bookie.connection.v2 import BookieConnection
+from bk_spark.bookie.connection.v3 import BookieConnectionV3
+from bk_spark.bookie.writing.recovery import recover_ledger
 from bk_spark.protocol.codes import LAST_ENTRY, DigestType
-from bk_spark.protocol.digest import digest_function
-from bk_spark.protocol.entry import pack_entry, verify_entry
+from bk_spark.protocol.entries.digest import digest_function
+from bk_spark.protocol.entries.entry import pack_entry, verify_entry
 from bk_spark.protocol.errors import (
     BookKeeperError,
     EntryUnknownError,
@@ -25,7 +25,7 @@ from bk_spark.protocol.errors import (
     MetadataUnavailableError,
     OutcomeUnknownError,
 )
-from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, Segment
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bk_spark.protocol.quorum import Quorum
 from tests.support.ledgers import LEDGER, PASSWORD, ledger, payload_of
 from tests.support.served_bookie import ModelServices, ServedBookie

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bk_spark.bookie import writer_driver
+from bk_spark.bookie.writing import writer_driver
 from bk_spark.protocol.errors import (
     AddQuorumTimeoutError,
     EnsembleChangeRefusedError,
@@ -14,7 +14,7 @@ from bk_spark.protocol.errors import (
     MetadataUnavailableError,
     NotEnoughBookiesError,
 )
-from bk_spark.protocol.ledger_metadata import LedgerState, Segment
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState, Segment
 from bk_spark.protocol.quorum import Quorum
 from tests.support.write_stage import Stage, entries, staged, until
 

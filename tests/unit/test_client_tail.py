@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from bk_spark.bookie.ledger_watch import LedgerWatches
-from bk_spark.protocol.entry_block import EntryBlock
+from bk_spark.bookie.reading.ledger_watch import LedgerWatches
+from bk_spark.protocol.entries.entry_block import EntryBlock
 from bk_spark.protocol.errors import (
     EntryUnknownError,
     InvalidArgumentError,
@@ -18,7 +18,7 @@ from bk_spark.protocol.errors import (
     NoSuchEntryError,
     NoSuchLedgerError,
 )
-from bk_spark.protocol.ledger_metadata import LedgerState
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bk_spark.protocol.quorum import Quorum
 from tests.support.ledgers import LEDGER, ledger, payload_of
 from tests.support.read_stage import PLAIN, ReadStage, corrupted, staged, stored_entry

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.ledger_store import StoredMetadata
+from bk_spark.bookie.metadata.ledger_store import StoredMetadata
 from bk_spark.bookie.services import ClusterServices
-from bk_spark.bookie.write_handle import WriteHandle
+from bk_spark.bookie.writing.write_handle import WriteHandle
 from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import (
     BookKeeperError,
     InvalidArgumentError,
@@ -24,8 +25,7 @@ from bk_spark.protocol.errors import (
     NotEnoughBookiesError,
     OutcomeUnknownError,
 )
-from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, Segment
-from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bk_spark.protocol.quorum import Quorum
 from tests.support.ledgers import LEDGER, PASSWORD, ledger
 from tests.support.served_bookie import ModelServices

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from bk_spark.bookie.cluster_clock import MAX_AGE_S, MAX_DIFFERENCE_MS, ClockDifference, ClusterClock
+from bk_spark.bookie.metadata.cluster_clock import MAX_AGE_S, MAX_DIFFERENCE_MS, ClockDifference, ClusterClock
 from bk_spark.protocol.errors import ClockDifferenceError, MetadataUnavailableError
 
 START_MS = 1_760_000_000_000

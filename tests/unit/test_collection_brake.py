@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bookie_server.storage.brake import Brake, BrakeLimits
+from bookie_server.gc.brake import Brake, BrakeLimits
 from bookie_server.storage.records import Int64s
 
 

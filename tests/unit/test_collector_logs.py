@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bookie_server.storage import compaction, files
-from bookie_server.storage.collector_config import CollectorConfig, CompactionConfig
-from bookie_server.storage.collector_status import CollectorCounters
-from bookie_server.storage.log_collection import LogCollection
-from bookie_server.storage.throttle import StopSignal
+from bookie_server.gc import compaction
+from bookie_server.gc.collector_config import CollectorConfig, CompactionConfig
+from bookie_server.gc.collector_status import CollectorCounters
+from bookie_server.gc.log_collection import LogCollection
+from bookie_server.gc.throttle import StopSignal
+from bookie_server.storage import files
 from tests.support.collected_storage import SmallStorage, payload
 
 CONFIG = CollectorConfig(rate_by_entries=10**9)

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bookie_server.storage import compaction, files, live_entries
-from bookie_server.storage.compaction import Compacted, CompactionRefusedError, Compactor
-from bookie_server.storage.index_pointers import ledgers_pointing
-from bookie_server.storage.log_rewrite import LogRewrite
-from bookie_server.storage.log_usage import read_usage
-from bookie_server.storage.throttle import CollectorStoppedError, StopSignal, Throttle
+from bookie_server.gc import compaction, live_entries
+from bookie_server.gc.compaction import Compacted, CompactionRefusedError, Compactor
+from bookie_server.gc.log_rewrite import LogRewrite
+from bookie_server.gc.log_usage import read_usage
+from bookie_server.gc.throttle import CollectorStoppedError, StopSignal, Throttle
+from bookie_server.storage import files
+from bookie_server.storage.index.index_pointers import ledgers_pointing
 from tests.support.collected_storage import EntryKey, SmallStorage, payload
 
 #: As two flushes leave them: each sorted.

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from bk_spark.protocol.cookie import Cookie, decode_directories, encode_directories
 from bk_spark.protocol.errors import MetadataFormatError
-from bk_spark.protocol.registration import BookieServiceInfo, Endpoint, native_service_info
+from bk_spark.protocol.metadata.cookie import Cookie, decode_directories, encode_directories
+from bk_spark.protocol.metadata.registration import BookieServiceInfo, Endpoint, native_service_info
 from tests.support.fixtures import golden
 
 _NODES = golden("zk-nodes")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from bk_spark.datasource.foreign_options import OURS
-from bk_spark.datasource.option_table import OPTIONS, Option, Use
-from bk_spark.datasource.option_values import Edge
-from bk_spark.datasource.options import SourceOptions, parse_options
-from bk_spark.datasource.options_page import reference
-from bk_spark.log.settings import EntryFormat
+from bk_spark.datasource.options.foreign import OURS
+from bk_spark.datasource.options.options import SourceOptions, parse_options
+from bk_spark.datasource.options.page import reference
+from bk_spark.datasource.options.table import OPTIONS, Option, Use
+from bk_spark.datasource.options.values import Edge
+from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.quorum import Quorum
@@ -60,7 +60,7 @@ def test_a_default_is_one_that_its_own_parser_takes(option: Option) -> None:
 
 def test_the_reference_is_what_the_table_says() -> None:
     page = Path(__file__).parents[2] / "docs" / "options.md"
-    assert page.read_text() == reference(), "run python -m bk_spark.datasource.options_page > docs/options.md"
+    assert page.read_text() == reference(), "run python -m bk_spark.datasource.options.page > docs/options.md"
     for option in OPTIONS:
         assert reference().count(f"| `{option.name}` |") == 1
 

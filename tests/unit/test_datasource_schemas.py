@@ -20,7 +20,7 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
-from bk_spark.datasource.schemas import (
+from bk_spark.datasource.entries.schemas import (
     METADATA_FIELDS,
     RAW_SCHEMA,
     arrow_schema,

@@ -10,9 +10,9 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from bk_spark.datasource.source import BookKeeperDataSource
-from bk_spark.datasource.stream_writer import StreamWriter
+from bk_spark.datasource.stream.writer import StreamWriter
 from bk_spark.datasource.write_task import TaskMessage
-from bk_spark.log.message import CommitMessage
+from bk_spark.log.formats.message import CommitMessage
 from bk_spark.protocol.errors import InvalidArgumentError
 
 SCHEMA = StructType([StructField("value", BinaryType())])

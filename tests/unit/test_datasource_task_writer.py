@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from bk_spark.datasource.task_writer import MAX_LOST, TaskWriter
-from bk_spark.log.message import LedgerRange
+from bk_spark.log.formats.message import LedgerRange
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import (
     BookieUnavailableError,
     InvalidArgumentError,
@@ -17,7 +18,6 @@ from bk_spark.protocol.errors import (
     NotEnoughBookiesError,
     RunRetiredError,
 )
-from bk_spark.protocol.payloads import Payloads
 
 
 class ScriptedLedger:

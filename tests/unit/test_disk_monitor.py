@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
-from bookie_server.config import BookieConfig
-from bookie_server.disk_probe import DiskUsage, Prober, look_at
-from bookie_server.disks import CollectorHooks, DiskMonitor
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
+from bookie_server.config.config import BookieConfig
+from bookie_server.disks.disk_probe import DiskUsage, Prober, look_at
+from bookie_server.disks.disks import CollectorHooks, DiskMonitor
 from bookie_server.state import DISK, JOURNAL, STORAGE, BookieState
 from bookie_server.storage.directories import LedgerDirectories
 

@@ -12,8 +12,8 @@ import pytest
 
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.errors import CorruptFileError
-from bookie_server.file_limit import last_indexable_entry
-from bookie_server.storage.entry_limit import EntryLimit
+from bookie_server.disks.file_limit import last_indexable_entry
+from bookie_server.storage.entrylog.entry_limit import EntryLimit
 from bookie_server.storage.records import MAX_ENTRY_ID
 from tests.support.running_storage import Place, delete_ledger, in_loop, running, stored
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bk_spark.protocol.errors import CorruptFileError
-from bookie_server.storage import entry_log
+from bookie_server.storage.entrylog import entry_log
 from bookie_server.storage.files import WouldBlockError
 from tests.support.log_building import Logs, record, stored
 

@@ -16,14 +16,14 @@ from typing import Any, ParamSpec
 import pytest
 
 from bk_spark.protocol.errors import StorageError
-from bookie_server.storage import journal
 from bookie_server.storage.files import SyncFailedError
-from bookie_server.storage.group_commit import Group, GroupStats
 from bookie_server.storage.handles import LedgerHandle
-from bookie_server.storage.journal import JournalEnd, MasterKeyRecord
-from bookie_server.storage.journal_reader import JournalReader
-from bookie_server.storage.journals import Journals, JournalsConfig
-from bookie_server.storage.log_mark import LogMark
+from bookie_server.storage.journal import journal
+from bookie_server.storage.journal.group_commit import Group, GroupStats
+from bookie_server.storage.journal.journal import JournalEnd, MasterKeyRecord
+from bookie_server.storage.journal.journal_reader import JournalReader
+from bookie_server.storage.journal.journals import Journals, JournalsConfig
+from bookie_server.storage.journal.log_mark import LogMark
 from bookie_server.storage.records import Records
 from tests.support.failing_os import FailingOs
 

@@ -24,11 +24,11 @@ def test_who_looks_for_data_sources_imports_none_of_our_layers() -> None:
     assert not [name for name in ours if name.startswith(("bk_spark.bookie", "bk_spark.log"))]
 
 
-@pytest.mark.parametrize("reader", ["batch_reader", "stream_reader"])
+@pytest.mark.parametrize("reader", ["batch.reader", "stream.reader"])
 def test_tasks_that_read_import_of_logs_what_splits_are_made_of(reader: str) -> None:
     names = imported(f"bk_spark.datasource.{reader}")
-    assert "bk_spark.log.segment" in names
-    assert not names & {"bk_spark.log.log", "bk_spark.log.store", "bk_spark.log.maintenance"}
+    assert "bk_spark.log.formats.segment" in names
+    assert not names & {"bk_spark.log.log", "bk_spark.log.store", "bk_spark.log.gc.maintenance"}
 
 
 def test_names_of_logs_are_found_where_they_are() -> None:

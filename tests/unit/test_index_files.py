@@ -15,7 +15,7 @@ import pytest
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.storage import files as storage_files
 from bookie_server.storage.files import SyncFailedError
-from bookie_server.storage.index import PAGE_DTYPE, PAGE_SLOTS, IndexFiles, IndexHeader
+from bookie_server.storage.index.index import PAGE_DTYPE, PAGE_SLOTS, IndexFiles, IndexHeader
 from bookie_server.storage.records import MAX_ENTRY_ID, Int64s
 from tests.support.failing_os import FailingOs
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from bookie_server.storage.index import PAGE_DTYPE, PAGE_SLOTS
-from bookie_server.storage.index_page import IndexPage, empty_page, page_of, set_locations
+from bookie_server.storage.index.index import PAGE_DTYPE, PAGE_SLOTS
+from bookie_server.storage.index.index_page import IndexPage, empty_page, page_of, set_locations
 from bookie_server.storage.records import Int64s
 
 

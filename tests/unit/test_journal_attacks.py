@@ -9,8 +9,8 @@ from typing import Final
 import pytest
 
 from bk_spark.protocol.errors import CorruptFileError
-from bookie_server.storage import journal
-from bookie_server.storage.journal_writer import JournalWriter
+from bookie_server.storage.journal import journal
+from bookie_server.storage.journal.journal_writer import JournalWriter
 from tests.unit.test_journal_format import KEY, entries, read, record, write_journal
 
 _FIRST: Final = [journal.master_key_record(3, KEY), record(3, 0)]

@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 
 from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.digest import digest_function
-from bk_spark.protocol.entry import pack_entry
+from bk_spark.protocol.entries.digest import digest_function
+from bk_spark.protocol.entries.entry import pack_entry
 from bk_spark.protocol.errors import CorruptFileError
-from bookie_server.storage import journal
-from bookie_server.storage.journal import (
+from bookie_server.storage.journal import journal
+from bookie_server.storage.journal.journal import (
     ExplicitLacRecord,
     FenceRecord,
     JournalItem,
     MasterKeyRecord,
 )
-from bookie_server.storage.journal_header import holds_records
-from bookie_server.storage.journal_reader import JournalReader
-from bookie_server.storage.journal_writer import JournalWriter
-from bookie_server.storage.log_mark import LogMark
+from bookie_server.storage.journal.journal_header import holds_records
+from bookie_server.storage.journal.journal_reader import JournalReader
+from bookie_server.storage.journal.journal_writer import JournalWriter
+from bookie_server.storage.journal.log_mark import LogMark
 from bookie_server.storage.records import Records
 
 KEY = bytes(range(20))

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from bk_spark.protocol.errors import CorruptFileError
-from bookie_server.storage import journal
-from bookie_server.storage.journal_header import holds_records, is_ours
-from bookie_server.storage.log_mark import LogMark
+from bookie_server.storage.journal import journal
+from bookie_server.storage.journal.journal_header import holds_records, is_ours
+from bookie_server.storage.journal.log_mark import LogMark
 from tests.unit.test_journal_format import KEY, apaches_journal, entries, read, record, write_journal
 from tests.unit.test_replay import MemoryStorage, replay
 

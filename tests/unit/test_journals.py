@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bookie_server.storage import journal
-from bookie_server.storage.journals import Journals, JournalsConfig
-from bookie_server.storage.log_mark import LogMark
+from bookie_server.storage.journal import journal
+from bookie_server.storage.journal.journals import Journals, JournalsConfig
+from bookie_server.storage.journal.log_mark import LogMark
 from tests.support.failing_os import FailingOs
 from tests.unit.test_group_commit import Told, entries, in_loop, running
 

@@ -10,7 +10,7 @@ import pytest
 
 from bk_spark.protocol.errors import CorruptFileError, InvalidArgumentError
 from bookie_server.local import LocalCluster
-from bookie_server.local_state import (
+from bookie_server.local.state import (
     BookiePorts,
     ClusterState,
     DirectoryLock,

@@ -7,17 +7,25 @@ from random import Random
 
 import pytest
 
-from bk_spark.bookie.zookeeper import CheckOp, CreateOp, DeleteOp, SetOp, Znode
 from bk_spark.log.appending import AppendLedger, registered_steps
-from bk_spark.log.changes import change_steps, step_of
-from bk_spark.log.formats import Head, Owner, decode_appended, encode_head, encode_owner
-from bk_spark.log.names import WRITERS
-from bk_spark.log.page import SegmentPage, encode_page
-from bk_spark.log.plan import AlreadyDone, Need, NeedClosed, Plan, Readings
-from bk_spark.log.segment import Segment, SegmentTable
-from bk_spark.log.steps import Action, Closed, Event, ListChildren, Listed, OutcomeUnknown, Steps, Transact, Unavailable
-from bk_spark.log.truncation import Truncate
-from bk_spark.protocol import ledger_metadata
+from bk_spark.log.core.changes import change_steps, step_of
+from bk_spark.log.core.plan import AlreadyDone, Need, NeedClosed, Plan, Readings
+from bk_spark.log.core.steps import (
+    Action,
+    Closed,
+    Event,
+    ListChildren,
+    Listed,
+    OutcomeUnknown,
+    Steps,
+    Transact,
+    Unavailable,
+)
+from bk_spark.log.formats.names import WRITERS
+from bk_spark.log.formats.page import SegmentPage, encode_page
+from bk_spark.log.formats.segment import Segment, SegmentTable
+from bk_spark.log.formats.znodes import Head, Owner, decode_appended, encode_head, encode_owner
+from bk_spark.log.gc.truncation import Truncate
 from bk_spark.protocol.errors import (
     LedgerRefusedError,
     LogReplacedError,
@@ -25,7 +33,9 @@ from bk_spark.protocol.errors import (
     MetadataUnavailableError,
     NoSuchLedgerError,
 )
-from bk_spark.protocol.ledger_metadata import LedgerMetadata, Segment as LedgerSegment
+from bk_spark.protocol.metadata import ledger_metadata
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, Segment as LedgerSegment
+from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, DeleteOp, SetOp, Znode
 from bk_spark.protocol.quorum import Quorum
 from tests.support.log_model import LOG_ID, PATHS, Client, ModelZooKeeper, RefusedError
 

@@ -9,12 +9,10 @@ from random import Random
 
 import pytest
 
-from bk_spark.bookie.zookeeper import DeleteOp, SetOp, Znode
 from bk_spark.log import CommitMessage, CommitRequest, CommitResult, CommitStatus, LedgerRange
-from bk_spark.log.changes import MAX_CONFLICTS_MS, MAX_UNAVAILABLE, MAX_UNCHANGED, MIN_CONFLICTS, change_steps
-from bk_spark.log.commit import BatchCommit
-from bk_spark.log.formats import Registration, encode_registration
-from bk_spark.log.steps import (
+from bk_spark.log.core.changes import MAX_CONFLICTS_MS, MAX_UNAVAILABLE, MAX_UNCHANGED, MIN_CONFLICTS, change_steps
+from bk_spark.log.core.commit import BatchCommit
+from bk_spark.log.core.steps import (
     Action,
     Conflict,
     Event,
@@ -29,12 +27,14 @@ from bk_spark.log.steps import (
     Transact,
     Unavailable,
 )
+from bk_spark.log.formats.znodes import Registration, encode_registration
 from bk_spark.protocol.errors import (
     LedgerRefusedError,
     MetadataConflictError,
     MetadataUnavailableError,
     OutcomeUnknownError,
 )
+from bk_spark.protocol.metadata.znodes import DeleteOp, SetOp, Znode
 from tests.support.log_model import LOG_ID, PATHS, Client, ModelZooKeeper
 
 APP = "clicks"

@@ -6,13 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from bk_spark.bookie.zookeeper import CheckOp, CreateOp, SetOp, TransactionOp, Znode
 from bk_spark.log import CommitMessage, CommitRequest, CommitStatus, LedgerRange
-from bk_spark.log.append import MAX_INLINE_PAGES
-from bk_spark.log.applications import IN_USE_KEPT
-from bk_spark.log.changes import step_of
-from bk_spark.log.commit import BatchCommit
-from bk_spark.log.formats import (
+from bk_spark.log.core.append import MAX_INLINE_PAGES
+from bk_spark.log.core.applications import IN_USE_KEPT
+from bk_spark.log.core.changes import step_of
+from bk_spark.log.core.commit import BatchCommit
+from bk_spark.log.core.plan import AlreadyDone, Need, NeedClosed, Plan, Readings, Stale
+from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.page import MAX_PAGE_BYTES, SegmentPage, encode_page
+from bk_spark.log.formats.segment import Segment, SegmentTable
+from bk_spark.log.formats.znodes import (
     Head,
     IndexPosition,
     Owner,
@@ -21,10 +24,6 @@ from bk_spark.log.formats import (
     encode_owner,
     encode_registration,
 )
-from bk_spark.log.names import LogPaths
-from bk_spark.log.page import MAX_PAGE_BYTES, SegmentPage, encode_page
-from bk_spark.log.plan import AlreadyDone, Need, NeedClosed, Plan, Readings, Stale
-from bk_spark.log.segment import Segment, SegmentTable
 from bk_spark.protocol.errors import (
     BatchRefusedError,
     LedgerRefusedError,
@@ -34,6 +33,7 @@ from bk_spark.protocol.errors import (
     NoSuchLogError,
     RunRetiredError,
 )
+from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, SetOp, TransactionOp, Znode
 from tests.support.log_model import LOG_ID, PATHS, ModelZooKeeper, RefusedError
 
 NOW_MS = 1_736_000_000_000
@@ -476,7 +476,7 @@ def test_metadata_of_a_newer_release_is_refused(zk: ModelZooKeeper) -> None:
 
 
 def test_a_batch_that_names_too_many_ledgers_is_refused(zk: ModelZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bk_spark.log.commit.MAX_APPLICATION_BYTES", 50)
+    monkeypatch.setattr("bk_spark.log.core.commit.MAX_APPLICATION_BYTES", 50)
     with pytest.raises(LedgerRefusedError, match="names 9 ledgers, too many for one commit"):
         outcome(zk, request(0, *((ledger, 0, 0) for ledger in range(1, 10))))
 

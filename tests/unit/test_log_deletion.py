@@ -9,17 +9,11 @@ from random import Random
 
 import pytest
 
-from bk_spark.bookie.zookeeper import CheckOp, CreateOp, DeleteOp, SetOp
 from bk_spark.log import CommitMessage, CommitRequest, LedgerRange
-from bk_spark.log.changes import MAX_UNAVAILABLE, change_steps
-from bk_spark.log.commit import BatchCommit
-from bk_spark.log.deletion import MAX_FAILURES, MAX_UNFENCED, DeletionReport, delete_steps
-from bk_spark.log.formats import Head, encode_head
-from bk_spark.log.names import INDEX, WRITERS, LogPaths
-from bk_spark.log.page import SegmentPage, encode_page
-from bk_spark.log.registrations import registrar
-from bk_spark.log.segment import SegmentTable
-from bk_spark.log.steps import (
+from bk_spark.log.core.changes import MAX_UNAVAILABLE, change_steps
+from bk_spark.log.core.commit import BatchCommit
+from bk_spark.log.core.registrations import registrar
+from bk_spark.log.core.steps import (
     Action,
     Closed,
     Conflict,
@@ -35,7 +29,12 @@ from bk_spark.log.steps import (
     Transact,
     Unavailable,
 )
-from bk_spark.log.truncation import Truncate
+from bk_spark.log.formats.names import INDEX, WRITERS, LogPaths
+from bk_spark.log.formats.page import SegmentPage, encode_page
+from bk_spark.log.formats.segment import SegmentTable
+from bk_spark.log.formats.znodes import Head, encode_head
+from bk_spark.log.gc.deletion import MAX_FAILURES, MAX_UNFENCED, DeletionReport, delete_steps
+from bk_spark.log.gc.truncation import Truncate
 from bk_spark.protocol.errors import (
     BookieUnavailableError,
     LogReplacedError,
@@ -43,6 +42,7 @@ from bk_spark.protocol.errors import (
     NoSuchLogError,
     OutcomeUnknownError,
 )
+from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, DeleteOp, SetOp
 from tests.support.log_model import LOG_ID, PATHS, Client, ModelZooKeeper, RefusedError
 
 NEXT_PATHS = LogPaths(PATHS.root, PATHS.name, "11111111-2222-4333-8444-555555555555")

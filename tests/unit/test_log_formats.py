@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from bk_spark.log.formats import (
+from bk_spark.log.formats.proto import log_formats_pb2 as pb
+from bk_spark.log.formats.settings import EntryFormat, LogSettings, PasswordCheck, decode_settings, encode_settings
+from bk_spark.log.formats.znodes import (
     MAX_HEAD_BYTES,
     Application,
     Head,
@@ -23,8 +25,6 @@ from bk_spark.log.formats import (
     encode_head,
     encode_registration,
 )
-from bk_spark.log.proto import log_formats_pb2 as pb
-from bk_spark.log.settings import EntryFormat, LogSettings, PasswordCheck, decode_settings, encode_settings
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError, UnauthorizedError
 from bk_spark.protocol.quorum import Quorum

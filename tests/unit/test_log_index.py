@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bk_spark.log.formats import Head, IndexPosition
-from bk_spark.log.index import (
+from bk_spark.log.core.index import (
     MAX_DIRECTORY_BYTES,
     MAX_LINES,
     IndexWalk,
@@ -21,10 +20,11 @@ from bk_spark.log.index import (
     line_of,
     walk_steps,
 )
-from bk_spark.log.page import SegmentPage, encode_page
-from bk_spark.log.proto import index_formats_pb2 as pb
-from bk_spark.log.segment import Segment, SegmentTable
-from bk_spark.log.steps import EntryRead, Failed, ReadEntry
+from bk_spark.log.core.steps import EntryRead, Failed, ReadEntry
+from bk_spark.log.formats.page import SegmentPage, encode_page
+from bk_spark.log.formats.proto import index_formats_pb2 as pb
+from bk_spark.log.formats.segment import Segment, SegmentTable
+from bk_spark.log.formats.znodes import Head, IndexPosition
 from bk_spark.protocol.errors import BookKeeperError, LogReplacedError, MetadataFormatError, NoSuchLedgerError
 from tests.support.log_model import LOG_ID, PATHS
 

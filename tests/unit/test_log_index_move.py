@@ -14,24 +14,12 @@ from typing import Any
 
 import pytest
 
-from bk_spark.bookie.zookeeper import CheckOp, SetOp, Znode
 from bk_spark.log import CommitMessage, CommitRequest, LedgerRange
-from bk_spark.log.changes import change_steps
-from bk_spark.log.commit import BatchCommit
-from bk_spark.log.formats import (
-    Head,
-    IndexPosition,
-    Registration,
-    decode_head,
-    decode_registration,
-    encode_registration,
-)
-from bk_spark.log.index import IndexWalk, decode_indexed_page, directory_steps, walk_steps
-from bk_spark.log.index_move import MAX_ZNODE_PAGES, MoveReport, move_steps
-from bk_spark.log.names import INDEX
-from bk_spark.log.page import SegmentPage, decode_page, encode_page
-from bk_spark.log.segment import Segment, SegmentTable
-from bk_spark.log.steps import (
+from bk_spark.log.core.changes import change_steps
+from bk_spark.log.core.commit import BatchCommit
+from bk_spark.log.core.index import IndexWalk, decode_indexed_page, directory_steps, walk_steps
+from bk_spark.log.core.index_move import MAX_ZNODE_PAGES, MoveReport, move_steps
+from bk_spark.log.core.steps import (
     Action,
     Created,
     EntryRead,
@@ -44,7 +32,18 @@ from bk_spark.log.steps import (
     Transact,
     WriteLedger,
 )
-from bk_spark.log.truncation import SegmentStart, Truncate
+from bk_spark.log.formats.names import INDEX
+from bk_spark.log.formats.page import SegmentPage, decode_page, encode_page
+from bk_spark.log.formats.segment import Segment, SegmentTable
+from bk_spark.log.formats.znodes import (
+    Head,
+    IndexPosition,
+    Registration,
+    decode_head,
+    decode_registration,
+    encode_registration,
+)
+from bk_spark.log.gc.truncation import SegmentStart, Truncate
 from bk_spark.protocol.errors import (
     BookKeeperError,
     MetadataConflictError,
@@ -53,6 +52,7 @@ from bk_spark.protocol.errors import (
     NoSuchLedgerError,
     NotEnoughBookiesError,
 )
+from bk_spark.protocol.metadata.znodes import CheckOp, SetOp, Znode
 from tests.support.log_model import LOG_ID, PATHS, Client, ModelZooKeeper, RefusedError
 
 APP, RUN, LEDGER = "app", "r0", 1
@@ -286,10 +286,10 @@ def check(world: World, known: dict[int, Segment], rng: Random) -> None:
 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of about two segments, moved three at most, with directories of four lines."""
-    monkeypatch.setattr("bk_spark.log.page.MAX_PAGE_BYTES", 64)
-    monkeypatch.setattr("bk_spark.log.page._FULL_BYTES", 50)
-    monkeypatch.setattr("bk_spark.log.index_move.MAX_MOVED_PAGES", 3)
-    monkeypatch.setattr("bk_spark.log.index_move.MAX_LINES", 4)
+    monkeypatch.setattr("bk_spark.log.formats.page.MAX_PAGE_BYTES", 64)
+    monkeypatch.setattr("bk_spark.log.formats.page._FULL_BYTES", 50)
+    monkeypatch.setattr("bk_spark.log.core.index_move.MAX_MOVED_PAGES", 3)
+    monkeypatch.setattr("bk_spark.log.core.index_move.MAX_LINES", 4)
 
 
 @functools.cache

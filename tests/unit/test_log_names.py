@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from bk_spark.log.names import LogPaths, check_log_name, check_root, escape_id
+from bk_spark.log.formats.names import LogPaths, check_log_name, check_root, escape_id
 from bk_spark.protocol.errors import InvalidArgumentError
 
 PATHS = LogPaths("/bk_spark/logs", "flights", "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0")

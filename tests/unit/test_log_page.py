@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from bk_spark.log.page import MAX_PAGE_BYTES, SegmentPage, decode_page, encode_page, fill_pages
-from bk_spark.log.proto import log_formats_pb2 as pb
-from bk_spark.log.segment import MAX_SEGMENT_BYTES, MAX_SEGMENT_ENTRIES, MAX_SEGMENT_ROWS, Segment, SegmentTable
+from bk_spark.log.formats.page import MAX_PAGE_BYTES, SegmentPage, decode_page, encode_page, fill_pages
+from bk_spark.log.formats.proto import log_formats_pb2 as pb
+from bk_spark.log.formats.segment import MAX_SEGMENT_BYTES, MAX_SEGMENT_ENTRIES, MAX_SEGMENT_ROWS, Segment, SegmentTable
 from bk_spark.protocol.errors import LogReplacedError, MetadataFormatError
 
 LOG_ID = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"

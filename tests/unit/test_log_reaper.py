@@ -6,20 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from bk_spark.bookie.zookeeper import CheckOp, CreateOp, SetOp
-from bk_spark.log.changes import MIN_CONFLICTS, change_steps
-from bk_spark.log.formats import Appended, Owner, Registration, encode_appended, encode_registration
-from bk_spark.log.index_move import MoveReport, move_steps
-from bk_spark.log.maintenance import INTERVAL_MS, ClaimMaintenance
-from bk_spark.log.names import INDEX, WRITERS
-from bk_spark.log.reap_rules import ReapLimits, Reason, Run
-from bk_spark.log.reaper import ReapReport
-from bk_spark.log.reaping import DeleteLedgers
-from bk_spark.log.references import view_steps
-from bk_spark.log.segment import COMMIT_TIME_LAG_MS
-from bk_spark.log.steps import Read, RecoverLedger, Steps, Transact
-from bk_spark.log.tail import TailPlace
-from bk_spark.log.writer_steps import open_steps, roll_steps
+from bk_spark.log.core.changes import MIN_CONFLICTS, change_steps
+from bk_spark.log.core.index_move import MoveReport, move_steps
+from bk_spark.log.core.steps import Read, RecoverLedger, Steps, Transact
+from bk_spark.log.core.tail import TailPlace
+from bk_spark.log.core.writer_steps import open_steps, roll_steps
+from bk_spark.log.formats.names import INDEX, WRITERS
+from bk_spark.log.formats.segment import COMMIT_TIME_LAG_MS
+from bk_spark.log.formats.znodes import Appended, Owner, Registration, encode_appended, encode_registration
+from bk_spark.log.gc.maintenance import INTERVAL_MS, ClaimMaintenance
+from bk_spark.log.gc.reap_rules import ReapLimits, Reason, Run
+from bk_spark.log.gc.reaper import ReapReport
+from bk_spark.log.gc.reaping import DeleteLedgers
+from bk_spark.log.gc.references import view_steps
 from bk_spark.protocol.errors import (
     LedgerRefusedError,
     LogReplacedError,
@@ -27,6 +26,7 @@ from bk_spark.protocol.errors import (
     NoSuchLogError,
     RunRetiredError,
 )
+from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, SetOp
 from tests.simulation.logs.ledgers import ledger_path
 from tests.support.reap_model import DAY_MS, HOUR_MS, LIMITS, MINUTE_MS, START_MS, Machine, ReapWorld, paused_everywhere
 
@@ -122,7 +122,7 @@ def test_l3_a_truncated_ledger_in_use_is_kept_until_its_application_is_idle() ->
 def test_l3_a_truncated_ledger_that_left_those_in_use_is_condemned_and_then_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bk_spark.log.applications.IN_USE_KEPT", 0)
+    monkeypatch.setattr("bk_spark.log.core.applications.IN_USE_KEPT", 0)
     world = ReapWorld()
     idle, busy = world.ledger(), world.ledger()
     world.commit(0, (idle, 0, 9))
@@ -442,8 +442,8 @@ def moving(world: ReapWorld, name: str) -> Steps[MoveReport]:
 
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bk_spark.log.page.MAX_PAGE_BYTES", 50)
-    monkeypatch.setattr("bk_spark.log.page._FULL_BYTES", 40)
+    monkeypatch.setattr("bk_spark.log.formats.page.MAX_PAGE_BYTES", 50)
+    monkeypatch.setattr("bk_spark.log.formats.page._FULL_BYTES", 40)
 
 
 @pytest.mark.usefixtures("small_pages")
@@ -516,9 +516,9 @@ def test_pages_that_the_list_left_behind_are_removed() -> None:
 def test_a_page_left_beyond_the_tail_is_removed_and_a_commit_that_prepared_it_starts_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bk_spark.log.append.MAX_INLINE_PAGES", 0)
-    monkeypatch.setattr("bk_spark.log.page.MAX_PAGE_BYTES", 50)
-    monkeypatch.setattr("bk_spark.log.page._FULL_BYTES", 40)
+    monkeypatch.setattr("bk_spark.log.core.append.MAX_INLINE_PAGES", 0)
+    monkeypatch.setattr("bk_spark.log.formats.page.MAX_PAGE_BYTES", 50)
+    monkeypatch.setattr("bk_spark.log.formats.page._FULL_BYTES", 40)
     world = ReapWorld()
     ledgers = [world.ledger() for _ in range(4)]
     committer = world.committing(world.request(0, *((ledger, 0, 9) for ledger in ledgers)))
@@ -690,7 +690,7 @@ def test_l5_a_condemnation_for_the_old_log_does_not_hold_for_the_new_one_whose_v
 
 def delete_all(world: ReapWorld) -> None:
     """The log is gone without a trace; its ledgers stay."""
-    from bk_spark.bookie.zookeeper import DeleteOp
+    from bk_spark.protocol.metadata.znodes import DeleteOp
 
     below = [path for path in world.all_paths() if path.startswith(world.paths.head)]
     world.zk.transact([DeleteOp(world.paths.identity)])
@@ -803,7 +803,7 @@ def test_an_application_is_not_forgotten_while_a_ledger_of_it_is_undecided() -> 
 
 def test_metadata_that_were_not_made_with_the_registration_are_left_alone() -> None:
     """Another cluster's, or of a ledger made again under the same id by somebody else."""
-    from bk_spark.bookie.zookeeper import DeleteOp
+    from bk_spark.protocol.metadata.znodes import DeleteOp
 
     world, _, orphan = retired_world()
     path = ledger_path(orphan)
@@ -825,7 +825,7 @@ def test_metadata_that_were_not_made_with_the_registration_are_left_alone() -> N
 
 
 def test_a_registration_whose_ledger_was_deleted_by_others_goes_without_recovery() -> None:
-    from bk_spark.bookie.zookeeper import DeleteOp
+    from bk_spark.protocol.metadata.znodes import DeleteOp
 
     world, _, orphan = retired_world()
     world.zk.on_change = lambda changes: None
@@ -879,7 +879,7 @@ def test_what_a_later_release_registers_is_left_alone() -> None:
 
 
 def test_without_a_whole_list_nothing_is_done() -> None:
-    from bk_spark.bookie.zookeeper import DeleteOp
+    from bk_spark.protocol.metadata.znodes import DeleteOp
 
     world, _, orphan = retired_world()
     page = world.paths.page(0)

@@ -8,14 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from bk_spark.bookie.zookeeper import DeleteOp, SetOp
 from bk_spark.log import CommitMessage, CommitRequest, CommitResult, LedgerRange
-from bk_spark.log.append import MAX_INLINE_PAGES
-from bk_spark.log.changes import change_steps
-from bk_spark.log.commit import BatchCommit
-from bk_spark.log.formats import Registration, encode_registration
-from bk_spark.log.names import WRITERS
-from bk_spark.log.steps import (
+from bk_spark.log.core.append import MAX_INLINE_PAGES
+from bk_spark.log.core.changes import change_steps
+from bk_spark.log.core.commit import BatchCommit
+from bk_spark.log.core.steps import (
     Action,
     CreateLedger,
     Read,
@@ -23,12 +20,15 @@ from bk_spark.log.steps import (
     Steps,
     Transact,
 )
-from bk_spark.log.tail import KeepTail, ReleaseTail, TailPlace
-from bk_spark.log.writer_steps import close_steps, open_steps, roll_steps
+from bk_spark.log.core.tail import KeepTail, ReleaseTail, TailPlace
+from bk_spark.log.core.writer_steps import close_steps, open_steps, roll_steps
+from bk_spark.log.formats.names import WRITERS
+from bk_spark.log.formats.znodes import Registration, encode_registration
 from bk_spark.protocol.errors import (
     LogFencedError,
     LogTailOpenError,
 )
+from bk_spark.protocol.metadata.znodes import DeleteOp, SetOp
 from tests.support.log_model import LOG_ID, PATHS
 from tests.support.tail_model import Machine, ModelLedger, TailWorld, owner_of
 
@@ -306,14 +306,14 @@ def test_the_last_two_ledgers_of_writers_are_recovered(world: TailWorld) -> None
 def test_a_sealed_segment_that_does_not_fit_goes_into_the_next_page(
     world: TailWorld, monkeypatch: pytest.MonkeyPatch, inline_pages: int
 ) -> None:
-    monkeypatch.setattr("bk_spark.log.append.MAX_INLINE_PAGES", inline_pages)
+    monkeypatch.setattr("bk_spark.log.core.append.MAX_INLINE_PAGES", inline_pages)
     world.run(commit(world))
     place = world.run(opening(world))
     world.ledgers[place.ledger_id].entries = ["x" * 50] * 40_000
     znode = world.zk.read(PATHS.page(0))
     assert znode is not None
-    monkeypatch.setattr("bk_spark.log.page.MAX_PAGE_BYTES", len(znode.data))
-    monkeypatch.setattr("bk_spark.log.page._FULL_BYTES", len(znode.data))
+    monkeypatch.setattr("bk_spark.log.formats.page.MAX_PAGE_BYTES", len(znode.data))
+    monkeypatch.setattr("bk_spark.log.formats.page._FULL_BYTES", len(znode.data))
     place = world.run(roll_steps(PATHS, A, place.ledger_id, world.clock))
     assert world.zk.head().tail_page > 0
     world.add(place.ledger_id, "end")

@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from bk_spark.bookie.zookeeper import CheckOp, CreateOp, SetOp, Znode
 from bk_spark.log import CommitMessage, CommitRequest, LedgerRange
-from bk_spark.log.changes import change_steps, step_of
-from bk_spark.log.commit import BatchCommit
-from bk_spark.log.formats import Head, IndexPosition, encode_head
-from bk_spark.log.page import SegmentPage, encode_page
-from bk_spark.log.plan import AlreadyDone, Need, Plan, Readings, Stale
-from bk_spark.log.segment import Segment, SegmentTable
-from bk_spark.log.steps import Action, Event, OutcomeUnknown, Steps, Transact
-from bk_spark.log.truncation import SegmentStart, Truncate
+from bk_spark.log.core.changes import change_steps, step_of
+from bk_spark.log.core.commit import BatchCommit
+from bk_spark.log.core.plan import AlreadyDone, Need, Plan, Readings, Stale
+from bk_spark.log.core.steps import Action, Event, OutcomeUnknown, Steps, Transact
+from bk_spark.log.formats.page import SegmentPage, encode_page
+from bk_spark.log.formats.segment import Segment, SegmentTable
+from bk_spark.log.formats.znodes import Head, IndexPosition, encode_head
+from bk_spark.log.gc.truncation import SegmentStart, Truncate
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
     LogReplacedError,
@@ -24,6 +23,7 @@ from bk_spark.protocol.errors import (
     MetadataUnavailableError,
     NoSuchLogError,
 )
+from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, SetOp, Znode
 from tests.support.log_model import LOG_ID, PATHS, Client, ModelZooKeeper
 
 #: Entries of the segments, in pages of three; the last page's last is an open tail where asked for.

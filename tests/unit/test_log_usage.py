@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bookie_server.storage import log_scan
-from bookie_server.storage.entry_log import HEADER_BYTES, file_header, ledgers_map
-from bookie_server.storage.log_scan import FoundEntries, LogScan
-from bookie_server.storage.log_usage import LogUsage, UsageCache, read_usage
+from bookie_server.gc.log_usage import LogUsage, UsageCache, read_usage
+from bookie_server.storage.entrylog import log_scan
+from bookie_server.storage.entrylog.entry_log import HEADER_BYTES, file_header, ledgers_map
+from bookie_server.storage.entrylog.log_scan import FoundEntries, LogScan
 from tests.support.collected_storage import SmallStorage, payload
 
 KEYS = [(ledger_id, entry_id) for ledger_id in (3, 7, 9) for entry_id in range(40)]

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from bookie_server.storage import entry_log
+from bookie_server.storage.entrylog import entry_log
+from bookie_server.storage.entrylog.log_writer import LogIds, NoWritableDirectoryError
 from bookie_server.storage.files import SyncFailedError
-from bookie_server.storage.log_writer import LogIds, NoWritableDirectoryError
 from tests.support.failing_os import FailingOs
 from tests.support.log_building import Logs, record, stored
 

@@ -13,9 +13,9 @@ import time
 import numpy as np
 import pytest
 
-from bookie_server.bookie_metrics import REQUEST_METRICS, BookieMetrics
-from bookie_server.exposition import exposition, process_exposition
-from bookie_server.metrics import QUANTILES, WINDOW_S, Registry, Summary
+from bookie_server.metrics.bookie_metrics import REQUEST_METRICS, BookieMetrics
+from bookie_server.metrics.exposition import exposition, process_exposition
+from bookie_server.metrics.metrics import QUANTILES, WINDOW_S, Registry, Summary
 
 
 class Clock:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bk_spark.protocol import answers_v3 as client_answers
-from bk_spark.protocol.answers_v2 import AddAnswers
 from bk_spark.protocol.codes import Code
-from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
-from bookie_server.net import answers_v3
-from bookie_server.storage.entry_log_reader import StoredEntries
+from bk_spark.protocol.wire import answers_v3 as client_answers
+from bk_spark.protocol.wire.answers_v2 import AddAnswers
+from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bookie_server.net.native import answers_v3
+from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
 from tests.support.wire import frames
 
 EDGES = [0, 1, 127, 128, 16_383, 16_384, 2**40, 2**62 + 5, 2**63 - 1]

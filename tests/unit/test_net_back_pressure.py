@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from bk_spark.protocol import wire_v2
 from bk_spark.protocol.codes import Code
-from bk_spark.protocol.framing import ReceiveBuffer
-from bookie_server.net.limits import NetConfig
-from bookie_server.net.native import NativeServer
+from bk_spark.protocol.wire import wire_v2
+from bk_spark.protocol.wire.framing import ReceiveBuffer
+from bookie_server.net.common.limits import NetConfig
+from bookie_server.net.native.server import NativeServer
 from tests.support.bookie import add_frame
 from tests.support.disk_faults import fail_at, hold_at
 from tests.support.failing_os import FailingOs

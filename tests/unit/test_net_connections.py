@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from bk_spark.protocol import wire_v2
 from bk_spark.protocol.codes import Code
-from bookie_server.net.connections import Connections
-from bookie_server.net.limits import NetConfig, connection_limit
-from bookie_server.open_files import share_open_files
+from bk_spark.protocol.wire import wire_v2
+from bookie_server.disks.open_files import share_open_files
+from bookie_server.net.common.connections import Connections
+from bookie_server.net.common.limits import NetConfig, connection_limit
 from bookie_server.storage.fd_cache import FdCache
 from tests.support.bookie import add_frame
 from tests.support.front import HeldBookie, front, reads, run, until

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bk_spark.protocol import wire_v2
 from bk_spark.protocol.codes import Code, FlagV2
-from bookie_server.net.limits import NetConfig
+from bk_spark.protocol.wire import wire_v2
+from bookie_server.net.common.limits import NetConfig
 from bookie_server.storage.handles import LedgerHandle
 from tests.support.bookie import KEY
 from tests.support.front import HeldBookie, front, run, until

@@ -9,13 +9,13 @@ import socket
 import numpy as np
 import pytest
 
-from bk_spark.protocol import wire_v2, wire_v3
 from bk_spark.protocol.codes import Code
-from bk_spark.protocol.framing import frame
-from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
-from bookie_server.net import native
-from bookie_server.net.limits import NetConfig
-from bookie_server.net.native import NativeServer
+from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire.framing import frame
+from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bookie_server.net.common.limits import NetConfig
+from bookie_server.net.native import server as native
+from bookie_server.net.native.server import NativeServer
 from tests.support.bookie import KEY, add_frame, stored
 from tests.support.front import AUTH, MIB, Front, HeldBookie, Times, front, poll, reads, run, until, v3_add
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from bk_spark.protocol.errors import WireFormatError
-from bk_spark.protocol.framing import frame
-from bookie_server.net.receiving import CommonBuffer, Receiving, detached
+from bk_spark.protocol.wire.framing import frame
+from bookie_server.net.common.receiving import CommonBuffer, Receiving, detached
 
 MAX = 4096
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bk_spark.protocol import wire_v3
-from bk_spark.protocol.add_frames_v3 import EntryPackagerV3
 from bk_spark.protocol.codes import DigestType, FlagV2
-from bk_spark.protocol.framing import frame
-from bk_spark.protocol.payloads import Payloads
-from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
-from bookie_server.net.runs_v3 import AddsV3, GatheredAdds, ReadsV3, segments, uniform_run
+from bk_spark.protocol.entries.payloads import Payloads
+from bk_spark.protocol.wire import wire_v3
+from bk_spark.protocol.wire.add_frames_v3 import EntryPackagerV3
+from bk_spark.protocol.wire.framing import frame
+from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bookie_server.net.native.runs_v3 import AddsV3, GatheredAdds, ReadsV3, segments, uniform_run
 from tests.support.bookie import KEY, stored
 from tests.support.wire import frames
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from bk_spark.protocol.codes import Code
-from bookie_server.net import native
-from bookie_server.net.limits import NetConfig
+from bookie_server.net.common.limits import NetConfig
+from bookie_server.net.native import server as native
 from tests.support.bookie import add_frame
 from tests.support.front import MIB, HeldBookie, front, run, until
 

@@ -7,9 +7,9 @@ import logging
 
 import pytest
 
-from bk_spark.datasource.option_values import Edge
-from bk_spark.datasource.options import SourceOptions, parse_options
-from bk_spark.datasource.positions import Bounds, batch_ranges, start_offsets
+from bk_spark.datasource.options.options import SourceOptions, parse_options
+from bk_spark.datasource.options.positions import Bounds, batch_ranges, start_offsets
+from bk_spark.datasource.options.values import Edge
 from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError, LogRangeGoneError
 
 URI = "zk://127.0.0.1:2181/ledgers"

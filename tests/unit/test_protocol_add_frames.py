@@ -9,12 +9,12 @@ import struct
 import numpy as np
 import pytest
 
-from bk_spark.protocol.add_frames import AddFrames, EntryPackager
 from bk_spark.protocol.codes import DigestType, FlagV2
-from bk_spark.protocol.digest import digest_function, master_key
-from bk_spark.protocol.entry import pack_entry
-from bk_spark.protocol.payloads import Payloads
-from bk_spark.protocol.wire_v2 import AddRun, parse_requests
+from bk_spark.protocol.entries.digest import digest_function, master_key
+from bk_spark.protocol.entries.entry import pack_entry
+from bk_spark.protocol.entries.payloads import Payloads
+from bk_spark.protocol.wire.add_frames import AddFrames, EntryPackager
+from bk_spark.protocol.wire.wire_v2 import AddRun, parse_requests
 from tests.support.wire import Captured, captured, frames
 
 ADDS = [one for one in captured("wire-v2", "v2") if one.request and one.says["op"] == "ADDENTRY"]

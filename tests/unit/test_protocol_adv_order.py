@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from bk_spark.protocol.adv_order import EntryOrder
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import DuplicateEntryError, InvalidArgumentError
-from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.ledger.adv_order import EntryOrder
 
 MOST_BYTES = 1_000
 

@@ -9,18 +9,16 @@ from random import Random
 
 import pytest
 
-from bk_spark.protocol.closing import ATTEMPTS, Closed, LedgerClosing, ReadMetadata
 from bk_spark.protocol.codes import NO_ENTRY
-from bk_spark.protocol.entry import Entry
+from bk_spark.protocol.entries.entry import Entry
 from bk_spark.protocol.errors import (
     BookKeeperError,
     LedgerFencedError,
     MetadataConflictError,
     MetadataUnavailableError,
 )
-from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, Segment
-from bk_spark.protocol.quorum import Answer, Quorum
-from bk_spark.protocol.recovery import (
+from bk_spark.protocol.ledger.closing import ATTEMPTS, Closed, LedgerClosing, ReadMetadata
+from bk_spark.protocol.ledger.recovery import (
     EndFound,
     FenceBookie,
     FencingRead,
@@ -30,7 +28,9 @@ from bk_spark.protocol.recovery import (
     StartWriteBack,
     WriteBack,
 )
-from bk_spark.protocol.writer_actions import Failed, WriteMetadata
+from bk_spark.protocol.ledger.writer_actions import Failed, WriteMetadata
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment
+from bk_spark.protocol.quorum import Answer, Quorum
 from tests.support.ledgers import LEDGER, ledger
 
 PLAIN = Quorum(3, 3, 2)

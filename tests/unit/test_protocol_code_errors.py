@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from bk_spark.protocol.code_errors import error_of, reason_of
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.errors import (
     BookieAnswerError,
@@ -13,6 +12,7 @@ from bk_spark.protocol.errors import (
     RequestRefusedError,
     UnauthorizedError,
 )
+from bk_spark.protocol.wire.code_errors import error_of, reason_of
 
 NOT_OK = [code for code in Code if code is not Code.OK]
 #: The same request to the same bookie, or the next, may go well later.

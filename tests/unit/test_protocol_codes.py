@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bk_spark.protocol.codes import Code, DigestType
-from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 
 V3_NAMES = {
     Code.OK: "EOK",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.digest import Bytes2D, digest_function
+from bk_spark.protocol.entries.digest import Bytes2D, digest_function
 
 PASSWORD = b"secret"
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.digest import digest_function, master_key
+from bk_spark.protocol.entries.digest import digest_function, master_key
 
 HEADER = bytes.fromhex("0000000000000005 0000000000000007 0000000000000006 0000000000000064")
 VECTORS = {

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.digest import digest_function, master_key
-from bk_spark.protocol.entry import pack_entry, pack_lac, verify_entry, verify_lac
+from bk_spark.protocol.entries.digest import digest_function, master_key
+from bk_spark.protocol.entries.entry import pack_entry, pack_lac, verify_entry, verify_lac
 from bk_spark.protocol.errors import DigestMismatchError
 from tests.support.fixtures import golden
 

@@ -8,9 +8,9 @@ import struct
 import pytest
 
 from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.digest import digest_function
-from bk_spark.protocol.entry import pack_entry
-from bk_spark.protocol.entry_block import EntryBlock, verify_records, verify_stored
+from bk_spark.protocol.entries.digest import digest_function
+from bk_spark.protocol.entries.entry import pack_entry
+from bk_spark.protocol.entries.entry_block import EntryBlock, verify_records, verify_stored
 from bk_spark.protocol.errors import DigestMismatchError, WireFormatError
 from tests.support.wire import captured
 

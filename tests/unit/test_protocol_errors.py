@@ -7,9 +7,9 @@ import pickle
 
 import pytest
 
-from bk_spark.bookie.zookeeper import CreateOp, TransactionConflictError
 from bk_spark.protocol import errors
 from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError, OutcomeUnknownError
+from bk_spark.protocol.metadata.znodes import CreateOp, TransactionConflictError
 
 CLASSES = [one for _, one in inspect.getmembers(errors, inspect.isclass) if issubclass(one, BookKeeperError)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bk_spark.protocol.explicit_lac import ExplicitLac
+from bk_spark.protocol.ledger.explicit_lac import ExplicitLac
 
 
 def test_a_lac_is_told_once_unless_adds_carried_it() -> None:

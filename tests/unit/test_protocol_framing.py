@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bk_spark.protocol.errors import WireFormatError
-from bk_spark.protocol.framing import Frames, ReceiveBuffer, frame
+from bk_spark.protocol.wire.framing import Frames, ReceiveBuffer, frame
 
 CHUNK = 4096
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from bk_spark.protocol.errors import EntryUnknownError
-from bk_spark.protocol.lac import LacAnswer, LacRead
+from bk_spark.protocol.ledger.lac import LacAnswer, LacRead
 from bk_spark.protocol.quorum import Answer, Quorum, covered
 from tests.support.ledgers import LEDGER, ledger
 

@@ -10,8 +10,8 @@ import pytest
 
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError
-from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, Segment, decode, encode
-from bk_spark.protocol.proto.data_formats_pb2 import LedgerMetadataFormat
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment, decode, encode
+from bk_spark.protocol.metadata.proto.data_formats_pb2 import LedgerMetadataFormat
 from bk_spark.protocol.quorum import Quorum
 from tests.support.fixtures import golden
 

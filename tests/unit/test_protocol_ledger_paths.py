@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError
-from bk_spark.protocol.ledger_paths import FIRST_LONG_ID, LedgerManager, parse_layout
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.metadata.ledger_paths import FIRST_LONG_ID, LedgerManager, parse_layout
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from tests.support.fixtures import golden
 
 LAYOUTS = golden("zk-layouts")

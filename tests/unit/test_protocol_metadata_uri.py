@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bk_spark.protocol.errors import InvalidArgumentError
-from bk_spark.protocol.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from tests.support.fixtures import golden
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.entries.payloads import Payloads
 
 
 def test_of_separate_buffers() -> None:

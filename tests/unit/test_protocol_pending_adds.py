@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 
-from bk_spark.protocol.add_frames import EntryPackager
 from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.payloads import Payloads
-from bk_spark.protocol.pending_adds import PendingAdds
+from bk_spark.protocol.entries.payloads import Payloads
+from bk_spark.protocol.ledger.pending_adds import PendingAdds
 from bk_spark.protocol.quorum import Quorum
+from bk_spark.protocol.wire.add_frames import EntryPackager
 from tests.support.wire import frames
 
 PACKAGER = EntryPackager(1, DigestType.DUMMY, b"")

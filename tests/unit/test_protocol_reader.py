@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from bk_spark.protocol.entry_block import EntryBlock
+from bk_spark.protocol.entries.entry_block import EntryBlock
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import EntryUnknownError, InvalidArgumentError, NoSuchEntryError
-from bk_spark.protocol.ledger_metadata import LedgerMetadata
-from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.ledger.reader import RangeReader, ReadEntries, ReadFailed, StopReading
+from bk_spark.protocol.ledger.speculation import Speculation
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Answer, Quorum
-from bk_spark.protocol.reader import RangeReader, ReadEntries, ReadFailed, StopReading
-from bk_spark.protocol.speculation import Speculation
 from tests.support.ledgers import LEDGER, ledger, payload_of
 
 

@@ -6,11 +6,9 @@ import random
 
 import pytest
 
-from bk_spark.protocol.entry import Entry
+from bk_spark.protocol.entries.entry import Entry
 from bk_spark.protocol.errors import EntryUnknownError
-from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState
-from bk_spark.protocol.quorum import Answer, Quorum
-from bk_spark.protocol.recovery import (
+from bk_spark.protocol.ledger.recovery import (
     READ_AHEAD_ENTRIES,
     EndFound,
     FenceBookie,
@@ -22,6 +20,8 @@ from bk_spark.protocol.recovery import (
     StartWriteBack,
     WriteBack,
 )
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
+from bk_spark.protocol.quorum import Answer, Quorum
 from tests.support.ledgers import LEDGER, ledger, payload_of
 
 PRESENT, ABSENT, UNKNOWN = Answer.PRESENT, Answer.ABSENT, Answer.UNKNOWN

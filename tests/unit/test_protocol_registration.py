@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bk_spark.protocol.errors import MetadataFormatError
-from bk_spark.protocol.registration import (
+from bk_spark.protocol.metadata.registration import (
     NATIVE_PROTOCOL,
     BookieServiceInfo,
     Endpoint,

@@ -16,9 +16,7 @@ from bk_spark.protocol.errors import (
     NoSuchEntryError,
     NoSuchLedgerError,
 )
-from bk_spark.protocol.ledger_metadata import LedgerMetadata
-from bk_spark.protocol.quorum import Answer, Quorum
-from bk_spark.protocol.tail import (
+from bk_spark.protocol.ledger.tail import (
     Failed,
     Finished,
     LedgerTail,
@@ -28,6 +26,8 @@ from bk_spark.protocol.tail import (
     RefreshMetadata,
     StopPoll,
 )
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
+from bk_spark.protocol.quorum import Answer, Quorum
 from tests.support.ledgers import LEDGER, ledger
 
 UNKNOWN = EntryUnknownError("no replica gave the entry")

@@ -8,13 +8,13 @@ import struct
 import numpy as np
 import pytest
 
-from bk_spark.protocol import wire_v2
-from bk_spark.protocol.answers_v2 import AddAnswers, BatchReadAnswer, ReadAnswer, parse_answers
 from bk_spark.protocol.codes import Code, FlagV2, OpV2
-from bk_spark.protocol.digest import master_key
+from bk_spark.protocol.entries.digest import master_key
 from bk_spark.protocol.errors import WireFormatError
-from bk_spark.protocol.framing import frame
-from bk_spark.protocol.wire_v2 import AddRun, Auth, BadVersion, BatchRead, ReadRun, parse_requests
+from bk_spark.protocol.wire import wire_v2
+from bk_spark.protocol.wire.answers_v2 import AddAnswers, BatchReadAnswer, ReadAnswer, parse_answers
+from bk_spark.protocol.wire.framing import frame
+from bk_spark.protocol.wire.wire_v2 import AddRun, Auth, BadVersion, BatchRead, ReadRun, parse_requests
 from tests.support.wire import Captured, captured, frames
 
 CAPTURED = captured("wire-v2", "v2")

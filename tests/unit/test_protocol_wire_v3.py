@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bk_spark.protocol import wire_v3
 from bk_spark.protocol.codes import Code, DigestType
-from bk_spark.protocol.digest import digest_function, master_key
-from bk_spark.protocol.entry import pack_lac
+from bk_spark.protocol.entries.digest import digest_function, master_key
+from bk_spark.protocol.entries.entry import pack_lac
 from bk_spark.protocol.errors import InvalidArgumentError, WireFormatError
-from bk_spark.protocol.framing import frame
-from bk_spark.protocol.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire import wire_v3
+from bk_spark.protocol.wire.framing import frame
+from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from tests.support.wire import Captured, captured, frames
 
 CAPTURED = captured("wire-v3", "v3") + captured("wire-v2", "v3")

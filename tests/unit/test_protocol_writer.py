@@ -7,6 +7,7 @@ import random
 import pytest
 
 from bk_spark.protocol.codes import Code
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import (
     EnsembleChangeRefusedError,
     LedgerClosedError,
@@ -16,10 +17,9 @@ from bk_spark.protocol.errors import (
     NotEnoughBookiesError,
     UnauthorizedError,
 )
-from bk_spark.protocol.ledger_metadata import LedgerState, Segment
-from bk_spark.protocol.payloads import Payloads
+from bk_spark.protocol.ledger.writer import WriterState
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState, Segment
 from bk_spark.protocol.quorum import Quorum
-from bk_spark.protocol.writer import WriterState
 from tests.support.ledgers import WriterUnderTest, ledger, payload_of
 
 NO_MORE = NotEnoughBookiesError("no more bookies")

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
     StringContains,
 )
 
-from bk_spark.datasource.positions import Bounds
+from bk_spark.datasource.options.positions import Bounds
 from bk_spark.datasource.pushdown import Conditions, Limits
 from bk_spark.datasource.splits import Piece, Pieces
 

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from bk_spark.bookie.range_windows import (
+from bk_spark.bookie.reading.range_windows import (
     MAX_SPANS,
     SMALL_BYTES,
     WINDOW_BYTES,

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from bk_spark.datasource.raw_format import rows, value_array
+from bk_spark.datasource.entries.raw_format import rows, value_array
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import InvalidArgumentError
-from bk_spark.protocol.payloads import Payloads
 
 VALUES = [b"", b"one", "zwölf, 十二".encode(), b"", bytes(5000)]
 TYPES = (pa.binary(), pa.large_binary(), pa.string(), pa.large_string())

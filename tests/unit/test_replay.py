@@ -17,15 +17,15 @@ import numpy as np
 import pytest
 
 from bk_spark.protocol.errors import CorruptFileError
-from bookie_server.storage import journal
-from bookie_server.storage.group_commit import Group
 from bookie_server.storage.handles import LedgerHandle
-from bookie_server.storage.journal import JournalEnd
-from bookie_server.storage.journal_writer import JournalWriter
-from bookie_server.storage.journals import Journals, JournalsConfig
-from bookie_server.storage.log_mark import LogMark
+from bookie_server.storage.journal import journal
+from bookie_server.storage.journal.group_commit import Group
+from bookie_server.storage.journal.journal import JournalEnd
+from bookie_server.storage.journal.journal_writer import JournalWriter
+from bookie_server.storage.journal.journals import Journals, JournalsConfig
+from bookie_server.storage.journal.log_mark import LogMark
+from bookie_server.storage.journal.replay import replay_journals
 from bookie_server.storage.records import LedgerPart, Records
-from bookie_server.storage.replay import replay_journals
 from tests.support.failing_os import FailingOs
 from tests.unit.test_group_commit import in_loop
 

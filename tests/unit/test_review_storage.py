@@ -13,16 +13,16 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from bk_spark.bookie.ledger_store import LedgerStore
+from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.errors import MetadataUnavailableError
-from bookie_server.storage.collector import Collector
-from bookie_server.storage.collector_config import CollectorConfig
-from bookie_server.storage.compaction import Compactor
+from bookie_server.gc.collector import Collector
+from bookie_server.gc.collector_config import CollectorConfig
+from bookie_server.gc.compaction import Compactor
+from bookie_server.gc.log_usage import read_usage
+from bookie_server.gc.throttle import StopSignal, Throttle
 from bookie_server.storage.files import SyncFailedError
-from bookie_server.storage.index import IndexFiles, IndexHeader
-from bookie_server.storage.log_usage import read_usage
-from bookie_server.storage.throttle import StopSignal, Throttle
+from bookie_server.storage.index.index import IndexFiles, IndexHeader
 from tests.crash.choices import EXTREMES
 from tests.crash.crashes import empty_directory
 from tests.crash.disk import Disk

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bk_spark.bookie.session_rest import SessionRest
+from bk_spark.bookie.metadata.session_rest import SessionRest
 
 WAIT_S = 10.0
 

@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from bk_spark.datasource.options import parse_options
-from bk_spark.datasource.split_rows import _Rows, _without_first_ledger, joined
+from bk_spark.datasource.entries.split_rows import _Rows, _without_first_ledger, joined
+from bk_spark.datasource.options.options import parse_options
 from bk_spark.datasource.splits import Piece, Pieces
-from bk_spark.log.settings import EntryFormat
+from bk_spark.log.formats.settings import EntryFormat
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, NoSuchLedgerError
-from bk_spark.protocol.payloads import Payloads
 
 KIB = 1 << 10
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("value", pa.binary())])

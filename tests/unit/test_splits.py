@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from bk_spark.datasource.splits import PIECE_BYTES, Piece, Pieces, cut_splits
-from bk_spark.log.segment import Segment, SegmentTable
-from bk_spark.protocol.entry import ENTRY_HEADER_BYTES
+from bk_spark.log.formats.segment import Segment, SegmentTable
+from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
 
 MIB = 1 << 20
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from bk_spark.protocol.codes import Code
-from bookie_server.storage import entry_log
 from bookie_server.storage.deleted_ledgers import DeletedLedgers
+from bookie_server.storage.entrylog import entry_log
 from bookie_server.storage.files import WouldBlockError
 from bookie_server.storage.records import Int64s
 from tests.support.disk_faults import fail_at, hold_at

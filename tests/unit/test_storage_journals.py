@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bk_spark.protocol.codes import Code
-from bookie_server.storage import journal
+from bookie_server.storage.journal import journal
 from tests.support.disk_faults import fail_at, hold_at
 from tests.support.failing_os import FailingOs
 from tests.support.running_storage import KEY, Place, in_loop, running, stored

@@ -11,8 +11,8 @@ import pytest
 
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.errors import CorruptFileError
-from bookie_server.storage import journal
-from bookie_server.storage.log_mark import LogMark
+from bookie_server.storage.journal import journal
+from bookie_server.storage.journal.log_mark import LogMark
 from tests.support.running_storage import KEY, OTHER_KEY, Place, in_loop, records, running, stored
 
 

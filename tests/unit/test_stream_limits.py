@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from bk_spark.datasource.stream_limits import Backlog, MinEntriesGate, ends_within
+from bk_spark.datasource.stream.limits import Backlog, MinEntriesGate, ends_within
 
 
 def _backlog(entries: int, start: int = 0, *segments: tuple[int, int]) -> Backlog:

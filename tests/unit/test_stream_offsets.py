@@ -8,7 +8,7 @@ import uuid
 
 import pytest
 
-from bk_spark.datasource.stream_offsets import Position, StreamOffset, ledger_name, parse_offset
+from bk_spark.datasource.stream.offsets import Position, StreamOffset, ledger_name, parse_offset
 from bk_spark.protocol.errors import MetadataFormatError
 
 ID = "0f1e2d3c-0000-4000-8000-00000000e1f0"

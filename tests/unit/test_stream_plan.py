@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from bk_spark.datasource.stream_offsets import Position, StreamOffset
-from bk_spark.datasource.stream_plan import (
+from bk_spark.datasource.stream.offsets import Position, StreamOffset
+from bk_spark.datasource.stream.plan import (
     DataLoss,
     Extent,
     advanced,

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from bookie_server.storage.throttle import CollectorStoppedError, StopSignal, Throttle
+from bookie_server.gc.throttle import CollectorStoppedError, StopSignal, Throttle
 
 
 class Clock:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.cluster_clock import unix_time_ms
+from bk_spark.bookie.metadata.cluster_clock import unix_time_ms
 from bk_spark.log import Log, LogStore
-from bk_spark.log.formats import Application
+from bk_spark.log.formats.znodes import Application
 from bk_spark.protocol.errors import BookKeeperError
 from bookie_server.local import LocalCluster
 from tests.faults.streams.driver import Driver

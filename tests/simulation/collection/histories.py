@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass, field
 from random import Random
 
-from bookie_server.storage.brake import BrakeLimits
+from bookie_server.gc.brake import BrakeLimits
 from tests.simulation.collection.world import LEDGERS, World
 
 

@@ -11,11 +11,10 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from bk_spark.bookie.zookeeper import Znode
-from bookie_server.cluster_identity import ClusterIdentity
-from bookie_server.storage import collection_steps
-from bookie_server.storage.brake import Brake
-from bookie_server.storage.collection_steps import (
+from bk_spark.protocol.metadata.znodes import Znode
+from bookie_server.gc import collection_steps
+from bookie_server.gc.brake import Brake
+from bookie_server.gc.collection_steps import (
     LedgerPass,
     LockedLedger,
     Mark,
@@ -26,8 +25,9 @@ from bookie_server.storage.collection_steps import (
     SyncStore,
     Unmark,
 )
-from bookie_server.storage.ledger_metadata_reads import MetadataReads
-from bookie_server.storage.over_replication import OverReplication
+from bookie_server.gc.ledger_metadata_reads import MetadataReads
+from bookie_server.gc.over_replication import OverReplication
+from bookie_server.identity.cluster_identity import ClusterIdentity
 
 
 def any_cluster_is_believed(stack: ExitStack) -> None:

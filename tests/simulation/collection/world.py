@@ -14,19 +14,19 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from bk_spark.bookie.ledger_store import LedgerStore
-from bk_spark.protocol.cookie import Cookie, encode_directories
-from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, Segment, decode, encode
-from bk_spark.protocol.ledger_paths import LedgerManager
+from bk_spark.bookie.metadata.ledger_store import LedgerStore
+from bk_spark.protocol.metadata.cookie import Cookie, encode_directories
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment, decode, encode
+from bk_spark.protocol.metadata.ledger_paths import LedgerManager
 from bk_spark.protocol.quorum import Quorum
-from bookie_server.cluster_identity import ClusterIdentity
-from bookie_server.storage.brake import Brake, BrakeLimits
-from bookie_server.storage.collection_steps import LedgerPass
-from bookie_server.storage.ledger_collection import LedgerCollection
-from bookie_server.storage.ledger_metadata_reads import MetadataReads
-from bookie_server.storage.over_replication import OverReplication
+from bookie_server.gc.brake import Brake, BrakeLimits
+from bookie_server.gc.collection_steps import LedgerPass
+from bookie_server.gc.ledger_collection import LedgerCollection
+from bookie_server.gc.ledger_metadata_reads import MetadataReads
+from bookie_server.gc.over_replication import OverReplication
+from bookie_server.gc.throttle import StopSignal, Throttle
+from bookie_server.identity.cluster_identity import ClusterIdentity
 from bookie_server.storage.records import Int64s
-from bookie_server.storage.throttle import StopSignal, Throttle
 from tests.simulation.collection.zookeeper import Ensemble, ModelZooKeeper
 
 ROOT = "/ledgers"

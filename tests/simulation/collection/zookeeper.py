@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
-from bk_spark.bookie.zookeeper import Znode
 from bk_spark.protocol.errors import NodeExistsError, NoNodeError
+from bk_spark.protocol.metadata.znodes import Znode
 
 #: How far a server may be behind that a new session comes to.
 MOST_LAG = 30
@@ -70,7 +70,7 @@ class ModelZooKeeper:
         self._view = self._random.randint(max(0, now - MOST_LAG), now)
         self.stays_behind = self._random.random() < 0.5
 
-    # --- as bk_spark.bookie.zookeeper.ZooKeeper ---
+    # --- as bk_spark.bookie.metadata.zookeeper.ZooKeeper ---
 
     def sync(self, path: str) -> None:
         self._meanwhile()

@@ -6,18 +6,18 @@ from collections.abc import Generator
 from contextlib import suppress
 from typing import Any, ClassVar
 
-from bk_spark.bookie.cluster_clock import MAX_DIFFERENCE_MS
-from bk_spark.bookie.zookeeper import CreateOp
+from bk_spark.bookie.metadata.cluster_clock import MAX_DIFFERENCE_MS
 from bk_spark.log.appending import AppendLedger, registered_steps
-from bk_spark.log.changes import change_steps
-from bk_spark.log.deletion import delete_steps
-from bk_spark.log.formats import Policy
-from bk_spark.log.index_move import move_steps
-from bk_spark.log.names import LogPaths
-from bk_spark.log.reaper import reap_steps
-from bk_spark.log.retention import SetPolicy
-from bk_spark.log.truncation import SegmentStart, Truncate
+from bk_spark.log.core.changes import change_steps
+from bk_spark.log.core.index_move import move_steps
+from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.znodes import Policy
+from bk_spark.log.gc.deletion import delete_steps
+from bk_spark.log.gc.reaper import reap_steps
+from bk_spark.log.gc.retention import SetPolicy
+from bk_spark.log.gc.truncation import SegmentStart, Truncate
 from bk_spark.protocol.errors import InvalidArgumentError
+from bk_spark.protocol.metadata.znodes import CreateOp
 from tests.simulation.logs.invariants import require
 from tests.simulation.logs.ledgers import ModelLedger, closed_metadata, ledger_path
 from tests.simulation.logs.streaming import REFUSALS

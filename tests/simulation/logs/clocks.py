@@ -2,7 +2,7 @@
 
 A process counts its seconds a little too fast or too slow, and not at all while its machine is suspended. Its time of
 day may be days off, and jumps. What it knows of ZooKeeper's time is kept by the real
-:class:`bk_spark.bookie.cluster_clock.ClusterClock`.
+:class:`bk_spark.bookie.metadata.cluster_clock.ClusterClock`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-from bk_spark.bookie.cluster_clock import ClusterClock
+from bk_spark.bookie.metadata.cluster_clock import ClusterClock
 
 #: How fast a process's seconds are.
 _RATES: Final = (1.0, 0.9995, 1.0005)

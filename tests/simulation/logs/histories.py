@@ -18,8 +18,9 @@ from types import ModuleType
 from typing import TypeVar
 from unittest.mock import patch
 
-from bk_spark.log import append, applications, page
-from bk_spark.log.plan import CommitStatus
+from bk_spark.log.core import append, applications
+from bk_spark.log.core.plan import CommitStatus
+from bk_spark.log.formats import page
 from tests.simulation.logs.chores import (
     Appender,
     Chore,

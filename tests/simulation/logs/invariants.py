@@ -22,12 +22,12 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
-from bk_spark.log.formats import Head, decode_head, decode_policy, decode_registration
-from bk_spark.log.index import walk_steps
-from bk_spark.log.names import LogPaths
-from bk_spark.log.page import SegmentPage, decode_page
-from bk_spark.log.segment import Segment
-from bk_spark.log.steps import EntryRead, ReadEntry
+from bk_spark.log.core.index import walk_steps
+from bk_spark.log.core.steps import EntryRead, ReadEntry
+from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.page import SegmentPage, decode_page
+from bk_spark.log.formats.segment import Segment
+from bk_spark.log.formats.znodes import Head, decode_head, decode_policy, decode_registration
 from tests.simulation.logs.ledger_rules import InvariantError, LedgerWatch, ListWatch, require
 from tests.simulation.logs.ledgers import ModelLedgers
 from tests.simulation.logs.zookeeper import Changes, ModelZooKeeper

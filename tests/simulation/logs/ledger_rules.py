@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from bk_spark.bookie.zookeeper import Znode
-from bk_spark.log.formats import Application, Head, decode_application, decode_registration
-from bk_spark.log.names import INDEX, WRITERS, LogPaths
-from bk_spark.log.segment import Segment
+from bk_spark.log.formats.names import INDEX, WRITERS, LogPaths
+from bk_spark.log.formats.segment import Segment
+from bk_spark.log.formats.znodes import Application, Head, decode_application, decode_registration
+from bk_spark.protocol.metadata.znodes import Znode
 from tests.simulation.logs.ledgers import ROOT as LEDGERS, ModelLedgers
 from tests.simulation.logs.zookeeper import Changes, ModelZooKeeper
 

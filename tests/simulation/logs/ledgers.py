@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from random import Random
 
-from bk_spark.bookie.zookeeper import CheckOp, CreateOp, SetOp, TransactionOp
-from bk_spark.log.steps import (
+from bk_spark.log.core.steps import (
     Action,
     Closed,
     CloseLedger,
@@ -37,7 +36,8 @@ from bk_spark.protocol.errors import (
     NoSuchLedgerError,
     OutcomeUnknownError,
 )
-from bk_spark.protocol.ledger_metadata import LedgerMetadata, LedgerState, Segment, encode
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment, encode
+from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, SetOp, TransactionOp
 from bk_spark.protocol.quorum import Quorum
 from tests.simulation.logs.zookeeper import ModelZooKeeper, RefusedError, Session
 

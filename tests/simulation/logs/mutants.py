@@ -11,29 +11,12 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from bk_spark.bookie.cluster_clock import ClusterClock
-from bk_spark.bookie.zookeeper import CheckOp, DeleteOp, SetOp, TransactionOp
-from bk_spark.log import (
-    applications,
-    changes,
-    commit,
-    housekeeping,
-    index_move,
-    message,
-    reap_rules,
-    reaper,
-    reaping,
-    tail,
-)
-from bk_spark.log.append import read_tail
-from bk_spark.log.changes import Change
-from bk_spark.log.formats import Head, Registration, decode_application, decode_registration
-from bk_spark.log.message import CommitRequest
-from bk_spark.log.names import LogPaths, app_key
-from bk_spark.log.plan import Plan, Readings
-from bk_spark.log.reap_rules import Run
-from bk_spark.log.retention import Retain
-from bk_spark.log.steps import (
+from bk_spark.bookie.metadata.cluster_clock import ClusterClock
+from bk_spark.log.core import applications, changes, commit, index_move, tail
+from bk_spark.log.core.append import read_tail
+from bk_spark.log.core.changes import Change
+from bk_spark.log.core.plan import Plan, Readings
+from bk_spark.log.core.steps import (
     Closed,
     Conflict,
     Created,
@@ -48,8 +31,16 @@ from bk_spark.log.steps import (
     Sync,
     Transact,
 )
-from bk_spark.log.tail import SealedTail, TailPlace
+from bk_spark.log.core.tail import SealedTail, TailPlace
+from bk_spark.log.formats import message
+from bk_spark.log.formats.message import CommitRequest
+from bk_spark.log.formats.names import LogPaths, app_key
+from bk_spark.log.formats.znodes import Head, Registration, decode_application, decode_registration
+from bk_spark.log.gc import housekeeping, reap_rules, reaper, reaping
+from bk_spark.log.gc.reap_rules import Run
+from bk_spark.log.gc.retention import Retain
 from bk_spark.protocol.errors import MetadataConflictError
+from bk_spark.protocol.metadata.znodes import CheckOp, DeleteOp, SetOp, TransactionOp
 from tests.simulation.logs import streaming
 from tests.simulation.logs.ledgers import ModelLedger, ModelLedgers, ledger_path
 from tests.simulation.logs.readers import ReaderZooKeeper

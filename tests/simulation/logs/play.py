@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bk_spark.bookie.zookeeper import SetOp
-from bk_spark.log.steps import Transact
+from bk_spark.log.core.steps import Transact
+from bk_spark.protocol.metadata.znodes import SetOp
 from tests.simulation.logs.chores import Deleter, Reaper, Truncator
 from tests.simulation.logs.invariants import batch_rows
 from tests.simulation.logs.streaming import Driver, Query

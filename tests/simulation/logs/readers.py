@@ -11,17 +11,16 @@ from collections.abc import Callable, Generator, Sequence
 from queue import SimpleQueue
 from typing import Any, ClassVar, TypeVar
 
-from bk_spark.bookie.cluster_clock import MAX_DIFFERENCE_MS
-from bk_spark.bookie.zookeeper import Znode
-from bk_spark.log.changes import change_steps
+from bk_spark.bookie.metadata.cluster_clock import MAX_DIFFERENCE_MS
+from bk_spark.log.core.changes import change_steps
+from bk_spark.log.core.steps import EntryRead, Failed, Found, ListChildren, Listed, ReadEntry, Sync, Unavailable
+from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.segment import Segment
+from bk_spark.log.gc.retention import Retain, offset_to_keep, policy_steps
+from bk_spark.log.gc.truncation import SegmentStart, Truncate
 from bk_spark.log.log import Log
-from bk_spark.log.names import LogPaths
-from bk_spark.log.retention import Retain, offset_to_keep, policy_steps
-from bk_spark.log.segment import Segment
 from bk_spark.log.snapshot import LogSnapshot
-from bk_spark.log.steps import EntryRead, Failed, Found, ListChildren, Listed, ReadEntry, Sync, Unavailable
 from bk_spark.log.store import LogStore
-from bk_spark.log.truncation import SegmentStart, Truncate
 from bk_spark.protocol.errors import (
     BookieUnavailableError,
     LogRangeGoneError,
@@ -29,6 +28,7 @@ from bk_spark.protocol.errors import (
     MetadataUnavailableError,
     NoSuchLogError,
 )
+from bk_spark.protocol.metadata.znodes import Znode
 from tests.simulation.logs.chores import Chore
 from tests.simulation.logs.invariants import RETENTION
 from tests.simulation.logs.ledger_rules import DELETE_GRACE_MS, ListWatch, require
@@ -79,7 +79,7 @@ def in_thread(call: Callable[[_Ask], _T]) -> Generator[Any, Any, _T]:
 
 
 class ReaderZooKeeper:
-    """What snapshots need of :class:`bk_spark.bookie.zookeeper.ZooKeeper`."""
+    """What snapshots need of :class:`bk_spark.bookie.metadata.zookeeper.ZooKeeper`."""
 
     def __init__(self, ask: _Ask, session_id: Callable[[], int]) -> None:
         self._ask = ask

@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-from bk_spark.bookie.zookeeper import CheckOp, CreateOp, DeleteOp, SetOp, TransactionOp, Znode
-from bk_spark.log.formats import (
-    decode_appended,
-    decode_application,
-    decode_head,
-    decode_maintenance,
-    decode_owner,
-    decode_policy,
-    decode_registration,
-)
-from bk_spark.log.page import MAX_PAGE_BYTES, decode_page
-from bk_spark.log.steps import (
+from bk_spark.log.core.steps import (
     Closed,
     CloseLedger,
     Conflict,
@@ -39,8 +28,19 @@ from bk_spark.log.steps import (
     Unavailable,
     WriteLedger,
 )
+from bk_spark.log.formats.page import MAX_PAGE_BYTES, decode_page
+from bk_spark.log.formats.znodes import (
+    decode_appended,
+    decode_application,
+    decode_head,
+    decode_maintenance,
+    decode_owner,
+    decode_policy,
+    decode_registration,
+)
 from bk_spark.protocol.errors import BookKeeperError
-from bk_spark.protocol.ledger_metadata import decode
+from bk_spark.protocol.metadata.ledger_metadata import decode
+from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, DeleteOp, SetOp, TransactionOp, Znode
 from tests.simulation.logs.ledgers import Acknowledged, Drain, Send, Sent
 from tests.simulation.logs.zookeeper import Look
 

@@ -11,16 +11,12 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from bk_spark.bookie.zookeeper import CheckOp, CreateOp, TransactionOp
-from bk_spark.log.applications import check_run
-from bk_spark.log.changes import change_steps
-from bk_spark.log.commit import BatchCommit
-from bk_spark.log.formats import decode_application
-from bk_spark.log.message import CommitMessage, CommitRequest, LedgerRange
-from bk_spark.log.names import LogPaths
-from bk_spark.log.plan import CommitResult, CommitStatus
-from bk_spark.log.registrations import registrar
-from bk_spark.log.steps import (
+from bk_spark.log.core.applications import check_run
+from bk_spark.log.core.changes import change_steps
+from bk_spark.log.core.commit import BatchCommit
+from bk_spark.log.core.plan import CommitResult, CommitStatus
+from bk_spark.log.core.registrations import registrar
+from bk_spark.log.core.steps import (
     CloseLedger,
     Created,
     CreateLedger,
@@ -32,6 +28,9 @@ from bk_spark.log.steps import (
     Sync,
     Transact,
 )
+from bk_spark.log.formats.message import CommitMessage, CommitRequest, LedgerRange
+from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.znodes import decode_application
 from bk_spark.protocol.errors import (
     BatchRefusedError,
     BookieUnavailableError,
@@ -44,6 +43,7 @@ from bk_spark.protocol.errors import (
     OutcomeUnknownError,
     RunRetiredError,
 )
+from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, TransactionOp
 from tests.simulation.logs.invariants import Row, batch_rows, require
 from tests.simulation.logs.ledgers import ENTRY_BYTES, Acknowledged, Drain, Send, Sent
 from tests.simulation.logs.world import Actor, Script, Wait, World

@@ -18,16 +18,11 @@ from unittest.mock import patch
 
 import pytest
 
-from bk_spark.bookie.zookeeper import CreateOp, DeleteOp
-from bk_spark.log import CommitMessage, CommitRequest, LedgerRange, changes
-from bk_spark.log.changes import change_steps
-from bk_spark.log.commit import BatchCommit
-from bk_spark.log.formats import Head, Policy, Registration, encode_head, encode_policy, encode_registration
-from bk_spark.log.names import LogPaths
-from bk_spark.log.page import SegmentPage, encode_page
-from bk_spark.log.reaper import ReapReport, reap_steps
-from bk_spark.log.segment import SegmentTable
-from bk_spark.log.steps import (
+from bk_spark.log import CommitMessage, CommitRequest, LedgerRange
+from bk_spark.log.core import changes
+from bk_spark.log.core.changes import change_steps
+from bk_spark.log.core.commit import BatchCommit
+from bk_spark.log.core.steps import (
     Action,
     Done,
     Event,
@@ -41,6 +36,12 @@ from bk_spark.log.steps import (
     TimerRead,
     Transact,
 )
+from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.page import SegmentPage, encode_page
+from bk_spark.log.formats.segment import SegmentTable
+from bk_spark.log.formats.znodes import Head, Policy, Registration, encode_head, encode_policy, encode_registration
+from bk_spark.log.gc.reaper import ReapReport, reap_steps
+from bk_spark.protocol.metadata.znodes import CreateOp, DeleteOp
 from tests.simulation.logs.ledgers import ledger_path
 from tests.simulation.logs.zookeeper import ModelZooKeeper, Session
 

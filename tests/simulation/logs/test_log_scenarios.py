@@ -10,9 +10,9 @@ from unittest.mock import patch
 
 import pytest
 
-from bk_spark.log import applications
-from bk_spark.log.plan import CommitStatus
-from bk_spark.log.steps import Transact
+from bk_spark.log.core import applications
+from bk_spark.log.core.plan import CommitStatus
+from bk_spark.log.core.steps import Transact
 from bk_spark.protocol.errors import LedgerRefusedError, LogReplacedError, NoSuchLogError
 from tests.simulation.logs import mutants
 from tests.simulation.logs.invariants import InvariantError

@@ -7,9 +7,9 @@ from unittest.mock import patch
 
 import pytest
 
-from bk_spark.bookie.zookeeper import CreateOp
-from bk_spark.log import page
-from bk_spark.log.steps import Sync
+from bk_spark.log.core.steps import Sync
+from bk_spark.log.formats import page
+from bk_spark.protocol.metadata.znodes import CreateOp
 from tests.simulation.logs import mutants
 from tests.simulation.logs.chores import IndexMover, Reaper
 from tests.simulation.logs.invariants import InvariantError

@@ -7,8 +7,8 @@ from unittest.mock import patch
 
 import pytest
 
-from bk_spark.log.plan import CommitStatus
-from bk_spark.log.steps import RecoverLedger
+from bk_spark.log.core.plan import CommitStatus
+from bk_spark.log.core.steps import RecoverLedger
 from bk_spark.protocol.errors import RunRetiredError
 from tests.simulation.logs import zookeeper
 from tests.simulation.logs.play import (

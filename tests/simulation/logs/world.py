@@ -12,13 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar
 
-from bk_spark.bookie.zookeeper import CreateOp
-from bk_spark.log.formats import Head, Policy, encode_head, encode_policy
-from bk_spark.log.names import LogPaths
-from bk_spark.log.page import SegmentPage, encode_page
-from bk_spark.log.segment import SegmentTable
-from bk_spark.log.settings import EntryFormat, LogSettings, encode_settings
-from bk_spark.log.steps import (
+from bk_spark.log.core.steps import (
     Action,
     Conflict,
     Done,
@@ -33,7 +27,13 @@ from bk_spark.log.steps import (
     TimerRead,
     Transact,
 )
+from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.page import SegmentPage, encode_page
+from bk_spark.log.formats.segment import SegmentTable
+from bk_spark.log.formats.settings import EntryFormat, LogSettings, encode_settings
+from bk_spark.log.formats.znodes import Head, Policy, encode_head, encode_policy
 from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.metadata.znodes import CreateOp
 from bk_spark.protocol.quorum import Quorum
 from tests.simulation.logs.clocks import ProcessClock
 from tests.simulation.logs.invariants import InvariantError, Watch

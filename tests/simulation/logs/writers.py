@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, ClassVar, NamedTuple
 
-from bk_spark.log.changes import change_steps
-from bk_spark.log.formats import Owner
-from bk_spark.log.names import LogPaths
-from bk_spark.log.reading import sync_steps
-from bk_spark.log.steps import Failed
-from bk_spark.log.tail import KeepTail, ReleaseTail, TailPlace
-from bk_spark.log.writer_steps import close_steps, open_steps, roll_steps
+from bk_spark.log.core.changes import change_steps
+from bk_spark.log.core.reading import sync_steps
+from bk_spark.log.core.steps import Failed
+from bk_spark.log.core.tail import KeepTail, ReleaseTail, TailPlace
+from bk_spark.log.core.writer_steps import close_steps, open_steps, roll_steps
+from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.znodes import Owner
 from bk_spark.protocol.errors import (
     ClockDifferenceError,
     LedgerFencedError,

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from bk_spark.bookie.zookeeper import CheckOp, CreateOp, DeleteOp, SetOp, TransactionOp, Znode
-from bk_spark.log.steps import (
+from bk_spark.log.core.steps import (
     Conflict,
     Done,
     Event,
@@ -25,6 +24,7 @@ from bk_spark.log.steps import (
     Sync,
     Unavailable,
 )
+from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, DeleteOp, SetOp, TransactionOp, Znode
 
 #: How far a server may be behind that a new session comes to.
 MOST_LAG = 40

@@ -1,0 +1,261 @@
+"""What connections of both wire protocols have in common. Single event loop; nothing here blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from bk_spark.protocol.codes import DEFAULT_MAX_FRAME_BYTES
+from bk_spark.protocol.errors import BookieTimeoutError, BookieUnavailableError, WireFormatError
+from bk_spark.protocol.wire.answers_v2 import AddAnswers, ReadAnswer
+from bk_spark.protocol.wire.framing import Frames, ReceiveBuffer
+
+_LOG = logging.getLogger(__name__)
+#: Pieces given to the transport at once. It copies what the socket does not take, so pieces stay small.
+_SEND_BYTES: Final = 256 * 1024
+
+#: Gets (bookie id, entry ids, codes) of the answers to one ledger's adds.
+AddListener = Callable[[str, npt.NDArray[np.int64], npt.NDArray[np.int32]], None]
+#: Gets the bookie id when the connection is gone.
+LossListener = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Bounds of one connection. A read of many entries counts as that many requests."""
+
+    max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES
+    #: While so many requests (adds aside) are unanswered, others wait,
+    max_outstanding_requests: int = 2_000
+    #: but no longer than this.
+    request_wait_ms: int = 5_000
+    #: A peer that for so long neither takes nor sends anything, while something is to be sent or a request was
+    #: given up, is taken for dead: a new connection may reach it where this one does not.
+    silence_ms: int = 5_000
+
+
+class FramedConnection(asyncio.BufferedProtocol, ABC):
+    """Frames in and out of one socket: zero-copy receive, bounded copying on send.
+
+    What waits to be sent is not copied: it is memory of the writers, each of which bounds what it has under way.
+    """
+
+    def __init__(self, bookie_id: str, limits: ConnectionLimits | None = None) -> None:
+        self.bookie_id = bookie_id
+        self.closed = False
+        self._limits = limits or ConnectionLimits()
+        self._receive = ReceiveBuffer(self._limits.max_frame_bytes)
+        self._transport: asyncio.Transport | None = None
+        self._queue: deque[memoryview] = deque()
+        self._paused = False
+        self._stalled: asyncio.TimerHandle | None = None
+        self._heard_at = 0.0
+        self._outstanding = 0
+        #: (request count, granted) of requests that wait for others to be answered, in order.
+        self._admissions: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    def send(self, buffers: Iterable[memoryview | bytes]) -> None:
+        """Queue ``buffers``, which must not change any more. Ignored on a closed connection."""
+        if self.closed:
+            return
+        self._queue.extend(memoryview(buffer) for buffer in buffers)
+        self._feed()
+
+    def close(self) -> None:
+        """Close at once; outstanding requests fail."""
+        if self._transport is not None:
+            self._transport.abort()
+        self._lost()
+
+    # --- requests ---
+
+    async def _enter(self, count: int) -> None:
+        """Begin ``count`` requests; wait while too many are outstanding. :meth:`_leave` must follow.
+
+        Raises BookieUnavailableError, BookieTimeoutError.
+        """
+        self._check()
+        if self._outstanding < self._limits.max_outstanding_requests and not self._admissions:
+            self._outstanding += count
+            return
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._admissions.append((count, granted))
+        try:
+            async with asyncio.timeout(self._limits.request_wait_ms / 1000):
+                await granted
+        except BaseException as error:
+            if granted in (future for _, future in self._admissions):
+                self._admissions.remove((count, granted))
+            elif not self.closed:
+                # The grant came together with the end of the wait.
+                self._leave(count)
+            if isinstance(error, TimeoutError):
+                raise BookieTimeoutError(
+                    f"{self._outstanding} requests on this connection are unanswered, and none was in time",
+                    bookie_id=self.bookie_id,
+                ) from None
+            raise
+
+    def _leave(self, count: int) -> None:
+        """``count`` requests are answered or given up."""
+        self._outstanding -= count
+        while self._admissions and self._outstanding < self._limits.max_outstanding_requests:
+            count, granted = self._admissions.popleft()
+            if not granted.done():
+                self._outstanding += count
+                granted.set_result(None)
+
+    def _given_up(self, asked_at: float) -> None:
+        """A request of time ``asked_at`` was given up unanswered: close the connection if nothing came since."""
+        silence = asyncio.get_running_loop().time() - max(asked_at, self._heard_at)
+        if not self.closed and silence * 1000 >= self._limits.silence_ms:
+            _LOG.warning("bookie %s has been silent for %.1f s: closing the connection", self.bookie_id, silence)
+            self.close()
+
+    def _check(self) -> None:
+        if self.closed:
+            raise self._broken()
+
+    def _broken(self) -> BookieUnavailableError:
+        return BookieUnavailableError("connection to the bookie broke", bookie_id=self.bookie_id)
+
+    # --- asyncio's side ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=0)
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost()
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        loop = asyncio.get_running_loop()
+        self._stalled = loop.call_later(self._limits.silence_ms / 1000, self._on_stalled)
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._stop_stall_timer()
+        self._feed()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._receive.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        try:
+            frames = self._receive.received(nbytes)
+            if frames is not None:
+                self._on_frames(frames)
+        except WireFormatError as error:
+            _LOG.warning("closing connection to bookie %s: %s", self.bookie_id, error)
+            self.close()
+
+    @abstractmethod
+    def _on_frames(self, frames: Frames) -> None:
+        """Frames arrived. A WireFormatError closes the connection."""
+
+    @abstractmethod
+    def _on_lost(self) -> None:
+        """The connection is gone: outstanding requests fail."""
+
+    def _lost(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self._queue.clear()
+        self._stop_stall_timer()
+        admissions, self._admissions = self._admissions, deque()
+        for _, granted in admissions:
+            if not granted.done():
+                granted.set_exception(self._broken())
+        self._on_lost()
+
+    def _on_stalled(self) -> None:
+        loop = asyncio.get_running_loop()
+        heard_until = self._heard_at + self._limits.silence_ms / 1000
+        if heard_until > loop.time():
+            self._stalled = loop.call_at(heard_until, self._on_stalled)
+            return
+        _LOG.warning("bookie %s takes nothing and says nothing: closing the connection", self.bookie_id)
+        self.close()
+
+    def _stop_stall_timer(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def _feed(self) -> None:
+        transport, queue = self._transport, self._queue
+        while queue and not self._paused and transport is not None:
+            piece = queue.popleft()
+            if len(piece) > _SEND_BYTES:
+                queue.appendleft(piece[_SEND_BYTES:])
+                piece = piece[:_SEND_BYTES]
+            elif queue and len(piece) + len(queue[0]) <= _SEND_BYTES:
+                size, small = len(piece), [piece]
+                while queue and size + len(queue[0]) <= _SEND_BYTES:
+                    size += len(queue[0])
+                    small.append(queue.popleft())
+                piece = memoryview(b"".join(small))
+            transport.write(piece)
+
+
+class LedgerConnection(FramedConnection):
+    """What handles need of a connection, whichever protocol it speaks: adds by listener, reads by await."""
+
+    def __init__(self, bookie_id: str, limits: ConnectionLimits | None = None) -> None:
+        super().__init__(bookie_id, limits)
+        self._add_listeners: dict[int, AddListener] = {}
+        self._loss_listeners: dict[int, LossListener] = {}
+
+    def listen(self, ledger_id: int, on_answers: AddListener, on_loss: LossListener) -> None:
+        """Route answers to adds of ``ledger_id``; one writer per ledger and connection."""
+        self._add_listeners[ledger_id] = on_answers
+        self._loss_listeners[ledger_id] = on_loss
+
+    def unlisten(self, ledger_id: int) -> None:
+        self._add_listeners.pop(ledger_id, None)
+        self._loss_listeners.pop(ledger_id, None)
+
+    @abstractmethod
+    async def read(
+        self, ledger_id: int, entry_ids: range, *, flags: int = 0, key: bytes | None = None
+    ) -> dict[int, ReadAnswer]:
+        """One answer per entry id. ``flags`` are v2's (FENCING, HIGH_PRIORITY); with FENCING goes the master key.
+
+        Raises BookieUnavailableError if the connection breaks, BookieTimeoutError if too many requests are
+        outstanding for too long. Waiting for answers is bounded by the caller.
+        """
+
+    def _on_adds(self, answers: AddAnswers) -> None:
+        first = int(answers.ledger_ids[0])
+        if bool((answers.ledger_ids == first).all()):
+            parts = [(first, slice(None))]
+        else:
+            parts = [(int(ledger_id), answers.ledger_ids == ledger_id) for ledger_id in np.unique(answers.ledger_ids)]
+        for ledger_id, rows in parts:
+            listener = self._add_listeners.get(ledger_id)
+            if listener is not None:
+                listener(self.bookie_id, answers.entry_ids[rows], answers.codes[rows])
+
+    def _on_lost(self) -> None:
+        for listener in list(self._loss_listeners.values()):
+            try:
+                listener(self.bookie_id)
+            except Exception:
+                # The others must hear of it all the same.
+                _LOG.exception("after the loss of the connection to bookie %s", self.bookie_id)

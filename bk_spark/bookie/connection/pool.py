@@ -1,0 +1,103 @@
+"""Connections to bookies, one per bookie, made on demand. Single event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from bk_spark.bookie.config import ANSWER_RESERVE_BYTES, ClientConfig
+from bk_spark.bookie.connection.base import ConnectionLimits, FramedConnection
+from bk_spark.protocol.errors import BookieUnavailableError, BookKeeperError
+
+#: Finds host and port of a bookie id.
+Resolver = Callable[[str], Awaitable[tuple[str, int]]]
+
+
+_C_co = TypeVar("_C_co", bound=FramedConnection, covariant=True)
+
+
+class ConnectionPool(Generic[_C_co]):
+    """Shares one connection of class ``kind`` per bookie among all handles of a client."""
+
+    def __init__(self, kind: Callable[[str, ConnectionLimits], _C_co], resolve: Resolver, config: ClientConfig) -> None:
+        self._kind = kind
+        self._resolve = resolve
+        self._config = config
+        shortest_timeout_ms = min(config.add_timeout_ms, config.read_timeout_ms)
+        self._limits = ConnectionLimits(
+            config.max_frame_bytes + ANSWER_RESERVE_BYTES,
+            config.max_outstanding_requests,
+            config.read_timeout_ms,
+            # Less, so that a request that timed out has seen the silence.
+            shortest_timeout_ms * 4 // 5,
+        )
+        self._connections: dict[str, _C_co] = {}
+        self._connecting: dict[str, asyncio.Task[_C_co]] = {}
+        self._closed = False
+        #: Bookies that closed the connection at a batch read: they do not know it.
+        self.without_batch_read: set[str] = set()
+
+    def existing(self, bookie_id: str) -> _C_co | None:
+        """The live connection, if there is one."""
+        connection = self._connections.get(bookie_id)
+        return None if connection is None or connection.closed else connection
+
+    async def get(self, bookie_id: str) -> _C_co:
+        """A live connection. Raises BookieUnavailableError, MetadataUnavailableError."""
+        if self._closed:
+            raise _closed_error(bookie_id)
+        connection = self.existing(bookie_id)
+        if connection is not None:
+            return connection
+        task = self._connecting.get(bookie_id)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._connect(bookie_id))
+            self._connecting[bookie_id] = task
+            task.add_done_callback(lambda done: self._attempt_ended(bookie_id, done))
+        # Several callers may wait: one that gives up must not end the attempt for the others.
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if task.cancelled() and caller is not None and not caller.cancelling():
+                # Not the caller was cancelled but the attempt, by close().
+                raise _closed_error(bookie_id) from None
+            raise
+
+    async def close(self) -> None:
+        """Close every connection for good; outstanding requests fail."""
+        self._closed = True
+        connecting = list(self._connecting.values())
+        for task in connecting:
+            task.cancel()
+        await asyncio.gather(*connecting, return_exceptions=True)
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        # Aborted transports release their sockets in the next turn of the loop.
+        await asyncio.sleep(0)
+
+    def _attempt_ended(self, bookie_id: str, attempt: asyncio.Task[_C_co]) -> None:
+        self._connecting.pop(bookie_id, None)
+        if not attempt.cancelled():
+            # Where every caller has given up by now, nobody else looks at its error.
+            attempt.exception()
+
+    async def _connect(self, bookie_id: str) -> _C_co:
+        try:
+            async with asyncio.timeout(self._config.connect_timeout_ms / 1000):
+                host, port = await self._resolve(bookie_id)
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: self._kind(bookie_id, self._limits), host, port
+                )
+        except BookKeeperError:
+            raise
+        except (OSError, TimeoutError) as error:
+            raise BookieUnavailableError(f"cannot connect: {error!r}", bookie_id=bookie_id) from error
+        self._connections[bookie_id] = connection
+        return connection
+
+
+def _closed_error(bookie_id: str) -> BookieUnavailableError:
+    return BookieUnavailableError("the client is closed", bookie_id=bookie_id)

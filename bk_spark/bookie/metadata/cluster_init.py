@@ -1,0 +1,85 @@
+"""Creates the znodes of a new BookKeeper cluster, as ``initnewcluster`` of Apache's shell does.
+
+====================================  =====================================================
+``<root>``                            empty
+``<root>/available``                  empty; bookies register below it
+``<root>/available/readonly``         empty; read-only bookies register below it
+``<root>/INSTANCEID``                 a UUID in UTF-8, no newline
+``<root>/LAYOUT``                     names the ledger manager, see ledger_paths
+====================================  =====================================================
+
+All persistent, with open ACLs. Source: compatibility facts 3.1 and 3.3.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from typing import Final
+
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.protocol.errors import InvalidArgumentError, NodeExistsError, OutcomeUnknownError
+from bk_spark.protocol.metadata.ledger_paths import LedgerManager
+from bk_spark.protocol.metadata.znodes import CreateOp, TransactionConflictError
+
+_LOG = logging.getLogger(__name__)
+
+#: The ledger manager of a cluster whose maker names none; Apache's default too.
+DEFAULT_LAYOUT: Final = LedgerManager.HIERARCHICAL.value
+
+
+def ledger_manager(layout: str | None) -> LedgerManager:
+    """The ledger manager called ``layout`` (as in metadata service URIs); None is the default.
+
+    Raises :class:`InvalidArgumentError` for any other name.
+    """
+    name = DEFAULT_LAYOUT if layout is None else layout
+    try:
+        return LedgerManager(name)
+    except ValueError:
+        known = ", ".join(manager.value for manager in LedgerManager)
+        raise InvalidArgumentError(f"ledger layout {name!r} is unknown; use one of {known}") from None
+
+
+def init_cluster(zk: ZooKeeper, root: str, layout: str | None = None) -> str:
+    """Create a new cluster under ``root`` in one transaction; its instance id.
+
+    Parents of ``root`` are made as needed. Raises :class:`NodeExistsError` where ``root`` exists (an
+    existing cluster is never touched), :class:`InvalidArgumentError` for an unknown ``layout`` and
+    :class:`OutcomeUnknownError` where the connection was lost and nobody can say what happened.
+    """
+    manager = ledger_manager(layout)
+    instance_id = str(uuid.uuid4())
+    parent = root.rpartition("/")[0]
+    if parent:
+        zk.ensure_path(parent)
+    try:
+        zk.transaction(
+            [
+                CreateOp(root),
+                CreateOp(f"{root}/available"),
+                CreateOp(f"{root}/available/readonly"),
+                CreateOp(f"{root}/INSTANCEID", instance_id.encode()),
+                CreateOp(f"{root}/LAYOUT", manager.layout),
+            ]
+        )
+    except TransactionConflictError as error:
+        if zk.exists(root) is None:
+            raise
+        raise _exists(root) from error
+    except OutcomeUnknownError as error:
+        # The instance id is ours alone: it tells whether the transaction took effect.
+        zk.sync(root)
+        found = zk.get(f"{root}/INSTANCEID")
+        if found is None:
+            raise
+        if found.data != instance_id.encode():
+            raise _exists(root) from error
+    _LOG.info("new cluster %s under %s", instance_id, root)
+    return instance_id
+
+
+def _exists(root: str) -> NodeExistsError:
+    return NodeExistsError(
+        f"znode {root} exists already: a cluster may live there, whose ledgers are lost without it; use another root"
+    )

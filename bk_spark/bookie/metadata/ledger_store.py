@@ -1,0 +1,234 @@
+"""Ledger metadata in ZooKeeper: create, read, compare-and-set, delete, list. Source: facts §3.2, §3.7.
+
+Blocking; thread-safe. An outcome that a lost connection leaves open is settled here, by ``sync`` and reading again:
+after that, ZooKeeper applies no change that this session sent before. A create is known by its creator's token, a
+delete by the znode being gone or another one (its creating transaction tells), a compare-and-set by what is there.
+Only what was not applied is sent again. OutcomeUnknownError is left for the case that ZooKeeper cannot be read
+either.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from bk_spark.bookie.metadata.ledger_ids import next_ledger_id
+from bk_spark.bookie.metadata.zookeeper import WatchCallback, ZooKeeper
+from bk_spark.protocol.errors import (
+    InvalidArgumentError,
+    LedgerExistsError,
+    MetadataConflictError,
+    MetadataFormatError,
+    MetadataUnavailableError,
+    NoNodeError,
+    NoSuchLedgerError,
+    OutcomeUnknownError,
+)
+from bk_spark.protocol.metadata import ledger_metadata
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
+from bk_spark.protocol.metadata.ledger_paths import LedgerManager, parse_layout
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.metadata.znodes import CreateOp, TransactionConflictError, TransactionOp, Znode
+
+_ATTEMPTS = 8
+
+#: Given the new ledger's id: what else to do in the transaction that creates the ledger.
+CreateWith = Callable[[int], Sequence[TransactionOp]]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMetadata:
+    """Metadata and the version of the znode that holds it."""
+
+    metadata: LedgerMetadata
+    version: int
+
+
+class LedgerStore:
+    """The ledgers of one cluster. Raises MetadataUnavailableError where no cluster is at the URI."""
+
+    def __init__(self, zk: ZooKeeper, uri: MetadataServiceUri) -> None:
+        self.zk = zk
+        self.root = uri.root
+        layout = zk.get(f"{uri.root}/LAYOUT")
+        if layout is None:
+            raise MetadataUnavailableError(
+                f"no BookKeeper cluster at {uri}: {uri.root}/LAYOUT does not exist; check the path in "
+                "metadataServiceUri, or initialise the cluster first"
+            )
+        self.manager: LedgerManager = parse_layout(layout.data)
+        if uri.layout is not None and uri.layout != self.manager.value:
+            raise InvalidArgumentError(
+                f"metadataServiceUri {uri} asks for the {uri.layout} ledger manager, the cluster uses "
+                f"{self.manager.value}; write zk+{self.manager.value}:// or plain zk://"
+            )
+
+    def create(
+        self, metadata: LedgerMetadata, create_with: CreateWith | None = None, ledger_id: int | None = None
+    ) -> tuple[int, StoredMetadata]:
+        """Store the metadata of a new ledger, together with ``create_with(id)``, under ``ledger_id`` or a new id.
+
+        Raises LedgerExistsError (only with ``ledger_id``), TransactionConflictError (an operation of
+        ``create_with`` does not hold), OutcomeUnknownError (only with ``create_with``),
+        MetadataUnavailableError. After the last a ledger may be left over that nobody has written to.
+        """
+        token = secrets.randbits(63) or 1
+        metadata = replace(metadata, creator_token=token)
+        data = ledger_metadata.encode(metadata)
+        error: Exception | None = None
+        for _ in range(_ATTEMPTS):
+            chosen = ledger_id
+            try:
+                if chosen is None:
+                    # A sequence number lost with the connection costs a number, nothing else.
+                    chosen = next_ledger_id(self.zk, self.root, self.manager)
+                path = self._path(chosen)
+                self.zk.ensure_path(path.rpartition("/")[0])
+            except (NoNodeError, MetadataUnavailableError) as failed:
+                # An empty parent is removed by another client's delete while its child is being made; or no answer.
+                error = failed
+                continue
+            try:
+                self.zk.transaction([CreateOp(path, data), *(create_with(chosen) if create_with else ())])
+                return chosen, StoredMetadata(metadata, 0)
+            except TransactionConflictError as conflict:
+                if conflict.operation.path != path:
+                    raise
+                # The id is taken, or a parent has gone.
+                found = self.zk.get(path)
+                error = conflict
+            except OutcomeUnknownError as unknown:
+                found = self._settle(path, unknown, None if create_with is None else unknown)
+                error = unknown
+            except MetadataUnavailableError as unsent:
+                error = unsent
+                continue
+            if found is not None:
+                if _made_with(token, found):
+                    return chosen, StoredMetadata(metadata, found.version)
+                if ledger_id is not None:
+                    raise LedgerExistsError("there is a ledger of this id", ledger_id=ledger_id) from error
+        raise MetadataUnavailableError(f"no ledger could be created in {_ATTEMPTS} attempts: {error}") from error
+
+    def read(self, ledger_id: int) -> StoredMetadata:
+        """Raises NoSuchLedgerError, MetadataFormatError."""
+        return _stored(ledger_id, self.zk.get(self._path(ledger_id)))
+
+    def read_latest(self, ledger_id: int, watch: WatchCallback | None = None) -> StoredMetadata:
+        """As :meth:`read`, after bringing the server up to date."""
+        return _stored(ledger_id, self.zk.get_latest(self._path(ledger_id), watch))
+
+    def write(self, ledger_id: int, metadata: LedgerMetadata, version: int) -> StoredMetadata:
+        """Compare-and-set. Raises MetadataConflictError, NoSuchLedgerError, MetadataUnavailableError (nothing was
+        written), OutcomeUnknownError (ZooKeeper cannot say)."""
+        # The creator's token is for creation alone: Apache's client drops it at every update too.
+        metadata = replace(metadata, creator_token=None)
+        data, path = ledger_metadata.encode(metadata), self._path(ledger_id)
+        lost: OutcomeUnknownError | None = None
+        for _ in range(_ATTEMPTS):
+            try:
+                return StoredMetadata(metadata, self.zk.set(path, data, version))
+            except NoNodeError as error:
+                raise NoSuchLedgerError("the ledger was deleted", ledger_id=ledger_id) from error
+            except OutcomeUnknownError as unknown:
+                lost = unknown
+                found = self._settle(path, unknown, unknown)
+                if found is not None and found.version == version + 1 and found.data == data:
+                    return StoredMetadata(metadata, found.version)
+                # Not written, or since overwritten: the next attempt tells.
+        raise MetadataUnavailableError("the ledger's metadata could not be written", ledger_id=ledger_id) from lost
+
+    def update(self, ledger_id: int, change: Callable[[LedgerMetadata], LedgerMetadata | None]) -> StoredMetadata:
+        """Read, ``change``, compare-and-set, again after a conflict. ``change`` gives None for "as it is"
+        and must be such that applying it to its own result gives None (a lost reply is settled so)."""
+        for _ in range(_ATTEMPTS):
+            stored = self.read_latest(ledger_id)
+            changed = change(stored.metadata)
+            if changed is None:
+                return stored
+            try:
+                return self.write(ledger_id, changed, stored.version)
+            except MetadataConflictError:
+                continue
+        raise MetadataConflictError("the ledger's metadata keeps changing", ledger_id=ledger_id)
+
+    def delete(self, ledger_id: int) -> None:
+        """Forget the ledger; its bookies collect it later. A ledger that is gone already is no error.
+
+        Where the reply is lost, a ledger that another client has made under the same id meanwhile is left alone.
+        Raises MetadataUnavailableError.
+        """
+        path = self._path(ledger_id)
+        found = self.zk.exists(path)
+        if found is None:
+            # Perhaps this server has not heard of it yet.
+            found = self.zk.get_latest(path)
+        lost: OutcomeUnknownError | None = None
+        for _ in range(_ATTEMPTS):
+            if found is None:
+                return
+            try:
+                self.zk.delete(path)
+                break
+            except NoNodeError:
+                return
+            except OutcomeUnknownError as unknown:
+                lost = unknown
+                now = self._settle(path, unknown, None)
+                if now is None or now.created_zxid != found.created_zxid:
+                    break
+        else:
+            raise MetadataUnavailableError("the ledger could not be deleted", ledger_id=ledger_id) from lost
+        if self.manager is not LedgerManager.FLAT:
+            self._delete_empty_parents(path.rpartition("/")[0])
+
+    def list_ledgers(self) -> Iterator[list[int]]:
+        """Ids of all ledgers, ascending, in batches: one is what one znode has as children, at most 10,000 but for
+        the flat layout. What is created or deleted meanwhile may be among them or not."""
+        yield from self._list(self.root, "")
+
+    def _list(self, path: str, digits: str) -> Iterator[list[int]]:
+        names = self.zk.children(path) or ()
+        # Names of one length sort as their numbers do, and shorter ones come first: they are the lower ids.
+        listed = sorted(names, key=lambda name: (len(name), name))
+        if not self.manager.is_leaf(digits):
+            for name in listed:
+                if self.manager.is_branch(digits, name):
+                    yield from self._list(f"{path}/{name}", digits + name)
+        else:
+            yield [int(digits + name[1:]) for name in listed if self.manager.is_ledger(digits, name)]
+
+    def _settle(self, path: str, unknown: OutcomeUnknownError, otherwise: OutcomeUnknownError | None) -> Znode | None:
+        """What is at ``path`` after a change of unknown outcome. Where that cannot be had: ``otherwise``, or the
+        retriable error."""
+        try:
+            return self.zk.get_latest(path)
+        except MetadataUnavailableError as error:
+            if otherwise is not None:
+                raise otherwise from error
+            raise MetadataUnavailableError(f"{error.message} (after {unknown.message})") from error
+
+    def _delete_empty_parents(self, path: str) -> None:
+        while len(path) > len(self.root):
+            try:
+                self.zk.delete(path)
+            except (NoNodeError, MetadataConflictError, MetadataUnavailableError):
+                return
+            path = path.rpartition("/")[0]
+
+    def _path(self, ledger_id: int) -> str:
+        return self.manager.ledger_path(self.root, ledger_id)
+
+
+def _stored(ledger_id: int, found: Znode | None) -> StoredMetadata:
+    if found is None:
+        raise NoSuchLedgerError("the ledger does not exist", ledger_id=ledger_id)
+    return StoredMetadata(ledger_metadata.decode(found.data), found.version)
+
+
+def _made_with(token: int, found: Znode) -> bool:
+    try:
+        return ledger_metadata.decode(found.data).creator_token == token
+    except MetadataFormatError:
+        return False

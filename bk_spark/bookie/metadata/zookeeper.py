@@ -1,0 +1,408 @@
+"""A bounded, typed view of one ZooKeeper session.
+
+kazoo does the work; this module gives it three properties the rest of the project relies on:
+
+* every call ends within ``operation_timeout_ms`` with an answer or a typed error, and several calls together
+  within the time that :meth:`ZooKeeper.within` gives them;
+* without a connection a call waits for one, and what was not sent is MetadataUnavailableError, never kept to be
+  sent later; a read whose connection was lost is asked again, a change is :class:`OutcomeUnknownError`;
+* a transaction's failure names the operation that failed (kazoo returns errors in a list).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    BadVersionError,
+    ConnectionClosedError,
+    ConnectionLoss,
+    KazooException,
+    NodeExistsError as KazooNodeExistsError,
+    NoNodeError as KazooNoNodeError,
+    NotEmptyError,
+    RolledBackError,
+    RuntimeInconsistency,
+    SessionExpiredError,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.states import KazooState, WatchedEvent, ZnodeStat
+
+from bk_spark.bookie.metadata.cluster_clock import ClusterClock
+from bk_spark.bookie.metadata.session_rest import SessionRest
+from bk_spark.bookie.metadata.zookeeper_refusal import refusal
+from bk_spark.protocol.errors import (
+    MetadataConflictError,
+    MetadataError,
+    MetadataUnavailableError,
+    NodeExistsError,
+    NoNodeError,
+    OutcomeUnknownError,
+)
+from bk_spark.protocol.metadata.znodes import (
+    CheckOp,
+    CreateOp,
+    DeleteOp,
+    SetOp,
+    TransactionConflictError,
+    TransactionOp,
+    Znode,
+)
+
+_LOG = logging.getLogger(__name__)
+#: How long a server may take to confirm the end of a session before the connection is cut.
+_CLOSE_GRACE_S: Final = 5.0
+#: Before a read is sent again.
+_RETRY_PAUSE_S: Final = 0.02
+#: Reads that one call keeps under way.
+_PIPELINED: Final = 256
+
+#: Data watches and children watches get the path they were set on when it changed, and also when the
+#: connection broke (which ends a watch: look again). Called in kazoo's thread: be quick.
+WatchCallback = Callable[[str], None]
+
+
+class ZooKeeper:
+    """One session with a ZooKeeper ensemble. Thread-safe. Calls block for at most the timeout.
+
+    ``servers`` is a connect string (``host:port,host:port``). ``start`` may be called once; ``close``
+    ends the session (ephemeral nodes go) and may be called any number of times. With ``rest_after_ms`` the session
+    ends, too, when nothing was asked for so long, and another begins with the next call (see session_rest):
+    ephemeral nodes are gone then.
+    """
+
+    def __init__(
+        self,
+        servers: str,
+        *,
+        session_timeout_ms: int = 10_000,
+        operation_timeout_ms: int = 30_000,
+        rest_after_ms: int = 0,
+    ) -> None:
+        self.servers = servers
+        #: The servers' time, as far as it is known: see :meth:`measure_time`.
+        self.clock = ClusterClock()
+        self._timeout_s = operation_timeout_ms / 1000
+        self._session_timeout_s = session_timeout_ms / 1000
+        self._client = KazooClient(
+            hosts=servers,
+            timeout=self._session_timeout_s,
+            logger=logging.getLogger(f"{__name__}.kazoo"),
+            connection_retry={"max_tries": -1, "delay": 0.1, "backoff": 2, "max_delay": 2.0},
+        )
+        self._listeners: list[Callable[[str], None]] = []
+        self._client.add_listener(self._on_state)
+        #: Guards ``_closed``; notified when the state changes.
+        self._changed = threading.Condition()
+        self._closed = False
+        self._deadlines = threading.local()
+        self.rest: SessionRest | None = None
+        if rest_after_ms:
+            self.rest = SessionRest(rest_after_ms / 1000, self._client.start_async, self._end_session)
+
+    def start(self, timeout_ms: int = 10_000) -> None:
+        """Connect. Raises :class:`MetadataUnavailableError` where no server answers in time."""
+        with self._awake(time.monotonic() + timeout_ms / 1000):
+            live = self._client.start_async()
+            if live.wait(timeout_ms / 1000):
+                return
+            refused = refusal(self.servers)
+            # Where others rest, there is room soon.
+            if refused is not None and self.rest is not None and live.wait(self._timeout_s):
+                return
+        self.close()
+        raise MetadataUnavailableError(
+            refused
+            or f"no ZooKeeper server answered at {self.servers} within {timeout_ms} ms; "
+            "check metadataServiceUri and that the server runs"
+        )
+
+    def close(self) -> None:
+        """End the session. Where the server does not answer, the connection is cut instead, and the session (with
+        its ephemeral nodes) ends by its timeout."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.notify_all()
+        if self.rest is not None:
+            self.rest.close()
+        closing = threading.Thread(target=self._stop, name="zookeeper-close", daemon=True)
+        closing.start()
+        # Without a connection there is nobody to confirm anything.
+        closing.join(_CLOSE_GRACE_S if self.connected else _RETRY_PAUSE_S)
+        if closing.is_alive():
+            _LOG.info("ZooKeeper at %s does not confirm the end of the session", self.servers)
+            self._cut()
+            # A connection attempt under way ends by the session timeout.
+            closing.join(self._session_timeout_s + _CLOSE_GRACE_S)
+
+    def _end_session(self) -> None:
+        try:
+            self._client.stop()
+        except Exception:
+            _LOG.info("ZooKeeper at %s does not confirm the end of a session that rests", self.servers, exc_info=True)
+            self._cut()
+
+    def _stop(self) -> None:
+        try:
+            self._client.stop()
+            self._client.close()
+        except Exception:
+            _LOG.warning("closing the session with ZooKeeper at %s", self.servers, exc_info=True)
+
+    def _cut(self) -> None:
+        connection = self._client._connection._socket
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    @contextlib.contextmanager
+    def within(self, timeout_ms: float) -> Iterator[None]:
+        """All calls of this thread inside the block end within ``timeout_ms`` together."""
+        before: float | None = getattr(self._deadlines, "at", None)
+        deadline = time.monotonic() + timeout_ms / 1000
+        self._deadlines.at = deadline if before is None else min(before, deadline)
+        try:
+            yield
+        finally:
+            self._deadlines.at = before
+
+    @property
+    def session_id(self) -> int:
+        """Id of the present session; 0 while there is none."""
+        client_id = self._client.client_id
+        return int(client_id[0]) if client_id else 0
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection now, as far as known."""
+        return bool(self._client.connected)
+
+    def add_state_listener(self, listener: Callable[[str], None]) -> None:
+        """``listener("CONNECTED" | "SUSPENDED" | "LOST")`` in kazoo's thread: be quick, do not call back."""
+        self._listeners.append(listener)
+
+    def remove_state_listener(self, listener: Callable[[str], None]) -> None:
+        """Safe to repeat."""
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+
+    def get(self, path: str, watch: WatchCallback | None = None) -> Znode | None:
+        """Content of ``path``, or None where it does not exist (the watch is then not set)."""
+        try:
+            data, stat = self._read(lambda: self._client.get_async(path, watch=_event(path, watch)))
+        except NoNodeError:
+            return None
+        return _znode(data, stat)
+
+    def get_many(self, paths: Sequence[str], watch: WatchCallback | None = None) -> dict[str, Znode | None]:
+        """As :meth:`get` of each, pipelined: the server answers them in this order, one after another."""
+        found: dict[str, Znode | None] = {}
+        for start in range(0, len(paths), _PIPELINED):
+            part = paths[start : start + _PIPELINED]
+            found.update(zip(part, self._read(functools.partial(_Answers, self._client, part, watch)), strict=True))
+        return found
+
+    def exists(self, path: str, watch: WatchCallback | None = None) -> Znode | None:
+        """Stat of ``path`` (without its data), or None; the watch is set either way."""
+        stat = self._read(lambda: self._client.exists_async(path, watch=_event(path, watch)))
+        return None if stat is None else _znode(b"", stat)
+
+    def children(self, path: str, watch: WatchCallback | None = None) -> list[str] | None:
+        """Names of the children, or None where ``path`` does not exist."""
+        try:
+            names: list[str] = self._read(lambda: self._client.get_children_async(path, watch=_event(path, watch)))
+        except NoNodeError:
+            return None
+        return names
+
+    def sync(self, path: str) -> None:
+        """Bring the connected server up to date with every change acknowledged before this call."""
+        self._read(lambda: self._client.sync_async(path))
+
+    def get_latest(self, path: str, watch: WatchCallback | None = None) -> Znode | None:
+        """As :meth:`get` after :meth:`sync`, both in one session: a new session's server may be behind what the old
+        one's was synced to."""
+        while True:
+            session = self.session_id
+            self.sync(path)
+            found = self.get(path, watch)
+            if session and self.session_id == session:
+                return found
+
+    def create(
+        self,
+        path: str,
+        data: bytes = b"",
+        *,
+        ephemeral: bool = False,
+        sequence: bool = False,
+        make_parents: bool = False,
+    ) -> str:
+        """Create a znode; the path made (with its sequence number). Raises NodeExistsError, NoNodeError."""
+        made: str = self._change(
+            lambda: self._client.create_async(
+                path, data, ephemeral=ephemeral, sequence=sequence, makepath=make_parents
+            ),
+            path,
+        )
+        return made
+
+    def ensure_path(self, path: str) -> None:
+        """Create ``path`` and its parents, empty, as far as they are missing. Safe to repeat."""
+        self._read(lambda: self._client.ensure_path_async(path))
+
+    def set(self, path: str, data: bytes, version: int) -> int:
+        """Compare-and-set; the new version. Raises MetadataConflictError, NoNodeError."""
+        stat: ZnodeStat = self._change(lambda: self._client.set_async(path, data, version=version), path)
+        return int(stat.version)
+
+    def delete(self, path: str, version: int = -1) -> None:
+        """Raises NoNodeError, MetadataConflictError (version, or the node has children)."""
+        self._change(lambda: self._client.delete_async(path, version=version), path)
+
+    def transaction(self, operations: Sequence[TransactionOp]) -> None:
+        """All or none. Raises :class:`TransactionConflictError` or :class:`OutcomeUnknownError`."""
+        transaction = self._client.transaction()
+        for op in operations:
+            match op:
+                case CreateOp():
+                    transaction.create(op.path, op.data, ephemeral=op.ephemeral)
+                case SetOp():
+                    transaction.set_data(op.path, op.data, version=op.version)
+                case DeleteOp():
+                    transaction.delete(op.path, version=op.version)
+                case CheckOp():
+                    transaction.check(op.path, op.version)
+        sent_s = self.clock.monotonic_s()
+        results = self._change(transaction.commit_async, operations[0].path if operations else "/")
+        for op, result in zip(operations, results, strict=True):
+            if isinstance(result, Exception) and not isinstance(result, RolledBackError | RuntimeInconsistency):
+                raise TransactionConflictError(op, type(result).__name__) from result
+        stat = next((result for result in results if isinstance(result, ZnodeStat)), None)
+        if stat is not None:
+            self.clock.note(sent_s, stat.mtime, self.session_id)
+
+    def measure_time(self, path: str) -> None:
+        """Let :attr:`clock` know the servers' time now, by writing ``path``, an empty znode that is made where it is
+        missing. Raises MetadataUnavailableError."""
+        while True:
+            sent_s = self.clock.monotonic_s()
+            try:
+                stat: ZnodeStat = self._change(lambda: self._client.set_async(path, b""), path)
+            except NoNodeError:
+                self.ensure_path(path)
+            else:
+                self.clock.note(sent_s, stat.mtime, self.session_id)
+                return
+
+    def _deadline(self) -> float:
+        deadline = time.monotonic() + self._timeout_s
+        granted: float | None = getattr(self._deadlines, "at", None)
+        return deadline if granted is None else min(deadline, granted)
+
+    def _awake(self, deadline: float) -> AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.rest is None else self.rest.awake(deadline)
+
+    def _ask(self, call: Callable[[], Any], deadline: float) -> Any:
+        """Send a request when there is a connection, and wait for its answer. Raises what kazoo raises, and
+        MetadataUnavailableError where nothing was sent."""
+        with self._awake(deadline):
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self.connected, max(0.0, deadline - time.monotonic()))
+                if self._closed:
+                    raise MetadataUnavailableError("the session with ZooKeeper is closed")
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not self.connected:
+                # kazoo would keep the request, and send it whenever there is a connection again.
+                raise MetadataUnavailableError(
+                    refusal(self.servers) or f"ZooKeeper at {self.servers} could not be asked in time; try again"
+                )
+            return call().get(block=True, timeout=left_s)
+
+    def _read(self, call: Callable[[], Any]) -> Any:
+        """As long as there is time, what a broken connection leaves unanswered is asked again."""
+        deadline = self._deadline()
+        while True:
+            try:
+                return self._ask(call, deadline)
+            except KazooNoNodeError as error:
+                raise NoNodeError("znode does not exist") from error
+            except (ConnectionLoss, SessionExpiredError, ConnectionClosedError):
+                with self._changed:
+                    self._changed.wait(_RETRY_PAUSE_S)
+            except KazooTimeoutError as error:
+                raise MetadataUnavailableError(f"ZooKeeper at {self.servers} did not answer in time") from error
+            except KazooException as error:
+                raise MetadataError(f"ZooKeeper refused: {type(error).__name__}: {error}") from error
+
+    def _change(self, call: Callable[[], Any], path: str) -> Any:
+        try:
+            return self._ask(call, self._deadline())
+        except KazooNoNodeError as error:
+            raise NoNodeError(f"znode {path} (or its parent) does not exist") from error
+        except KazooNodeExistsError as error:
+            raise NodeExistsError(f"znode {path} exists already") from error
+        except BadVersionError as error:
+            raise MetadataConflictError(f"znode {path} was changed by another client") from error
+        except NotEmptyError as error:
+            raise MetadataConflictError(f"znode {path} has children") from error
+        except (ConnectionLoss, SessionExpiredError, ConnectionClosedError, KazooTimeoutError) as error:
+            raise OutcomeUnknownError(
+                f"connection to ZooKeeper at {self.servers} was lost while {path} was being changed "
+                f"({type(error).__name__}): the change may or may not have taken effect"
+            ) from error
+        except KazooException as error:
+            raise MetadataError(f"ZooKeeper refused to change {path}: {type(error).__name__}: {error}") from error
+
+    def _on_state(self, state: str) -> None:
+        _LOG.info("ZooKeeper session %s: %s", self.servers, state)
+        with self._changed:
+            self._changed.notify_all()
+        for listener in list(self._listeners):
+            listener(str(state))
+
+
+class _Answers:
+    """Several reads under way at once, to be waited for as one."""
+
+    def __init__(self, client: KazooClient, paths: Sequence[str], watch: WatchCallback | None) -> None:
+        self._asked = [client.get_async(path, watch=_event(path, watch)) for path in paths]
+
+    def get(self, block: bool, timeout: float) -> list[Znode | None]:
+        """Raises what the first that failed raises."""
+        deadline = time.monotonic() + timeout
+        found: list[Znode | None] = []
+        for one in self._asked:
+            try:
+                data, stat = one.get(block=block, timeout=max(0.0, deadline - time.monotonic()))
+                found.append(_znode(data, stat))
+            except KazooNoNodeError:
+                found.append(None)
+        return found
+
+
+#: Names of session states given to listeners.
+CONNECTED, SUSPENDED, LOST = KazooState.CONNECTED, KazooState.SUSPENDED, KazooState.LOST
+
+
+def _event(path: str, watch: WatchCallback | None) -> Callable[[WatchedEvent], None] | None:
+    if watch is None:
+        return None
+    # When the connection breaks kazoo drops its watches and says so with an event that has no path.
+    return lambda _: watch(path)
+
+
+def _znode(data: bytes, stat: ZnodeStat) -> Znode:
+    owner = stat.ephemeralOwner or 0
+    return Znode(data, stat.version, stat.ctime, stat.mtime, owner, stat.czxid, stat.numChildren)

@@ -1,0 +1,29 @@
+"""The disks of all bookies, as the bookies themselves tell (GET_BOOKIE_INFO over v3, which Apache's answer, too)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from bk_spark.bookie.connection.pool import ConnectionPool
+from bk_spark.bookie.connection.v3 import BookieConnectionV3
+from bk_spark.protocol.errors import BookieTimeoutError, BookKeeperError
+from bk_spark.protocol.wire.wire_v3 import BookieInfo
+
+
+async def disk_space(
+    bookies: Iterable[str], pool: ConnectionPool[BookieConnectionV3], timeout_ms: int
+) -> dict[str, BookieInfo | BookKeeperError]:
+    """What each of ``bookies`` answers, or why that is not known. All are asked at once, for ``timeout_ms`` at most."""
+
+    async def ask(bookie_id: str) -> BookieInfo | BookKeeperError:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await (await pool.get(bookie_id)).bookie_info()
+        except TimeoutError:
+            return BookieTimeoutError(f"no answer within {timeout_ms} ms", bookie_id=bookie_id)
+        except BookKeeperError as error:
+            return error
+
+    asked = list(bookies)
+    return dict(zip(asked, await asyncio.gather(*map(ask, asked)), strict=True))

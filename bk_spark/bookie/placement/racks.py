@@ -1,0 +1,151 @@
+"""In which rack a bookie is. Three sources, asked in this order; the first that knows a bookie is believed:
+
+* a setting, ``host=/rack,host=/rack`` (a bookie id may stand for the host);
+* a znode of ZooKeeper, ``/bookies`` as Pulsar keeps it for Apache's client, followed by a watch;
+* a script, ``networkTopologyScriptFileName``: called with hosts as arguments, writes a rack for each.
+
+Placement must not stop a writer: what cannot be had, or cannot be read, is logged and counts as not known. A
+malformed znode leaves in force what it held before.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Protocol
+
+from bk_spark.bookie.metadata.zookeeper import LOST, ZooKeeper
+from bk_spark.bookie.placement.placement import DEFAULT_RACK
+from bk_spark.bookie.placement.rack_names import parse_rack_mapping, parse_rack_table
+from bk_spark.bookie.placement.topology_script import TopologyScript
+from bk_spark.protocol.errors import BookieUnavailableError, MetadataError, MetadataFormatError
+
+_LOG = logging.getLogger(__name__)
+#: Bookies whose hosts are remembered beyond their registration.
+_MAX_HOSTS: Final = 10_000
+
+#: Host and port of a registered bookie.
+AddressOf = Callable[[str], tuple[str, int]]
+
+
+class RackSource(Protocol):
+    """Knows the racks of some bookies."""
+
+    def racks(self, hosts: Mapping[str, str]) -> Mapping[str, str]:
+        """Racks of those that it knows, by bookie id. ``hosts`` has the host of each id asked for."""
+
+
+class RackTable:
+    """Racks by bookie id, by ``host:port`` or by host."""
+
+    def __init__(self, entries: Mapping[str, str]) -> None:
+        self._entries = dict(entries)
+        # The same host under several ids: the first is as good as any.
+        for name, rack in entries.items():
+            host, colon, port = name.rpartition(":")
+            if colon and port.isdecimal():
+                self._entries.setdefault(host, rack)
+
+    def racks(self, hosts: Mapping[str, str]) -> Mapping[str, str]:
+        found = {}
+        for bookie_id, host in hosts.items():
+            rack = self._entries.get(bookie_id) or self._entries.get(host)
+            if rack is not None:
+                found[bookie_id] = rack
+        return found
+
+
+class RackZnode:
+    """Racks from a znode in Pulsar's format. Blocking; thread-safe."""
+
+    def __init__(self, zk: ZooKeeper, path: str) -> None:
+        self._zk = zk
+        self._path = path
+        self._lock = threading.Lock()
+        self._table = RackTable({})
+        self._current = False
+        #: Counts changes, so that what was read before a change does not count as current after it.
+        self._generation = 0
+        zk.add_state_listener(self._on_state)
+
+    def close(self) -> None:
+        self._zk.remove_state_listener(self._on_state)
+
+    def racks(self, hosts: Mapping[str, str]) -> Mapping[str, str]:
+        if not self._current:
+            self._read()
+        return self._table.racks(hosts)
+
+    def _read(self) -> None:
+        with self._lock:
+            generation = self._generation
+        try:
+            found = self._zk.get(self._path, watch=self._changed)
+            if found is None and self._zk.exists(self._path, watch=self._changed) is not None:
+                # Made this very moment.
+                found = self._zk.get(self._path, watch=self._changed)
+            entries = {} if found is None else parse_rack_mapping(found.data)
+        except MetadataFormatError as error:
+            _LOG.warning("znode %s is not used for racks: %s", self._path, error)
+            entries = None
+        except MetadataError as error:
+            _LOG.warning("racks cannot be read from znode %s: %s", self._path, error)
+            return
+        with self._lock:
+            if entries is not None:
+                self._table = RackTable(entries)
+            self._current = generation == self._generation
+
+    def _changed(self, path: str) -> None:
+        with self._lock:
+            self._generation += 1
+            self._current = False
+
+    def _on_state(self, state: str) -> None:
+        if state == LOST:
+            self._changed(self._path)
+
+
+class Racks:
+    """The racks of bookies, from all sources that are configured."""
+
+    def __init__(self, sources: Iterable[RackSource], address_of: AddressOf) -> None:
+        self._sources = list(sources)
+        self._address_of = address_of
+        self._hosts: dict[str, str] = {}
+
+    def of(self, bookies: Iterable[str]) -> dict[str, str]:
+        """The rack of each bookie, :data:`DEFAULT_RACK` where no source knows it. Blocking."""
+        racks = dict.fromkeys(bookies, DEFAULT_RACK)
+        unknown = {bookie_id: self._host(bookie_id) for bookie_id in racks} if self._sources else {}
+        for source in self._sources:
+            found = source.racks(unknown)
+            racks.update(found)
+            unknown = {bookie_id: host for bookie_id, host in unknown.items() if bookie_id not in found}
+        return racks
+
+    def _host(self, bookie_id: str) -> str:
+        try:
+            host = self._address_of(bookie_id)[0]
+        except (BookieUnavailableError, MetadataError):
+            # Gone: a member of an ensemble that has failed. Where it was last, or what its id says.
+            return self._hosts.get(bookie_id) or bookie_id.rpartition(":")[0] or bookie_id
+        if len(self._hosts) >= _MAX_HOSTS:
+            self._hosts.clear()
+        self._hosts[bookie_id] = host
+        return host
+
+
+def rack_sources(
+    zk: ZooKeeper, *, table: str = "", znode: str = "", script: str = "", script_timeout_ms: int = 5_000
+) -> list[RackTable | RackZnode | TopologyScript]:
+    """The sources that settings name; an empty setting names none. Raises InvalidArgumentError."""
+    sources: list[RackTable | RackZnode | TopologyScript] = []
+    if table:
+        sources.append(RackTable(parse_rack_table(table)))
+    if znode:
+        sources.append(RackZnode(zk, znode))
+    if script:
+        sources.append(TopologyScript(script, script_timeout_ms))
+    return sources

@@ -1,0 +1,195 @@
+"""Which bookies are there, which of them take writes, and where they listen. Source: facts §3.1, §3.4."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from bk_spark.bookie.metadata.zookeeper import CONNECTED, LOST, ZooKeeper
+from bk_spark.protocol.errors import BookieUnavailableError, MetadataFormatError, MetadataUnavailableError
+from bk_spark.protocol.metadata.registration import NATIVE_PROTOCOL, BookieServiceInfo
+
+_READ_ONLY: Final = "readonly"
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A bookie's registration. ``zxid``, the transaction that made it, tells it from an earlier one."""
+
+    address: tuple[str, int]
+    zxid: int
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredBookie:
+    """A bookie as it is listed: its id, whether it takes no writes, host and port (None where its registration
+    names none)."""
+
+    bookie_id: str
+    read_only: bool
+    address: tuple[str, int] | None
+
+
+class BookieRegistry:
+    """The bookies registered under one cluster root. Blocking; thread-safe.
+
+    Everything read is kept, followed by watches, and read anew after a watch was called or lost. Two callbacks, both
+    to be quick: ``on_stale`` (in ZooKeeper's thread) when reading the lists again may show something else, and
+    ``on_change`` (in the thread that read) when a list that was read is not the one before.
+    """
+
+    def __init__(
+        self,
+        zk: ZooKeeper,
+        root: str,
+        *,
+        on_stale: Callable[[], None] | None = None,
+        on_change: Callable[[], None] | None = None,
+    ) -> None:
+        self._zk = zk
+        self._available = f"{root}/available"
+        self._read_only_path = f"{self._available}/{_READ_ONLY}"
+        self._switch_path = f"{root}/disableHealthCheck"
+        self._lock = threading.Lock()
+        #: By path of the parent, what is current.
+        self._lists: dict[str, frozenset[str]] = {}
+        #: The same, as last read.
+        self._last_lists: dict[str, frozenset[str]] = {}
+        self._registrations: dict[str, Registration] = {}
+        #: The same, as last read.
+        self._last_registrations: dict[str, Registration] = {}
+        self._health_check: bool | None = None
+        #: Counts changes, so that an answer read before a change is not cached after it.
+        self._generation = 0
+        self._on_stale = on_stale
+        self._on_change = on_change
+        zk.add_state_listener(self._on_state)
+
+    def writable(self) -> tuple[str, ...]:
+        """Ids of the bookies that take writes. One that is changing to read-only, or back, is not among them."""
+        return tuple(sorted(self._list(self._available) - {_READ_ONLY} - self._list(self._read_only_path)))
+
+    def read_only(self) -> tuple[str, ...]:
+        """Ids of the bookies that can only be read from."""
+        return tuple(sorted(self._list(self._read_only_path)))
+
+    def bookies(self) -> tuple[RegisteredBookie, ...]:
+        """All registered bookies, by id."""
+        read_only = set(self.read_only())
+        found = []
+        for bookie_id in sorted({*self.writable(), *read_only}):
+            try:
+                address = self.address(bookie_id)
+            except BookieUnavailableError:
+                address = None
+            found.append(RegisteredBookie(bookie_id, bookie_id in read_only, address))
+        return tuple(found)
+
+    def address(self, bookie_id: str) -> tuple[str, int]:
+        """Host and port of a registered bookie. Raises BookieUnavailableError."""
+        return self.registration(bookie_id).address
+
+    def registration(self, bookie_id: str) -> Registration:
+        """Raises BookieUnavailableError for a bookie that is not registered, or not in a usable way.
+
+        While ZooKeeper cannot be reached, what was read last stands in, of a bookie whose id is its address. (Where
+        another bookie's id names an address, another one may have it by now.)
+        """
+        with self._lock:
+            if bookie_id in self._registrations:
+                return self._registrations[bookie_id]
+            last = self._last_registrations.get(bookie_id)
+        if last is not None and "{}:{}".format(*last.address) != bookie_id:
+            last = None
+        if last is not None and not self._zk.connected:
+            return last
+        try:
+            return self._read_registration(bookie_id)
+        except MetadataUnavailableError:
+            if last is None:
+                raise
+            return last
+
+    def _read_registration(self, bookie_id: str) -> Registration:
+        with self._lock:
+            generation = self._generation
+        found = None
+        for path in (f"{self._available}/{bookie_id}", f"{self._read_only_path}/{bookie_id}"):
+            found = self._zk.get(path, watch=self._changed)
+            if found is not None:
+                break
+        if found is None:
+            raise BookieUnavailableError("the bookie is not registered", bookie_id=bookie_id)
+        try:
+            endpoint = BookieServiceInfo.decode(found.data, bookie_id).endpoint(NATIVE_PROTOCOL)
+        except MetadataFormatError as error:
+            raise BookieUnavailableError(f"unusable registration: {error.message}", bookie_id=bookie_id) from error
+        if endpoint is None:
+            raise BookieUnavailableError(f"registered without a {NATIVE_PROTOCOL} endpoint", bookie_id=bookie_id)
+        registration = Registration((endpoint.host, endpoint.port), found.created_zxid)
+        with self._lock:
+            self._last_registrations[bookie_id] = registration
+            if generation == self._generation:
+                self._registrations[bookie_id] = registration
+        return registration
+
+    def last_zxid(self, bookie_id: str) -> int:
+        """Of the bookie's registration as last read, without asking ZooKeeper; 0 for none."""
+        with self._lock:
+            last = self._last_registrations.get(bookie_id)
+        return 0 if last is None else last.zxid
+
+    def health_check_enabled(self) -> bool:
+        """False while an operator has switched quarantines off, by the znode ``disableHealthCheck``."""
+        with self._lock:
+            if self._health_check is not None:
+                return self._health_check
+            generation = self._generation
+        enabled = self._zk.exists(self._switch_path, watch=self._changed) is None
+        with self._lock:
+            if generation == self._generation:
+                self._health_check = enabled
+        return enabled
+
+    def close(self) -> None:
+        """Follow the session no longer."""
+        self._zk.remove_state_listener(self._on_state)
+
+    def _list(self, parent: str) -> frozenset[str]:
+        with self._lock:
+            if parent in self._lists:
+                return self._lists[parent]
+            generation = self._generation
+        names = self._zk.children(parent, watch=self._changed)
+        found = frozenset(names or ())
+        with self._lock:
+            # Where the znode is missing there is no watch that would end the caching.
+            if generation == self._generation and names is not None:
+                self._lists[parent] = found
+            before = self._last_lists.get(parent)
+            self._last_lists[parent] = found
+        if before is not None and before != found and self._on_change is not None:
+            self._on_change()
+        return found
+
+    def _changed(self, path: str) -> None:
+        with self._lock:
+            self._generation += 1
+            self._lists.pop(path, None)
+            self._registrations.pop(path.rpartition("/")[2], None)
+            if path == self._switch_path:
+                self._health_check = None
+        if self._on_stale is not None:
+            self._on_stale()
+
+    def _on_state(self, state: str) -> None:
+        if state == LOST:
+            with self._lock:
+                self._generation += 1
+                self._lists.clear()
+                self._registrations.clear()
+                self._health_check = None
+        elif state == CONNECTED and self._on_stale is not None:
+            self._on_stale()

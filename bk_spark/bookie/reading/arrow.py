@@ -1,0 +1,44 @@
+"""Entries as Arrow columns, without an object per entry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from bk_spark.protocol.entries.entry_block import EntryBlock
+from bk_spark.protocol.entries.payloads import Payloads
+
+#: What a column of type ``binary`` can hold: its offsets are int32.
+MAX_COLUMN_BYTES: Final = 2**31 - 1
+
+ENTRIES_SCHEMA: Final = pa.schema([pa.field("entry_id", pa.int64(), False), pa.field("value", pa.binary(), False)])
+
+
+def binary_array(payloads: Payloads) -> pa.Array:
+    """The payloads as a ``binary`` column over the same memory; :data:`MAX_COLUMN_BYTES` at most."""
+    start = int(payloads.offsets[0])
+    offsets = (payloads.offsets - start).astype(np.int32)
+    data = payloads.data[start : int(payloads.offsets[-1])]
+    return pa.Array.from_buffers(pa.binary(), len(payloads), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def taken(payloads: Payloads, positions: npt.NDArray[np.int64]) -> Payloads:
+    """The payloads at ``positions``, in this order, in a buffer of their own."""
+    indices = pa.Array.from_buffers(pa.int64(), len(positions), [None, pa.py_buffer(positions)])
+    _, offsets, data = binary_array(payloads).take(indices).buffers()
+    ends = np.frombuffer(offsets, np.int32, len(positions) + 1).astype(np.int64)
+    return Payloads(memoryview(b"") if data is None else memoryview(data).cast("B"), ends)
+
+
+def entries_batch(blocks: Sequence[EntryBlock]) -> pa.RecordBatch:
+    """Consecutive blocks as one batch of :data:`ENTRIES_SCHEMA`. A single block's payloads are not copied."""
+    first = blocks[0].first_entry_id
+    payloads = Payloads.joined([block.payloads for block in blocks])
+    ids = np.arange(first, first + len(payloads), dtype=np.int64)
+    # Not pa.array(ids): that imports pandas, where it is there.
+    entry_ids = pa.Array.from_buffers(pa.int64(), len(ids), [None, pa.py_buffer(ids)])
+    return pa.RecordBatch.from_arrays([entry_ids, binary_array(payloads)], schema=ENTRIES_SCHEMA)

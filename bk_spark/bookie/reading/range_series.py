@@ -1,0 +1,209 @@
+"""Reading ranges of many ledgers one after another: the next ones are opened, and small ones read, ahead. What is read
+together, and how the order comes about: :mod:`bk_spark.bookie.reading.range_windows`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Final
+
+from bk_spark.bookie.reading.arrow import taken
+from bk_spark.bookie.reading.range_windows import WINDOW_BYTES, EntryRanges, Span, Window, Windows
+from bk_spark.bookie.reading.read_handle import ReadHandle
+from bk_spark.protocol.entries.entry_block import EntryBlock
+from bk_spark.protocol.entries.payloads import Payloads
+from bk_spark.protocol.errors import BookKeeperError, NoSuchEntryError
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
+
+#: Spans that are read at the same time.
+_AT_ONCE: Final = 16
+#: Windows begun, and the bytes of those that are read ahead.
+_AHEAD: Final = 16
+_AHEAD_BYTES: Final = 4 * 1024 * 1024
+#: Where a window has more bytes than this, what is known of sizes is wrong: it is not read on at once.
+_MOST_WINDOW_BYTES: Final = 2 * WINDOW_BYTES
+#: Some kilobytes each: metadata, no connection.
+_MAX_HANDLES: Final = 1024
+
+
+class ReadHandles:
+    """The handles used last, so that a ledger that is read again is not opened again. One event loop.
+
+    A handle may have been opened long ago: who finds an entry missing opens the ledger anew before he believes it.
+    """
+
+    def __init__(self, open_ledger: Callable[[int, bytes], Awaitable[ReadHandle]]) -> None:
+        self._open = open_ledger
+        self._handles: OrderedDict[tuple[int, bytes], ReadHandle] = OrderedDict()
+
+    async def get(self, ledger_id: int, password: bytes) -> ReadHandle:
+        """Raises NoSuchLedgerError, UnauthorizedError."""
+        key = (ledger_id, password)
+        handle = self._handles.get(key)
+        if handle is None:
+            return await self.open(ledger_id, password)
+        self._handles.move_to_end(key)
+        return handle
+
+    async def open(self, ledger_id: int, password: bytes) -> ReadHandle:
+        """The same with metadata as they are now."""
+        key = (ledger_id, password)
+        self._handles.pop(key, None)
+        handle = self._handles[key] = await self._open(ledger_id, password)
+        while len(self._handles) > _MAX_HANDLES:
+            self._handles.popitem(last=False)
+        return handle
+
+
+class RangeSeries:
+    """Reads ``ranges`` in order; one reader."""
+
+    def __init__(self, handles: ReadHandles, ranges: EntryRanges, password: bytes) -> None:
+        self._handles = handles
+        self._password = password
+        self._ranges = ranges
+        self._windows = Windows(ranges)
+        #: Entries of ``_ranges`` that were given out.
+        self._given_entries = 0
+        self._begun: deque[_WindowRead] = deque()
+        self._begun_bytes = 0
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def payloads(self) -> AsyncGenerator[Payloads, None]:
+        """The payloads in order, any number of entries at a time.
+
+        Raises, after all that lies before: NoSuchLedgerError, NoSuchEntryError (the ledger is there, the entry is
+        not), UnauthorizedError, EntryUnknownError.
+        """
+        try:
+            self._begin()
+            while self._begun:
+                read = self._begun[0]
+                given_entries = 0
+                async with aclosing(read.payloads()) as parts:
+                    async for part in parts:
+                        given_entries += len(part)
+                        yield part
+                self._given_entries += given_entries
+                if given_entries < read.window.entries:
+                    await self._plan_anew(read)
+                else:
+                    self._begun.popleft()
+                    self._begun_bytes -= read.window.size_bytes
+                self._begin()
+        finally:
+            await self._close()
+
+    def _begin(self) -> None:
+        while len(self._begun) < _AHEAD and self._begun_bytes < _AHEAD_BYTES:
+            window = self._windows.next()
+            if window is None:
+                return
+            self._begun.append(_WindowRead(window, self._handles, self._password, self._slots))
+            self._begun_bytes += window.size_bytes
+
+    async def _plan_anew(self, read: _WindowRead) -> None:
+        """Entries are larger than was thought: what is left is cut into smaller windows."""
+        factor = read.times_larger
+        await self._close()
+        self._ranges = self._ranges.after(self._given_entries).scaled(factor)
+        self._windows = Windows(self._ranges)
+        self._given_entries = 0
+
+    async def _close(self) -> None:
+        """End what is under way."""
+        begun, self._begun, self._begun_bytes = self._begun, deque(), 0
+        await asyncio.gather(*(read.close() for read in begun))
+
+
+class _WindowRead:
+    """A window, of which all spans are begun at once; of a large one only the ledger is opened."""
+
+    def __init__(self, window: Window, handles: ReadHandles, password: bytes, slots: asyncio.Semaphore) -> None:
+        self.window = window
+        self._handles = handles
+        self._password = password
+        self._found: list[list[EntryBlock]] = [[] for _ in window.spans]
+        self._found_bytes = 0
+        self._errors: dict[int, BookKeeperError] = {}
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._prepare(number, slots)) for number in range(len(window.spans))]
+
+    async def payloads(self) -> AsyncGenerator[Payloads, None]:
+        """Payloads in order. Ends before the window does where it has far more bytes than was thought."""
+        if self.window.is_large:
+            await self._tasks[0]
+            if self._errors:
+                raise self._errors[0]
+            async with aclosing(self._read(self.window.spans[0])) as blocks:
+                async for block in blocks:
+                    yield block.payloads
+            return
+        await asyncio.gather(*self._tasks)
+        counts = [sum(map(len, blocks)) for blocks in self._found]
+        gathered = self.window.gathered(counts)
+        if len(gathered.positions):
+            found = Payloads.joined([block.payloads for blocks in self._found for block in blocks])
+            self._found = []
+            yield found if len(self.window.spans) == 1 else taken(found, gathered.positions)
+        if gathered.missing_span in self._errors:
+            raise self._errors[gathered.missing_span]
+
+    @property
+    def times_larger(self) -> int:
+        """How many times larger entries are than was thought, about; 2 at least."""
+        return max(2, -(-self._found_bytes // max(1, self.window.size_bytes)))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _prepare(self, number: int, slots: asyncio.Semaphore) -> None:
+        async with slots:
+            span = self.window.spans[number]
+            try:
+                if self.window.is_large:
+                    await self._handles.get(span.ledger_id, self._password)
+                elif number == 0 or self._found_bytes <= _MOST_WINDOW_BYTES:
+                    await self._read_ahead(number, span)
+            except BookKeeperError as error:
+                # For whoever comes to what could not be read.
+                self._errors[number] = error
+
+    async def _read_ahead(self, number: int, span: Span) -> None:
+        async with aclosing(self._read(span)) as blocks:
+            async for block in blocks:
+                self._found[number].append(block)
+                self._found_bytes += block.payloads.size_bytes
+                if self._found_bytes > _MOST_WINDOW_BYTES:
+                    return
+
+    async def _read(self, span: Span) -> AsyncGenerator[EntryBlock, None]:
+        first, missing = span.first, -1
+        handle = await self._handles.get(span.ledger_id, self._password)
+        while first <= span.last:
+            try:
+                async with aclosing(handle.read_blocks(first, span.last, known_to_exist=True)) as blocks:
+                    async for block in blocks:
+                        first += len(block)
+                        yield block
+            except NoSuchEntryError:
+                if first == missing:
+                    async with aclosing(_as_far_as_it_goes(handle, first)) as blocks:
+                        async for block in blocks:
+                            yield block
+                    raise
+                missing = first
+                # With metadata of long ago bookies are asked that were replaced since; or the ledger was deleted.
+                handle = await self._handles.open(span.ledger_id, self._password)
+
+
+async def _as_far_as_it_goes(handle: ReadHandle, first: int) -> AsyncGenerator[EntryBlock, None]:
+    """What a closed ledger has from ``first`` on."""
+    if handle.metadata.state is LedgerState.CLOSED and first <= handle.last_add_confirmed:
+        async with aclosing(handle.read_blocks(first, handle.last_add_confirmed)) as blocks:
+            async for block in blocks:
+                yield block

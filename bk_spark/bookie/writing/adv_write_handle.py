@@ -1,0 +1,168 @@
+"""The handle of a ledger whose entry ids the caller chooses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.writing.write_handle import CLOSED_TEXT, WriteHandle
+from bk_spark.protocol.entries.digest import Buffer
+from bk_spark.protocol.entries.payloads import Payloads
+from bk_spark.protocol.errors import BookKeeperError, EntryGapError, InvalidArgumentError, LedgerClosedError
+from bk_spark.protocol.ledger.adv_order import EntryOrder, EntryRun
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
+
+
+class AdvWriteHandle:
+    """A :class:`WriteHandle` whose caller chooses the ids 0, 1, 2, …, in any order. One event loop; several tasks may
+    append at once.
+
+    Entries are sent in order of their ids, so an entry that comes early waits here, not at the bookies, for all
+    with lower ids. A caller finds room to wait for ``entry_gap_timeout_ms`` only; then it is EntryGapError.
+    """
+
+    def __init__(self, handle: WriteHandle, config: ClientConfig) -> None:
+        self._handle = handle
+        self._order = EntryOrder(handle.ledger_id, config.max_unanswered_entries, config.max_pending_bytes)
+        self._gap_timeout_s = config.entry_gap_timeout_ms / 1000
+        self._sending = asyncio.Lock()
+        self._closing = False
+
+    @property
+    def ledger_id(self) -> int:
+        return self._handle.ledger_id
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        return self._handle.metadata
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """As :attr:`WriteHandle.last_add_confirmed`."""
+        return self._handle.last_add_confirmed
+
+    @property
+    def last_add_acknowledged(self) -> int:
+        """As :attr:`WriteHandle.last_add_acknowledged`."""
+        return self._handle.last_add_acknowledged
+
+    @property
+    def length(self) -> int:
+        """Payload bytes of the confirmed entries."""
+        return self._handle.length
+
+    @property
+    def error(self) -> BookKeeperError | None:
+        """What ended this handle, if anything did."""
+        return self._handle.error
+
+    @property
+    def waiting_entries(self) -> int:
+        """Entries taken that were not sent yet."""
+        return self._order.waiting_entries
+
+    async def append(self, entry_id: int, payload: Buffer) -> None:
+        """Append one entry. As :meth:`append_many`."""
+        await self.append_many([entry_id], Payloads.of([payload]))
+
+    async def append_many(
+        self, entry_ids: Sequence[int] | npt.NDArray[np.int64], payloads: Payloads | Sequence[Buffer]
+    ) -> None:
+        """Append entries, all or (where an error says so before any is taken) none. Returns when they are under way,
+        or wait for lower ids; see :meth:`flush` and :meth:`wait_confirmed`.
+
+        Raises DuplicateEntryError for an id that was taken before; EntryGapError where too much waits for lower
+        ids; InvalidArgumentError; what ended the handle.
+        """
+        self._check_open()
+        payloads = payloads if isinstance(payloads, Payloads) else Payloads.of(payloads)
+        self._handle.check_sizes(payloads.offsets)
+        runs = self._order.runs_of(np.asarray(entry_ids, np.int64), payloads)
+        await self._wait_for_room(runs)
+        self._order.put(runs)
+        await self._send_ready()
+
+    async def flush(self) -> int:
+        """Wait until everything appended is acknowledged; the last add confirmed. Raises EntryGapError where entries
+        wait for lower ids and nobody appends these in time."""
+        while self._order.waiting_entries:
+            await self._wait_for_progress("flush")
+            await self._send_ready()
+        return await self._handle.flush()
+
+    async def force(self) -> int:
+        """Flush, then as :meth:`WriteHandle.force`."""
+        self._check_open()
+        await self.flush()
+        return await self._handle.force()
+
+    async def wait_confirmed(self, entry_id: int) -> None:
+        """Wait until ``entry_id`` is confirmed, as :meth:`WriteHandle.wait_confirmed`; that may wait for lower ids."""
+        if entry_id >= 0 and entry_id not in self._order:
+            raise InvalidArgumentError(f"entry {entry_id} was not appended", ledger_id=self.ledger_id)
+        await self._send_ready()
+        await self._handle.wait_for(entry_id)
+
+    async def close(self) -> LedgerMetadata:
+        """As :meth:`WriteHandle.close`. Raises EntryGapError while entries wait for lower ids: the handle stays open
+        then, for these to be appended. (To drop what waits: :meth:`abandon`, and recover the ledger.)"""
+        if not self._closing and self._handle.error is None:
+            await self._send_ready()
+            if self._order.gap is not None:
+                raise self._gap_error("close")
+            self._closing = True
+        return await self._handle.close()
+
+    async def abandon(self) -> None:
+        """Let go without closing the ledger. What waits for lower ids is dropped."""
+        self._closing = True
+        await self._handle.abandon()
+
+    def _check_open(self) -> None:
+        self._handle.check_open()
+        if self._closing:
+            raise LedgerClosedError(CLOSED_TEXT, ledger_id=self.ledger_id)
+
+    async def _wait_for_room(self, runs: list[EntryRun]) -> None:
+        while not self._order.has_room(runs):
+            await self._wait_for_progress(f"no room for entry {runs[0].first}")
+            self._check_open()
+
+    async def _wait_for_progress(self, what: str) -> None:
+        """Until something was sent. Raises EntryGapError where the next entry does not come in time."""
+        order, sent = self._order, self._order.next_entry_id
+        try:
+            async with asyncio.timeout(self._gap_timeout_s):
+                while order.ready() is None and order.next_entry_id == sent:
+                    self._handle.raise_error()
+                    await self._handle.changed()
+        except TimeoutError:
+            raise self._gap_error(what) from None
+        # What is there is being sent: that may take longer, but ends by itself.
+        await self._send_ready()
+
+    def _gap_error(self, what: str) -> EntryGapError:
+        missing, waiting = self._order.next_entry_id, self._order.waiting_entries
+        return EntryGapError(
+            f"{what}: entry {missing} is missing{self._gap_end()}; {waiting} entries with higher ids wait for it. "
+            "Append what is missing",
+            ledger_id=self.ledger_id,
+            entry_id=missing,
+        )
+
+    def _gap_end(self) -> str:
+        gap = self._order.gap
+        return f", and all up to {gap[-1]}" if gap is not None and len(gap) > 1 else ""
+
+    async def _send_ready(self) -> None:
+        """Send what is in order. Whatever interrupts that, the rest stays for the next."""
+        async with self._sending:
+            while (run := self._order.ready()) is not None:
+                try:
+                    await self._handle.append_many(run.payloads)
+                finally:
+                    self._order.left(self._handle.last_add_pushed)

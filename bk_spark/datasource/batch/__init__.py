@@ -1,0 +1,1 @@
+"""Batch queries: planner, reader, writer. Only :mod:`bk_spark.datasource.source` comes in here."""

@@ -1,0 +1,62 @@
+"""Decides what a batch read reads: a snapshot of logs, or of ledgers, cut into tasks by bytes."""
+
+from __future__ import annotations
+
+from pyspark.sql.types import StructType
+
+from bk_spark.datasource.entries.split_rows import Split
+from bk_spark.datasource.options.options import SourceOptions
+from bk_spark.datasource.options.positions import Bounds, batch_ranges
+from bk_spark.datasource.planning import (
+    check_ledger_schema,
+    ledger_pieces,
+    log_bounds,
+    log_pieces,
+    open_ledger,
+    open_logs,
+    own_columns,
+    splits_of,
+)
+from bk_spark.datasource.pushdown import Conditions
+from bk_spark.datasource.splits import Pieces
+from bk_spark.log.formats.settings import EntryFormat
+
+
+def batch_splits(options: SourceOptions, schema: StructType, conditions: Conditions) -> list[Split]:
+    """The tasks of a batch, of what there is now and may fulfil ``conditions``.
+
+    Raises LogRangeGoneError and InvalidArgumentError for ranges, schemas and logs that are not there or do not go
+    together, and what opening logs and ledgers raises.
+    """
+    if options.ledgers is None:
+        entry_format, pieces = _of_logs(options, schema, conditions)
+    else:
+        entry_format, pieces = _of_ledgers(options, options.ledgers, schema, conditions)
+    return splits_of(options, entry_format, pieces)
+
+
+def _of_logs(options: SourceOptions, schema: StructType, conditions: Conditions) -> tuple[EntryFormat, list[Pieces]]:
+    logs = open_logs(options, schema)
+    conditions = conditions.without(*(own_columns(log) for log in logs.values()))
+    snapshots = {name: log.snapshot() for name, log in logs.items()}
+    bounds = {name: log_bounds(log, snapshots[name]) for name, log in logs.items()}
+    pieces = []
+    for name, asked in batch_ranges(options, bounds).items():
+        start, end = conditions.within(*asked, bounds[name])
+        pieces.append(conditions.among(log_pieces(logs[name], snapshots[name], start, end)))
+    return next(iter(logs.values())).settings.entry_format, pieces
+
+
+def _of_ledgers(
+    options: SourceOptions, ledger_ids: tuple[int, ...], schema: StructType, conditions: Conditions
+) -> tuple[EntryFormat, list[Pieces]]:
+    entry_format = options.entry_format or EntryFormat.RAW
+    if entry_format is not EntryFormat.RAW:
+        # What columns entries of arrow have beyond the first nobody knows.
+        conditions = Conditions()
+    readers = {str(ledger_id): open_ledger(options, ledger_id) for ledger_id in ledger_ids}
+    for reader in readers.values():
+        check_ledger_schema(options, schema, reader)
+    bounds = {name: Bounds(0, reader.last_add_confirmed + 1) for name, reader in readers.items()}
+    ranges = batch_ranges(options, bounds)
+    return entry_format, [conditions.among(ledger_pieces(reader, *ranges[name])) for name, reader in readers.items()]

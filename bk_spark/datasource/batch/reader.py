@@ -1,0 +1,52 @@
+"""Batch reads: what Spark calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from bk_spark.datasource.entries.split_rows import Split, read_split
+from bk_spark.datasource.options.options import SourceOptions
+from bk_spark.datasource.plain_errors import plain_errors, plain_errors_in
+from bk_spark.datasource.pushdown import Conditions
+
+
+class BatchReader(DataSourceReader):
+    """Reads confirmed entries: a log's committed ones and those of its open tail, or a ledger's."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._conditions = Conditions()
+
+    @plain_errors
+    def partitions(self) -> list[InputPartition]:
+        """The snapshot that every action on this DataFrame reads."""
+        # Here, because tasks have no use for it.
+        from bk_spark.datasource.batch.planner import batch_splits
+
+        return [*batch_splits(self._options, self._schema, self._conditions)]
+
+    @plain_errors_in
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one split, a block of entries at a time."""
+        if isinstance(partition, Split):
+            yield from read_split(self._options, self._schema, partition)
+
+
+class PushDownFiltersReader(BatchReader):
+    """For option pushDownFilters. Spark refuses every read of a reader that has ``pushFilters`` while its conf
+    ``spark.sql.python.filterPushdown.enabled`` is false, and names the class and the conf in its error."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 (Spark's)
+        """Keep what helps to read less; all of ``filters`` are also for Spark to apply."""
+        self._conditions = Conditions.of(filters)
+        return filters
+
+
+def batch_reader(options: SourceOptions, schema: StructType) -> BatchReader:
+    """The reader that ``options`` ask for."""
+    return (PushDownFiltersReader if options.push_down_filters else BatchReader)(options, schema)

@@ -1,0 +1,226 @@
+"""The rows of one task: entries of its pieces as Arrow record batches. For batches and streams."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from bk_spark.datasource.connections import client_of
+from bk_spark.datasource.entries import arrow_format, raw_format
+from bk_spark.datasource.entries.schemas import METADATA_NAMES, VALUE, arrow_schema
+from bk_spark.datasource.options.options import SourceOptions
+from bk_spark.datasource.splits import NO_LOG, Int64s, Pieces
+from bk_spark.log.formats.settings import EntryFormat
+from bk_spark.protocol.entries.payloads import Payloads
+from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, NoSuchLedgerError
+
+_LOG: Final = logging.getLogger(__name__)
+#: A batch of fewer bytes is joined with its neighbours, up to about so many together.
+_SMALL_BATCH_BYTES: Final = 64 * 1024
+_JOINED_BATCH_BYTES: Final = 1024 * 1024
+
+
+@dataclass
+class Split(InputPartition):
+    """What one task reads. Self-contained: Spark pickles the reader before it asks for the splits, so
+    nothing that is learnt while planning reaches the tasks but in here."""
+
+    entry_format: EntryFormat
+    pieces: Pieces
+
+
+def read_split(options: SourceOptions, schema: StructType, split: Split) -> Iterator[pa.RecordBatch]:
+    """The rows of one split, many entries at a time, in exactly the Arrow form of ``schema``.
+
+    Raises LogRangeGoneError (NoSuchLedgerError without a log) where a ledger was deleted since the split was planned,
+    unless failOnDataLoss is false: then its entries are left out, with a warning.
+    """
+    client = client_of(options.metadata_service_uri)
+    password = options.password()
+    rows = _Rows(arrow_schema(schema), split.entry_format)
+    pieces = split.pieces
+    while len(pieces):
+        sums, reached = pieces.entry_sums, 0
+        try:
+            with closing(client.read_series(pieces.entry_ranges, password)) as parts:
+                for payloads in parts:
+                    start, reached = reached, reached + len(payloads)
+                    yield from joined(rows.of(payloads, pieces.part(sums, start, reached)))
+            return
+        except NoSuchLedgerError as error:
+            pieces = _without_first_ledger(pieces.part(sums, reached, int(sums[-1])), options, error)
+
+
+def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """``batches``, neighbours of few bytes joined: each batch has a price of its own in Spark."""
+    small: list[pa.RecordBatch] = []
+    size_bytes = 0
+    for batch in batches:
+        if batch.nbytes >= _SMALL_BATCH_BYTES or size_bytes >= _JOINED_BATCH_BYTES:
+            yield from _as_one(small)
+            small, size_bytes = [], 0
+        if batch.nbytes >= _SMALL_BATCH_BYTES:
+            yield batch
+        else:
+            small.append(batch)
+            size_bytes += batch.nbytes
+    yield from _as_one(small)
+
+
+def _as_one(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    if len(batches) < 2:
+        return batches
+    found: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return found
+
+
+def _without_first_ledger(pieces: Pieces, options: SourceOptions, error: NoSuchLedgerError) -> Pieces:
+    """``pieces`` but for those of the first one's ledger, which is gone. Raises where that is not to be."""
+    piece = next(iter(pieces))
+    is_left = pieces.ledger_id != piece.ledger_id
+    more = len(pieces) - int(is_left.sum()) - 1
+    if piece.log is None or piece.base_offset is None:
+        lost = f"entries {piece.first} to {piece.last} of ledger {piece.ledger_id}"
+    else:
+        lost = f"offsets [{piece.base_offset}, {piece.base_offset + piece.entries}) of log {piece.log}"
+    if not options.fail_on_data_loss:
+        _LOG.warning(
+            "%s%s are left out: ledger %d was deleted after this read was planned",
+            lost,
+            f" and {more} more ranges of it" if more else "",
+            piece.ledger_id,
+        )
+        return pieces.where(is_left)
+    if piece.log is None:
+        raise error
+    raise LogRangeGoneError(
+        f"{lost} are gone: the ledger was deleted (after truncation, retention or overwrite) since this read was "
+        "planned: begin it anew (the DataFrame, or the query), or read what is left with failOnDataLoss false",
+        ledger_id=piece.ledger_id,
+    ) from error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Origin:
+    """Where rows are from: the entry of each, and of each of ``pieces`` in turn so many rows as ``counts`` says."""
+
+    pieces: Pieces
+    counts: Int64s
+    entry_ids: Int64s
+
+    @classmethod
+    def of_entries(cls, pieces: Pieces) -> _Origin:
+        """Of one row an entry."""
+        counts = pieces.entries
+        shifts = pieces.first - pieces.entry_sums[:-1]
+        return cls(pieces, counts, np.repeat(shifts, counts) + np.arange(int(counts.sum())))
+
+    def where(self, row: int) -> tuple[int, int]:
+        """Ledger and entry of a row."""
+        piece = int(np.searchsorted(np.cumsum(self.counts), row, side="right"))
+        return int(self.pieces.ledger_id[piece]), int(self.entry_ids[row])
+
+    def column(self, name: str) -> pa.Array:
+        """The metadata column ``name``; only what the schema asks for is made."""
+        pieces, counts = self.pieces, self.counts
+        match name:
+            case "log":
+                if len(pieces.logs) == 1:
+                    return pa.repeat(pa.scalar(pieces.logs[0], pa.string()), len(self.entry_ids))
+                # Where there is no log, the number of one is that of the null at the end.
+                return pa.array([*pieces.logs, None], pa.string()).take(
+                    pa.array(np.repeat(pieces.log % (len(pieces.logs) + 1), counts))
+                )
+            case "offset":
+                return _or_nulls(
+                    pieces.base_offset, self.entry_ids + np.repeat(pieces.base_offset - pieces.first, counts)
+                )
+            case "ledgerId":
+                return pa.array(np.repeat(pieces.ledger_id, counts))
+            case "entryId":
+                return pa.array(self.entry_ids)
+            case _:
+                times = _or_nulls(pieces.timestamp_ms, np.repeat(pieces.timestamp_ms, counts))
+                return times.cast(pa.timestamp("ms", "UTC"))
+
+
+def _or_nulls(known: Int64s, values: Int64s) -> pa.Array:
+    """``values``; nulls where pieces, all of them, are of no log."""
+    return pa.nulls(len(values), pa.int64()) if int(known[0]) == NO_LOG else pa.array(values)
+
+
+class _Rows:
+    """Makes batches of ``schema`` out of entries."""
+
+    def __init__(self, schema: pa.Schema, entry_format: EntryFormat) -> None:
+        self._schema = schema
+        self._format = entry_format
+
+    def of(self, payloads: Payloads, pieces: Pieces) -> Iterator[pa.RecordBatch]:
+        """Of the entries of ``pieces``, in order."""
+        if self._format is EntryFormat.RAW:
+            yield self._raw(payloads, _Origin.of_entries(pieces))
+        else:
+            yield from self._arrow(payloads, pieces)
+
+    def _raw(self, payloads: Payloads, origin: _Origin) -> pa.RecordBatch:
+        columns = [
+            raw_format.value_array(payloads, one.type, origin.where) if one.name == VALUE else origin.column(one.name)
+            for one in self._schema
+        ]
+        return _batch(columns, self._schema, f"ledger {origin.pieces.ledger_id[0]}")
+
+    def _arrow(self, payloads: Payloads, pieces: Pieces) -> Iterator[pa.RecordBatch]:
+        entries = iter(payloads)
+        for number, piece in enumerate(pieces):
+            own = pieces.at(number)
+            for entry_id in range(piece.first, piece.last + 1):
+                where = f"entry {entry_id} of ledger {piece.ledger_id}"
+                for batch in arrow_format.batches_in(next(entries), where):
+                    rows = batch.num_rows
+                    yield self._project(batch, _Origin(own, np.array([rows]), np.full(rows, entry_id)), where)
+
+    def _project(self, batch: pa.RecordBatch, origin: _Origin, where: str) -> pa.RecordBatch:
+        if batch.schema.equals(self._schema):
+            return batch
+        columns = []
+        for one in self._schema:
+            position = batch.schema.get_field_index(one.name)
+            if position >= 0:
+                columns.append(batch.column(position))
+            elif one.name in METADATA_NAMES:
+                columns.append(origin.column(one.name))
+            else:
+                raise InvalidArgumentError(
+                    f"{where} has no column {one.name}; it has {', '.join(batch.schema.names)}: leave the "
+                    "column out of the schema"
+                )
+        return _batch(columns, self._schema, where)
+
+
+def _batch(columns: list[pa.Array], schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """``columns`` as a batch of ``schema``. Raises InvalidArgumentError for one that ``schema`` cannot hold."""
+    arrays = []
+    for column, one in zip(columns, schema, strict=True):
+        try:
+            array = column if column.type == one.type else column.cast(one.type)
+        except pa.ArrowException as error:
+            raise InvalidArgumentError(
+                f"column {one.name} in {where} cannot be read as {one.type}: {error}; leave the schema out, or let "
+                "its fields be null"
+            ) from error
+        # Spark believes the schema: a null would become a 0, or a NullPointerException far from here.
+        if array.null_count and not one.nullable:
+            raise InvalidArgumentError(
+                f"column {one.name} has nulls in {where}, but the schema given says NOT NULL: leave that out"
+            )
+        arrays.append(array)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

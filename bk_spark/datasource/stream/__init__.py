@@ -1,0 +1,3 @@
+"""Streaming queries: offsets, admission limits, planner, reader, writer. Only :mod:`bk_spark.datasource.source`
+comes in here.
+"""

@@ -1,0 +1,171 @@
+"""What a streaming read does next: which entries wait, and which offset a batch ends with. Pure, but for its warnings.
+
+Offsets never move back, whatever is learnt of a log. What a checkpoint asks for and is gone is an error, or skipped
+and said: in a warning, and in the offset itself (``lost``), which users see in the query's progress.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from bk_spark.datasource.stream.offsets import Position, StreamOffset
+from bk_spark.protocol.errors import LogRangeGoneError, LogReplacedError, NoSuchLogError
+
+_LOG: Final = logging.getLogger(__name__)
+_REMEDY: Final = (
+    ". To go on without, set the option failOnDataLoss to false; to begin anew, give the query a new checkpoint "
+    "directory"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Offsets ``[first, end)`` of a log can be read now. ``is_open``: an end that was known elsewhere may be further
+    on, since it is told by the bookies of a ledger that is being written."""
+
+    identity: str | int
+    first: int
+    end: int
+    is_open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Offsets ``[start, end)`` of a log were not read yet; ``lost`` before them are gone."""
+
+    identity: str | int
+    start: int
+    end: int
+    lost: int = 0
+
+    def until(self, end: int) -> Waiting:
+        """The part before ``end``."""
+        return Waiting(self.identity, self.start, max(self.start, min(self.end, end)), self.lost)
+
+
+class DataLoss:
+    """What happens with ranges that are not there: an error, or one warning for each."""
+
+    def __init__(self, fail: bool) -> None:
+        self._fail = fail
+        self._warned: set[tuple[str, int, int]] = set()
+
+    def gone(self, name: str, start: int, end: int) -> None:
+        """``[start, end)`` was dropped. Raises LogRangeGoneError."""
+        self._report(
+            name,
+            start,
+            end,
+            f"log {name}: offsets [{start}, {end}) are gone before the query read them (truncation, retention or "
+            "overwrite)",
+        )
+
+    def beyond(self, name: str, start: int, end: int) -> None:
+        """``[start, end)`` are not in the log, though the checkpoint says they were. Raises LogRangeGoneError."""
+        self._report(
+            name,
+            start,
+            end,
+            f"log {name} ends at offset {start}, but the checkpoint has read it up to {end}: was ZooKeeper set back to "
+            "an older state?",
+        )
+
+    def missing(self, name: str, read_to: int) -> None:
+        """There is no log ``name`` any more, which was read up to an offset. Raises NoSuchLogError."""
+        what = f"log {name}, which the query has read up to offset {read_to}, is not there any more"
+        if self._fail:
+            raise NoSuchLogError(f"{what}{_REMEDY}")
+        self._warn(name, read_to, read_to, what)
+
+    def _report(self, name: str, start: int, end: int, what: str) -> None:
+        if self._fail:
+            raise LogRangeGoneError(f"{what}{_REMEDY}")
+        self._warn(name, start, end, what)
+
+    def _warn(self, name: str, start: int, end: int, what: str) -> None:
+        if (name, start, end) not in self._warned:
+            self._warned.add((name, start, end))
+            _LOG.warning("%s; failOnDataLoss is false: the query goes on without", what)
+
+
+def same_log(name: str, expected: str | int, found: str | int) -> None:
+    """Raises LogReplacedError where a checkpoint is that of another log of the name."""
+    if expected != found:
+        raise LogReplacedError(
+            f"log {name} was deleted and made again: its id is {found}, and the query's checkpoint is of {expected}. "
+            "Offsets of the one mean nothing in the other: start the query with a new checkpoint directory"
+        )
+
+
+def waiting_entries(begun: StreamOffset, extents: Mapping[str, Extent], loss: DataLoss) -> dict[str, Waiting]:
+    """What waits in each log after ``begun``. A log that ``begun`` has not is read from its first offset, as soon as
+    there is anything in it.
+
+    Raises LogReplacedError, LogRangeGoneError (by ``loss``).
+    """
+    found = {}
+    for name, extent in extents.items():
+        before = begun.positions.get(name)
+        if before is None:
+            if extent.end > extent.first:
+                found[name] = Waiting(extent.identity, extent.first, extent.end)
+            continue
+        same_log(name, before.identity, extent.identity)
+        if before.offset < extent.first:
+            loss.gone(name, before.offset, extent.first)
+        elif before.offset > extent.end and not extent.is_open:
+            loss.beyond(name, extent.end, before.offset)
+        start = max(before.offset, extent.first)
+        found[name] = Waiting(extent.identity, start, max(start, extent.end), start - before.offset)
+    return found
+
+
+def advanced(begun: StreamOffset, waiting: Mapping[str, Waiting], ends: Mapping[str, int]) -> StreamOffset:
+    """The offset of a batch that begins at ``begun`` and ends at ``ends``; ``begun`` itself where nothing changes."""
+    # Also of those that nothing is known of now: what was its first batch is over.
+    positions = {name: _settled(before) for name, before in begun.positions.items()}
+    for name, one in waiting.items():
+        before = positions.get(name)
+        if before is not None:
+            # Still the log's first batch, as long as nothing was read.
+            positions[name] = Position(one.identity, ends[name], before.start, before.lost + one.lost)
+        elif ends[name] > one.start:
+            positions[name] = Position(one.identity, ends[name], one.start)
+    if _ends(positions) == _ends(begun.positions):
+        return begun
+    return StreamOffset(positions)
+
+
+def batch_ranges(begun: StreamOffset, ended: StreamOffset) -> dict[str, tuple[int, int]]:
+    """Offsets of the batch between two offsets, by log; logs without any are left out.
+
+    Raises MetadataFormatError for offsets that do not belong together.
+    """
+    ranges = {}
+    for name, position in ended.positions.items():
+        start = begun.begin(name, ended)
+        if start < position.offset:
+            ranges[name] = (start, position.offset)
+    return ranges
+
+
+def readable(name: str, start: int, end: int, extent: Extent, loss: DataLoss) -> tuple[int, int]:
+    """The part of a batch's offsets ``[start, end)`` that is there. Raises LogRangeGoneError (by ``loss``)."""
+    if start < extent.first:
+        loss.gone(name, start, min(end, extent.first))
+    if end > extent.end and not extent.is_open:
+        loss.beyond(name, extent.end, end)
+        end = max(extent.end, start)
+    return min(max(start, extent.first), end), end
+
+
+def _settled(position: Position) -> Position:
+    """As the start of a batch: where the first batch of the log began matters only while it has read nothing."""
+    return position if position.start == position.offset else replace(position, start=None)
+
+
+def _ends(positions: Mapping[str, Position]) -> dict[str, tuple[int, int]]:
+    return {name: (position.offset, position.lost) for name, position in positions.items()}

@@ -1,0 +1,179 @@
+"""Decides what each micro-batch of a streaming read reads: asks the sources, and carries out :mod:`stream_plan`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from pyspark.sql.types import StructType
+
+from bk_spark.datasource.entries.split_rows import Split
+from bk_spark.datasource.options.options import SourceOptions
+from bk_spark.datasource.options.positions import start_offsets
+from bk_spark.datasource.options.values import Edge
+from bk_spark.datasource.planning import splits_of
+from bk_spark.datasource.splits import Pieces
+from bk_spark.datasource.stream.limits import Backlog, MinEntriesGate, ends_within
+from bk_spark.datasource.stream.offsets import Position, StreamOffset, ledger_name
+from bk_spark.datasource.stream.plan import (
+    DataLoss,
+    Extent,
+    Waiting,
+    advanced,
+    batch_ranges,
+    readable,
+    same_log,
+    waiting_entries,
+)
+from bk_spark.datasource.stream.sources import Followed, Sources
+from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, NoSuchLogError
+
+
+class StreamPlanner:
+    """Decides what each micro-batch of one run of a query reads. For one thread."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._sources = Sources(options, schema)
+        self._loss = DataLoss(options.fail_on_data_loss)
+        self._initial: StreamOffset | None = None
+        #: Of Trigger.AvailableNow.
+        self._target: dict[str, int] | None = None
+        self._known: dict[str, Extent] = {}
+        self._turn = 0
+        self._gate: MinEntriesGate | None = None
+        if options.min_entries_per_trigger is not None:
+            self._gate = MinEntriesGate(options.min_entries_per_trigger, options.max_trigger_delay_ms)
+
+    def initial(self) -> StreamOffset:
+        if self._initial is None:
+            followed = self._sources.now(latest=True)
+            bounds = {one.option_name: one.start_bounds() for one in followed.values()}
+            starts = start_offsets(self._options, bounds, Edge.LATEST)
+            positions = {}
+            for name, one in followed.items():
+                start = starts[one.option_name]
+                positions[name] = Position(one.identity, start, start)
+            self._initial = StreamOffset(positions)
+        return self._initial
+
+    def stop_at_present_end(self) -> None:
+        """Give no offset beyond what there is now."""
+        self._target = {name: extent.end for name, extent in self._extents(latest=True).items()}
+
+    def next(self, begun: StreamOffset, *, limited: bool) -> StreamOffset:
+        """The end of the batch that begins at ``begun``; ``begun`` itself where nothing is to be read now."""
+        self._check_meant(begun)
+        try:
+            return self._next(begun, self._extents(), limited)
+        except LogRangeGoneError:
+            # Truncated while sizes were read, perhaps; if not, the same error comes again.
+            return self._next(begun, self._extents(latest=True), limited)
+
+    def _next(self, begun: StreamOffset, extents: dict[str, Extent], limited: bool) -> StreamOffset:
+        self._check_there(begun, extents)
+        for name, position in begun.positions.items():
+            if name in extents and position.offset > extents[name].end and not extents[name].is_open:
+                # Nothing that was learnt a moment ago is enough to say that.
+                extents[name] = self._sources.now()[name].extent(latest=True)
+        waiting = waiting_entries(begun, extents, self._loss)
+        if self._target is not None:
+            target = self._target
+            waiting = {name: one.until(target[name]) for name, one in waiting.items() if name in target}
+        ends = {name: one.end for name, one in waiting.items()}
+        if limited:
+            entries = sum(one.end - one.start for one in waiting.values())
+            if self._gate is not None and self._target is None and not self._gate.opens(entries, _now_ms()):
+                return begun
+            ends = self._within_limits(waiting)
+        return advanced(begun, waiting, ends)
+
+    def latest_known(self) -> StreamOffset | None:
+        if not self._known:
+            return None
+        return StreamOffset({name: Position(extent.identity, extent.end) for name, extent in self._known.items()})
+
+    def splits(self, begun: StreamOffset, ended: StreamOffset) -> list[Split]:
+        """The tasks of a batch."""
+        self._check_meant(ended)
+        followed = self._sources.now()
+        pieces = []
+        for name, (start, end) in batch_ranges(begun, ended).items():
+            one = followed.get(name)
+            if one is None:
+                self._loss.missing(name, start)
+            else:
+                same_log(name, ended.positions[name].identity, one.identity)
+                pieces.append(self._pieces(one, start, end))
+        if not pieces:
+            return []
+        entry_format = next(iter(followed.values())).entry_format
+        return splits_of(self._options, entry_format, pieces)
+
+    def _pieces(self, one: Followed, start: int, end: int) -> Pieces:
+        """What of the range is there."""
+        extent = one.extent()
+        if end > extent.end and not extent.is_open:
+            extent = one.extent(latest=True)
+        try:
+            return one.pieces(*readable(one.name, start, end, extent, self._loss))
+        except LogRangeGoneError:
+            # Truncated just now; or this is an error already, and the same one comes again.
+            return one.pieces(*readable(one.name, start, end, one.extent(latest=True), self._loss))
+
+    def _extents(self, *, latest: bool = False) -> dict[str, Extent]:
+        """Of all that is followed. A log that is gone is an error, or is left out."""
+        found = {}
+        for name, one in list(self._sources.now(latest=latest).items()):
+            try:
+                found[name] = one.extent(latest=latest, looked=True)
+            except NoSuchLogError:
+                if self._options.log_pattern is None:
+                    raise
+                self._sources.let_go(name)
+        self._known = found
+        return found
+
+    def _within_limits(self, waiting: Mapping[str, Waiting]) -> dict[str, int]:
+        options, followed = self._options, self._sources.now()
+        size_bytes = options.max_bytes_per_trigger
+        backlogs = {
+            name: Backlog(one.start, one.end)
+            if size_bytes is None
+            else followed[name].backlog(one.start, one.end, size_bytes)
+            for name, one in waiting.items()
+        }
+        ends = ends_within(backlogs, max_entries=options.max_entries_per_trigger, max_bytes=size_bytes, turn=self._turn)
+        self._turn += any(ends[name] > one.start for name, one in waiting.items())
+        return ends
+
+    def _check_meant(self, offset: StreamOffset) -> None:
+        """Raises InvalidArgumentError where the options do not mean what the checkpoint is of."""
+        for name, position in offset.positions.items():
+            if not self._sources.may_have(name):
+                raise InvalidArgumentError(
+                    f"the query's checkpoint is of {_called(name, position.identity)}, which its options do not "
+                    f"name: they read {_meant(self._options)}. Give this query a checkpoint directory of its own, or "
+                    "read what the checkpoint is of"
+                )
+
+    def _check_there(self, begun: StreamOffset, extents: Mapping[str, Extent]) -> None:
+        for name, position in begun.positions.items():
+            if name not in extents:
+                self._loss.missing(name, position.offset)
+
+
+def _called(name: str, identity: str | int) -> str:
+    return name if isinstance(identity, int) else f"log {name}"
+
+
+def _meant(options: SourceOptions) -> str:
+    if options.ledger_id is not None:
+        return ledger_name(options.ledger_id)
+    if options.log_pattern is not None:
+        return f"logs that match {options.log_pattern!r}"
+    return f"log {options.log}" if options.logs is None else f"logs {', '.join(options.logs)}"
+
+
+def _now_ms() -> float:
+    return time.monotonic() * 1000

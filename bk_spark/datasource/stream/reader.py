@@ -1,0 +1,101 @@
+"""Streaming reads: ``readStream.format("bookkeeper")``.
+
+Spark asks for offsets and partitions in one process for each run of a query, and sends a copy of the reader, made in
+another process, to the tasks. What has to do with offsets therefore lives in an object of its own, made at the first
+question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from bk_spark.datasource.entries.split_rows import Split, read_split
+from bk_spark.datasource.options.options import SourceOptions
+from bk_spark.datasource.plain_errors import plain_errors, plain_errors_in
+from bk_spark.datasource.stream.offsets import parse_offset
+
+if TYPE_CHECKING:
+    from bk_spark.datasource.stream.planner import StreamPlanner
+
+_JsonOffset = dict[str, Any]
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads logs, or a ledger, as they grow. The constructor touches no network."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._planner: StreamPlanner | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_planner": None}
+
+    @plain_errors
+    def initialOffset(self) -> _JsonOffset:  # noqa: N802 (Spark's names, here and below)
+        """Where a new query starts; the same at each call."""
+        return self._plan().initial().to_json()
+
+    @plain_errors
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Something other than ReadAllAvailable where there are limits. Spark knows one limit at a time, and gives
+        back ReadAllAvailable where the trigger means no limit: that is all that is learnt from it."""
+        options = self._options
+        if options.max_entries_per_trigger is not None:
+            return ReadMaxRows(options.max_entries_per_trigger)
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        if options.min_entries_per_trigger is not None:
+            return ReadMinRows(options.min_entries_per_trigger)
+        return ReadAllAvailable()
+
+    @plain_errors
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._plan().stop_at_present_end()
+
+    @plain_errors
+    def latestOffset(self, start: _JsonOffset, limit: ReadLimit) -> _JsonOffset:  # noqa: N802
+        begun = parse_offset(start)
+        end = self._plan().next(begun, limited=not isinstance(limit, ReadAllAvailable))
+        # Spark takes offsets for equal where their texts are.
+        return start if end is begun else end.to_json()
+
+    @plain_errors
+    def reportLatestOffset(self) -> _JsonOffset | None:  # noqa: N802
+        """The end of all that is known, whatever the limits: its distance to a batch's end is the lag."""
+        latest = None if self._planner is None else self._planner.latest_known()
+        return None if latest is None else latest.to_json()
+
+    @plain_errors
+    def partitions(self, start: _JsonOffset, end: _JsonOffset) -> list[InputPartition]:
+        # Spark also asks with one offset twice, only to tell which it was.
+        if start == end:
+            return []
+        return [*self._plan().splits(parse_offset(start), parse_offset(end))]
+
+    @plain_errors_in
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one split, a block of entries at a time."""
+        if isinstance(partition, Split):
+            yield from read_split(self._options, self._schema, partition)
+
+    def _plan(self) -> StreamPlanner:
+        if self._planner is None:
+            # Here, because tasks have no use for it.
+            from bk_spark.datasource.stream.planner import StreamPlanner
+
+            self._planner = StreamPlanner(self._options, self._schema)
+        return self._planner

@@ -1,0 +1,283 @@
+"""What a streaming read follows: logs, or a ledger that is being written. Lives in the process that plans batches."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from pyspark.sql.types import StructType
+
+from bk_spark.bookie.blocking_reader import BlockingReader
+from bk_spark.datasource.connections import client_of
+from bk_spark.datasource.options.options import SourceOptions
+from bk_spark.datasource.options.positions import Bounds
+from bk_spark.datasource.planning import (
+    bounds_until,
+    check_alike,
+    check_ledger_schema,
+    known_size,
+    log_pieces,
+    open_ledger,
+    open_log,
+    open_logs,
+)
+from bk_spark.datasource.splits import Piece, Pieces
+from bk_spark.datasource.stream.limits import Backlog
+from bk_spark.datasource.stream.log_watch import LogNamesWatch, LogWatch, look_at_logs
+from bk_spark.datasource.stream.offsets import ledger_name
+from bk_spark.datasource.stream.plan import Extent
+from bk_spark.log.formats.segment import Segment
+from bk_spark.log.formats.settings import EntryFormat
+from bk_spark.log.log import Log
+from bk_spark.log.snapshot import LogSnapshot
+from bk_spark.protocol.errors import NoSuchLedgerError, NoSuchLogError, PeerError
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
+
+_LOG: Final = logging.getLogger(__name__)
+
+#: Between two questions for the last add confirmed of a ledger; longer after one that was not answered.
+_LAC_S: Final = 0.05
+_LAC_RETRY_S: Final = 1.0
+#: In a row at a list that grows while it is read.
+_MAX_LOOKS: Final = 5
+
+
+class Followed(ABC):
+    """One log or ledger. For one thread."""
+
+    name: str
+    identity: str | int
+    entry_format: EntryFormat
+
+    @property
+    def option_name(self) -> str:
+        """What startingOffsets calls it."""
+        return str(self.identity) if isinstance(self.identity, int) else self.name
+
+    @abstractmethod
+    def extent(self, *, latest: bool = False, looked: bool = False) -> Extent:
+        """What can be read now; ``latest``: with all that was acknowledged, and confirmed, before the call. ``looked``:
+        :meth:`Sources.now` has just looked at all lists, with the same ``latest``: what it found counts."""
+
+    @abstractmethod
+    def start_bounds(self) -> Bounds:
+        """For the offset that a new query starts at; after a look at all lists with ``latest``."""
+
+    @abstractmethod
+    def pieces(self, start: int, end: int) -> Pieces:
+        """Offsets ``[start, end)``. Raises LogRangeGoneError where they are not there any more."""
+
+    @abstractmethod
+    def backlog(self, start: int, end: int, size_bytes: int) -> Backlog:
+        """The same to be limited, with sizes for the first ``size_bytes`` or more of them."""
+
+
+class FollowedLog(Followed):
+    """A log: what is committed, and what its open tail has confirmed."""
+
+    def __init__(self, log: Log) -> None:
+        self.name = log.name
+        self.identity = log.log_id
+        self.entry_format = log.settings.entry_format
+        self._log = log
+        self.watch = LogWatch(log.zookeeper, log)
+        self._snapshot: LogSnapshot | None = None
+        #: The list grew while it was read.
+        self._is_outdated = False
+        self._tail: Segment | None = None
+        self._confirmed: _Confirmed | None = None
+
+    def extent(self, *, latest: bool = False, looked: bool = False) -> Extent:
+        try:
+            return self._extent(latest, looked)
+        except NoSuchLedgerError:
+            # The tail was sealed, truncated and deleted meanwhile: then the list says so.
+            return self._extent(latest=True, looked=False)
+
+    def _extent(self, latest: bool, looked: bool) -> Extent:
+        snapshot = self._look(latest, looked)
+        if self._tail is None or self._confirmed is None:
+            return Extent(self.identity, snapshot.first_offset, snapshot.next_offset, is_open=self._is_outdated)
+        entries = self._confirmed.last(latest) - self._tail.first_entry + 1
+        return Extent(self.identity, snapshot.first_offset, snapshot.next_offset + max(0, entries), is_open=True)
+
+    def start_bounds(self) -> Bounds:
+        end = self.extent(latest=True, looked=True).end
+        assert self._snapshot is not None
+        return bounds_until(self._snapshot, end)
+
+    def pieces(self, start: int, end: int) -> Pieces:
+        return log_pieces(self._log, self._look(latest=False), start, end)
+
+    def backlog(self, start: int, end: int, size_bytes: int) -> Backlog:
+        snapshot = self._look(latest=False)
+        parts, found_bytes = [], 0
+        committed = min(end, snapshot.next_offset)
+        if start < committed:
+            for table in snapshot.tables(start, committed):
+                part = Pieces.of_segments(self.name, [table], start, committed)
+                parts.append(part)
+                found_bytes += int(part.size_bytes.sum())
+                if found_bytes >= size_bytes:
+                    break
+        if end > committed and found_bytes < size_bytes:
+            parts.append(log_pieces(self._log, snapshot, max(start, committed), end))
+        known = Pieces.concat(parts)
+        return Backlog(start, end, known.entries, known.size_bytes)
+
+    def _look(self, latest: bool, looked: bool = False) -> LogSnapshot:
+        """The list now; the tail and its ledger go with it."""
+        if looked:
+            snapshot = self.watch.looked_at(latest=latest)
+        else:
+            snapshot = self.watch.latest() if latest else self.watch.now()
+        if snapshot is not self._snapshot:
+            tail, is_outdated = snapshot.look_at_tail(self.watch.take_tail_page())
+            for _ in range(_MAX_LOOKS):
+                if not is_outdated:
+                    break
+                # A tail, of which readers may have seen entries, was sealed after the list was read.
+                known, snapshot = snapshot.next_offset, self.watch.latest()
+                tail, is_outdated = snapshot.look_at_tail()
+                if snapshot.next_offset <= known:
+                    # It did not grow: this head has gone back.
+                    is_outdated = False
+            self._is_outdated = is_outdated
+            if tail is None:
+                self._confirmed = None
+            elif self._tail is None or self._tail.ledger_id != tail.ledger_id or self._confirmed is None:
+                self._confirmed = _Confirmed(self._log.ledgers.reader(tail.ledger_id), f"log {self.name}")
+            self._tail, self._snapshot = tail, snapshot
+        return snapshot
+
+
+class FollowedLedger(Followed):
+    """A ledger that somebody writes, or has written: what it has confirmed."""
+
+    def __init__(self, options: SourceOptions, schema: StructType, ledger_id: int) -> None:
+        self.name = ledger_name(ledger_id)
+        self.identity = ledger_id
+        self.entry_format = options.entry_format or EntryFormat.RAW
+        self._ledger_id = ledger_id
+        self._reader = open_ledger(options, ledger_id)
+        check_ledger_schema(options, schema, self._reader)
+        self._confirmed = _Confirmed(self._reader, self.name)
+        self._entry_bytes: int | None = None
+
+    def extent(self, *, latest: bool = False, looked: bool = False) -> Extent:
+        end = self._confirmed.last(latest) + 1
+        return Extent(self.identity, 0, end, is_open=self._reader.metadata.state is not LedgerState.CLOSED)
+
+    def start_bounds(self) -> Bounds:
+        return Bounds(0, self.extent(latest=True).end)
+
+    def pieces(self, start: int, end: int) -> Pieces:
+        if start >= end:
+            return Pieces.of(())
+        entries = end - start
+        return Pieces.of([Piece(self._ledger_id, start, end - 1, entries * self._bytes_of_one(), entries)])
+
+    def backlog(self, start: int, end: int, size_bytes: int) -> Backlog:
+        entries = end - start
+        if not entries:
+            return Backlog(start, end)
+        return Backlog(start, end, np.array([entries]), np.array([entries * self._bytes_of_one()]))
+
+    def _bytes_of_one(self) -> int:
+        """Of one entry, about."""
+        if self._reader.last_add_confirmed < 0:
+            return 1
+        # Of an open ledger entries are read for it: once is enough.
+        if self._entry_bytes is None or self._reader.metadata.state is LedgerState.CLOSED:
+            size_bytes, entries = known_size(self._reader)
+            self._entry_bytes = max(1, size_bytes // entries)
+        return self._entry_bytes
+
+
+class _Confirmed:
+    """The last add confirmed of a ledger that may still be written. It never goes back."""
+
+    def __init__(self, reader: BlockingReader, what: str) -> None:
+        self._reader = reader
+        self._what = what
+        self._ask_at: float | None = None
+
+    def last(self, latest: bool) -> int:
+        """``latest``: asked of the bookies now. Otherwise where they cannot tell, it is what it was before."""
+        reader = self._reader
+        if reader.metadata.state is LedgerState.CLOSED or not (latest or self._is_due()):
+            return reader.last_add_confirmed
+        self._ask_at = time.monotonic() + _LAC_S
+        try:
+            return reader.read_last_add_confirmed()
+        except PeerError as error:
+            if latest or not error.retriable:
+                raise
+            _LOG.warning("%s: how far it is written cannot be told now, nothing new is read: %s", self._what, error)
+            self._ask_at = time.monotonic() + _LAC_RETRY_S
+            return reader.last_add_confirmed
+
+    def _is_due(self) -> bool:
+        return self._ask_at is None or time.monotonic() >= self._ask_at
+
+
+class Sources:
+    """All that a query reads, by name. With ``logPattern`` there may be more of it each time one looks."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._logs: dict[str, Log] = {}
+        self._followed: dict[str, Followed] = {}
+        self._pattern = None if options.log_pattern is None else re.compile(options.log_pattern)
+        if options.ledger_id is not None:
+            ledger = FollowedLedger(options, schema, options.ledger_id)
+            self._followed[ledger.name] = ledger
+        elif self._pattern is not None:
+            zk = client_of(options.metadata_service_uri).zookeeper
+            self._names = LogNamesWatch(zk, options.log_root)
+        else:
+            for log in open_logs(options, schema).values():
+                self._follow(log)
+
+    def now(self, *, latest: bool = False) -> Mapping[str, Followed]:
+        """What is followed, after one look at all of their lists; with ``latest`` as they are now.
+
+        Raises InvalidArgumentError where a log that came up cannot be read together with the others."""
+        if self._pattern is not None:
+            names = self._names.latest() if latest else self._names.now()
+            for name in sorted(names - self._followed.keys()):
+                if self._pattern.fullmatch(name):
+                    self._take_in(name)
+        if self._logs:
+            watches = [one.watch for one in self._followed.values() if isinstance(one, FollowedLog)]
+            look_at_logs(next(iter(self._logs.values())).zookeeper, watches, latest=latest)
+        return self._followed
+
+    def may_have(self, name: str) -> bool:
+        """Whether the query's options mean this log or ledger, be it there or not."""
+        return name in self._followed or (self._pattern is not None and self._pattern.fullmatch(name) is not None)
+
+    def let_go(self, name: str) -> None:
+        """Of a log that is not there any more."""
+        del self._followed[name]
+        del self._logs[name]
+
+    def _take_in(self, name: str) -> None:
+        try:
+            log = open_log(self._options, name)
+        except NoSuchLogError:
+            # It was deleted just now, or is being deleted.
+            return
+        first = next(iter(self._logs.items()), (name, log))
+        check_alike(self._options, dict([first, (name, log)]), self._schema)
+        self._follow(log)
+
+    def _follow(self, log: Log) -> None:
+        self._logs[log.name] = log
+        self._followed[log.name] = FollowedLog(log)

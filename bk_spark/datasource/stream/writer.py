@@ -1,0 +1,99 @@
+"""Streaming writes: each micro-batch is in the log once, whatever is repeated or comes too late.
+
+Spark makes these objects anew for every micro-batch and in several processes; nothing on ``self`` reaches from
+one to another but what the writer was pickled with for the tasks. Who writes which batch therefore comes with the
+commit messages, and tasks have it from Spark's local properties.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from bk_spark.datasource.connections import LogPlace, log_at
+from bk_spark.datasource.ledger_cache import ledger_cache
+from bk_spark.datasource.options.options import SourceOptions
+from bk_spark.datasource.plain_errors import plain_errors
+from bk_spark.datasource.stream.identity import micro_batch
+from bk_spark.datasource.target_log import TargetLog, find_or_make_log
+from bk_spark.datasource.write_task import TaskMessage, commit_batch, task_messages, write_task
+from bk_spark.log.formats.message import CommitMessage, CommitRequest
+from bk_spark.protocol.errors import InvalidArgumentError
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """One micro-batch of a streaming query on its way to a log.
+
+    The constructor only looks at its arguments. :meth:`prepare` finds or makes the log: called in the driver for what
+    goes to tasks; who commits or aborts has no use for it, and an abort may not fail for it.
+    """
+
+    def __init__(self, options: SourceOptions, schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise InvalidArgumentError(
+                "outputMode complete would write all rows anew with each micro-batch; a log only grows: use "
+                'outputMode("append"), or foreachBatch with a batch write of mode("overwrite")'
+            )
+        self._options = options
+        self._schema = schema
+        self._target: TargetLog | None = None
+
+    def prepare(self) -> None:
+        """Find or make the log. Raises what :func:`bk_spark.datasource.target_log.find_or_make_log` raises."""
+        self._target = find_or_make_log(self._options, self._schema)
+
+    @plain_errors
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Append a task's rows to a ledger that this process keeps open for the query's run."""
+        assert self._target is not None
+        context = TaskContext.get()
+        assert context is not None
+        batch = micro_batch(context)
+        if batch is None:
+            raise InvalidArgumentError(
+                "Spark does not tell the task its query and batch: streaming writes need a query started by "
+                "writeStream.start() on Spark 4.2 or later"
+            )
+        app = self._options.txn_app_id or batch.query_id
+        partition = context.partitionId()
+        ranges = write_task(iterator, self._target, self._options, app, batch.run, partition, ledger_cache())
+        return TaskMessage(
+            CommitMessage(
+                self._target.place.log_id,
+                app,
+                batch.run,
+                batch.query_id,
+                batch.batch_id,
+                partition,
+                ranges,
+                batch.batch_id,
+            )
+        )
+
+    @plain_errors
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
+        """Put the tasks' ranges into the log, in partition order, in one transaction; once."""
+        options = self._options
+        assert options.log is not None
+        request = CommitRequest.from_messages(
+            task_messages(messages),
+            fence_tail=options.fence_tail,
+            skip_committed=options.skip_committed_batches,
+        )
+        if request.batch_id != batchId:
+            raise InvalidArgumentError(f"tasks wrote for batch {request.batch_id}, the commit is of batch {batchId}")
+        place = LogPlace(options.metadata_service_uri, options.log_root, options.log, request.log_id)
+        commit_batch(log_at(place, options.password()), request, options)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
+        """Nothing to undo: what was not committed is not in the log. Tasks may still write, and this may follow a
+        commit that took effect."""
+        _LOG.info("batch %d was aborted; its entries stay for the reaper, unless it was committed", batchId)

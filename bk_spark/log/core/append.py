@@ -1,0 +1,182 @@
+"""How segments are appended to the list: operations on the head and its pages. No I/O.
+
+The tail page is filled first. Pages after it are new znodes: a few go into the transaction itself; many are
+written before it, by transactions that check the head, and are published by the head's change.
+
+A page beyond the head's tail page belongs to nobody: an appender that failed left it. It is overwritten at
+the version that was read. It must never be deleted without writing the head in the same transaction: a page
+deleted and made again would have the version that an appender still holds for its own.
+
+The tail page may end with an open tail, the ledger of a log writer. It is first sealed, at the end of its ledger
+that nobody can write to any more: its entry in the page is replaced, or dropped where the ledger is empty. The page is
+written in any case. Where the sealed segment does not fit into it (an open one is stored in fewer bytes), it goes into
+the next page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from bk_spark.log.core.parts import in_parts
+from bk_spark.log.core.plan import Readings, StaleError, write_over
+from bk_spark.log.core.steps import Closed
+from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.page import SegmentPage, decode_page, encode_page, fill_pages
+from bk_spark.log.formats.segment import MAX_SEGMENT_BYTES, MAX_SEGMENT_ENTRIES, Segment, SegmentTable
+from bk_spark.log.formats.znodes import Head, decode_head, encode_head
+from bk_spark.protocol.errors import LogReplacedError, MetadataFormatError, NoSuchLogError
+from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, SetOp, TransactionOp, Znode
+
+#: New pages in the transaction that appends; a request to ZooKeeper must stay below 1 MiB.
+MAX_INLINE_PAGES: Final = 8
+_PAGES_IN_PREPARATION: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ReadHead:
+    """The head and its znode's version."""
+
+    head: Head
+    version: int
+
+    def write(self, paths: LogPaths, head: Head) -> SetOp:
+        """The operation that writes ``head`` in the place of this one."""
+        return SetOp(paths.head, encode_head(head), self.version)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTail:
+    """The tail page without its open segment, which is apart, and its znode's version."""
+
+    page: SegmentPage
+    version: int
+    open: Segment | None
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Transactions to send before, operations of the transaction that appends, and the head it leaves."""
+
+    preparations: tuple[tuple[TransactionOp, ...], ...]
+    operations: tuple[TransactionOp, ...]
+    head: Head
+
+
+def read_head(readings: Readings, paths: LogPaths) -> ReadHead:
+    """Raises NoSuchLogError, LogReplacedError, MetadataFormatError."""
+    return head_of(readings.get(paths.head), paths)
+
+
+def head_of(znode: Znode | None, paths: LogPaths) -> ReadHead:
+    if znode is None:
+        raise NoSuchLogError(f"there is no log {paths.name} any more (znode {paths.head}): it was deleted")
+    head = decode_head(znode.data, paths.head)
+    if head.log_id != paths.log_id:
+        raise LogReplacedError(
+            f"log {paths.name} was deleted and made again: its id is {head.log_id}, expected {paths.log_id}"
+        )
+    if head.deleted_time_ms:
+        raise NoSuchLogError(f"log {paths.name} was deleted (its znodes and ledgers are going): use another name")
+    return ReadHead(head, znode.version)
+
+
+def read_tail(readings: Readings, paths: LogPaths, head: Head) -> ReadTail:
+    """Raises MetadataFormatError."""
+    path = paths.page(head.tail_page)
+    znode = readings.get(path)
+    if znode is None:
+        raise StaleError(f"page {path} is missing")
+    page = decode_page(znode.data, path, log_id=head.log_id, number=head.tail_page)
+    if page.end_offset != head.next_offset:
+        raise StaleError(f"page {path} ends at offset {page.end_offset}, its head at {head.next_offset}")
+    if len(page.table) and page.table.commit_time_ms[-1] > head.last_commit_time_ms:
+        # Opening a tail moves no offset, but it writes the head with its time.
+        raise StaleError(f"page {path} was committed to after its head was read")
+    if not page.open_tail:
+        return ReadTail(page, znode.version, None)
+    (open_tail,) = page.table[-1:]
+    return ReadTail(replace(page, table=page.table[:-1]), znode.version, open_tail)
+
+
+def sealed(tail: Segment, closed: Closed) -> tuple[Segment, ...]:
+    """The open ``tail`` as a sealed segment, now that its ledger is ``closed``; nothing where it has no entries.
+
+    A log writer's ledgers hold one row in each entry. The time stays that of the opening.
+    """
+    assert tail.ledger_id == closed.ledger_id
+    entries = closed.last_entry - tail.first_entry + 1
+    if entries <= 0:
+        return ()
+    if entries >= MAX_SEGMENT_ENTRIES or closed.size_bytes >= MAX_SEGMENT_BYTES:
+        raise MetadataFormatError(
+            f"ledger {tail.ledger_id} at the log's tail has {entries} entries with {closed.size_bytes} bytes, more "
+            "than a segment can hold"
+        )
+    return (replace(tail, last_entry=closed.last_entry, rows=entries, size_bytes=closed.size_bytes),)
+
+
+def plan_append(
+    readings: Readings,
+    paths: LogPaths,
+    read: ReadHead,
+    added: SegmentTable,
+    time_ms: int,
+    tail: ReadTail,
+    *,
+    overwrite: bool = False,
+) -> Append:
+    """Append ``added``, whose first segment is at the head's ``next_offset``; it may be empty.
+
+    With ``overwrite`` the log then begins at ``added``, and old pages wait for the reaper. An open ``tail`` must be
+    sealed: the first of ``added`` is what :func:`sealed` makes of it. It is not part of what an ``overwrite`` begins
+    with.
+    """
+    head = read.head
+    first_offset = head.next_offset
+    if tail.open is not None and len(added) and added.ledger_id[0] == tail.open.ledger_id:
+        first_offset += int(added.entries[0])
+    pages = fill_pages(tail.page, added)
+    new_pages = {paths.page(page.number): data for page, data in pages if page.number != tail.page.number}
+    tail_path = paths.page(tail.page.number)
+    operations: list[TransactionOp]
+    if len(new_pages) < len(pages):
+        operations = [SetOp(tail_path, pages[0][1], tail.version)]
+    elif tail.open is not None:
+        operations = [SetOp(tail_path, encode_page(tail.page), tail.version)]
+    else:
+        operations = [CheckOp(tail_path, tail.version)]
+
+    preparations: tuple[tuple[TransactionOp, ...], ...] = ()
+    # Failed appenders may have left something in their places.
+    readings.require(*new_pages)
+    writes = [write_over(path, data, readings.get(path)) for path, data in new_pages.items()]
+    if len(writes) <= MAX_INLINE_PAGES:
+        operations += writes
+    else:
+        preparations = _prepare(paths, read.version, writes)
+        operations += [CheckOp(op.path, op.version + 1 if isinstance(op, SetOp) else 0) for op in writes]
+
+    last_page = pages[-1][0] if pages else tail.page
+    first_page = head.first_page
+    if overwrite:
+        first_page = next((page.number for page, _ in pages if page.end_offset > first_offset), last_page.number)
+    new_head = replace(
+        head,
+        first_offset=first_offset if overwrite else head.first_offset,
+        next_offset=last_page.end_offset,
+        first_page=first_page,
+        tail_page=last_page.number,
+        last_commit_time_ms=time_ms,
+    )
+    operations.append(read.write(paths, new_head))
+    return Append(preparations, tuple(operations), new_head)
+
+
+def _prepare(
+    paths: LogPaths, head_version: int, writes: list[CreateOp | SetOp]
+) -> tuple[tuple[TransactionOp, ...], ...]:
+    # The head's version shows that the pages are still beyond the tail: another appender may have published
+    # its own under the same numbers in the meantime.
+    guards = (CheckOp(paths.identity, -1), CheckOp(paths.head, head_version))
+    return tuple((*guards, *part) for part in in_parts(writes, _PAGES_IN_PREPARATION))

@@ -1,0 +1,216 @@
+"""Rules of applications: which run may commit, which batch is next, which entries it may name. No I/O.
+
+An application's znode holds the last committed entry of each ledger in use. Of those it keeps a bounded
+number; for the ledgers that were longest without a commit the entry moves into their registrations. So a
+range is checked against one or the other, and an entry can never be listed twice, however old its ledger.
+
+Whoever changes a registration writes the znode of its run in the same transaction. So one check of that znode covers
+what was read of all its registrations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from types import MappingProxyType
+from typing import Final
+
+from bk_spark.log.core.plan import Readings
+from bk_spark.log.formats.message import CommitRequest
+from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.znodes import (
+    MAX_RETIRED_RUNS,
+    Application,
+    decode_registration,
+    encode_registration,
+)
+from bk_spark.protocol.errors import BatchRefusedError, LedgerRefusedError, RunRetiredError
+from bk_spark.protocol.metadata.znodes import SetOp, TransactionOp
+
+#: Ledgers in use that an application keeps, beyond those of its last batch.
+IN_USE_KEPT: Final = 256
+# Part of a transaction, which must stay below 1 MiB.
+_MAX_MOVE_BYTES: Final = 128 * 1024
+_OPERATION_BYTES: Final = 64
+
+_NONE_COMMITTED: Final = -1
+
+
+def check_run(application: Application | None, run: str, log_name: str) -> None:
+    """Step 1. Raises RunRetiredError, naming the run that took over."""
+    successor = None if application is None else application.successor_of(run)
+    if application is not None and successor is not None:
+        raise RunRetiredError(
+            f"run {run} of application {application.app!r} may no longer write to log {log_name}: run {successor} "
+            f"took over, and batch {application.batch_id} was committed last, by run {application.run}"
+        )
+
+
+def is_done(application: Application | None, request: CommitRequest, log_name: str) -> bool:
+    """Step 2: whether this batch, or a later one, is in the log. Raises BatchRefusedError where another
+    query put it there, or where the query's checkpoint was set back."""
+    if application is None:
+        return False
+    if application.query_id == request.query_id:
+        if not request.skip_committed:
+            _check_not_set_back(application, request, log_name)
+    elif application.batch_id >= request.batch_id:
+        raise BatchRefusedError(
+            f"log {log_name}: batch {application.batch_id} of application {application.app!r} was committed by query "
+            f"{application.query_id!r}; query {request.query_id!r} now offers batch {request.batch_id}. "
+            "A query with a new checkpoint needs a name of its own (txnAppId)"
+        )
+    return application.batch_id >= request.batch_id
+
+
+def _check_not_set_back(application: Application, request: CommitRequest, log_name: str) -> None:
+    """Spark repeats the batch that it last began, as it was planned, and no earlier one. What comes again from before
+    that was planned anew, perhaps with other rows: to take it for done could lose rows."""
+    last, offered = application.query_batch_id, request.query_batch_id
+    if last is not None and offered is not None and offered < last:
+        raise BatchRefusedError(
+            f"log {log_name}: query {request.query_id} has committed its batch {last} for application "
+            f"{application.app!r}, and now offers batch {offered}: its checkpoint was set back (or another driver is "
+            "at work on it). Batches after a set-back may be cut anew, so this one is not taken for done. Restore the "
+            "checkpoint; or go on with a new checkpoint, another txnAppId and the right starting offsets; or, if "
+            "batches are surely cut as before, give option skipCommittedBatches"
+        )
+
+
+def told_of_repetition(application: Application, request: CommitRequest, log_name: str) -> str:
+    """What a person should know of a batch that counts as done: rows that are not in the log, perhaps. Mostly nothing,
+    an empty text."""
+    batch = f"log {log_name}: batch {request.batch_id} of application {request.app!r}"
+    if application.batch_id > request.batch_id:
+        if not request.rows:
+            return ""
+        return (
+            f"{batch} counts as done, since batch {application.batch_id} is committed; its {request.rows} rows "
+            "were not compared with what was committed before"
+        )
+    if application.rows == request.rows:
+        return ""
+    return (
+        f"{batch} was committed with {application.rows} rows; repeated, it brings {request.rows}, of which none is "
+        "taken. A batch must have the same rows at each attempt: see docs/delivery.md"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedLedgers:
+    """Ledgers in use after the commit, and what it costs in their registrations."""
+
+    in_use: Mapping[int, int]
+    operations: tuple[TransactionOp, ...]
+
+
+def check_ledgers(
+    readings: Readings, paths: LogPaths, application: Application | None, request: CommitRequest
+) -> CheckedLedgers:
+    """Step 3: every ledger is registered and not condemned, every range starts after what is committed.
+
+    Raises LedgerRefusedError.
+    """
+    ranges = request.ranges
+    in_use: dict[int, int] = {}
+    if application is not None and application.run == request.run:
+        in_use = dict(application.in_use)
+
+    run_path = paths.run(request.app, request.run)
+
+    def path_of(ledger_id: int) -> str:
+        return f"{run_path}/{ledger_id}"
+
+    named = dict.fromkeys(part.ledger_id for part in ranges)
+    new = {ledger_id: path_of(ledger_id) for ledger_id in named if ledger_id not in in_use}
+    moved = _to_move(in_use, named, len(path_of(0)))
+    readings.require_covered(run_path, *new.values(), *map(path_of, moved))
+
+    last_entries = _last_committed(readings, new, request) | in_use
+    for part in sorted(ranges, key=lambda r: r.first_entry):
+        last_entry = last_entries[part.ledger_id]
+        if part.first_entry <= last_entry:
+            raise LedgerRefusedError(
+                f"log {paths.name}: batch {request.batch_id} of application {request.app!r} names entries "
+                f"{part.first_entry} to {part.last_entry}, but entries up to {last_entry} are in the log already",
+                ledger_id=part.ledger_id,
+            )
+        last_entries[part.ledger_id] = part.last_entry
+
+    if request.anonymous:
+        # Its only batch is this one: nothing will be asked about its ledgers again.
+        return CheckedLedgers({}, ())
+    after = {ledger_id: last for ledger_id, last in in_use.items() if ledger_id not in named}
+    operations = _move(readings, {path_of(ledger_id): after.pop(ledger_id) for ledger_id in moved})
+    return CheckedLedgers(after | {ledger_id: last_entries[ledger_id] for ledger_id in named}, operations)
+
+
+def advance(
+    application: Application | None, request: CommitRequest, in_use: Mapping[int, int], time_ms: int, offsets: range
+) -> Application:
+    """The application after the commit of ``request`` at ``offsets``; an earlier run is retired."""
+    retired: tuple[str, ...] = ()
+    if application is not None:
+        retired = application.retired_runs
+        if application.run != request.run:
+            retired = (*retired, application.run)[-MAX_RETIRED_RUNS:]
+    return Application(
+        app=request.app,
+        query_id=request.query_id,
+        batch_id=request.batch_id,
+        run=request.run,
+        commit_time_ms=time_ms,
+        start_offset=offsets.start,
+        end_offset=offsets.stop,
+        retired_runs=retired,
+        in_use=MappingProxyType(dict(in_use)),
+        anonymous=request.anonymous,
+        rows=request.rows,
+        query_batch_id=request.query_batch_id,
+    )
+
+
+def _last_committed(readings: Readings, new: Mapping[int, str], request: CommitRequest) -> dict[int, int]:
+    """The last committed entry of each ledger, from its registration at this path."""
+    where = f"of application {request.app!r}, run {request.run}"
+    found: dict[int, int] = {}
+    #: Most are alike.
+    known: dict[bytes, int] = {}
+    for ledger_id, path in new.items():
+        znode = readings.get(path)
+        if znode is None:
+            raise LedgerRefusedError(
+                f"a commit message {where} names a ledger that is not registered for it (or was deleted since)",
+                ledger_id=ledger_id,
+            )
+        last = known.get(znode.data)
+        if last is None:
+            registration = decode_registration(znode.data, path)
+            if registration.condemned:
+                raise LedgerRefusedError(
+                    f"a commit message {where} names a ledger that is about to be deleted: nothing referred to it",
+                    ledger_id=ledger_id,
+                )
+            last = registration.last_committed_entry
+            last = known[znode.data] = _NONE_COMMITTED if last is None else last
+        found[ledger_id] = last
+    return found
+
+
+def _to_move(in_use: Mapping[int, int], named: Mapping[int, None], path_bytes: int) -> list[int]:
+    """Ledgers to leave the application's znode: the longest without a commit, a bounded number at once."""
+    others = [ledger_id for ledger_id in in_use if ledger_id not in named]
+    surplus = len(others) - IN_USE_KEPT
+    return list(islice(others, max(0, min(surplus, _MAX_MOVE_BYTES // (path_bytes + 20 + _OPERATION_BYTES)))))
+
+
+def _move(readings: Readings, last_entries: Mapping[str, int]) -> tuple[TransactionOp, ...]:
+    operations = []
+    for path, last_entry in last_entries.items():
+        znode = readings.get(path)
+        # A ledger in use is neither condemned nor deleted; should it be gone, there is nothing to remember.
+        if znode is not None:
+            registration = replace(decode_registration(znode.data, path), last_committed_entry=last_entry)
+            operations.append(SetOp(path, encode_registration(registration), znode.version))
+    return tuple(operations)

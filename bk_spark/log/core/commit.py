@@ -1,0 +1,157 @@
+"""The transactional commit of one batch, decided from what was read. No I/O.
+
+The steps, in this order (the last is the caller's, after the transaction took effect):
+
+1. The run is retired: refused, naming the run that took over.
+2. The application's last committed batch is this one or a later one: done already, if by the same query, and if
+   that query is not further on than the one batch which Spark may repeat.
+3. Every ledger named is registered and not condemned; every range starts after what is committed of it.
+   An open tail is sealed first where its log writer is gone or ``fence_tail`` is set, else the commit is refused.
+4. One transaction: segments in partition order, application, ``next_offset``; an earlier run is retired.
+5. Ledgers of retired runs are recovered.
+
+Every transaction checks the versions of all that was read for it, and that the log is still the same log.
+
+The order of reading matters in one place: the znode of the run before registrations of its ledgers. Whoever
+changes a registration writes the run's znode in the same transaction, so one check of the run's version covers
+all its registrations, however many ledgers the commit names; and they are read once, however often others are faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from bk_spark.log.core.append import Append, plan_append, read_head
+from bk_spark.log.core.applications import advance, check_ledgers, check_run, is_done, told_of_repetition
+from bk_spark.log.core.plan import AlreadyDone, CommitResult, CommitStatus, Plan, Readings, write_over
+from bk_spark.log.core.tail import seal_tail
+from bk_spark.log.formats.message import CommitRequest, LedgerRange
+from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.segment import Segment, SegmentTable
+from bk_spark.log.formats.znodes import MAX_APPLICATION_BYTES, Application, decode_application, encode_application
+from bk_spark.protocol.errors import LedgerRefusedError
+from bk_spark.protocol.metadata.znodes import CheckOp, SetOp, TransactionOp
+
+_REMEDY: Final = ", or commit with fenceTail=true, which ends that writer"
+
+
+class BatchCommit:
+    """The change that appends the batch of ``request``, once."""
+
+    def __init__(self, paths: LogPaths, request: CommitRequest) -> None:
+        self.paths = paths
+        self._request = request
+        self._segments = SegmentTable.of(_segments(request.ranges))
+
+    @property
+    def what(self) -> str:
+        request = self._request
+        return f"commit of batch {request.batch_id} of application {request.app!r} to log {self.paths.name}"
+
+    @property
+    def again(self) -> str:
+        return "commit the same batch again, it is appended once"
+
+    def decide(
+        self, readings: Readings, now_ms: int, maybe: CommitResult | None
+    ) -> AlreadyDone[CommitResult] | Plan[CommitResult]:
+        """Raises NoSuchLogError, LogReplacedError, RunRetiredError, BatchRefusedError, LedgerRefusedError,
+        LogTailOpenError; MetadataFormatError where a znode cannot be understood."""
+        return _decide(readings, self.paths, self._request, self._segments, now_ms, maybe)
+
+
+def _decide(
+    readings: Readings,
+    paths: LogPaths,
+    request: CommitRequest,
+    segments: SegmentTable,
+    now_ms: int,
+    maybe: CommitResult | None,
+) -> AlreadyDone[CommitResult] | Plan[CommitResult]:
+    ranges = request.ranges
+    app_path, run_path = paths.app(request.app), paths.run(request.app, request.run)
+    readings.require(paths.head, app_path, run_path)
+    read = read_head(readings, paths)
+    app_znode = readings.get(app_path)
+    application = None if app_znode is None else decode_application(app_znode.data, app_path)
+    check_run(application, request.run, paths.name)
+    if application is not None and is_done(application, request, paths.name):
+        return AlreadyDone(_already_done(application, request, maybe, paths.name))
+
+    run = readings.get(run_path)
+    if ranges and run is None:
+        raise LedgerRefusedError(
+            f"log {paths.name}: no ledger is registered for application {request.app!r}, run {request.run}"
+        )
+    ledgers = check_ledgers(readings, paths, application, request)
+    run_operations: tuple[TransactionOp, ...] = ()
+    if run is not None and ledgers.operations:
+        run_operations = (SetOp(run_path, run.data, run.version),)
+    elif run is not None and ranges:
+        run_operations = (CheckOp(run_path, run.version),)
+
+    # Last, since it may fence a ledger: the batch is not refused any more but by a conflict.
+    time_ms = max(now_ms, read.head.last_commit_time_ms)
+    start = read.head.next_offset
+    tail_operations: tuple[TransactionOp, ...] = ()
+    append = Append((), (CheckOp(paths.head, read.version),), read.head)
+    if ranges or request.overwrite:
+        tail = seal_tail(readings, paths, read.head, fence=request.fence_tail, remedy=_REMEDY)
+        start, tail_operations = tail.end_offset, tail.operations
+        added = SegmentTable.concat([SegmentTable.of(tail.segments), segments.moved(start, time_ms)])
+        append = plan_append(readings, paths, read, added, time_ms, tail.tail, overwrite=request.overwrite)
+    end = append.head.next_offset
+
+    app_data = _encode(advance(application, request, ledgers.in_use, time_ms, range(start, end)), paths)
+    retired = () if application is None or application.run == request.run else (application.run,)
+    return Plan(
+        append.preparations,
+        (
+            CheckOp(paths.identity, -1),
+            *append.operations,
+            *tail_operations,
+            write_over(app_path, app_data, app_znode),
+            *run_operations,
+            *ledgers.operations,
+        ),
+        CommitResult(CommitStatus.COMMITTED, start, end, time_ms, retired),
+    )
+
+
+def _already_done(
+    application: Application, request: CommitRequest, maybe: CommitResult | None, log_name: str
+) -> CommitResult:
+    warning = told_of_repetition(application, request, log_name)
+    if application.batch_id != request.batch_id:
+        return CommitResult(CommitStatus.ALREADY_DONE, None, None, None, warning=warning)
+    done = CommitResult(
+        CommitStatus.ALREADY_DONE,
+        application.start_offset,
+        application.end_offset,
+        application.commit_time_ms,
+        warning=warning,
+    )
+    if maybe is not None and application.run == request.run:
+        # The transaction whose outcome was unknown took effect.
+        return replace(done, status=CommitStatus.COMMITTED, retired_runs=maybe.retired_runs)
+    return done
+
+
+def _encode(application: Application, paths: LogPaths) -> bytes:
+    data = encode_application(application)
+    if len(data) > MAX_APPLICATION_BYTES:
+        raise LedgerRefusedError(
+            f"log {paths.name}: batch {application.batch_id} of application {application.app!r} names "
+            f"{len(application.in_use)} ledgers, too many for one commit: write with fewer tasks at once"
+        )
+    return data
+
+
+def _segments(ranges: Iterable[LedgerRange]) -> Iterable[Segment]:
+    """From offset 0 on; where they will be and when is not known before the log is read."""
+    offset = 0
+    for part in ranges:
+        yield Segment(part.ledger_id, part.first_entry, part.last_entry, offset, part.rows, part.size_bytes, 0)
+        offset += part.entries

@@ -1,0 +1,147 @@
+"""Vocabulary of decisions about a log: what was read, what is still to be read, what to send.
+
+A decision is a function of what is known so far. It asks for what it lacks, so that who does the reading
+(a blocking client, a simulator) need not know what a change depends on.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from bk_spark.log.core.steps import Closed
+from bk_spark.protocol.metadata.znodes import CreateOp, SetOp, TransactionOp, Znode
+
+_T = TypeVar("_T")
+
+
+class CommitStatus(enum.Enum):
+    COMMITTED = "committed"
+    ALREADY_DONE = "already done"
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """The batch is in the log, at offsets ``[start_offset, end_offset)``.
+
+    Offsets and time are None for a batch older than the application's last one. ``retired_runs`` are runs
+    that this commit took over from: their ledgers are to be recovered. ``warning`` is for a person, where a batch
+    counts as done that may not be what was committed.
+    """
+
+    status: CommitStatus
+    start_offset: int | None
+    end_offset: int | None
+    commit_time_ms: int | None
+    retired_runs: tuple[str, ...] = ()
+    warning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Read these znodes too, in this order, and ask again.
+
+    With ``covered_by``, a znode that was read before them: whoever changes or deletes one of these writes that one in
+    the same transaction. So as long as it is what it was, what was read of these stays true.
+    """
+
+    paths: tuple[str, ...]
+    covered_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NeedClosed:
+    """Fence and close this ledger, and ask again with what is known of its end."""
+
+    ledger_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadyDone(Generic[_T]):
+    """What is asked for is so: nothing is sent."""
+
+    result: _T
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """Two znodes do not fit each other: one was changed between the readings. Read all again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Generic[_T]):
+    """Transactions to send: ``preparations`` write pages that nothing refers to yet, ``transaction`` makes
+    the change. Whatever is refused, the rest must not be sent."""
+
+    preparations: tuple[tuple[TransactionOp, ...], ...]
+    transaction: tuple[TransactionOp, ...]
+    result: _T
+
+
+class MissingError(Exception):
+    """Raised inside of a decision for znodes not read yet; ends as :class:`Need`."""
+
+    def __init__(self, paths: Iterable[str], covered_by: str | None = None) -> None:
+        super().__init__()
+        self.paths = tuple(paths)
+        self.covered_by = covered_by
+
+
+class NotClosedError(Exception):
+    """Raised inside of a decision; ends as :class:`NeedClosed`."""
+
+    def __init__(self, ledger_id: int) -> None:
+        super().__init__()
+        self.ledger_id = ledger_id
+
+
+class StaleError(Exception):
+    """Raised inside of a decision; ends as :class:`Stale`."""
+
+
+def write_over(path: str, data: bytes, read: Znode | None) -> CreateOp | SetOp:
+    """The operation that writes ``data`` in place of what was ``read`` at ``path``, be it nothing."""
+    return CreateOp(path, data) if read is None else SetOp(path, data, read.version)
+
+
+class Readings:
+    """What is known so far: path -> znode (None where there is none), and ends of ledgers that were recovered
+    for this decision."""
+
+    def __init__(self, znodes: Mapping[str, Znode | None], ends: Mapping[int, Closed] | None = None) -> None:
+        self._znodes = znodes
+        self._ends = ends or {}
+        self._covered: set[str] = set()
+        #: What was asked for, in this order, but for what another znode covers.
+        self.used: dict[str, None] = {}
+
+    def require(self, *paths: str) -> None:
+        """Ask for all of ``paths`` at once, as far as they are not read."""
+        self.used.update(dict.fromkeys(paths))
+        missing = [path for path in dict.fromkeys(paths) if path not in self._znodes]
+        if missing:
+            raise MissingError(missing)
+
+    def require_covered(self, by: str, *paths: str) -> None:
+        """The same for znodes that nobody changes or deletes without writing ``by``, see :class:`Need`. The decision
+        must hold its transaction to the version of ``by``."""
+        self.require(by)
+        self._covered.update(paths)
+        missing = [path for path in dict.fromkeys(paths) if path not in self._znodes]
+        if missing:
+            raise MissingError(missing, by)
+
+    def get(self, path: str) -> Znode | None:
+        if path not in self._covered:
+            self.require(path)
+        return self._znodes[path]
+
+    def closed(self, ledger_id: int) -> Closed:
+        """Where the ledger ends, now that nobody can write to it."""
+        if ledger_id not in self._ends:
+            raise NotClosedError(ledger_id)
+        return self._ends[ledger_id]

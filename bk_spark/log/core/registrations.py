@@ -1,0 +1,43 @@
+"""Registering ledgers with a log: the operations, and the znodes that must be there before."""
+
+from __future__ import annotations
+
+from bk_spark.log.core.append import read_head
+from bk_spark.log.core.plan import AlreadyDone, Plan, Readings
+from bk_spark.log.core.steps import LedgerRegistrar
+from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.znodes import Registration, encode_registration
+from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, TransactionOp
+
+
+def registrar(paths: LogPaths, run_path: str) -> LedgerRegistrar:
+    """Operations that register a ledger under ``run_path``, which exists."""
+    data = encode_registration(Registration())
+
+    def operations(ledger_id: int) -> tuple[TransactionOp, ...]:
+        return CheckOp(paths.identity, -1), CreateOp(f"{run_path}/{ledger_id}", data)
+
+    return operations
+
+
+class MakeZnodes:
+    """The change after which the znodes ``names`` are there; those that were not are empty."""
+
+    def __init__(self, paths: LogPaths, *names: str) -> None:
+        self.paths = paths
+        self._names = names
+
+    @property
+    def what(self) -> str:
+        return f"making of znodes of log {self.paths.name}"
+
+    @property
+    def again(self) -> str:
+        return "make them again, it does no more than once"
+
+    def decide(self, readings: Readings, now_ms: int, maybe: bool | None) -> AlreadyDone[bool] | Plan[bool]:
+        """Raises NoSuchLogError, LogReplacedError, MetadataFormatError."""
+        read_head(readings, self.paths)
+        readings.require(*self._names)
+        missing = tuple(CreateOp(path) for path in self._names if readings.get(path) is None)
+        return Plan((), (CheckOp(self.paths.identity, -1), *missing), True) if missing else AlreadyDone(True)

@@ -1,0 +1,309 @@
+"""Pages of segments: ``<log>/pages/<n>``, at most 32 KiB, message ``SegmentPage``.
+
+Columns of varints (protobuf's packed repeated fields), each predicted from what came before and stored
+as the difference, so that most values take one byte or none:
+
+==================== ==========================================================================
+field                meaning
+==================== ==========================================================================
+base_offset          offset of the first segment; the others follow without holes
+ledger_id_deltas     table of ledgers by first appearance; id minus the id before it (0 at first)
+ledger_first_entries first entry of the ledger's first segment in this page
+entries              number of entries; 0 for an open tail
+ledger_index_deltas  index into the table, minus the index of the segment before (0 at first)
+gap_position_deltas  positions of segments that do not start where the ledger's segment before
+                     ended; position minus the one before (0 at first)
+gap_entries          for each of them: first entry minus that end
+rows_per_entry       r, chosen by the writer
+row_residuals        rows - r * entries
+bytes_per_row        b, chosen by the writer
+byte_residuals       bytes - b * rows
+time_run_repeats     number of consecutive segments with one commit time, less 1
+time_run_deltas_ms   their time minus the run's before (base_time_ms at first)
+==================== ==========================================================================
+
+``ledger_first_entries``, ``ledger_index_deltas``, ``row_residuals``, ``byte_residuals`` and
+``time_run_repeats`` are left out where all their values are 0. Only the last segment can be an open tail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+import numpy as np
+
+from bk_spark.log.formats.proto import log_formats_pb2 as pb
+from bk_spark.log.formats.segment import (
+    MAX_SEGMENT_BYTES,
+    MAX_SEGMENT_ENTRIES,
+    MAX_SEGMENT_ROWS,
+    Int64Column,
+    SegmentTable,
+)
+from bk_spark.log.formats.znodes import parse
+from bk_spark.protocol.errors import LogReplacedError, MetadataFormatError
+
+PAGE_VERSION: Final = 1
+MAX_PAGE_BYTES: Final = 32 * 1024
+
+# A page of which this much is used counts as full: finding the very last segment that fits is not worth it.
+_FULL_BYTES: Final = MAX_PAGE_BYTES * 15 // 16
+_FIRST_GUESS_SEGMENTS: Final = 4096
+_MAX_PRODUCT: Final = 1 << 62
+_MAX_INT64: Final = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SegmentPage:
+    """One page: ``table`` holds segments from ``base_offset`` on."""
+
+    log_id: str
+    number: int
+    base_offset: int
+    table: SegmentTable
+
+    @property
+    def end_offset(self) -> int:
+        return self.table.end_offset if len(self.table) else self.base_offset
+
+    @property
+    def open_tail(self) -> bool:
+        return len(self.table) > 0 and self.table.entries[-1] == 0
+
+
+def encode_page(page: SegmentPage) -> bytes:
+    """The znode's content. May be longer than MAX_PAGE_BYTES: see :func:`fill_pages`."""
+    table = page.table
+    message = pb.SegmentPage(
+        format_version=PAGE_VERSION,
+        log_id=UUID(page.log_id).bytes,
+        number=page.number,
+        base_offset=page.base_offset,
+        open_tail=page.open_tail,
+    )
+    if not len(table):
+        return message.SerializeToString()
+
+    index, ledgers = _ledger_table(table.ledger_id)
+    gaps, ledger_first_entries = _gaps(index, len(ledgers), table)
+    message.ledger_id_deltas.extend(_deltas(ledgers).tolist())
+    message.ledger_first_entries.extend(_unless_zero(ledger_first_entries))
+    message.entries.extend(table.entries.tolist())
+    message.ledger_index_deltas.extend(_unless_zero(_deltas(index)))
+    positions = np.flatnonzero(gaps)
+    message.gap_position_deltas.extend(_deltas(positions).tolist())
+    message.gap_entries.extend(gaps[positions].tolist())
+
+    message.rows_per_entry = _mean(table.rows, table.entries)
+    message.row_residuals.extend(_unless_zero(table.rows - message.rows_per_entry * table.entries))
+    message.bytes_per_row = _mean(table.size_bytes, table.rows)
+    message.byte_residuals.extend(_unless_zero(table.size_bytes - message.bytes_per_row * table.rows))
+
+    starts = np.flatnonzero(np.diff(table.commit_time_ms, prepend=-1))
+    message.base_time_ms = int(table.commit_time_ms[0])
+    message.time_run_repeats.extend(_unless_zero(np.diff(starts, append=len(table)) - 1))
+    message.time_run_deltas_ms.extend(np.diff(table.commit_time_ms[starts], prepend=message.base_time_ms).tolist())
+    return message.SerializeToString()
+
+
+def decode_page(data: bytes, path: str, *, log_id: str, number: int) -> SegmentPage:
+    """The page in ``data``, checked to be page ``number`` of the log.
+
+    Raises MetadataFormatError, and LogReplacedError for a page of another log.
+    """
+    message = parse(pb.SegmentPage(), data, path, "page of segments", PAGE_VERSION, MAX_PAGE_BYTES)
+    if message.log_id != UUID(log_id).bytes:
+        raise LogReplacedError(f"page of segments {path} is not of log id {log_id}: the log was deleted and made again")
+    if message.number != number:
+        raise MetadataFormatError(f"{path} holds page {message.number}, not {number}")
+    try:
+        table = _decode_table(message)
+    except (_BadPageError, OverflowError) as error:
+        raise MetadataFormatError(f"page of segments {path} is damaged: {error}") from error
+    return SegmentPage(log_id, number, message.base_offset, table)
+
+
+def fill_pages(tail: SegmentPage, added: SegmentTable) -> list[tuple[SegmentPage, bytes]]:
+    """Append ``added`` to the log whose tail page is ``tail``; the pages that are new or changed, encoded.
+
+    The first is the tail page itself, unless nothing more fits into it; the last is the new tail page.
+    """
+    pages: list[tuple[SegmentPage, bytes]] = []
+    page, rest = tail, added
+    while len(rest):
+        taken, data = _take(page, rest)
+        if taken:
+            page = _extended(page, rest[:taken])
+            pages.append((page, data))
+            rest = rest[taken:]
+        if len(rest):
+            page = SegmentPage(page.log_id, page.number + 1, page.end_offset, SegmentTable.of(()))
+    return pages
+
+
+def _take(page: SegmentPage, rest: SegmentTable) -> tuple[int, bytes]:
+    """How many segments of ``rest`` fit into ``page`` (about: see _FULL_BYTES), and the page with them."""
+    fits, best = 0, b""
+    limit = min(len(rest), MAX_PAGE_BYTES)
+    guess = min(limit, _FIRST_GUESS_SEGMENTS)
+    while fits < limit:
+        data = encode_page(_extended(page, rest[:guess]))
+        if len(data) <= MAX_PAGE_BYTES:
+            fits, best = guess, data
+            if len(data) >= _FULL_BYTES:
+                break
+        else:
+            limit = guess - 1
+        segment_bytes = len(data) / (len(page.table) + guess)
+        guess = int((MAX_PAGE_BYTES + _FULL_BYTES) / 2 / segment_bytes) - len(page.table)
+        guess = max(fits + 1, min(guess, limit))
+    return fits, best
+
+
+def _extended(page: SegmentPage, added: SegmentTable) -> SegmentPage:
+    table = SegmentTable.concat([page.table, added])
+    return SegmentPage(page.log_id, page.number, page.base_offset, table)
+
+
+class _BadPageError(Exception):
+    pass
+
+
+def _decode_table(message: pb.SegmentPage) -> SegmentTable:
+    entries = _column(message.entries)
+    count = len(entries)
+    if not count:
+        return SegmentTable.of(())
+    _require(entries.max() < MAX_SEGMENT_ENTRIES and entries.min() >= 0, "entries")
+    _require(entries[:-1].all() and (entries[-1] == 0) == message.open_tail, "an open segment that is not the tail")
+
+    ledgers = np.cumsum(_column(message.ledger_id_deltas))
+    index = np.cumsum(_column(message.ledger_index_deltas, count))
+    _require(len(ledgers) <= count and ledgers.min(initial=0) >= 0, "ledger ids")
+    _require(index.min() >= 0 and index.max() < len(ledgers), "ledger indexes")
+    first_entry = _decode_first_entries(message, index, entries, len(ledgers))
+    _require(first_entry.min() >= 0 and first_entry.max() < _MAX_PRODUCT, "first entries")
+
+    rows = _decode_product(message.rows_per_entry, entries, message.row_residuals)
+    _require(rows.min() >= 0 and rows.max() < MAX_SEGMENT_ROWS, "rows")
+    size_bytes = _decode_product(message.bytes_per_row, rows, message.byte_residuals)
+    _require(size_bytes.min() >= 0 and size_bytes.max() < MAX_SEGMENT_BYTES, "bytes")
+
+    times = message.base_time_ms + np.cumsum(_column(message.time_run_deltas_ms))
+    _require(1 <= len(times) <= count and times.min() >= 0, "commit times")
+    repeats = _column(message.time_run_repeats, len(times))
+    _require(repeats.min() >= 0 and repeats.max() < count and repeats.sum() + len(times) == count, "commit times")
+
+    ends = np.cumsum(entries)
+    _require(message.base_offset < _MAX_PRODUCT, "base offset")
+    return SegmentTable(
+        ledgers[index],
+        first_entry,
+        entries,
+        message.base_offset + ends - entries,
+        rows,
+        size_bytes,
+        np.repeat(times, repeats + 1),
+    )
+
+
+def _decode_first_entries(
+    message: pb.SegmentPage, index: Int64Column, entries: Int64Column, ledgers: int
+) -> Int64Column:
+    """A ledger's next segment starts at its first entry in the page, plus all entries and gaps since."""
+    count = len(entries)
+    positions = np.cumsum(_column(message.gap_position_deltas))
+    gap_entries = _column(message.gap_entries)
+    _require(len(positions) == len(gap_entries), "gaps")
+    _require(np.diff(positions, prepend=-1).min(initial=1) >= 1 and positions.max(initial=0) < count, "gaps")
+    gaps = np.zeros(count, np.int64)
+    gaps[positions] = gap_entries
+
+    order, group_starts, group_of = _by_ledger(index)
+    steps = gaps[order]
+    steps[1:] += entries[order][:-1]
+    # One running sum over all ledgers, from which each ledger's own start is taken off again.
+    sums = np.cumsum(steps)
+    sums -= sums[group_starts][group_of]
+    first_entry = np.empty(count, np.int64)
+    first_entry[order] = sums + _column(message.ledger_first_entries, ledgers)[index[order]]
+    return first_entry
+
+
+def _gaps(index: Int64Column, ledgers: int, table: SegmentTable) -> tuple[Int64Column, Int64Column]:
+    """Per segment its first entry minus the end of the ledger's segment before; per ledger its first entry."""
+    order, group_starts, _ = _by_ledger(index)
+    first = table.first_entry[order]
+    expected = np.empty_like(first)
+    expected[1:] = (first + table.entries[order])[:-1]
+    expected[group_starts] = first[group_starts]
+    gaps = np.empty_like(first)
+    gaps[order] = first - expected
+    ledger_first_entries = np.empty(ledgers, np.int64)
+    ledger_first_entries[index[order][group_starts]] = first[group_starts]
+    return gaps, ledger_first_entries
+
+
+def _by_ledger(index: Int64Column) -> tuple[Int64Column, Int64Column, Int64Column]:
+    """Segments sorted by ledger (kept in order within one): positions, where groups start, each one's group."""
+    order = np.argsort(index, kind="stable")
+    changes = np.diff(index[order], prepend=-1) != 0
+    return order, np.flatnonzero(changes), np.cumsum(changes) - 1
+
+
+def _ledger_table(ledger_id: Int64Column) -> tuple[Int64Column, Int64Column]:
+    """Index of each segment's ledger, and the ledgers in order of first appearance."""
+    ledgers, first_positions, inverse = np.unique(ledger_id, return_index=True, return_inverse=True)
+    by_appearance = np.argsort(first_positions)
+    rank = np.empty_like(by_appearance)
+    rank[by_appearance] = np.arange(len(ledgers))
+    return rank[inverse], ledgers[by_appearance]
+
+
+def _mean(total: Int64Column, count: Int64Column) -> int:
+    """Whole-numbered mean of ``total`` per ``count``, or 0 where multiplying it back could overflow."""
+    mean = int(total.sum()) // max(1, int(count.sum()))
+    return mean if mean * int(count.max()) < _MAX_PRODUCT else 0
+
+
+def _decode_product(factor: int, counts: Int64Column, residuals: Sequence[int]) -> Int64Column:
+    _require(factor * int(counts.max()) < _MAX_PRODUCT, "a mean")
+    residual = _column(residuals, len(counts))
+    _require(abs(int(residual.min())) < _MAX_PRODUCT and residual.max() < _MAX_PRODUCT, "a residual")
+    return factor * counts + residual
+
+
+def _deltas(column: Int64Column) -> Int64Column:
+    return np.diff(column, prepend=0)
+
+
+def _unless_zero(column: Int64Column) -> list[int]:
+    return column.tolist() if column.any() else []
+
+
+def int64_column(values: Sequence[int]) -> Int64Column:
+    """A repeated field as an array. Raises OverflowError for a value of 2**63 or more."""
+    # Newer releases of protobuf give the whole field at once, in its own type.
+    column = np.asarray(values) if len(values) else np.empty(0, np.int64)
+    if column.dtype != np.int64 and column.max() > _MAX_INT64:
+        raise OverflowError(f"{column.max()} is more than a signed number of 64 bits")
+    return column.astype(np.int64)
+
+
+def _column(values: Sequence[int], count: int | None = None) -> Int64Column:
+    """The same; ``count`` zeros where the field may be left out, and is."""
+    column = int64_column(values)
+    if count is None:
+        return column
+    if not len(column):
+        return np.zeros(count, np.int64)
+    _require(len(column) == count, "columns of different lengths")
+    return column
+
+
+def _require(condition: object, what: str) -> None:
+    if not condition:
+        raise _BadPageError(what)

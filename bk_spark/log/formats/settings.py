@@ -1,0 +1,148 @@
+"""A log's settings, fixed when it is made: ``<log>/settings``, message ``Settings``.
+
+The password itself is not stored. A salted hash of the ledgers' master key is, so that a wrong password
+is refused before a single ledger is made with it.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+import json
+import secrets
+from dataclasses import dataclass, field
+from typing import Final
+from uuid import UUID
+
+from bk_spark.log.formats.proto import log_formats_pb2 as pb
+from bk_spark.log.formats.znodes import log_id_of, parse
+from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.entries.digest import master_key
+from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError, UnauthorizedError
+from bk_spark.protocol.quorum import Quorum
+
+SETTINGS_VERSION: Final = 1
+MAX_SETTINGS_BYTES: Final = 512 * 1024
+MAX_SCHEMA_BYTES: Final = MAX_SETTINGS_BYTES - 1024
+
+_SALT_BYTES: Final = 16
+_HASH_BYTES: Final = 32
+# About 5 ms. More would buy nothing: Apache's ledger metadata, in the same ZooKeeper, holds the password.
+_ITERATIONS: Final = 10_000
+_MAX_ITERATIONS: Final = 10_000_000
+
+
+class EntryFormat(enum.Enum):
+    """What an entry of the log holds."""
+
+    RAW = "raw"
+    """One row: the bytes of its value."""
+    ARROW = "arrow"
+    """Many rows: an Arrow IPC stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class PasswordCheck:
+    """PBKDF2-HMAC-SHA256 over the master key."""
+
+    salt: bytes = field(repr=False)
+    iterations: int
+    hash: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, password: bytes) -> PasswordCheck:
+        salt = secrets.token_bytes(_SALT_BYTES)
+        return cls(salt, _ITERATIONS, _derive(password, salt, _ITERATIONS))
+
+    def matches(self, password: bytes) -> bool:
+        return hmac.compare_digest(self.hash, _derive(password, self.salt, self.iterations))
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """Quorum and digest of the log's ledgers; format of its entries; ``schema_json`` (Spark's JSON form of
+    a schema) for ``arrow`` and None for ``raw``."""
+
+    quorum: Quorum
+    digest_type: DigestType
+    entry_format: EntryFormat
+    password_check: PasswordCheck
+    schema_json: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.entry_format is EntryFormat.ARROW) != (self.schema_json is not None):
+            raise InvalidArgumentError("a log of entryFormat arrow needs a schema, and one of entryFormat raw has none")
+        if self.schema_json is None:
+            return
+        if len(self.schema_json.encode()) > MAX_SCHEMA_BYTES:
+            raise InvalidArgumentError(f"the schema is longer than {MAX_SCHEMA_BYTES} bytes as JSON: use fewer columns")
+        try:
+            json.loads(self.schema_json)
+        except ValueError as error:
+            raise InvalidArgumentError(f"the schema is not valid JSON: {error}") from error
+
+    @classmethod
+    def create(
+        cls,
+        quorum: Quorum,
+        digest_type: DigestType,
+        entry_format: EntryFormat,
+        password: bytes,
+        schema_json: str | None = None,
+    ) -> LogSettings:
+        """Settings of a new log whose ledgers have ``password``."""
+        return cls(quorum, digest_type, entry_format, PasswordCheck.of(password), schema_json)
+
+    def check_password(self, password: bytes, log_name: str) -> None:
+        """Raises UnauthorizedError where ``password`` is not the one the log was made with."""
+        if self.password_check.matches(password):
+            return
+        remedy = "give the one it was made with (option password or passwordFile)"
+        if not password:
+            raise UnauthorizedError(f"log {log_name} has a password, and none was given: {remedy}")
+        if self.password_check.matches(b""):
+            remedy = "it was made without one, give none"
+        raise UnauthorizedError(f"wrong password for log {log_name}: {remedy}")
+
+
+_FORMAT_NUMBER: Final = {EntryFormat.RAW: pb.Settings.RAW, EntryFormat.ARROW: pb.Settings.ARROW}
+_FORMAT_OF_NUMBER: Final = {number: entry_format for entry_format, number in _FORMAT_NUMBER.items()}
+
+
+def encode_settings(log_id: str, settings: LogSettings) -> bytes:
+    check = settings.password_check
+    return pb.Settings(
+        format_version=SETTINGS_VERSION,
+        log_id=UUID(log_id).bytes,
+        ensemble_size=settings.quorum.ensemble_size,
+        write_quorum_size=settings.quorum.write_quorum_size,
+        ack_quorum_size=settings.quorum.ack_quorum_size,
+        digest_type=settings.digest_type.value,
+        entry_format=_FORMAT_NUMBER[settings.entry_format],
+        schema_json=settings.schema_json,
+        password_check=pb.PasswordCheck(salt=check.salt, iterations=check.iterations, hash=check.hash),
+    ).SerializeToString()
+
+
+def decode_settings(data: bytes, path: str) -> tuple[str, LogSettings]:
+    """Log id and settings. Raises MetadataFormatError."""
+    message = parse(pb.Settings(), data, path, "settings of a log", SETTINGS_VERSION, MAX_SETTINGS_BYTES)
+    check = message.password_check
+    if not 1 <= check.iterations <= _MAX_ITERATIONS or len(check.hash) != _HASH_BYTES:
+        raise MetadataFormatError(f"settings of a log {path} hold a damaged password check")
+    try:
+        settings = LogSettings(
+            Quorum(message.ensemble_size, message.write_quorum_size, message.ack_quorum_size),
+            DigestType(message.digest_type),
+            _FORMAT_OF_NUMBER[message.entry_format],
+            PasswordCheck(check.salt, check.iterations, check.hash),
+            message.schema_json or None,
+        )
+    except (KeyError, ValueError) as error:
+        raise MetadataFormatError(f"settings of a log {path} are damaged: {error}") from error
+    return log_id_of(message.log_id, path), settings
+
+
+def _derive(password: bytes, salt: bytes, iterations: int) -> bytes:
+    return hashlib.pbkdf2_hmac("sha256", master_key(password), salt, iterations, _HASH_BYTES)

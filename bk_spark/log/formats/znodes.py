@@ -1,0 +1,320 @@
+"""Content of a log's small znodes: head, application, registration of a ledger.
+
+Messages are in ``proto/log_formats.proto``; each starts with a format version, and an unknown one is
+refused with MetadataFormatError. Limits are checked before anything is built from the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+from google.protobuf.message import DecodeError
+
+from bk_spark.log.formats.proto import log_formats_pb2 as pb
+from bk_spark.protocol.errors import MetadataFormatError
+
+HEAD_VERSION: Final = 1
+APPLICATION_VERSION: Final = 1
+REGISTRATION_VERSION: Final = 1
+OWNER_VERSION: Final = 1
+APPENDED_VERSION: Final = 1
+POLICY_VERSION: Final = 1
+MAINTENANCE_VERSION: Final = 1
+
+MAX_HEAD_BYTES: Final = 4 * 1024
+MAX_APPLICATION_BYTES: Final = 512 * 1024
+MAX_REGISTRATION_BYTES: Final = 1024
+_MAX_SMALL_BYTES: Final = 4 * 1024
+#: Retired runs that an application remembers.
+MAX_RETIRED_RUNS: Final = 32
+
+_MAX_INT64: Final = (1 << 63) - 1
+_Message = TypeVar("_Message", bound=Any)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPosition:
+    """Where the pages below ``end_page`` (segments below ``end_offset``) are: found from one entry of
+    the index ledger."""
+
+    ledger_id: int
+    entry_id: int
+    end_page: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A log's committed offsets are ``[first_offset, next_offset)``; their segments are in pages
+    ``first_page`` to ``tail_page`` and, where there is an ``index``, in the pages it leads to.
+    ``deleted_time_ms`` is 0 but for a log whose deletion has begun."""
+
+    log_id: str
+    first_offset: int = 0
+    next_offset: int = 0
+    first_page: int = 0
+    tail_page: int = 0
+    last_commit_time_ms: int = 0
+    index: IndexPosition | None = None
+    deleted_time_ms: int = 0
+
+    @property
+    def first_znode_page(self) -> int:
+        """Pages from here on are znodes; those before have left the list, or ZooKeeper for the index."""
+        return self.first_page if self.index is None else max(self.first_page, self.index.end_page)
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """What an application has committed last, and who may commit next.
+
+    ``in_use`` gives for each ledger of the present ``run`` its last committed entry; the ledger that was
+    longest without a commit comes first. Ledgers that left it have that entry in their registration.
+    """
+
+    app: str
+    query_id: str
+    batch_id: int
+    run: str
+    commit_time_ms: int
+    start_offset: int
+    end_offset: int
+    retired_runs: tuple[str, ...] = ()
+    in_use: MappingProxyType[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    anonymous: bool = False
+    #: Of the last batch.
+    rows: int = 0
+    #: The streaming query's own number of the last batch; None where no query committed it.
+    query_batch_id: int | None = None
+
+    def successor_of(self, run: str) -> str | None:
+        """The run that took over from ``run``, or None where ``run`` is not known to be retired."""
+        line = (*self.retired_runs, self.run)
+        return next((later for earlier, later in pairwise(line) if earlier == run), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A ledger made for the log. To be ``condemned`` is the last that is written into its znode."""
+
+    last_committed_entry: int | None = None
+    condemned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The log writer that holds the tail open; ``host`` and ``process_id`` are for people."""
+
+    writer_id: str
+    host: str
+    process_id: int
+    opened_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """A ledger that the log did not make; its first entry is at ``offset``."""
+
+    token: bytes
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What maintenance keeps of a log; of the first two, 0 is without limit. ``orphan_retention_ms``: age from which a
+    ledger goes that nothing refers to though its run may be at work. ``delete_grace_ms``: from the condemnation of a
+    ledger to its deletion, time for who reads it."""
+
+    retention_time_ms: int = 0
+    retention_size_bytes: int = 0
+    orphan_retention_ms: int = 7 * 24 * 3_600_000
+    delete_grace_ms: int = 3_600_000
+
+
+def encode_head(head: Head) -> bytes:
+    message = pb.Head(
+        format_version=HEAD_VERSION,
+        log_id=UUID(head.log_id).bytes,
+        first_offset=head.first_offset,
+        next_offset=head.next_offset,
+        first_page=head.first_page,
+        tail_page=head.tail_page,
+        last_commit_time_ms=head.last_commit_time_ms,
+        deleted_time_ms=head.deleted_time_ms,
+    )
+    if head.index is not None:
+        message.index.ledger_id = head.index.ledger_id
+        message.index.entry_id = head.index.entry_id
+        message.index.end_page = head.index.end_page
+        message.index.end_offset = head.index.end_offset
+    return message.SerializeToString()
+
+
+def decode_head(data: bytes, path: str) -> Head:
+    message = parse(pb.Head(), data, path, "head of a log", HEAD_VERSION, MAX_HEAD_BYTES)
+    index = None
+    if message.HasField("index"):
+        position = message.index
+        index = IndexPosition(position.ledger_id, position.entry_id, position.end_page, position.end_offset)
+    head = Head(
+        log_id_of(message.log_id, path),
+        message.first_offset,
+        message.next_offset,
+        message.first_page,
+        message.tail_page,
+        message.last_commit_time_ms,
+        index,
+        message.deleted_time_ms,
+    )
+    if not head.first_offset <= head.next_offset <= _MAX_INT64 or not head.first_page <= head.tail_page <= _MAX_INT64:
+        raise MetadataFormatError(f"head of a log {path} is damaged: {head}")
+    return head
+
+
+def encode_application(application: Application) -> bytes:
+    return pb.Application(
+        format_version=APPLICATION_VERSION,
+        app=application.app,
+        query_id=application.query_id,
+        batch_id=application.batch_id,
+        run=application.run,
+        retired_runs=application.retired_runs,
+        in_use_ledger_deltas=_deltas(application.in_use),
+        in_use_last_entries=application.in_use.values(),
+        commit_time_ms=application.commit_time_ms,
+        start_offset=application.start_offset,
+        end_offset=application.end_offset,
+        anonymous=application.anonymous,
+        rows=application.rows,
+        query_batch_id=application.query_batch_id,
+    ).SerializeToString()
+
+
+def decode_application(data: bytes, path: str) -> Application:
+    message = parse(pb.Application(), data, path, "application of a log", APPLICATION_VERSION, MAX_APPLICATION_BYTES)
+    ledgers = list(accumulate(message.in_use_ledger_deltas))
+    in_use = dict(zip(ledgers, message.in_use_last_entries, strict=False))
+    if (
+        not len(in_use) == len(ledgers) == len(message.in_use_last_entries)
+        or len(message.retired_runs) > MAX_RETIRED_RUNS
+        or min(ledgers, default=0) < 0
+    ):
+        raise MetadataFormatError(f"application of a log {path} is damaged")
+    return Application(
+        app=message.app,
+        query_id=message.query_id,
+        batch_id=message.batch_id,
+        run=message.run,
+        commit_time_ms=message.commit_time_ms,
+        start_offset=message.start_offset,
+        end_offset=message.end_offset,
+        retired_runs=tuple(message.retired_runs),
+        in_use=MappingProxyType(in_use),
+        anonymous=message.anonymous,
+        rows=message.rows,
+        query_batch_id=message.query_batch_id if message.HasField("query_batch_id") else None,
+    )
+
+
+def encode_registration(registration: Registration) -> bytes:
+    return pb.Registration(
+        format_version=REGISTRATION_VERSION,
+        last_committed_entry=registration.last_committed_entry,
+        condemned=registration.condemned,
+    ).SerializeToString()
+
+
+def decode_registration(data: bytes, path: str) -> Registration:
+    message = parse(
+        pb.Registration(), data, path, "registration of a ledger", REGISTRATION_VERSION, MAX_REGISTRATION_BYTES
+    )
+    last_committed = message.last_committed_entry if message.HasField("last_committed_entry") else None
+    return Registration(last_committed, message.condemned)
+
+
+def encode_owner(owner: Owner) -> bytes:
+    return pb.Owner(
+        format_version=OWNER_VERSION,
+        writer_id=owner.writer_id,
+        host=owner.host,
+        process_id=owner.process_id,
+        opened_time_ms=owner.opened_time_ms,
+    ).SerializeToString()
+
+
+def decode_owner(data: bytes, path: str) -> Owner:
+    message = parse(pb.Owner(), data, path, "owner of a log's tail", OWNER_VERSION, _MAX_SMALL_BYTES)
+    return Owner(message.writer_id, message.host, message.process_id, message.opened_time_ms)
+
+
+def encode_appended(appended: Appended) -> bytes:
+    return pb.Appended(
+        format_version=APPENDED_VERSION, token=appended.token, offset=appended.offset
+    ).SerializeToString()
+
+
+def decode_appended(data: bytes, path: str) -> Appended:
+    message = parse(pb.Appended(), data, path, "registration of an appended ledger", APPENDED_VERSION, _MAX_SMALL_BYTES)
+    return Appended(message.token, message.offset)
+
+
+def encode_policy(policy: Policy) -> bytes:
+    return pb.Policy(
+        format_version=POLICY_VERSION,
+        retention_time_ms=policy.retention_time_ms,
+        retention_size_bytes=policy.retention_size_bytes,
+        orphan_retention_ms=policy.orphan_retention_ms,
+        delete_grace_ms=policy.delete_grace_ms,
+    ).SerializeToString()
+
+
+def decode_policy(data: bytes, path: str) -> Policy:
+    message = parse(pb.Policy(), data, path, "policy of a log", POLICY_VERSION, _MAX_SMALL_BYTES)
+    return Policy(
+        message.retention_time_ms,
+        message.retention_size_bytes,
+        message.orphan_retention_ms,
+        message.delete_grace_ms,
+    )
+
+
+def encode_maintenance(token: bytes) -> bytes:
+    return pb.Maintenance(format_version=MAINTENANCE_VERSION, token=token).SerializeToString()
+
+
+def decode_maintenance(data: bytes, path: str) -> bytes:
+    """The token of who last began maintenance."""
+    message = parse(pb.Maintenance(), data, path, "maintenance of a log", MAINTENANCE_VERSION, _MAX_SMALL_BYTES)
+    token: bytes = message.token
+    return token
+
+
+def parse(message: _Message, data: bytes, path: str, what: str, version: int, max_bytes: int) -> _Message:
+    """``message`` filled from ``data``. Raises MetadataFormatError, naming ``what`` lies at ``path``."""
+    if len(data) > max_bytes:
+        raise MetadataFormatError(f"{what} {path} has {len(data)} bytes, more than {max_bytes}")
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise MetadataFormatError(f"{path} does not hold the {what}: {error}") from error
+    if message.format_version != version:
+        raise MetadataFormatError(
+            f"{what} {path} has format version {message.format_version}; this release knows {version}: "
+            "use the release that wrote it, or a later one"
+        )
+    return message
+
+
+def log_id_of(data: bytes, path: str) -> str:
+    if len(data) != 16:
+        raise MetadataFormatError(f"{path} holds a log id of {len(data)} bytes, not 16")
+    return str(UUID(bytes=data))
+
+
+def _deltas(values: Iterable[int]) -> list[int]:
+    return [later - earlier for earlier, later in pairwise((0, *values))]

@@ -1,0 +1,264 @@
+"""Small znodes of a log that nobody needs any more, and the changes that remove them. No I/O.
+
+Versions of a znode that is made again start at 0. So whoever deletes a znode whose version others check (a run's, an
+application's, a page beyond the tail page) writes the head in the same transaction: what they decided from
+the old one checks the head's version too, and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from bk_spark.log.core.append import read_head
+from bk_spark.log.core.changes import change_steps
+from bk_spark.log.core.plan import AlreadyDone, Plan, Readings, StaleError
+from bk_spark.log.core.reading import children_steps, read_steps
+from bk_spark.log.core.steps import Steps
+from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.znodes import (
+    Application,
+    Registration,
+    decode_appended,
+    decode_application,
+    decode_registration,
+    encode_registration,
+)
+from bk_spark.log.gc.reap_rules import Holder, ReapLimits, Run
+from bk_spark.log.gc.reaping import ledger_ids_of, parts_of
+from bk_spark.log.gc.references import ListView, listed_now
+from bk_spark.protocol.metadata.znodes import CheckOp, DeleteOp, SetOp, TransactionOp, Znode
+
+
+class _Removal:
+    """A change that removes znodes; its result are their paths."""
+
+    def __init__(self, paths: LogPaths, limits: ReapLimits) -> None:
+        self.paths = paths
+        self._limits = limits
+
+    @property
+    def what(self) -> str:
+        return f"removal of old znodes of log {self.paths.name}"
+
+    @property
+    def again(self) -> str:
+        return "the next round goes on"
+
+    def _plan(
+        self, operations: Sequence[TransactionOp], guard: TransactionOp | None
+    ) -> AlreadyDone[tuple[str, ...]] | Plan[tuple[str, ...]]:
+        removed = tuple(op.path for op in operations if isinstance(op, DeleteOp))
+        if not removed:
+            return AlreadyDone(())
+        guards = (CheckOp(self.paths.identity, -1), *(() if guard is None else (guard,)))
+        return Plan((), (*guards, *operations), removed)
+
+
+class RemoveRuns(_Removal):
+    """Removes the znodes of ``runs``, which have no ledgers, where they are over or were not used for long.
+
+    ``app_keys`` are applications of which all runs are named: their znodes above the runs go with them.
+    """
+
+    def __init__(self, paths: LogPaths, limits: ReapLimits, runs: Sequence[Run], app_keys: Iterable[str]) -> None:
+        super().__init__(paths, limits)
+        self._runs = runs
+        self._app_keys = app_keys
+
+    def decide(
+        self, readings: Readings, now_ms: int, maybe: tuple[str, ...] | None
+    ) -> AlreadyDone[tuple[str, ...]] | Plan[tuple[str, ...]]:
+        """Raises NoSuchLogError, LogReplacedError, MetadataFormatError."""
+        paths = self.paths
+        readings.require(paths.head, *(run.holder_path(paths) for run in self._runs))
+        readings.require(*(run.path(paths) for run in self._runs))
+        read = read_head(readings, paths)
+        deletions: list[TransactionOp] = []
+        kept = set()
+        for run in self._runs:
+            znode = readings.get(run.path(paths))
+            if znode is None:
+                continue
+            holder = Holder(run, paths, readings.get(run.holder_path(paths)))
+            unused_ms = now_ms - max(znode.ctime_ms, znode.mtime_ms)
+            if holder.may_work(run) or not (holder.has_ended(run) or unused_ms >= self._limits.orphan_retention_ms):
+                kept.add(run.app_key)
+                continue
+            # Refused where a ledger was registered meanwhile.
+            deletions.append(DeleteOp(run.path(paths), znode.version))
+        if deletions:
+            deletions += (DeleteOp(paths.runs_at(key)) for key in self._app_keys if key not in kept)
+        return self._plan(deletions, read.write(paths, read.head))
+
+
+class MarkCommitted(_Removal):
+    """Before an application without a name is forgotten: writes the last listed entry of each of its ledgers that are
+    in the list into their registrations, so that its batch is refused should it ever come again.
+
+    ``last_entries`` are of ledgers of ``run``. The result is empty.
+    """
+
+    def __init__(self, paths: LogPaths, limits: ReapLimits, run: Run, last_entries: Mapping[int, int]) -> None:
+        super().__init__(paths, limits)
+        self._run = run
+        self._last_entries = last_entries
+
+    def decide(
+        self, readings: Readings, now_ms: int, maybe: tuple[str, ...] | None
+    ) -> AlreadyDone[tuple[str, ...]] | Plan[tuple[str, ...]]:
+        """Raises NoSuchLogError, LogReplacedError, MetadataFormatError."""
+        paths, run = self.paths, self._run
+        holder_path, run_path = run.holder_path(paths), run.path(paths)
+        readings.require(paths.head, holder_path, run_path)
+        readings.require_covered(run_path, *(run.registration(paths, ledger_id) for ledger_id in self._last_entries))
+        read_head(readings, paths)
+        application = _anonymous(readings.get(holder_path), holder_path)
+        if application is None:
+            return AlreadyDone(())
+        writes: list[TransactionOp] = []
+        for ledger_id, last_entry in self._last_entries.items():
+            path = run.registration(paths, ledger_id)
+            znode = readings.get(path)
+            registration = None if znode is None else decode_registration(znode.data, path)
+            if znode is not None and registration is not None and not is_refused(registration):
+                data = encode_registration(replace(registration, last_committed_entry=last_entry))
+                writes.append(SetOp(path, data, znode.version))
+        if not writes:
+            return AlreadyDone(())
+        holder_znode, run_znode = readings.get(holder_path), readings.get(run_path)
+        assert holder_znode is not None
+        if run_znode is None:
+            raise StaleError(f"{run_path} is missing")
+        return Plan(
+            (),
+            (
+                CheckOp(paths.identity, -1),
+                CheckOp(holder_path, holder_znode.version),
+                SetOp(run_path, run_znode.data, run_znode.version),
+                *writes,
+            ),
+            (),
+        )
+
+
+class Forget(_Removal):
+    """Removes an application without a name, all ledgers of which are refused already (:func:`is_refused`)."""
+
+    def __init__(self, paths: LogPaths, limits: ReapLimits, app_key: str) -> None:
+        super().__init__(paths, limits)
+        self._path = f"{paths.apps}/{app_key}"
+
+    def decide(
+        self, readings: Readings, now_ms: int, maybe: tuple[str, ...] | None
+    ) -> AlreadyDone[tuple[str, ...]] | Plan[tuple[str, ...]]:
+        """Raises NoSuchLogError, LogReplacedError, MetadataFormatError."""
+        readings.require(self.paths.head, self._path)
+        read, znode = read_head(readings, self.paths), readings.get(self._path)
+        if znode is None or not is_forgettable(znode, self._path, now_ms, self._limits):
+            return AlreadyDone(() if maybe is None else maybe)
+        return self._plan([DeleteOp(self._path, znode.version)], read.write(self.paths, read.head))
+
+
+class RemovePages(_Removal):
+    """Removes those pages of ``numbers`` that the list has left behind, and those that an appender left beyond its end
+    longer ago than the grace of deletions."""
+
+    def __init__(self, paths: LogPaths, limits: ReapLimits, numbers: Sequence[int]) -> None:
+        super().__init__(paths, limits)
+        self._numbers = numbers
+
+    def decide(
+        self, readings: Readings, now_ms: int, maybe: tuple[str, ...] | None
+    ) -> AlreadyDone[tuple[str, ...]] | Plan[tuple[str, ...]]:
+        """Raises NoSuchLogError, LogReplacedError, MetadataFormatError."""
+        paths = self.paths
+        read = read_head(readings, paths)
+        readings.require(*map(paths.page, self._numbers))
+        head = read.head
+        deletions: list[TransactionOp] = []
+        guard: TransactionOp | None = None
+        for number in self._numbers:
+            path = paths.page(number)
+            znode = readings.get(path)
+            if znode is None or head.first_znode_page <= number <= head.tail_page:
+                continue
+            if number > head.tail_page:
+                if now_ms - znode.mtime_ms < self._limits.delete_grace_ms:
+                    continue
+                guard = read.write(paths, head)
+            deletions.append(DeleteOp(path, znode.version))
+        return self._plan(deletions, guard)
+
+
+class RemoveAppended(_Removal):
+    """Removes what tells of ledgers that the log did not make, and that left the list long ago. The ledgers stay."""
+
+    def __init__(self, paths: LogPaths, limits: ReapLimits, view: ListView, ledger_ids: Sequence[int]) -> None:
+        super().__init__(paths, limits)
+        self._view = view
+        self._ledger_ids = ledger_ids
+
+    def decide(
+        self, readings: Readings, now_ms: int, maybe: tuple[str, ...] | None
+    ) -> AlreadyDone[tuple[str, ...]] | Plan[tuple[str, ...]]:
+        """Raises NoSuchLogError, LogReplacedError, MetadataConflictError, MetadataFormatError."""
+        paths = self.paths
+        readings.require(paths.head)
+        read, references = listed_now(readings, paths, self._view)
+        readings.require(*map(paths.appended_ledger, self._ledger_ids))
+        deletions: list[TransactionOp] = []
+        for ledger_id in self._ledger_ids:
+            path = paths.appended_ledger(ledger_id)
+            znode = readings.get(path)
+            # An appender whose reply was lost finds its token here: it is given as long as anybody at work.
+            if (
+                znode is None
+                or ledger_id in references
+                or decode_appended(znode.data, path).offset >= read.head.first_offset
+                or now_ms - znode.mtime_ms < self._limits.orphan_retention_ms
+            ):
+                continue
+            deletions.append(DeleteOp(path, znode.version))
+        return self._plan(deletions, CheckOp(paths.head, read.version))
+
+
+def forget_steps(
+    paths: LogPaths, view: ListView, app_key: str, now_ms: Callable[[], int], limits: ReapLimits
+) -> Steps[tuple[str, ...]]:
+    """Forget an application without a name whose time is over; the znodes that were removed: none as long as a ledger
+    of it is neither in the list nor condemned. Raises what a change raises."""
+    for run_key in (yield from children_steps(paths, paths.runs_at(app_key))):
+        run = Run(app_key, run_key)
+        ledger_ids = ledger_ids_of((yield from children_steps(paths, run.path(paths)))).tolist()
+        for part in parts_of(paths, run, ledger_ids):
+            znodes = yield from read_steps(paths, tuple(run.registration(paths, ledger_id) for ledger_id in part))
+            last_entries = {}
+            for ledger_id in part:
+                path = run.registration(paths, ledger_id)
+                znode = znodes[path]
+                if znode is None or is_refused(decode_registration(znode.data, path)):
+                    continue
+                last_entry = view.references.last_entry(ledger_id)
+                if last_entry is None:
+                    return ()
+                last_entries[ledger_id] = last_entry
+            if last_entries:
+                yield from change_steps(MarkCommitted(paths, limits, run, last_entries), now_ms)
+    return (yield from change_steps(Forget(paths, limits, app_key), now_ms))
+
+
+def is_refused(registration: Registration) -> bool:
+    """Whether a batch that names entries which were committed before is refused for this registration alone."""
+    return registration.condemned or registration.last_committed_entry is not None
+
+
+def is_forgettable(znode: Znode, path: str, now_ms: int, limits: ReapLimits) -> bool:
+    """Whether the application at ``path`` had no name, and was done long ago. Raises MetadataFormatError."""
+    # Its one commit is the last that was written there.
+    return _anonymous(znode, path) is not None and now_ms - znode.mtime_ms >= limits.forget_anonymous_ms
+
+
+def _anonymous(znode: Znode | None, path: str) -> Application | None:
+    application = None if znode is None else decode_application(znode.data, path)
+    return application if application is not None and application.anonymous else None

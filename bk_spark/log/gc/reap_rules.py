@@ -1,0 +1,153 @@
+"""Which ledgers of a log may go, and when. No I/O.
+
+These rules say when it is *time*; they may be wrong about who is still at work, and then that one is refused and
+starts anew. That nothing is lost rests on the transactions in :mod:`bk_spark.log.gc.reaping` alone.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from bk_spark.log.formats.names import INDEX, WRITERS, LogPaths, run_key
+from bk_spark.log.formats.segment import COMMIT_TIME_LAG_MS
+from bk_spark.log.formats.znodes import Application, Owner, Registration, decode_application, decode_owner
+from bk_spark.protocol.metadata.znodes import CheckOp, Znode
+
+#: Ledgers of log writers and index ledgers are listed moments after they were made, or never.
+SETTLED_MS: Final = 15 * 60 * 1000
+_DAY_MS: Final = 24 * 60 * 60 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ReapLimits:
+    """When ledgers go, and how much one round does.
+
+    Parameters
+    ----------
+    orphan_retention_ms, delete_grace_ms : as the log's policy says, which every round reads.
+    policy : that the policy still is that one; part of the transactions by which ledgers go.
+    forget_anonymous_ms : from the commit of a batch write without a name to the end of its application.
+    max_ledgers : condemned, and deleted, in one round.
+    max_failures : ledgers whose recovery fails, after which a round recovers no more.
+    max_runs : looked at in one round; which ones is drawn anew each time.
+    max_applications : of which one round looks whether they are to be forgotten; drawn anew, too.
+    """
+
+    orphan_retention_ms: int = 7 * _DAY_MS
+    delete_grace_ms: int = 60 * 60 * 1000
+    forget_anonymous_ms: int = 7 * _DAY_MS
+    max_ledgers: int = 10_000
+    max_failures: int = 16
+    max_runs: int = 20_000
+    policy: CheckOp | None = None
+    max_applications: int = 1_000
+
+
+class Reason(enum.Enum):
+    """Why a ledger that the list does not refer to is condemned."""
+
+    RUN_RETIRED = "its run is over, and the log does not refer to it"
+    DROPPED = "its segments were truncated or overwritten"
+    APPLICATION_IDLE = "its segments were truncated or overwritten, and its application commits no more"
+    OLD = "nothing has referred to it for long"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run, by the names of its znodes."""
+
+    app_key: str
+    run_key: str
+
+    @property
+    def is_known(self) -> bool:
+        """Whether this release knows whose ledgers these are."""
+        return not self.app_key.startswith("+") or self.app_key in (WRITERS, INDEX)
+
+    @property
+    def is_of_application(self) -> bool:
+        return not self.app_key.startswith("+")
+
+    def path(self, paths: LogPaths) -> str:
+        return paths.run_at(self.app_key, self.run_key)
+
+    def registration(self, paths: LogPaths, ledger_id: int) -> str:
+        return f"{self.path(paths)}/{ledger_id}"
+
+    def holder_path(self, paths: LogPaths) -> str:
+        """The znode that tells whether the run is at work."""
+        return f"{paths.apps}/{self.app_key}" if self.is_of_application else paths.owner
+
+
+class Holder:
+    """Who may be at work with a run's ledgers: an application, or the log writer that holds the tail open."""
+
+    def __init__(self, run: Run, paths: LogPaths, znode: Znode | None) -> None:
+        """``znode`` is at ``run.holder_path``. Raises MetadataFormatError."""
+        path = run.holder_path(paths)
+        self.application: Application | None = None
+        self.owner: Owner | None = None
+        if znode is not None and run.is_of_application:
+            self.application = decode_application(znode.data, path)
+        elif znode is not None:
+            self.owner = decode_owner(znode.data, path)
+
+    @cached_property
+    def _retired_keys(self) -> frozenset[str]:
+        return frozenset(map(run_key, self.application.retired_runs)) if self.application else frozenset()
+
+    def has_ended(self, run: Run) -> bool:
+        """Whether ``run`` is known to commit no more. An application without a name has one batch, and that is done."""
+        application = self.application
+        if application is None:
+            return False
+        present = run_key(application.run) == run.run_key
+        return application.anonymous or (not present and run.run_key in self._retired_keys)
+
+    def may_work(self, run: Run) -> bool:
+        """Whether ``run`` is the one that was at work last."""
+        if run.app_key == WRITERS:
+            return self.owner is not None and self.owner.writer_id == run.run_key
+        application = self.application
+        return application is not None and not application.anonymous and run_key(application.run) == run.run_key
+
+    def last_in_use(self, ledger_id: int) -> int | None:
+        """The last committed entry of a ledger in use."""
+        return self.application.in_use.get(ledger_id) if self.application else None
+
+
+def reason_to_condemn(
+    run: Run,
+    holder: Holder,
+    ledger_id: int,
+    registration: Registration,
+    *,
+    made_ms: int,
+    open_tail: int | None,
+    now_ms: int,
+    limits: ReapLimits,
+) -> Reason | None:
+    """Why a ledger that the list does not refer to is to be condemned now; None to leave it.
+
+    ``made_ms`` is when it was registered, ``open_tail`` the ledger that a log writer is writing.
+    """
+    age_ms = now_ms - made_ms
+    if not run.is_of_application:
+        if age_ms < SETTLED_MS:
+            return None
+        if run.app_key == WRITERS and holder.may_work(run) and (open_tail is None or ledger_id > open_tail):
+            # The next one, made and not listed yet.
+            return Reason.OLD if age_ms >= limits.orphan_retention_ms else None
+        return Reason.DROPPED if holder.may_work(run) or run.app_key == INDEX else Reason.RUN_RETIRED
+    if holder.last_in_use(ledger_id) is not None:
+        assert holder.application is not None
+        idle_ms = min(age_ms, now_ms - holder.application.commit_time_ms - COMMIT_TIME_LAG_MS)
+        return Reason.APPLICATION_IDLE if idle_ms >= limits.orphan_retention_ms else None
+    if registration.last_committed_entry is not None:
+        return Reason.DROPPED
+    if holder.has_ended(run):
+        return Reason.RUN_RETIRED
+    return Reason.OLD if age_ms >= limits.orphan_retention_ms else None

@@ -1,0 +1,156 @@
+"""Retention: which segments the policy of a log still asks for. ``<log>/policy`` holds it.
+
+Both limits say what is surely kept; whole segments go, from the start of the log.
+
+* By time: a segment goes when everything in it is older than the limit, by the cluster's clock. A segment's own time is
+  its commit, or where a log writer wrote it, when that began; so its last entry is only known to be older than the time
+  of the segment after it, or the log's last change for the last segment. A commit may have come up to
+  COMMIT_TIME_LAG_MS after its time, so it is kept so much longer.
+* By size: a segment goes when the log is still as large as the limit without it. Bytes of an open tail are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from bk_spark.log.core.append import head_of, read_head
+from bk_spark.log.core.plan import AlreadyDone, Plan, Readings, write_over
+from bk_spark.log.core.reading import decision_steps, read_steps, sync_steps
+from bk_spark.log.core.steps import Steps
+from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.segment import COMMIT_TIME_LAG_MS
+from bk_spark.log.formats.znodes import Policy, decode_policy, encode_policy
+from bk_spark.log.gc.truncation import Truncate, truncation
+from bk_spark.log.snapshot import LogSnapshot
+from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError
+from bk_spark.protocol.metadata.znodes import CheckOp, Znode
+
+if TYPE_CHECKING:
+    from bk_spark.log.log import Log
+
+_MAX_LIMIT: Final = (1 << 63) - 1
+
+
+class SetPolicy:
+    """The change that stores ``policy``, over what was stored before."""
+
+    def __init__(self, paths: LogPaths, policy: Policy) -> None:
+        for name, value in (
+            ("retention time (ms)", policy.retention_time_ms),
+            ("retention size (bytes)", policy.retention_size_bytes),
+            ("orphan retention (ms)", policy.orphan_retention_ms),
+            ("delete grace (ms)", policy.delete_grace_ms),
+        ):
+            if not 0 <= value <= _MAX_LIMIT:
+                limit = " (without limit)" if name.startswith("retention") else ""
+                raise InvalidArgumentError(f"log {paths.name}: {name} must be 0{limit} to 2^63-1, not {value}")
+        self.paths = paths
+        self._policy = policy
+
+    @property
+    def what(self) -> str:
+        return f"setting the retention of log {self.paths.name}"
+
+    @property
+    def again(self) -> str:
+        return "set it again"
+
+    def decide(self, readings: Readings, now_ms: int, maybe: Policy | None) -> AlreadyDone[Policy] | Plan[Policy]:
+        """Raises NoSuchLogError, LogReplacedError."""
+        readings.require(self.paths.head, self.paths.policy)
+        read_head(readings, self.paths)
+        data, znode = encode_policy(self._policy), readings.get(self.paths.policy)
+        if znode is not None and znode.data == data:
+            return AlreadyDone(self._policy)
+        return Plan((), (CheckOp(self.paths.identity, -1), write_over(self.paths.policy, data, znode)), self._policy)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPolicy:
+    """The policy, and what a transaction that drops data by it checks: that it is still the same."""
+
+    policy: Policy
+    check: CheckOp
+
+
+def policy_of(znode: Znode | None, paths: LogPaths) -> ReadPolicy:
+    """Raises MetadataFormatError, also where there is none: it is made with the log."""
+    if znode is None:
+        raise MetadataFormatError(f"log {paths.name}: its policy {paths.policy} is missing")
+    return ReadPolicy(decode_policy(znode.data, paths.policy), CheckOp(paths.policy, znode.version))
+
+
+def policy_steps(paths: LogPaths) -> Steps[ReadPolicy]:
+    """Raises NoSuchLogError, LogReplacedError, MetadataFormatError, MetadataUnavailableError."""
+    yield from sync_steps(paths)
+    # In this order: without a policy the head tells that the log was deleted.
+    znodes = yield from read_steps(paths, (paths.policy, paths.head))
+    head_of(znodes[paths.head], paths)
+    return policy_of(znodes[paths.policy], paths)
+
+
+def offset_to_keep(snapshot: LogSnapshot, policy: Policy, now_ms: int) -> int:
+    """From where on the policy asks for the log; a truncation up to there drops what it does not ask for."""
+    kept = snapshot.first_offset
+    if policy.retention_time_ms:
+        kept = max(kept, _kept_by_time(snapshot, now_ms - policy.retention_time_ms - COMMIT_TIME_LAG_MS))
+    if policy.retention_size_bytes:
+        kept = max(kept, _kept_by_size(snapshot, policy.retention_size_bytes))
+    return kept
+
+
+class Retain:
+    """``truncate``, which ``read`` asks for; nothing where the policy is another one by now."""
+
+    def __init__(self, truncate: Truncate, read: ReadPolicy) -> None:
+        self.paths = truncate.paths
+        self.what, self.again = truncate.what, truncate.again
+        self._truncate = truncate
+        self._read = read
+
+    def decide(self, readings: Readings, now_ms: int, maybe: int | None) -> AlreadyDone[int] | Plan[int]:
+        """Raises NoSuchLogError, LogReplacedError; MetadataFormatError where a znode cannot be understood."""
+        readings.require(self.paths.policy, self.paths.head)
+        read_head(readings, self.paths)
+        if policy_of(readings.get(self.paths.policy), self.paths).check != self._read.check:
+            return AlreadyDone(read_head(readings, self.paths).head.first_offset)
+        step = self._truncate.decide(readings, now_ms, maybe)
+        if isinstance(step, AlreadyDone):
+            return step
+        return replace(step, transaction=(*step.transaction, self._read.check))
+
+
+def apply_retention(log: Log, now_ms: Callable[[], int], policy: Policy | None, *, dry_run: bool = False) -> int:
+    """Body of :meth:`bk_spark.log.log.Log.apply_retention`."""
+    if not dry_run:
+        log.check_clock()
+    read = log.run(policy_steps(log.paths))
+    snapshot = log.snapshot()
+    kept = offset_to_keep(snapshot, policy or read.policy, now_ms())
+    if kept <= snapshot.first_offset:
+        return snapshot.first_offset
+    truncate = truncation(log, kept)
+    change = truncate if policy is not None else Retain(truncate, read)
+    return log.run(decision_steps(change, now_ms)) if dry_run else log.change(change)
+
+
+def _kept_by_time(snapshot: LogSnapshot, since_ms: int) -> int:
+    if snapshot.last_commit_time_ms < since_ms:
+        return snapshot.next_offset
+    # The segment before the first that is young enough may have entries written until that one began.
+    return max(snapshot.first_offset, snapshot.offset_at(since_ms) - 1)
+
+
+def _kept_by_size(snapshot: LogSnapshot, limit_bytes: int) -> int:
+    later_bytes = 0
+    for table in snapshot.tables_from_end():
+        # Bytes from each segment to the end of the log; falls from segment to segment.
+        to_end = later_bytes + np.cumsum(table.size_bytes[::-1])[::-1]
+        if to_end[0] >= limit_bytes:
+            return int(table.base_offset[np.flatnonzero(to_end >= limit_bytes)[-1]])
+        later_bytes = int(to_end[0])
+    return snapshot.first_offset

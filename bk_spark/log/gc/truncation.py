@@ -1,0 +1,136 @@
+"""Truncation: the log begins at a later offset. No I/O but in :func:`truncation`.
+
+Whole segments leave the list, from its start. Only the head is written; segments and pages before it wait for the
+reaper. Segments, once sealed, never change and never move to another page, so where a segment starts
+(:class:`SegmentStart`) stays true whatever others do, and the version of the head is all that has to hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bk_spark.log.core.append import read_head
+from bk_spark.log.core.plan import AlreadyDone, Plan, Readings, StaleError
+from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.page import SegmentPage, decode_page
+from bk_spark.log.formats.znodes import Head
+from bk_spark.log.reader import LogReader
+from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError
+from bk_spark.protocol.metadata.znodes import CheckOp, TransactionOp
+
+if TYPE_CHECKING:
+    from bk_spark.log.log import Log
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentStart:
+    """A sealed segment starts at ``offset`` and is in page ``page``."""
+
+    offset: int
+    page: int
+
+
+class Truncate:
+    """The change that drops all segments wholly below ``up_to_offset``; its result is the first offset then.
+
+    The segment that holds ``up_to_offset`` stays whole. The log's end drops all that is sealed, and so does an offset
+    in an open tail, which stays. An offset beyond the end is refused: it is a mistake, and would drop everything.
+    ``start`` says where the segment starts: it must be given where its page has left ZooKeeper for the index, and may
+    be given else. ``tail_end`` is the end of an open tail as the caller saw it, which the list does not tell.
+    """
+
+    def __init__(
+        self, paths: LogPaths, up_to_offset: int, start: SegmentStart | None = None, *, tail_end: int = 0
+    ) -> None:
+        if up_to_offset < 0:
+            raise InvalidArgumentError(f"log {paths.name}: an offset to truncate to is not negative: {up_to_offset}")
+        self.paths = paths
+        self._up_to_offset = up_to_offset
+        self._start = start
+        self._tail_end = tail_end
+
+    @property
+    def what(self) -> str:
+        return f"truncation of log {self.paths.name} up to offset {self._up_to_offset}"
+
+    @property
+    def again(self) -> str:
+        return "truncate again, it does no more than once"
+
+    def decide(self, readings: Readings, now_ms: int, maybe: int | None) -> AlreadyDone[int] | Plan[int]:
+        """Raises NoSuchLogError, LogReplacedError; InvalidArgumentError for an offset beyond the end;
+        MetadataFormatError where a znode cannot be understood."""
+        read = read_head(readings, self.paths)
+        head = read.head
+        # What came into the log after it took effect stays, though it may lie below the offset too.
+        wanted = self._up_to_offset if maybe is None else maybe
+        if wanted <= head.first_offset:
+            return AlreadyDone(head.first_offset)
+        # A tail that was seen ends no earlier once it is sealed.
+        end = max(head.next_offset, self._tail_end)
+        if self._up_to_offset > end:
+            raise InvalidArgumentError(
+                f"log {self.paths.name} ends at offset {end}: it cannot be truncated up to {self._up_to_offset}; "
+                f"give an offset up to {end}, which drops all that is sealed"
+            )
+        checks: tuple[TransactionOp, ...] = ()
+        if self._up_to_offset >= head.next_offset:
+            start = SegmentStart(head.next_offset, head.tail_page)
+        elif self._start is not None:
+            start = self._start
+        else:
+            page, version = _page_with(readings, self.paths, head, self._up_to_offset)
+            start = _start_in(page, self._up_to_offset)
+            checks = (CheckOp(self.paths.page(page.number), version),)
+        if start.offset <= head.first_offset:
+            return AlreadyDone(head.first_offset)
+        new_head = replace(head, first_offset=start.offset, first_page=max(head.first_page, start.page))
+        write = read.write(self.paths, new_head)
+        return Plan((), (CheckOp(self.paths.identity, -1), *checks, write), start.offset)
+
+
+def _page_with(readings: Readings, paths: LogPaths, head: Head, offset: int) -> tuple[SegmentPage, int]:
+    """The page that holds ``offset``, which is in the log, and its version; found by bisection."""
+    if head.index is not None and offset < head.index.end_offset:
+        raise MetadataFormatError(
+            f"log {paths.name}: offset {offset} is in a page that left ZooKeeper for the index ledger"
+        )
+    low, high = head.first_znode_page, head.tail_page
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _page(readings, paths, head, middle)[0].base_offset <= offset:
+            low = middle
+        else:
+            high = middle - 1
+    return _page(readings, paths, head, low)
+
+
+def _page(readings: Readings, paths: LogPaths, head: Head, number: int) -> tuple[SegmentPage, int]:
+    path = paths.page(number)
+    znode = readings.get(path)
+    if znode is None:
+        # It left ZooKeeper after the head was read; else the list is damaged, and the readings stay as they are.
+        raise StaleError(f"page {path} is missing")
+    return decode_page(znode.data, path, log_id=head.log_id, number=number), znode.version
+
+
+def _start_in(page: SegmentPage, offset: int) -> SegmentStart:
+    position = int(np.searchsorted(page.table.base_offset, offset, side="right")) - 1
+    if position < 0 or offset >= page.end_offset:
+        raise StaleError(f"page {page.number} holds offsets [{page.base_offset}, {page.end_offset}), not {offset}")
+    return SegmentStart(int(page.table.base_offset[position]), page.number)
+
+
+def truncation(log: Log, up_to_offset: int) -> Truncate:
+    """The change that truncates ``log`` as its list stands now."""
+    snapshot = log.snapshot()
+    if snapshot.first_offset < up_to_offset < snapshot.next_offset:
+        page, segment = snapshot.segment_at(up_to_offset)
+        return Truncate(log.paths, up_to_offset, SegmentStart(segment.base_offset, page))
+    tail_end = 0
+    if up_to_offset > snapshot.next_offset and snapshot.open_tail is not None:
+        tail_end = LogReader(log).readable_end(snapshot)
+    return Truncate(log.paths, up_to_offset, tail_end=tail_end)

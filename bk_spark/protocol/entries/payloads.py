@@ -1,0 +1,90 @@
+"""Payloads of many entries at once: one buffer and the offsets of its parts.
+
+This is the form in which batches cross the layers: Arrow's binary columns are that already, and what
+is read leaves as it again, so that no step needs an object per entry.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from bk_spark.protocol.entries.digest import Buffer
+from bk_spark.protocol.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, slots=True)
+class Payloads:
+    """Payload ``i`` is ``data[offsets[i] : offsets[i + 1]]``; ``offsets`` is int64 with one element
+    more than there are payloads, and need not begin at 0."""
+
+    data: memoryview
+    offsets: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, buffers: Sequence[Buffer]) -> Payloads:
+        """Join separate buffers (a single one is not copied). Raises InvalidArgumentError as :meth:`check_joined`."""
+        offsets = cls.offsets_of(buffers)
+        data = memoryview(buffers[0]).cast("B") if len(buffers) == 1 else memoryview(b"".join(buffers))
+        cls.check_joined(data, int(offsets[-1]))
+        return cls(data, offsets)
+
+    @staticmethod
+    def check_joined(data: memoryview, expected_bytes: int) -> None:
+        """Raises InvalidArgumentError where buffers that were joined have not the bytes that their lengths told."""
+        if len(data) != expected_bytes:
+            raise InvalidArgumentError(
+                f"buffers of length {expected_bytes} in all have {len(data)} bytes: a memoryview of items larger than "
+                "a byte must be cast to bytes first, memoryview.cast('B')"
+            )
+
+    @staticmethod
+    def offsets_of(buffers: Sequence[Buffer]) -> npt.NDArray[np.int64]:
+        """``offsets`` of :meth:`of`."""
+        offsets = np.zeros(len(buffers) + 1, np.int64)
+        np.cumsum([len(buffer) for buffer in buffers], out=offsets[1:])
+        return offsets
+
+    @classmethod
+    def joined(cls, parts: Sequence[Payloads]) -> Payloads:
+        """All of ``parts`` in one buffer (a single one is not copied)."""
+        if len(parts) == 1:
+            return parts[0]
+        starts = np.cumsum([0, *(part.size_bytes for part in parts)])
+        offsets = [part.offsets[1:] - part.offsets[0] + start for part, start in zip(parts, starts, strict=False)]
+        data = b"".join(part.data[int(part.offsets[0]) : int(part.offsets[-1])] for part in parts)
+        return cls(memoryview(data), np.concatenate([np.zeros(1, np.int64), *offsets]))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> memoryview:
+        return self.data[int(self.offsets[index]) : int(self.offsets[index + 1])]
+
+    def __iter__(self) -> Iterator[memoryview]:
+        bounds = self.offsets.tolist()
+        for start, end in itertools.pairwise(bounds):
+            yield self.data[start:end]
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Bytes of each payload."""
+        return np.diff(self.offsets)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all payloads together."""
+        return int(self.offsets[-1] - self.offsets[0])
+
+    def part(self, first: int, last: int) -> Payloads:
+        """Payloads ``first`` up to but not including ``last``, without copying."""
+        return Payloads(self.data, self.offsets[first : last + 1])
+
+    def copy(self) -> Payloads:
+        """The same in a buffer of its own."""
+        start = int(self.offsets[0])
+        return Payloads(memoryview(bytes(self.data[start : int(self.offsets[-1])])), self.offsets - start)

@@ -1,0 +1,152 @@
+"""Entries whose ids the caller chooses, brought into order. Source: compatibility facts §4.12.
+
+They come in any order and leave in that of their ids, without a gap from 0 on. Bookies never see an entry before
+all with lower ids were sent: so a recovery finds no hole that would hide what follows, and each entry's length
+(payload bytes of the ledger up to it) is right when it is made.
+
+What waits for lower ids is bounded by entries and bytes. A call that brings the next id is always taken, for
+without it nothing would ever leave.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from bk_spark.protocol.entries.payloads import Payloads
+from bk_spark.protocol.errors import DuplicateEntryError, InvalidArgumentError
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRun:
+    """Consecutive entries."""
+
+    first: int
+    payloads: Payloads
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self.payloads) - 1
+
+
+class EntryOrder:
+    """The reorder buffer of one ledger."""
+
+    def __init__(self, ledger_id: int, max_waiting_entries: int, max_waiting_bytes: int) -> None:
+        #: The lowest id that has not left.
+        self.next_entry_id = 0
+        self.waiting_entries = self.waiting_bytes = 0
+        self._ledger_id = ledger_id
+        self._max_waiting_entries = max_waiting_entries
+        self._max_waiting_bytes = max_waiting_bytes
+        #: Apart from each other, in order of their ids.
+        self._runs: list[EntryRun] = []
+
+    def runs_of(self, entry_ids: Int64s, payloads: Payloads) -> list[EntryRun]:
+        """The entries of one call as runs. Raises InvalidArgumentError, and DuplicateEntryError for an id that has
+        left, waits, or occurs twice; nothing is taken then."""
+        if entry_ids.ndim != 1 or len(entry_ids) != len(payloads):
+            raise InvalidArgumentError(
+                f"{len(payloads)} entries need as many entry ids, got an array of shape {entry_ids.shape}",
+                ledger_id=self._ledger_id,
+            )
+        if not len(entry_ids):
+            return []
+        steps = np.diff(entry_ids)
+        if (steps <= 0).any():
+            order = np.argsort(entry_ids, kind="stable")
+            entry_ids, payloads = entry_ids[order], Payloads.of([payloads[index] for index in order.tolist()])
+            steps = np.diff(entry_ids)
+            if (steps == 0).any():
+                self._refuse(int(entry_ids[int(np.argmax(steps == 0))]), "occurs twice in this call")
+        if entry_ids[0] < 0:
+            raise InvalidArgumentError(f"entry id {entry_ids[0]} is negative", ledger_id=self._ledger_id)
+        bounds = [0, *(np.flatnonzero(steps != 1) + 1).tolist(), len(entry_ids)]
+        runs = [EntryRun(int(entry_ids[start]), payloads.part(start, end)) for start, end in itertools.pairwise(bounds)]
+        self._check_new(runs)
+        return runs
+
+    def has_room(self, runs: list[EntryRun]) -> bool:
+        """Whether :meth:`put` may be called with ``runs``."""
+        if not runs or runs[0].first == self.next_entry_id:
+            return True
+        entries = sum(len(run.payloads) for run in runs)
+        size_bytes = sum(run.payloads.size_bytes for run in runs)
+        return (
+            self.waiting_entries + entries <= self._max_waiting_entries
+            and self.waiting_bytes + size_bytes <= self._max_waiting_bytes
+        )
+
+    def put(self, runs: list[EntryRun]) -> None:
+        """Take ``runs`` (a copy: their buffers are the caller's again). Raises DuplicateEntryError as
+        :meth:`runs_of`, as the ids may have come by another call meanwhile."""
+        self._check_new(runs)
+        for run in runs:
+            bisect.insort(self._runs, EntryRun(run.first, run.payloads.copy()), key=_first)
+            self.waiting_entries += len(run.payloads)
+            self.waiting_bytes += run.payloads.size_bytes
+
+    def ready(self) -> EntryRun | None:
+        """All entries from the next id on up to the first gap, if the next is there. They stay until :meth:`left`."""
+        count, expected = 0, self.next_entry_id
+        for run in self._runs:
+            if run.first != expected:
+                break
+            count, expected = count + 1, run.last + 1
+        if count > 1:
+            joined = Payloads.joined([run.payloads for run in self._runs[:count]])
+            self._runs[:count] = [EntryRun(self.next_entry_id, joined)]
+        return self._runs[0] if count else None
+
+    def left(self, last_entry_id: int) -> None:
+        """Entries up to ``last_entry_id`` of the ready run were sent."""
+        count = last_entry_id + 1 - self.next_entry_id
+        if count <= 0:
+            return
+        run = self._runs.pop(0)
+        rest = run.payloads.part(count, len(run.payloads))
+        if len(rest):
+            self._runs.insert(0, EntryRun(last_entry_id + 1, rest))
+        self.waiting_entries -= count
+        self.waiting_bytes -= run.payloads.size_bytes - rest.size_bytes
+        self.next_entry_id = last_entry_id + 1
+
+    @property
+    def gap(self) -> range | None:
+        """The ids before the first entry that waits, if any waits for them."""
+        if not self._runs or self._runs[0].first == self.next_entry_id:
+            return None
+        return range(self.next_entry_id, self._runs[0].first)
+
+    def __contains__(self, entry_id: int) -> bool:
+        """Whether the entry has left or waits."""
+        if entry_id < self.next_entry_id:
+            return entry_id >= 0
+        at = bisect.bisect_right(self._runs, entry_id, key=_first) - 1
+        return at >= 0 and entry_id <= self._runs[at].last
+
+    def _check_new(self, runs: list[EntryRun]) -> None:
+        for run in runs:
+            if run.first < self.next_entry_id:
+                self._refuse(run.first, "was added before")
+            at = bisect.bisect_right(self._runs, run.first, key=_first)
+            if at and self._runs[at - 1].last >= run.first:
+                self._refuse(run.first, "was added before")
+            if at < len(self._runs) and self._runs[at].first <= run.last:
+                self._refuse(self._runs[at].first, "was added before")
+
+    def _refuse(self, entry_id: int, why: str) -> NoReturn:
+        raise DuplicateEntryError(
+            f"entry {entry_id} {why}; nothing of this call was added", ledger_id=self._ledger_id, entry_id=entry_id
+        )
+
+
+def _first(run: EntryRun) -> int:
+    return run.first

@@ -1,0 +1,80 @@
+"""What a bookie says of itself in its registration znode. Source: compatibility facts §3.4.
+
+``available/<bookie id>`` holds a ``BookieServiceInfoFormat`` in protobuf: endpoints and properties. An old bookie's
+znode is empty; its id is then ``host:port``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from bk_spark.protocol.errors import MetadataFormatError
+from bk_spark.protocol.metadata.proto import data_formats_pb2 as pb
+
+NATIVE_ENDPOINT: Final = "bookie"
+NATIVE_PROTOCOL: Final = "bookie-rpc"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One way to reach a bookie."""
+
+    id: str
+    host: str
+    port: int
+    protocol: str
+    auth: tuple[str, ...] = ()
+    extensions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BookieServiceInfo:
+    endpoints: Sequence[Endpoint]
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    def endpoint(self, protocol: str) -> Endpoint | None:
+        """The first endpoint that speaks ``protocol``."""
+        return next((endpoint for endpoint in self.endpoints if endpoint.protocol == protocol), None)
+
+    def encode(self) -> bytes:
+        message = pb.BookieServiceInfoFormat(properties=dict(self.properties))
+        for endpoint in self.endpoints:
+            message.endpoints.add(
+                id=endpoint.id,
+                host=endpoint.host,
+                port=endpoint.port,
+                protocol=endpoint.protocol,
+                auth=endpoint.auth,
+                extensions=endpoint.extensions,
+            )
+        return message.SerializeToString(deterministic=True)
+
+    @classmethod
+    def decode(cls, content: bytes, bookie_id: str) -> BookieServiceInfo:
+        """Raises MetadataFormatError naming the bookie."""
+        if not content:
+            host, colon, port = bookie_id.rpartition(":")
+            if not colon or not port.isdecimal():
+                raise MetadataFormatError(
+                    "registration without an address, and the id is not host:port", bookie_id=bookie_id
+                )
+            return cls((Endpoint(NATIVE_ENDPOINT, host, int(port), NATIVE_PROTOCOL),))
+        try:
+            message = pb.BookieServiceInfoFormat.FromString(content)
+        except DecodeError as error:
+            raise MetadataFormatError("registration is not a BookieServiceInfoFormat", bookie_id=bookie_id) from error
+        if not message.IsInitialized():
+            raise MetadataFormatError("registration lacks required fields", bookie_id=bookie_id)
+        endpoints = tuple(
+            Endpoint(e.id, e.host, e.port, e.protocol, tuple(e.auth), tuple(e.extensions)) for e in message.endpoints
+        )
+        return cls(endpoints, dict(message.properties))
+
+
+def native_service_info(host: str, port: int) -> BookieServiceInfo:
+    """What a bookie with nothing but the native front end registers."""
+    return BookieServiceInfo((Endpoint(NATIVE_ENDPOINT, host, port, NATIVE_PROTOCOL),))

@@ -1,0 +1,120 @@
+"""v3 ADD frames for many entries at once. Source of the messages: compatibility facts §1.7, §1.8, §8.1.
+
+Frames of one writer differ in sizes and entry ids only. Those are varints padded to a fixed size (varints.py), so
+that everything before the payload has the same layout in every frame:
+
+====================================== ====================================================================
+bytes                                  what
+====================================== ====================================================================
+4                                      frame length
+``0A`` size                            ``Request.header``
+``08 03 10 02 18`` txnId (9)           version three, ADD_ENTRY, transaction id
+``20 64``                              priority 100, for recovery only
+``AA 06`` size (4)                     ``Request.addRequest``
+``08`` ledger (9) ``10`` entry (9)     ids, for the answer; the bookie stores by the ids in the stored entry
+``1A 14`` key (20)                     master key
+``28 01``                              ``writeFlags``: DEFERRED_SYNC, where asked for
+``A0 06 01``                           ``flag``: RECOVERY_ADD, for recovery only
+``22`` size (4)                        ``body``: the stored entry follows, see entry.py
+====================================== ====================================================================
+
+Protobuf takes fields in any order; the body comes last here, so that a prefix of fixed size and the stored entry
+make a frame. Answers to adds are matched by ledger and entry id. Their transaction ids have bit 62 set, which
+keeps them out of the way of other requests, which count from 1; below it come 22 bits of the ledger id and 40 for the
+entry id (all set: too large for that), which mostly suffice for the rare answer that names neither.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from bk_spark.protocol.codes import MASTER_KEY_BYTES, DigestType, FlagV2
+from bk_spark.protocol.entries.digest import master_key
+from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
+from bk_spark.protocol.wire.add_frames import Int64s, PrefixPackager
+from bk_spark.protocol.wire.framing import LENGTH_BYTES
+from bk_spark.protocol.wire.varints import INT64_BYTES, SIZE_BYTES, padded, put_padded
+from bk_spark.protocol.wire.wire_v3 import DEFERRED_SYNC, HIGH_PRIORITY
+
+#: Transaction ids of adds have this bit, those of other requests never.
+ADD_TXN_BIT: Final = 1 << 62
+_ENTRY_BITS: Final = 40
+_ENTRY_MASK: Final = (1 << _ENTRY_BITS) - 1
+_LEDGER_MASK: Final = (1 << 22) - 1
+_TXN_AT: Final = 2 + 5
+_HEADER_FIELDS: Final = b"\x08\x03\x10\x02\x18"
+
+
+def is_txn_of(txn_id: int, ledger_id: int) -> bool:
+    """Whether the transaction id of an add may be of ``ledger_id``."""
+    return txn_id >> _ENTRY_BITS & _LEDGER_MASK == ledger_id & _LEDGER_MASK
+
+
+def txn_entry_id(txn_id: int) -> int | None:
+    """The entry id in the transaction id of an add; None for ids of 2⁴⁰ - 1 and more, which it cannot hold."""
+    entry_id = txn_id & _ENTRY_MASK
+    return None if entry_id == _ENTRY_MASK else entry_id
+
+
+class EntryPackagerV3(PrefixPackager):
+    """Builds the v3 frames of one ledger's writer.
+
+    ``flags`` as over v2: RECOVERY_ADD, HIGH_PRIORITY. With ``deferred_sync`` bookies acknowledge before the
+    entries are synced. Entry ids up to 2⁶³ - 1, frames below 256 MiB.
+    """
+
+    def __init__(
+        self,
+        ledger_id: int,
+        digest_type: DigestType,
+        password: bytes,
+        flags: FlagV2 = FlagV2.NONE,
+        *,
+        deferred_sync: bool = False,
+    ) -> None:
+        self._txn_bits = ADD_TXN_BIT | (ledger_id & _LEDGER_MASK) << _ENTRY_BITS
+        header = _HEADER_FIELDS + bytes(INT64_BYTES)
+        if flags & FlagV2.HIGH_PRIORITY:
+            header += bytes((0x20, HIGH_PRIORITY))
+        add = b"\x08" + padded(ledger_id, INT64_BYTES) + b"\x10" + bytes(INT64_BYTES)
+        add += bytes((0x1A, MASTER_KEY_BYTES)) + master_key(password)
+        if deferred_sync:
+            add += bytes((0x28, DEFERRED_SYNC))
+        if flags & FlagV2.RECOVERY_ADD:
+            add += b"\xa0\x06\x01"
+        add += b"\x22" + bytes(SIZE_BYTES)
+        message = bytes((0x0A, len(header))) + header + b"\xaa\x06" + bytes(SIZE_BYTES)
+        self._message = np.frombuffer(message + add, np.uint8)
+        #: Where the varints lie in the message, and what lies before the message that each size counts.
+        self._add_size_at = len(message) - SIZE_BYTES
+        self._add_at = len(message)
+        self._entry_id_at = len(message) + 1 + INT64_BYTES + 1
+        self._body_size_at = len(self._message) - SIZE_BYTES
+        super().__init__(
+            ledger_id,
+            digest_type,
+            password,
+            np.dtype(
+                [
+                    ("frame", ">u4"),
+                    ("message", "u1", (len(self._message),)),
+                    ("ledger", ">i8"),
+                    ("entry", ">i8"),
+                    ("lac", ">i8"),
+                    ("length", ">i8"),
+                ]
+            ),
+        )
+        assert self._prefix_bytes == LENGTH_BYTES + len(self._message) + ENTRY_HEADER_BYTES
+
+    def _fill(self, prefix: npt.NDArray[np.void], frame_bytes: Int64s, entry_ids: Int64s) -> None:
+        prefix["frame"] = frame_bytes
+        message = prefix["message"]
+        message[:] = self._message
+        put_padded(message[:, _TXN_AT : _TXN_AT + INT64_BYTES], np.minimum(entry_ids, _ENTRY_MASK) | self._txn_bits)
+        put_padded(message[:, self._add_size_at : self._add_at], frame_bytes - self._add_at)
+        put_padded(message[:, self._entry_id_at : self._entry_id_at + INT64_BYTES], entry_ids)
+        put_padded(message[:, self._body_size_at :], frame_bytes - len(self._message))

@@ -1,0 +1,120 @@
+"""v2 answers of one receive, as the client sees them. Layout: wire_v2.py."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from bk_spark.protocol.codes import V2, Code, OpV2
+from bk_spark.protocol.errors import WireFormatError
+from bk_spark.protocol.wire.framing import Frames
+from bk_spark.protocol.wire.wire_v2 import ANSWER_BYTES
+
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+
+_ANSWER: Final = struct.Struct(">Iiqq")
+_ANSWER_DTYPE: Final = np.dtype([("header", ">u4"), ("rc", ">i4"), ("ledger", ">i8"), ("entry", ">i8")])
+_REQUEST_ID: Final = struct.Struct(">q")
+#: Fewer neighbouring answers to adds are not worth numpy's fixed costs.
+_VECTOR_MIN: Final = 8
+_ADD: Final = int(OpV2.ADD)
+_READ: Final = int(OpV2.READ)
+_BATCH_READ: Final = int(OpV2.BATCH_READ)
+
+
+@dataclass(frozen=True, slots=True)
+class AddAnswers:
+    """Row ``i`` of each array is one answer."""
+
+    ledger_ids: Int64s
+    entry_ids: Int64s
+    codes: Int32s
+
+
+class ReadAnswer(NamedTuple):
+    """``stored`` is the stored entry if ``code`` is OK, else empty. ``entry_id`` echoes the request."""
+
+    ledger_id: int
+    entry_id: int
+    code: Code
+    stored: memoryview
+
+
+class BatchReadAnswer(NamedTuple):
+    """``records`` holds ``u32 length, stored entry`` per entry (entry_block.py verifies them)."""
+
+    ledger_id: int
+    first_entry_id: int
+    request_id: int
+    code: Code
+    records: memoryview
+
+
+AnswerV2 = AddAnswers | ReadAnswer | BatchReadAnswer
+
+
+def parse_answers(frames: Frames) -> Iterator[AnswerV2]:
+    """The answers in ``frames``; neighbouring ADD answers are joined. Raises WireFormatError."""
+    count = len(frames)
+    if count >= _VECTOR_MIN and int(frames.lengths.max()) == int(frames.lengths.min()) == ANSWER_BYTES:
+        answers = _same_adds(frames)
+        if answers is not None:
+            yield answers
+            return
+    data = frames.data
+    adds: list[tuple[int, int, int]] = []
+    for start, length in zip(frames.starts.tolist(), frames.lengths.tolist(), strict=True):
+        if length < ANSWER_BYTES:
+            raise WireFormatError(f"v2 answer shorter than {ANSWER_BYTES} bytes")
+        header, rc, ledger_id, entry_id = _ANSWER.unpack_from(data, start)
+        if header >> 24 != V2:
+            raise WireFormatError("answer of another protocol version on a v2 connection")
+        op = header >> 16 & 0xFF
+        if op == _ADD:
+            adds.append((ledger_id, entry_id, rc))
+            continue
+        if adds:
+            yield _add_answers(adds)
+            adds = []
+        body = data[start + ANSWER_BYTES : start + length]
+        if op == _READ:
+            yield ReadAnswer(ledger_id, entry_id, Code.from_v2(rc), body)
+        elif op == _BATCH_READ:
+            if len(body) < _REQUEST_ID.size:
+                raise WireFormatError("v2 batch read answer without a request id")
+            (request_id,) = _REQUEST_ID.unpack_from(body)
+            yield BatchReadAnswer(ledger_id, entry_id, request_id, Code.from_v2(rc), body[_REQUEST_ID.size :])
+        else:
+            raise WireFormatError(f"v2 answer with opcode {op}")
+    if adds:
+        yield _add_answers(adds)
+
+
+def _add_answers(answers: list[tuple[int, int, int]]) -> AddAnswers:
+    ledger_ids, entry_ids, codes = zip(*answers, strict=True)
+    return AddAnswers(np.array(ledger_ids, np.int64), np.array(entry_ids, np.int64), np.array(codes, np.int32))
+
+
+def _same_adds(frames: Frames) -> AddAnswers | None:
+    """All answers at once where every one is of an add; else None."""
+    starts = frames.starts
+    data = np.frombuffer(frames.data, np.uint8)
+    if int(starts[-1] - starts[0]) == (len(starts) - 1) * (ANSWER_BYTES + 4):
+        first = int(starts[0]) - 4
+        table = data[first : first + len(starts) * (ANSWER_BYTES + 4)].reshape(len(starts), -1)
+        rows = np.ascontiguousarray(table[:, 4:])
+    else:
+        rows = data[starts[:, None] + np.arange(ANSWER_BYTES)]
+    answers = rows.view(_ANSWER_DTYPE)[:, 0]
+    headers = answers["header"]
+    if (headers >> 24 != V2).any() or (headers >> 16 & 0xFF != _ADD).any():
+        return None
+    return AddAnswers(
+        answers["ledger"].astype(np.int64), answers["entry"].astype(np.int64), answers["rc"].astype(np.int32)
+    )

@@ -1,0 +1,119 @@
+"""v3 answers of one receive, as the client sees them: answers to adds in runs, others one by one.
+
+Answers to adds are small and many. Those of one ledger and code differ in transaction id and entry id only, and
+entries sent together mostly have ids of one size: such a run is read as an array, after its first answer told
+where the ids lie. Whatever looks different is parsed as protobuf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from bk_spark.protocol.codes import Code
+from bk_spark.protocol.entries.digest import Buffer
+from bk_spark.protocol.errors import WireFormatError
+from bk_spark.protocol.wire.add_frames_v3 import ADD_TXN_BIT
+from bk_spark.protocol.wire.answers_v2 import AddAnswers
+from bk_spark.protocol.wire.framing import Frames
+from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.varints import INT64_BYTES, padded, read_varints
+from bk_spark.protocol.wire.wire_v3 import parse_response, response_code
+
+#: Fewer answers of equal size are not worth numpy's fixed costs.
+_VECTOR_MIN: Final = 24
+#: No answer to an add is longer.
+_VECTOR_MAX_BYTES: Final = 96
+#: Different kinds of answers (ledgers, codes) in a run after which it is parsed one by one.
+_MAX_KINDS: Final = 8
+#: Header of an answer to an add: field 1, its size, then version, operation and the txnId's tag.
+_TXN_AT: Final = 7
+_ADD_HEADER: Final = b"\x08\x03\x10\x02\x18"
+
+Rows = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class BareAddAnswer:
+    """An answer to an add that names no entry: only its transaction id tells which it is."""
+
+    txn_id: int
+    code: Code
+
+
+AnswerV3 = AddAnswers | BareAddAnswer | pb.Response
+
+
+def parse_answers(frames: Frames) -> Iterator[AnswerV3]:
+    """The answers in ``frames``, not quite in order. Raises WireFormatError."""
+    data = np.frombuffer(frames.data, np.uint8)
+    cuts = (np.flatnonzero(np.diff(frames.lengths)) + 1).tolist()
+    for first, last in zip([0, *cuts], [*cuts, len(frames)], strict=True):
+        part = Frames(frames.data, frames.starts[first:last], frames.lengths[first:last])
+        size = int(frames.lengths[first])
+        if last - first >= _VECTOR_MIN and size <= _VECTOR_MAX_BYTES:
+            yield from _parse_equal(data[part.starts[:, None] + np.arange(size)])
+        else:
+            yield from _parse_each(part)
+
+
+def _parse_equal(rows: Rows) -> Iterator[AnswerV3]:
+    """Answers of one size, a row each."""
+    for _ in range(_MAX_KINDS):
+        if len(rows) < _VECTOR_MIN:
+            break
+        first = rows[0].tobytes()
+        response = parse_response(first)
+        entry_at = _entry_id_at(first, response)
+        if entry_at is None:
+            break
+        ids = np.full(rows.shape[1], 0xFF, np.uint8)
+        ids[_TXN_AT : _TXN_AT + INT64_BYTES] = ids[entry_at:] = 0x80
+        alike = ((rows ^ rows[0]) & ids == 0).all(axis=1)
+        count = int(np.count_nonzero(alike))
+        body = response.addResponse
+        yield AddAnswers(
+            np.full(count, body.ledgerId, np.int64),
+            read_varints(rows[alike, entry_at:]),
+            np.full(count, response_code(response, body.status), np.int32),
+        )
+        rows = rows[~alike]
+    yield from _parse_each(row.tobytes() for row in rows)
+
+
+def _entry_id_at(data: bytes, response: pb.Response) -> int | None:
+    """Where the entry id lies, at the very end, of an answer to one of our adds; None where it does not."""
+    entry_id = response.addResponse.entryId
+    size = max(1, -(-entry_id.bit_length() // 7))
+    if (
+        not response.HasField("addResponse")
+        or entry_id < 0
+        or data[:1] != b"\x0a"
+        or data[2:_TXN_AT] != _ADD_HEADER
+        or data[_TXN_AT : _TXN_AT + INT64_BYTES] != padded(response.header.txnId, INT64_BYTES)
+        or data[-size - 1 :] != b"\x18" + padded(entry_id, size)
+    ):
+        return None
+    return len(data) - size
+
+
+def _parse_each(bodies: Iterable[Buffer]) -> Iterator[AnswerV3]:
+    adds: list[tuple[int, int, int]] = []
+    for body in bodies:
+        response = parse_response(body)
+        if response.header.version != pb.VERSION_THREE:
+            raise WireFormatError(f"answer of protocol version {response.header.version} on a v3 connection")
+        if response.header.operation != pb.ADD_ENTRY:
+            yield response
+        elif response.HasField("addResponse"):
+            add = response.addResponse
+            adds.append((add.ledgerId, add.entryId, response_code(response, add.status)))
+        elif response.header.txnId & ADD_TXN_BIT:
+            yield BareAddAnswer(response.header.txnId, response_code(response, None))
+    if adds:
+        ledger_ids, entry_ids, codes = zip(*adds, strict=True)
+        yield AddAnswers(np.array(ledger_ids, np.int64), np.array(entry_ids, np.int64), np.array(codes, np.int32))

@@ -1,0 +1,157 @@
+"""The entries of a ledger that one bookie holds: the answer to GET_LIST_OF_ENTRIES_OF_LEDGER.
+
+Source: compatibility facts §1.8 (AvailabilityOfEntriesOfLedger.java). All integers are big-endian:
+
+====== ==== ======================================================================================
+offset size field
+====== ==== ======================================================================================
+0      4    version, 0
+4      4    number of groups
+8      56   zeros
+64     24   per group: ``first start i64``, ``last start i64``, ``sequence size i32``, ``period i32``
+====== ==== ======================================================================================
+
+A group is a series of equal runs: ``sequence size`` consecutive ids from each of ``first start``, + period, …,
+``last start``. A single run has period 0. A group may stand for billions of ids: it is never expanded, only
+calculated with.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from bk_spark.protocol.entries.digest import Buffer
+from bk_spark.protocol.errors import WireFormatError
+
+_HEADER: Final = struct.Struct(">ii56x")
+_HEADER_BYTES: Final = _HEADER.size
+_VERSION: Final = 0
+_GROUP_DTYPE: Final = np.dtype([("first", ">i8"), ("last", ">i8"), ("size", ">i4"), ("period", ">i4")])
+_GROUP_BYTES: Final = _GROUP_DTYPE.itemsize
+_MAX_INT32: Final = 2**31 - 1
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class EntryAvailability:
+    """Ids in groups that ascend and do not interleave. Element ``i`` of each array belongs to group ``i``."""
+
+    first_starts: Int64s
+    last_starts: Int64s
+    sizes: Int64s
+    periods: Int64s
+
+    @property
+    def count(self) -> int:
+        """How many entries there are; may be more than ``len`` could tell."""
+        runs = (self.last_starts - self.first_starts) // np.maximum(self.periods, 1) + 1
+        return sum(count * size for count, size in zip(runs.tolist(), self.sizes.tolist(), strict=True))
+
+    def __contains__(self, entry_id: int) -> bool:
+        group = int(np.searchsorted(self.first_starts, entry_id, side="right")) - 1
+        if group < 0:
+            return False
+        first, last, size, period = self._group(group)
+        offset = entry_id - first
+        if period and offset <= last - first:
+            offset %= period
+        elif period:
+            offset = entry_id - last
+        return offset < size
+
+    def ranges(self) -> Iterator[range]:
+        """Runs of consecutive ids in order; lazily, for there may be many."""
+        for group in range(len(self.first_starts)):
+            first, last, size, period = self._group(group)
+            for start in range(first, last + 1, period or 1):
+                yield range(start, start + size)
+
+    def missing(self, entry_ids: Sequence[int] | Int64s) -> list[int]:
+        """Those of ``entry_ids`` that are not there."""
+        return [entry_id for entry_id in map(int, entry_ids) if entry_id not in self]
+
+    def _group(self, group: int) -> tuple[int, int, int, int]:
+        return (
+            int(self.first_starts[group]),
+            int(self.last_starts[group]),
+            int(self.sizes[group]),
+            int(self.periods[group]),
+        )
+
+
+def decode_availability(data: Buffer) -> EntryAvailability:
+    """Raises WireFormatError for an unknown version, and for groups that are none or out of order."""
+    if len(data) < _HEADER_BYTES:
+        raise WireFormatError(f"list of entries of {len(data)} bytes is shorter than its header")
+    version, count = _HEADER.unpack_from(data)
+    if version != _VERSION:
+        raise WireFormatError(f"list of entries has version {version}, this release knows {_VERSION}")
+    if count < 0 or len(data) != _HEADER_BYTES + count * _GROUP_BYTES:
+        raise WireFormatError(f"list of entries of {len(data)} bytes cannot hold {count} groups")
+    groups = np.frombuffer(data, _GROUP_DTYPE, count, _HEADER_BYTES)
+    first, last, size, period = (groups[name].astype(np.int64) for name in ("first", "last", "size", "period"))
+    right = (first >= 0) & (size > 0) & (last <= np.iinfo(np.int64).max - size)
+    right &= np.where(period > 0, (last > first) & (period > size), (period == 0) & (last == first))
+    # A sum or difference that overflowed belongs to a group that is wrong already.
+    right &= (last - first) % np.maximum(period, 1) == 0
+    if not right.all() or not (first[1:] >= (last + size)[:-1]).all():
+        raise WireFormatError("list of entries has groups that are wrong or out of order")
+    return EntryAvailability(first, last, size, period)
+
+
+def encode_availability(entry_ids: Int64s) -> bytes:
+    """The list of ``entry_ids``, which ascend strictly and are not negative.
+
+    Runs of one size at one distance, as striping makes them, become one group.
+    """
+    groups = _groups(entry_ids)
+    return _HEADER.pack(_VERSION, len(groups)) + groups.tobytes()
+
+
+def _groups(entry_ids: Int64s) -> npt.NDArray[np.void]:
+    """Each group takes the runs that follow as long as their size and distance are those of its first two."""
+    if not len(entry_ids):
+        return np.empty(0, _GROUP_DTYPE)
+    cuts = np.flatnonzero(np.diff(entry_ids) != 1) + 1
+    starts = entry_ids[np.concatenate(([0], cuts))]
+    sizes = np.diff(np.concatenate(([0], cuts, [len(entry_ids)])))
+    # Step i leads from run i to run i + 1; where they cannot be in one group its distance counts as 0.
+    distances = np.diff(starts)
+    distances[(sizes[1:] != sizes[:-1]) | (distances > _MAX_INT32)] = 0
+    firsts = np.concatenate(([0], np.flatnonzero(_breaks(distances)) + 1))
+    lasts = np.append(firsts[1:] - 1, len(starts) - 1)
+    groups = np.zeros(len(firsts), _GROUP_DTYPE)
+    groups["first"], groups["last"], groups["size"] = starts[firsts], starts[lasts], sizes[firsts]
+    several = lasts > firsts
+    groups["period"][several] = distances[firsts[several]]
+    return groups
+
+
+def _breaks(distances: Int64s) -> npt.NDArray[np.bool_]:
+    """Behind which steps a new group begins: those of distance 0, and those of another distance than the group's.
+
+    Steps of equal distance are a stretch. A group that has its distance breaks at the first step of the next stretch,
+    and the group after it takes the rest of that, so it has its distance as well; but where there is no rest it takes
+    its distance from the next stretch. So what a stretch begins with follows from the last one that is not of a
+    single step, and from how many there were since.
+    """
+    breaks: npt.NDArray[np.bool_] = distances == 0
+    if not len(distances):
+        return breaks
+    heads = np.concatenate(([0], np.flatnonzero(np.diff(distances)) + 1))
+    nothing = breaks[heads]
+    single = (np.diff(np.append(heads, len(distances))) == 1) & ~nothing
+    numbers = np.arange(len(heads))
+    last = np.maximum.accumulate(np.where(single, -1, numbers))
+    has_distance_there = np.where(last < 0, False, ~nothing[last])
+    has_distance_behind = has_distance_there ^ ((numbers - last) % 2 == 1)
+    has_distance_before = np.concatenate(([False], has_distance_behind[:-1]))
+    breaks[heads[has_distance_before]] = True
+    return breaks

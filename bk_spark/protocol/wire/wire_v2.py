@@ -1,0 +1,353 @@
+"""Wire protocol v2, in runs: many frames are parsed and built at once.
+
+Frame body (after the u32 length, see framing.py); source: compatibility facts §1.3–§1.5, §2.4.
+
+=========== ======================================================================================
+request     layout
+=========== ======================================================================================
+any         ``header i32``: version << 24 | opcode << 16 | flags
+ADD         header, master key (20), stored entry (see entry.py)
+READ        header, ledger i64, entry i64 [, master key (20) if FENCING]
+BATCH_READ  header, ledger i64, first entry i64, request id i64, max count i32, max size i64 [, key]
+AUTH        header, protobuf AuthMessage
+=========== ======================================================================================
+
+=========== ======================================================================================
+answer      layout
+=========== ======================================================================================
+ADD         header, rc i32, ledger i64, entry i64
+READ        the same, then the stored entry if rc is 0
+BATCH_READ  the same, request id i64, then per entry ``u32 length`` and the stored entry
+AUTH        header, protobuf AuthMessage
+=========== ======================================================================================
+
+Answers echo version, opcode, ledger and entry id of the request; their flags are 0. A request of
+version 0 has the bare opcode as its header, and so has its answer.
+
+An ADD's ``u32 length`` and stored entry, without the header and key between them, are exactly a record
+of Apache's journal and of its entry log. :class:`AddRun` therefore hands out its entries as
+*records*: ``u32 length, stored entry`` one after the other.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from bk_spark.protocol.codes import MASTER_KEY_BYTES, V2, Code, FlagV2, OpV2
+from bk_spark.protocol.entries.digest import Buffer
+from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
+from bk_spark.protocol.errors import WireFormatError
+from bk_spark.protocol.wire.framing import LENGTH_BYTES, Frames
+
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+
+_HEADER: Final = struct.Struct(">I")
+_ADD_PREFIX_BYTES: Final = 4 + MASTER_KEY_BYTES
+_READ_REQUEST: Final = struct.Struct(">IIqq")
+_BATCH_READ: Final = struct.Struct(">Iqqqiq")
+_BATCH_READ_BYTES: Final = _BATCH_READ.size
+_BATCH_ANSWER: Final = struct.Struct(">IIiqqq")
+
+#: An ADD answer, a READ answer without an entry, or the beginning of a READ answer.
+ANSWER_DTYPE: Final = np.dtype(
+    [("frame", ">u4"), ("header", ">u4"), ("rc", ">i4"), ("ledger", ">i8"), ("entry", ">i8")]
+)
+ANSWER_BYTES: Final = 24
+_READ_REQUEST_DTYPE: Final = np.dtype([("frame", ">u4"), ("header", ">u4"), ("ledger", ">i8"), ("entry", ">i8")])
+_IDS_DTYPE: Final = np.dtype([("ledger", ">i8"), ("entry", ">i8"), ("lac", ">i8")])
+
+
+def header_int(op: int, flags: int = 0, version: int = V2) -> int:
+    """The first four bytes of a frame body."""
+    return op if version == 0 else version << 24 | op << 16 | flags
+
+
+def split_header(header: int) -> tuple[int, int, int]:
+    """(version, opcode, flags) of a header int."""
+    version = header >> 24
+    if version == 0:
+        return 0, header, 0
+    return version, header >> 16 & 0xFF, header & 0xFFFF
+
+
+# --- requests, as the server sees them ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AddRun:
+    """Adds that follow one another with the same header and master key.
+
+    ``records`` holds ``u32 length, stored entry`` per add without gaps; record ``i`` is
+    ``records[offsets[i] : offsets[i + 1]]``.
+    """
+
+    version: int
+    flags: int
+    master_key: bytes
+    ledger_ids: Int64s
+    entry_ids: Int64s
+    last_adds_confirmed: Int64s
+    records: memoryview
+    offsets: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRun:
+    """Reads that follow one another with the same header. With FENCING they carry ``master_key``."""
+
+    version: int
+    flags: int
+    master_key: bytes | None
+    ledger_ids: Int64s
+    entry_ids: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRead:
+    version: int
+    flags: int
+    master_key: bytes | None
+    ledger_id: int
+    first_entry_id: int
+    request_id: int
+    max_count: int
+    max_size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Auth:
+    version: int
+    body: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class BadVersion:
+    """A frame of a version above 2: to be answered with BAD_VERSION and the version it named."""
+
+    version: int
+    op: int
+    ledger_id: int
+    entry_id: int
+    #: Of a BATCH_READ; else -1.
+    request_id: int
+
+
+RequestV2 = AddRun | ReadRun | BatchRead | Auth | BadVersion
+
+
+def parse_requests(frames: Frames) -> Iterator[RequestV2]:
+    """The requests in ``frames`` in order, neighbouring ones of a kind joined into runs.
+
+    Raises WireFormatError at an unknown opcode or a body too short for its operation; what was
+    yielded before stands.
+    """
+    if len(frames) == 0:
+        return
+    if int(frames.lengths.min()) < _HEADER.size:
+        raise WireFormatError("v2 frame without a header")
+    data = np.frombuffer(frames.data, np.uint8)
+    headers = _gather(data, frames.starts, 4).view(">u4")[:, 0]
+    cuts = np.flatnonzero(headers[1:] != headers[:-1]) + 1
+    for first, last in zip([0, *cuts.tolist()], [*cuts.tolist(), len(frames)], strict=True):
+        part = Frames(frames.data, frames.starts[first:last], frames.lengths[first:last])
+        yield from _parse_same_header(int(headers[first]), part, data)
+
+
+def _parse_same_header(header: int, frames: Frames, data: npt.NDArray[np.uint8]) -> Iterator[RequestV2]:
+    version, op, flags = split_header(header)
+    shortest = int(frames.lengths.min())
+    if version > V2:
+        ids_at = _ADD_PREFIX_BYTES if op == OpV2.ADD else _HEADER.size
+        for body in frames:
+            ledger_id, entry_id = struct.unpack_from(">qq", body, ids_at) if len(body) >= ids_at + 16 else (-1, -1)
+            request_id = -1
+            if op == OpV2.BATCH_READ and len(body) >= _BATCH_READ_BYTES:
+                request_id = _BATCH_READ.unpack_from(body)[3]
+            yield BadVersion(version, op, ledger_id, entry_id, request_id)
+    elif op == OpV2.ADD:
+        _at_least(shortest, _ADD_PREFIX_BYTES + ENTRY_HEADER_BYTES, "ADD")
+        yield from _parse_adds(version, flags, frames, data)
+    elif op == OpV2.READ:
+        fencing = bool(flags & FlagV2.FENCING) and version >= V2
+        _at_least(shortest, 20 + (MASTER_KEY_BYTES if fencing else 0), "READ")
+        yield from _parse_reads(version, flags, fencing, frames, data)
+    elif op == OpV2.BATCH_READ:
+        fencing = bool(flags & FlagV2.FENCING)
+        _at_least(shortest, _BATCH_READ_BYTES + (MASTER_KEY_BYTES if fencing else 0), "BATCH_READ")
+        for body in frames:
+            _, ledger_id, entry_id, request_id, count, size = _BATCH_READ.unpack_from(body)
+            key = bytes(body[_BATCH_READ_BYTES : _BATCH_READ_BYTES + MASTER_KEY_BYTES]) if fencing else None
+            yield BatchRead(version, flags, key, ledger_id, entry_id, request_id, count, size)
+    elif op == OpV2.AUTH:
+        for body in frames:
+            yield Auth(version, body[4:])
+    else:
+        raise WireFormatError(f"unknown v2 opcode {op}")
+
+
+def _at_least(shortest: int, needed: int, what: str) -> None:
+    if shortest < needed:
+        raise WireFormatError(f"v2 {what} frame of {shortest} bytes, at least {needed} expected")
+
+
+def _parse_adds(version: int, flags: int, frames: Frames, data: npt.NDArray[np.uint8]) -> Iterator[AddRun]:
+    keys = _gather(data, frames.starts + 4, MASTER_KEY_BYTES)
+    for first, last in _equal_rows(keys):
+        starts, lengths = frames.starts[first:last], frames.lengths[first:last]
+        ids = _gather(data, starts + _ADD_PREFIX_BYTES, 24).view(_IDS_DTYPE)[:, 0]
+        records, offsets = _records(data, starts, lengths)
+        yield AddRun(
+            version,
+            flags,
+            keys[first].tobytes(),
+            ids["ledger"].astype(np.int64),
+            ids["entry"].astype(np.int64),
+            ids["lac"].astype(np.int64),
+            records,
+            offsets,
+        )
+
+
+def _records(data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s) -> tuple[memoryview, Int64s]:
+    """``u32 length, stored entry`` of each ADD frame, joined; and where each begins."""
+    sizes = lengths - _ADD_PREFIX_BYTES
+    offsets = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes + LENGTH_BYTES, out=offsets[1:])
+    out = np.empty(int(offsets[-1]), np.uint8)
+    size, stride = int(sizes[0]), int(lengths[0]) + LENGTH_BYTES
+    count = len(sizes)
+    if int(sizes.min()) == size == int(sizes.max()) and int(starts[-1] - starts[0]) == (count - 1) * stride:
+        first = int(starts[0]) - LENGTH_BYTES
+        rows = data[first : first + count * stride].reshape(count, stride)
+        table = out.reshape(count, LENGTH_BYTES + size)
+        table[:, LENGTH_BYTES:] = rows[:, LENGTH_BYTES + _ADD_PREFIX_BYTES :]
+        table[:, :LENGTH_BYTES] = np.frombuffer(_HEADER.pack(size), np.uint8)
+    else:
+        source, target = data.data, out.data
+        pairs = zip(starts.tolist(), sizes.tolist(), offsets.tolist(), strict=False)
+        for start, size, offset in pairs:
+            body = start + _ADD_PREFIX_BYTES
+            _HEADER.pack_into(target, offset, size)
+            target[offset + LENGTH_BYTES : offset + LENGTH_BYTES + size] = source[body : body + size]
+    return out.data, offsets
+
+
+def _parse_reads(
+    version: int, flags: int, fencing: bool, frames: Frames, data: npt.NDArray[np.uint8]
+) -> Iterator[ReadRun]:
+    ids = _gather(data, frames.starts + 4, 16).view(">i8").astype(np.int64)
+    if not fencing:
+        yield ReadRun(version, flags, None, ids[:, 0], ids[:, 1])
+        return
+    keys = _gather(data, frames.starts + 20, MASTER_KEY_BYTES)
+    for first, last in _equal_rows(keys):
+        yield ReadRun(version, flags, keys[first].tobytes(), ids[first:last, 0], ids[first:last, 1])
+
+
+def _gather(data: npt.NDArray[np.uint8], starts: Int64s, size: int) -> npt.NDArray[np.uint8]:
+    """Rows of ``size`` bytes from each of ``starts``, contiguous."""
+    if len(starts) == 1:
+        start = int(starts[0])
+        return data[start : start + size].reshape(1, size)
+    rows: npt.NDArray[np.uint8] = data[starts[:, None] + np.arange(size)]
+    return rows
+
+
+def _equal_rows(rows: npt.NDArray[np.uint8]) -> Iterator[tuple[int, int]]:
+    """Half-open ranges of neighbouring rows that are equal."""
+    cuts = (np.flatnonzero((rows[1:] != rows[:-1]).any(axis=1)) + 1).tolist()
+    yield from zip([0, *cuts], [*cuts, len(rows)], strict=True)
+
+
+# --- answers, as the server builds them ---------------------------------------------------------
+
+
+def add_answers(
+    version: int, ledger_ids: Int64s, entry_ids: Int64s, codes: Code | Int32s, op: OpV2 = OpV2.ADD
+) -> bytes:
+    """Answers to adds, or answers without an entry to reads (``op=READ``), as one run of frames."""
+    answers = np.empty(len(entry_ids), ANSWER_DTYPE)
+    answers["frame"] = ANSWER_BYTES
+    answers["header"] = header_int(op, version=version)
+    answers["rc"] = codes.v2 if isinstance(codes, Code) else codes
+    answers["ledger"] = ledger_ids
+    answers["entry"] = entry_ids
+    return answers.tobytes()
+
+
+def read_answer(version: int, ledger_id: int, entry_id: int, stored: Buffer) -> tuple[bytes, Buffer]:
+    """A READ answer as (prefix, stored entry), to be sent one after the other."""
+    prefix = struct.pack(
+        ">IIiqq", ANSWER_BYTES + len(stored), header_int(OpV2.READ, version=version), 0, ledger_id, entry_id
+    )
+    return prefix, stored
+
+
+def read_answers_uniform(
+    version: int, ledger_ids: Int64s, entry_ids: Int64s, stored: npt.NDArray[np.uint8]
+) -> memoryview:
+    """READ answers for entries of one size; ``stored`` has shape (entries, stored bytes)."""
+    count, size = stored.shape
+    out = np.empty((count, ANSWER_DTYPE.itemsize + size), np.uint8)
+    prefix = np.empty(count, ANSWER_DTYPE)
+    prefix["frame"] = ANSWER_BYTES + size
+    prefix["header"] = header_int(OpV2.READ, version=version)
+    prefix["rc"] = 0
+    prefix["ledger"] = ledger_ids
+    prefix["entry"] = entry_ids
+    out[:, : ANSWER_DTYPE.itemsize] = prefix.view(np.uint8).reshape(count, ANSWER_DTYPE.itemsize)
+    out[:, ANSWER_DTYPE.itemsize :] = stored
+    return out.reshape(-1).data
+
+
+def batch_read_answer(request: BatchRead, code: Code, records_bytes: int = 0) -> bytes:
+    """The beginning of a BATCH_READ answer; ``records_bytes`` of records follow it on the wire."""
+    return _BATCH_ANSWER.pack(
+        _BATCH_ANSWER.size - LENGTH_BYTES + records_bytes,
+        header_int(OpV2.BATCH_READ, version=request.version),
+        code.v2,
+        request.ledger_id,
+        request.first_entry_id,
+        request.request_id,
+    )
+
+
+def auth_answer(version: int, body: bytes) -> bytes:
+    header = _HEADER.pack(header_int(OpV2.AUTH, version=version))
+    return _HEADER.pack(len(header) + len(body)) + header + body
+
+
+# --- requests, as the client builds them --------------------------------------------------------
+
+
+def read_requests(ledger_id: int, entry_ids: Int64s | Sequence[int], flags: int = 0, key: bytes | None = None) -> bytes:
+    """READ requests for entries of one ledger; ``key`` exactly where ``flags`` has FENCING."""
+    if key is not None:
+        return b"".join(
+            _READ_REQUEST.pack(20 + MASTER_KEY_BYTES, header_int(OpV2.READ, flags), ledger_id, int(entry_id)) + key
+            for entry_id in entry_ids
+        )
+    if len(entry_ids) == 1:
+        return _READ_REQUEST.pack(20, header_int(OpV2.READ, flags), ledger_id, int(entry_ids[0]))
+    requests = np.empty(len(entry_ids), _READ_REQUEST_DTYPE)
+    requests["frame"] = 20
+    requests["header"] = header_int(OpV2.READ, flags)
+    requests["ledger"] = ledger_id
+    requests["entry"] = entry_ids
+    return requests.tobytes()
+
+
+def batch_read_request(
+    ledger_id: int, first_entry_id: int, request_id: int, max_count: int, max_size_bytes: int
+) -> bytes:
+    header = header_int(OpV2.BATCH_READ)
+    return _HEADER.pack(_BATCH_READ_BYTES) + _BATCH_READ.pack(
+        header, ledger_id, first_entry_id, request_id, max_count, max_size_bytes
+    )

@@ -1,0 +1,5 @@
+"""``python -m bookie_server.config`` prints docs/bookie-config.md."""
+
+from bookie_server.config.config import reference
+
+print(reference(), end="")

@@ -1,0 +1,322 @@
+"""The collector: deleted and over-replicated ledgers go, and entry logs that hold little or nothing else.
+
+Every ``gc_wait_ms``, or when asked for: leftovers of compactions, deleted ledgers, over-replicated ledgers (when due),
+entry logs without a live ledger, compaction (when due). A pass runs in the event loop and does what blocks in one
+thread of its own. An error ends what it concerns, never the loop; but a failed sync goes to ``on_failure``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from bk_spark.bookie.metadata.ledger_store import LedgerStore
+from bookie_server.gc.brake import Brake
+from bookie_server.gc.collected_storage import CollectedStorage
+from bookie_server.gc.collection_steps import LedgerPass
+from bookie_server.gc.collector_config import CollectorConfig, CompactionConfig
+from bookie_server.gc.collector_status import CollectorCounters, CollectorStatus, LogState, LogTotals
+from bookie_server.gc.ledger_collection import LedgerCollection
+from bookie_server.gc.ledger_metadata_reads import MetadataReads
+from bookie_server.gc.log_collection import LogCollection
+from bookie_server.gc.over_replication import OverReplication
+from bookie_server.gc.throttle import CollectorStoppedError, StopSignal, Throttle
+from bookie_server.identity.cluster_identity import ClusterIdentity
+from bookie_server.storage import files
+from bookie_server.storage.threads import in_thread
+
+_LOG: Final = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class Collector:
+    """Garbage collection of one bookie. Event loop only.
+
+    ``store`` is the cluster's metadata, ``identity`` the only cluster that is believed, and this bookie in it.
+    ``on_failure`` is called with what must end the bookie. ``minor_suspended`` and ``major_suspended`` are an
+    operator's wish: no such compaction; one under way ends with the log it is at.
+    """
+
+    def __init__(
+        self,
+        storage: CollectedStorage,
+        config: CollectorConfig,
+        store: LedgerStore,
+        identity: ClusterIdentity,
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._storage = storage
+        self._config = config
+        self._on_failure = on_failure
+        self._stop = StopSignal()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="gc")
+        self.counters = CollectorCounters()
+        reads = MetadataReads(store, identity, Throttle(config.metadata_ops_per_second), self._stop)
+        #: What would remove too much at once waits here for an operator.
+        self.brakes = (Brake("deleted", config.brake), Brake("over-replicated", config.brake))
+        of_deleted, of_copies = self.brakes
+        self._ledgers = LedgerCollection(storage, reads, of_deleted, self._run_blocking, self._stop)
+        self._over_replicated = OverReplication(storage, reads, of_copies, self._run_blocking, self._stop)
+        self._logs = LogCollection(config, storage, self._run_blocking, self._stop, self.counters)
+        self._status = CollectorStatus()
+        #: Of the pass under way.
+        self._problem = ""
+        self._foreign = False
+        self._task: asyncio.Task[None] | None = None
+        self._asked = asyncio.Event()
+        self._request: _Request | None = None
+        self.minor_suspended = False
+        self.major_suspended = False
+        self._suspended_by_disks: set[str] = set()
+        self._forced_by_disks = False
+        now = time.monotonic()
+        self._over_replicated_at_s = self._minor_at_s = self._major_at_s = now
+
+    async def complete_compactions(self) -> None:
+        """Finish what the last process left of compactions. Before or after :meth:`start`; serving need not wait for
+        it, since until then the index has entries where they were."""
+        await self._guarded(self._logs.finish_leftovers)
+
+    def start(self) -> None:
+        """Begin; the first pass comes after ``gc_wait_ms``."""
+        self._task = asyncio.get_running_loop().create_task(self._work())
+
+    async def stop(self) -> None:
+        """End at the next step of what is under way. Nothing is left that the next start would not clean up."""
+        self._stop.set()
+        self._asked.set()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.get_running_loop().run_in_executor(None, self._executor.shutdown)
+
+    async def run(self, *, force_minor: bool = False, force_major: bool = False) -> CollectorStatus:
+        """A pass now, or after the one under way; with compactions whether they are due or not. Raises
+        CollectorStoppedError."""
+        return await asyncio.shield(self._request_pass(force_minor, force_major))
+
+    def force(self, *, major: bool, minor: bool) -> None:
+        """The same without waiting for it."""
+        self._request_pass(minor, major)
+
+    def suspend_minor(self, suspended: bool) -> None:
+        """For the disk monitor: no minor compaction, or again. What an operator wishes is kept apart."""
+        self._suspend("minor", suspended)
+
+    def suspend_major(self, suspended: bool) -> None:
+        """The same of major compaction."""
+        self._suspend("major", suspended)
+
+    def force_by_disks(self, forced: bool) -> None:
+        """For the disk monitor: a pass with compactions now, and from now on every pass, or no more."""
+        self._forced_by_disks = forced
+        if forced and self._task is not None and not self._stop.is_set:
+            self._request_pass(True, True)
+
+    def status(self) -> CollectorStatus:
+        return replace(self._status)
+
+    def log_totals(self) -> LogTotals:
+        """All entry logs together, as the last pass saw them; zeros before the first."""
+        return self._logs.totals()
+
+    async def entry_logs(self) -> list[LogState]:
+        """Every entry log, ascending, and why it is there, as the last pass saw it. Raises OSError."""
+        return await self._logs.states()
+
+    # --- the loop ----------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        while not self._stop.is_set:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config.gc_wait_ms / 1000):
+                    await self._asked.wait()
+            request, self._request = self._request, None
+            self._asked.clear()
+            if not self._stop.is_set:
+                await self._pass(request)
+            if request is not None:
+                request.answer(self.status(), self._stop.is_set)
+        if self._request is not None:
+            self._request.answer(self.status(), True)
+
+    async def _pass(self, request: _Request | None) -> None:
+        begun = time.monotonic()
+        forced = request is not None or self._forced_by_disks
+        minor = self._forced_by_disks or (request is not None and request.minor)
+        major = self._forced_by_disks or (request is not None and request.major)
+        self._status.running, self._status.forced = True, forced
+        self._problem, self._foreign = "", False
+        ok = True
+        deleted_before = self._deleted
+        for step in (self._collect_ledgers, self._collect_over_replicated):
+            ok = await self._guarded(step) and ok
+        if self._deleted != deleted_before:
+            ok = await self._guarded(self._pass_what_was_deleted) and ok
+        # Without a good look at the logs it is not known which of them may be compacted.
+        ok = await self._guarded(self._collect_logs) and await self._guarded(lambda: self._compact(minor, major)) and ok
+        self._status.running = self._status.forced = False
+        self._status.problem, self._status.foreign_cluster = self._problem, self._foreign
+        self._status.last_run_ms = _now_ms()
+        self.counters.passes.note(time.monotonic() - begun, ok and not self._status.problem)
+
+    @property
+    def _deleted(self) -> int:
+        return self.counters.ledgers_deleted + self.counters.over_replicated_deleted
+
+    async def _pass_what_was_deleted(self) -> None:
+        """Let the journals' marks pass the records of removed ledgers: a replay would bring these back, and with them
+        an old key where an id is used again. Where there is no room for it, a later flush does it."""
+        try:
+            await self._storage.flush()
+        except files.SyncFailedError:
+            raise
+        except OSError as error:
+            _LOG.warning("removed ledgers may come back at the next start, until the next flush: %s", error)
+
+    async def _guarded(self, step: Callable[[], Awaitable[None]]) -> bool:
+        """Do ``step``; whether it went well."""
+        try:
+            self._stop.check()
+            await step()
+        except CollectorStoppedError:
+            return False
+        except files.SyncFailedError as error:
+            _LOG.critical("collection: %s", error)
+            self._stop.set()
+            self._on_failure(error)
+            return False
+        except Exception as error:
+            self._problem = str(error) or type(error).__name__
+            _LOG.exception("a part of the collection failed; tried again in %d ms", self._config.gc_wait_ms)
+            return False
+        return True
+
+    async def _collect_ledgers(self) -> None:
+        await self._over_replicated.release_held()
+        begun = time.monotonic()
+        result = await self._ledgers.run()
+        self.counters.ledgers_deleted += len(result.deleted)
+        self.counters.ledgers.note(time.monotonic() - begun, not result.problem)
+        self._note(result)
+
+    async def _collect_over_replicated(self) -> None:
+        wait_s = self._config.over_replicated_wait_ms / 1000
+        if wait_s <= 0:
+            return
+        waited_s = time.monotonic() - self._over_replicated_at_s
+        if waited_s < wait_s and not self._over_replicated.brake.released:
+            return
+        result = await self._over_replicated.run()
+        self._over_replicated_at_s = time.monotonic()
+        self._status.last_over_replicated_ms = _now_ms()
+        self.counters.over_replicated_deleted += len(result.deleted)
+        self._note(result)
+
+    def _note(self, result: LedgerPass) -> None:
+        self.counters.failed_deletions += result.failed
+        self._problem = self._problem or result.problem
+        self._foreign = self._foreign or result.foreign_cluster
+
+    async def _collect_logs(self) -> None:
+        await _timed(self.counters.logs.note, self._look_at_logs())
+
+    async def _look_at_logs(self) -> None:
+        await self._logs.finish_leftovers()
+        await self._logs.remove_dead()
+
+    async def _compact(self, force_minor: bool, force_major: bool) -> None:
+        """Major compaction where it is due, else minor."""
+        config, status, now = self._config, self._status, time.monotonic()
+        if self._is_due(config.major, "major", now - self._major_at_s, force_major):
+            status.in_major = True
+            try:
+                await self._compact_below(config.major, "major")
+            finally:
+                status.in_major = False
+                self._major_at_s = self._minor_at_s = time.monotonic()
+            status.major_count += 1
+            status.last_major_ms = status.last_minor_ms = _now_ms()
+        elif self._is_due(config.minor, "minor", now - self._minor_at_s, force_minor):
+            status.in_minor = True
+            try:
+                await self._compact_below(config.minor, "minor")
+            finally:
+                status.in_minor = False
+                self._minor_at_s = time.monotonic()
+            status.minor_count += 1
+            status.last_minor_ms = _now_ms()
+        else:
+            self._logs.explain_waiting()
+
+    async def _compact_below(self, compaction: CompactionConfig, name: str) -> None:
+        work = self._logs.compact(compaction, lambda: self._is_suspended(name))
+        await _timed(self.counters.compactions.note, work)
+
+    def _is_due(self, compaction: CompactionConfig, name: str, waited_s: float, forced: bool) -> bool:
+        if self._is_suspended(name):
+            return False
+        if forced and self._config.force_allow_compaction and compaction.threshold > 0:
+            return True
+        return compaction.enabled and (forced or waited_s * 1000 >= compaction.interval_ms)
+
+    def _is_suspended(self, name: str) -> bool:
+        by_operator = self.minor_suspended if name == "minor" else self.major_suspended
+        return by_operator or name in self._suspended_by_disks
+
+    def _suspend(self, name: str, suspended: bool) -> None:
+        if suspended:
+            self._suspended_by_disks.add(name)
+        else:
+            self._suspended_by_disks.discard(name)
+
+    def _request_pass(self, minor: bool, major: bool) -> asyncio.Future[CollectorStatus]:
+        """Requests that wait for the same pass are one."""
+        if self._task is None or self._stop.is_set:
+            raise CollectorStoppedError("the collector does not run")
+        if self._request is None:
+            self._request = _Request(asyncio.get_running_loop().create_future())
+        self._request.minor |= minor
+        self._request.major |= major
+        self._asked.set()
+        return self._request.done
+
+    async def _run_blocking(self, function: Callable[..., _T], /, *arguments: object) -> _T:
+        return await in_thread(self._executor, function, *arguments)
+
+
+class _Request:
+    """A pass that somebody waits for."""
+
+    def __init__(self, done: asyncio.Future[CollectorStatus]) -> None:
+        self.done = done
+        self.minor = False
+        self.major = False
+
+    def answer(self, status: CollectorStatus, stopped: bool) -> None:
+        if self.done.done():
+            return
+        if stopped:
+            self.done.set_exception(CollectorStoppedError("the collector stopped"))
+            self.done.exception()  # not everybody who asked waits for it
+        else:
+            self.done.set_result(status)
+
+
+async def _timed(note: Callable[[float, bool], None], work: Awaitable[None]) -> None:
+    begun = time.monotonic()
+    ok = False
+    try:
+        await work
+        ok = True
+    finally:
+        note(time.monotonic() - begun, ok)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

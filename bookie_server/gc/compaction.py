@@ -1,0 +1,300 @@
+"""Compaction: the live entries of an entry log are written to a new one, and the old one goes. Source: facts §5.12.
+
+Always a transaction, under the names of Apache's transactional compaction, so that a crash at any point loses nothing
+and leaves nothing that the next start would not clean up:
+
+1. ``<new>.log.compacting`` gets the live entries by (ledger, entry), the ledgers map and the header; synced
+2. it is linked to ``<new>.log.<old>.compacted``, the marker; directory synced: the new log is complete
+3. it is linked to ``<new>.log``; directory synced
+4. the index: entries that it has in the old log are pointed into the new one; synced
+5. ``.compacting``, the old log and then the marker are removed; directory synced
+
+Without a marker a ``.compacting`` is rubbish. With one, steps 3 to 5 are done again from the new log alone: none of
+them needs to know how far it came. All names of one compaction are in one directory, which need not be the old log's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import filecmp
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from bookie_server.gc.collected_storage import CollectedStorage, RunBlocking
+from bookie_server.gc.live_entries import (
+    UnreadableEntryError,
+    UnsoundLogError,
+    indexed_windows,
+    live_only,
+    move_pointers,
+    scanned_windows,
+)
+from bookie_server.gc.log_rewrite import LogRewrite
+from bookie_server.gc.log_usage import LogUsage
+from bookie_server.gc.throttle import StopSignal, Throttle
+from bookie_server.storage import files
+from bookie_server.storage.entrylog.entry_log import HEADER_BYTES, file_name
+from bookie_server.storage.entrylog.log_scan import FoundEntries, LogScan, joined
+from bookie_server.storage.records import LENGTH_BYTES, Int64s
+
+_LOG: Final = logging.getLogger(__name__)
+_COMPACTING: Final = re.compile(r"([0-9a-f]{1,8})\.log\.compacting")
+_MARKER: Final = re.compile(r"([0-9a-f]{1,8})\.log\.([0-9a-f]{1,8})\.compacted")
+#: Copied at a time, unless one entry is larger.
+_STEP_BYTES: Final = 1024 * 1024
+#: Index entries moved at a time.
+_MOVE_ENTRIES: Final = 64 * 1024
+#: What a disk must have left beside the new log.
+_ROOM_LEFT_BYTES: Final = 16 * 1024 * 1024
+
+
+class CompactionRefusedError(Exception):
+    """The log stays as it is; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """``new_id`` is -1 where nothing was live. Bytes are sizes of files."""
+
+    new_id: int
+    entries: int
+    old_bytes: int
+    new_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """A compaction whose new log is complete. ``directory`` holds all its names."""
+
+    directory: str
+    new_id: int
+    old_id: int
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self.directory, f"{file_name(self.new_id)}.{self.old_id:x}.compacted")
+
+
+def compacting_path(directory: str, new_id: int) -> str:
+    return os.path.join(directory, f"{file_name(new_id)}.compacting")
+
+
+class Compactor:
+    """Compacts logs of ``storage``, one at a time. Event loop; files are worked on by ``run_blocking``."""
+
+    def __init__(
+        self,
+        storage: CollectedStorage,
+        run_blocking: RunBlocking,
+        throttle: Throttle,
+        stop: StopSignal,
+        *,
+        throttle_by_bytes: bool,
+        throttle_step: int,
+    ) -> None:
+        self._storage = storage
+        self._run = run_blocking
+        self._throttle = throttle
+        self._stop = stop
+        self._by_bytes = throttle_by_bytes
+        self._throttle_step = max(1, throttle_step)
+
+    async def compact(self, usage: LogUsage, ledgers: Int64s, *, full_disks: bool) -> Compacted:
+        """Rewrite the log for ``ledgers`` (ascending): all that may have live entries in it. ``full_disks``: a
+        directory that takes no new logs will do.
+
+        Raises CompactionRefusedError, OSError (both: the old log stays; a later :meth:`finish_leftovers` may have to
+        end what was begun), CollectorStoppedError, SyncFailedError.
+        """
+        directory = self._choose_directory(usage, usage.live_bytes(ledgers), full_disks)
+        if not usage.problem:
+            try:
+                return await self._compact(usage, ledgers, directory, by_index=False)
+            except UnsoundLogError as error:
+                _LOG.warning("%s: %s; its live entries are looked up in the index", usage.path, error)
+        try:
+            return await self._compact(usage, ledgers, directory, by_index=True)
+        except UnreadableEntryError as error:
+            raise CompactionRefusedError(f"cannot be read: {error}") from error
+
+    async def finish_leftovers(self) -> dict[int, str]:
+        """Remove or finish what a crash, a stop or an error left of compactions. Returns the logs that have to be left
+        alone, with the reason. Raises OSError, SyncFailedError, CollectorStoppedError."""
+        held: dict[int, str] = {}
+        for marker in await self._run(self._clean_names):
+            try:
+                await self._run(_check_whole, await self._run(_make_available, marker), self._stop.check)
+                await self.finish(marker)
+            except files.SyncFailedError:
+                raise
+            except (OSError, CompactionRefusedError) as error:
+                reason = f"compaction of {file_name(marker.old_id)} to {file_name(marker.new_id)} waits: {error}"
+                _LOG.error("%s", reason)
+                held |= {marker.old_id: reason, marker.new_id: reason}
+        return held
+
+    async def finish(self, marker: Marker) -> None:
+        """Steps 3 to 5. Raises CompactionRefusedError, OSError, SyncFailedError, CollectorStoppedError."""
+        path = await self._run(_make_available, marker)
+        scan = await self._run(LogScan, path)
+        try:
+            while not scan.at_end:
+                self._stop.check()
+                entries = await self._run(_some_entries, scan)
+                if len(entries):
+                    await move_pointers(self._storage, marker.old_id, marker.new_id, entries)
+        finally:
+            scan.close()
+        if scan.problem:
+            raise CompactionRefusedError(f"{path}: {scan.problem}")
+        await self._storage.sync_index()
+        await self._run(_remove_if_there, compacting_path(marker.directory, marker.new_id))
+        with contextlib.suppress(FileNotFoundError):  # where a crash came before the removal of the marker
+            await self._storage.remove_log(marker.old_id)
+        await self._run(_remove_if_there, marker.path)
+        await self._run(files.sync_directory, marker.directory)
+
+    async def _compact(self, usage: LogUsage, ledgers: Int64s, directory: str, *, by_index: bool) -> Compacted:
+        new_id = await self._run(self._storage.allocate_log_id)
+        rewrite = LogRewrite(usage.path, compacting_path(directory, new_id))
+        check = self._stop.check
+        if by_index:
+            windows = indexed_windows(usage.log_id, usage.path, ledgers, self._storage.index_path, check)
+        else:
+            windows = scanned_windows(usage.path, ledgers, check)
+        try:
+            await self._run(rewrite.begin)
+            while (window := await self._run(_next_or_none, windows)) is not None:
+                live = await live_only(self._storage, usage.log_id, window)
+                for step in self._steps(live):
+                    await self._stop.sleep(self._throttle.take(self._units(step)))
+                    await self._run(rewrite.copy, step)
+            self._stop.check()
+            if rewrite.entries:
+                marker = Marker(directory, new_id, usage.log_id)
+                await self._run(rewrite.complete, marker.path)
+        except BaseException:
+            await self._run(rewrite.abandon)
+            raise
+        finally:
+            await self._run(windows.close)
+        if not rewrite.entries:
+            await self._run(rewrite.abandon)
+            await self._storage.remove_log(usage.log_id)
+            return Compacted(-1, 0, usage.file_bytes, 0)
+        await self.finish(marker)
+        _LOG.info(
+            "compacted %s (%d bytes) to %s (%d bytes)",
+            usage.path,
+            usage.file_bytes,
+            os.path.join(directory, file_name(new_id)),
+            rewrite.size_bytes,
+        )
+        return Compacted(new_id, rewrite.entries, usage.file_bytes, rewrite.size_bytes)
+
+    def _choose_directory(self, usage: LogUsage, live_bytes: int, full_disks: bool) -> str:
+        """The old log's directory, or the one with most room."""
+        home = os.path.dirname(usage.path)
+        candidates = self._storage.directories.writable()
+        if not candidates and full_disks:
+            candidates = [home]
+        if not candidates:
+            raise CompactionRefusedError("no room: no ledger directory takes a new entry log")
+        # What is live by index may be more than what an unsound log tells.
+        needed = (usage.file_bytes if usage.problem else live_bytes) + HEADER_BYTES + 32 * len(usage.ledger_ids)
+        rooms = {path: shutil.disk_usage(path).free for path in candidates}
+        best = home if home in rooms and rooms[home] >= needed + _ROOM_LEFT_BYTES else max(rooms, key=rooms.__getitem__)
+        if rooms[best] < needed + _ROOM_LEFT_BYTES:
+            raise CompactionRefusedError(f"no room: {needed} bytes are to be written, {best} has {rooms[best]}")
+        return best
+
+    def _steps(self, entries: FoundEntries) -> Iterator[FoundEntries]:
+        """``entries`` in parts of about a megabyte, and of what the rate allows in a second."""
+        ends = np.cumsum(entries.sizes + LENGTH_BYTES)
+        limit_bytes = min(_STEP_BYTES, self._throttle_step) if self._by_bytes else _STEP_BYTES
+        first = 0
+        while first < len(entries):
+            begun = int(ends[first - 1]) if first else 0
+            last = int(np.searchsorted(ends, begun + limit_bytes, side="right"))
+            if not self._by_bytes:
+                last = min(last, first + self._throttle_step)
+            last = max(last, first + 1)
+            yield entries.select(np.arange(first, last))
+            first = last
+
+    def _units(self, entries: FoundEntries) -> int:
+        return int((entries.sizes + LENGTH_BYTES).sum()) if self._by_bytes else len(entries)
+
+    def _clean_names(self) -> list[Marker]:
+        """Remove new logs that are not complete; the markers of those that are."""
+        markers: list[Marker] = []
+        for directory in self._storage.directories.paths:
+            names = os.listdir(directory)
+            here = [
+                Marker(directory, int(match[1], 16), int(match[2], 16))
+                for match in map(_MARKER.fullmatch, names)
+                if match
+            ]
+            complete = {marker.new_id for marker in here}
+            rubbish = [
+                name for name in names if (match := _COMPACTING.fullmatch(name)) and int(match[1], 16) not in complete
+            ]
+            for name in rubbish:
+                files.remove(os.path.join(directory, name))
+                _LOG.info("removed %s: its compaction was not complete", os.path.join(directory, name))
+            if rubbish:
+                files.sync_directory(directory)
+            markers += here
+        return sorted(markers, key=lambda marker: marker.new_id)
+
+
+def _make_available(marker: Marker) -> str:
+    """Step 3; the new log's path."""
+    path = os.path.join(marker.directory, file_name(marker.new_id))
+    try:
+        files.link(marker.path, path)
+    except FileExistsError:
+        # Links become copies where a directory is copied.
+        if not os.path.samefile(marker.path, path) and not filecmp.cmp(marker.path, path, shallow=False):
+            raise CompactionRefusedError(f"{path} is another file than {marker.path}") from None
+    files.sync_directory(marker.directory)
+    return path
+
+
+def _check_whole(path: str, check_stop: Callable[[], None]) -> None:
+    """Before the index points into a log that another process wrote."""
+    scan = LogScan(path)
+    try:
+        while not scan.at_end:
+            check_stop()
+            scan.step()
+    finally:
+        scan.close()
+    if scan.problem:
+        raise CompactionRefusedError(f"{path}: {scan.problem}")
+
+
+def _some_entries(scan: LogScan) -> FoundEntries:
+    parts: list[FoundEntries] = []
+    count = 0
+    while not scan.at_end and count < _MOVE_ENTRIES:
+        part = scan.step()
+        parts.append(part)
+        count += len(part)
+    return joined(parts)
+
+
+def _next_or_none(windows: Iterator[FoundEntries]) -> FoundEntries | None:
+    return next(windows, None)
+
+
+def _remove_if_there(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        files.remove(path)

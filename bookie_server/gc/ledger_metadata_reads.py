@@ -1,0 +1,105 @@
+"""What the collector asks the metadata store. Blocking; used in the collector's thread.
+
+An answer "absent" may delete a ledger here, so it counts only under conditions: it was read in the session in which the
+store was brought up to date after the ledger was seen here (a server may be behind, and a new session's server as
+well), and by a store that is the bookie's cluster: its LAYOUT, its INSTANCEID and the bookie's cookie were read along
+with it, from the first reading on (cluster_identity.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from bk_spark.bookie.metadata.ledger_store import LedgerStore
+from bk_spark.protocol.errors import MetadataUnavailableError
+from bk_spark.protocol.metadata.ledger_paths import MAX_LEDGER_ID, LedgerManager, parse_layout
+from bk_spark.protocol.metadata.znodes import Znode
+from bookie_server.gc.collection_steps import READS_AT_ONCE
+from bookie_server.gc.throttle import StopSignal, Throttle
+from bookie_server.identity.cluster_identity import ClusterIdentity, ForeignClusterError
+
+_IDS_PER_LEAF: Final = 10_000
+
+
+class MetadataReads:
+    """Reads of ``store``, at most so many a second. What it says is believed where it is the cluster ``identity``."""
+
+    def __init__(self, store: LedgerStore, identity: ClusterIdentity, throttle: Throttle, stop: StopSignal) -> None:
+        self.store = store
+        self.identity = identity
+        self._throttle = throttle
+        self._stop = stop
+        self._session = 0
+
+    @property
+    def root(self) -> str:
+        return self.store.root
+
+    def begin(self) -> None:
+        """Bring the store's server up to date: what is read from now on is not older than this call.
+
+        Raises MetadataError.
+        """
+        zk = self.store.zk
+        self._session = zk.session_id
+        zk.sync(self.root)
+        self._check_cluster(zk.get_many(self._cluster_paths))
+        self._check_session()
+
+    @property
+    def ids_per_range(self) -> int:
+        """Ids that have one parent znode."""
+        return MAX_LEDGER_ID if self.store.manager is LedgerManager.FLAT else _IDS_PER_LEAF
+
+    def path(self, ledger_id: int) -> str:
+        return self.store.manager.ledger_path(self.root, ledger_id)
+
+    def names_in(self, path: str) -> set[str]:
+        """Names of the children of ``path``, none where it does not exist; perhaps a part of them.
+
+        Raises MetadataError, CollectorStoppedError.
+        """
+        self._take(1)
+        return set(self.store.zk.children(path) or ())
+
+    def contents(self, ledger_ids: Sequence[int]) -> dict[int, bytes | None]:
+        """What the ledgers' znodes hold; None for one that the store says is absent. Raises as :meth:`get`."""
+        found = self.get([self.path(ledger_id) for ledger_id in ledger_ids])
+        nodes = {ledger_id: found[self.path(ledger_id)] for ledger_id in ledger_ids}
+        return {ledger_id: None if node is None else node.data for ledger_id, node in nodes.items()}
+
+    def unlisted(self, ledger_ids: Sequence[int]) -> list[int]:
+        """Those of one range's ledgers that its list lacks. Raises as :meth:`names_in`."""
+        path, _, _ = self.path(ledger_ids[0]).rpartition("/")
+        names = self.names_in(path)
+        return [ledger_id for ledger_id in ledger_ids if self.path(ledger_id)[len(path) + 1 :] not in names]
+
+    def get(self, paths: Sequence[str]) -> dict[str, Znode | None]:
+        """The znodes; None for one that the store says is absent. Raises MetadataError, CollectorStoppedError."""
+        found: dict[str, Znode | None] = {}
+        for first in range(0, len(paths), READS_AT_ONCE):
+            part = paths[first : first + READS_AT_ONCE]
+            self._take(len(part))
+            answers = self.store.zk.get_many([*part, *self._cluster_paths])
+            self._check_cluster(answers)
+            self._check_session()
+            found |= {path: answers[path] for path in part}
+        return found
+
+    @property
+    def _cluster_paths(self) -> list[str]:
+        return [f"{self.root}/LAYOUT", *self.identity.paths]
+
+    def _check_cluster(self, answers: dict[str, Znode | None]) -> None:
+        self.identity.check(answers)
+        layout = answers[f"{self.root}/LAYOUT"]
+        if layout is None or parse_layout(layout.data) is not self.store.manager:
+            raise ForeignClusterError(f"{self.root}/LAYOUT is missing or another one: not this bookie's cluster")
+
+    def _check_session(self) -> None:
+        if not self._session or self.store.zk.session_id != self._session:
+            raise MetadataUnavailableError("the session with ZooKeeper was replaced: its answers may be old")
+
+    def _take(self, count: int) -> None:
+        self._stop.sleep_blocking(self._throttle.take(count))

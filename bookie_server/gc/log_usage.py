@@ -1,0 +1,210 @@
+"""Which ledgers an entry log holds, and how many bytes of each: from its ledgers map, else by a scan (log_scan.py)."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from bookie_server.storage.entrylog.entry_log import HEADER_BYTES, MAGIC, VERSION
+from bookie_server.storage.entrylog.log_scan import FoundEntries, LogScan
+from bookie_server.storage.files import read_at
+from bookie_server.storage.records import LENGTH_BYTES, Int64s
+
+_HEADER: Final = struct.Struct(">4siqi")
+_MAP_HEAD: Final = struct.Struct(">iqqi")
+_MAP_ITEM: Final = np.dtype([("ledger_id", ">i8"), ("size_bytes", ">i8")])
+_MAP_LEDGER: Final = -1
+_MAP_ENTRY: Final = -2
+_MAP_BATCH: Final = 10_000
+#: What one log's usage takes in memory beside its arrays, about.
+_OVERHEAD_BYTES: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class LogUsage:
+    """``ledger_ids`` ascending, and ``ledger_bytes``, with size fields, of each in the log.
+
+    ``problem`` is "" for a sound log. Otherwise it says what is wrong, and the log may hold more than is told here.
+    ``file_bytes`` is the file's size.
+    """
+
+    log_id: int
+    path: str
+    file_bytes: int
+    ledger_ids: Int64s
+    ledger_bytes: Int64s
+    problem: str
+    from_map: bool
+
+    @property
+    def total_bytes(self) -> int:
+        return int(self.ledger_bytes.sum())
+
+    @property
+    def size_in_memory(self) -> int:
+        return self.ledger_ids.nbytes + self.ledger_bytes.nbytes + _OVERHEAD_BYTES
+
+    def live_ledgers(self, local_ledgers: Int64s) -> Int64s:
+        """Those of the log's ledgers that are in ``local_ledgers`` (ascending)."""
+        return self.ledger_ids[among(self.ledger_ids, local_ledgers)]
+
+    def live_bytes(self, local_ledgers: Int64s) -> int:
+        return int(self.ledger_bytes[among(self.ledger_ids, local_ledgers)].sum())
+
+
+def read_usage(log_id: int, path: str, check_stop: Callable[[], None] = lambda: None) -> LogUsage:
+    """Blocking; a scan of a large log takes seconds. ``check_stop`` is called between steps and may raise.
+
+    Raises OSError.
+    """
+    size = os.stat(path).st_size
+    mapped = _read_map(path)
+    if mapped is not None:
+        return LogUsage(log_id, path, size, *mapped, problem="", from_map=True)
+    scan = LogScan(path)
+    try:
+        totals = _Totals()
+        while not scan.at_end:
+            check_stop()
+            totals.add(scan.step())
+        return LogUsage(log_id, path, size, *totals.result(), problem=scan.problem, from_map=False)
+    finally:
+        scan.close()
+
+
+class UsageCache:
+    """Usages of logs, read when asked for; in memory up to ``limit_bytes``. What a map tells goes first when there are
+    too many: it is read again at little cost."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._usages: OrderedDict[int, LogUsage] = OrderedDict()
+        self._size_bytes = 0
+
+    def get(self, log_id: int, path: str, check_stop: Callable[[], None]) -> LogUsage:
+        """Blocking. Raises OSError."""
+        found = self._usages.get(log_id)
+        if found is not None and found.path == path:
+            self._usages.move_to_end(log_id)
+            return found
+        self.forget(log_id)
+        usage = read_usage(log_id, path, check_stop)
+        self._usages[log_id] = usage
+        self._size_bytes += usage.size_in_memory
+        self._shrink()
+        return usage
+
+    def forget(self, log_id: int) -> None:
+        usage = self._usages.pop(log_id, None)
+        if usage is not None:
+            self._size_bytes -= usage.size_in_memory
+
+    def keep_only(self, log_ids: set[int]) -> None:
+        for log_id in [log_id for log_id in self._usages if log_id not in log_ids]:
+            self.forget(log_id)
+
+    def _shrink(self) -> None:
+        if self._size_bytes <= self._limit_bytes:
+            return
+        by_cost = sorted(self._usages.values(), key=lambda usage: not usage.from_map)
+        for usage in by_cost:
+            self.forget(usage.log_id)
+            if self._size_bytes <= self._limit_bytes:
+                return
+
+
+class _Totals:
+    """Bytes by ledger, added up."""
+
+    def __init__(self) -> None:
+        self._ledger_ids = np.empty(0, np.int64)
+        self._ledger_bytes = np.empty(0, np.int64)
+        self._parts: list[tuple[Int64s, Int64s]] = []
+        self._waiting = 0
+
+    def add(self, entries: FoundEntries) -> None:
+        if not len(entries):
+            return
+        part = _sum_by_ledger(entries.ledger_ids, entries.sizes + LENGTH_BYTES)
+        self._parts.append(part)
+        self._waiting += len(part[0])
+        if self._waiting > max(100_000, len(self._ledger_ids)):
+            self._join()
+
+    def result(self) -> tuple[Int64s, Int64s]:
+        self._join()
+        return self._ledger_ids, self._ledger_bytes
+
+    def _join(self) -> None:
+        ids = np.concatenate([self._ledger_ids, *(part[0] for part in self._parts)])
+        sizes = np.concatenate([self._ledger_bytes, *(part[1] for part in self._parts)])
+        self._ledger_ids, self._ledger_bytes = _sum_by_ledger(ids, sizes)
+        self._parts, self._waiting = [], 0
+
+
+def _sum_by_ledger(ledger_ids: Int64s, sizes: Int64s) -> tuple[Int64s, Int64s]:
+    if not len(ledger_ids):
+        return ledger_ids, sizes
+    order = np.argsort(ledger_ids, kind="stable")
+    ids, starts = np.unique(ledger_ids[order], return_index=True)
+    return ids, np.add.reduceat(sizes[order], starts)
+
+
+def among(ids: Int64s, sorted_ids: Int64s) -> npt.NDArray[np.bool_]:
+    """Which of ``ids`` are in ``sorted_ids``."""
+    if not len(sorted_ids):
+        return np.zeros(len(ids), np.bool_)
+    places = np.minimum(np.searchsorted(sorted_ids, ids), len(sorted_ids) - 1)
+    result: npt.NDArray[np.bool_] = sorted_ids[places] == ids
+    return result
+
+
+def _read_map(path: str) -> tuple[Int64s, Int64s] | None:
+    """The ledgers map; None where there is none that is sound."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size
+        header = read_at(fd, _HEADER.size, 0)
+        if len(header) < _HEADER.size:
+            return None
+        magic, version, position, count = _HEADER.unpack(header)
+        if magic != MAGIC or version > VERSION or not HEADER_BYTES <= position < size:
+            return None
+        if not 0 < count <= (size - position) // _MAP_ITEM.itemsize:
+            return None
+        batches = []
+        while count > 0:
+            batch = _read_map_batch(fd, position, count)
+            if batch is None:
+                return None
+            batches.append(batch)
+            count -= len(batch)
+            position += _MAP_HEAD.size + batch.nbytes
+    finally:
+        os.close(fd)
+    items = np.concatenate(batches)
+    ids, sizes = items["ledger_id"].astype(np.int64), items["size_bytes"].astype(np.int64)
+    if bool((ids < 0).any() or (sizes <= 0).any() or (sizes > size).any()):
+        return None
+    return _sum_by_ledger(ids, sizes)
+
+
+def _read_map_batch(fd: int, position: int, most: int) -> npt.NDArray[np.void] | None:
+    head = read_at(fd, _MAP_HEAD.size, position)
+    if len(head) < _MAP_HEAD.size:
+        return None
+    length, ledger_id, entry_id, count = _MAP_HEAD.unpack(head)
+    if (ledger_id, entry_id) != (_MAP_LEDGER, _MAP_ENTRY) or not 0 < count <= min(_MAP_BATCH, most):
+        return None
+    size_bytes = count * _MAP_ITEM.itemsize
+    if length != _MAP_HEAD.size - LENGTH_BYTES + size_bytes:
+        return None
+    items = read_at(fd, size_bytes, position + _MAP_HEAD.size)
+    return np.frombuffer(items, _MAP_ITEM) if len(items) == size_bytes else None

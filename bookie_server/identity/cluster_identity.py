@@ -1,0 +1,69 @@
+"""Which cluster this bookie belongs to, and whether a metadata store is that one's. No I/O.
+
+Two znodes tell: ``INSTANCEID``, drawn when a cluster is made, and the bookie's own cookie. A root that was deleted and
+made anew has another instance and no cookie, and so has another ensemble that the same host name leads to. Where a
+cookie of an old release names no instance, the instance that was there at the start is held to, and the cookie decides:
+only this bookie makes it, and only while its directories are empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bk_spark.protocol.errors import MetadataFormatError, MetadataUnavailableError
+from bk_spark.protocol.metadata.cookie import Cookie
+from bk_spark.protocol.metadata.znodes import Znode
+
+
+class ForeignClusterError(MetadataUnavailableError):
+    """The metadata store is not that of the bookie's cluster: what it says of ledgers is not believed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterIdentity:
+    """``cookie`` is the bookie's; ``instance_id`` the only one that it believes, None: none may be there."""
+
+    root: str
+    cookie: Cookie
+    instance_id: str | None
+
+    @property
+    def bookie_id(self) -> str:
+        return self.cookie.bookie_id
+
+    @property
+    def instance_path(self) -> str:
+        return f"{self.root}/INSTANCEID"
+
+    @property
+    def cookie_path(self) -> str:
+        return f"{self.root}/cookies/{self.bookie_id}"
+
+    @property
+    def paths(self) -> list[str]:
+        """The znodes that tell."""
+        return [self.instance_path, self.cookie_path]
+
+    def check(self, found: Mapping[str, Znode | None]) -> None:
+        """``found`` holds what is at :attr:`paths`. Raises ForeignClusterError."""
+        instance = found[self.instance_path]
+        there = None if instance is None else instance.data.decode(errors="replace")
+        if there != self.instance_id:
+            raise self._foreign(f"{self.instance_path} is {there!r}, not {self.instance_id!r}")
+        cookie = found[self.cookie_path]
+        if cookie is None:
+            raise self._foreign(f"its cookie {self.cookie_path} is missing")
+        try:
+            differences = self.cookie.differences(Cookie.decode(cookie.data, f"znode {self.cookie_path}"))
+        except MetadataFormatError as error:
+            raise self._foreign(str(error)) from error
+        if differences:
+            raise self._foreign(f"{self.cookie_path} is another one (own / found): {'; '.join(differences)}")
+
+    def _foreign(self, why: str) -> ForeignClusterError:
+        return ForeignClusterError(
+            f"not the cluster of bookie {self.bookie_id}: {why}. Nothing is collected and the bookie does not register "
+            "until ZooKeeper is its cluster's again. Check where metadataServiceUri leads; if the znodes were deleted, "
+            "restore ZooKeeper from a backup"
+        )

@@ -1,0 +1,120 @@
+"""A bookie of a local cluster as a child process, with a configuration file of its own."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.protocol.errors import BookieUnavailableError
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
+from bookie_server.local.process import GuardedGroup, LocalProcess
+from bookie_server.local.state import LOOPBACK, require_free_port
+
+CONF_NAME: Final = "bk_server.conf"
+_LOOPBACK_INTERFACE: Final = "lo" if sys.platform.startswith("linux") else "lo0"
+#: How often a wait looks whether the process died; registration itself is told by a watch.
+_LIVENESS_POLL_S: Final = 0.2
+
+
+class LocalBookie(LocalProcess):
+    """Bookie ``number`` (from 1). Its configuration is written once and then left to the user.
+
+    ``settings`` are further keys for a configuration that does not exist yet.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        directory: Path,
+        group: GuardedGroup,
+        *,
+        port: int,
+        metadata_service_uri: str,
+        settings: Mapping[str, str],
+    ) -> None:
+        super().__init__(f"bookie{number}", directory, group, "bookie.log")
+        self.port = port
+        self._metadata_service_uri = metadata_service_uri
+        self._settings = dict(settings)
+        self._started_ms = 0
+
+    @property
+    def id(self) -> str:
+        """The bookie's id: ``host:port``, unless its settings say otherwise."""
+        return self._settings.get("bookieId") or f"{self._settings.get('advertisedAddress', LOOPBACK)}:{self.port}"
+
+    @property
+    def conf_path(self) -> Path:
+        return self.directory / CONF_NAME
+
+    def start(self) -> None:
+        self._started_ms = time.time_ns() // 1_000_000
+        super().start()
+
+    def wait_registered(self, timeout_ms: int = 30_000) -> None:
+        """Wait until the bookie has registered as writable since its last start.
+
+        Raises :class:`BookieUnavailableError` with the end of its log.
+        """
+        uri = MetadataServiceUri.parse(self._metadata_service_uri)
+        deadline = time.monotonic() + timeout_ms / 1000
+        with_session = ZooKeeper(uri.servers)
+        with_session.start(timeout_ms)
+        try:
+            self.wait_registered_by(with_session, uri.root, deadline)
+        finally:
+            with_session.close()
+
+    def wait_registered_by(self, zk: ZooKeeper, root: str, deadline: float) -> None:
+        """As :meth:`wait_registered`, with an open session and a monotonic deadline in seconds."""
+        changed = threading.Event()
+        path = f"{root}/available/{self.id}"
+        while True:
+            changed.clear()
+            node = zk.exists(path, watch=lambda _path: changed.set())
+            # After kill -9 the registration of the process before stays until its session expires.
+            if node is not None and node.ctime_ms >= self._started_ms:
+                return
+            while not changed.wait(_LIVENESS_POLL_S):
+                if not self.running:
+                    raise BookieUnavailableError(self.failure("the bookie did not start"), bookie_id=self.id)
+                read_only = zk.exists(f"{root}/available/readonly/{self.id}")
+                if read_only is not None and read_only.ctime_ms >= self._started_ms:
+                    raise BookieUnavailableError(self.failure("the bookie is read-only"), bookie_id=self.id)
+                if time.monotonic() > deadline:
+                    raise BookieUnavailableError(self.failure("the bookie did not register in time"), bookie_id=self.id)
+
+    def _command(self) -> Sequence[str]:
+        return (sys.executable, "-m", "bookie_server", "start", "--conf", str(self.conf_path))
+
+    def _prepare(self) -> None:
+        require_free_port(self.port, self.name)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if self.conf_path.exists():
+            return
+        lines = [f"{key}={value}" for key, value in {**self._defaults(), **self._settings}.items()]
+        header = "# Written once by bookie-server local; change it and start the bookie again."
+        self.conf_path.write_text("\n".join([header, *lines, ""]), "utf-8")
+
+    def _defaults(self) -> dict[str, str]:
+        return {
+            "metadataServiceUri": self._metadata_service_uri,
+            "bookiePort": str(self.port),
+            "advertisedAddress": LOOPBACK,
+            "listeningInterface": _LOOPBACK_INTERFACE,
+            "allowLoopback": "true",
+            "journalDirectories": str(self.directory / "journal"),
+            "ledgerDirectories": str(self.directory / "ledgers"),
+            "flushInterval": "10000",
+            # For trying things out: used until it is really full.
+            "diskUsageThreshold": "0.999",
+            "diskUsageWarnThreshold": "0.999",
+            "minUsableSizeForEntryLogCreation": str(64 * 1024 * 1024),
+            # A bookie killed and started again registers when its old session has expired.
+            "zkTimeout": "6000",
+        }

@@ -1,0 +1,151 @@
+"""What the bookie's parts count themselves, as metrics: read at each scrape, in the event loop. Nothing is added to
+what the parts do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+
+from bookie_server.bookie import Bookie
+from bookie_server.disks.disks import DiskMonitor
+from bookie_server.gc.collector import Collector
+from bookie_server.gc.collector_status import Timing
+from bookie_server.identity.registration import Registration
+from bookie_server.metrics.bookie_metrics import BookieMetrics
+from bookie_server.net.native.server import NativeServer
+from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.journal.group_commit import GroupStats
+from bookie_server.storage.ledger_storage import LedgerStorage
+
+_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_:]")
+
+
+def journal_observer(metrics: BookieMetrics, journals: int) -> Callable[[int, GroupStats], None]:
+    """What is to be called with the number of a journal and each of its groups. The journals' metrics are there from
+    now on."""
+    for number in range(journals):
+        metrics.journal(number)
+    return metrics.observe_group
+
+
+def watch_storage(metrics: BookieMetrics, storage: LedgerStorage, journal_memory_bytes: int) -> None:
+    """Journals, write cache, flushes and index pages. Above ``journal_memory_bytes`` no socket is read."""
+    registry, journals, write_cache, cache = metrics.registry, storage.journals, storage.write_cache, storage.cache
+    metrics.gauge("bookie_JOURNAL_DIRS", lambda: len(journals))
+    metrics.gauge("bookie_journal_JOURNAL_QUEUE_SIZE", lambda: journals.queued_entries)
+    metrics.gauge("bookie_journal_JOURNAL_MEMORY_USED", lambda: journals.outstanding_bytes)
+    metrics.gauge("bookie_journal_JOURNAL_MEMORY_MAX", lambda: journal_memory_bytes)
+
+    def write_cache_bytes() -> int:
+        flushing = write_cache.flushing
+        return write_cache.active.size_bytes + (flushing.size_bytes if flushing is not None else 0)
+
+    metrics.gauge("bookie_write_cache_size", write_cache_bytes)
+
+    def write_cache_entries() -> int:
+        flushing = write_cache.flushing
+        return write_cache.active.entry_count + (flushing.entry_count if flushing is not None else 0)
+
+    metrics.gauge("bookie_write_cache_count", write_cache_entries)
+    storage.flusher.on_flush = metrics.observe_flush
+    flushes = storage.flusher.counters
+    registry.watched_counter("bookie_flush_entries", lambda: flushes.entries)
+    metrics.gauge("bookie_flush_last_milliseconds", lambda: flushes.last_seconds * 1000)
+    registry.watched_counter("bookie_LEDGER_CACHE_HIT", lambda: cache.hits)
+    registry.watched_counter("bookie_LEDGER_CACHE_MISS", lambda: cache.misses)
+    metrics.gauge("bookie_index_cache_size", lambda: cache.size_bytes)
+
+
+def watch_bookie(metrics: BookieMetrics, bookie: Bookie) -> None:
+    """What clients wrote and read, and how much of that was in the write cache."""
+    registry, counters = metrics.registry, bookie.counters
+    registry.watched_counter("bookie_WRITE_BYTES", lambda: counters.bytes_added)
+    registry.watched_counter("bookie_READ_BYTES", lambda: counters.bytes_read)
+    registry.totals(
+        "bookie_BOOKIE_ADD_ENTRY_BYTES",
+        lambda ok: (counters.entries_added, float(counters.bytes_added)) if ok else (0, 0.0),
+    )
+    registry.totals(
+        "bookie_BOOKIE_READ_ENTRY_BYTES",
+        lambda ok: (counters.entries_read, float(counters.bytes_read)) if ok else (0, 0.0),
+    )
+    registry.watched_counter("bookie_write_cache_hits", lambda: counters.cache_hits)
+    registry.watched_counter("bookie_write_cache_misses", lambda: counters.cache_misses)
+
+
+def add_gauges(
+    metrics: BookieMetrics, directories: LedgerDirectories, monitor: DiskMonitor, registration: Registration
+) -> None:
+    """Whether the bookie is registered (1: to take adds, 0: as read-only, -1: not at all); how many ledger directories
+    take new files, and how full each is, in percent."""
+    metrics.gauge("bookie_SERVER_STATUS", lambda: registration.status)
+    metrics.gauge("bookie_ledger_num_dirs", lambda: len(directories.paths))
+    metrics.gauge("bookie_ledger_writable_dirs", lambda: len(directories.writable()))
+    names = set()
+    for path in directories.paths:
+        name = f"bookie_ledger_dir_{_NOT_IN_NAMES.sub('_', path.removesuffix('/current'))}_usage"
+        if name not in names:  # two paths may come to the same name; then the first has it
+            names.add(name)
+            metrics.gauge(name, partial(_percent, monitor, path))
+
+
+def watch_server(metrics: BookieMetrics, server: NativeServer) -> None:
+    """Connections, requests that wait, and those that were refused because there were too many."""
+    load = server.load
+    metrics.gauge("bookkeeper_server_ADD_ENTRY_IN_PROGRESS", lambda: load.adds)
+    metrics.gauge("bookkeeper_server_READ_ENTRY_IN_PROGRESS", lambda: load.reads)
+    metrics.gauge("bookkeeper_server_connections", lambda: server.connection_count)
+    metrics.gauge("bookkeeper_server_unsent_bytes", lambda: load.unsent_bytes)
+    for name, read in (
+        ("ADD_ENTRY_REJECTED", lambda: server.rejected_adds),
+        ("READ_ENTRY_REJECTED", lambda: server.rejected_reads),
+        ("connections_rejected", lambda: server.rejected_connections),
+        ("connections_evicted", lambda: server.evicted_connections),
+        ("stalled_peers", lambda: server.stalled_peers),
+    ):
+        metrics.registry.watched_counter(f"bookkeeper_server_{name}", read)
+
+
+def watch_collector(metrics: BookieMetrics, collector: Collector) -> None:
+    """Passes of garbage collection, what they removed, and how long they took."""
+    registry, counters = metrics.registry, collector.counters
+    for name, read in (
+        ("DELETED_LEDGER_TOTAL", lambda: counters.ledgers_deleted + counters.over_replicated_deleted),
+        ("RECLAIM_FAILED_TO_DELETE", lambda: counters.failed_deletions),
+        ("RECLAIMED_DELETION_SPACE_BYTES", lambda: counters.reclaimed_by_deletion_bytes),
+        ("RECLAIMED_COMPACTION_SPACE_BYTES", lambda: counters.reclaimed_by_compaction_bytes),
+        ("MINOR_COMPACTION_TOTAL", lambda: collector.status().minor_count),
+        ("MAJOR_COMPACTION_TOTAL", lambda: collector.status().major_count),
+        ("REMOVED_ENTRY_LOG_TOTAL", lambda: counters.logs_removed),
+        ("COMPACTED_ENTRY_LOG_TOTAL", lambda: counters.logs_compacted),
+        ("MOVED_ENTRY_TOTAL", lambda: counters.entries_moved),
+    ):
+        registry.watched_counter(f"bookie_gc_{name}", read)
+    for name, total in (
+        ("ACTIVE_ENTRY_LOG_TOTAL", lambda: collector.log_totals().logs),
+        ("ENTRY_LOG_SPACE_BYTES", lambda: collector.log_totals().size_bytes),
+        ("ACTIVE_ENTRY_LOG_SPACE_BYTES", lambda: collector.log_totals().live_bytes),
+        ("ACTIVE_LEDGER_TOTAL", lambda: collector.log_totals().ledgers),
+    ):
+        metrics.gauge(f"bookie_gc_{name}", total)
+    metrics.gauge("bookie_gc_foreign_cluster", lambda: int(collector.status().foreign_cluster))
+    metrics.gauge(
+        "bookie_gc_stopped_ledgers",
+        lambda: sum(len(brake.stopped.ledgers) for brake in collector.brakes if brake.stopped is not None),
+    )
+    for name, timing in (
+        ("THREAD_RUNTIME", counters.passes),
+        ("GC_LEDGER_RUNTIME", counters.ledgers),
+        ("EXTRACT_META_RUNTIME", counters.logs),
+        ("COMPACT_RUNTIME", counters.compactions),
+    ):
+        registry.totals(f"bookie_gc_{name}", partial(_count_and_milliseconds, timing))
+
+
+def _count_and_milliseconds(timing: Timing, ok: bool) -> tuple[int, float]:
+    return (timing.done, timing.seconds * 1000) if ok else (timing.failed, timing.failed_seconds * 1000)
+
+
+def _percent(monitor: DiskMonitor, path: str) -> float:
+    return monitor.used(path) * 100

@@ -1,0 +1,111 @@
+"""What all connections together have asked for and not got yet, and when that is too much."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from bookie_server.net.common.limits import NetConfig
+
+
+class Load:
+    """Counters over all connections. ``full_changed`` is called when sockets shall not be read, and when they shall
+    again; ``full`` says which. ``room_gone`` is called, soon, when reads begin to wait for
+    peers to take their answers. ``excess_bytes()`` is by how much entries that were answered are too many in memory."""
+
+    def __init__(
+        self,
+        config: NetConfig,
+        full_changed: Callable[[], None],
+        room_gone: Callable[[], None],
+        excess_bytes: Callable[[], int],
+    ) -> None:
+        self._config = config
+        self._excess_bytes = excess_bytes
+        self._full_changed = full_changed
+        self._room_gone = room_gone
+        self.full = False
+        self.adds = self.adds_bytes = 0
+        self.reads = self.reads_bytes = 0
+        self.polls = 0
+        #: Answers that peers have not taken.
+        self.unsent_bytes = 0
+        #: Set while answers may be made; the other one, while small ones may.
+        self.has_room = asyncio.Event()
+        self.has_room.set()
+        self.has_room_for_little = asyncio.Event()
+        self.has_room_for_little.set()
+        self._no_adds = asyncio.Event()
+        self._no_adds.set()
+
+    def change_adds(self, count: int, size_bytes: int) -> None:
+        """Adds (and whatever else waits for a journal) came, or with negative numbers were answered."""
+        self.adds += count
+        self.adds_bytes += size_bytes
+        if self.adds_bytes:
+            self._no_adds.clear()
+        else:
+            self._no_adds.set()
+        self.look()
+
+    def change_reads(self, count: int, size_bytes: int) -> None:
+        """Reads wait, or with negative numbers wait no longer."""
+        self.reads += count
+        self.reads_bytes += size_bytes
+        self.look()
+
+    def change_unsent(self, size_bytes: int) -> None:
+        self.unsent_bytes += size_bytes
+        unsent_bytes, most_bytes = self.unsent_bytes, self._config.max_unsent_bytes
+        if unsent_bytes >= most_bytes:
+            if self.has_room.is_set():
+                self.has_room.clear()
+                asyncio.get_running_loop().call_soon(self._room_gone)
+        elif unsent_bytes < most_bytes * 3 // 4:
+            self.has_room.set()
+        if unsent_bytes >= most_bytes * 3 // 2:
+            self.has_room_for_little.clear()
+        elif unsent_bytes < most_bytes * 5 // 4:
+            self.has_room_for_little.set()
+        self.look()
+
+    @property
+    def pressing(self) -> bool:
+        """Whether peers that do not take their answers are in the way of others."""
+        config = self._config
+        return (
+            self.full
+            or not self.has_room.is_set()
+            or self.unsent_bytes * 2 > config.max_unsent_bytes
+            or self.reads_bytes * 2 > config.max_waiting_reads_bytes
+        )
+
+    def round_bytes(self, wanted_bytes: int, least_bytes: int) -> int:
+        """How much of ``wanted_bytes`` to read in one round: less the more is waiting to be taken."""
+        room = (self._config.max_unsent_bytes - self.unsent_bytes) // self._config.read_slots
+        return min(wanted_bytes, max(least_bytes, room))
+
+    async def adds_answered(self) -> None:
+        """Wait until nothing waits for a journal any more."""
+        await self._no_adds.wait()
+
+    def look(self) -> None:
+        """Find out whether sockets shall be read; also to be called when what is in excess became less."""
+        config, adds_bytes = self._config, self.adds_bytes + self._excess_bytes()
+        if not self.full:
+            full = (
+                adds_bytes > config.adds_high_bytes
+                or 0 < config.max_adds_in_progress <= self.adds
+                or 0 < config.max_reads_in_progress <= self.reads
+                or self.unsent_bytes > 2 * config.max_unsent_bytes
+            )
+        else:
+            full = (
+                adds_bytes >= config.adds_low_bytes
+                or 0 < config.max_adds_in_progress < 2 * self.adds
+                or 0 < config.max_reads_in_progress < 2 * self.reads
+                or self.unsent_bytes > config.max_unsent_bytes
+            )
+        if full is not self.full:
+            self.full = full
+            self._full_changed()

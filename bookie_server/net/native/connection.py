@@ -1,0 +1,444 @@
+"""One client's connection: receiving, sending, and every bound on what it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final, cast
+
+import numpy as np
+
+from bk_spark.protocol.codes import Code
+from bk_spark.protocol.entries.digest import Buffer
+from bk_spark.protocol.errors import WireFormatError
+from bk_spark.protocol.wire.framing import Frames
+from bookie_server.bookie_reads import Int32s
+from bookie_server.net.common.fair_slots import Share
+from bookie_server.net.common.limits import REQUEST_BYTES
+from bookie_server.net.common.read_queue import ReadQueue
+from bookie_server.net.common.receiving import Receiving, check_not_empty, detached
+from bookie_server.net.native.requests_v2 import RequestsV2
+from bookie_server.net.native.requests_v3 import RequestsV3, are_v3
+from bookie_server.storage.records import Records
+
+if TYPE_CHECKING:
+    from bookie_server.net.native.server import NativeServer
+
+_LOG: Final = logging.getLogger(__name__)
+
+PAUSED_BY_LOAD: Final = 1
+PAUSED_BY_END: Final = 2
+_PAUSED_BY_ADDS: Final = 4
+_PAUSED_BY_READS: Final = 8
+_PAUSED_BY_ANSWERS: Final = 16
+_PAUSED_BY_FRAMES: Final = 32
+#: Requests of the last receive are still to be handled.
+_PAUSED_BY_TURN: Final = 64
+
+#: What each ledger of a round but the first costs, in bytes.
+_LEDGER_COST: Final = 8 * 1024
+#: Connections closed since they stall are told of once in so many.
+_TELL_EVERY: Final = 100
+#: A round of reads is not made smaller than this.
+_LEAST_ROUND_BYTES: Final = 128 * 1024
+#: For answers that are not larger there is room beyond that for others.
+LITTLE_BYTES: Final = 64 * 1024
+#: Who takes less than this within the timeout takes hardly anything.
+_STALLED_BYTES: Final = 64 * 1024
+
+
+class NativeConnection(asyncio.BufferedProtocol):
+    """Belongs to the event loop. The first v2 frame makes it a v2 connection for good (compatibility facts §1.2)."""
+
+    def __init__(self, server: NativeServer) -> None:
+        self.server = server
+        self.load = server.load
+        self._config = server.config
+        self._loop = asyncio.get_running_loop()
+        self._receiving = Receiving(server.common_buffer)
+        self._v2 = RequestsV2(self, server.bookie, server.config.max_batch_read_bytes)
+        self._v3 = RequestsV3(self, server.bookie)
+        self._is_v2 = False
+        self._backlog: Frames | None = None
+        self._has_large = False
+        self._transport: asyncio.Transport | None = None
+        self._peer = "?"
+        self._paused = 0
+        self._out: list[Buffer] = []
+        self._out_bytes = 0
+        self._sent_bytes = 0
+        self._share = Share()
+        #: Answers that the peer has not taken.
+        self.unsent_bytes = 0
+        #: Since when the peer does not take its answers, and how many bytes it had taken then.
+        self._stalled: tuple[float, int] | None = None
+        self._pending_adds = 0
+        self.reads = ReadQueue(self)
+        self._answers_taken = asyncio.Event()
+        self._answers_taken.set()
+
+    # --- asyncio's side ----------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if not self.server.joins(self):
+            self._transport.abort()
+            return
+        self._transport.set_write_buffer_limits(high=self._config.answers_high_bytes)
+        self._peer = str(self._transport.get_extra_info("peername"))
+        connected = self._transport.get_extra_info("socket")
+        if connected is not None:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            # asyncio sets it only where the listener was made for TCP by number. Without it a small answer waits until
+            # the peer has acknowledged the one before, which a peer that has nothing to send does after 40 ms.
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._note_unsent(0)
+        self.server.left(self)
+        # Connection and handlers know each other, so this object may outlive its use; what it holds must not.
+        self._receiving.clear()
+        self._backlog = None
+        self._out.clear()
+        self._answers_taken.set()
+        self.reads.cancel()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._receiving.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            frames = self._receiving.received(nbytes)
+            if self._has_large or self._receiving.large_frame_bytes:
+                self._note_large_frame()
+            if frames is not None or self._has_large:
+                self.server.active(self)
+            if frames is not None:
+                self._handle(frames)
+            self._note_half_frame(is_new=frames is not None)
+        except WireFormatError as error:
+            self._close_bad(error)
+        except Exception:
+            self.close_failed()
+
+    def pause_writing(self) -> None:
+        self._answers_taken.clear()
+        self._stalled = self._loop.time(), self._taken_bytes()
+        self.pause(_PAUSED_BY_ANSWERS)
+
+    def resume_writing(self) -> None:
+        self._stalled = None
+        if self._transport is not None:
+            self._note_unsent(self._transport.get_write_buffer_size())
+        self._answers_taken.set()
+        self.server.active(self)
+        self.resume(_PAUSED_BY_ANSWERS)
+
+    # --- answers -----------------------------------------------------------------------------------
+
+    def send(self, *buffers: Buffer) -> None:
+        """Send soon, together with what else comes up in this turn of the loop."""
+        if self._transport is None:
+            return
+        if not self._out:
+            self._loop.call_soon(self.flush)
+        self._out += buffers
+        for buffer in buffers:
+            self._out_bytes += len(buffer)
+
+    def flush(self) -> None:
+        """Send what waits to be sent."""
+        out, self._out = self._out, []
+        size_bytes, self._out_bytes = self._out_bytes, 0
+        transport = self._transport
+        if transport is None or transport.is_closing() or not out:
+            return
+        self._sent_bytes += size_bytes
+        transport.write(out[0] if len(out) == 1 else b"".join(out))
+        self._note_unsent(transport.get_write_buffer_size())
+
+    async def answers_taken(self) -> None:
+        """Wait while the peer does not take its answers."""
+        self.flush()
+        await self._answers_taken.wait()
+
+    @property
+    def may_answer_now(self) -> bool:
+        """Whether a read may be answered at once: none before it waits, and the answers so far are few."""
+        return (
+            not self.reads.busy
+            and self._out_bytes < self._config.answers_high_bytes
+            and self._answers_taken.is_set()
+            and self.load.has_room_for_little.is_set()
+        )
+
+    def fits_now(self, size_bytes: int) -> bool:
+        """Whether an answer of so many bytes may be sent where :attr:`may_answer_now`."""
+        return size_bytes <= LITTLE_BYTES or self.load.has_room.is_set()
+
+    # --- adds --------------------------------------------------------------------------------------
+
+    def adds_allowed(self, count: int) -> int:
+        """How many of ``count`` adds may wait beside those that do; the rest is to be refused."""
+        most = self._config.max_pending_adds
+        allowed = count if not most else max(0, min(count, most - self._pending_adds))
+        self.server.rejected_adds += count - allowed
+        return allowed
+
+    def add(
+        self,
+        records: Records,
+        master_key: bytes,
+        *,
+        recovery: bool,
+        high_priority: bool,
+        answer: Callable[[Code | Int32s], None],
+    ) -> None:
+        """Let the bookie store ``records``; ``answer`` is called with its codes."""
+        count, size_bytes, begun = len(records), len(records.data) + REQUEST_BYTES, self._loop.time()
+        self._change_adds(count, size_bytes)
+        waiting = True
+
+        def done(codes: Code | Int32s) -> None:
+            nonlocal waiting
+            if not waiting:
+                return
+            waiting = False
+            self._change_adds(-count, -size_bytes)
+            try:
+                answer(codes)
+                self.observe_codes("add", codes, count, begun)
+            except Exception:  # it is called for one of many requests of a group: the others must not suffer
+                self.close_failed()
+
+        try:
+            self.server.bookie.add(records, master_key, recovery=recovery, high_priority=high_priority, done=done)
+        except Exception:
+            done(Code.IO_ERROR)
+            raise
+
+    def observe_codes(self, kind: str, codes: Code | Int32s, count: int, begun: float) -> None:
+        """Tell of ``count`` requests that came at ``begun`` and are answered now."""
+        seconds = self._loop.time() - begun
+        failed = int(np.count_nonzero(codes)) if not isinstance(codes, Code) else 0 if codes is Code.OK else count
+        if failed < count:
+            self.server.times.observe(kind, count - failed, seconds, True)
+        if failed:
+            self.server.times.observe(kind, failed, seconds, False)
+
+    def write(self, kind: str, size_bytes: int, outcome: asyncio.Future[Code], answer: Callable[[Code], None]) -> None:
+        """Call ``answer`` with the outcome of something of ``size_bytes`` that waits for a journal."""
+        size_bytes += REQUEST_BYTES
+        begun = self._loop.time()
+        self.load.change_adds(0, size_bytes)
+
+        def done(outcome: asyncio.Future[Code]) -> None:
+            self.load.change_adds(0, -size_bytes)
+            try:
+                code = Code.IO_ERROR if outcome.cancelled() or outcome.exception() is not None else outcome.result()
+                answer(code)
+                self.observe_codes(kind, code, 1, begun)
+            except Exception:
+                self.close_failed()
+
+        outcome.add_done_callback(done)
+
+    def _change_adds(self, count: int, size_bytes: int) -> None:
+        self._pending_adds += count
+        self.load.change_adds(count, size_bytes)
+        most = self._config.max_pending_adds
+        if most and 2 * self._pending_adds > most:
+            self.pause(_PAUSED_BY_ADDS)
+        elif self._paused & _PAUSED_BY_ADDS and 4 * self._pending_adds <= most:
+            self.resume(_PAUSED_BY_ADDS)
+
+    # --- reads -------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def read_round(self, wanted_bytes: int, ledgers: int = 1) -> AsyncIterator[int]:
+        """To be held while entries are in memory on their way from disk to the socket. Waits until this peer takes
+        its answers and there is room for more of all peers; gives how much of ``wanted_bytes`` to read. Each of the
+        ``ledgers`` costs a look for its index file."""
+        while True:
+            await self.answers_taken()
+            last_cost = self._share.last_cost
+            asks_little = last_cost is not None and last_cost <= LITTLE_BYTES
+            room = self.load.has_room_for_little if asks_little else self.load.has_room
+            await room.wait()
+            async with self.server.read_slots.slot(self._share) as slot:
+                if self._answers_taken.is_set() and room.is_set():
+                    before_bytes = self._sent_bytes + self._out_bytes
+                    yield self.load.round_bytes(wanted_bytes, _LEAST_ROUND_BYTES)
+                    slot.bytes = (ledgers - 1) * _LEDGER_COST + self._sent_bytes + self._out_bytes - before_bytes
+                    self.flush()
+                    return
+
+    def reads_changed(self) -> None:
+        """Stop or resume reading by what waits in ``reads``."""
+        if self.reads.too_many:
+            self.pause(_PAUSED_BY_READS)
+        elif self._paused & _PAUSED_BY_READS and self.reads.few:
+            self.resume(_PAUSED_BY_READS)
+
+    # --- reading from the socket or not ------------------------------------------------------------
+
+    @property
+    def paused(self) -> bool:
+        """Whether the bookie itself does not read from this peer."""
+        return bool(self._paused)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the bookie is at work for this peer, or does not read from it; not where it waits for the peer."""
+        waits_for_it = self._answers_taken.is_set() and (self.paused or self.reads.busy)
+        return self._pending_adds > 0 or waits_for_it
+
+    def pause(self, reason: int) -> None:
+        """Read no more requests until every reason is gone."""
+        if not self._paused and self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+        self._paused |= reason
+
+    def resume(self, reason: int) -> None:
+        before, self._paused = self._paused, self._paused & ~reason
+        if self._transport is None or self._transport.is_closing():
+            return
+        if before and not self._paused:
+            self._transport.resume_reading()
+        elif self._paused == _PAUSED_BY_TURN and before != self._paused:
+            self._loop.call_soon(self._handle_backlog)
+
+    def hold_frame(self) -> None:
+        """Read no more of a large frame until there is room for it."""
+        self.pause(_PAUSED_BY_FRAMES)
+
+    def give_room(self, size_bytes: int) -> None:
+        """Read the first ``size_bytes`` of a large frame."""
+        self._receiving.give_room(size_bytes)
+        self.resume(_PAUSED_BY_FRAMES)
+
+    def abort_stalled(self) -> None:
+        """Close at once, since others wait for what this one holds and does not use."""
+        if self.server.stalled_peers % _TELL_EVERY == 0:
+            _LOG.warning("connection from %s closed: it does not go on, and others wait", self._peer)
+        self.server.stalled_peers += 1
+        self.abort()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def stalled_since(self, now: float) -> float | None:
+        """Since when the peer takes hardly anything of its answers; None where it takes them, or has none."""
+        if self._transport is not None:
+            self._note_unsent(self._transport.get_write_buffer_size())
+        if self._stalled is not None and self._taken_bytes() - self._stalled[1] >= _STALLED_BYTES:
+            self._stalled = now, self._taken_bytes()
+        return None if self._stalled is None else self._stalled[0]
+
+    def hang_up(self) -> None:
+        """Close after what was sent."""
+        self.flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    # --- inside ------------------------------------------------------------------------------------
+
+    def _taken_bytes(self) -> int:
+        return self._sent_bytes - (0 if self._transport is None else self._transport.get_write_buffer_size())
+
+    def _note_unsent(self, size_bytes: int) -> None:
+        if size_bytes != self.unsent_bytes:
+            before, self.unsent_bytes = self.unsent_bytes, size_bytes
+            self.load.change_unsent(size_bytes - before)
+
+    def _note_half_frame(self, *, is_new: bool) -> None:
+        """Tell what is kept of a frame that is not whole (``is_new``: another one than before), and of requests that
+        wait for their turn."""
+        half_frames, kept_bytes = self.server.half_frames, self._receiving.half_frame_bytes
+        if self._backlog is not None:
+            kept_bytes += len(self._backlog.data)
+        if not kept_bytes and not self._has_large:
+            half_frames.end(self)
+        elif is_new:
+            half_frames.begin(self, kept_bytes, self._loop.time())
+        else:
+            half_frames.grow(self, kept_bytes, self._loop.time())
+
+    def _note_large_frame(self) -> None:
+        """More of a large frame has come, or it is whole."""
+        receiving, large_frames = self._receiving, self.server.large_frames
+        self._has_large = receiving.large_frame_bytes > 0
+        if self._has_large:
+            now = self._loop.time()
+            large_frames.progress(self, receiving.large_frame_has_bytes, receiving.large_frame_bytes, now)
+        else:
+            large_frames.end(self)
+
+    def _handle(self, frames: Frames) -> None:
+        rest = self._dispatch(frames)
+        if rest is not None:
+            self._backlog = detached(rest)
+            self.pause(_PAUSED_BY_TURN)
+            self._loop.call_soon(self._handle_backlog)
+
+    def _handle_backlog(self) -> None:
+        """Go on with what came in the last receive, if nothing speaks against it."""
+        if self._backlog is None or self._paused != _PAUSED_BY_TURN:
+            return
+        frames, self._backlog = self._backlog, None
+        try:
+            self._backlog = self._dispatch(frames)
+        except WireFormatError as error:
+            self._close_bad(error)
+        except Exception:
+            self.close_failed()
+        if self._backlog is not None:
+            self._loop.call_soon(self._handle_backlog)
+            return
+        self._note_half_frame(is_new=True)
+        self.resume(_PAUSED_BY_TURN)
+
+    def _dispatch(self, frames: Frames) -> Frames | None:
+        """Hand frames to the handler of their protocol; those that it left for the next turn.
+
+        Raises WireFormatError; what came before the bad frame is done.
+        """
+        check_not_empty(frames)
+        v3 = are_v3(frames)
+        at = 0
+        if not self._is_v2:
+            count = len(frames) if v3.all() else int(v3.argmin())
+            if count:
+                at = self._v3.handle(_part(frames, 0, count))
+            if at < count:
+                return _part(frames, at, len(frames))
+            if at == len(frames):
+                return None
+            self._is_v2 = True
+        end = at + int(v3[at:].argmax()) if v3[at:].any() else len(frames)
+        if at < end:
+            at += self._v2.handle(_part(frames, at, end))
+        if at < end:
+            return _part(frames, at, len(frames))
+        if end < len(frames):
+            raise WireFormatError("a v3 frame on a connection that speaks v2")
+        return None
+
+    def _close_bad(self, error: WireFormatError) -> None:
+        _LOG.warning("connection from %s closed: %s", self._peer, error)
+        self.abort()
+
+    def close_failed(self) -> None:
+        """Close because of the exception that is being handled, which nobody expected."""
+        _LOG.exception("connection from %s closed: its request could not be handled", self._peer)
+        self.abort()
+
+
+def _part(frames: Frames, first: int, last: int) -> Frames:
+    return Frames(frames.data, frames.starts[first:last], frames.lengths[first:last])

@@ -1,0 +1,120 @@
+"""Reads that wait until the last add confirmed has passed ``previousLAC``. Rules: compatibility facts §1.8.
+
+=================================== ==========================================================================
+case                                answer
+=================================== ==========================================================================
+LAC known here above previousLAC    at once: entry previousLAC + 1 if it is here, else no entry; ``maxLAC``
+not above, with ``timeOut``         the same once it is, or nothing new after the timeout
+fenced while waiting                at once, nothing new
+fenced before                       waits
+not above, no ``timeOut``           at once, nothing new
+unknown ledger                      NO_LEDGER
+without ENTRY_PIGGYBACK             waits the same way, then a plain read of ``entryId``
+=================================== ==========================================================================
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from bk_spark.protocol.codes import LAST_ENTRY, NO_ENTRY, Code
+from bk_spark.protocol.entries.digest import Buffer
+from bk_spark.protocol.wire.framing import frame
+from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bookie_server.bookie import Bookie
+from bookie_server.net.native.answers_v3 import response, status
+from bookie_server.storage.handles import LedgerHandle
+
+if TYPE_CHECKING:
+    from bookie_server.net.native.connection import NativeConnection
+
+#: Room asked for one entry; it is read whole, whatever its size.
+_ONE_ENTRY_BYTES: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LongPoll:
+    """What is kept of the request while it waits."""
+
+    txn_id: int
+    ledger_id: int
+    entry_id: int
+    previous_lac: int
+    timeout_ms: int
+    piggyback: bool
+
+    @classmethod
+    def of(cls, request: pb.Request, max_timeout_ms: int) -> LongPoll:
+        read = request.readRequest
+        return cls(
+            request.header.txnId,
+            read.ledgerId,
+            read.entryId,
+            read.previousLAC,
+            min(read.timeOut, max_timeout_ms),
+            read.HasField("flag") and read.flag == pb.ReadRequest.ENTRY_PIGGYBACK,
+        )
+
+    @property
+    def is_valid(self) -> bool:
+        return not self.piggyback or self.entry_id == LAST_ENTRY
+
+
+async def answer_long_poll(connection: NativeConnection, bookie: Bookie, poll: LongPoll, begun: float) -> None:
+    """Wait, then send the answer."""
+    handle = bookie.handle(poll.ledger_id)
+    if not isinstance(handle, LedgerHandle):
+        _send(connection, poll, begun, Code.NO_LEDGER if handle is None else handle, poll.entry_id)
+        return
+    waited = False
+    if poll.timeout_ms > 0 and await bookie.known_lac(handle) <= poll.previous_lac:
+        waited = await bookie.wait_for_lac(handle, poll.previous_lac, poll.timeout_ms)
+    async with connection.read_round(_ONE_ENTRY_BYTES):
+        lac = await bookie.known_lac(handle)
+        if not poll.piggyback:
+            code, stored = await read_one(bookie, poll.ledger_id, poll.entry_id)
+            _send(connection, poll, begun, code, poll.entry_id, stored, lac if stored is not None else None)
+        elif lac <= poll.previous_lac:
+            _send(connection, poll, begun, Code.OK, NO_ENTRY, None, lac)
+        else:
+            updated_ms = int(time.time() * 1000) if waited else None
+            code, stored = await read_one(bookie, poll.ledger_id, poll.previous_lac + 1)
+            if stored is not None:
+                _send(connection, poll, begun, code, poll.previous_lac + 1, stored, lac, updated_ms)
+            else:  # with striping, the entry may well be elsewhere
+                code = Code.OK if code is Code.NO_ENTRY else code
+                _send(connection, poll, begun, code, NO_ENTRY, None, lac, updated_ms)
+
+
+async def read_one(bookie: Bookie, ledger_id: int, entry_id: int) -> tuple[Code, Buffer | None]:
+    """One entry (-1: the last), or why not."""
+    part = await bookie.read(np.array([ledger_id], np.int64), np.array([entry_id], np.int64), _ONE_ENTRY_BYTES)
+    code = Code(int(part.codes[0]))
+    return code, part.entries.entry(0) if code is Code.OK and part.entries is not None else None
+
+
+def _send(
+    connection: NativeConnection,
+    poll: LongPoll,
+    begun: float,
+    code: Code,
+    entry_id: int,
+    stored: Buffer | None = None,
+    max_lac: int | None = None,
+    updated_ms: int | None = None,
+) -> None:
+    answer = response(poll.txn_id, pb.READ_ENTRY, code)
+    body = answer.readResponse
+    body.status, body.ledgerId, body.entryId = status(code), poll.ledger_id, entry_id
+    if stored is not None:
+        body.body = bytes(stored)
+    if max_lac is not None:
+        body.maxLAC = max_lac
+    if updated_ms is not None:
+        body.lacUpdateTimestamp = updated_ms
+    connection.send(frame(answer.SerializeToString()))
+    connection.observe_codes("long_poll", code, 1, begun)

@@ -1,0 +1,232 @@
+"""Reading entries out of entry logs, many at once. Format and locations: entry_log.py.
+
+Neighbouring entries are fetched with one read. Every entry is checked as Apache's bookie does: a plausible size,
+the right ledger id and entry id. One that fails the check, or whose log is missing or too short, is an
+I/O error, never "absent".
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from bookie_server.storage.entrylog.entry_log import HEADER_BYTES, OFFSET_BITS, OFFSET_MASK, file_name
+from bookie_server.storage.fd_cache import FdCache
+from bookie_server.storage.files import WouldBlockError, exists
+from bookie_server.storage.records import (
+    LENGTH_BYTES,
+    MAX_RECORD_BYTES,
+    MIN_RECORD_BYTES,
+    Bytes,
+    Int64s,
+    gather_int32,
+    gather_int64,
+)
+
+_LOG: Final = logging.getLogger(__name__)
+#: Entries with less than this between their beginnings are fetched by one read: copying some bytes in vain is
+#: cheaper than another system call.
+MAX_GAP_BYTES: Final = 32 * 1024
+_FIRST_GUESS_BYTES: Final = 4 * 1024
+_MAX_GUESS_BYTES: Final = 64 * 1024
+_RECORD_HEAD: Final = struct.Struct(">iqq")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntries:
+    """Entries read: entry ``i`` is ``data[starts[i] : starts[i] + sizes[i]]``, its 4-byte size lies before it.
+    ``sizes[i]`` is -1 for one that could not be read."""
+
+    data: Bytes
+    starts: Int64s
+    sizes: Int64s
+
+    def entry(self, i: int) -> memoryview:
+        start = int(self.starts[i])
+        return self.data.data[start : start + int(self.sizes[i])]
+
+    @property
+    def contiguous(self) -> bool:
+        """All were read, and lie in ``data`` one after the other with nothing but their sizes between."""
+        ends = self.starts + self.sizes
+        return bool((self.sizes >= 0).all() and (self.starts[1:] == ends[:-1] + LENGTH_BYTES).all())
+
+
+class EntryLogReader:
+    """Reads the logs in ``directories``. Thread-safe."""
+
+    def __init__(self, directories: Sequence[str], open_limit: int = 256) -> None:
+        self._directories = tuple(directories)
+        self._fds = FdCache(open_limit, self._open)
+        self._guess_bytes = _FIRST_GUESS_BYTES
+
+    def close(self) -> None:
+        self._fds.close()
+
+    def path(self, log_id: int) -> str:
+        """Where log ``log_id`` is. Raises FileNotFoundError; another OSError where that cannot be found out."""
+        name = file_name(log_id)
+        for directory in self._directories:
+            path = os.path.join(directory, name)
+            if exists(path):
+                return path
+        raise FileNotFoundError(errno.ENOENT, f"no entry log {name} in {', '.join(self._directories)}")
+
+    def forget(self, log_id: int) -> None:
+        """Close the log: it is about to be removed."""
+        self._fds.discard(log_id)
+
+    def read(
+        self,
+        ledger_ids: Int64s,
+        entry_ids: Int64s,
+        locations: Int64s,
+        limit_bytes: int,
+        *,
+        may_wait: bool,
+    ) -> StoredEntries:
+        """The entries at the first of ``locations`` (none of them 0): at least one, and as many as come to about
+        ``limit_bytes`` fetched. Raises WouldBlockError only with ``may_wait=False``."""
+        starts: list[Int64s] = []
+        ends: list[int] = []
+        parts: list[Bytes] = []
+        base = count = 0
+        gaps = np.diff(locations)
+        breaks = np.flatnonzero((gaps < LENGTH_BYTES + MIN_RECORD_BYTES) | (gaps > MAX_GAP_BYTES)) + 1
+        for first, last in zip([0, *breaks.tolist()], [*breaks.tolist(), len(locations)], strict=True):
+            if base >= limit_bytes and count:
+                break
+            run = locations[first:last]
+            if last - first > 1:
+                room = int(run[0]) + max(limit_bytes - base, 1)
+                run = run[: max(1, int(np.searchsorted(run, room)))]
+            region = self._read_region(int(run[0]), int(run[-1]), may_wait)
+            if region is None:
+                starts.append(np.full(len(run), -1, np.int64))
+            else:
+                starts.append(run + (base + LENGTH_BYTES - int(run[0])))
+                base += len(region)
+                parts.append(region)
+            ends.append(base)
+            count += len(run)
+            if len(run) < last - first:
+                break
+        data = parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, np.uint8)
+        limits = np.repeat(np.array(ends), [len(run) for run in starts])
+        where = starts[0] if len(starts) == 1 else np.concatenate(starts)
+        ledger_ids, entry_ids, locations = ledger_ids[:count], entry_ids[:count], locations[:count]
+        sizes = _measure(data, where, limits)
+        _check_ids(data, where, sizes, ledger_ids, entry_ids)
+        bad = np.flatnonzero(sizes < 0)
+        if len(bad):
+            i = int(bad[0])
+            _LOG.error(
+                "%d of %d entries cannot be read; first: ledger %d entry %d at offset %d of %s",
+                len(bad),
+                len(locations),
+                int(ledger_ids[i]),
+                int(entry_ids[i]),
+                int(locations[i]) & OFFSET_MASK,
+                file_name(int(locations[i]) >> OFFSET_BITS),
+            )
+        else:
+            self._guess_bytes = min(max(int(sizes[-1]), MIN_RECORD_BYTES), _MAX_GUESS_BYTES)
+        return StoredEntries(data, where, sizes)
+
+    def read_one(self, ledger_id: int, entry_id: int, location: int) -> memoryview | None:
+        """One entry that is in the page cache and no larger than those read lately; None for any other, or one that
+        is not as it should be: :meth:`read` finds out."""
+        log_id, offset = location >> OFFSET_BITS, (location & OFFSET_MASK) - LENGTH_BYTES
+        if offset < HEADER_BYTES:
+            return None
+        buffer = bytearray(LENGTH_BYTES + self._guess_bytes)
+        try:
+            with self._fds.borrow(log_id) as fd:
+                count = os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)
+        except OSError:
+            return None
+        if count < _RECORD_HEAD.size:
+            return None
+        size, found_ledger, found_entry = _RECORD_HEAD.unpack_from(buffer)
+        if (found_ledger, found_entry) != (ledger_id, entry_id) or not MIN_RECORD_BYTES <= size <= count - LENGTH_BYTES:
+            return None
+        return memoryview(buffer)[LENGTH_BYTES : LENGTH_BYTES + size]
+
+    def _read_region(self, first_location: int, last_location: int, may_wait: bool) -> Bytes | None:
+        """The bytes from the first entry's size to the last entry's end; None where they cannot be had."""
+        log_id, first = first_location >> OFFSET_BITS, (first_location & OFFSET_MASK) - LENGTH_BYTES
+        last = (last_location & OFFSET_MASK) - LENGTH_BYTES
+        if first < HEADER_BYTES:
+            return None
+        try:
+            with self._fds.borrow(log_id) as fd:
+                log_end = os.fstat(fd).st_size
+                end = min(last + LENGTH_BYTES + self._guess_bytes, log_end)
+                if last + LENGTH_BYTES + MIN_RECORD_BYTES > end:
+                    return None
+                region = _fetch(fd, first, end, may_wait)
+                at = last - first
+                size = int.from_bytes(region.data[at : at + LENGTH_BYTES], "big", signed=True)
+                needed = last + LENGTH_BYTES + size
+                if MIN_RECORD_BYTES <= size <= MAX_RECORD_BYTES and end < needed <= log_end:
+                    rest = _fetch(fd, end, needed, may_wait)
+                    region = np.concatenate((region, rest))
+                return region
+        except OSError as error:
+            _LOG.error("cannot read entry log %s: %s", file_name(log_id), error.strerror or error)
+            return None
+
+    def _open(self, log_id: int) -> int:
+        return os.open(self.path(log_id), os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _fetch(fd: int, start: int, end: int, may_wait: bool) -> Bytes:
+    """The bytes of [start, end). Raises OSError where the file ends before, WouldBlockError."""
+    buffer = np.empty(end - start, np.uint8)
+    view = buffer.data
+    have = 0
+    while have < len(buffer):
+        try:
+            count = os.preadv(fd, [view[have:]], start + have, 0 if may_wait else os.RWF_NOWAIT)
+        except OSError as error:
+            if not may_wait and error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
+                raise WouldBlockError from error
+            raise
+        if count == 0:
+            if not may_wait:
+                raise WouldBlockError
+            raise OSError(errno.EIO, f"file ends at {start + have}, before {end}")
+        have += count
+    return buffer
+
+
+def _measure(data: Bytes, starts: Int64s, limits: Int64s) -> Int64s:
+    """The size before each of ``starts`` (-1: nothing there); -1 where it cannot be right or goes beyond its limit."""
+    there = np.flatnonzero(starts >= 0)
+    sizes = np.full(len(starts), -1, np.int64)
+    if not len(there):
+        return sizes
+    found = gather_int32(data, starts[there] - LENGTH_BYTES)
+    wrong = (found < MIN_RECORD_BYTES) | (found > MAX_RECORD_BYTES) | (starts[there] + found > limits[there])
+    sizes[there] = np.where(wrong, -1, found)
+    return sizes
+
+
+def _check_ids(data: Bytes, starts: Int64s, sizes: Int64s, ledger_ids: Int64s, entry_ids: Int64s) -> None:
+    readable = np.flatnonzero(sizes >= 0)
+    if not len(readable):
+        return
+    whole = len(readable) == len(sizes)
+    ids = gather_int64(data, starts if whole else starts[readable], 2)
+    wrong = (ids[:, 0] != (ledger_ids if whole else ledger_ids[readable])) | (
+        ids[:, 1] != (entry_ids if whole else entry_ids[readable])
+    )
+    if wrong.any():
+        sizes[readable[wrong]] = -1

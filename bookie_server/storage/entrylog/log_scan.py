@@ -1,0 +1,231 @@
+"""Reading an entry log from its beginning to its end. Format: entry_log.py.
+
+A log after a crash may hold anything: a header of zeros or garbage, zeros where blocks were never written, a record
+cut short, garbage sizes (scenarios B4, B5). The scan tells every record that it can tell: behind bytes that cannot be
+a record it looks for the next place where two records in a row, or one and the end of the file, make sense. A log is
+*sound* only where nothing had to be skipped. A size of 0 or less is padding in Apache's logs; behind it the scan looks
+byte by byte as well. Memory is bounded by the chunk, whatever a size field says.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from bookie_server.storage.entrylog.entry_log import HEADER_BYTES, MAGIC
+from bookie_server.storage.files import read_at
+from bookie_server.storage.records import (
+    LENGTH_BYTES,
+    MAX_ENTRY_ID,
+    MAX_RECORD_BYTES,
+    MIN_RECORD_BYTES,
+    Bytes,
+    Int64s,
+    gather_int64,
+)
+
+CHUNK_BYTES: Final = 1024 * 1024
+_HEAD: Final = struct.Struct(">iqq")
+_MAP_LEDGER: Final = -1
+_MAP_ENTRY: Final = -2
+#: Records of one size in a row that are worth numpy.
+_RUN: Final = 16
+#: Records read one by one after a run was looked for in vain.
+_SINGLES: Final = 64
+#: Places behind garbage that are tried, in one log.
+_MAX_TRIES: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class FoundEntries:
+    """Entries of a log in the order of the file: ``offsets`` of the stored entries, and their ``sizes`` in bytes
+    (without the size field)."""
+
+    ledger_ids: Int64s
+    entry_ids: Int64s
+    offsets: Int64s
+    sizes: Int64s
+
+    def __len__(self) -> int:
+        return len(self.ledger_ids)
+
+    def select(self, which: Int64s) -> FoundEntries:
+        """Those at the positions ``which``, in its order."""
+        return FoundEntries(self.ledger_ids[which], self.entry_ids[which], self.offsets[which], self.sizes[which])
+
+
+def joined(parts: list[FoundEntries]) -> FoundEntries:
+    """All of ``parts``, one after the other."""
+    return FoundEntries(
+        *(
+            np.concatenate([getattr(part, name) for part in parts]) if parts else np.empty(0, np.int64)
+            for name in ("ledger_ids", "entry_ids", "offsets", "sizes")
+        )
+    )
+
+
+class LogScan:
+    """Reads the log at ``path``, a step at a time. Blocking; one thread at a time."""
+
+    def __init__(self, path: str) -> None:
+        """Raises OSError."""
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._position = HEADER_BYTES
+        self._tries = 0
+        #: What is wrong with the log; "" as long as nothing is.
+        self.problem = ""
+        try:
+            self._size = os.fstat(self._fd).st_size
+            header = read_at(self._fd, HEADER_BYTES, 0)
+        except OSError:
+            os.close(self._fd)
+            raise
+        if len(header) < HEADER_BYTES:
+            self.problem = f"only {self._size} bytes: no whole header" if header else "0 bytes"
+        elif header[: len(MAGIC)] != MAGIC:
+            self.problem = f"the header does not begin with {MAGIC.decode()}"
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    @property
+    def at_end(self) -> bool:
+        return self._position >= self._size
+
+    @property
+    def position(self) -> int:
+        """Bytes of the file that have been looked at."""
+        return min(self._position, self._size)
+
+    def step(self) -> FoundEntries:
+        """The entries of the next megabyte or so. Raises OSError."""
+        chunk = read_at(self._fd, min(CHUNK_BYTES, self._size - self._position), self._position)
+        if len(chunk) < min(CHUNK_BYTES, self._size - self._position):
+            self._note(f"the file became shorter, at {self._position + len(chunk)}")
+            self._position = self._size
+            return joined([])
+        starts, sizes, done = self._chain(chunk)
+        base = self._position
+        self._position += done
+        if not starts:
+            if not done:
+                self._find_next()
+            return joined([])
+        all_starts, all_sizes = np.concatenate(starts), np.concatenate(sizes)
+        ids = gather_int64(np.frombuffer(chunk, np.uint8), all_starts, 2)
+        found = FoundEntries(ids[:, 0], ids[:, 1], all_starts + base, all_sizes)
+        real = np.flatnonzero(found.ledger_ids >= 0)
+        return found if len(real) == len(found) else found.select(real)
+
+    def _chain(self, chunk: bytes) -> tuple[list[Int64s], list[Int64s], int]:
+        """Records one behind the other from the beginning of ``chunk``: where their entries begin in it, their sizes,
+        and where the first record begins that is not whole, not sound, or not in the chunk with its ids."""
+        starts: list[Int64s] = []
+        sizes: list[Int64s] = []
+        room = self._size - self._position
+        at, singles = 0, 0
+        single_starts: list[int] = []
+        single_sizes: list[int] = []
+        while at + _HEAD.size <= len(chunk):
+            size, ledger_id, entry_id = _HEAD.unpack_from(chunk, at)
+            if not _plausible(size, ledger_id, entry_id, room - at):
+                break
+            step = LENGTH_BYTES + size
+            if singles == 0:
+                count = _run_length(chunk, at, step)
+                if count >= _RUN:
+                    run = np.arange(at + LENGTH_BYTES, at + LENGTH_BYTES + count * step, step)
+                    count = _plausible_ids(chunk, run)
+                    starts += [np.array(single_starts, np.int64), run[:count]]
+                    sizes += [np.array(single_sizes, np.int64), np.full(count, size, np.int64)]
+                    single_starts, single_sizes = [], []
+                    at += count * step
+                    continue
+                singles = _SINGLES
+            singles -= 1
+            single_starts.append(at + LENGTH_BYTES)
+            single_sizes.append(size)
+            at += step
+        if single_starts:
+            starts.append(np.array(single_starts, np.int64))
+            sizes.append(np.array(single_sizes, np.int64))
+        return starts, sizes, at
+
+    def _find_next(self) -> None:
+        """Nothing sensible begins at the position: go on to the next place where something does."""
+        self._note(f"no entry at {self._position}")
+        at = self._position + 1
+        chunk = read_at(self._fd, CHUNK_BYTES, at)
+        for candidate in _candidates(chunk):
+            if self._leads_on(at + candidate):
+                self._position = at + candidate
+                return
+            self._tries += 1
+            if self._tries > _MAX_TRIES:
+                self._position = self._size
+                return
+        # A record may begin in the last bytes, and be recognised with those of the next chunk.
+        whole = at + len(chunk) >= self._size
+        self._position = self._size if whole else at + len(chunk) - _HEAD.size
+
+    def _leads_on(self, position: int) -> bool:
+        """Whether a sound record begins at ``position`` and ends at the file's end or before another one."""
+        for _ in range(2):
+            head = read_at(self._fd, _HEAD.size, position)
+            if len(head) < _HEAD.size:
+                return False
+            size, ledger_id, entry_id = _HEAD.unpack(head)
+            if not _plausible(size, ledger_id, entry_id, self._size - position):
+                return False
+            position += LENGTH_BYTES + size
+            if position == self._size:
+                return True
+        return True
+
+    def _note(self, problem: str) -> None:
+        self.problem = self.problem or problem
+
+
+def _plausible(size: int, ledger_id: int, entry_id: int, room: int) -> bool:
+    if not MIN_RECORD_BYTES <= size <= MAX_RECORD_BYTES or LENGTH_BYTES + size > room:
+        return False
+    return (ledger_id >= 0 and 0 <= entry_id <= MAX_ENTRY_ID) or (ledger_id, entry_id) == (_MAP_LEDGER, _MAP_ENTRY)
+
+
+def _run_length(chunk: bytes, at: int, step: int) -> int:
+    """How many records from ``at`` on have the same size, as far as all of them lie in ``chunk``."""
+    most = (len(chunk) - at) // step
+    if most < _RUN:
+        return 0
+    data = np.frombuffer(chunk, np.uint8)
+    fields = as_strided(data[at:], (most, LENGTH_BYTES), (step, 1))
+    others = np.flatnonzero((fields != fields[0]).any(axis=1))
+    return int(others[0]) if len(others) else most
+
+
+def _plausible_ids(chunk: bytes, starts: Int64s) -> int:
+    """How many of the entries at ``starts`` from the first on have ids that can be."""
+    ids = gather_int64(np.frombuffer(chunk, np.uint8), starts, 2)
+    good = (ids[:, 0] >= 0) & (ids[:, 1] >= 0) & (ids[:, 1] <= MAX_ENTRY_ID)
+    good |= (ids[:, 0] == _MAP_LEDGER) & (ids[:, 1] == _MAP_ENTRY)
+    wrong = np.flatnonzero(~good)
+    return int(wrong[0]) if len(wrong) else len(starts)
+
+
+def _candidates(chunk: bytes) -> list[int]:
+    """Where in ``chunk`` a record's head may lie, ascending."""
+    data: Bytes = np.frombuffer(chunk, np.uint8)
+    count = len(data) - _HEAD.size + 1
+    if count <= 0 or not data.any():
+        return []
+    # Sizes up to 128 MiB, ids that are not negative, entry ids below 2**40; and no size of 0.
+    fits = (data[:count] <= 0x08) & (data[4 : count + 4] < 0x80)
+    for place in (12, 13, 14):
+        fits &= data[place : count + place] == 0
+    sized = data[:count] | data[1 : count + 1] | data[2 : count + 2] | data[3 : count + 3]
+    return np.flatnonzero(fits & (sized != 0)).tolist()

@@ -1,0 +1,220 @@
+"""Writing entry logs: what a flush takes out of memory, sorted by ledger. Format: entry_log.py.
+
+One log is written at a time, in one of the directories that have room; a full one is left for the next. The header
+of a log is written before anything else, the ledgers map and the header's pointer to it when the log is left, in
+this order, each synced before the next. Used by the flush thread, but for :meth:`LogIds.allocate`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+
+from bk_spark.protocol.errors import CorruptFileError
+from bookie_server.storage import files
+from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.entrylog import entry_log
+from bookie_server.storage.entrylog.entry_log import HEADER_BYTES, LAST_LOG_ID, OFFSET_BITS
+from bookie_server.storage.records import LENGTH_BYTES, Int64s
+from bookie_server.storage.write_cache import CacheHalf
+
+_LOG: Final = logging.getLogger(__name__)
+#: Written bytes are synced in steps of about this size, so that a journal's sync never waits for much of them.
+_SYNC_STEP_BYTES: Final = 16 * 1024 * 1024
+
+
+class LogIds:
+    """Gives out ids of entry logs, ascending over all directories and starts. Thread-safe."""
+
+    def __init__(self, directories: LedgerDirectories) -> None:
+        self._directories = directories
+        self._lock = threading.Lock()
+        self._last = max(entry_log.last_log_id(path) for path in directories.paths)
+
+    def allocate(self) -> int:
+        """The next id, noted in ``lastId`` of every directory that takes it. Raises CorruptFileError where none is
+        left, SyncFailedError."""
+        with self._lock:
+            if self._last >= LAST_LOG_ID:
+                raise CorruptFileError(f"entry log ids are used up at {LAST_LOG_ID:x}")
+            self._last += 1
+            for path in self._directories.paths:
+                try:
+                    files.replace_file(os.path.join(path, "lastId"), b"%x\n" % self._last)
+                except files.SyncFailedError:
+                    raise
+                except OSError as error:
+                    _LOG.warning("cannot note log id %x in %s: %s", self._last, path, error.strerror)
+            return self._last
+
+
+class LogWriter:
+    """Appends entries to the current log. Where that cannot be written, what it got is cut off again, its directory is
+    taken out, and a new log in another one gets all of it."""
+
+    def __init__(self, directories: LedgerDirectories, ids: LogIds, size_limit_bytes: int) -> None:
+        self._directories = directories
+        self._ids = ids
+        self._size_limit_bytes = size_limit_bytes
+        self._fd = -1
+        self._position = 0
+        self._unsynced = False
+        self._path = ""
+        self._ledger_bytes: dict[int, int] = {}
+        self._next_directory = 0
+        #: Id of the log that is written to; -1 for none.
+        self.log_id = -1
+        #: Logs with entries that the index does not know yet: a flush is under way, or has failed.
+        self.unfinished: set[int] = set()
+
+    def append(self, half: CacheHalf, ledgers: list[tuple[int, int, int]], positions: Int64s, sizes: Int64s) -> Int64s:
+        """Write entries of ``half`` and make them durable; their locations. ``ledgers`` as in SortedEntries.
+
+        Raises OSError where no directory takes them, SyncFailedError.
+        """
+        locations = np.empty(len(positions), np.int64)
+        failure: OSError | None = None
+        for _ in self._directories.paths:
+            begun_log, begun_at = self.log_id, self._position
+            try:
+                self._append_all(half, ledgers, positions, sizes, locations)
+                return locations
+            except files.SyncFailedError:
+                raise
+            except NoWritableDirectoryError as error:
+                raise failure or error from None
+            except OSError as error:
+                self._give_up(begun_log, begun_at, error)
+                failure = error
+        assert failure is not None
+        raise failure
+
+    def finished(self) -> None:
+        """The index knows all that was appended."""
+        self.unfinished = set()
+
+    def leave(self) -> None:
+        """Finish the current log, if there is one: write its map. Raises OSError, SyncFailedError."""
+        if self._fd < 0:
+            return
+        files.write_at(self._fd, [entry_log.ledgers_map(self._ledger_bytes)], self._position)
+        files.sync_data(self._fd)  # the header must not point at a map that is not there
+        pointer = entry_log.map_pointer(self._position, len(self._ledger_bytes))
+        files.write_at(self._fd, [pointer], entry_log.MAP_POINTER_AT)
+        files.sync_file(self._fd)
+        self.close()
+
+    def close(self) -> None:
+        """Leave the current log as it is."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self.log_id, self._ledger_bytes, self._unsynced = -1, -1, {}, False
+
+    def end(self) -> None:
+        """Leave a log whose directory takes no more; without its map where that cannot be written: it is scanned."""
+        try:
+            self.leave()
+        except files.SyncFailedError:
+            raise
+        except OSError as error:
+            _LOG.warning("no ledgers map in %s: %s", self._path, error.strerror)
+            if self._unsynced:  # the append that fills the next log goes on, and says in the end that all is durable
+                files.sync_data(self._fd)
+            self.close()
+
+    def _append_all(
+        self,
+        half: CacheHalf,
+        ledgers: list[tuple[int, int, int]],
+        positions: Int64s,
+        sizes: Int64s,
+        locations: Int64s,
+    ) -> None:
+        if self.log_id >= 0:
+            self.unfinished.add(self.log_id)
+        done = 0
+        while done < len(positions):
+            done = self._append_to_log(half, ledgers, positions, sizes, done, locations)
+        if self._fd >= 0:
+            files.sync_data(self._fd)
+            self._unsynced = False
+
+    def _append_to_log(
+        self,
+        half: CacheHalf,
+        ledgers: list[tuple[int, int, int]],
+        positions: Int64s,
+        sizes: Int64s,
+        first: int,
+        locations: Int64s,
+    ) -> int:
+        """Write as many entries from ``first`` on as the log takes; where to go on."""
+        if self._fd >= 0 and os.path.dirname(self._path) not in self._directories.for_flushes():
+            self.end()
+        if self._fd < 0:
+            self._open()
+        ends = np.cumsum(sizes[first:] + LENGTH_BYTES)
+        room = self._size_limit_bytes - self._position
+        count = int(np.searchsorted(ends, room, side="right"))
+        if count == 0 and self._position > HEADER_BYTES:
+            self.leave()
+            return first
+        count = max(count, 1)
+        last = first + count
+        starts = self._position + LENGTH_BYTES + ends[:count] - (sizes[first:last] + LENGTH_BYTES)
+        locations[first:last] = (self.log_id << OFFSET_BITS) | starts
+        self._write(half.spans(positions[first:last], sizes[first:last]))
+        for ledger_id, begin, end in ledgers:
+            a, b = max(begin, first), min(end, last)
+            if a < b:
+                size = int(sizes[a:b].sum()) + LENGTH_BYTES * (b - a)
+                self._ledger_bytes[ledger_id] = self._ledger_bytes.get(ledger_id, 0) + size
+        return last
+
+    def _write(self, spans: Iterable[list[memoryview]]) -> None:
+        synced_to = self._position
+        self._unsynced = True
+        for some in spans:
+            self._position = files.write_at(self._fd, some, self._position)
+            if self._position - synced_to >= _SYNC_STEP_BYTES:
+                files.sync_data(self._fd)
+                synced_to = self._position
+
+    def _open(self) -> None:
+        writable = self._directories.for_flushes()
+        if not writable:
+            reasons = "; ".join(f"{path}: {reason}" for path, reason in self._directories.failures().items())
+            raise NoWritableDirectoryError(f"no ledger directory takes a new entry log ({reasons})")
+        directory = writable[self._next_directory % len(writable)]
+        self._next_directory += 1
+        log_id = self._ids.allocate()
+        self.unfinished.add(log_id)  # before there is a file: it is never seen as one that nobody writes to
+        self._path = os.path.join(directory, entry_log.file_name(log_id))
+        self._fd = files.create_file(self._path)
+        self.log_id, self._ledger_bytes = log_id, {}
+        self._position = files.write_at(self._fd, [entry_log.file_header()], 0)
+        files.sync_directory(directory)
+
+    def _give_up(self, begun_log: int, begun_at: int, error: OSError) -> None:
+        """Cut off what a failed append wrote to the current log, leave that, and take its directory out."""
+        self._directories.note_failed(os.path.dirname(self._path), error)
+        _LOG.warning("cannot write entry log %s: %s", self._path, error.strerror or error)
+        if self._fd < 0:
+            return
+        try:
+            if self.log_id == begun_log:
+                files.truncate(self._fd, begun_at)
+            else:
+                files.remove(self._path)
+        except OSError as cut_error:
+            _LOG.warning("cannot cut %s: %s; it holds some entries in vain", self._path, cut_error.strerror)
+        self.close()
+
+
+class NoWritableDirectoryError(OSError):
+    """Writing has failed in every ledger directory."""

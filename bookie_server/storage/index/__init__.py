@@ -1,0 +1,1 @@
+"""Index files: which entry is where; their pages in memory. Storage and the collector come in here."""

@@ -1,0 +1,82 @@
+"""What index files say about entry logs, read from the files without the memory in front of them. Format: index.py.
+
+For a log that is complete and checkpointed this is never too little: its last pointer was in a file before, and
+pointers to it only become fewer. Used where a log itself cannot tell what it holds.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+
+from bookie_server.storage.entrylog.entry_log import OFFSET_BITS
+from bookie_server.storage.files import read_at
+from bookie_server.storage.index.index import HEADER_BYTES, PAGE_DTYPE
+from bookie_server.storage.records import Int64s
+
+_CHUNK_BYTES: Final = 512 * 1024
+
+
+def ledgers_pointing(
+    log_ids: set[int], ledger_ids: Int64s, index_path: Callable[[int], str | None], check_stop: Callable[[], None]
+) -> dict[int, Int64s]:
+    """For each of ``log_ids`` those of ``ledger_ids`` whose index has an entry in it. Blocking; opens every ledger's
+    file. Raises OSError where one cannot be read, and what ``check_stop`` raises."""
+    wanted = np.array(sorted(log_ids), np.int64)
+    found: dict[int, list[int]] = {log_id: [] for log_id in log_ids}
+    for ledger_id in ledger_ids.tolist():
+        check_stop()
+        logs = [np.unique(slots >> OFFSET_BITS) for _, slots in _pages(index_path(ledger_id))]
+        if logs:
+            for log_id in np.intersect1d(np.concatenate(logs), wanted).tolist():
+                found[log_id].append(ledger_id)
+    return {log_id: np.array(ledgers, np.int64) for log_id, ledgers in found.items()}
+
+
+def pointers_into(log_id: int, index_path: str | None) -> Iterator[tuple[Int64s, Int64s]]:
+    """(entry ids, locations) of a ledger's entries in the log, a part at a time, ascending. Raises OSError."""
+    for first, slots in _pages(index_path):
+        which = np.flatnonzero(slots >> OFFSET_BITS == log_id)
+        # Log 0 begins behind its header, so a location is never 0.
+        which = which[slots[which] != 0]
+        if len(which):
+            yield which + first, slots[which]
+
+
+def _pages(path: str | None) -> Iterator[tuple[int, Int64s]]:
+    """(first entry id, locations) of the parts of the file that are no holes."""
+    if path is None:
+        return
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return  # the ledger was deleted meanwhile
+    try:
+        position = HEADER_BYTES
+        while True:
+            position = _next_data(fd, position)
+            data = read_at(fd, _CHUNK_BYTES, position) if position >= 0 else b""
+            count = len(data) // 8
+            if not count:
+                return
+            slots = np.frombuffer(data, PAGE_DTYPE, count).astype(np.int64)
+            if slots.any():
+                yield (position - HEADER_BYTES) // 8, slots
+            position += 8 * count
+    finally:
+        os.close(fd)
+
+
+def _next_data(fd: int, position: int) -> int:
+    """Where the next slot that is not in a hole begins; -1 at the end."""
+    try:
+        found = os.lseek(fd, position, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return -1
+        raise
+    return max(position, found // 8 * 8)

@@ -1,0 +1,1 @@
+"""Journals: layout, group commit, reading back, replay, marks. Only storage comes in here."""

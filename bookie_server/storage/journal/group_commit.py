@@ -1,0 +1,444 @@
+"""Group commit: while one group is being written and synced, the next one gathers.
+
+The event loop fills the pending group; the journal's thread takes it whole, writes and syncs it, and reports back
+to the loop. A group succeeds or fails as a whole.
+
+**When a group goes** (compatibility facts §5.4): with ``adaptive_group_writes`` as soon as the thread is free. Without,
+when its oldest entry is ``max_group_wait_ms`` old, its bytes or entries reach their thresholds, or, with
+``flush_when_queue_empty``, when the thread is free.
+
+**Without ``sync_data``** a group is answered when it is written. A sync follows at each new file, at a barrier, at the
+end, and ``page_cache_flush_interval_ms`` after the first write since the last one; :attr:`GroupCommit.durable_mark`
+waits for it.
+
+**When a write fails** (no room, I/O error) the writer has cut the file back, so the journal is as it was before. Yet
+what was filled since may lean on the failed group: entries on a master key record in it, say. So the thread writes
+nothing until the loop knows: there the failed group and the pending one fail together, and what they had promised is
+undone (``Group.keys``, ``Group.undo``), newest first, before anybody is answered. Groups filled after that are tried
+again, a short pause after the failure.
+
+**When a sync fails**, or a file cannot be cut back, nobody knows what is on the disk: ``on_failure`` is called once,
+and every group from then on gets the same error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeGuard
+
+from bookie_server.storage.files import Buffer, SyncFailedError
+from bookie_server.storage.handles import LedgerHandle
+from bookie_server.storage.journal import journal
+from bookie_server.storage.journal.journal_writer import JournalWriter
+from bookie_server.storage.journal.log_mark import LogMark
+from bookie_server.storage.records import LedgerPart, Records
+
+_LOG: Final = logging.getLogger(__name__)
+#: After a failed write nothing is tried for so long.
+_RETRY_PAUSE_MS: Final = 50
+
+#: Called in the event loop when a group is through; True if it is durable.
+DoneCallback = Callable[[bool], None]
+FlushReason = Literal["queue_empty", "max_wait", "threshold"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPolicy:
+    """When groups are written and synced. ``buffered_entries_threshold`` 0: no such threshold; ``max_group_wait_ms``
+    0: as if ``flush_when_queue_empty``."""
+
+    sync_data: bool = True
+    page_cache_flush_interval_ms: int = 1000
+    adaptive_group_writes: bool = True
+    max_group_wait_ms: int = 2
+    buffered_writes_threshold_bytes: int = 512 * 1024
+    buffered_entries_threshold: int = 0
+    flush_when_queue_empty: bool = False
+
+
+@dataclass(slots=True)
+class Append:
+    """Records that become readable once their group is durable."""
+
+    records: Records
+    parts: list[tuple[LedgerHandle, LedgerPart]]
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """What is written and synced together. Filled in the event loop, inside :meth:`GroupCommit.add`.
+
+    ``undo``: called in the loop, newest first, if the group fails, before ``finished`` is.
+    ``mark``: the position behind the group, once it is written.
+    """
+
+    journal: list[Buffer] = field(default_factory=list)
+    journal_bytes: int = 0
+    entries: int = 0
+    appends: list[Append] = field(default_factory=list)
+    keys: list[LedgerHandle] = field(default_factory=list)
+    done: list[DoneCallback] = field(default_factory=list)
+    undo: list[Callable[[], None]] = field(default_factory=list)
+    mark: LogMark | None = None
+    since: float = 0.0
+    must_sync: bool = False
+    probes: bool = False
+
+    def add_journal(self, record: Buffer, entries: int = 1) -> None:
+        """Append to the journal: a record, or ``entries`` of them one after another."""
+        self.journal.append(record)
+        self.journal_bytes += len(record)
+        self.entries += entries
+
+    def add_key(self, handle: LedgerHandle) -> None:
+        """Append the ledger's master key record, unless the journal has it."""
+        if not handle.key_journaled:
+            self.add_journal(journal.master_key_record(handle.ledger_id, handle.master_key))
+            handle.key_journaled = True
+            self.keys.append(handle)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStats:
+    """One group: records, their bytes; how long the oldest waited for the thread, and what the thread needed.
+    ``ok`` is False where writing or syncing failed."""
+
+    entries: int
+    size_bytes: int
+    queue_seconds: float
+    write_seconds: float
+    sync_seconds: float
+    reason: FlushReason
+    ok: bool
+
+
+#: Called in the event loop when a group is decided; the error is None if it is durable. It applies the group and
+#: calls all of ``group.done``.
+FinishedCallback = Callable[[Group, Exception | None], None]
+
+
+class GroupCommit:
+    """The thread of one journal, and the groups on their way to it. ``end`` is where the replayed files end.
+
+    First :meth:`open`, then :meth:`start`; all else is called in the event loop, but :meth:`join` and :meth:`close`,
+    which block.
+    """
+
+    def __init__(
+        self,
+        writer: JournalWriter,
+        policy: GroupPolicy,
+        end: LogMark,
+        *,
+        name: str,
+        on_failure: Callable[[Exception], None],
+        on_write_error: Callable[[OSError], None],
+        on_group: Callable[[GroupStats], None] | None = None,
+    ) -> None:
+        self._writer = writer
+        self._policy = policy
+        self._applied = self._synced = end
+        self._on_failure = on_failure
+        self._on_write_error = on_write_error
+        self._on_group = on_group
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._at_once = policy.adaptive_group_writes or policy.flush_when_queue_empty or policy.max_group_wait_ms <= 0
+        self.outstanding_bytes = 0
+        #: Why the last write failed; None after one that succeeded.
+        self.write_error: OSError | None = None
+        #: What the loop could not apply, or the thread not sync: from then on every group fails.
+        self._loop_failure: Exception | None = None
+
+        # Shared with the thread, under the condition's lock.
+        self._condition = threading.Condition(threading.Lock())
+        self._pending = Group()
+        self._filled = False
+        self._in_flight: Group | None = None
+        self._held: OSError | None = None  # a write failed, and the loop does not know yet
+        self._waiting = False
+        self._stopping = False
+
+        # Of the thread.
+        self._ended = False
+        self._fatal: Exception | None = None
+        self._failing = False
+        self._resume_at = 0.0
+        self._unsynced_since = 0.0
+
+    # --- in the event loop -------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Begin a new file. Where that cannot be written the first group tries again, and until then the journal is
+        needed from the end of the old ones on. Raises SyncFailedError."""
+        try:
+            self._applied = self._synced = self._writer.open()
+        except SyncFailedError:
+            raise
+        except OSError as error:
+            _LOG.error("no journal can be begun in %s: %s", self._writer.directory, error)
+            self.write_error = error
+
+    def start(self, loop: asyncio.AbstractEventLoop, finished: FinishedCallback) -> None:
+        """Begin to take groups."""
+        self._loop = loop
+        self._finished = finished
+        if self.write_error is not None:
+            loop.call_soon(self._on_write_error, self.write_error)
+        self._thread.start()
+
+    def add(self, fill: Callable[[Group], None]) -> Group:
+        """Let ``fill`` put something into the pending group; that group."""
+        with self._condition:
+            group = self._pending
+            before = group.journal_bytes
+            fill(group)
+            self.outstanding_bytes += group.journal_bytes - before
+            self._note_filled()
+        return group
+
+    def barrier(self, done: DoneCallback) -> bool:
+        """Call ``done`` when everything added so far is through and synced; False where nothing is outstanding."""
+        with self._condition:
+            group = self._pending if self._filled else self._in_flight
+            if self._policy.sync_data:
+                if group is None:
+                    return False
+                group.done.append(done)
+                return True
+            if group is None and not self._writer.unsynced:
+                return False
+            self._pending.done.append(done)
+            self._pending.must_sync = True
+            self._note_filled()
+        return True
+
+    def probe(self, done: DoneCallback) -> bool:
+        """Try whether the journal can be written again; False, and no call, where the last write did not fail."""
+        if self.write_error is None:
+            return False
+        with self._condition:
+            self._pending.done.append(done)
+            self._pending.probes = True
+            self._note_filled()
+        return True
+
+    @property
+    def durable_mark(self) -> LogMark:
+        """The position behind the last group that is synced and whose ``finished`` callback has run."""
+        return min(self._applied, self._synced)
+
+    @property
+    def queued_entries(self) -> int:
+        """Records in the pending group."""
+        return self._pending.entries
+
+    def _note_filled(self) -> None:
+        first = not self._filled
+        if first:
+            self._filled = True
+            self._pending.since = time.monotonic()
+        if self._waiting and (first or self._is_large(self._pending)):
+            self._waiting = False
+            self._condition.notify()
+
+    def _is_large(self, group: Group) -> bool:
+        policy = self._policy
+        return group.journal_bytes > policy.buffered_writes_threshold_bytes or (
+            0 < policy.buffered_entries_threshold < group.entries
+        )
+
+    def _through(self, group: Group, error: Exception | None, synced: LogMark, stats: GroupStats | None) -> None:
+        error = error or self._loop_failure
+        failed = [group]
+        with self._condition:
+            if self._in_flight is group:
+                self._in_flight = None
+            if error is not None:
+                if self._filled:
+                    failed.append(self._pending)
+                    self._pending = Group()
+                    self._filled = False
+                self._held = None
+                self._condition.notify()
+        if error is None:
+            self._note_synced(synced)
+            self.write_error = None
+            self._finish(group, None)
+        else:
+            self._fail(failed, error)
+        if stats is not None and self._on_group is not None:
+            self._on_group(stats)
+
+    def _fail(self, groups: list[Group], error: Exception) -> None:
+        for group in reversed(groups):
+            for handle in group.keys:
+                handle.key_journaled = False
+            for undo in reversed(group.undo):
+                undo()
+        if self._loop_failure is None and may_pass(error):
+            self.write_error = error
+            self._on_write_error(error)
+        else:
+            self._loop_failure = error
+            self._on_failure(error)
+        for group in groups:
+            self._finish(group, error)
+
+    def _finish(self, group: Group, error: Exception | None) -> None:
+        self.outstanding_bytes -= group.journal_bytes
+        try:
+            self._finished(group, error)
+        except Exception as failure:
+            # The mark must never pass what was not applied.
+            _LOG.exception("a group of the journal in %s could not be applied", self._writer.directory)
+            self._loop_failure = failure
+            self._on_failure(failure)
+            return
+        if error is None and group.mark is not None:
+            self._applied = group.mark
+
+    def _note_synced(self, synced: LogMark) -> None:
+        self._synced = max(self._synced, synced)
+
+    def _sync_failed(self, error: Exception) -> None:
+        self._loop_failure = error
+        self._on_failure(error)
+
+    # --- stopping ----------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Let the thread finish and sync what is pending, then end. Callbacks still to come run in the loop."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify()
+
+    def join(self) -> None:
+        """Wait for the end of the thread. Blocks."""
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def close(self) -> None:
+        """Close the file; to be called when the thread has ended. Blocks."""
+        self._writer.close(intact=self._fatal is None)
+
+    # --- in the thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._ended:
+            taken = self._take()
+            if taken is None:
+                self._sync_alone()
+            else:
+                self._commit(*taken)
+
+    def _take(self) -> tuple[Group, FlushReason] | None:
+        """The next group, as soon as it may go; None when a sync is due, and at the end."""
+        with self._condition:
+            while True:
+                now = time.monotonic()
+                if self._stopping and not self._filled:
+                    self._ended = True
+                    return None
+                waits: list[float] = []
+                if self._filled and (self._held is None or self._stopping):
+                    reason, wait = self._go(now)
+                    if wait <= 0:
+                        group, self._pending = self._pending, Group()
+                        self._filled = False
+                        self._in_flight = group
+                        return group, reason
+                    waits.append(wait)
+                if self._writer.unsynced and self._fatal is None:
+                    waits.append(self._sync_due_at() - now)
+                    if waits[-1] <= 0:
+                        return None
+                self._waiting = True
+                self._condition.wait(min(waits, default=None))
+                self._waiting = False
+
+    def _go(self, now: float) -> tuple[FlushReason, float]:
+        """Why the pending group goes, and in how many seconds."""
+        if self._stopping or self._fatal is not None:
+            return "queue_empty", 0.0
+        pause = self._resume_at - now
+        if self._at_once:
+            return "queue_empty", pause
+        if self._is_large(self._pending):
+            return "threshold", pause
+        return "max_wait", max(pause, self._pending.since + self._policy.max_group_wait_ms / 1000 - now)
+
+    def _commit(self, group: Group, reason: FlushReason) -> None:
+        error: Exception | None = self._fatal or self._held
+        if error is not None:
+            self._report(self._through, group, error, self._writer.synced, None)
+            return
+        start = time.monotonic()
+        if not self._writer.unsynced:
+            self._unsynced_since = start
+        written: float | None = None
+        try:
+            if group.probes:
+                self._writer.reserve()
+            if group.journal or group.probes:
+                group.mark = self._writer.write(group.journal, group.journal_bytes)
+            written = time.monotonic()
+            if self._policy.sync_data or group.must_sync or group.probes or written >= self._sync_due_at():
+                self._writer.sync()
+            if self._failing:
+                _LOG.info("the journal in %s can be written again", self._writer.directory)
+                self._failing = False
+        except Exception as failure:
+            error = failure
+            self._note_failure(failure)
+        end = time.monotonic()
+        if written is None:
+            written = end
+        stats = GroupStats(
+            entries=group.entries,
+            size_bytes=group.journal_bytes,
+            queue_seconds=start - group.since,
+            write_seconds=written - start,
+            sync_seconds=end - written,
+            reason=reason,
+            ok=error is None,
+        )
+        self._report(self._through, group, error, self._writer.synced, stats)
+
+    def _note_failure(self, error: Exception) -> None:
+        if may_pass(error):
+            if not self._failing:
+                _LOG.error("the journal in %s cannot be written: %s", self._writer.directory, error)
+            self._failing = True
+            self._resume_at = time.monotonic() + _RETRY_PAUSE_MS / 1000
+            with self._condition:
+                self._held = error
+        else:
+            _LOG.error("the journal in %s has failed", self._writer.directory, exc_info=error)
+            self._fatal = error
+
+    def _sync_due_at(self) -> float:
+        return self._unsynced_since + self._policy.page_cache_flush_interval_ms / 1000
+
+    def _sync_alone(self) -> None:
+        if self._fatal is not None or not self._writer.unsynced:
+            return
+        try:
+            self._writer.sync()
+        except Exception as error:
+            self._note_failure(error)
+            self._report(self._sync_failed, error)
+        else:
+            self._report(self._note_synced, self._writer.synced)
+
+    def _report(self, callback: Callable[..., None], *arguments: object) -> None:
+        self._loop.call_soon_threadsafe(callback, *arguments)
+
+
+def may_pass(error: Exception) -> TypeGuard[OSError]:
+    """Whether writing may succeed another time: the write failed, and the file is as before."""
+    return isinstance(error, OSError) and not isinstance(error, SyncFailedError)

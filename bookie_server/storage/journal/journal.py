@@ -1,0 +1,205 @@
+"""Journal files in Apache's format: layout and records. Source: compatibility facts §5.2, §5.3.
+
+``<journal dir>/current/<hex id>.txn``::
+
+    header    "BKLG", i32 version; from version 5 on padded with zeros to 512 bytes, before that 8 bytes
+    record    i32 length, bytes
+    padding   i32 -0x100, i32 padLength, padLength bytes that readers skip: before each flush (version 5 and
+              up), so that a flush ends at a multiple of 512
+    the rest  zeros (space allocated in advance), or the end of the file
+
+A record begins with ledger id and entry id; entry ids below zero say what else it is::
+
+    -0x1000   master key of the ledger: i32 length, key
+    -0x2000   the ledger is fenced: nothing follows
+    -0x8000   explicit LAC: i32 length, LAC packet
+
+Apache's records carry no checksum. What this bookie writes has one for each group of records that is synced
+together, where Apache's readers do not look. The header goes on::
+
+    8     "BKS2": sealed groups, its last letter is the version of all that is described here
+    12    i32 flags; bit 0: groups were not synced one by one
+    16    nonce: 16 random bytes of this file
+    32    u32 CRC-32C of the 32 bytes before
+
+Every group ends with a padding, and a padding's bytes begin with a *seal*::
+
+    nonce of the file, i64 offset at which the group begins, u32 CRC-32C of the group's bytes before the padding,
+    u32 CRC-32C of the padding's mask and length and of the seal up to here
+
+The header is synced before the first group is written. The nonce is in no answer and in no log, so no payload holds a
+seal of the file that it lies in. Copies of seals of other files have another nonce.
+
+How the end of a journal is told from damage is described in journal_reader.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import crc32c
+
+from bookie_server.storage.files import Buffer
+from bookie_server.storage.journal.log_mark import LogMark
+from bookie_server.storage.records import Records
+
+MAGIC: Final = b"BKLG"
+SEALS_MARK: Final = b"BKS2"
+VERSION: Final = 6
+ALIGNMENT_BYTES: Final = 512
+HEADER_BYTES: Final = 512
+PADDED_FROM_VERSION: Final = 5
+UNSYNCED_FLAG: Final = 1
+
+MASTER_KEY_RECORD: Final = -0x1000
+FENCE_RECORD: Final = -0x2000
+EXPLICIT_LAC_RECORD: Final = -0x8000
+PADDING_MASK: Final = -0x100
+
+I32: Final = struct.Struct(">i")
+U32: Final = struct.Struct(">I")
+IDS: Final = struct.Struct(">qq")
+PADDING: Final = struct.Struct(">ii")
+#: Nonce, start, CRC of the group; then the CRC of the seal.
+SEAL: Final = struct.Struct(">16sqII")
+_SEALED_HEADER: Final = struct.Struct(">4si4si16s")
+NONCE_BYTES: Final = 16
+#: What of our header is not zeros.
+SEALED_HEADER_BYTES: Final = _SEALED_HEADER.size + 4
+_FILE_NAME: Final = re.compile(r"([0-9a-f]{1,16})\.txn")
+_MIN_END_BYTES: Final = PADDING.size + SEAL.size
+_SEAL_CHECKSUM_AT: Final = _MIN_END_BYTES - 4
+#: No padding is longer.
+MAX_PADDING_BYTES: Final = 2 * ALIGNMENT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEnd:
+    """What replay found of one journal: ``mark``, the end of its records ((0, 0) where there is no file), and the id
+    that its next file gets."""
+
+    mark: LogMark
+    next_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class MasterKeyRecord:
+    ledger_id: int
+    master_key: bytes
+
+    def __repr__(self) -> str:
+        return f"MasterKeyRecord(ledger_id={self.ledger_id})"
+
+
+@dataclass(frozen=True, slots=True)
+class FenceRecord:
+    ledger_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExplicitLacRecord:
+    ledger_id: int
+    packet: bytes
+
+
+JournalItem = Records | MasterKeyRecord | FenceRecord | ExplicitLacRecord
+
+
+def file_name(journal_id: int) -> str:
+    return f"{journal_id:x}.txn"
+
+
+def journal_ids(directory: str) -> list[int]:
+    """Ids of the journals in ``directory`` (a ``current``), ascending."""
+    matches = (_FILE_NAME.fullmatch(name) for name in os.listdir(directory))
+    return sorted(int(match[1], 16) for match in matches if match)
+
+
+def new_nonce() -> bytes:
+    """For one file."""
+    return os.urandom(NONCE_BYTES)
+
+
+def file_header(nonce: bytes, *, sync_data: bool = True) -> bytes:
+    """The header of a journal with sealed groups. ``sync_data``: a group is synced before the next is written."""
+    header = _SEALED_HEADER.pack(MAGIC, VERSION, SEALS_MARK, 0 if sync_data else UNSYNCED_FLAG, nonce)
+    return (header + U32.pack(crc32c.crc32c(header))).ljust(HEADER_BYTES, b"\0")
+
+
+def sealed_header(header: bytes) -> tuple[int, bytes] | None:
+    """Flags and nonce of a header with sealed groups; None where it is not whole."""
+    if len(header) < SEALED_HEADER_BYTES:
+        return None
+    *_, flags, nonce = _SEALED_HEADER.unpack_from(header)
+    (checksum,) = U32.unpack_from(header, _SEALED_HEADER.size)
+    if crc32c.crc32c(header[: _SEALED_HEADER.size]) != checksum:
+        return None
+    return flags, nonce
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """What the end of a group says of it."""
+
+    start: int
+    checksum: int
+
+
+def group_end(nonce: bytes, start: int, buffers: Sequence[Buffer], size_bytes: int) -> bytes:
+    """The sealed padding behind a group of ``size_bytes`` in ``buffers`` that begins at file offset ``start``."""
+    checksum = 0
+    for buffer in buffers:
+        checksum = crc32c.crc32c(buffer, checksum)
+    fill = -(start + size_bytes + _MIN_END_BYTES) % ALIGNMENT_BYTES
+    end = bytearray(_MIN_END_BYTES + fill)
+    PADDING.pack_into(end, 0, PADDING_MASK, SEAL.size + fill)
+    SEAL.pack_into(end, PADDING.size, nonce, start, checksum, 0)
+    U32.pack_into(end, _SEAL_CHECKSUM_AT, crc32c.crc32c(end[:_SEAL_CHECKSUM_AT]))
+    return bytes(end)
+
+
+def seal_at(data: bytes, position: int, nonce: bytes) -> Seal | None:
+    """The seal of a group whose padding begins at ``position`` of ``data``; None where no whole one of the file with
+    this nonce is there."""
+    if not 0 <= position <= len(data) - _MIN_END_BYTES:
+        return None
+    found, start, checksum, own = SEAL.unpack_from(data, position + PADDING.size)
+    if found != nonce or crc32c.crc32c(data[position : position + _SEAL_CHECKSUM_AT]) != own:
+        return None
+    return Seal(start, checksum)
+
+
+def master_key_record(ledger_id: int, master_key: bytes) -> bytes:
+    return _record(ledger_id, MASTER_KEY_RECORD, I32.pack(len(master_key)) + master_key)
+
+
+def fence_record(ledger_id: int) -> bytes:
+    return _record(ledger_id, FENCE_RECORD, b"")
+
+
+def explicit_lac_record(ledger_id: int, packet: bytes) -> bytes:
+    return _record(ledger_id, EXPLICIT_LAC_RECORD, I32.pack(len(packet)) + packet)
+
+
+def special_record(body: bytes) -> JournalItem | None:
+    """What a record with an entry id below zero says; None for one that is to be ignored."""
+    ledger_id, kind = IDS.unpack_from(body)
+    rest = body[IDS.size :]
+    if kind == FENCE_RECORD:
+        return FenceRecord(ledger_id)
+    if kind not in (MASTER_KEY_RECORD, EXPLICIT_LAC_RECORD) or len(rest) < I32.size:
+        return None
+    (size,) = I32.unpack_from(rest)
+    if not 0 <= size <= len(rest) - I32.size:
+        return None
+    content = rest[I32.size : I32.size + size]
+    return MasterKeyRecord(ledger_id, content) if kind == MASTER_KEY_RECORD else ExplicitLacRecord(ledger_id, content)
+
+
+def _record(ledger_id: int, kind: int, rest: bytes) -> bytes:
+    return I32.pack(IDS.size + len(rest)) + IDS.pack(ledger_id, kind) + rest

@@ -1,0 +1,107 @@
+"""The header of a journal file, read back: who wrote the file, and where its records begin. Layout: journal.py.
+
+A header is synced before anything follows it. So one that is not whole with only zeros behind it is left of a file
+whose creation was cut short, and one with anything else behind it is damaged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from bk_spark.protocol.errors import CorruptFileError
+from bookie_server.storage.files import read_at
+from bookie_server.storage.journal import journal
+from bookie_server.storage.journal.journal import I32, SEALS_MARK
+
+_CHUNK_BYTES: Final = 4 * 1024 * 1024
+_SHORT_HEADER_BYTES: Final = 8
+#: How every header of ours begins; the first eight bytes are Apache's, too.
+_BEGINNING: Final = journal.file_header(b"")[:12]
+_KNOWN_VERSIONS: Final = range(2, 7)
+#: What to do about a file that lacks something.
+REMEDY: Final = (
+    "put the file back from a snapshot or a backup; if there is none, keep a copy of all directories, re-replicate "
+    "this bookie's ledgers from the other bookies, and only then let it start anew with empty ones"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JournalHeader:
+    """``nonce`` is None in a journal of Apache's, which has no seals. ``synced_groups``: each group was synced before
+    the next was written, so that only the last one can be torn."""
+
+    first_record: int
+    nonce: bytes | None = None
+    synced_groups: bool = True
+
+
+def read_header(fd: int, path: str, size: int, position: int) -> JournalHeader | None:
+    """The header; None where the file's creation was cut short, and nobody can have written behind it. A header of ours
+    that is not whole says nothing of seals; it passes if only zeros follow it and ``position``.
+
+    Raises CorruptFileError.
+    """
+    header = read_at(fd, journal.HEADER_BYTES, 0)
+    written = header.rstrip(b"\0")
+    is_begun = len(written) < len(_BEGINNING) and _BEGINNING.startswith(written) and only_zeros(fd, len(written), size)
+    if is_begun and len(written) < _SHORT_HEADER_BYTES:
+        return None
+    if header[:4] != journal.MAGIC or len(header) < _SHORT_HEADER_BYTES:
+        raise CorruptFileError(f"journal {path} does not begin with {journal.MAGIC.decode()}: not a journal file")
+    (version,) = I32.unpack_from(header, 4)
+    if version not in _KNOWN_VERSIONS:
+        raise CorruptFileError(
+            f"journal {path} has format version {version}; known are {_KNOWN_VERSIONS.start} to "
+            f"{_KNOWN_VERSIONS.stop - 1}"
+        )
+    if version < journal.PADDED_FROM_VERSION:
+        return JournalHeader(_SHORT_HEADER_BYTES)
+    if len(header) < journal.HEADER_BYTES:
+        return None
+    seals = header[8:12]
+    if is_begun or seals[:3] != SEALS_MARK[:3]:
+        return JournalHeader(journal.HEADER_BYTES)
+    if seals != SEALS_MARK:
+        raise CorruptFileError(
+            f"journal {path} has seals of version {seals[3:]!r}, written by another release; use that one"
+        )
+    sealed = journal.sealed_header(header)
+    if sealed is not None:
+        flags, nonce = sealed
+        return JournalHeader(journal.HEADER_BYTES, nonce, not flags & journal.UNSYNCED_FLAG)
+    if only_zeros(fd, max(position, journal.HEADER_BYTES), size):
+        return JournalHeader(journal.HEADER_BYTES)
+    raise CorruptFileError(
+        f"journal {path} has a damaged header: its checksum is wrong, and without it the groups behind it cannot be "
+        f"told from what clients wrote; {REMEDY}"
+    )
+
+
+def holds_records(path: str) -> bool:
+    """Whether anything follows the header; False also for a file whose creation was cut short."""
+    beginning = _beginning(path)
+    return bool(beginning[journal.SEALED_HEADER_BYTES if _is_ours(beginning) else len(_BEGINNING) :].strip(b"\0"))
+
+
+def is_ours(path: str) -> bool:
+    """Whether a bookie of this kind made the file."""
+    return _is_ours(_beginning(path))
+
+
+def _beginning(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(journal.HEADER_BYTES + _SHORT_HEADER_BYTES)
+
+
+def _is_ours(beginning: bytes) -> bool:
+    return beginning[8:12] == SEALS_MARK
+
+
+def only_zeros(fd: int, position: int, size: int) -> bool:
+    while position < size:
+        data = read_at(fd, min(_CHUNK_BYTES, size - position), position)
+        if data.strip(b"\0"):
+            return False
+        position += len(data)
+    return True

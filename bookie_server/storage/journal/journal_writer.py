@@ -1,0 +1,172 @@
+"""Writing a journal: one group of records at a time, sealed, rolled by size. Format: journal.py.
+
+Used by the journal's thread only, but for :attr:`JournalWriter.unsynced`, and :meth:`JournalWriter.open` before it
+runs.
+
+A write that fails leaves the journal as it was: the file is cut back to the end of the last group, so that a torn
+group is never followed by a good one, nor by a later file. A new file that cannot be begun is taken away again, and
+its id is not used another time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from bk_spark.protocol.errors import StorageError
+from bookie_server.storage import files
+from bookie_server.storage.files import Buffer
+from bookie_server.storage.journal import journal
+from bookie_server.storage.journal.log_mark import LogMark
+
+#: Synced bytes are dropped from the page cache in steps of this size: nobody reads a journal back while it grows.
+_DROP_STEP_BYTES: Final = 16 * 1024 * 1024
+
+
+class JournalWriter:
+    """Appends groups to journals in ``directory``; the first new file gets the id ``next_id``.
+
+    ``max_file_bytes``: a file is left after the write that takes it beyond. ``preallocate_bytes``: space is
+    allocated in such steps, where that succeeds. ``sync_data``: the caller syncs each group before it writes the next.
+
+    After SyncFailedError or StorageError the writer must not be used again but to :meth:`close` it; after any other
+    OSError it may.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        next_id: int,
+        *,
+        max_file_bytes: int,
+        preallocate_bytes: int,
+        remove_from_page_cache: bool = True,
+        sync_data: bool = True,
+    ) -> None:
+        self.directory = directory
+        self._next_id = next_id
+        self._max_file_bytes = max_file_bytes
+        self._preallocate_bytes = preallocate_bytes
+        self._remove_from_page_cache = remove_from_page_cache
+        self._sync_data = sync_data
+        self._nonce = b""
+        self._fd = -1
+        self._journal_id = 0
+        self._position = 0
+        self._allocated = 0
+        self._dropped = 0
+        #: Everything before this is durable. (0, 0) before there is a file.
+        self.synced = LogMark(0, 0)
+        #: Whether something was written since the last sync.
+        self.unsynced = False
+
+    def open(self) -> LogMark:
+        """Begin a new file; where its groups begin. Raises OSError with no file left, SyncFailedError."""
+        journal_id, self._next_id = self._next_id, self._next_id + 1
+        path = os.path.join(self.directory, journal.file_name(journal_id))
+        nonce = journal.new_nonce()
+        fd = files.create_file(path)
+        try:
+            allocated = self._allocate(fd, 0, journal.HEADER_BYTES)
+            files.write_at(fd, [journal.file_header(nonce, sync_data=self._sync_data)], 0)
+            files.sync_file(fd)
+            files.sync_directory(self.directory)
+        except BaseException:
+            os.close(fd)
+            with contextlib.suppress(OSError):  # an empty journal does no harm
+                files.remove(path)
+            raise
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._journal_id, self._position, self._allocated = fd, journal_id, journal.HEADER_BYTES, allocated
+        self._dropped = 0
+        self._nonce = nonce
+        self.synced = LogMark(journal_id, self._position)
+        return self.synced
+
+    def write(self, buffers: Sequence[Buffer], size_bytes: int) -> LogMark:
+        """Append ``buffers`` (``size_bytes`` in all) as one group; where the next group begins. Not synced.
+
+        Raises OSError with the journal as it was before, SyncFailedError, StorageError where it could not be brought
+        back to that.
+        """
+        self._have_file()
+        ending = journal.group_end(self._nonce, self._position, buffers, size_bytes)
+        end = self._position + size_bytes + len(ending)
+        if end > self._allocated:
+            self._allocated = self._allocate(self._fd, self._allocated, end)
+        try:
+            files.write_at(self._fd, [*buffers, ending], self._position)
+        except OSError as error:
+            self._cut_back(error)
+            raise
+        self._position = end
+        self.unsynced = True
+        return LogMark(self._journal_id, end)
+
+    def reserve(self) -> None:
+        """Make sure that the disk has room for one more step. Raises OSError, SyncFailedError."""
+        self._have_file()
+        files.allocate(self._fd, self._position, self._preallocate_bytes)
+        self._allocated = max(self._allocated, self._position + self._preallocate_bytes)
+
+    def sync(self) -> None:
+        """Make everything written durable. Raises SyncFailedError."""
+        if not self.unsynced:
+            return
+        files.sync_data(self._fd)
+        self._note_synced()
+        if self._remove_from_page_cache and self._position - self._dropped >= _DROP_STEP_BYTES:
+            os.posix_fadvise(self._fd, self._dropped, self._position - self._dropped, os.POSIX_FADV_DONTNEED)
+            self._dropped = self._position
+
+    def close(self, *, intact: bool = True) -> None:
+        """Close the present file. ``intact``: no write or sync has failed for good, so what is written is synced,
+        and space allocated and not used is given back. Raises OSError."""
+        if self._fd < 0:
+            return
+        try:
+            if intact:
+                self._complete()
+        finally:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _have_file(self) -> None:
+        """A file to append to; a new one after the size limit. The old file is complete before there is a new one."""
+        if self._fd < 0:
+            self.open()
+        elif self._position > self._max_file_bytes:
+            self._complete()
+            self.open()
+
+    def _complete(self) -> None:
+        files.truncate(self._fd, self._position)
+        self._allocated = self._position
+        files.sync_file(self._fd)
+        self._note_synced()
+
+    def _note_synced(self) -> None:
+        self.synced = LogMark(self._journal_id, self._position)
+        self.unsynced = False
+
+    def _allocate(self, fd: int, allocated: int, end: int) -> int:
+        """Allocate space up to ``end`` at least, in whole steps, so that syncs need not touch metadata; the end of it.
+        Where that fails, the write will show whether there is room; it is not tried again for these steps."""
+        steps = -(-(end - allocated) // self._preallocate_bytes)
+        size_bytes = steps * self._preallocate_bytes
+        with contextlib.suppress(OSError):
+            files.allocate(fd, allocated, size_bytes)
+        return allocated + size_bytes
+
+    def _cut_back(self, error: OSError) -> None:
+        try:
+            files.truncate(self._fd, self._position)
+        except OSError as cut_error:
+            raise StorageError(
+                f"journal {self._journal_id:x} in {self.directory}: a group could not be written ({error}), and what "
+                f"is there of it could not be cut off ({cut_error})"
+            ) from error
+        self._allocated = self._position

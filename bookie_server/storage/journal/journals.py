@@ -1,0 +1,204 @@
+"""The bookie's journals: one file writer and one commit thread for each journal directory.
+
+A ledger belongs to journal ``ledger id mod number of journals`` (compatibility facts §5.3), so its records keep
+their order. How groups are made and what a failure means is said in group_commit.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bookie_server.storage import files
+from bookie_server.storage.journal import journal
+from bookie_server.storage.journal.group_commit import (
+    DoneCallback,
+    FinishedCallback,
+    Group,
+    GroupCommit,
+    GroupPolicy,
+    GroupStats,
+)
+from bookie_server.storage.journal.journal import JournalEnd
+from bookie_server.storage.journal.journal_writer import JournalWriter
+from bookie_server.storage.journal.log_mark import LogMark
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalsConfig(GroupPolicy):
+    """``directories`` are the ``current`` directories of the journals, as configured. A file is left after the group
+    that takes it beyond ``max_file_bytes``; its space is allocated in steps of ``preallocate_bytes``;
+    ``max_backups`` files are kept that no mark needs any more. While :attr:`Journals.outstanding_bytes` is above
+    ``max_memory_bytes`` the front ends should take no more."""
+
+    directories: tuple[str, ...]
+    max_file_bytes: int = 2048 * 1024 * 1024
+    preallocate_bytes: int = 16 * 1024 * 1024
+    max_backups: int = 5
+    remove_from_page_cache: bool = True
+    max_memory_bytes: int = 24 * 1024 * 1024
+
+
+class Journals:
+    """All journals of a bookie. Made before the event loop runs, with ``ends`` as ``replay_journals`` gave them; begins
+    a new file in each directory. Where that fails, as on a full disk, the error goes to ``on_write_error`` at
+    :meth:`start`, and the first group tries again.
+
+    Called in the event loop, with the number of the journal or the error:
+
+    ``on_failure(error)``: once; nothing more will be accepted and the process should end.
+    ``on_write_error(error)``: each time that groups failed and later ones may succeed.
+    ``on_group(number, stats)``: for each group that was written.
+
+    Raises SyncFailedError.
+    """
+
+    def __init__(
+        self,
+        config: JournalsConfig,
+        ends: Sequence[JournalEnd],
+        *,
+        on_failure: Callable[[Exception], None],
+        on_write_error: Callable[[OSError], None],
+        on_group: Callable[[int, GroupStats], None] | None = None,
+    ) -> None:
+        self._config = config
+        self._on_failure = on_failure
+        self._failed = False
+        self._commits: list[GroupCommit] = []
+        for number, (directory, end) in enumerate(zip(config.directories, ends, strict=True)):
+            writer = JournalWriter(
+                directory,
+                end.next_id,
+                max_file_bytes=config.max_file_bytes,
+                preallocate_bytes=config.preallocate_bytes,
+                remove_from_page_cache=config.remove_from_page_cache,
+                sync_data=config.sync_data,
+            )
+            commit = GroupCommit(
+                writer,
+                config,
+                end.mark,
+                name=f"journal-{number}",
+                on_failure=self._fail,
+                on_write_error=on_write_error,
+                on_group=None if on_group is None else functools.partial(on_group, number),
+            )
+            commit.open()
+            self._commits.append(commit)
+
+    # --- life --------------------------------------------------------------------------------------
+
+    def start(self, loop: asyncio.AbstractEventLoop, finished: FinishedCallback) -> None:
+        """Begin to take groups. ``finished(group, error)`` is called in ``loop``, in order for each journal."""
+        for commit in self._commits:
+            commit.start(loop, finished)
+
+    def stop(self) -> None:
+        """Let the threads finish what is pending, then end. Blocks: not for the event loop, where callbacks still to
+        come run afterwards."""
+        for commit in self._commits:
+            commit.stop()
+        for commit in self._commits:
+            commit.join()
+
+    def close(self) -> None:
+        """Close the files, after :meth:`stop`; space allocated and not used is given back."""
+        for commit in self._commits:
+            commit.close()
+
+    # --- groups ------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._commits)
+
+    def number_of(self, ledger_id: int) -> int:
+        """The number of the ledger's journal."""
+        return ledger_id % len(self._commits)
+
+    def add(self, ledger_id: int, fill: Callable[[Group], None]) -> Group:
+        """Let ``fill`` put something into the pending group of the ledger's journal; that group."""
+        return self._commits[ledger_id % len(self._commits)].add(fill)
+
+    def barrier(self, done: DoneCallback, ledger_id: int | None = None) -> bool:
+        """Call ``done(ok)`` once everything added so far to the ledger's journal (None: to all) is decided and synced,
+        also where ``sync_data`` is off. False where that is so already; ``done`` is not called then."""
+        if ledger_id is not None:
+            return self._commits[ledger_id % len(self._commits)].barrier(done)
+        return _all_of([commit.barrier for commit in self._commits], done)
+
+    def probe(self, done: DoneCallback) -> bool:
+        """Find out whether journals whose last write failed can be written again: each allocates a whole step and
+        writes an empty group. ``done(ok)`` after that; False, and no call, where no journal's last write failed."""
+        return _all_of([commit.probe for commit in self._commits], done)
+
+    @property
+    def outstanding_bytes(self) -> int:
+        """Bytes added whose group is not through yet."""
+        return sum(commit.outstanding_bytes for commit in self._commits)
+
+    @property
+    def queued_entries(self) -> int:
+        """Entries and other records that wait for their group to be written."""
+        return sum(commit.queued_entries for commit in self._commits)
+
+    @property
+    def write_error(self) -> OSError | None:
+        """Why the last write of a journal failed; None where none did, or all have been written since."""
+        return next((commit.write_error for commit in self._commits if commit.write_error is not None), None)
+
+    @property
+    def failed(self) -> bool:
+        """Whether ``on_failure`` was called: every group fails from then on."""
+        return self._failed
+
+    def _fail(self, error: Exception) -> None:
+        if not self._failed:
+            self._failed = True
+            self._on_failure(error)
+
+    # --- checkpoints -------------------------------------------------------------------------------
+
+    def durable_marks(self) -> list[LogMark]:
+        """For each journal: the position behind the last group that is synced and whose ``finished`` callback has run.
+        Call in the loop."""
+        return [commit.durable_mark for commit in self._commits]
+
+    def remove_below(self, marks: Sequence[LogMark]) -> None:
+        """Remove files below the marks but for the newest ``max_backups`` of them, oldest first. Blocking, for any
+        thread. The marks must be durable in every ledger directory. What cannot be removed stays until next time."""
+        for directory, mark in zip(self._config.directories, marks, strict=True):
+            try:
+                below = [journal_id for journal_id in journal.journal_ids(directory) if journal_id < mark.journal_id]
+                for journal_id in below[: max(0, len(below) - self._config.max_backups)]:
+                    path = os.path.join(directory, journal.file_name(journal_id))
+                    files.remove(path)
+                    _LOG.info("removed journal %s: below the mark %x:%d", path, mark.journal_id, mark.offset)
+            except OSError as error:
+                _LOG.warning("old journals in %s cannot be removed now: %s", directory, error)
+
+
+def _all_of(asks: Sequence[Callable[[DoneCallback], bool]], done: DoneCallback) -> bool:
+    """Ask all; ``done`` once the last that took it has called it. False where none took it."""
+    left, good = 1, True
+
+    def one(ok: bool) -> None:
+        nonlocal left, good
+        left -= 1
+        good = good and ok
+        if not left:
+            done(good)
+
+    for ask in asks:
+        left += 1
+        if not ask(one):
+            left -= 1
+    left -= 1
+    return left > 0

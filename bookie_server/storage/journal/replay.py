@@ -1,0 +1,195 @@
+"""Replay: bringing the storage up to date from the journals at start. Rules: compatibility facts §5.2.
+
+Every record from the marks on is done again, in order; doing one twice changes nothing but the place of the
+entry. Fencing is not checked: an add that is in the journal was accepted. Each journal directory is replayed from its
+own mark, one after another: a ledger's records are all in one of them, in order.
+
+A torn end is cut off once everything is replayed: none of it was answered, and were it to stay, then the
+journal that comes next would make it look like damage, should the bookie be stopped before the mark has moved on (a
+full ledger disk). Apache's bookie cuts nothing off, so what comes before a journal of its own may end torn.
+
+An explicit LAC is not replaced by a lower one. (Apache's bookie keeps the packet that comes last, and the highest LAC
+beside it; its writers never send a lower one.)
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from bk_spark.protocol.entries.entry import LAC_PACKET_HEADER
+from bk_spark.protocol.errors import CorruptFileError
+from bookie_server.storage import files
+from bookie_server.storage.handles import LedgerHandle
+from bookie_server.storage.journal import journal
+from bookie_server.storage.journal.journal import (
+    ExplicitLacRecord,
+    FenceRecord,
+    JournalEnd,
+    JournalItem,
+    MasterKeyRecord,
+)
+from bookie_server.storage.journal.journal_header import REMEDY, holds_records, is_ours
+from bookie_server.storage.journal.journal_reader import JournalReader
+from bookie_server.storage.journal.log_mark import LogMark
+from bookie_server.storage.records import MAX_ENTRY_ID, LedgerPart, Records
+
+if TYPE_CHECKING:
+    from bookie_server.storage.ledger_storage import LedgerStorage
+
+_LOG: Final = logging.getLogger(__name__)
+#: Ledgers named in one line of the log.
+_NAMED: Final = 10
+
+
+def replay_journals(directories: Sequence[str], marks: Sequence[LogMark], storage: LedgerStorage) -> list[JournalEnd]:
+    """Replay the journals in each of ``directories`` (``current`` ones) from its mark on into ``storage``; where they
+    end. Blocking.
+
+    Raises CorruptFileError where a mark's journal is missing or shorter than that, or a journal is damaged before
+    its end; OSError.
+    """
+    replay = _Replay(storage)
+    ends: list[JournalEnd] = []
+    torn: list[JournalReader] = []
+    for directory, mark in zip(directories, marks, strict=True):
+        ends.append(_replay_directory(directory, mark, replay, torn))
+    replay.report()
+    for reader in torn:
+        _cut_off(reader)
+    return ends
+
+
+def _replay_directory(directory: str, mark: LogMark, replay: _Replay, torn: list[JournalReader]) -> JournalEnd:
+    ids = journal.journal_ids(directory)
+    if mark.journal_id > 0 and mark.journal_id not in ids:
+        raise CorruptFileError(
+            f"lastMark names journal {journal.file_name(mark.journal_id)}, which is not in {directory}: acknowledged "
+            f"entries may be in it; {REMEDY}"
+        )
+    if not ids:
+        return JournalEnd(mark, int(time.time() * 1000) + 1)
+    end = mark
+    paths = {i: os.path.join(directory, journal.file_name(i)) for i in ids if i >= mark.journal_id}
+    with_records = [i for i, path in paths.items() if holds_records(path)]
+    for journal_id, path in paths.items():
+        offset = mark.offset if journal_id == mark.journal_id else 0
+        next_one = next((paths[i] for i in with_records if i > journal_id), None)
+        reader = JournalReader(path, offset, may_end_torn=next_one is None or not is_ours(next_one))
+        for item in reader.items():
+            replay.apply(item)
+        if reader.torn:
+            torn.append(reader)
+        end = LogMark(journal_id, reader.position)
+        _LOG.info("replayed journal %s from %d to %d: %d entries so far", path, offset, reader.position, replay.entries)
+    return JournalEnd(end, ids[-1] + 1)
+
+
+def _cut_off(reader: JournalReader) -> None:
+    fd = files.open_file(reader.path)
+    try:
+        size_bytes = os.fstat(fd).st_size
+        files.truncate(fd, reader.position)
+        files.sync_file(fd)
+    finally:
+        os.close(fd)
+    _LOG.warning(
+        "journal %s is torn at offset %d: %s; cut off there, it was %d bytes long",
+        reader.path,
+        reader.position,
+        "the group there was never answered"
+        if reader.synced_groups
+        else "journalSyncData was off, entries that were answered may be lost",
+        size_bytes,
+    )
+
+
+class _Replay:
+    def __init__(self, storage: LedgerStorage) -> None:
+        self._storage = storage
+        self._unknown: set[int] = set()
+        self._broken: set[int] = set()
+        self.entries = 0
+
+    def apply(self, item: JournalItem) -> None:
+        if isinstance(item, Records):
+            self._data(item)
+            return
+        handle = self._handle(item.ledger_id)
+        if handle is None and item.ledger_id not in self._broken:
+            if not isinstance(item, MasterKeyRecord):
+                self._unknown.add(item.ledger_id)
+                return
+            handle = self._storage.handles.create(item.ledger_id, item.master_key)
+        if handle is None:
+            return
+        match item:
+            case MasterKeyRecord():
+                if not handle.master_key:
+                    handle.master_key = item.master_key
+                    handle.header_dirty = True
+            case FenceRecord():
+                if not handle.fenced:
+                    handle.fenced = True
+                    handle.header_dirty = True
+            case ExplicitLacRecord():
+                _set_explicit_lac(handle, item.packet)
+
+    def _data(self, records: Records) -> None:
+        storable = (records.entry_ids >= 0) & (records.entry_ids <= MAX_ENTRY_ID)
+        parts: list[tuple[LedgerHandle, LedgerPart]] = []
+        for part in records.by_ledger():
+            ledger_id = part.ledger_id
+            handle = self._handle(ledger_id)
+            if handle is None and ledger_id in self._broken:
+                # Its index file's header is broken: keep the entries and their places for whoever repairs it.
+                handle = LedgerHandle(ledger_id, b"")
+            if handle is None:
+                self._unknown.add(ledger_id)
+                storable[part.which] = False
+            else:
+                parts.append((handle, part))
+        if not storable.all():
+            if not storable.any():
+                return
+            records = records.select(storable)
+            keep = {handle.ledger_id: handle for handle, _ in parts}
+            parts = [(keep[part.ledger_id], part) for part in records.by_ledger()]
+        self._storage.replay(records, parts)
+        self.entries += len(records)
+
+    def _handle(self, ledger_id: int) -> LedgerHandle | None:
+        try:
+            return self._storage.handles.get(ledger_id)
+        except CorruptFileError as error:
+            if ledger_id not in self._broken:
+                self._broken.add(ledger_id)
+                _LOG.error("ledger %d is set aside, its entries cannot be read: %s", ledger_id, error)
+            return None
+
+    def report(self) -> None:
+        """Complain of what was skipped."""
+        if self._unknown:
+            named = ", ".join(map(str, sorted(self._unknown)[:_NAMED]))
+            _LOG.warning(
+                "the journal has records of %d ledgers that are not here and have no master key, as is so after their "
+                "deletion; skipped: ledgers %s%s",
+                len(self._unknown),
+                named,
+                " ..." if len(self._unknown) > _NAMED else "",
+            )
+
+
+def _set_explicit_lac(handle: LedgerHandle, packet: bytes) -> None:
+    if len(packet) < LAC_PACKET_HEADER.size:
+        return
+    _, lac = LAC_PACKET_HEADER.unpack_from(packet)
+    known = handle.explicit_lac
+    if known is not None and len(known) >= LAC_PACKET_HEADER.size and lac < LAC_PACKET_HEADER.unpack_from(known)[1]:
+        return
+    handle.explicit_lac = packet
+    handle.last_add_confirmed = max(handle.last_add_confirmed, lac)
+    handle.header_dirty = True
