@@ -1,0 +1,160 @@
+"""Runs machines (:mod:`bk_spark.protocol.machine`): one runner for asyncio, one for callers that block.
+
+A runner decides nothing. What an action means to the world is a *performer*: a function from an action to the event
+that answers it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Hashable
+from typing import Any, Generic, TypeVar
+
+from bk_spark.protocol.machine import EndedBy, Machine, StartTimer, StopTimer, Succeeded, TimerFired
+
+_LOG = logging.getLogger(__name__)
+
+A = TypeVar("A")
+E = TypeVar("E")
+R = TypeVar("R")
+
+
+def run_blocking(machine: Machine[A, E, R], perform: Callable[[A], E]) -> R:
+    """Run a machine that does one thing after another to its end, in this thread.
+
+    Parameters
+    ----------
+    machine
+        Asks for no timers: it pauses by actions of its own.
+    perform
+        Does what an action says and returns the event. What it raises goes to ``machine.fail``.
+
+    Returns
+    -------
+    The machine's result. Raises the machine's error.
+    """
+    while machine.outcome is None:
+        for action in machine.take_actions():
+            try:
+                event = perform(action)
+            except Exception as error:
+                machine.fail(error)
+            else:
+                machine.handle(event)
+    return _result(machine.outcome)
+
+
+class AsyncRunner(Generic[A, E, R]):
+    """Runs one machine on the running event loop.
+
+    Parameters
+    ----------
+    machine
+        It may have any number of actions under way.
+    perform
+        Does what an action says. Returns the event, or a coroutine that returns the event, or None where events come
+        later through :meth:`handle` or not at all. Coroutines run as tasks. What they raise goes to ``machine.fail``.
+    what
+        Names the machine in the log, for errors that are no :class:`~bk_spark.protocol.errors.BookKeeperError`.
+    on_progress
+        Called after each event, when its actions are under way.
+    """
+
+    def __init__(
+        self,
+        machine: Machine[A | StartTimer | StopTimer, E | TimerFired, R],
+        perform: Callable[[A], Coroutine[Any, Any, E | None] | E | None],
+        *,
+        what: str,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.machine = machine
+        self._perform = perform
+        self._what = what
+        self._on_progress = on_progress
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timers: dict[Hashable, asyncio.TimerHandle] = {}
+        self._ended = asyncio.Event()
+        self._running = False
+
+    def handle(self, event: E | TimerFired) -> None:
+        """Tell the machine what happened, and do what it asks for."""
+        self.machine.handle(event)
+        self.run()
+
+    def run(self) -> None:
+        """Do what the machine asks for: call this once at the start, and after each command."""
+        if self._running:
+            return  # a performer reported something at once: the loop below goes on with it
+        self._running = True
+        try:
+            while actions := self.machine.take_actions():
+                for action in actions:
+                    self._start(action)
+        finally:
+            self._running = False
+        if self.machine.outcome is not None:
+            self._ended.set()
+            self._stop_timers()
+        self._on_progress()
+
+    async def result(self) -> R:
+        """Wait for the machine's end. Raises the machine's error."""
+        await self._ended.wait()
+        assert self.machine.outcome is not None
+        return _result(self.machine.outcome)
+
+    async def stop(self) -> None:
+        """Cancel what is under way, and wait until it has ended."""
+        self._stop_timers()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _start(self, action: A | StartTimer | StopTimer) -> None:
+        if isinstance(action, StartTimer):
+            self._stop_timer(action.name)
+            loop = asyncio.get_running_loop()
+            self._timers[action.name] = loop.call_later(action.after_ms / 1000, self._fire, action.name)
+        elif isinstance(action, StopTimer):
+            self._stop_timer(action.name)
+        else:
+            answer = self._perform(action)
+            if isinstance(answer, Coroutine):
+                task = asyncio.get_running_loop().create_task(self._await(answer))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            elif answer is not None:
+                self.machine.handle(answer)
+
+    async def _await(self, work: Coroutine[Any, Any, E | None]) -> None:
+        try:
+            event = await work
+        except Exception as error:
+            _LOG.debug("%s: an action failed", self._what, exc_info=True)
+            self.machine.fail(error)
+            self.run()
+        else:
+            if event is not None:
+                self.handle(event)
+
+    def _fire(self, name: Hashable) -> None:
+        del self._timers[name]
+        self.handle(TimerFired(name))
+
+    def _stop_timer(self, name: Hashable) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _stop_timers(self) -> None:
+        for name in list(self._timers):
+            self._stop_timer(name)
+
+
+def _result(outcome: Succeeded[R] | EndedBy) -> R:
+    if isinstance(outcome, EndedBy):
+        raise outcome.error
+    return outcome.result

@@ -1,0 +1,115 @@
+"""The contract of machines, and the two runners that ship."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+import pytest
+
+from bk_spark.bookie.runners import AsyncRunner, run_blocking
+from bk_spark.protocol.machine import EndedBy, StartTimer, StepMachine, StopTimer, Succeeded, TimerFired
+
+pytestmark = pytest.mark.unit
+
+
+def adding(count: int) -> Generator[int, int, int]:
+    total = 0
+    for number in range(count):
+        try:
+            total += yield number
+        except LookupError:
+            total += 100
+    return total
+
+
+def test_a_generator_is_a_machine() -> None:
+    machine = StepMachine(adding(2))
+    assert machine.take_actions() == [0]
+    assert machine.take_actions() == []
+    machine.handle(5)
+    assert machine.take_actions() == [1]
+    machine.handle(6)
+    assert machine.outcome == Succeeded(11)
+    machine.handle(7)
+    assert machine.take_actions() == []
+
+
+def test_a_generator_that_needs_nothing_has_ended_at_once() -> None:
+    assert StepMachine(adding(0)).outcome == Succeeded(0)
+
+
+def test_what_an_action_raises_is_raised_in_the_generator() -> None:
+    def perform(action: int) -> int:
+        if action == 1:
+            raise LookupError
+        return action
+
+    assert run_blocking(StepMachine(adding(3)), perform) == 0 + 100 + 2
+
+    def broken(action: int) -> int:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run_blocking(StepMachine(adding(3)), broken)
+
+
+@dataclass
+class Race:
+    """Starts two runs and a timer; whoever is first wins."""
+
+    actions: list[object] = field(default_factory=lambda: ["slow", "fast", StartTimer("patience", 20.0)])
+    outcome: Succeeded[str] | EndedBy | None = None
+
+    def take_actions(self) -> list[object]:
+        actions, self.actions = self.actions, []
+        return actions
+
+    def handle(self, event: object) -> None:
+        if self.outcome is None:
+            self.actions.append(StopTimer("patience"))
+            self.outcome = Succeeded("timer" if isinstance(event, TimerFired) else str(event))
+
+    def fail(self, error: Exception) -> None:
+        self.outcome = EndedBy(error)
+
+
+async def run(pauses_s: dict[str, float], *, error: Exception | None = None) -> str:
+    async def perform(action: object) -> object:
+        await asyncio.sleep(pauses_s[str(action)])
+        if error is not None:
+            raise error
+        return action
+
+    runner = AsyncRunner(Race(), perform, what="race")
+    runner.run()
+    try:
+        async with asyncio.timeout(5):
+            return await runner.result()
+    finally:
+        await runner.stop()
+        assert len(asyncio.all_tasks()) == 1
+
+
+def test_actions_run_beside_each_other() -> None:
+    assert asyncio.run(run({"slow": 5.0, "fast": 0.0})) == "fast"
+
+
+def test_a_timer_fires() -> None:
+    assert asyncio.run(run({"slow": 5.0, "fast": 5.0})) == "timer"
+
+
+def test_what_an_action_raises_goes_to_the_machine() -> None:
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(run({"slow": 5.0, "fast": 0.0}, error=ZeroDivisionError()))
+
+
+def test_events_that_a_performer_returns_at_once() -> None:
+    async def instant() -> tuple[str, int]:
+        progress: list[int] = []
+        runner = AsyncRunner(Race(), lambda action: action, what="race", on_progress=lambda: progress.append(1))
+        runner.run()
+        return await runner.result(), len(progress)
+
+    assert asyncio.run(instant()) == ("slow", 1)
