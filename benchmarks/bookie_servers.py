@@ -21,7 +21,7 @@ KINDS: Final = ("ours", "apache")
 _COUNT: Final = 3
 #: Journals go once they are checkpointed, to save disk. The queues of adds are bounded by what the client has in
 #: flight: with the default of 10000 a slow bookie refuses adds, and the Java client has no spare one (compatibility
-#: facts §11.15).
+#: compatibility.md §11.15).
 _SETTINGS: Final = {"journalMaxSizeMB": "256", "journalMaxBackups": "0", "maxPendingAddRequestsPerThread": "200000"}
 #: 4.18.0 has 10000 here, with which a bookie can lock itself up; before and after that version it is 0, no limit.
 _APACHE_SETTINGS: Final = {**_SETTINGS, "maxReadsInProgressLimit": "0"}

@@ -1,4 +1,4 @@
-"""``BOOKIE_STATUS``: the mode kept over restarts. Source: compatibility facts §5.9.
+"""``BOOKIE_STATUS``: the mode kept over restarts. Source: compatibility.md §5.9.
 
 One line in ``current`` of each ledger directory: ``1,READ_ONLY|READ_WRITE,<epoch ms>,<manual>``. The newest counts.
 Bookies of before 4.18 wrote three fields; then a read-only mode counts as an operator's.

@@ -1,4 +1,4 @@
-"""The bookie as a process: start, stop, exit codes. Source: compatibility facts §5.15.
+"""The bookie as a process: start, stop, exit codes. Source: compatibility.md §5.15.
 
 Order of the start: port, ZooKeeper, directory locks, cookies, ``DIRTY``, storage with replay; then, in the event loop
 (service.py), disks, collector, native front end, registration, admin API.

@@ -1,4 +1,4 @@
-"""Whether the bookie takes adds, and if not, why. Source: compatibility facts §5.9.
+"""Whether the bookie takes adds, and if not, why. Source: compatibility.md §5.9.
 
 Several parts may hold the bookie in read-only mode at once, each under its own name (the source), and each takes
 back only what it said itself: a disk that has room again does not end what an operator asked for.

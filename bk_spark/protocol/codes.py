@@ -1,6 +1,6 @@
 """Result codes, operation codes and limits of Apache BookKeeper's wire protocols.
 
-Source: compatibility facts §1.1, §1.3, §1.5, §8.1 (BookieProtocol.java, BookkeeperProtocol.proto).
+Source: compatibility.md §1.1, §1.3, §1.5, §8.1 (BookieProtocol.java, BookkeeperProtocol.proto).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Code(enum.IntEnum):
     @property
     def v2(self) -> int:
         """What a v2 answer carries. Java's v2 client has no mapping for 107 and drops the
-        connection, so a limbo ledger is reported as an I/O error (facts §1.5)."""
+        connection, so a limbo ledger is reported as an I/O error (compatibility.md §1.5)."""
         return int(Code.IO_ERROR if self is Code.UNKNOWN_LEDGER_STATE else self)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Round-robin striping and the arithmetic of quorums. Source: compatibility facts §4.1, §4.7."""
+"""Round-robin striping and the arithmetic of quorums. Source: compatibility.md §4.1, §4.7."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The admin API: Apache's paths and JSON fields (compatibility facts §7.5), and three of this bookie's own.
+"""The admin API: Apache's paths and JSON fields (compatibility.md §7.5), and three of this bookie's own.
 
 An answer with status 200 means that what was asked was done. Errors are ``{"error": "..."}``. A wrong method gets
 405, where Apache's bookie mostly says 404.

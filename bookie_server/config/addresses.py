@@ -1,4 +1,4 @@
-"""Which address a bookie tells others, and on which it listens (compatibility facts §3.4, §5.15)."""
+"""Which address a bookie tells others, and on which it listens (compatibility.md §3.4, §5.15)."""
 
 from __future__ import annotations
 

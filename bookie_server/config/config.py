@@ -1,4 +1,4 @@
-"""The bookie's configuration: a ``.conf`` file with Apache's keys (compatibility facts §7.2).
+"""The bookie's configuration: a ``.conf`` file with Apache's keys (compatibility.md §7.2).
 
 ``key=value`` lines, ``#`` comments, lists separated by commas. A key of Apache's that this bookie has no use for is
 accepted and named in a warning; a key that nobody knows is a warning with the nearest known one; a
@@ -341,7 +341,7 @@ _DEFAULTS: Final = {setting.name: setting.default for setting in fields(BookieCo
 
 
 def _check_together(config: BookieConfig, conf: ConfFile) -> None:
-    """Settings that must fit each other (compatibility facts §5.10, §5.12). Raises InvalidArgumentError."""
+    """Settings that must fit each other (compatibility.md §5.10, §5.12). Raises InvalidArgumentError."""
     for name, value in (
         ("diskUsageThreshold", config.disk_usage_threshold),
         ("diskUsageWarnThreshold", config.disk_usage_warn_threshold),

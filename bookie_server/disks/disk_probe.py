@@ -25,7 +25,7 @@ class DiskUsage:
 
     @property
     def used(self) -> float:
-        """The share that cannot be used, from 0 to 1 (compatibility facts §5.10)."""
+        """The share that cannot be used, from 0 to 1 (compatibility.md §5.10)."""
         return 1 - self.usable_bytes / self.total_bytes if self.total_bytes else 0.0
 
 

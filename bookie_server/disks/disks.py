@@ -1,4 +1,4 @@
-"""The disk monitor: which directories are full or have failed, and what follows. Source: compatibility facts §5.10.
+"""The disk monitor: which directories are full or have failed, and what follows. Source: compatibility.md §5.10.
 
 Every ``diskCheckInterval`` all directories are looked at.
 

@@ -26,7 +26,7 @@ class CompactionConfig:
 
 @dataclass(frozen=True, slots=True)
 class CollectorConfig:
-    """Times in ms, sizes in bytes; the defaults are Apache's (compatibility facts §5.11, §5.12).
+    """Times in ms, sizes in bytes; the defaults are Apache's (compatibility.md §5.11, §5.12).
 
     ``over_replicated_wait_ms`` 0 or less: over-replicated ledgers stay. ``rate_by_entries`` and ``rate_by_bytes`` are
     per second; the latter counts where ``throttle_by_bytes``. ``force_allow_compaction``: a forced run may do a

@@ -1,4 +1,4 @@
-"""Compaction: the live entries of an entry log are written to a new one, and the old one goes. Source: facts §5.12.
+"""Compaction: the live entries of an entry log move to a new one, and the old one goes. Source: compatibility.md §5.12.
 
 Always a transaction, under the names of Apache's transactional compaction, so that a crash at any point loses nothing
 and leaves nothing that the next start would not clean up:

@@ -4,7 +4,7 @@ Ledger ids are compared range by range, where a range is what one znode has as c
 layout all of them), in ascending order. Only ranges with ledgers of this bookie are looked at. Of a range with few of
 them each ledger's znode is read; of others the children are listed, which is one request, and only ledgers that the
 list lacks are read. Any error of the metadata store ends the pass; ledgers that it has not decided stay. Source:
-compatibility facts §5.11.
+compatibility.md §5.11.
 """
 
 from __future__ import annotations

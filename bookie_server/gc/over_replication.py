@@ -1,4 +1,4 @@
-"""Copies that this bookie holds in vain: of closed ledgers that have it in no segment. Source: facts §5.11, §6.1, §6.2.
+"""Copies in excess: of closed ledgers that have this bookie in no segment. Source: compatibility.md §5.11, §6.1, §6.2.
 
 After re-replication a bookie that came back still has its copies. Each is deleted under the lock that replication
 workers take (``<R>/underreplication/locks/urL<id>``, ephemeral), so that none makes this bookie a member meanwhile,

@@ -1,4 +1,4 @@
-"""Whether a bookie's directories, its id and the cluster belong together. Source: compatibility facts §3.5.
+"""Whether a bookie's directories, its id and the cluster belong together. Source: compatibility.md §3.5.
 
 The same cookie lies in ZooKeeper (``<R>/cookies/<bookie id>``) and as ``current/VERSION`` in every journal, ledger
 and index directory. A bookie that lost a directory would answer "absent" for entries it had acknowledged,

@@ -1,4 +1,4 @@
-"""``DIRTY``: whether the last shutdown was clean. Source: compatibility facts §5.14.
+"""``DIRTY``: whether the last shutdown was clean. Source: compatibility.md §5.14.
 
 An empty file in ``current`` of every ledger directory, made at start and removed by a clean shutdown only.
 """

@@ -1,4 +1,4 @@
-"""The bookie's znode: that it is up, where, and whether it takes adds. Source: compatibility facts §3.4.
+"""The bookie's znode: that it is up, where, and whether it takes adds. Source: compatibility.md §3.4.
 
 ``<R>/available/<bookie id>``            ephemeral: the bookie is up and takes adds
 ``<R>/available/readonly/<bookie id>``   ephemeral: the bookie is up and does not

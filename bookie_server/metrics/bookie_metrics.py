@@ -1,4 +1,4 @@
-"""The bookie's metrics, under the names that Apache's bookie gives them (compatibility facts §7.6).
+"""The bookie's metrics, under the names that Apache's bookie gives them (compatibility.md §7.6).
 
 Here is what is told once per batch. What the parts count themselves is read at each scrape: metrics_wiring.py.
 ``docs/metrics.md`` says what each means. Latencies are in milliseconds.

@@ -1,4 +1,4 @@
-"""Metrics as text: Prometheus' format 0.0.4, laid out as Apache's bookie prints it (compatibility facts §7.6).
+"""Metrics as text: Prometheus' format 0.0.4, laid out as Apache's bookie prints it (compatibility.md §7.6).
 
 In a summary a comma and a space come before the labels that are not its own, everywhere else a comma alone. Where
 Apache's text would break a scraper's rules (label values with quotes in them) this one keeps to the rules.

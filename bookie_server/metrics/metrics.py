@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 _LOG: Final = logging.getLogger(__name__)
 
-#: What a summary prints; Apache's (compatibility facts §7.6).
+#: What a summary prints; Apache's (compatibility.md §7.6).
 QUANTILES: Final = (0.5, 0.75, 0.95, 0.99, 0.999, 0.9999, 1.0)
 #: After so long a summary begins a new window; Apache's ``prometheusStatsLatencyRolloverSeconds``.
 WINDOW_S: Final = 60.0

@@ -1,7 +1,7 @@
 """Ledgers that were fenced and then removed from this bookie, for a while.
 
 A writer that was fenced and does not know it must not bring a removed ledger into being again by its next add
-(compatibility facts §5.11: Apache's bookie remembers for seven days). Adds of recovery and re-replication may.
+(compatibility.md §5.11: Apache's bookie remembers for seven days). Adds of recovery and re-replication may.
 """
 
 from __future__ import annotations

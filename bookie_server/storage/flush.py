@@ -1,6 +1,6 @@
 """Flushes: what the journals hold up to a mark becomes durable in entry logs and index files.
 
-Order, which is what makes it safe (compatibility facts §5.3): take the marks and the full half of the write cache in
+Order, which is what makes it safe (compatibility.md §5.3): take the marks and the full half of the write cache in
 one step → write and sync entry logs, sorted by ledger → write and sync index files → write the marks to every ledger
 directory → remove journals. A half that could not be written stays in memory, is found there by readers, and is tried
 again, with its own marks, at the next flush; until then no mark moves. Entries that no index file has room for are left

@@ -266,7 +266,7 @@ def test_v3_add_read_fence(connection: Connection, ledger: int) -> None:
 
 
 def test_v3_interop_checklist(connection: Connection, ledger: int) -> None:
-    """Facts §9, points 1, 2, 3 and 7."""
+    """compatibility.md §9, points 1, 2, 3 and 7."""
     unknown = next(_ids)
     answer = connection.call(v3_read(unknown, -1, flag=pb.ReadRequest.FENCE_LEDGER, masterKey=KEY))
     assert answer.status == pb.ENOENTRY
@@ -377,7 +377,7 @@ def test_v3_pipelined_in_one_stream(connection: Connection, ledger: int) -> None
 
 
 def test_the_first_v2_frame_makes_a_connection_v2_for_good(bookie: BookieProcess, ledger: int) -> None:
-    """Facts §1.2 and §9, point 6."""
+    """compatibility.md §1.2 and §9, point 6."""
     with bookie.connect() as connection:
         assert connection.call(v3_add(ledger, 0)).status == pb.EOK
         assert connection.add(ledger, [1]) == [Code.OK]

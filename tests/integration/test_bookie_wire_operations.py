@@ -1,4 +1,4 @@
-"""Every operation of both protocols against a real bookie, case by case (compatibility facts §1.7–§1.9)."""
+"""Every operation of both protocols against a real bookie, case by case (compatibility.md §1.7–§1.9)."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_the_list_of_entries_of_a_ledger(connection: Connection, other: Connecti
     assert listed(connection, fenced) == []
 
 
-# --- long polls, a test for each row of the facts' table -------------------------------------------
+# --- long polls, a test for each row of the table in compatibility.md §1.8 -------------------------------------------
 
 
 def test_a_long_poll_of_an_unknown_ledger(connection: Connection, ledger: int) -> None:

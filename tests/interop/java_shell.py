@@ -2,7 +2,7 @@
 
 The other side is ``java/src/main/java/org/bkspark/interop/Shell.java``. The shell's own output is through a
 structured logger; the pattern of the harness prints a record's values after its text as ``{key=value, ...}``
-(compatibility facts §11.7).
+(compatibility.md §11.7).
 """
 
 from __future__ import annotations

@@ -347,7 +347,7 @@ def test_compacted_logs(tmp_path: Path, zk_only: LocalCluster, directories: str)
 
 
 def _rolled_logs(directory: Path) -> set[Path]:
-    """Entry logs that nothing is written to any more: those with a map of their ledgers (compatibility facts §5.5)."""
+    """Entry logs that nothing is written to any more: those with a map of their ledgers (compatibility.md §5.5)."""
     return {path for path in directory.rglob("*.log") if struct.unpack(">8xq", path.read_bytes()[:16])[0] != 0}
 
 

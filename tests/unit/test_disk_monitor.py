@@ -1,4 +1,4 @@
-"""Which directories are full or have failed, and what follows for the bookie (compatibility facts §5.10)."""
+"""Which directories are full or have failed, and what follows for the bookie (compatibility.md §5.10)."""
 
 from __future__ import annotations
 

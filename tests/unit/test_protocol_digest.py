@@ -1,4 +1,4 @@
-"""Keys and digests against vectors from Apache's classes (compatibility facts §1.6, §2.2, §2.3)."""
+"""Keys and digests against vectors from Apache's classes (compatibility.md §1.6, §2.2, §2.3)."""
 
 from __future__ import annotations
 

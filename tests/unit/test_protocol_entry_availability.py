@@ -28,7 +28,7 @@ def ids_of(data: bytes) -> list[int]:
 
 
 def test_apaches_example() -> None:
-    """Facts §1.8: {0-2, 5-7, 10-12, 20} comes as four groups."""
+    """compatibility.md §1.8: {0-2, 5-7, 10-12, 20} comes as four groups."""
     wanted = [0, 1, 2, 5, 6, 7, 10, 11, 12, 20]
     data = encoded((0, 0, 3, 0), (5, 5, 3, 0), (10, 10, 3, 0), (20, 20, 1, 0))
     assert ids_of(data) == wanted

@@ -8,7 +8,7 @@
 ``<root>/LAYOUT``                     names the ledger manager, see ledger_paths
 ====================================  =====================================================
 
-All persistent, with open ACLs. Source: compatibility facts 3.1 and 3.3.
+All persistent, with open ACLs. Source: compatibility.md §3.1, §3.3.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""New ledger ids from ZooKeeper's sequence counters. Source: compatibility facts §3.2.
+"""New ledger ids from ZooKeeper's sequence counters. Source: compatibility.md §3.2.
 
 Ids come from ephemeral sequential nodes: ``<root>/ID-`` in the flat layout, ``<root>/idgen/ID-`` in the
 others. When those 31 bits run out, or once ``<root>/idgen-long`` exists, they come from

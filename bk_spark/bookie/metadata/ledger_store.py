@@ -1,4 +1,4 @@
-"""Ledger metadata in ZooKeeper: create, read, compare-and-set, delete, list. Source: facts §3.2, §3.7.
+"""Ledger metadata in ZooKeeper: create, read, compare-and-set, delete, list. Source: compatibility.md §3.2, §3.7.
 
 Blocking; thread-safe. An outcome that a lost connection leaves open is settled here, by ``sync`` and reading again:
 after that, ZooKeeper applies no change that this session sent before. A create is known by its creator's token, a

@@ -1,11 +1,12 @@
 """Which bookies a ledger gets. Pure: what is known of the cluster comes in, the choice goes out.
 
-Entry ``e`` is stored by ``Qw`` neighbours in the ensemble, beginning at position ``e mod E`` (facts §4.1). So the
-*windows* of ``Qw`` neighbours, round the end, are what must not share a rack. A window is spread when its bookies
-are in at least ``min(min_racks, Qw)`` racks; the rule is Apache's (``minNumRacksPerWriteQuorum``).
+Entry ``e`` is stored by ``Qw`` neighbours in the ensemble, from ``e mod E`` on (compatibility.md §4.1). So each
+*window* of ``Qw`` neighbours, round the end too, should have several racks. A window is spread when its bookies are in
+at least ``min(min_racks, Qw)`` racks. The rule is Apache's (``minNumRacksPerWriteQuorum``).
 
-Bookies that failed lately (``last``) are taken only where there are not enough others, and then as few as possible.
-Any ensemble of different bookies is legal metadata (facts §4.13): the spread is a wish unless ``enforce`` is set.
+Bookies that failed lately (``last``) are taken only where there are too few others, and then as few as possible.
+Any ensemble of different bookies is legal metadata (compatibility.md §4.13), so the spread is a wish unless ``enforce``
+is set.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Final
 from bk_spark.protocol.errors import NotEnoughBookiesError
 from bk_spark.protocol.quorum import Quorum
 
-#: The rack of a bookie of which nothing is known. Source: facts §4.13.
+#: The rack of a bookie of which nothing is known. Source: compatibility.md §4.13.
 DEFAULT_RACK: Final = "/default-rack"
 #: What helps where bookies are read-only.
 _ROOM: Final = "make room on their disks, which are probably full (a bookie's log says why it is read-only)"

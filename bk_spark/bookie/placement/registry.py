@@ -1,4 +1,4 @@
-"""Which bookies are there, which of them take writes, and where they listen. Source: facts §3.1, §3.4."""
+"""Which bookies are there, which of them take writes, and where they listen. Source: compatibility.md §3.1, §3.4."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which bookies failed or were slow lately: readers ask them last. Source: facts §4.8."""
+"""Which bookies failed or were slow lately: readers ask them last. Source: compatibility.md §4.8."""
 
 from __future__ import annotations
 

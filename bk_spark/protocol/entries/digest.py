@@ -1,4 +1,4 @@
-"""Keys and digests of entries. Source: compatibility facts §1.6, §2.1.
+"""Keys and digests of entries. Source: compatibility.md §1.6, §2.1.
 
 ======== ===== ==========================================================
 digest   bytes what is stored

@@ -1,4 +1,4 @@
-"""Stored entries: header, digest, payload. Source: compatibility facts §2.
+"""Stored entries: header, digest, payload. Source: compatibility.md §2.
 
 ====== ==== ===============================================================================
 offset size field

@@ -1,4 +1,4 @@
-"""Entries whose ids the caller chooses, brought into order. Source: compatibility facts §4.12.
+"""Entries whose ids the caller chooses, brought into order. Source: compatibility.md §4.12.
 
 They come in any order and leave in that of their ids, without a gap from 0 on. Bookies never see an entry before
 all with lower ids were sent: so a recovery finds no hole that would hide what follows, and each entry's length

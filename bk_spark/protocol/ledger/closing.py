@@ -1,4 +1,4 @@
-"""Closing a ledger by its writer, as a state machine without I/O. Source: compatibility facts §3.7, §4.6.
+"""Closing a ledger by its writer, as a state machine without I/O. Source: compatibility.md §3.7, §4.6.
 
 The writer has *drained*: every entry that it ever sent is acknowledged, on an ensemble that is published, and
 it sends no more. ``last_entry_id`` and ``length`` are that end. What the store is found to hold decides:

@@ -1,4 +1,4 @@
-"""When a writer must tell its last add confirmed (LAC) by itself. Source: compatibility facts §4.7.
+"""When a writer must tell its last add confirmed (LAC) by itself. Source: compatibility.md §4.7.
 
 Readers of an open ledger learn the LAC from the headers of later entries. A writer that pauses adds none, so its
 last entries stay hidden. Every ``explicitLacInterval`` it therefore sends WRITE_LAC, where the LAC has moved and

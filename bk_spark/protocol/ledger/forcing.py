@@ -1,4 +1,4 @@
-"""Which bookies still have to sync what a writer with deferred sync sent. Source: compatibility facts §4.10."""
+"""Which bookies still have to sync what a writer with deferred sync sent. Source: compatibility.md §4.10."""
 
 from __future__ import annotations
 

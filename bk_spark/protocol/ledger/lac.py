@@ -1,4 +1,4 @@
-"""Asking a ledger's bookies for its last add confirmed (LAC), without I/O. Source: compatibility facts §4.7.
+"""Asking a ledger's bookies for its last add confirmed (LAC), without I/O. Source: compatibility.md §4.7.
 
 All bookies of the last segment are asked at once. The result is there as soon as no write quorum can
 still reach its ack quorum among those that gave no definite answer; a bookie that hangs delays nothing.

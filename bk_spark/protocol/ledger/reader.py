@@ -1,4 +1,4 @@
-"""Reading a range of entries as a state machine without I/O. Source: compatibility facts §4.8.
+"""Reading a range of entries as a state machine without I/O. Source: compatibility.md §4.8.
 
 The range is cut into *chunks*, a bounded number of which are under way. Where every bookie of the
 ensemble holds every entry (E = Qw) a chunk is one part, and successive chunks begin at different

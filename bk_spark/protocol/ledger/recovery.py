@@ -1,6 +1,6 @@
 """Recovery of a ledger as a state machine without I/O: fence, find the end, write back, close.
 
-Source: compatibility facts §4.9, §4.14; design §3. Rules:
+Source: compatibility.md §4.9, §4.14; docs/design/client.md. Rules:
 
 * Every bookie of the last segment's ensemble gets a *fencing* read of the last entry. Enough answers
   are there when no write quorum can still reach its ack quorum among bookies that did not answer

@@ -1,4 +1,4 @@
-"""When to ask a second replica while the first may still answer. Source: compatibility facts §4.8, §4.11."""
+"""When to ask a second replica while the first may still answer. Source: compatibility.md §4.8, §4.11."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Following a ledger that is being written, as a state machine without I/O. Source: facts §1.8, §4.11, §11.
+"""Following a ledger that is being written, as a state machine without I/O. Source: compatibility.md §1.8, §4.11, §11.
 
 The tail knows a LAC that never goes back, and reads up to it, never further. It learns it from a LAC
 read at the beginning, from LACs in the entries it reads, from segments (one begins right after the last

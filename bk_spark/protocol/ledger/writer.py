@@ -1,4 +1,4 @@
-"""The ledger writer as a state machine without I/O. Source: compatibility facts §4.3–§4.6, §4.10.
+"""The ledger writer as a state machine without I/O. Source: compatibility.md §4.3–§4.6, §4.10.
 
 Rules:
 

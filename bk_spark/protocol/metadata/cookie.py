@@ -1,4 +1,4 @@
-"""Cookies: whom a bookie's directories belong to. Source: compatibility facts §3.5.
+"""Cookies: whom a bookie's directories belong to. Source: compatibility.md §3.5.
 
 Text in UTF-8: the layout version on the first line, then (versions 4 and 5) ``CookieFormat`` in protobuf's text
 format. The same text lies in ZooKeeper (``cookies/<bookie id>``) and in ``VERSION`` of each directory. Version 3

@@ -3,7 +3,7 @@
 Every form begins with ``BookieMetadataFormatVersion TAB <version> LF``. Version 2 continues with
 LedgerMetadataFormat as protobuf text, version 3 with a varint size and the binary message. We write
 version 3 (an update keeps the version it found) and read 2 and 3; version 1 (BookKeeper before 4.2)
-is refused by name. Source: compatibility facts §3.6, §3.7.
+is refused by name. Source: compatibility.md §3.6, §3.7.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def encode(metadata: LedgerMetadata) -> bytes:
         return header + text_format.MessageToString(message).encode()
     if metadata.format_version != _BINARY_VERSION:
         raise MetadataFormatError(f"ledger metadata of format version {metadata.format_version} cannot be written")
-    # Apache's writer drops the creator's token on every update and leaves 0 in its place (facts §3.7).
+    # Apache's writer drops the creator's token on every update and leaves 0 in its place (compatibility.md §3.7).
     message.cToken = metadata.creator_token or 0
     try:
         body = message.SerializeToString()

@@ -1,4 +1,4 @@
-"""Where ledgers lie in ZooKeeper, and the LAYOUT znode that says so. Source: facts §3.2, §3.3.
+"""Where ledgers lie in ZooKeeper, and the LAYOUT znode that says so. Source: compatibility.md §3.2, §3.3.
 
 ================ ===================================================== =========================
 ledger manager   path of ledger 7 and of ledger 2**40 + 7              LAYOUT's class

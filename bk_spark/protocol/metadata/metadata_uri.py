@@ -3,7 +3,7 @@
 ``zk[+flat|+hierarchical|+longhierarchical|+null]://host:port[;host:port…][/ledgers/root]``
 
 Servers are separated by ``;`` (``,`` is accepted too). ``zk`` and ``zk+null`` mean "whatever the
-cluster's LAYOUT says". Source: compatibility facts §3.1.
+cluster's LAYOUT says". Source: compatibility.md §3.1.
 """
 
 from __future__ import annotations

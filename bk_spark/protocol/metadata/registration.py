@@ -1,4 +1,4 @@
-"""What a bookie says of itself in its registration znode. Source: compatibility facts §3.4.
+"""What a bookie says of itself in its registration znode. Source: compatibility.md §3.4.
 
 ``available/<bookie id>`` holds a ``BookieServiceInfoFormat`` in protobuf: endpoints and properties. An old bookie's
 znode is empty; its id is then ``host:port``.

@@ -1,4 +1,4 @@
-"""v3 ADD frames for many entries at once. Source of the messages: compatibility facts §1.7, §1.8, §8.1.
+"""v3 ADD frames for many entries at once. Source of the messages: compatibility.md §1.7, §1.8, §8.1.
 
 Frames of one writer differ in sizes and entry ids only. Those are varints padded to a fixed size (varints.py), so
 that everything before the payload has the same layout in every frame:

@@ -1,4 +1,4 @@
-"""What a bookie's result code means as an error. Source: compatibility facts §1.5, §1.9, §1.10."""
+"""What a bookie's result code means as an error. Source: compatibility.md §1.5, §1.9, §1.10."""
 
 from __future__ import annotations
 

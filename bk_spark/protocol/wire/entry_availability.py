@@ -1,6 +1,6 @@
 """The entries of a ledger that one bookie holds: the answer to GET_LIST_OF_ENTRIES_OF_LEDGER.
 
-Source: compatibility facts §1.8 (AvailabilityOfEntriesOfLedger.java). All integers are big-endian:
+Source: compatibility.md §1.8 (AvailabilityOfEntriesOfLedger.java). All integers are big-endian:
 
 ====== ==== ======================================================================================
 offset size field

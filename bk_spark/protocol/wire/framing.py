@@ -1,4 +1,4 @@
-"""Cutting a byte stream into frames: ``u32 length`` and that many bytes (compatibility facts §1.1).
+"""Cutting a byte stream into frames: ``u32 length`` and that many bytes (compatibility.md §1.1).
 
 The receive buffer is written by the socket directly (``recv_into``) and cut without copying: what a
 :class:`Frames` refers to stays valid after the next receive, since a buffer that was handed out is

@@ -1,6 +1,6 @@
 """Wire protocol v2, in runs: many frames are parsed and built at once.
 
-Frame body (after the u32 length, see framing.py); source: compatibility facts §1.3–§1.5, §2.4.
+Frame body (after the u32 length, see framing.py); source: compatibility.md §1.3–§1.5, §2.4.
 
 =========== ======================================================================================
 request     layout

@@ -1,4 +1,4 @@
-"""Wire protocol v3: protobuf requests and answers. Source: compatibility facts §1.2, §1.7, §1.8.
+"""Wire protocol v3: protobuf requests and answers. Source: compatibility.md §1.2, §1.7, §1.8.
 
 A frame's body is one ``Request`` or ``Response``. It begins with byte 0x0A (field 1, the header),
 while a v2 body begins with its version (0, 1 or 2), so each frame tells its own protocol.
@@ -156,7 +156,7 @@ def _request(header: pb.BKPacketHeader, **body: Any) -> bytes:
 
 
 def response_code(response: pb.Response, body_status: int | None) -> Code:
-    """The code that counts: the body's where the envelope says OK, else the envelope's (facts §1.7)."""
+    """The code that counts: the body's where the envelope says OK, else the envelope's (compatibility.md §1.7)."""
     if response.status == pb.EOK and body_status is not None:
         return Code.from_v3(body_status)
     return Code.from_v3(response.status)

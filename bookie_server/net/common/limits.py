@@ -1,6 +1,6 @@
 """What peers may make the native front end hold, in numbers, and what it tells of its requests.
 
-Names in quotes are Apache's configuration keys (compatibility facts §5.13, §7.2).
+Names in quotes are Apache's configuration keys (compatibility.md §5.13, §7.2).
 """
 
 from __future__ import annotations

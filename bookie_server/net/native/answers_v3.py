@@ -1,4 +1,4 @@
-"""v3 answers as bytes. Source of the messages: compatibility facts §1.7, §1.8, §8.1.
+"""v3 answers as bytes. Source of the messages: compatibility.md §1.7, §1.8, §8.1.
 
 Answers to adds and reads are many and differ in ids only. Building a protobuf message for each costs more than all
 the rest, so they are put together here, and where they follow one another alike, with numpy:

@@ -51,7 +51,7 @@ _STALLED_BYTES: Final = 64 * 1024
 
 
 class NativeConnection(asyncio.BufferedProtocol):
-    """Belongs to the event loop. The first v2 frame makes it a v2 connection for good (compatibility facts §1.2)."""
+    """Belongs to the event loop. The first v2 frame makes it a v2 connection for good (compatibility.md §1.2)."""
 
     def __init__(self, server: NativeServer) -> None:
         self.server = server

@@ -1,4 +1,4 @@
-"""v3 requests that ask a bookie about a ledger or about itself. Rules: compatibility facts §1.8."""
+"""v3 requests that ask a bookie about a ledger or about itself. Rules: compatibility.md §1.8."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads that wait until the last add confirmed has passed ``previousLAC``. Rules: compatibility facts §1.8.
+"""Reads that wait until the last add confirmed has passed ``previousLAC``. Rules: compatibility.md §1.8.
 
 =================================== ==========================================================================
 case                                answer

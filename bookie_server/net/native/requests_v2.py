@@ -1,4 +1,4 @@
-"""What the native front end does with v2 requests. Codes and rules: compatibility facts §1.3–§1.6, §2.4.
+"""What the native front end does with v2 requests. Codes and rules: compatibility.md §1.3–§1.6, §2.4.
 
 UNKNOWN_LEDGER_STATE is never sent over v2: Java's client would drop the connection. IO_ERROR stands for it.
 """

@@ -1,4 +1,4 @@
-"""What the native front end does with v3 requests. Rules: compatibility facts §1.7–§1.9.
+"""What the native front end does with v3 requests. Rules: compatibility.md §1.7–§1.9.
 
 Neighbouring adds of a receive go to storage together, and so do neighbouring plain reads (runs_v3.py). Nothing of
 a protobuf request is kept while it waits but the numbers that its answer needs.

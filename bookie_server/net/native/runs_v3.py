@@ -3,7 +3,7 @@
 One client's adds of entries of one size differ in transaction id, entry id and stored entry only, and so do its
 reads. Where the first of them told where these lie, the rest is read as an array, after it was compared with
 the first; bodies are copied once, into the records. Whatever looks different is parsed with protobuf.
-Source of the messages: compatibility facts §1.7, §1.8, §8.1.
+Source of the messages: compatibility.md §1.7, §1.8, §8.1.
 """
 
 from __future__ import annotations

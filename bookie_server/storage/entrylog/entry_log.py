@@ -1,4 +1,4 @@
-"""Entry logs in Apache's format: layout and writing. Source: compatibility facts §5.5.
+"""Entry logs in Apache's format: layout and writing. Source: compatibility.md §5.5.
 
 ``<ledger dir>/current/<hex id>.log``::
 

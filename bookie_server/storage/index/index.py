@@ -1,4 +1,4 @@
-"""Index files in Apache's format: one per ledger. Source: compatibility facts §5.6.
+"""Index files in Apache's format: one per ledger. Source: compatibility.md §5.6.
 
 ``<index dir>/current/<hex (id >> 8 & 0xff)>/<hex (id & 0xff)>/<hex id>.idx``::
 

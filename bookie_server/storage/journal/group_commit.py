@@ -3,7 +3,7 @@
 The event loop fills the pending group; the journal's thread takes it whole, writes and syncs it, and reports back
 to the loop. A group succeeds or fails as a whole.
 
-**When a group goes** (compatibility facts §5.4): with ``adaptive_group_writes`` as soon as the thread is free. Without,
+**When a group goes** (compatibility.md §5.4): with ``adaptive_group_writes`` as soon as the thread is free. Without,
 when its oldest entry is ``max_group_wait_ms`` old, its bytes or entries reach their thresholds, or, with
 ``flush_when_queue_empty``, when the thread is free.
 

@@ -1,4 +1,4 @@
-"""Journal files in Apache's format: layout and records. Source: compatibility facts §5.2, §5.3.
+"""Journal files in Apache's format: layout and records. Source: compatibility.md §5.2, §5.3.
 
 ``<journal dir>/current/<hex id>.txn``::
 

@@ -1,6 +1,6 @@
 """The bookie's journals: one file writer and one commit thread for each journal directory.
 
-A ledger belongs to journal ``ledger id mod number of journals`` (compatibility facts §5.3), so its records keep
+A ledger belongs to journal ``ledger id mod number of journals`` (compatibility.md §5.3), so its records keep
 their order. How groups are made and what a failure means is said in group_commit.py.
 """
 

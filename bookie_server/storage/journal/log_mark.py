@@ -1,4 +1,4 @@
-"""The marks: how far each journal is needed no more. Source: compatibility facts §5.3.
+"""The marks: how far each journal is needed no more. Source: compatibility.md §5.3.
 
 ``<ledger dir>/current/lastMark`` (with several journals ``lastMark.<i>``, one for each): i64 journal id, i64 offset.
 Everything before the mark is durable in entry logs and index files of every ledger directory, so a mark is

@@ -1,4 +1,4 @@
-"""Replay: bringing the storage up to date from the journals at start. Rules: compatibility facts §5.2.
+"""Replay: bringing the storage up to date from the journals at start. Rules: compatibility.md §5.2.
 
 Every record from the marks on is done again, in order; doing one twice changes nothing but the place of the
 entry. Fencing is not checked: an add that is in the journal was accepted. Each journal directory is replayed from its
