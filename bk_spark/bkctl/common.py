@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.bookie.passwords import password_in
 from bk_spark.datasource.options.values import WrongValueError
 from bk_spark.log.log import Log
 from bk_spark.log.store import LogStore
-from bk_spark.protocol.errors import InvalidArgumentError, UnauthorizedError
+from bk_spark.protocol.errors import UnauthorizedError
 
 _MAX_OFFSET: Final = (1 << 63) - 1
 
@@ -78,12 +79,7 @@ def unix_time_ms(value: str) -> int:
 def password(options: argparse.Namespace) -> bytes:
     """Of ``--password-file``, without line ends; empty without it."""
     path: Path | None = options.password_file
-    if path is None:
-        return b""
-    try:
-        return path.read_bytes().rstrip(b"\r\n")
-    except OSError as error:
-        raise InvalidArgumentError(f"--password-file: {path} cannot be read ({error.strerror})") from error
+    return b"" if path is None else password_in(path, "--password-file")
 
 
 def open_log(client: BlockingClient, options: argparse.Namespace) -> Log:

@@ -62,6 +62,11 @@ class BlockingClient:
         self.close()
 
     @property
+    def metadata_service_uri(self) -> str:
+        """The URI of the cluster."""
+        return str(self._client.uri)
+
+    @property
     def root(self) -> str:
         """The cluster's root in ZooKeeper."""
         return self._client.uri.root

@@ -28,6 +28,7 @@ from bk_spark.log.gc.retention import SetPolicy, apply_retention, policy_of
 from bk_spark.log.gc.truncation import truncation
 from bk_spark.log.ledgers import LogLedgers
 from bk_spark.log.page_reader import PageReader
+from bk_spark.log.reader import LogReader
 from bk_spark.log.rolling import RollLimits
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.writer import LogWriter
@@ -199,6 +200,21 @@ class Log:
             )
         limits = RollLimits(roll_bytes, roll_ms, roll_entries)
         return LogWriter(self, self._now_ms, limits, take_over=take_over)
+
+    def open_reader(self) -> LogReader:
+        """A reader of this log, for one thread at a time.
+
+        Returns
+        -------
+        LogReader
+            Reads ranges of offsets, and follows the log as it grows.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the log was opened without its password.
+        """
+        return LogReader(self)
 
     def maintain(
         self,

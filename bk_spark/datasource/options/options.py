@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
+from bk_spark.bookie.passwords import password_in
 from bk_spark.datasource.options.foreign import foreign_option
 from bk_spark.datasource.options.table import OPTIONS, Use
 from bk_spark.datasource.options.values import Edge, Positions, WrongValueError, did_you_mean
@@ -98,13 +98,8 @@ class SourceOptions:
         """The password; empty where none was given. Raises InvalidArgumentError for an unreadable file."""
         if self._password_file is None:
             return (self._password or "").encode()
-        try:
-            return Path(self._password_file).read_bytes().rstrip(b"\r\n")
-        except OSError as error:
-            raise InvalidArgumentError(
-                f"option passwordFile: {self._password_file} cannot be read ({error.strerror}); it must be "
-                "readable where the driver and the executors run"
-            ) from error
+        remedy = "it must be readable where the driver and the executors run"
+        return password_in(self._password_file, "option passwordFile", remedy)
 
 
 def parse_options(raw: Mapping[str, str], *, writing: bool, streaming: bool | None = False) -> SourceOptions:
