@@ -7,11 +7,12 @@ that answers it.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, Generic, TypeVar
 
-from bk_spark.protocol.machine import EndedBy, Machine, StartTimer, StopTimer, Succeeded, TimerFired
+from bk_spark.protocol.machine import EndedBy, Machine, StartTimer, StopRequest, StopTimer, Succeeded, TimerFired
 
 _LOG = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class AsyncRunner(Generic[A, E, R]):
 
     def __init__(
         self,
-        machine: Machine[A | StartTimer | StopTimer, E | TimerFired, R],
+        machine: Machine[A | StartTimer | StopTimer | StopRequest, E | TimerFired, R],
         perform: Callable[[A], Coroutine[Any, Any, E | None] | E | None],
         *,
         what: str,
@@ -74,13 +75,15 @@ class AsyncRunner(Generic[A, E, R]):
         self._what = what
         self._on_progress = on_progress
         self._tasks: set[asyncio.Task[None]] = set()
+        #: Of the actions that can be given up, by their request ids.
+        self._requests: dict[Hashable, asyncio.Task[None]] = {}
         self._timers: dict[Hashable, asyncio.TimerHandle] = {}
         self._ended = asyncio.Event()
         self._running = False
 
     def handle(self, event: E | TimerFired) -> None:
         """Tell the machine what happened, and do what it asks for."""
-        self.machine.handle(event)
+        self._tell(event)
         self.run()
 
     def run(self) -> None:
@@ -113,21 +116,36 @@ class AsyncRunner(Generic[A, E, R]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _start(self, action: A | StartTimer | StopTimer) -> None:
+    def _start(self, action: A | StartTimer | StopTimer | StopRequest) -> None:
         if isinstance(action, StartTimer):
             self._stop_timer(action.name)
             loop = asyncio.get_running_loop()
             self._timers[action.name] = loop.call_later(action.after_ms / 1000, self._fire, action.name)
         elif isinstance(action, StopTimer):
             self._stop_timer(action.name)
+        elif isinstance(action, StopRequest):
+            request = self._requests.get(action.request_id)
+            if request is not None:
+                request.cancel()
         else:
             answer = self._perform(action)
             if isinstance(answer, Coroutine):
                 task = asyncio.get_running_loop().create_task(self._await(answer))
                 self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                request_id = getattr(action, "request_id", None)
+                if request_id is not None:
+                    self._requests[request_id] = task
+                task.add_done_callback(functools.partial(self._task_ended, request_id))
             elif answer is not None:
-                self.machine.handle(answer)
+                self._tell(answer)
+
+    def _tell(self, event: E | TimerFired) -> None:
+        try:
+            self.machine.handle(event)
+        except Exception as error:
+            # Whoever waits for the machine's end would wait for ever.
+            _LOG.exception("%s: unexpected error", self._what)
+            self.machine.fail(error)
 
     async def _await(self, work: Coroutine[Any, Any, E | None]) -> None:
         try:
@@ -139,6 +157,11 @@ class AsyncRunner(Generic[A, E, R]):
         else:
             if event is not None:
                 self.handle(event)
+
+    def _task_ended(self, request_id: Hashable, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if request_id is not None and self._requests.get(request_id) is task:
+            del self._requests[request_id]
 
     def _fire(self, name: Hashable) -> None:
         del self._timers[name]

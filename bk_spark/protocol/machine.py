@@ -19,6 +19,7 @@ Rules:
 * A machine starts with its first actions ready. After its end it returns no actions and ignores events.
 * *Commands* are what a machine's owner wants from it, such as adding entries or closing. They are methods with results
   and errors of their own. Their actions come out of ``take_actions`` as well.
+* An action that can be given up has a ``request_id``. :class:`StopRequest` gives it up.
 * A machine that needs time asks for :class:`StartTimer` and is told :class:`TimerFired`. Timeouts, pauses and bounds of
   retries belong to machines, not to runners.
 * A *runner* decides nothing. It performs each action and hands back the events. There is one for each runtime: asyncio
@@ -72,6 +73,13 @@ class StopTimer:
 @dataclass(frozen=True, slots=True)
 class TimerFired:
     name: Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequest:
+    """Give up the action that has this ``request_id``: its event no longer matters. One that has ended is ignored."""
+
+    request_id: Hashable
 
 
 class Machine(Protocol[A, E_contra, R_co]):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from bk_spark.bookie.runners import AsyncRunner, run_blocking
-from bk_spark.protocol.machine import EndedBy, StartTimer, StepMachine, StopTimer, Succeeded, TimerFired
+from bk_spark.protocol.machine import EndedBy, StartTimer, StepMachine, StopRequest, StopTimer, Succeeded, TimerFired
 
 pytestmark = pytest.mark.unit
 
@@ -105,6 +105,12 @@ def test_what_an_action_raises_goes_to_the_machine() -> None:
         asyncio.run(run({"slow": 5.0, "fast": 0.0}, error=ZeroDivisionError()))
 
 
+def test_an_error_in_the_machine_itself_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Race, "handle", lambda machine, event: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(run({"slow": 5.0, "fast": 0.0}))
+
+
 def test_events_that_a_performer_returns_at_once() -> None:
     async def instant() -> tuple[str, int]:
         progress: list[int] = []
@@ -113,3 +119,55 @@ def test_events_that_a_performer_returns_at_once() -> None:
         return await runner.result(), len(progress)
 
     assert asyncio.run(instant()) == ("slow", 1)
+
+
+@dataclass(frozen=True)
+class Ask:
+    request_id: str
+
+
+@dataclass
+class Hedge:
+    """Asks two and gives up the loser; then asks under the id of the loser again."""
+
+    actions: list[object] = field(default_factory=lambda: [Ask("slow"), Ask("fast")])
+    outcome: Succeeded[list[str]] | EndedBy | None = None
+    heard: list[str] = field(default_factory=list)
+
+    def take_actions(self) -> list[object]:
+        actions, self.actions = self.actions, []
+        return actions
+
+    def handle(self, event: object) -> None:
+        self.heard.append(str(event))
+        if len(self.heard) == 1:
+            self.actions += [StopRequest("slow"), StopRequest("never asked"), Ask("slow")]
+        else:
+            self.outcome = Succeeded(self.heard)
+
+    def fail(self, error: Exception) -> None:
+        self.outcome = EndedBy(error)
+
+
+def test_a_request_that_is_given_up_is_cancelled_and_its_id_free_again() -> None:
+    async def hedge() -> tuple[list[str], list[str]]:
+        cancelled: list[str] = []
+        pauses_s = iter([30.0, 0.0, 0.01])
+
+        async def perform(action: object) -> str:
+            assert isinstance(action, Ask)
+            try:
+                await asyncio.sleep(next(pauses_s))
+            except asyncio.CancelledError:
+                cancelled.append(action.request_id)
+                raise
+            return action.request_id
+
+        runner = AsyncRunner(Hedge(), perform, what="hedge")
+        runner.run()
+        async with asyncio.timeout(5):
+            heard = await runner.result()
+        await runner.stop()
+        return heard, cancelled
+
+    assert asyncio.run(hedge()) == (["fast", "slow"], ["slow"])
