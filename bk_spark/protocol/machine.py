@@ -31,13 +31,14 @@ A machine that does one thing after another is easiest to read as a generator th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 A = TypeVar("A")
 E = TypeVar("E")
 R = TypeVar("R")
+A_co = TypeVar("A_co", covariant=True)
 E_contra = TypeVar("E_contra", contravariant=True)
 R_co = TypeVar("R_co", covariant=True)
 
@@ -82,13 +83,13 @@ class StopRequest:
     request_id: Hashable
 
 
-class Machine(Protocol[A, E_contra, R_co]):
+class Machine(Protocol[A_co, E_contra, R_co]):
     """See the module."""
 
     @property
     def outcome(self) -> Succeeded[R_co] | EndedBy | None: ...
 
-    def take_actions(self) -> list[A]: ...
+    def take_actions(self) -> Sequence[A_co]: ...
 
     def handle(self, event: E_contra, /) -> None: ...
 

@@ -6,7 +6,7 @@ from typing import cast
 
 from bk_spark.protocol.codes import Code, DigestType, FlagV2
 from bk_spark.protocol.errors import BookieUnavailableError, MetadataUnavailableError, NotEnoughBookiesError
-from bk_spark.protocol.ledger.closing import Closed, LedgerClosing, ReadMetadata
+from bk_spark.protocol.ledger.closing import LedgerClosing
 from bk_spark.protocol.ledger.writer import LedgerWriter, WriterState
 from bk_spark.protocol.ledger.writer_actions import (
     Acknowledge,
@@ -17,6 +17,7 @@ from bk_spark.protocol.ledger.writer_actions import (
     Throttled,
     WriteMetadata,
 )
+from bk_spark.protocol.machine import EndedBy, Succeeded
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, encode
 from bk_spark.protocol.wire.answers_v2 import AddAnswers
 from tests.simulation.bytes_cache import (
@@ -46,6 +47,7 @@ from tests.simulation.events import (
     Retry,
     Way,
 )
+from tests.simulation.metadata_calls import metadata_call, metadata_event
 from tests.support.ledgers import LEDGER
 
 PUBLISH, CLOSE = "publish", "close"
@@ -243,33 +245,20 @@ class WriterActor(Actor):
                 return
             machine.seal()
             if machine.state is WriterState.OPEN:
-                self._closing = LedgerClosing(LEDGER, machine.metadata, machine.last_add_confirmed, machine.length)
+                self._closing = LedgerClosing(
+                    LEDGER, machine.metadata, self.pipeline.version, machine.last_add_confirmed, machine.length
+                )
                 self._run_closing(self._closing)
 
     def _on_close_reply(self, reply: MetaReply) -> None:
-        closing = self._closing
-        assert closing is not None
-        if reply.outcome == "ok":
-            self.pipeline.version = reply.version
-            found = metadata_in(reply.data)
-            if reply.was_write:
-                closing.on_metadata_written(found)
-            else:
-                closing.on_metadata_conflict(found)
-        elif reply.was_write:
-            closing.on_outcome_unknown()
-        else:
-            closing.on_unavailable(MetadataUnavailableError("the metadata cannot be read"))
-        self._run_closing(closing)
+        assert self._closing is not None
+        self._closing.handle(metadata_event(reply))
+        self._run_closing(self._closing)
 
     def _run_closing(self, closing: LedgerClosing) -> None:
-        for action in closing.take_actions():
-            match action:
-                case WriteMetadata(metadata):
-                    self.out.append(MetaCall(self.name, (CLOSE, 0), encode(metadata), self.pipeline.version))
-                case ReadMetadata():
-                    self.out.append(MetaCall(self.name, (CLOSE, 0)))
-                case Closed(metadata):
-                    self.end("done", metadata.last_entry_id)
-                case Failed(error):
-                    self.end(error)
+        self.out += [metadata_call(self.name, (CLOSE, 0), action) for action in closing.take_actions()]
+        match closing.outcome:
+            case Succeeded(metadata):
+                self.end("done", metadata.last_entry_id)
+            case EndedBy(error):
+                self.end(error)

@@ -16,8 +16,17 @@ from bk_spark.protocol.errors import (
     LedgerFencedError,
     MetadataConflictError,
     MetadataUnavailableError,
+    NoSuchLedgerError,
+    OutcomeUnknownError,
 )
-from bk_spark.protocol.ledger.closing import ATTEMPTS, Closed, LedgerClosing, ReadMetadata
+from bk_spark.protocol.ledger.closing import ATTEMPTS, LedgerClosing
+from bk_spark.protocol.ledger.metadata_calls import (
+    CompareAndSet,
+    MetadataFailed,
+    MetadataFound,
+    MetadataWritten,
+    ReadMetadata,
+)
 from bk_spark.protocol.ledger.recovery import (
     EndFound,
     FenceBookie,
@@ -28,7 +37,7 @@ from bk_spark.protocol.ledger.recovery import (
     StartWriteBack,
     WriteBack,
 )
-from bk_spark.protocol.ledger.writer_actions import Failed, WriteMetadata
+from bk_spark.protocol.machine import EndedBy, Succeeded
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bk_spark.protocol.quorum import Answer, Quorum
 from tests.support.ledgers import LEDGER, ledger
@@ -36,55 +45,68 @@ from tests.support.ledgers import LEDGER, ledger
 PLAIN = Quorum(3, 3, 2)
 START = ledger(PLAIN, (0, "b1 b2 b3"), (5, "b1 b2 b4"))
 END = (9, 100)
+VERSION = 7
+UNKNOWN = MetadataFailed(OutcomeUnknownError("connection lost"))
+CONFLICT = MetadataFailed(MetadataConflictError("changed by another client"))
 
 
 def closing(**settings: int) -> LedgerClosing:
-    return LedgerClosing(LEDGER, START, *END, **settings)
+    return LedgerClosing(LEDGER, START, VERSION, *END, **settings)
 
 
-def proposal(machine: LedgerClosing) -> LedgerMetadata:
+def proposal(machine: LedgerClosing, version: int = VERSION) -> LedgerMetadata:
     (action,) = machine.take_actions()
-    assert isinstance(action, WriteMetadata)
+    assert isinstance(action, CompareAndSet)
+    assert action.version == version
     return action.metadata
 
 
-def outcome(machine: LedgerClosing) -> LedgerMetadata | BookKeeperError:
-    (action,) = machine.take_actions()
-    if isinstance(action, Closed):
-        return action.metadata
-    assert isinstance(action, Failed)
-    return action.error
+def found(machine: LedgerClosing, metadata: LedgerMetadata, version: int = VERSION + 1) -> None:
+    """The compare-and-set loses, and reading shows ``metadata``."""
+    machine.handle(CONFLICT)
+    assert machine.take_actions() == [ReadMetadata()]
+    machine.handle(MetadataFound(metadata, version))
+
+
+def outcome(machine: LedgerClosing) -> LedgerMetadata | Exception:
+    assert machine.take_actions() == []
+    match machine.outcome:
+        case Succeeded(metadata):
+            return metadata
+        case EndedBy(error):
+            return error
+    raise AssertionError("it has not ended")
 
 
 def test_nobody_interferes() -> None:
     machine = closing()
     closed = proposal(machine)
     assert closed == START.closed(*END)
-    machine.on_metadata_written(closed)
+    machine.handle(MetadataWritten(closed, VERSION + 1))
     assert outcome(machine) == closed
     # Whatever comes later is of no interest.
-    machine.on_metadata_written(closed)
-    machine.on_metadata_conflict(START.closed(1, 1))
-    machine.on_outcome_unknown()
-    machine.on_unavailable(MetadataUnavailableError("away"))
-    assert machine.take_actions() == []
+    machine.handle(MetadataFound(START.closed(1, 1), VERSION + 2))
+    machine.handle(UNKNOWN)
+    machine.fail(MetadataUnavailableError("away"))
+    assert outcome(machine) == closed
 
 
-def test_c13_a_lost_reply_is_found_out() -> None:
+@pytest.mark.parametrize("lost", [UNKNOWN, CONFLICT])
+def test_c13_a_lost_reply_is_found_out(lost: MetadataFailed) -> None:
     machine = closing()
     closed = proposal(machine)
-    machine.on_outcome_unknown()
+    machine.handle(lost)
     assert machine.take_actions() == [ReadMetadata()]
-    machine.on_metadata_conflict(closed)
+    machine.handle(MetadataFound(closed, VERSION + 1))
     assert outcome(machine) == closed
 
 
 def test_c13_a_lost_request_is_sent_again() -> None:
     machine = closing()
     proposal(machine)
-    machine.on_outcome_unknown()
+    machine.handle(UNKNOWN)
     machine.take_actions()
-    machine.on_metadata_conflict(START)
+    machine.handle(MetadataFound(START, VERSION))
     assert proposal(machine) == START.closed(*END)
 
 
@@ -92,7 +114,7 @@ def test_c13_a_lost_request_is_sent_again() -> None:
 def test_closed_elsewhere(end: tuple[int, int]) -> None:
     machine = closing()
     proposal(machine)
-    machine.on_metadata_conflict(START.closed(*end))
+    found(machine, START.closed(*end))
     error = outcome(machine)
     assert isinstance(error, LedgerFencedError)
     assert f"at entry {end[0]} ({end[1]} bytes)" in error.message
@@ -113,9 +135,9 @@ def test_changed_by_others(change: Callable[[], LedgerMetadata]) -> None:
     """The end goes on top of what was found, of which nothing is lost."""
     machine = closing()
     proposal(machine)
-    found = change()
-    machine.on_metadata_conflict(found)
-    assert proposal(machine) == found.closed(*END)
+    changed = change()
+    found(machine, changed, VERSION + 3)
+    assert proposal(machine, VERSION + 3) == changed.closed(*END)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +146,7 @@ def test_changed_by_others(change: Callable[[], LedgerMetadata]) -> None:
 def test_segments_of_a_second_writer_are_not_closed_over(segments: tuple[Segment, ...]) -> None:
     machine = closing()
     proposal(machine)
-    machine.on_metadata_conflict(replace(START, segments=segments))
+    found(machine, replace(START, segments=segments))
     error = outcome(machine)
     assert isinstance(error, MetadataConflictError)
     assert "this writer's at [0, 5]" in error.message
@@ -134,17 +156,26 @@ def test_metadata_that_keep_changing() -> None:
     machine = closing()
     for _ in range(ATTEMPTS):
         proposal(machine)
-        machine.on_metadata_conflict(START.in_recovery())
+        found(machine, START.in_recovery(), VERSION)
     assert isinstance(outcome(machine), MetadataConflictError)
 
 
-def test_metadata_that_cannot_be_read() -> None:
-    error = MetadataUnavailableError("away")
+@pytest.mark.parametrize("error", [MetadataUnavailableError("away"), OutcomeUnknownError("the session is lost")])
+@pytest.mark.parametrize("lost", [UNKNOWN, CONFLICT])
+def test_metadata_that_cannot_be_read(error: BookKeeperError, lost: MetadataFailed) -> None:
     machine = closing()
     proposal(machine)
-    machine.on_outcome_unknown()
+    machine.handle(lost)
     machine.take_actions()
-    machine.on_unavailable(error)
+    machine.handle(MetadataFailed(error))
+    assert outcome(machine) is error
+
+
+@pytest.mark.parametrize("error", [MetadataUnavailableError("away"), NoSuchLedgerError("deleted")])
+def test_metadata_that_cannot_be_written(error: BookKeeperError) -> None:
+    machine = closing()
+    proposal(machine)
+    machine.handle(MetadataFailed(error))
     assert outcome(machine) is error
 
 
@@ -175,28 +206,21 @@ Client = Iterator[LedgerMetadata | BookKeeperError | None]
 
 def writer(store: Store, lost_reply: int) -> Client:
     """The reply number ``lost_reply`` of the store is lost."""
-    machine, version, requests = closing(), 0, 0
-    while True:
+    machine, requests = LedgerClosing(LEDGER, START, 0, *END), 0
+    while machine.outcome is None:
         (action,) = machine.take_actions()
+        yield None
         match action:
-            case WriteMetadata(metadata):
-                yield None
+            case CompareAndSet(metadata, version):
                 requests += 1
                 done = store.write(metadata, version)
-                if requests == lost_reply or not done:
-                    machine.on_outcome_unknown()
-                else:
-                    machine.on_metadata_written(metadata)
+                lost = requests == lost_reply
+                machine.handle(UNKNOWN if lost else MetadataWritten(metadata, version + 1) if done else CONFLICT)
             case ReadMetadata():
-                yield None
-                version = store.version
-                machine.on_metadata_conflict(store.metadata)
-            case Closed(metadata):
-                yield metadata
-                return
-            case Failed(error):
-                yield error
-                return
+                machine.handle(MetadataFound(store.metadata, store.version))
+    result = outcome(machine)
+    assert isinstance(result, LedgerMetadata | BookKeeperError)
+    yield result
 
 
 def recoverer(store: Store, spare: str) -> Client:
