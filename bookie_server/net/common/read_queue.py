@@ -102,7 +102,7 @@ class ReadQueue:
                 count, job = jobs.popleft()
                 await job()
                 self._change(-count, -REQUEST_BYTES - _READ_BYTES * count)
-                await self._connection.answers_taken()
+                await self._connection.answers.wait_taken()
         except Exception:
             self._connection.close_failed()
         finally:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 
 from bk_spark.protocol.codes import Code
-from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.errors import WireFormatError
 from bk_spark.protocol.wire.framing import Frames
 from bookie_server.bookie_reads import Int32s
-from bookie_server.net.common.fair_slots import Share
 from bookie_server.net.common.limits import REQUEST_BYTES
 from bookie_server.net.common.read_queue import ReadQueue
 from bookie_server.net.common.receiving import Receiving, check_not_empty, detached
+from bookie_server.net.native.answers import Answers
 from bookie_server.net.native.requests_v2 import RequestsV2
 from bookie_server.net.native.requests_v3 import RequestsV3, are_v3
 from bookie_server.storage.records import Records
@@ -38,16 +36,8 @@ _PAUSED_BY_FRAMES: Final = 32
 #: Requests of the last receive are still to be handled.
 _PAUSED_BY_TURN: Final = 64
 
-#: What each ledger of a round but the first costs, in bytes.
-_LEDGER_COST: Final = 8 * 1024
 #: Connections closed since they stall are told of once in so many.
 _TELL_EVERY: Final = 100
-#: A round of reads is not made smaller than this.
-_LEAST_ROUND_BYTES: Final = 128 * 1024
-#: For answers that are not larger there is room beyond that for others.
-LITTLE_BYTES: Final = 64 * 1024
-#: Who takes less than this within the timeout takes hardly anything.
-_STALLED_BYTES: Final = 64 * 1024
 
 
 class NativeConnection(asyncio.BufferedProtocol):
@@ -67,18 +57,9 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._peer = "?"
         self._paused = 0
-        self._out: list[Buffer] = []
-        self._out_bytes = 0
-        self._sent_bytes = 0
-        self._share = Share()
-        #: Answers that the peer has not taken.
-        self.unsent_bytes = 0
-        #: Since when the peer does not take its answers, and how many bytes it had taken then.
-        self._stalled: tuple[float, int] | None = None
         self._pending_adds = 0
+        self.answers = Answers(server.load, server.read_slots, server.config.answers_high_bytes)
         self.reads = ReadQueue(self)
-        self._answers_taken = asyncio.Event()
-        self._answers_taken.set()
 
     # --- asyncio's side ----------------------------------------------------------------------------
 
@@ -87,7 +68,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         if not self.server.joins(self):
             self._transport.abort()
             return
-        self._transport.set_write_buffer_limits(high=self._config.answers_high_bytes)
+        self.answers.begin(self._transport)
         self._peer = str(self._transport.get_extra_info("peername"))
         connected = self._transport.get_extra_info("socket")
         if connected is not None:
@@ -98,13 +79,11 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._note_unsent(0)
+        self.answers.end()
         self.server.left(self)
         # Connection and handlers know each other, so this object may outlive its use; what it holds must not.
         self._receiving.clear()
         self._backlog = None
-        self._out.clear()
-        self._answers_taken.set()
         self.reads.cancel()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -126,59 +105,18 @@ class NativeConnection(asyncio.BufferedProtocol):
             self.close_failed()
 
     def pause_writing(self) -> None:
-        self._answers_taken.clear()
-        self._stalled = self._loop.time(), self._taken_bytes()
+        self.answers.held_back()
         self.pause(_PAUSED_BY_ANSWERS)
 
     def resume_writing(self) -> None:
-        self._stalled = None
-        if self._transport is not None:
-            self._note_unsent(self._transport.get_write_buffer_size())
-        self._answers_taken.set()
+        self.answers.go_on()
         self.server.active(self)
         self.resume(_PAUSED_BY_ANSWERS)
-
-    # --- answers -----------------------------------------------------------------------------------
-
-    def send(self, *buffers: Buffer) -> None:
-        """Send soon, together with what else comes up in this turn of the loop."""
-        if self._transport is None:
-            return
-        if not self._out:
-            self._loop.call_soon(self.flush)
-        self._out += buffers
-        for buffer in buffers:
-            self._out_bytes += len(buffer)
-
-    def flush(self) -> None:
-        """Send what waits to be sent."""
-        out, self._out = self._out, []
-        size_bytes, self._out_bytes = self._out_bytes, 0
-        transport = self._transport
-        if transport is None or transport.is_closing() or not out:
-            return
-        self._sent_bytes += size_bytes
-        transport.write(out[0] if len(out) == 1 else b"".join(out))
-        self._note_unsent(transport.get_write_buffer_size())
-
-    async def answers_taken(self) -> None:
-        """Wait while the peer does not take its answers."""
-        self.flush()
-        await self._answers_taken.wait()
 
     @property
     def may_answer_now(self) -> bool:
         """Whether a read may be answered at once: none before it waits, and the answers so far are few."""
-        return (
-            not self.reads.busy
-            and self._out_bytes < self._config.answers_high_bytes
-            and self._answers_taken.is_set()
-            and self.load.has_room_for_little.is_set()
-        )
-
-    def fits_now(self, size_bytes: int) -> bool:
-        """Whether an answer of so many bytes may be sent where :attr:`may_answer_now`."""
-        return size_bytes <= LITTLE_BYTES or self.load.has_room.is_set()
+        return not self.reads.busy and self.answers.may_send_now
 
     # --- adds --------------------------------------------------------------------------------------
 
@@ -258,25 +196,6 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     # --- reads -------------------------------------------------------------------------------------
 
-    @asynccontextmanager
-    async def read_round(self, wanted_bytes: int, ledgers: int = 1) -> AsyncIterator[int]:
-        """To be held while entries are in memory on their way from disk to the socket. Waits until this peer takes
-        its answers and there is room for more of all peers; gives how much of ``wanted_bytes`` to read. Each of the
-        ``ledgers`` costs a look for its index file."""
-        while True:
-            await self.answers_taken()
-            last_cost = self._share.last_cost
-            asks_little = last_cost is not None and last_cost <= LITTLE_BYTES
-            room = self.load.has_room_for_little if asks_little else self.load.has_room
-            await room.wait()
-            async with self.server.read_slots.slot(self._share) as slot:
-                if self._answers_taken.is_set() and room.is_set():
-                    before_bytes = self._sent_bytes + self._out_bytes
-                    yield self.load.round_bytes(wanted_bytes, _LEAST_ROUND_BYTES)
-                    slot.bytes = (ledgers - 1) * _LEDGER_COST + self._sent_bytes + self._out_bytes - before_bytes
-                    self.flush()
-                    return
-
     def reads_changed(self) -> None:
         """Stop or resume reading by what waits in ``reads``."""
         if self.reads.too_many:
@@ -294,7 +213,7 @@ class NativeConnection(asyncio.BufferedProtocol):
     @property
     def busy(self) -> bool:
         """Whether the bookie is at work for this peer, or does not read from it; not where it waits for the peer."""
-        waits_for_it = self._answers_taken.is_set() and (self.paused or self.reads.busy)
+        waits_for_it = self.answers.all_taken and (self.paused or self.reads.busy)
         return self._pending_adds > 0 or waits_for_it
 
     def pause(self, reason: int) -> None:
@@ -333,29 +252,13 @@ class NativeConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def stalled_since(self, now: float) -> float | None:
-        """Since when the peer takes hardly anything of its answers; None where it takes them, or has none."""
-        if self._transport is not None:
-            self._note_unsent(self._transport.get_write_buffer_size())
-        if self._stalled is not None and self._taken_bytes() - self._stalled[1] >= _STALLED_BYTES:
-            self._stalled = now, self._taken_bytes()
-        return None if self._stalled is None else self._stalled[0]
-
     def hang_up(self) -> None:
         """Close after what was sent."""
-        self.flush()
+        self.answers.flush()
         if self._transport is not None:
             self._transport.close()
 
     # --- inside ------------------------------------------------------------------------------------
-
-    def _taken_bytes(self) -> int:
-        return self._sent_bytes - (0 if self._transport is None else self._transport.get_write_buffer_size())
-
-    def _note_unsent(self, size_bytes: int) -> None:
-        if size_bytes != self.unsent_bytes:
-            before, self.unsent_bytes = self.unsent_bytes, size_bytes
-            self.load.change_unsent(size_bytes - before)
 
     def _note_half_frame(self, *, is_new: bool) -> None:
         """Tell what is kept of a frame that is not whole (``is_new``: another one than before), and of requests that

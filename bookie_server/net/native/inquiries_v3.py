@@ -27,7 +27,7 @@ async def answer_read_lac(
     connection: NativeConnection, bookie: Bookie, txn_id: int, ledger_id: int, begun: float
 ) -> None:
     """Answer READ_LAC: the explicit LAC and the last entry, where there are such."""
-    async with connection.read_round(1):
+    async with connection.answers.round(1):
         handle = bookie.handle(ledger_id)
         code, stored, packet = Code.NO_ENTRY if handle is None else Code.OK, None, None
         if isinstance(handle, LedgerHandle):
@@ -42,7 +42,7 @@ async def answer_read_lac(
             answer.readLacResponse.lacBody = packet
         if stored is not None:
             answer.readLacResponse.lastEntryBody = bytes(stored)
-        connection.send(frame(answer.SerializeToString()))
+        connection.answers.send(frame(answer.SerializeToString()))
     connection.observe_codes("read_lac", code, 1, begun)
 
 
@@ -58,7 +58,7 @@ async def answer_info(connection: NativeConnection, txn_id: int, requested: int,
         body.totalDiskCapacity = total_bytes
     if code is Code.OK and requested & pb.GetBookieInfoRequest.FREE_DISK_SPACE:
         body.freeDiskSpace = free_bytes
-    connection.send(frame(answer.SerializeToString()))
+    connection.answers.send(frame(answer.SerializeToString()))
     connection.observe_codes("info", code, 1, begun)
 
 
@@ -70,11 +70,11 @@ async def answer_list(connection: NativeConnection, bookie: Bookie, txn_id: int,
     listing = asyncio.get_running_loop().create_task(_list(bookie, ledger_id, connection.server.config.max_frame_bytes))
     listing.add_done_callback(lambda _: slot.release())
     code, data = await asyncio.shield(listing)
-    async with connection.read_round(len(data)):
+    async with connection.answers.round(len(data)):
         answer = response_about(txn_id, pb.GET_LIST_OF_ENTRIES_OF_LEDGER, code, ledger_id)
         if code is Code.OK:
             answer.getListOfEntriesOfLedgerResponse.availabilityOfEntriesOfLedger = data
-        connection.send(frame(answer.SerializeToString()))
+        connection.answers.send(frame(answer.SerializeToString()))
     connection.observe_codes("list", code, 1, begun)
 
 

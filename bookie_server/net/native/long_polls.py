@@ -73,7 +73,7 @@ async def answer_long_poll(connection: NativeConnection, bookie: Bookie, poll: L
     waited = False
     if poll.timeout_ms > 0 and await bookie.known_lac(handle) <= poll.previous_lac:
         waited = await bookie.wait_for_lac(handle, poll.previous_lac, poll.timeout_ms)
-    async with connection.read_round(_ONE_ENTRY_BYTES):
+    async with connection.answers.round(_ONE_ENTRY_BYTES):
         lac = await bookie.known_lac(handle)
         if not poll.piggyback:
             code, stored = await read_one(bookie, poll.ledger_id, poll.entry_id)
@@ -116,5 +116,5 @@ def _send(
         body.maxLAC = max_lac
     if updated_ms is not None:
         body.lacUpdateTimestamp = updated_ms
-    connection.send(frame(answer.SerializeToString()))
+    connection.answers.send(frame(answer.SerializeToString()))
     connection.observe_codes("long_poll", code, 1, begun)

@@ -68,7 +68,7 @@ class RequestsV2:
                     self._batch_read(request)
                     handled += 1
                 case Auth():
-                    self._connection.send(wire_v2.auth_answer(V2, AUTH_DISABLED))
+                    self._connection.answers.send(wire_v2.auth_answer(V2, AUTH_DISABLED))
                     handled += 1
                 case BadVersion():
                     self._bad_version(request)
@@ -85,7 +85,7 @@ class RequestsV2:
         records = Records(ledger_ids, entry_ids, run.last_adds_confirmed, run.records, run.offsets)
         allowed = connection.adds_allowed(count)
         if allowed < count:
-            connection.send(
+            connection.answers.send(
                 wire_v2.add_answers(version, ledger_ids[allowed:], entry_ids[allowed:], Code.TOO_MANY_REQUESTS)
             )
             connection.observe_codes("add", Code.TOO_MANY_REQUESTS, count - allowed, self._loop.time())
@@ -95,7 +95,7 @@ class RequestsV2:
             ledger_ids, entry_ids = records.ledger_ids, records.entry_ids
 
         def answer(codes: Code | Int32s) -> None:
-            connection.send(wire_v2.add_answers(version, ledger_ids, entry_ids, _v2_codes(codes)))
+            connection.answers.send(wire_v2.add_answers(version, ledger_ids, entry_ids, _v2_codes(codes)))
 
         connection.add(
             records,
@@ -115,10 +115,10 @@ class RequestsV2:
         if count == 1 and run.master_key is None and connection.may_answer_now:
             ledger_id, entry_id = int(run.ledger_ids[0]), int(run.entry_ids[0])
             found = self._bookie.read_now(ledger_id, entry_id)
-            if found is not None and connection.fits_now(len(found[1])):
+            if found is not None and connection.answers.fits_now(len(found[1])):
                 code, stored = found
                 if code is Code.OK:
-                    connection.send(*wire_v2.read_answer(run.version, ledger_id, entry_id, stored))
+                    connection.answers.send(*wire_v2.read_answer(run.version, ledger_id, entry_id, stored))
                 else:
                     self._refuse_reads(run.version, run.ledger_ids, run.entry_ids, code)
                 connection.observe_codes("read", code, 1, begun)
@@ -159,17 +159,17 @@ class RequestsV2:
                 connection.observe_codes(kind, code, int(np.count_nonzero(refused)), begun)
                 ledger_ids, entry_ids = ledger_ids[~refused], entry_ids[~refused]
         while len(entry_ids):
-            async with connection.read_round(READ_ROUND_BYTES, distinct_ledgers(ledger_ids)) as limit:
+            async with connection.answers.round(READ_ROUND_BYTES, distinct_ledgers(ledger_ids)) as limit:
                 part = await self._bookie.read(ledger_ids, entry_ids, limit)
                 count = len(part.codes)
-                connection.send(*_read_answers(version, ledger_ids[:count], entry_ids[:count], part))
+                connection.answers.send(*_read_answers(version, ledger_ids[:count], entry_ids[:count], part))
             connection.observe_codes(kind, part.codes, count, begun)
             ledger_ids, entry_ids = ledger_ids[count:], entry_ids[count:]
 
     def _batch_read(self, request: BatchRead) -> None:
         connection, begun = self._connection, self._loop.time()
         if not connection.reads.allowed(1):
-            connection.send(wire_v2.batch_read_answer(request, Code.TOO_MANY_REQUESTS))
+            connection.answers.send(wire_v2.batch_read_answer(request, Code.TOO_MANY_REQUESTS))
             connection.observe_codes("read", Code.TOO_MANY_REQUESTS, 1, begun)
             return
         fence = None
@@ -183,33 +183,33 @@ class RequestsV2:
         code = Code.OK if fence is None else await fence
         if code is Code.OK:
             limit = min(request.max_size_bytes, self._max_batch_read_bytes) - _BATCH_OVERHEAD_BYTES
-            async with connection.read_round(limit) as round_bytes:
+            async with connection.answers.round(limit) as round_bytes:
                 code, found = await self._bookie.read_batch(
                     request.ledger_id, request.first_entry_id, request.max_count, round_bytes
                 )
                 records = [view for entries in found for view in _record_views(entries)]
                 size = sum(len(view) for view in records)
-                connection.send(wire_v2.batch_read_answer(request, code, size), *records)
+                connection.answers.send(wire_v2.batch_read_answer(request, code, size), *records)
         else:
-            connection.send(wire_v2.batch_read_answer(request, code))
+            connection.answers.send(wire_v2.batch_read_answer(request, code))
         connection.observe_codes("read" if fence is None else "fence", code, 1, begun)
 
     def _refuse_reads(self, version: int, ledger_ids: Int64s, entry_ids: Int64s, code: Code) -> None:
-        self._connection.send(wire_v2.add_answers(version, ledger_ids, entry_ids, code, OpV2.READ))
+        self._connection.answers.send(wire_v2.add_answers(version, ledger_ids, entry_ids, code, OpV2.READ))
 
     def _bad_version(self, request: BadVersion) -> None:
         if request.op == OpV2.AUTH:  # whose version Apache's bookie does not look at
-            self._connection.send(wire_v2.auth_answer(V2, AUTH_DISABLED))
+            self._connection.answers.send(wire_v2.auth_answer(V2, AUTH_DISABLED))
             return
         if request.op == OpV2.BATCH_READ:
             refused = BatchRead(request.version, 0, None, request.ledger_id, request.entry_id, request.request_id, 0, 0)
-            self._connection.send(wire_v2.batch_read_answer(refused, Code.BAD_VERSION))
+            self._connection.answers.send(wire_v2.batch_read_answer(refused, Code.BAD_VERSION))
             return
         if request.op not in (OpV2.ADD, OpV2.READ):
             raise WireFormatError(f"v2 opcode {request.op} of version {request.version}")
         ids = np.array([[request.ledger_id], [request.entry_id]], np.int64)
         op = OpV2(request.op)
-        self._connection.send(wire_v2.add_answers(request.version, ids[0], ids[1], Code.BAD_VERSION, op))
+        self._connection.answers.send(wire_v2.add_answers(request.version, ids[0], ids[1], Code.BAD_VERSION, op))
 
 
 def _first_reads(run: ReadRun, count: int) -> ReadRun:

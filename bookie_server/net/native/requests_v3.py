@@ -169,7 +169,7 @@ class RequestsV3:
         if allowed < count:
             rest = slice(allowed, count)
             ids = adds.txn_ids[rest], adds.ledger_ids[rest], adds.entry_ids[rest]
-            connection.send(answers_v3.add_answers(*ids, Code.TOO_MANY_REQUESTS))
+            connection.answers.send(answers_v3.add_answers(*ids, Code.TOO_MANY_REQUESTS))
             connection.observe_codes("add", Code.TOO_MANY_REQUESTS, count - allowed, self._loop.time())
             if not allowed:
                 return
@@ -177,7 +177,7 @@ class RequestsV3:
         txn_ids, ledger_ids, entry_ids = adds.txn_ids, adds.ledger_ids, adds.entry_ids
 
         def answer(codes: Code | Int32s) -> None:
-            connection.send(answers_v3.add_answers(txn_ids, ledger_ids, entry_ids, codes))
+            connection.answers.send(answers_v3.add_answers(txn_ids, ledger_ids, entry_ids, codes))
 
         connection.add(
             adds.records, adds.master_key, recovery=adds.recovery, high_priority=adds.high_priority, answer=answer
@@ -221,7 +221,7 @@ class RequestsV3:
         if allowed < count:
             rest = slice(allowed, count)
             code = Code.TOO_MANY_REQUESTS
-            connection.send(answers_v3.read_refusals(txn_ids[rest], ledger_ids[rest], entry_ids[rest], code))
+            connection.answers.send(answers_v3.read_refusals(txn_ids[rest], ledger_ids[rest], entry_ids[rest], code))
             connection.observe_codes("read", code, count - allowed, begun)
             if not allowed:
                 return
@@ -239,33 +239,33 @@ class RequestsV3:
         if isinstance(handle, LedgerHandle) and not handle.lac_loaded:
             return False
         found = self._bookie.read_now(ledger_id, entry_id)
-        if found is None or not self._connection.fits_now(len(found[1])):
+        if found is None or not self._connection.answers.fits_now(len(found[1])):
             return False
         code, stored = found
         if code is Code.OK:
             lac = handle.last_add_confirmed if isinstance(handle, LedgerHandle) else NO_ENTRY
             prefix = answers_v3.read_prefix(int(txn_ids[0]), ledger_id, entry_id, code, lac, len(stored))
-            self._connection.send(prefix, stored)
+            self._connection.answers.send(prefix, stored)
         else:
-            self._connection.send(answers_v3.read_refusals(txn_ids, ledger_ids, entry_ids, code))
+            self._connection.answers.send(answers_v3.read_refusals(txn_ids, ledger_ids, entry_ids, code))
         self._connection.observe_codes("read", code, 1, begun)
         return True
 
     async def _answer_reads(self, txn_ids: Int64s, ledger_ids: Int64s, entry_ids: Int64s, begun: float) -> None:
         connection = self._connection
         while len(entry_ids):
-            async with connection.read_round(READ_ROUND_BYTES, distinct_ledgers(ledger_ids)) as limit:
+            async with connection.answers.round(READ_ROUND_BYTES, distinct_ledgers(ledger_ids)) as limit:
                 part = await self._bookie.read(ledger_ids, entry_ids, limit)
                 count = len(part.codes)
                 ids = txn_ids[:count], ledger_ids[:count], entry_ids[:count]
                 failed = part.codes != Code.OK
                 if failed.any():
                     refused = ids[0][failed], ids[1][failed], ids[2][failed]
-                    connection.send(answers_v3.read_refusals(*refused, part.codes[failed]))
+                    connection.answers.send(answers_v3.read_refusals(*refused, part.codes[failed]))
                     ids = ids[0][~failed], ids[1][~failed], ids[2][~failed]
                 if part.entries is not None and len(ids[0]):
                     lacs = await self._lacs(ids[1])
-                    connection.send(*answers_v3.read_answers(*ids, lacs, part.entries))
+                    connection.answers.send(*answers_v3.read_answers(*ids, lacs, part.entries))
             connection.observe_codes("read", part.codes, count, begun)
             txn_ids, ledger_ids, entry_ids = txn_ids[count:], ledger_ids[count:], entry_ids[count:]
 
@@ -305,13 +305,13 @@ class RequestsV3:
         self, txn_id: int, ledger_id: int, entry_id: int, fence: asyncio.Future[Code], begun: float
     ) -> None:
         code, stored = await fence, None
-        async with self._connection.read_round(1):
+        async with self._connection.answers.round(1):
             if code is Code.OK:
                 code, stored = await read_one(self._bookie, ledger_id, entry_id)
             size = None if stored is None else len(stored)
-            self._connection.send(answers_v3.read_prefix(txn_id, ledger_id, entry_id, code, None, size))
+            self._connection.answers.send(answers_v3.read_prefix(txn_id, ledger_id, entry_id, code, None, size))
             if stored is not None:
-                self._connection.send(stored)
+                self._connection.answers.send(stored)
         self._connection.observe_codes("fence", code, 1, begun)
 
     # --- the rest ----------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ class RequestsV3:
         self._send(answer)
 
     def _send(self, answer: pb.Response) -> None:
-        self._connection.send(frame(answer.SerializeToString()))
+        self._connection.answers.send(frame(answer.SerializeToString()))
 
 
 def _part(frames: Frames, first: int, last: int) -> Frames:

@@ -172,11 +172,11 @@ class NativeServer:
         now, config = asyncio.get_running_loop().time(), self.config
         wanted_bytes = 0 if self.load.has_room.is_set() else self.load.unsent_bytes - config.max_unsent_bytes // 2
         crowded = self.load.reads_bytes * 2 > config.max_waiting_reads_bytes
-        stalled = [(connection.stalled_since(now), connection) for connection in self._connections]
+        stalled = [(connection.answers.stalled_since(now), connection) for connection in self._connections]
         for since, connection in sorted(((s, c) for s, c in stalled if s is not None), key=lambda one: one[0]):
             in_the_way = (crowded or wanted_bytes > 0) and now - since >= config.stalled_in_the_way_timeout_ms / 1000
             if in_the_way or now - since >= config.stalled_peer_timeout_ms / 1000:
-                wanted_bytes -= connection.unsent_bytes
+                wanted_bytes -= connection.answers.unsent_bytes
                 connection.abort_stalled()
 
     def _look_around(self) -> None:

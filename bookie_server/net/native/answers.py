@@ -1,0 +1,167 @@
+"""The answers of one connection: gathered in a turn of the event loop, sent together, and held back while the peer does
+not take them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from bk_spark.protocol.entries.digest import Buffer
+from bookie_server.net.common.fair_slots import FairSlots, Share
+from bookie_server.net.common.load import Load
+
+#: Answers up to this size are joined into one write. A larger buffer is written as it is.
+_JOINED_BYTES: Final = 128 * 1024
+#: What each ledger of a round but the first costs, in bytes.
+_LEDGER_COST: Final = 8 * 1024
+#: A round of reads is not made smaller than this.
+_LEAST_ROUND_BYTES: Final = 128 * 1024
+#: Answers up to this size may be sent while larger ones wait for room.
+LITTLE_BYTES: Final = 64 * 1024
+#: A peer that takes less than this within the timeout counts as stalled.
+_STALLED_BYTES: Final = 64 * 1024
+
+
+class Answers:
+    """Belongs to the event loop, and counts what the peer has not taken in ``load``."""
+
+    def __init__(self, load: Load, read_slots: FairSlots, high_bytes: int) -> None:
+        self._load = load
+        self._read_slots = read_slots
+        self._high_bytes = high_bytes
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._out: list[Buffer] = []
+        self._out_bytes = 0
+        self._sent_bytes = 0
+        self._share = Share()
+        #: Answers that the peer has not taken.
+        self.unsent_bytes = 0
+        #: Since when the peer does not take its answers, and how many bytes it had taken then.
+        self._stalled: tuple[float, int] | None = None
+        self._taken = asyncio.Event()
+        self._taken.set()
+
+    def begin(self, transport: asyncio.Transport) -> None:
+        """The connection is made."""
+        self._transport = transport
+        transport.set_write_buffer_limits(high=self._high_bytes)
+
+    def end(self) -> None:
+        """The connection is lost."""
+        self._transport = None
+        self._note_unsent(0)
+        self._out.clear()
+        self._taken.set()
+
+    def held_back(self) -> None:
+        """The peer does not take what was sent."""
+        self._taken.clear()
+        self._stalled = self._loop.time(), self._taken_bytes()
+
+    def go_on(self) -> None:
+        """The peer has taken nearly all."""
+        self._stalled = None
+        if self._transport is not None:
+            self._note_unsent(self._transport.get_write_buffer_size())
+        self._taken.set()
+
+    def send(self, *buffers: Buffer) -> None:
+        """Send soon, together with what else comes up in this turn of the loop."""
+        if self._transport is None:
+            return
+        if not self._out:
+            self._loop.call_soon(self.flush)
+        self._out += buffers
+        for buffer in buffers:
+            self._out_bytes += len(buffer)
+
+    def flush(self) -> None:
+        """Send what waits to be sent."""
+        out, self._out = self._out, []
+        size_bytes, self._out_bytes = self._out_bytes, 0
+        transport = self._transport
+        if transport is None or transport.is_closing() or not out:
+            return
+        self._sent_bytes += size_bytes
+        if len(out) == 1:
+            transport.write(out[0])
+        elif size_bytes <= _JOINED_BYTES:
+            transport.write(b"".join(out))
+        else:
+            for part in _joined(out):
+                transport.write(part)
+        self._note_unsent(transport.get_write_buffer_size())
+
+    async def wait_taken(self) -> None:
+        """Wait while the peer does not take its answers."""
+        self.flush()
+        await self._taken.wait()
+
+    @property
+    def all_taken(self) -> bool:
+        """Whether the peer takes its answers."""
+        return self._taken.is_set()
+
+    @property
+    def may_send_now(self) -> bool:
+        """Whether the answers so far are few, and there is room for a small one."""
+        return self._out_bytes < self._high_bytes and self._taken.is_set() and self._load.has_room_for_little.is_set()
+
+    def fits_now(self, size_bytes: int) -> bool:
+        """Whether an answer of so many bytes may be sent where :attr:`may_send_now`."""
+        return size_bytes <= LITTLE_BYTES or self._load.has_room.is_set()
+
+    @asynccontextmanager
+    async def round(self, wanted_bytes: int, ledgers: int = 1) -> AsyncIterator[int]:
+        """To be held while entries are in memory on their way from disk to the socket. Waits until this peer takes
+        its answers and there is room for more of all peers; gives how much of ``wanted_bytes`` to read. Each of the
+        ``ledgers`` costs a look for its index file."""
+        while True:
+            await self.wait_taken()
+            last_cost = self._share.last_cost
+            asks_little = last_cost is not None and last_cost <= LITTLE_BYTES
+            room = self._load.has_room_for_little if asks_little else self._load.has_room
+            await room.wait()
+            async with self._read_slots.slot(self._share) as slot:
+                if self._taken.is_set() and room.is_set():
+                    before_bytes = self._sent_bytes + self._out_bytes
+                    yield self._load.round_bytes(wanted_bytes, _LEAST_ROUND_BYTES)
+                    slot.bytes = (ledgers - 1) * _LEDGER_COST + self._sent_bytes + self._out_bytes - before_bytes
+                    self.flush()
+                    return
+
+    def stalled_since(self, now: float) -> float | None:
+        """Since when the peer takes hardly anything of its answers; None where it takes them, or has none."""
+        if self._transport is not None:
+            self._note_unsent(self._transport.get_write_buffer_size())
+        if self._stalled is not None and self._taken_bytes() - self._stalled[1] >= _STALLED_BYTES:
+            self._stalled = now, self._taken_bytes()
+        return None if self._stalled is None else self._stalled[0]
+
+    def _taken_bytes(self) -> int:
+        return self._sent_bytes - (0 if self._transport is None else self._transport.get_write_buffer_size())
+
+    def _note_unsent(self, size_bytes: int) -> None:
+        if size_bytes != self.unsent_bytes:
+            before, self.unsent_bytes = self.unsent_bytes, size_bytes
+            self._load.change_unsent(size_bytes - before)
+
+
+def _joined(buffers: Iterable[Buffer]) -> Iterator[Buffer]:
+    """The same bytes in few buffers; large ones are not copied."""
+    small: list[Buffer] = []
+    small_bytes = 0
+    for buffer in buffers:
+        if len(buffer) + small_bytes > _JOINED_BYTES and small:
+            yield b"".join(small)
+            small, small_bytes = [], 0
+        if len(buffer) > _JOINED_BYTES:
+            yield buffer
+        else:
+            small.append(buffer)
+            small_bytes += len(buffer)
+    if small:
+        yield b"".join(small)
