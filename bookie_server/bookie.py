@@ -16,9 +16,9 @@ from bk_spark.protocol.codes import Code
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES, LAC_PACKET_HEADER
 from bookie_server.bookie_reads import BookieReads, Int32s
 from bookie_server.state import BookieState
-from bookie_server.storage.handles import LedgerHandle
 from bookie_server.storage.index.index import HEADER_BYTES as INDEX_HEADER_BYTES
 from bookie_server.storage.journal import journal
+from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 from bookie_server.storage.ledger_storage import LedgerStorage
 from bookie_server.storage.records import LENGTH_BYTES, LedgerPart, Records
 
@@ -63,7 +63,7 @@ class Bookie(BookieReads):
         if self._storage.is_stuck or not self._state.may_add(high_priority):
             done(Code.READ_ONLY)
             return
-        parts: list[tuple[LedgerHandle, LedgerPart]] = []
+        parts: list[tuple[LedgerDescriptor, LedgerPart]] = []
         codes: Int32s | None = None
         wrong_ids = (records.entry_ids < 0) | (records.entry_ids > self._storage.entry_limit.last)
         if wrong_ids.any() or _has_short_record(records):
@@ -72,15 +72,15 @@ class Bookie(BookieReads):
         for part in records.by_ledger():
             if codes is not None and codes[part.which].all():
                 continue  # nothing of it will be stored, so the ledger must not come into being
-            handle = self._handle_to_write(part.ledger_id, master_key, Code.OK if recovery else Code.FENCED)
-            if isinstance(handle, LedgerHandle):
-                if recovery or not handle.fenced:
-                    parts.append((handle, part))
+            descriptor = self._descriptor_to_write(part.ledger_id, master_key, Code.OK if recovery else Code.FENCED)
+            if isinstance(descriptor, LedgerDescriptor):
+                if recovery or not descriptor.fenced:
+                    parts.append((descriptor, part))
                     continue
-                handle = Code.FENCED
+                descriptor = Code.FENCED
             if codes is None:
                 codes = np.zeros(len(records), np.int32)
-            codes[part.which] = handle
+            codes[part.which] = descriptor
         if codes is None:
             self._append(records, parts, lambda ok: done(Code.OK if ok else Code.IO_ERROR))
             return
@@ -88,14 +88,14 @@ class Bookie(BookieReads):
         if not accepted.any():
             done(codes)
             return
-        handles = {handle.ledger_id: handle for handle, _ in parts}
+        descriptors = {descriptor.ledger_id: descriptor for descriptor, _ in parts}
         rest = records.select(accepted)
-        rest_parts = [(handles[part.ledger_id], part) for part in rest.by_ledger()]
+        rest_parts = [(descriptors[part.ledger_id], part) for part in rest.by_ledger()]
         refused = codes
         self._append(rest, rest_parts, lambda ok: done(refused if ok else np.where(accepted, Code.IO_ERROR, refused)))
 
     def _append(
-        self, records: Records, parts: list[tuple[LedgerHandle, LedgerPart]], done: Callable[[bool], None]
+        self, records: Records, parts: list[tuple[LedgerDescriptor, LedgerPart]], done: Callable[[bool], None]
     ) -> None:
         count = len(records)
         size_bytes = len(records.data) - LENGTH_BYTES * count
@@ -112,11 +112,11 @@ class Bookie(BookieReads):
         """Refuse normal adds to the ledger from now on. The future ends when that is durable. An unknown ledger is
         created, so that its writer is refused later."""
         outcome: asyncio.Future[Code] = asyncio.get_running_loop().create_future()
-        handle = self._handle_to_write(ledger_id, master_key, Code.NO_LEDGER)
-        if not isinstance(handle, LedgerHandle):
-            outcome.set_result(handle)
+        descriptor = self._descriptor_to_write(ledger_id, master_key, Code.NO_LEDGER)
+        if not isinstance(descriptor, LedgerDescriptor):
+            outcome.set_result(descriptor)
             return outcome
-        ledger = handle
+        ledger = descriptor
 
         def durable(ok: bool) -> None:
             _resolve(outcome, Code.OK if ok else Code.IO_ERROR)
@@ -129,7 +129,7 @@ class Bookie(BookieReads):
             outcome.set_result(Code.OK)
         return outcome
 
-    def _fence_now(self, ledger: LedgerHandle, done: Callable[[bool], None], *, comes_again: bool = False) -> None:
+    def _fence_now(self, ledger: LedgerDescriptor, done: Callable[[bool], None], *, comes_again: bool = False) -> None:
         """``comes_again``: it was removed from this bookie, and is made anew in the same group."""
 
         def durable(ok: bool) -> None:
@@ -142,7 +142,7 @@ class Bookie(BookieReads):
             ledger.header_dirty = True  # a flush may have written the flag
             ledger.fence_group = None
             if comes_again:
-                self._storage.handles.drop(ledger.ledger_id)
+                self._storage.descriptors.drop(ledger.ledger_id)
                 self._storage.deleted.note(ledger.ledger_id)
 
         ledger.fenced = True
@@ -161,11 +161,11 @@ class Bookie(BookieReads):
             outcome.set_result(Code.READ_ONLY)
             return outcome
         ledger_id, last_add_confirmed = LAC_PACKET_HEADER.unpack_from(packet)
-        handle = self._handle_to_write(ledger_id, master_key, Code.NO_LEDGER)
-        if not isinstance(handle, LedgerHandle):
-            outcome.set_result(handle)
+        descriptor = self._descriptor_to_write(ledger_id, master_key, Code.NO_LEDGER)
+        if not isinstance(descriptor, LedgerDescriptor):
+            outcome.set_result(descriptor)
             return outcome
-        ledger = handle
+        ledger = descriptor
 
         def durable(ok: bool) -> None:
             if ok and last_add_confirmed > ledger.last_add_confirmed:
@@ -193,35 +193,38 @@ class Bookie(BookieReads):
         self._storage.barrier(lambda ok: _resolve(outcome, Code.OK if ok else Code.IO_ERROR), ledger_id)
         return outcome
 
-    def _handle_to_write(self, ledger_id: int, master_key: bytes, if_deleted: Code) -> LedgerHandle | Code:
-        """The ledger's handle, made now if need be; or why ``master_key`` may not write to it. ``if_deleted``: what is
-        said of a ledger that was fenced and then removed from this bookie; with OK it comes again, fenced."""
+    def _descriptor_to_write(self, ledger_id: int, master_key: bytes, if_deleted: Code) -> LedgerDescriptor | Code:
+        """The ledger's descriptor, made if need be; or why ``master_key`` may not write to the ledger.
+
+        ``if_deleted`` is the answer for a ledger that was fenced and then removed from this bookie. With OK the ledger
+        is made again, fenced.
+        """
         if ledger_id < 0 or len(master_key) > _MAX_KEY_BYTES:
             return Code.BAD_REQUEST
-        handle = self.handle(ledger_id)
-        if handle is None:
+        descriptor = self.descriptor(ledger_id)
+        if descriptor is None:
             deleted = ledger_id in self._storage.deleted
             if deleted and if_deleted is not Code.OK:
                 return if_deleted
-            ledger = self._storage.handles.create(ledger_id, master_key)
+            ledger = self._storage.descriptors.create(ledger_id, master_key)
             if deleted:
                 self._storage.deleted.forget(ledger_id)
                 self._fence_now(ledger, lambda ok: None, comes_again=True)
             return ledger
-        if isinstance(handle, LedgerHandle):
-            if handle.deleting:
+        if isinstance(descriptor, LedgerDescriptor):
+            if descriptor.deleting:
                 return Code.IO_ERROR  # it is known in a moment whether the ledger is still there
-            if handle.master_key != master_key:
+            if descriptor.master_key != master_key:
                 return Code.UNAUTHORIZED
-        return handle
+        return descriptor
 
 
 def _has_short_record(records: Records) -> bool:
     return int(np.diff(records.offsets).min()) < LENGTH_BYTES + ENTRY_HEADER_BYTES
 
 
-def _notify(handle: LedgerHandle) -> None:
-    for watcher in list(handle.lac_watchers or ()):
+def _notify(descriptor: LedgerDescriptor) -> None:
+    for watcher in list(descriptor.lac_watchers or ()):
         watcher()
 
 

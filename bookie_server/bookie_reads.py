@@ -27,10 +27,10 @@ from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.metrics.bookie_counters import BookieCounters
 from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
 from bookie_server.storage.files import WouldBlockError
-from bookie_server.storage.handles import LedgerHandle
 from bookie_server.storage.index.index import PAGE_SLOTS
 from bookie_server.storage.index.ledger_cache import ColdPageError, PageKey
 from bookie_server.storage.journal.group_commit import Group
+from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 from bookie_server.storage.ledger_storage import LedgerStorage
 from bookie_server.storage.locations import half_and_positions
 from bookie_server.storage.records import LENGTH_BYTES, MAX_ENTRY_ID, Int64s, group_by_ledger
@@ -69,21 +69,21 @@ class BookieReads:
         """End the reader threads. The storage is closed by whoever opened it."""
         self._readers.shutdown()
 
-    def handle(self, ledger_id: int) -> LedgerHandle | Code | None:
+    def descriptor(self, ledger_id: int) -> LedgerDescriptor | Code | None:
         """What is known of a ledger: None if nothing, IO_ERROR if its index file cannot be read."""
         try:
-            return self._storage.handles.get(ledger_id)
+            return self._storage.descriptors.get(ledger_id)
         except (CorruptFileError, OSError) as error:
             _LOG.error("ledger %d: %s", ledger_id, error)
             return Code.IO_ERROR
 
     def read_now(self, ledger_id: int, entry_id: int) -> tuple[Code, Buffer] | None:
         """One entry (-1: the last), or why not, where that can be said at once; None means: ask :meth:`read`."""
-        handle = self.handle(ledger_id)
-        if not isinstance(handle, LedgerHandle):
-            return (Code.NO_LEDGER if handle is None else handle), b""
+        descriptor = self.descriptor(ledger_id)
+        if not isinstance(descriptor, LedgerDescriptor):
+            return (Code.NO_LEDGER if descriptor is None else descriptor), b""
         if entry_id == LAST_ENTRY:
-            entry_id = handle.last_entry
+            entry_id = descriptor.last_entry
         if not 0 <= entry_id <= MAX_ENTRY_ID:
             return Code.NO_ENTRY, b""
         stored = self._storage.read_cached(ledger_id, entry_id)
@@ -96,7 +96,7 @@ class BookieReads:
         except (OSError, ColdPageError):
             return None
         if location == 0:
-            if handle.pending(entry_id, entry_id) is not None:
+            if descriptor.pending(entry_id, entry_id) is not None:
                 return None
             return (Code.IO_ERROR if self._storage.entry_limit.lacks(ledger_id, entry_id) else Code.NO_ENTRY), b""
         stored = self._storage.reader.read_one(ledger_id, entry_id, location)
@@ -174,52 +174,52 @@ class BookieReads:
 
     async def list_entries(self, ledger_id: int) -> tuple[Code, Int64s]:
         """Ids of the ledger's entries here, ascending, those not durable yet included once they are."""
-        handle = self.handle(ledger_id)
-        if not isinstance(handle, LedgerHandle):
-            return (Code.NO_LEDGER if handle is None else handle), np.empty(0, np.int64)
-        if handle.group is not None:
-            await _through(handle.group)
+        descriptor = self.descriptor(ledger_id)
+        if not isinstance(descriptor, LedgerDescriptor):
+            return (Code.NO_LEDGER if descriptor is None else descriptor), np.empty(0, np.int64)
+        if descriptor.group is not None:
+            await _through(descriptor.group)
         try:
             return Code.OK, await self._storage.entry_ids(ledger_id)
         except OSError as error:
             _LOG.error("ledger %d: %s", ledger_id, error)
             return Code.IO_ERROR, np.empty(0, np.int64)
 
-    async def known_lac(self, handle: LedgerHandle) -> int:
+    async def known_lac(self, descriptor: LedgerDescriptor) -> int:
         """The highest last add confirmed that this bookie knows of; -1 if none."""
-        if not handle.lac_loaded:
-            if handle.explicit_lac is not None:
-                _, lac = LAC_PACKET_HEADER.unpack_from(handle.explicit_lac)
-                handle.last_add_confirmed = max(handle.last_add_confirmed, lac)
-            if handle.last_entry >= 0:
-                part = await self.read(np.array([handle.ledger_id]), np.array([LAST_ENTRY]), 1)
+        if not descriptor.lac_loaded:
+            if descriptor.explicit_lac is not None:
+                _, lac = LAC_PACKET_HEADER.unpack_from(descriptor.explicit_lac)
+                descriptor.last_add_confirmed = max(descriptor.last_add_confirmed, lac)
+            if descriptor.last_entry >= 0:
+                part = await self.read(np.array([descriptor.ledger_id]), np.array([LAST_ENTRY]), 1)
                 if part.entries is not None and len(part.entries.sizes):
                     stored = part.entries.entry(0)
                     if len(stored) >= ENTRY_HEADER_BYTES:
                         (lac,) = struct.unpack_from(">q", stored, 16)
-                        handle.last_add_confirmed = max(handle.last_add_confirmed, lac)
-            handle.lac_loaded = True
-        return handle.last_add_confirmed
+                        descriptor.last_add_confirmed = max(descriptor.last_add_confirmed, lac)
+            descriptor.lac_loaded = True
+        return descriptor.last_add_confirmed
 
-    async def wait_for_lac(self, handle: LedgerHandle, above: int, timeout_ms: int) -> bool:
+    async def wait_for_lac(self, descriptor: LedgerDescriptor, above: int, timeout_ms: int) -> bool:
         """Wait until a LAC greater than ``above`` is known, or the ledger is fenced (if it was not) or removed; False
         after the timeout."""
-        was_fenced = handle.fenced
+        was_fenced = descriptor.fenced
         changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def look() -> None:
-            ended = (handle.fenced and not was_fenced) or handle.deleting
-            if (handle.last_add_confirmed > above or ended) and not changed.done():
+            ended = (descriptor.fenced and not was_fenced) or descriptor.deleting
+            if (descriptor.last_add_confirmed > above or ended) and not changed.done():
                 changed.set_result(None)
 
-        handle.watch_lac(above, look)
+        descriptor.watch_lac(above, look)
         try:
             await asyncio.wait_for(changed, timeout_ms / 1000)
         except TimeoutError:
             return False
         finally:
-            if handle.lac_watchers:
-                handle.lac_watchers.pop(look, None)
+            if descriptor.lac_watchers:
+                descriptor.lac_watchers.pop(look, None)
         return True
 
     async def _locate_durable(self, by_ledger: ByLedger, entry_ids: Int64s) -> tuple[Int32s, Int64s, Int64s]:
@@ -236,10 +236,10 @@ class BookieReads:
         if not missing.any():
             return None
         for ledger_id, which in by_ledger:
-            handle = self.handle(ledger_id)
-            if isinstance(handle, LedgerHandle) and handle.group is not None:
+            descriptor = self.descriptor(ledger_id)
+            if isinstance(descriptor, LedgerDescriptor) and descriptor.group is not None:
                 ids = entry_ids[which][missing[which]]
-                group = handle.pending(int(ids.min()), int(ids.max())) if len(ids) else None
+                group = descriptor.pending(int(ids.min()), int(ids.max())) if len(ids) else None
                 if group is not None:
                     return group
         return None
@@ -270,17 +270,17 @@ class BookieReads:
         locations = np.zeros(len(entry_ids), np.int64)
         resolved = entry_ids
         for ledger_id, which in by_ledger:
-            handle = self.handle(ledger_id)
-            if not isinstance(handle, LedgerHandle):
-                codes[which] = Code.NO_LEDGER if handle is None else handle
+            descriptor = self.descriptor(ledger_id)
+            if not isinstance(descriptor, LedgerDescriptor):
+                codes[which] = Code.NO_LEDGER if descriptor is None else descriptor
                 continue
             lacks_some = self._storage.entry_limit.lacks_some(ledger_id)
-            if handle.last_entry < 0 and not handle.deleting and not lacks_some:
+            if descriptor.last_entry < 0 and not descriptor.deleting and not lacks_some:
                 codes[which] = Code.NO_ENTRY  # nothing durable is here: no need to look for an index file
                 continue
             ids = entry_ids[which]
             if int(ids.min()) < 0 or int(ids.max()) > MAX_ENTRY_ID:
-                ids = np.where(ids == LAST_ENTRY, handle.last_entry, ids)
+                ids = np.where(ids == LAST_ENTRY, descriptor.last_entry, ids)
                 if resolved is entry_ids:
                     resolved = entry_ids.copy()
                 resolved[which] = ids

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from bookie_server.identity.registration import Mode
+from bookie_server.identity.registration import BookieMode
 from bookie_server.storage import files
 
 _LOG: Final = logging.getLogger(__name__)
@@ -25,14 +25,14 @@ _MAX_BYTES: Final = 1024
 _WRITING: Final = threading.Lock()
 
 
-def write_status(directories: Sequence[str], mode: Mode) -> None:
+def write_status(directories: Sequence[str], mode: BookieMode) -> None:
     """Keep ``mode`` in each directory that takes it; those that do not are logged. Any thread. Raises OSError where
     none does."""
     with _WRITING:
         _write(directories, mode)
 
 
-def _write(directories: Sequence[str], mode: Mode) -> None:
+def _write(directories: Sequence[str], mode: BookieMode) -> None:
     word = "READ_ONLY" if mode.read_only else "READ_WRITE"
     line = f"{_LAYOUT},{word},{time.time_ns() // 1_000_000},{str(mode.manual).lower()}\n"
     written, failure = 0, None
@@ -48,7 +48,7 @@ def _write(directories: Sequence[str], mode: Mode) -> None:
         raise failure
 
 
-def read_status(directories: Sequence[str]) -> Mode | None:
+def read_status(directories: Sequence[str]) -> BookieMode | None:
     """The newest mode kept in ``directories``; None where none can be read."""
     newest_ms, newest = -1, None
     for directory in directories:
@@ -67,11 +67,11 @@ def read_status(directories: Sequence[str]) -> Mode | None:
     return newest
 
 
-def _parse(text: str) -> tuple[int, Mode]:
+def _parse(text: str) -> tuple[int, BookieMode]:
     """(epoch ms, mode). Raises ValueError."""
     fields = [field.strip() for field in text.partition("\n")[0].split(",")]
     if len(fields) not in (3, 4) or fields[0] != _LAYOUT or fields[1] not in _MODES:
         raise ValueError(f"{text!r} is not a status of layout {_LAYOUT}")
     read_only = _MODES[fields[1]]
     manual = len(fields) == 3 or fields[3].lower() == "true"
-    return int(fields[2]), Mode(read_only, read_only and manual)
+    return int(fields[2]), BookieMode(read_only, read_only and manual)

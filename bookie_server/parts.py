@@ -8,7 +8,7 @@ from bookie_server.config.config import BookieConfig
 from bookie_server.disks.file_limit import last_indexable_entry
 from bookie_server.disks.open_files import share_open_files
 from bookie_server.gc.brake import BrakeLimits
-from bookie_server.gc.collector_config import CollectorConfig, CompactionConfig
+from bookie_server.gc.collector_config import CompactionConfig, GarbageCollectorConfig
 from bookie_server.identity.cookies import current_directory
 from bookie_server.net.common.limits import NetConfig
 from bookie_server.storage.directories import LedgerDirectories
@@ -49,10 +49,10 @@ def storage_config(config: BookieConfig) -> StorageConfig:
     open_files = share_open_files()
     return StorageConfig(
         journals=journals,
-        log_size_limit_bytes=config.log_size_limit_bytes,
+        entry_log_size_limit_bytes=config.entry_log_size_limit_bytes,
         write_cache_bytes=config.write_cache_bytes,
         index_cache_bytes=config.index_cache_bytes,
-        handle_limit=config.handle_limit,
+        descriptor_limit=config.descriptor_limit,
         flush_interval_ms=config.flush_interval_ms,
         open_index_files=open_files.index_files,
         open_entry_logs=open_files.entry_logs,
@@ -75,8 +75,8 @@ def net_config(config: BookieConfig) -> NetConfig:
     )
 
 
-def collector_config(config: BookieConfig) -> CollectorConfig:
-    return CollectorConfig(
+def collector_config(config: BookieConfig) -> GarbageCollectorConfig:
+    return GarbageCollectorConfig(
         gc_wait_ms=config.gc_interval_ms,
         over_replicated_wait_ms=config.gc_over_replicated_interval_ms,
         minor=CompactionConfig(
@@ -90,8 +90,8 @@ def collector_config(config: BookieConfig) -> CollectorConfig:
         throttle_by_bytes=config.compaction_throttle_by_bytes,
         metadata_ops_per_second=config.gc_metadata_operations_per_s,
         force_allow_compaction=config.force_allow_compaction,
-        use_target_log_size=config.gc_use_target_log_size,
-        log_size_limit_bytes=config.log_size_limit_bytes,
+        use_target_entry_log_size=config.gc_use_target_log_size,
+        entry_log_size_limit_bytes=config.entry_log_size_limit_bytes,
         allow_force_when_full=config.force_gc_when_no_space,
         brake=BrakeLimits(config.gc_brake_share, config.gc_brake_ledgers),
     )

@@ -24,11 +24,11 @@ from bookie_server.admin.http import HttpServer
 from bookie_server.bookie import Bookie
 from bookie_server.bookie_status import read_status, write_status
 from bookie_server.config.config import BookieConfig
-from bookie_server.disks.disks import CollectorHooks, DiskMonitor
-from bookie_server.gc.collector import Collector
+from bookie_server.disks.disk_monitor import CollectorHooks, DiskMonitor
+from bookie_server.gc.garbage_collector import GarbageCollector
 from bookie_server.identity.cluster_identity import ClusterIdentity
 from bookie_server.identity.dirty import clear_dirty, mark_dirty
-from bookie_server.identity.registration import Mode, Registration
+from bookie_server.identity.registration import BookieMode, RegistrationManager
 from bookie_server.metrics import metrics_wiring
 from bookie_server.metrics.bookie_metrics import BookieMetrics
 from bookie_server.net.native.server import NativeServer
@@ -130,12 +130,12 @@ class BookieService:
             self._serves = True
             _LOG.info("bookie %s serves on %s:%d", self._config.bookie_id, self._config.listen_host, self._config.port)
 
-    def _make_registration(self) -> Registration:
+    def _make_registration(self) -> RegistrationManager:
         info = native_service_info(self._config.advertised_host, self._config.port)
         if self._config.http_enabled and self._config.http_port:
             http = Endpoint("httpserver", self._config.advertised_host, self._config.http_port, "http")
             info = replace(info, endpoints=(*info.endpoints, http))
-        return Registration(
+        return RegistrationManager(
             self._zookeeper,
             self._identity,
             info,
@@ -163,9 +163,11 @@ class BookieService:
             probe_journals=self._storage.journals.probe,
         )
 
-    def _make_collector(self) -> tuple[Collector, CollectorControl]:
+    def _make_collector(self) -> tuple[GarbageCollector, CollectorControl]:
         collector_config = parts.collector_config(self._config)
-        collector = Collector(Upkeep(self._storage), collector_config, self._store, self._identity, self._storage.fail)
+        collector = GarbageCollector(
+            Upkeep(self._storage), collector_config, self._store, self._identity, self._storage.fail
+        )
         return collector, CollectorControl(collector, collector_config)
 
     def _make_server(self, bookie: Bookie, monitor: DiskMonitor) -> NativeServer:
@@ -212,8 +214,8 @@ class BookieService:
 
     # --- the mode ----------------------------------------------------------------------------------
 
-    def _mode(self) -> Mode:
-        return Mode(self._state.read_only, self._state.manually_read_only)
+    def _mode(self) -> BookieMode:
+        return BookieMode(self._state.read_only, self._state.manually_read_only)
 
     def _set_first_mode(self) -> None:
         if self._config.force_read_only:
@@ -236,19 +238,19 @@ class BookieService:
         async with self._mode_asked:
             others = self._state.reasons.keys() - {MANUAL}
             try:
-                await self._in_thread(self._write_status, Mode(read_only or bool(others), read_only))
+                await self._in_thread(self._write_status, BookieMode(read_only or bool(others), read_only))
             finally:
                 if read_only:
                     self._state.set_read_only(MANUAL, "an operator asked for it")
                 else:
                     self._state.clear(MANUAL)
 
-    def _keep_mode(self, mode: Mode) -> None:
+    def _keep_mode(self, mode: BookieMode) -> None:
         # On full disks it cannot be written; others must hear of the mode nevertheless.
         with contextlib.suppress(OSError):
             self._write_status(mode)
 
-    def _write_status(self, mode: Mode) -> None:
+    def _write_status(self, mode: BookieMode) -> None:
         if self._config.persist_status:
             write_status(self._directories.paths, mode)
 

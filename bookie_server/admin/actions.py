@@ -33,7 +33,7 @@ class EntryLogState:
     """One entry log file, and why it is still there. ``live_bytes`` are of ledgers that exist; ``usage`` is their share
     as compaction counts it, 0 to 1; both None where they are not known."""
 
-    log_id: int
+    entry_log_id: int
     directory: str
     size_bytes: int
     live_bytes: int | None

@@ -8,9 +8,9 @@ from typing import Final
 
 from bookie_server.admin.actions import CollectionStatus, EntryLogState, RefusedError, StoppedCollection
 from bookie_server.gc.brake import Brake, StoppedPass
-from bookie_server.gc.collector import Collector
-from bookie_server.gc.collector_config import CollectorConfig, CompactionConfig
-from bookie_server.gc.throttle import CollectorStoppedError
+from bookie_server.gc.collector_config import CompactionConfig, GarbageCollectorConfig
+from bookie_server.gc.garbage_collector import GarbageCollector
+from bookie_server.gc.throttle import GarbageCollectorStoppedError
 
 _LOG: Final = logging.getLogger(__name__)
 _MAJOR: Final = "major"
@@ -23,7 +23,7 @@ class CollectorControl:
     A compaction is suspended while an operator wants it so, or the disks do; neither takes back what the other said.
     """
 
-    def __init__(self, collector: Collector, config: CollectorConfig) -> None:
+    def __init__(self, collector: GarbageCollector, config: GarbageCollectorConfig) -> None:
         self._collector = collector
         self._config = config
         self._by_disks: set[str] = set()
@@ -71,7 +71,7 @@ class CollectorControl:
         self._passes.add(task)
         task.add_done_callback(self._passes.discard)
         await asyncio.sleep(0)
-        if task.done() and isinstance(stopped := task.result(), CollectorStoppedError):
+        if task.done() and isinstance(stopped := task.result(), GarbageCollectorStoppedError):
             raise RefusedError(str(stopped))
 
     def status(self) -> CollectionStatus:
@@ -117,7 +117,7 @@ class CollectorControl:
         """See Collection."""
         return [
             EntryLogState(
-                log.log_id,
+                log.entry_log_id,
                 log.directory,
                 log.size_bytes,
                 log.live_bytes if log.live_bytes >= 0 else None,
@@ -148,7 +148,7 @@ class CollectorControl:
         """The status after the pass, or why there was none."""
         try:
             return await self._collector.run(force_major=major, force_minor=minor)
-        except CollectorStoppedError as stopped:
+        except GarbageCollectorStoppedError as stopped:
             return stopped
 
 

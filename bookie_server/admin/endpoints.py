@@ -159,7 +159,7 @@ class _Endpoints:
         return json_response(
             [
                 {
-                    "entryLogId": log.log_id,
+                    "entryLogId": log.entry_log_id,
                     "directory": log.directory,
                     "bytes": log.size_bytes,
                     "liveBytes": log.live_bytes,

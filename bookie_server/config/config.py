@@ -114,7 +114,7 @@ class BookieConfig:
     )
 
     # --- entry logs, index files, memory
-    log_size_limit_bytes: int = key(
+    entry_log_size_limit_bytes: int = key(
         "logSizeLimit",
         _MAX_LOG_SIZE,
         "An entry log is followed by the next at this size.",
@@ -143,7 +143,7 @@ class BookieConfig:
         least=-1,
         most=1 << 20,
     )
-    handle_limit: int = key("openFileLimit", 20_000, "Ledgers known in memory.", least=16, most=1 << 24)
+    descriptor_limit: int = key("openFileLimit", 20_000, "Ledgers known in memory.", least=16, most=1 << 24)
 
     # --- garbage collection and compaction
     gc_interval_ms: int = key(
@@ -241,7 +241,7 @@ class BookieConfig:
         "Room that a full disk must have for a new index file.",
         most=MAX_LONG,
     )
-    min_usable_log_bytes: int = key(
+    min_usable_entry_log_bytes: int = key(
         "minUsableSizeForEntryLogCreation",
         _MAX_LOG_SIZE,
         "Room that a full disk must have for a new entry log (replay, compaction).",
@@ -325,8 +325,8 @@ def _add_derived(values: dict[str, Any]) -> None:
     for name, source in (
         ("index_directories", "ledger_directories"),
         ("disk_usage_low_water_mark", "disk_usage_threshold"),
-        ("min_usable_log_bytes", "log_size_limit_bytes"),
-        ("min_usable_high_priority_bytes", "min_usable_log_bytes"),
+        ("min_usable_entry_log_bytes", "entry_log_size_limit_bytes"),
+        ("min_usable_high_priority_bytes", "min_usable_entry_log_bytes"),
     ):
         if name not in values:
             values[name] = values.get(source, _DEFAULTS[source])

@@ -48,19 +48,19 @@ class CollectedStorage(Protocol):
     async def replace_locations(self, ledger_id: int, entry_ids: Int64s, old: Int64s, new: Int64s) -> int:
         """Set those entries (ids ascending) to ``new`` that the index has at ``old``; how many. Raises OSError."""
 
-    def allocate_log_id(self) -> int:
+    def allocate_entry_log_id(self) -> int:
         """An id for a new entry log. Any thread."""
 
-    def logs_being_written(self) -> set[int]:
+    def entry_logs_being_written(self) -> set[int]:
         """Logs that the index does not speak of completely yet."""
 
-    async def remove_log(self, log_id: int) -> None:
+    async def remove_entry_log(self, entry_log_id: int) -> None:
         """Remove an entry log's file, durably. Raises OSError."""
 
-    def log_path(self, log_id: int) -> str:
+    def entry_log_path(self, entry_log_id: int) -> str:
         """Any thread. Raises FileNotFoundError."""
 
-    def all_log_ids(self) -> list[int]:
+    def entry_log_ids(self) -> list[int]:
         """Ids of the entry logs in all directories. Any thread. Raises OSError."""
 
     def index_path(self, ledger_id: int) -> str | None:

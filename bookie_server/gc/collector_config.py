@@ -25,13 +25,14 @@ class CompactionConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class CollectorConfig:
+class GarbageCollectorConfig:
     """Times in ms, sizes in bytes; the defaults are Apache's (compatibility.md §5.11, §5.12).
 
     ``over_replicated_wait_ms`` 0 or less: over-replicated ledgers stay. ``rate_by_entries`` and ``rate_by_bytes`` are
     per second; the latter counts where ``throttle_by_bytes``. ``force_allow_compaction``: a forced run may do a
-    compaction whose interval is off. ``use_target_log_size``: usage is measured against ``log_size_limit_bytes``
-    where a log is smaller. ``allow_force_when_full``: compaction goes on when the disks are full.
+    compaction whose interval is off. ``use_target_entry_log_size``: usage is measured against
+    ``entry_log_size_limit_bytes`` where a log is smaller. ``allow_force_when_full``: compaction goes on when the disks
+    are full.
     """
 
     gc_wait_ms: int = 600_000
@@ -43,7 +44,7 @@ class CollectorConfig:
     throttle_by_bytes: bool = False
     metadata_ops_per_second: int = 1000
     force_allow_compaction: bool = False
-    use_target_log_size: bool = False
-    log_size_limit_bytes: int = 1024 * 1024 * 1024
+    use_target_entry_log_size: bool = False
+    entry_log_size_limit_bytes: int = 1024 * 1024 * 1024
     allow_force_when_full: bool = False
     brake: BrakeLimits = field(default_factory=BrakeLimits)

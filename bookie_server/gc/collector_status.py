@@ -24,14 +24,14 @@ class Timing:
 
 
 @dataclass(slots=True)
-class CollectorCounters:
+class GarbageCollectorCounters:
     """Since the start. Bytes are of files."""
 
     ledgers_deleted: int = 0
     over_replicated_deleted: int = 0
     failed_deletions: int = 0
-    logs_removed: int = 0
-    logs_compacted: int = 0
+    entry_logs_removed: int = 0
+    entry_logs_compacted: int = 0
     entries_moved: int = 0
     reclaimed_by_deletion_bytes: int = 0
     reclaimed_by_compaction_bytes: int = 0
@@ -43,7 +43,7 @@ class CollectorCounters:
 
 
 @dataclass(slots=True)
-class CollectorStatus:
+class GarbageCollectorStatus:
     """Times are epoch ms, 0: never yet. Counts are since the start. ``problem`` is what went wrong in the last pass, ""
     for nothing; ``foreign_cluster``: it found that ZooKeeper is not that of the bookie's cluster."""
 
@@ -62,7 +62,7 @@ class CollectorStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class LogTotals:
+class EntryLogTotals:
     """All entry logs and ledgers, as the last pass saw them. ``live_bytes`` are of ledgers that exist, and all bytes of
     logs of which that is not known."""
 
@@ -73,11 +73,11 @@ class LogTotals:
 
 
 @dataclass(frozen=True, slots=True)
-class LogState:
+class EntryLogStatus:
     """An entry log and the ``reason`` why it is there. ``size_bytes`` is the file's; ``live_bytes`` and ``usage`` (0 to
     1) are -1 where they are not known."""
 
-    log_id: int
+    entry_log_id: int
     directory: str
     size_bytes: int
     live_bytes: int

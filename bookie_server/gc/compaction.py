@@ -28,6 +28,8 @@ from typing import Final
 import numpy as np
 
 from bookie_server.gc.collected_storage import CollectedStorage, RunBlocking
+from bookie_server.gc.entry_log_rewrite import EntryLogRewrite
+from bookie_server.gc.entry_log_usage import EntryLogUsage
 from bookie_server.gc.live_entries import (
     UnreadableEntryError,
     UnsoundLogError,
@@ -36,12 +38,10 @@ from bookie_server.gc.live_entries import (
     move_pointers,
     scanned_windows,
 )
-from bookie_server.gc.log_rewrite import LogRewrite
-from bookie_server.gc.log_usage import LogUsage
 from bookie_server.gc.throttle import StopSignal, Throttle
 from bookie_server.storage import files
 from bookie_server.storage.entrylog.entry_log import HEADER_BYTES, file_name
-from bookie_server.storage.entrylog.log_scan import FoundEntries, LogScan, joined
+from bookie_server.storage.entrylog.entry_log_scan import EntryLogScan, FoundEntries, joined
 from bookie_server.storage.records import LENGTH_BYTES, Int64s
 
 _LOG: Final = logging.getLogger(__name__)
@@ -106,12 +106,12 @@ class Compactor:
         self._by_bytes = throttle_by_bytes
         self._throttle_step = max(1, throttle_step)
 
-    async def compact(self, usage: LogUsage, ledgers: Int64s, *, full_disks: bool) -> Compacted:
+    async def compact(self, usage: EntryLogUsage, ledgers: Int64s, *, full_disks: bool) -> Compacted:
         """Rewrite the log for ``ledgers`` (ascending): all that may have live entries in it. ``full_disks``: a
         directory that takes no new logs will do.
 
         Raises CompactionRefusedError, OSError (both: the old log stays; a later :meth:`finish_leftovers` may have to
-        end what was begun), CollectorStoppedError, SyncFailedError.
+        end what was begun), GarbageCollectorStoppedError, SyncFailedError.
         """
         directory = self._choose_directory(usage, usage.live_bytes(ledgers), full_disks)
         if not usage.problem:
@@ -126,7 +126,7 @@ class Compactor:
 
     async def finish_leftovers(self) -> dict[int, str]:
         """Remove or finish what a crash, a stop or an error left of compactions. Returns the logs that have to be left
-        alone, with the reason. Raises OSError, SyncFailedError, CollectorStoppedError."""
+        alone, with the reason. Raises OSError, SyncFailedError, GarbageCollectorStoppedError."""
         held: dict[int, str] = {}
         for marker in await self._run(self._clean_names):
             try:
@@ -141,9 +141,9 @@ class Compactor:
         return held
 
     async def finish(self, marker: Marker) -> None:
-        """Steps 3 to 5. Raises CompactionRefusedError, OSError, SyncFailedError, CollectorStoppedError."""
+        """Steps 3 to 5. Raises CompactionRefusedError, OSError, SyncFailedError, GarbageCollectorStoppedError."""
         path = await self._run(_make_available, marker)
-        scan = await self._run(LogScan, path)
+        scan = await self._run(EntryLogScan, path)
         try:
             while not scan.at_end:
                 self._stop.check()
@@ -157,28 +157,28 @@ class Compactor:
         await self._storage.sync_index()
         await self._run(_remove_if_there, compacting_path(marker.directory, marker.new_id))
         with contextlib.suppress(FileNotFoundError):  # where a crash came before the removal of the marker
-            await self._storage.remove_log(marker.old_id)
+            await self._storage.remove_entry_log(marker.old_id)
         await self._run(_remove_if_there, marker.path)
         await self._run(files.sync_directory, marker.directory)
 
-    async def _compact(self, usage: LogUsage, ledgers: Int64s, directory: str, *, by_index: bool) -> Compacted:
-        new_id = await self._run(self._storage.allocate_log_id)
-        rewrite = LogRewrite(usage.path, compacting_path(directory, new_id))
+    async def _compact(self, usage: EntryLogUsage, ledgers: Int64s, directory: str, *, by_index: bool) -> Compacted:
+        new_id = await self._run(self._storage.allocate_entry_log_id)
+        rewrite = EntryLogRewrite(usage.path, compacting_path(directory, new_id))
         check = self._stop.check
         if by_index:
-            windows = indexed_windows(usage.log_id, usage.path, ledgers, self._storage.index_path, check)
+            windows = indexed_windows(usage.entry_log_id, usage.path, ledgers, self._storage.index_path, check)
         else:
             windows = scanned_windows(usage.path, ledgers, check)
         try:
             await self._run(rewrite.begin)
             while (window := await self._run(_next_or_none, windows)) is not None:
-                live = await live_only(self._storage, usage.log_id, window)
+                live = await live_only(self._storage, usage.entry_log_id, window)
                 for step in self._steps(live):
                     await self._stop.sleep(self._throttle.take(self._units(step)))
                     await self._run(rewrite.copy, step)
             self._stop.check()
             if rewrite.entries:
-                marker = Marker(directory, new_id, usage.log_id)
+                marker = Marker(directory, new_id, usage.entry_log_id)
                 await self._run(rewrite.complete, marker.path)
         except BaseException:
             await self._run(rewrite.abandon)
@@ -187,7 +187,7 @@ class Compactor:
             await self._run(windows.close)
         if not rewrite.entries:
             await self._run(rewrite.abandon)
-            await self._storage.remove_log(usage.log_id)
+            await self._storage.remove_entry_log(usage.entry_log_id)
             return Compacted(-1, 0, usage.file_bytes, 0)
         await self.finish(marker)
         _LOG.info(
@@ -199,7 +199,7 @@ class Compactor:
         )
         return Compacted(new_id, rewrite.entries, usage.file_bytes, rewrite.size_bytes)
 
-    def _choose_directory(self, usage: LogUsage, live_bytes: int, full_disks: bool) -> str:
+    def _choose_directory(self, usage: EntryLogUsage, live_bytes: int, full_disks: bool) -> str:
         """The old log's directory, or the one with most room."""
         home = os.path.dirname(usage.path)
         candidates = self._storage.directories.writable()
@@ -270,7 +270,7 @@ def _make_available(marker: Marker) -> str:
 
 def _check_whole(path: str, check_stop: Callable[[], None]) -> None:
     """Before the index points into a log that another process wrote."""
-    scan = LogScan(path)
+    scan = EntryLogScan(path)
     try:
         while not scan.at_end:
             check_stop()
@@ -281,7 +281,7 @@ def _check_whole(path: str, check_stop: Callable[[], None]) -> None:
         raise CompactionRefusedError(f"{path}: {scan.problem}")
 
 
-def _some_entries(scan: LogScan) -> FoundEntries:
+def _some_entries(scan: EntryLogScan) -> FoundEntries:
     parts: list[FoundEntries] = []
     count = 0
     while not scan.at_end and count < _MOVE_ENTRIES:

@@ -30,7 +30,7 @@ from bookie_server.gc.collection_steps import (
     Unmark,
     deletion_steps,
 )
-from bookie_server.gc.ledger_metadata_reads import MetadataReads
+from bookie_server.gc.ledger_metadata_reads import LedgerMetadataReads
 from bookie_server.gc.throttle import StopSignal
 from bookie_server.identity.cluster_identity import ForeignClusterError
 from bookie_server.storage import files
@@ -44,7 +44,12 @@ class CollectionDriver:
     """Does the steps of one kind of collection. A pass never raises what only concerns the metadata store or a file."""
 
     def __init__(
-        self, storage: CollectedStorage, reads: MetadataReads, brake: Brake, run_blocking: RunBlocking, stop: StopSignal
+        self,
+        storage: CollectedStorage,
+        reads: LedgerMetadataReads,
+        brake: Brake,
+        run_blocking: RunBlocking,
+        stop: StopSignal,
     ) -> None:
         self.storage = storage
         self.reads = reads
@@ -53,7 +58,7 @@ class CollectionDriver:
         self._stop = stop
 
     async def play(self, steps: Steps, report: LedgerPass) -> LedgerPass:
-        """One pass. Raises CollectorStoppedError, SyncFailedError."""
+        """One pass. Raises GarbageCollectorStoppedError, SyncFailedError."""
         try:
             await drive(steps, self._checked)
         except files.SyncFailedError:
@@ -84,7 +89,7 @@ class CollectionDriver:
         return await self.do(step)
 
     async def do(self, step: Step) -> Any:
-        """What the step found. Raises MetadataError, OSError, CollectorStoppedError."""
+        """What the step found. Raises MetadataError, OSError, GarbageCollectorStoppedError."""
         match step:
             case SyncStore():
                 await self.run_blocking(self.reads.begin)
@@ -135,7 +140,7 @@ class LedgerCollection(CollectionDriver):
     """Deletes ledgers of the storage that the metadata store does not know (any more)."""
 
     async def run(self) -> LedgerPass:
-        """One pass. Raises CollectorStoppedError, SyncFailedError."""
+        """One pass. Raises GarbageCollectorStoppedError, SyncFailedError."""
         report = LedgerPass()
         try:
             local = await self.storage.local_ledgers()

@@ -22,7 +22,7 @@ from bookie_server.identity.cluster_identity import ClusterIdentity, ForeignClus
 _IDS_PER_LEAF: Final = 10_000
 
 
-class MetadataReads:
+class LedgerMetadataReads:
     """Reads of ``store``, at most so many a second. What it says is believed where it is the cluster ``identity``."""
 
     def __init__(self, store: LedgerStore, identity: ClusterIdentity, throttle: Throttle, stop: StopSignal) -> None:
@@ -58,7 +58,7 @@ class MetadataReads:
     def names_in(self, path: str) -> set[str]:
         """Names of the children of ``path``, none where it does not exist; perhaps a part of them.
 
-        Raises MetadataError, CollectorStoppedError.
+        Raises MetadataError, GarbageCollectorStoppedError.
         """
         self._take(1)
         return set(self.store.zk.children(path) or ())
@@ -76,7 +76,9 @@ class MetadataReads:
         return [ledger_id for ledger_id in ledger_ids if self.path(ledger_id)[len(path) + 1 :] not in names]
 
     def get(self, paths: Sequence[str]) -> dict[str, Znode | None]:
-        """The znodes; None for one that the store says is absent. Raises MetadataError, CollectorStoppedError."""
+        """The znodes; None for one that the store says is absent.
+
+        Raises MetadataError, GarbageCollectorStoppedError."""
         found: dict[str, Znode | None] = {}
         for first in range(0, len(paths), READS_AT_ONCE):
             part = paths[first : first + READS_AT_ONCE]

@@ -15,9 +15,9 @@ from typing import Final
 import numpy as np
 
 from bookie_server.gc.collected_storage import CollectedStorage
-from bookie_server.gc.log_usage import among
+from bookie_server.gc.entry_log_usage import among
 from bookie_server.storage.entrylog.entry_log import OFFSET_BITS, OFFSET_MASK
-from bookie_server.storage.entrylog.log_scan import FoundEntries, LogScan, joined
+from bookie_server.storage.entrylog.entry_log_scan import EntryLogScan, FoundEntries, joined
 from bookie_server.storage.files import read_at
 from bookie_server.storage.index.index_pointers import pointers_into
 from bookie_server.storage.records import LENGTH_BYTES, MAX_RECORD_BYTES, MIN_RECORD_BYTES, Int64s, group_by_ledger
@@ -42,7 +42,7 @@ def scanned_windows(path: str, ledgers: Int64s, check_stop: Callable[[], None]) 
 
     Raises UnsoundLogError (when the end of the log was seen, not before), OSError.
     """
-    scan = LogScan(path)
+    scan = EntryLogScan(path)
     parts: list[FoundEntries] = []
     count = 0
     try:
@@ -64,7 +64,7 @@ def scanned_windows(path: str, ledgers: Int64s, check_stop: Callable[[], None]) 
 
 
 def indexed_windows(
-    log_id: int,
+    entry_log_id: int,
     path: str,
     ledgers: Int64s,
     index_path: Callable[[int], str | None],
@@ -79,7 +79,7 @@ def indexed_windows(
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for ledger_id in ledgers.tolist():
-            for entry_ids, locations in pointers_into(log_id, index_path(ledger_id)):
+            for entry_ids, locations in pointers_into(entry_log_id, index_path(ledger_id)):
                 check_stop()
                 parts.append(_looked_at(fd, path, ledger_id, entry_ids, locations & OFFSET_MASK))
                 count += len(entry_ids)
@@ -92,10 +92,10 @@ def indexed_windows(
         yield joined(parts)
 
 
-async def live_only(storage: CollectedStorage, log_id: int, window: FoundEntries) -> FoundEntries:
+async def live_only(storage: CollectedStorage, entry_log_id: int, window: FoundEntries) -> FoundEntries:
     """Those entries of ``window`` (sorted) to which the index points. Raises OSError."""
     live = np.zeros(len(window), np.bool_)
-    here = log_id << OFFSET_BITS | window.offsets
+    here = entry_log_id << OFFSET_BITS | window.offsets
     for done, (ledger_id, which) in enumerate(group_by_ledger(window.ledger_ids)):
         if done % _LEDGERS_AT_ONCE == 0:
             await asyncio.sleep(0)

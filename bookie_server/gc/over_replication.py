@@ -33,7 +33,7 @@ from bookie_server.gc.collection_steps import (
     over_replication_steps,
 )
 from bookie_server.gc.ledger_collection import CollectionDriver, note_error, some
-from bookie_server.gc.ledger_metadata_reads import MetadataReads
+from bookie_server.gc.ledger_metadata_reads import LedgerMetadataReads
 from bookie_server.gc.throttle import StopSignal
 
 _LOG: Final = logging.getLogger(__name__)
@@ -48,7 +48,12 @@ class OverReplication(CollectionDriver):
     """Deletes copies of the storage that the bookie should not have."""
 
     def __init__(
-        self, storage: CollectedStorage, reads: MetadataReads, brake: Brake, run_blocking: RunBlocking, stop: StopSignal
+        self,
+        storage: CollectedStorage,
+        reads: LedgerMetadataReads,
+        brake: Brake,
+        run_blocking: RunBlocking,
+        stop: StopSignal,
     ) -> None:
         super().__init__(storage, reads, brake, run_blocking, stop)
         self._base = f"{reads.root}/underreplication"
@@ -56,7 +61,7 @@ class OverReplication(CollectionDriver):
         self._held: set[str] = set()
 
     async def run(self) -> LedgerPass:
-        """One pass. Raises CollectorStoppedError, SyncFailedError."""
+        """One pass. Raises GarbageCollectorStoppedError, SyncFailedError."""
         report = LedgerPass()
         try:
             local = await self.storage.local_ledgers()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 _LONGEST_WAIT_S = 60.0
 
 
-class CollectorStoppedError(Exception):
+class GarbageCollectorStoppedError(Exception):
     """The collector is to stop: leave what is under way, so that nothing is half done."""
 
 
@@ -30,12 +30,12 @@ class StopSignal:
         return self._in_threads.is_set()
 
     def check(self) -> None:
-        """Raises CollectorStoppedError where it is set."""
+        """Raises GarbageCollectorStoppedError where it is set."""
         if self._in_threads.is_set():
-            raise CollectorStoppedError
+            raise GarbageCollectorStoppedError
 
     async def sleep(self, duration_s: float) -> None:
-        """In the event loop. Raises CollectorStoppedError, also without a wait."""
+        """In the event loop. Raises GarbageCollectorStoppedError, also without a wait."""
         if duration_s > 0 and not self.is_set:
             try:
                 async with asyncio.timeout(duration_s):
@@ -45,7 +45,7 @@ class StopSignal:
         self.check()
 
     def sleep_blocking(self, duration_s: float) -> None:
-        """In another thread. Raises CollectorStoppedError, also without a wait."""
+        """In another thread. Raises GarbageCollectorStoppedError, also without a wait."""
         if duration_s > 0:
             self._in_threads.wait(duration_s)
         self.check()

@@ -33,14 +33,14 @@ _STOP_MS: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Mode:
+class BookieMode:
     """What others are to know: whether the bookie takes adds, and if not, whether an operator wanted it so."""
 
     read_only: bool = False
     manual: bool = False
 
 
-class Registration:
+class RegistrationManager:
     """Keeps the bookie's znode there, in its mode and over lost sessions, from :meth:`start` to :meth:`stop`.
 
     ``before_move`` is called with each new mode, in the thread that moves the znode, before it moves.
@@ -53,7 +53,7 @@ class Registration:
         info: BookieServiceInfo,
         *,
         wait_ms: int,
-        before_move: Callable[[Mode], None],
+        before_move: Callable[[BookieMode], None],
     ) -> None:
         self._zookeeper = zookeeper
         self._identity = identity
@@ -63,10 +63,10 @@ class Registration:
         self._content = info.encode()
         self._wait_s = wait_ms / 1000
         self._before_move = before_move
-        self._mode = Mode()
+        self._mode = BookieMode()
         #: The mode that ``before_move`` was told last, and that of the znode.
-        self._told: Mode | None = None
-        self._moved_to: Mode | None = None
+        self._told: BookieMode | None = None
+        self._moved_to: BookieMode | None = None
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="registration", daemon=True)
@@ -96,7 +96,7 @@ class Registration:
         self._wake.set()
         self._thread.start()
 
-    def set_mode(self, mode: Mode) -> None:
+    def set_mode(self, mode: BookieMode) -> None:
         """Move the znode as soon as ZooKeeper can be reached. Returns at once; the last mode counts. Before
         :meth:`start`: the mode to begin with; writable where none was set."""
         if mode != self._mode:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from functools import partial
 
 from bookie_server.bookie import Bookie
-from bookie_server.disks.disks import DiskMonitor
-from bookie_server.gc.collector import Collector
+from bookie_server.disks.disk_monitor import DiskMonitor
 from bookie_server.gc.collector_status import Timing
-from bookie_server.identity.registration import Registration
+from bookie_server.gc.garbage_collector import GarbageCollector
+from bookie_server.identity.registration import RegistrationManager
 from bookie_server.metrics.bookie_metrics import BookieMetrics
 from bookie_server.net.native.server import NativeServer
 from bookie_server.storage.directories import LedgerDirectories
@@ -75,7 +75,7 @@ def watch_bookie(metrics: BookieMetrics, bookie: Bookie) -> None:
 
 
 def add_gauges(
-    metrics: BookieMetrics, directories: LedgerDirectories, monitor: DiskMonitor, registration: Registration
+    metrics: BookieMetrics, directories: LedgerDirectories, monitor: DiskMonitor, registration: RegistrationManager
 ) -> None:
     """Whether the bookie is registered (1: to take adds, 0: as read-only, -1: not at all); how many ledger directories
     take new files, and how full each is, in percent."""
@@ -107,7 +107,7 @@ def watch_server(metrics: BookieMetrics, server: NativeServer) -> None:
         metrics.registry.watched_counter(f"bookkeeper_server_{name}", read)
 
 
-def watch_collector(metrics: BookieMetrics, collector: Collector) -> None:
+def watch_collector(metrics: BookieMetrics, collector: GarbageCollector) -> None:
     """Passes of garbage collection, what they removed, and how long they took."""
     registry, counters = metrics.registry, collector.counters
     for name, read in (
@@ -117,16 +117,16 @@ def watch_collector(metrics: BookieMetrics, collector: Collector) -> None:
         ("RECLAIMED_COMPACTION_SPACE_BYTES", lambda: counters.reclaimed_by_compaction_bytes),
         ("MINOR_COMPACTION_TOTAL", lambda: collector.status().minor_count),
         ("MAJOR_COMPACTION_TOTAL", lambda: collector.status().major_count),
-        ("REMOVED_ENTRY_LOG_TOTAL", lambda: counters.logs_removed),
-        ("COMPACTED_ENTRY_LOG_TOTAL", lambda: counters.logs_compacted),
+        ("REMOVED_ENTRY_LOG_TOTAL", lambda: counters.entry_logs_removed),
+        ("COMPACTED_ENTRY_LOG_TOTAL", lambda: counters.entry_logs_compacted),
         ("MOVED_ENTRY_TOTAL", lambda: counters.entries_moved),
     ):
         registry.watched_counter(f"bookie_gc_{name}", read)
     for name, total in (
-        ("ACTIVE_ENTRY_LOG_TOTAL", lambda: collector.log_totals().logs),
-        ("ENTRY_LOG_SPACE_BYTES", lambda: collector.log_totals().size_bytes),
-        ("ACTIVE_ENTRY_LOG_SPACE_BYTES", lambda: collector.log_totals().live_bytes),
-        ("ACTIVE_LEDGER_TOTAL", lambda: collector.log_totals().ledgers),
+        ("ACTIVE_ENTRY_LOG_TOTAL", lambda: collector.entry_log_totals().logs),
+        ("ENTRY_LOG_SPACE_BYTES", lambda: collector.entry_log_totals().size_bytes),
+        ("ACTIVE_ENTRY_LOG_SPACE_BYTES", lambda: collector.entry_log_totals().live_bytes),
+        ("ACTIVE_LEDGER_TOTAL", lambda: collector.entry_log_totals().ledgers),
     ):
         metrics.gauge(f"bookie_gc_{name}", total)
     metrics.gauge("bookie_gc_foreign_cluster", lambda: int(collector.status().foreign_cluster))

@@ -22,11 +22,11 @@ import numpy as np
 
 from bookie_server.storage.directories import LedgerDirectories
 from bookie_server.storage.entrylog.entry_limit import EntryLimit
-from bookie_server.storage.entrylog.log_writer import LogWriter
-from bookie_server.storage.handles import Handles
+from bookie_server.storage.entrylog.entry_log_writer import EntryLogWriter
 from bookie_server.storage.index.index import IndexFiles, IndexHeader
 from bookie_server.storage.index.ledger_cache import LedgerCache
 from bookie_server.storage.journal.log_mark import LogMark, write_marks
+from bookie_server.storage.ledger_descriptors import LedgerDescriptors
 from bookie_server.storage.records import Int64s
 from bookie_server.storage.threads import in_thread
 from bookie_server.storage.write_cache import CacheHalf, SortedEntries, WriteCache
@@ -74,9 +74,9 @@ class Flusher:
         directories: LedgerDirectories,
         write_cache: WriteCache,
         cache: LedgerCache,
-        handles: Handles,
+        descriptors: LedgerDescriptors,
         index: IndexFiles,
-        log_writer: LogWriter,
+        entry_log_writer: EntryLogWriter,
         entry_limit: EntryLimit,
         last_marks: Sequence[LogMark],
         durable_marks: Callable[[], list[LogMark]],
@@ -86,9 +86,9 @@ class Flusher:
         self._directories = directories
         self._write_cache = write_cache
         self._cache = cache
-        self._handles = handles
+        self._descriptors = descriptors
         self._index = index
-        self._log_writer = log_writer
+        self._entry_log_writer = entry_log_writer
         self._entry_limit = entry_limit
         self._durable_marks = durable_marks
         self._remove_journals = remove_journals
@@ -152,7 +152,7 @@ class Flusher:
         """What is left of a flush that failed, if one did, then what is in memory now."""
         if self._batch is not None:
             yield self._batch
-        half, headers = self._write_cache.swap(), self._handles.take_headers()
+        half, headers = self._write_cache.swap(), self._descriptors.take_headers()
         self._batch = _Batch(half, headers, self._durable_marks())
         self.on_room()
         yield self._batch
@@ -164,7 +164,9 @@ class Flusher:
             batch.entries = batch.half.sorted_entries()
         entries = batch.entries
         if len(entries.entry_ids):
-            batch.locations = self._log_writer.append(batch.half, entries.ledgers, entries.positions, entries.sizes)
+            batch.locations = self._entry_log_writer.append(
+                batch.half, entries.ledgers, entries.positions, entries.sizes
+            )
         batch.logs_done = True
 
     def _write_index(self, batch: _Batch) -> None:
@@ -228,7 +230,7 @@ class Flusher:
         assert batch is self._batch
         self._batch = None
         self._write_cache.drop_flushed()
-        self._log_writer.finished()
+        self._entry_log_writer.finished()
 
     def _finish(self, marks: list[LogMark]) -> None:
         marks = [max(mark, last) for mark, last in zip(marks, self.last_marks, strict=True)]

@@ -24,15 +24,15 @@ from bookie_server.storage.deleted_ledgers import DeletedLedgers
 from bookie_server.storage.directories import LedgerDirectories
 from bookie_server.storage.entrylog.entry_limit import EntryLimit
 from bookie_server.storage.entrylog.entry_log_reader import EntryLogReader
-from bookie_server.storage.entrylog.log_writer import LogIds, LogWriter
+from bookie_server.storage.entrylog.entry_log_writer import EntryLogIds, EntryLogWriter
 from bookie_server.storage.flush import Flusher
-from bookie_server.storage.handles import Handles, LedgerHandle
 from bookie_server.storage.index.index import IndexFiles
 from bookie_server.storage.index.ledger_cache import LedgerCache
 from bookie_server.storage.journal.group_commit import Append, DoneCallback, Group, GroupStats
 from bookie_server.storage.journal.journals import Journals, JournalsConfig
 from bookie_server.storage.journal.log_mark import LogMark, read_marks
 from bookie_server.storage.journal.replay import replay_journals
+from bookie_server.storage.ledger_descriptors import LedgerDescriptor, LedgerDescriptors
 from bookie_server.storage.locations import in_memory
 from bookie_server.storage.records import LENGTH_BYTES, MAX_ENTRY_ID, Int64s, LedgerPart, Records
 from bookie_server.storage.write_cache import WriteCache
@@ -47,10 +47,10 @@ class StorageConfig:
     """Sizes in bytes. ``write_cache_bytes`` is of one half of the write cache: twice that may be in memory."""
 
     journals: JournalsConfig
-    log_size_limit_bytes: int = 1024 * 1024 * 1024
+    entry_log_size_limit_bytes: int = 1024 * 1024 * 1024
     write_cache_bytes: int = 64 * 1024 * 1024
     index_cache_bytes: int = 64 * 1024 * 1024
-    handle_limit: int = 20_000
+    descriptor_limit: int = 20_000
     flush_interval_ms: int = 10_000
     #: Finds the highest entry id that all index files have room for. Blocking.
     find_last_entry: Callable[[], int] = lambda: MAX_ENTRY_ID
@@ -84,12 +84,12 @@ class LedgerStorage:
         self._trouble: str | None = None
         self.deleted = DeletedLedgers()
         self.index = IndexFiles(directories.index_paths, directories.writable_index, config.open_index_files)
-        self.handles = Handles(self.index, config.handle_limit, self._has_changes)
+        self.descriptors = LedgerDescriptors(self.index, config.descriptor_limit, self._has_changes)
         self.cache = LedgerCache(self.index, config.index_cache_bytes)
         self.write_cache = WriteCache(config.write_cache_bytes)
         self.reader = EntryLogReader(directories.paths, config.open_entry_logs)
-        self.log_ids = LogIds(directories)
-        self.log_writer = LogWriter(directories, self.log_ids, config.log_size_limit_bytes)
+        self.entry_log_ids = EntryLogIds(directories)
+        self.entry_log_writer = EntryLogWriter(directories, self.entry_log_ids, config.entry_log_size_limit_bytes)
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="flush")
         self._flusher_task: asyncio.Task[None] | None = None
         self._flush_wanted = asyncio.Event()
@@ -104,18 +104,18 @@ class LedgerStorage:
             directories=directories,
             write_cache=self.write_cache,
             cache=self.cache,
-            handles=self.handles,
+            descriptors=self.descriptors,
             index=self.index,
-            log_writer=self.log_writer,
+            entry_log_writer=self.entry_log_writer,
             entry_limit=self.entry_limit,
             last_marks=marks,
             durable_marks=lambda: marks if self._journals is None else self._journals.durable_marks(),
             remove_journals=lambda marks: None if self._journals is None else self._journals.remove_below(marks),
             executor=self.executor,
         )
-        self.handles.replaying = True
+        self.descriptors.replaying = True
         ends = replay_journals(config.journals.directories, marks, self)
-        self.handles.replaying = False
+        self.descriptors.replaying = False
         self._journals = Journals(
             config.journals,
             ends,
@@ -152,11 +152,11 @@ class LedgerStorage:
                 await asyncio.sleep(0)  # callbacks of the last groups were queued before stop() returned
             if not self._failed:
                 await self.flusher.run()
-                await loop.run_in_executor(self.executor, self.log_writer.end)
+                await loop.run_in_executor(self.executor, self.entry_log_writer.end)
         finally:
             self.executor.shutdown()
             self.journals.close()
-            self.log_writer.close()
+            self.entry_log_writer.close()
             self.index.close()
             self.reader.close()
 
@@ -208,29 +208,29 @@ class LedgerStorage:
     def new_ledgers_wait(self) -> bool:
         """Whether so many new ledgers wait for their index files that a flush was asked for. Where flushes fail nothing
         should wait for one."""
-        if self.handles.unwritten < _MOST_UNWRITTEN or self._trouble is not None:
+        if self.descriptors.unwritten < _MOST_UNWRITTEN or self._trouble is not None:
             return False
         self._flush_wanted.set()
         return True
 
-    def append(self, records: Records, parts: list[tuple[LedgerHandle, LedgerPart]], done: DoneCallback) -> None:
+    def append(self, records: Records, parts: list[tuple[LedgerDescriptor, LedgerPart]], done: DoneCallback) -> None:
         """Store ``records``; ``parts`` says which of them belong to which ledger. ``done(ok)`` once it is decided."""
         if len(self.journals) > 1:
-            parts_of: dict[int, list[tuple[LedgerHandle, LedgerPart]]] = {}
-            for handle, part in parts:
-                parts_of.setdefault(self.journals.number_of(part.ledger_id), []).append((handle, part))
+            parts_of: dict[int, list[tuple[LedgerDescriptor, LedgerPart]]] = {}
+            for descriptor, part in parts:
+                parts_of.setdefault(self.journals.number_of(part.ledger_id), []).append((descriptor, part))
             if len(parts_of) > 1:
                 self._append_to_several(records, list(parts_of.values()), done)
                 return
         self._append_to_one(records, parts, done)
 
     def _append_to_one(
-        self, records: Records, parts: list[tuple[LedgerHandle, LedgerPart]], done: DoneCallback
+        self, records: Records, parts: list[tuple[LedgerDescriptor, LedgerPart]], done: DoneCallback
     ) -> None:
         def fill(group: Group) -> None:
-            for handle, part in parts:
-                group.add_key(handle)
-                _note_pending(handle, group, part)
+            for descriptor, part in parts:
+                group.add_key(descriptor)
+                _note_pending(descriptor, group, part)
             group.add_journal(records.data, len(records))
             group.appends.append(Append(records, parts))
             group.done.append(done)
@@ -238,7 +238,7 @@ class LedgerStorage:
         self.journals.add(parts[0][0].ledger_id, fill)
 
     def _append_to_several(
-        self, records: Records, parts_of: list[list[tuple[LedgerHandle, LedgerPart]]], done: DoneCallback
+        self, records: Records, parts_of: list[list[tuple[LedgerDescriptor, LedgerPart]]], done: DoneCallback
     ) -> None:
         left, good = len(parts_of), True
 
@@ -251,27 +251,27 @@ class LedgerStorage:
 
         for parts in parts_of:
             wanted = np.zeros(len(records), np.bool_)
-            handles = {}
-            for handle, part in parts:
+            descriptors = {}
+            for descriptor, part in parts:
                 wanted[part.which] = True
-                handles[handle.ledger_id] = handle
+                descriptors[descriptor.ledger_id] = descriptor
             some = records.select(wanted)
-            self._append_to_one(some, [(handles[part.ledger_id], part) for part in some.by_ledger()], one_done)
+            self._append_to_one(some, [(descriptors[part.ledger_id], part) for part in some.by_ledger()], one_done)
 
     def append_journal(
-        self, handle: LedgerHandle, record: bytes, done: DoneCallback, undo: Callable[[], None] | None = None
+        self, descriptor: LedgerDescriptor, record: bytes, done: DoneCallback, undo: Callable[[], None] | None = None
     ) -> Group:
         """Journal a fence or explicit LAC record of a ledger; ``done(ok)`` once it is decided. ``undo()`` before that
         if it failed."""
 
         def fill(group: Group) -> None:
-            group.add_key(handle)
+            group.add_key(descriptor)
             group.add_journal(record)
             group.done.append(done)
             if undo is not None:
                 group.undo.append(undo)
 
-        return self.journals.add(handle.ledger_id, fill)
+        return self.journals.add(descriptor.ledger_id, fill)
 
     def barrier(self, done: DoneCallback, ledger_id: int | None = None) -> None:
         """``done(ok)`` once everything appended before (to the ledger's journal, if one is given) is decided; at once
@@ -279,7 +279,7 @@ class LedgerStorage:
         if not self.journals.barrier(done, ledger_id):
             done(not self._failed)
 
-    def replay(self, records: Records, parts: list[tuple[LedgerHandle, LedgerPart]]) -> None:
+    def replay(self, records: Records, parts: list[tuple[LedgerDescriptor, LedgerPart]]) -> None:
         """Store records read from a journal, without journaling them again. Blocking; before :meth:`start`."""
         self._apply(Append(records, parts))
         if self.write_cache.is_full and self._trouble is None:
@@ -345,9 +345,9 @@ class LedgerStorage:
         for append in group.appends:
             if error is None:
                 self._apply(append)
-            for handle, _ in append.parts:
-                if handle.group is group:
-                    handle.group = None
+            for descriptor, _ in append.parts:
+                if descriptor.group is group:
+                    descriptor.group = None
         for done in group.done:
             try:
                 done(error is None)
@@ -360,16 +360,16 @@ class LedgerStorage:
         records, half = append.records, self.write_cache.active
         base = half.store(records.data)
         positions = records.offsets[:-1] + (base + LENGTH_BYTES)
-        for handle, part in append.parts:
+        for descriptor, part in append.parts:
             if part.count == 1:
                 at = 0 if isinstance(part.which, slice) else part.which[0]
                 half.put_one(part.ledger_id, part.first_entry_id, int(positions[at]))
             else:
                 half.put(part.ledger_id, records.entry_ids[part.which], positions[part.which])
-            handle.last_entry = max(handle.last_entry, part.last_entry_id)
-            if part.last_add_confirmed > handle.last_add_confirmed:
-                handle.last_add_confirmed = part.last_add_confirmed
-                handle.tell_watchers()
+            descriptor.last_entry = max(descriptor.last_entry, part.last_entry_id)
+            if part.last_add_confirmed > descriptor.last_add_confirmed:
+                descriptor.last_add_confirmed = part.last_add_confirmed
+                descriptor.tell_watchers()
 
     def _has_changes(self, ledger_id: int) -> bool:
         return ledger_id in self.write_cache or self.flusher.holds(ledger_id)
@@ -413,10 +413,10 @@ def _trouble(error: OSError) -> str:
     return f"entries cannot be written to entry logs and indexes: {error}"
 
 
-def _note_pending(handle: LedgerHandle, group: Group, part: LedgerPart) -> None:
-    if handle.group is None:
-        handle.pending_first, handle.pending_last = part.first_entry_id, part.last_entry_id
+def _note_pending(descriptor: LedgerDescriptor, group: Group, part: LedgerPart) -> None:
+    if descriptor.group is None:
+        descriptor.pending_first, descriptor.pending_last = part.first_entry_id, part.last_entry_id
     else:
-        handle.pending_first = min(handle.pending_first, part.first_entry_id)
-        handle.pending_last = max(handle.pending_last, part.last_entry_id)
-    handle.group = group
+        descriptor.pending_first = min(descriptor.pending_first, part.first_entry_id)
+        descriptor.pending_last = max(descriptor.pending_last, part.last_entry_id)
+    descriptor.group = group

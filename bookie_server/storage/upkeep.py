@@ -18,7 +18,7 @@ import numpy as np
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.storage import files
 from bookie_server.storage.entrylog import entry_log
-from bookie_server.storage.handles import LedgerHandle
+from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 from bookie_server.storage.records import MAX_ENTRY_ID, Int64s
 from bookie_server.storage.threads import in_thread
 
@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 class _Marked:
     """A ledger that is about to be removed; ``readable``: its header could be read."""
 
-    handle: LedgerHandle
+    descriptor: LedgerDescriptor
     readable: bool
     last_entry: int
 
@@ -63,24 +63,24 @@ class Upkeep:
         storage = self._storage
         readable = True
         try:
-            handle = storage.handles.get(ledger_id)
+            descriptor = storage.descriptors.get(ledger_id)
         except CorruptFileError:
-            handle, readable = storage.handles.reserve(ledger_id), False  # the file goes nevertheless
-        if handle is None:
+            descriptor, readable = storage.descriptors.reserve(ledger_id), False  # the file goes nevertheless
+        if descriptor is None:
             if storage.index.path(ledger_id) is None:
                 return False
-            handle, readable = storage.handles.reserve(ledger_id), False  # a file that holds nothing
-        handle.deleting = True
-        self._marked[ledger_id] = _Marked(handle, readable, handle.last_entry if readable else MAX_ENTRY_ID)
+            descriptor, readable = storage.descriptors.reserve(ledger_id), False  # a file that holds nothing
+        descriptor.deleting = True
+        self._marked[ledger_id] = _Marked(descriptor, readable, descriptor.last_entry if readable else MAX_ENTRY_ID)
         return True
 
     def unmark_ledger(self, ledger_id: int) -> None:
         """A ledger that was marked serves again. One that was removed is none."""
         marked = self._marked.pop(ledger_id, None)
         if marked is not None:
-            marked.handle.deleting = False
+            marked.descriptor.deleting = False
             if not marked.readable:
-                self._storage.handles.drop(ledger_id)
+                self._storage.descriptors.drop(ledger_id)
 
     async def remove_ledger(self, ledger_id: int) -> None:
         """Remove a marked ledger from this bookie; its entries' bytes go when their logs do. Raises OSError.
@@ -88,13 +88,13 @@ class Upkeep:
         If the ledger was fenced, or may have been, its writer is refused for days.
         """
         marked = self._marked[ledger_id]
-        handle = marked.handle
+        descriptor = marked.descriptor
         async with self._storage.flusher.lock:
-            await self._remove(ledger_id, max(marked.last_entry, handle.last_entry))
+            await self._remove(ledger_id, max(marked.last_entry, descriptor.last_entry))
         del self._marked[ledger_id]
-        if handle.fenced or not marked.readable:
+        if descriptor.fenced or not marked.readable:
             self._storage.deleted.note(ledger_id)
-        _wake_watchers(handle)
+        _wake_watchers(descriptor)
 
     async def settle(self) -> None:
         """Wait until all that was taken before is decided."""
@@ -121,11 +121,11 @@ class Upkeep:
             _LOG.warning("what the index of ledger %d lacked is not forgotten, for now: %s", ledger_id, error)
         storage.write_cache.drop(ledger_id)
         storage.flusher.forget(ledger_id)
-        storage.handles.drop(ledger_id)
+        storage.descriptors.drop(ledger_id)
         storage.cache.drop(ledger_id, last_entry_id)
 
     def _ledgers_in_memory(self) -> Int64s:
-        return np.array([handle.ledger_id for handle in self._storage.handles], np.int64)
+        return np.array([descriptor.ledger_id for descriptor in self._storage.descriptors], np.int64)
 
     # --- entries -----------------------------------------------------------------------------------
 
@@ -163,32 +163,34 @@ class Upkeep:
 
     # --- entry logs --------------------------------------------------------------------------------
 
-    def allocate_log_id(self) -> int:
+    def allocate_entry_log_id(self) -> int:
         """An id for a new entry log. Any thread; blocks. Raises CorruptFileError, SyncFailedError."""
-        return self._storage.log_ids.allocate()
+        return self._storage.entry_log_ids.allocate()
 
-    def logs_being_written(self) -> set[int]:
+    def entry_logs_being_written(self) -> set[int]:
         """Logs that are written to, or hold entries that the index does not know yet."""
-        writer = self._storage.log_writer
-        return writer.unfinished | {writer.log_id}
+        writer = self._storage.entry_log_writer
+        return writer.unfinished | {writer.entry_log_id}
 
-    def all_log_ids(self) -> list[int]:
+    def entry_log_ids(self) -> list[int]:
         """Ids of all entry logs, ascending. Blocks. Raises OSError."""
         directories = self._storage.directories.paths
-        return sorted({log_id for directory in directories for log_id in entry_log.log_ids(directory)})
+        return sorted(
+            {entry_log_id for directory in directories for entry_log_id in entry_log.entry_log_ids(directory)}
+        )
 
-    def log_path(self, log_id: int) -> str:
+    def entry_log_path(self, entry_log_id: int) -> str:
         """Where an entry log is. Raises FileNotFoundError."""
-        return self._storage.reader.path(log_id)
+        return self._storage.reader.path(entry_log_id)
 
-    async def remove_log(self, log_id: int) -> None:
+    async def remove_entry_log(self, entry_log_id: int) -> None:
         """Remove an entry log that no location points to. Raises OSError, SyncFailedError."""
         reader = self._storage.reader
 
         def remove() -> None:
-            path = reader.path(log_id)
+            path = reader.path(entry_log_id)
             files.remove(path)
-            reader.forget(log_id)
+            reader.forget(entry_log_id)
             files.sync_directory(os.path.dirname(path))
 
         await self._in_thread(remove)
@@ -201,6 +203,6 @@ class Upkeep:
         return await in_thread(self._storage.executor, function, *arguments)
 
 
-def _wake_watchers(handle: LedgerHandle) -> None:
-    for watcher in list(handle.lac_watchers or ()):
+def _wake_watchers(descriptor: LedgerDescriptor) -> None:
+    for watcher in list(descriptor.lac_watchers or ()):
         watcher()

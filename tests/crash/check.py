@@ -6,9 +6,9 @@ import struct
 from pathlib import Path
 
 from bk_spark.protocol.codes import Code
-from bookie_server.gc.log_usage import read_usage
+from bookie_server.gc.entry_log_usage import read_usage
 from bookie_server.storage.entrylog.entry_log import MAGIC
-from bookie_server.storage.handles import LedgerHandle
+from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 from tests.crash.expectations import CrashError, Expectations, ExpectedLedger
 from tests.crash.subject import Shape, Subject, key_of, stored
 
@@ -16,18 +16,20 @@ from tests.crash.subject import Shape, Subject, key_of, stored
 async def check(subject: Subject, expected: Expectations) -> None:
     """Raises CrashError where something answered is missing, or something is there that nobody wrote."""
     for ledger_id, ledger in expected.ledgers.items():
-        handle = subject.bookie.handle(ledger_id)
-        if isinstance(handle, Code):
-            raise CrashError(f"ledger {ledger_id}: {handle.name}")
-        if handle is None:
+        descriptor = subject.bookie.descriptor(ledger_id)
+        if isinstance(descriptor, Code):
+            raise CrashError(f"ledger {ledger_id}: {descriptor.name}")
+        if descriptor is None:
             if ledger.answered and not ledger.deleted:
                 raise CrashError(f"ledger {ledger_id} is gone")
             continue
-        await _check_entries(subject, ledger_id, ledger, handle)
-        await _check_state(subject, ledger_id, ledger, handle)
+        await _check_entries(subject, ledger_id, ledger, descriptor)
+        await _check_state(subject, ledger_id, ledger, descriptor)
 
 
-async def _check_entries(subject: Subject, ledger_id: int, ledger: ExpectedLedger, handle: LedgerHandle) -> None:
+async def _check_entries(
+    subject: Subject, ledger_id: int, ledger: ExpectedLedger, descriptor: LedgerDescriptor
+) -> None:
     last = max(ledger.entries, default=-1)
     ids = list(range(last + 3))
     found = await subject.read_all(ledger_id, ids)
@@ -41,31 +43,31 @@ async def _check_entries(subject: Subject, ledger_id: int, ledger: ExpectedLedge
         elif ledger.required(entry_id):
             raise CrashError(f"{what} was answered and is gone")
     present = [i for i, entry in zip(ids, found, strict=True) if isinstance(entry, bytes)]
-    if handle.last_entry != max(present, default=-1):
-        raise CrashError(f"ledger {ledger_id}: last entry {handle.last_entry}, but entries {present} are there")
+    if descriptor.last_entry != max(present, default=-1):
+        raise CrashError(f"ledger {ledger_id}: last entry {descriptor.last_entry}, but entries {present} are there")
     start = present[0] if present else 0
     run = await subject.read_run(ledger_id, start)
     if run != found[start : start + len(run)] or start + len(run) in present:
         raise CrashError(f"ledger {ledger_id}: a batch read from {start} gives {len(run)} entries of {present}")
 
 
-async def _check_state(subject: Subject, ledger_id: int, ledger: ExpectedLedger, handle: LedgerHandle) -> None:
-    if handle.master_key != key_of(ledger_id):
-        raise CrashError(f"ledger {ledger_id} has the master key {handle.master_key.hex()}")
-    if handle.fenced and not ledger.fence_asked:
+async def _check_state(subject: Subject, ledger_id: int, ledger: ExpectedLedger, descriptor: LedgerDescriptor) -> None:
+    if descriptor.master_key != key_of(ledger_id):
+        raise CrashError(f"ledger {ledger_id} has the master key {descriptor.master_key.hex()}")
+    if descriptor.fenced and not ledger.fence_asked:
         raise CrashError(f"ledger {ledger_id} is fenced, which nobody asked for")
     if ledger.deleted:
         return
     if ledger.fence_answered:
-        if not handle.fenced:
+        if not descriptor.fenced:
             raise CrashError(f"ledger {ledger_id} was fenced and is not")
         codes = await subject.add([stored(ledger_id, 1 << 20, -1, b"")], key_of(ledger_id))
         if codes != [Code.FENCED]:
             raise CrashError(f"an add to ledger {ledger_id}, which is fenced: {codes[0].name}")
-    explicit = struct.unpack_from(">qq", handle.explicit_lac)[1] if handle.explicit_lac is not None else -1
+    explicit = struct.unpack_from(">qq", descriptor.explicit_lac)[1] if descriptor.explicit_lac is not None else -1
     if not ledger.lac_answered <= explicit <= ledger.lac_asked:
         raise CrashError(f"ledger {ledger_id}: explicit LAC {explicit}, {ledger.lac_answered} was answered")
-    known = await subject.bookie.known_lac(handle)
+    known = await subject.bookie.known_lac(descriptor)
     if not ledger.lac_answered <= known <= ledger.lac_asked:
         raise CrashError(f"ledger {ledger_id}: LAC {known}; asked {ledger.lac_asked}, answered {ledger.lac_answered}")
 

@@ -184,9 +184,9 @@ class History(Workload):
         logs = self.subject.logs_to_compact()
         if not logs:
             return
-        log_id = self.rng.choice(logs)
+        entry_log_id = self.rng.choice(logs)
         if self.rng.random() < 0.3:
-            await self.compact(log_id)
+            await self.compact(entry_log_id)
             return
 
         async def adds() -> None:
@@ -194,7 +194,7 @@ class History(Workload):
             await self._add_again(ledger_id)
 
         thread = self.rng.choice((COLLECTOR_THREAD, FLUSH_THREAD))
-        await self.while_held(thread, self.rng.randrange(12), adds, self.compact(log_id))
+        await self.while_held(thread, self.rng.randrange(12), adds, self.compact(entry_log_id))
 
     async def _restart(self, ledger_id: int) -> None:
         if self.rng.random() < 0.3:

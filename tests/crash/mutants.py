@@ -13,8 +13,8 @@ from unittest.mock import patch
 
 from bookie_server.gc import compaction
 from bookie_server.storage import files
-from bookie_server.storage.entrylog import entry_log, log_writer
-from bookie_server.storage.entrylog.log_writer import LogWriter
+from bookie_server.storage.entrylog import entry_log, entry_log_writer
+from bookie_server.storage.entrylog.entry_log_writer import EntryLogWriter
 from bookie_server.storage.flush import Flusher
 from bookie_server.storage.index import index
 from bookie_server.storage.index.index import IndexFiles
@@ -52,7 +52,7 @@ def marks_before_the_index_is_synced(stack: ExitStack) -> None:
 
 
 def marks_before_entry_logs_are_synced(stack: ExitStack) -> None:
-    _without(stack, log_writer, "sync_data")
+    _without(stack, entry_log_writer, "sync_data")
 
 
 def journals_go_before_the_index_is_written(stack: ExitStack) -> None:
@@ -66,7 +66,7 @@ def journals_go_before_the_index_is_written(stack: ExitStack) -> None:
 
 
 def the_header_points_at_a_map_to_come(stack: ExitStack) -> None:
-    def leave(writer: LogWriter) -> None:
+    def leave(writer: EntryLogWriter) -> None:
         if writer._fd < 0:
             return
         pointer = entry_log.map_pointer(writer._position, len(writer._ledger_bytes))
@@ -76,7 +76,7 @@ def the_header_points_at_a_map_to_come(stack: ExitStack) -> None:
         files.sync_file(writer._fd)
         writer.close()
 
-    stack.enter_context(patch.object(LogWriter, "leave", leave))
+    stack.enter_context(patch.object(EntryLogWriter, "leave", leave))
 
 
 def compaction_removes_the_old_log_before_the_index_is_durable(stack: ExitStack) -> None:
@@ -95,7 +95,7 @@ def the_name_of_a_journal_is_not_synced(stack: ExitStack) -> None:
 
 
 def the_name_of_an_entry_log_is_not_synced(stack: ExitStack) -> None:
-    _without(stack, log_writer, "sync_directory")
+    _without(stack, entry_log_writer, "sync_directory")
 
 
 def the_name_of_an_index_file_is_not_synced(stack: ExitStack) -> None:
@@ -118,8 +118,8 @@ def files_are_replaced_without_a_sync(stack: ExitStack) -> None:
 def fences_are_answered_before_they_are_durable(stack: ExitStack) -> None:
     append = LedgerStorage.append_journal
 
-    def answer_and_append(storage: LedgerStorage, handle: Any, record: bytes, done: Any, undo: Any = None) -> Group:
-        group = append(storage, handle, record, lambda ok: setattr(handle, "fence_group", None), undo)
+    def answer_and_append(storage: LedgerStorage, descriptor: Any, record: bytes, done: Any, undo: Any = None) -> Group:
+        group = append(storage, descriptor, record, lambda ok: setattr(descriptor, "fence_group", None), undo)
         done(True)
         return group
 

@@ -18,7 +18,7 @@ from bk_spark.protocol.codes import Code
 from bookie_server.bookie import Bookie
 from bookie_server.bookie_reads import Int32s
 from bookie_server.gc.compaction import Compactor
-from bookie_server.gc.log_usage import read_usage
+from bookie_server.gc.entry_log_usage import read_usage
 from bookie_server.gc.throttle import StopSignal, Throttle
 from bookie_server.state import BookieState
 from bookie_server.storage.directories import LedgerDirectories
@@ -44,7 +44,7 @@ class Shape:
     journal_max_bytes: int = 4096
     journal_max_backups: int = 0
     preallocate_bytes: int = 4096
-    log_size_limit_bytes: int = 8192
+    entry_log_size_limit_bytes: int = 8192
     write_cache_bytes: int = 1 << 20
 
 
@@ -106,14 +106,14 @@ class Subject:
         if held:
             raise CrashError(f"compactions that cannot be finished: {held}")
 
-    async def compact(self, log_id: int) -> None:
+    async def compact(self, entry_log_id: int) -> None:
         """Compact an entry log, however much of it is live."""
-        usage = read_usage(log_id, self.upkeep.log_path(log_id))
+        usage = read_usage(entry_log_id, self.upkeep.entry_log_path(entry_log_id))
         with self.compactor() as compactor:
             await compactor.compact(usage, await self.upkeep.local_ledgers(), full_disks=False)
 
     def logs_to_compact(self) -> list[int]:
-        return sorted(set(self.upkeep.all_log_ids()) - self.upkeep.logs_being_written())
+        return sorted(set(self.upkeep.entry_log_ids()) - self.upkeep.entry_logs_being_written())
 
     async def stop(self) -> None:
         """End in good order."""
@@ -186,7 +186,7 @@ def _config(root: Path, shape: Shape) -> StorageConfig:
             preallocate_bytes=shape.preallocate_bytes,
             max_backups=shape.journal_max_backups,
         ),
-        log_size_limit_bytes=shape.log_size_limit_bytes,
+        entry_log_size_limit_bytes=shape.entry_log_size_limit_bytes,
         write_cache_bytes=shape.write_cache_bytes,
         flush_interval_ms=3_600_000,
     )

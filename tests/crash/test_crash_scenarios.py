@@ -139,7 +139,7 @@ def _killed_and_cut(compacts: bool) -> list[str]:
 )
 def test_b5_garbage_in_an_index_file_sets_one_ledger_aside(at: int, garbage: bytes, tmp_path: Path) -> None:
     async def run() -> None:
-        workload = Workload(tmp_path, Shape(log_size_limit_bytes=1 << 20), seed=1)
+        workload = Workload(tmp_path, Shape(entry_log_size_limit_bytes=1 << 20), seed=1)
         await workload.start()
         good, bad = workload.entries(1, 3), workload.entries(2, 3)
         await workload.add(good)

@@ -185,9 +185,9 @@ class Workload:
         await delete_ledger(self.subject.upkeep, ledger_id)
         await self.subject.upkeep.sync_deletions()
 
-    async def compact(self, log_id: int) -> None:
-        self.say(f"compaction of log {log_id:x}")
-        await self.subject.compact(log_id)
+    async def compact(self, entry_log_id: int) -> None:
+        self.say(f"compaction of log {entry_log_id:x}")
+        await self.subject.compact(entry_log_id)
         self.say("compaction ended")
 
     async def with_fault(self, fault: Fault, doing: Callable[[], Awaitable[Any]]) -> None:

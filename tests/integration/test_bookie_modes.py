@@ -16,7 +16,7 @@ import pytest
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.codes import Code
 from bookie_server.bookie_status import read_status, write_status
-from bookie_server.identity.registration import Mode
+from bookie_server.identity.registration import BookieMode
 from bookie_server.local import LocalCluster
 from tests.support.bookie import BookieProcess, free_port, stored
 from tests.support.tcp_proxy import Connects, TcpProxy
@@ -112,15 +112,15 @@ def test_the_newest_status_counts_and_three_fields_are_an_operators(tmp_path: Pa
     (tmp_path / "a" / "BOOKIE_STATUS").write_text("1,READ_ONLY,2000\n")
     (tmp_path / "b" / "BOOKIE_STATUS").write_text("1,READ_WRITE,1000,false\n")
     (tmp_path / "c" / "BOOKIE_STATUS").write_bytes(b"\xff\x00 torn")
-    assert read_status(directories) == Mode(read_only=True, manual=True)
+    assert read_status(directories) == BookieMode(read_only=True, manual=True)
     (tmp_path / "b" / "BOOKIE_STATUS").write_text("1,READ_ONLY,3000,false\n")
-    assert read_status(directories) == Mode(read_only=True, manual=False)
+    assert read_status(directories) == BookieMode(read_only=True, manual=False)
     (tmp_path / "b" / "BOOKIE_STATUS").write_text("1,SLEEPING,4000,false\n")
-    assert read_status(directories) == Mode(read_only=True, manual=True)
-    write_status(directories, Mode())
-    assert read_status(directories) == Mode()
+    assert read_status(directories) == BookieMode(read_only=True, manual=True)
+    write_status(directories, BookieMode())
+    assert read_status(directories) == BookieMode()
     with pytest.raises(OSError):
-        write_status([str(tmp_path / "gone")], Mode())
+        write_status([str(tmp_path / "gone")], BookieMode())
 
 
 def test_sigterm_while_it_waits_for_its_own_old_session(bookie: BookieProcess) -> None:

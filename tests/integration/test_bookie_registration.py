@@ -11,14 +11,14 @@ import pytest
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import MetadataError
 from bk_spark.protocol.metadata.registration import native_service_info
-from bookie_server.identity.registration import Mode, Registration
+from bookie_server.identity.registration import BookieMode, RegistrationManager
 from bookie_server.local import LocalCluster
 from tests.support.cluster_identity import joined
 from tests.support.tcp_proxy import Connects, TcpProxy
 from tests.support.zookeeper_sessions import expire
 
-READ_ONLY = Mode(read_only=True)
-WRITABLE = Mode()
+READ_ONLY = BookieMode(read_only=True)
+WRITABLE = BookieMode()
 
 
 class Stage:
@@ -30,18 +30,18 @@ class Stage:
         self.writable = f"{root}/available/b:1"
         self.read_only = f"{root}/available/readonly/b:1"
         #: What was told before a move, with the znodes that were there then.
-        self.told: list[tuple[Mode, bool, bool]] = []
+        self.told: list[tuple[BookieMode, bool, bool]] = []
         self.was_told = threading.Event()
         info = native_service_info("b", 1)
-        self.registration = Registration(
+        self.registration = RegistrationManager(
             session, joined(session, root, "b:1"), info, wait_ms=wait_ms, before_move=self._note
         )
 
-    def _note(self, mode: Mode) -> None:
+    def _note(self, mode: BookieMode) -> None:
         self.told.append((mode, self.there(self.writable), self.there(self.read_only)))
         self.was_told.set()
 
-    def start(self, mode: Mode) -> None:
+    def start(self, mode: BookieMode) -> None:
         self.registration.set_mode(mode)
         self.registration.start()
 
@@ -117,7 +117,7 @@ def test_starts_as_read_only(stage: Stage) -> None:
 def test_a_reason_that_changes_moves_nothing_but_is_told(stage: Stage) -> None:
     stage.start(READ_ONLY)
     before = stage.observer.exists(stage.read_only)
-    stage.registration.set_mode(Mode(read_only=True, manual=True))
+    stage.registration.set_mode(BookieMode(read_only=True, manual=True))
     stage.registration.set_mode(WRITABLE)
     stage.wait(stage.writable, there=True)
     assert before is not None
@@ -126,7 +126,7 @@ def test_a_reason_that_changes_moves_nothing_but_is_told(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("mode", [WRITABLE, READ_ONLY], ids=["writable", "read-only"])
-def test_registers_again_in_its_mode_when_the_session_expired(stage: Stage, mode: Mode) -> None:
+def test_registers_again_in_its_mode_when_the_session_expired(stage: Stage, mode: BookieMode) -> None:
     stage.start(mode)
     path, other = (stage.read_only, stage.writable) if mode.read_only else (stage.writable, stage.read_only)
     before = stage.session.session_id
@@ -215,7 +215,7 @@ def test_a_mode_that_never_reached_zookeeper_is_taken_back(
         try:
             stage.start(WRITABLE)
             proxy.set(connects=Connects.REFUSE, cut=True)
-            for mode in (Mode(read_only=True, manual=True), WRITABLE):
+            for mode in (BookieMode(read_only=True, manual=True), WRITABLE):
                 stage.was_told.clear()
                 stage.registration.set_mode(mode)
                 assert stage.was_told.wait(20)

@@ -19,18 +19,18 @@ from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, Segment
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.gc import compaction
-from bookie_server.gc.collector import Collector
-from bookie_server.gc.collector_config import CollectorConfig, CompactionConfig
-from bookie_server.gc.log_collection import LogCollection
-from bookie_server.gc.log_rewrite import LogRewrite
-from bookie_server.gc.throttle import CollectorStoppedError
+from bookie_server.gc.collector_config import CompactionConfig, GarbageCollectorConfig
+from bookie_server.gc.entry_log_collection import EntryLogCollection
+from bookie_server.gc.entry_log_rewrite import EntryLogRewrite
+from bookie_server.gc.garbage_collector import GarbageCollector
+from bookie_server.gc.throttle import GarbageCollectorStoppedError
 from bookie_server.storage import files
 from tests.support.cluster_identity import joined
 from tests.support.running_storage import Place, Running, in_loop, running, stored
 
 BOOKIE = "127.0.0.1:3181"
 HOUR_MS = 3_600_000
-CONFIG = CollectorConfig(
+CONFIG = GarbageCollectorConfig(
     gc_wait_ms=HOUR_MS,
     over_replicated_wait_ms=0,
     minor=CompactionConfig(HOUR_MS, 0.2),
@@ -48,15 +48,18 @@ def store(zookeeper: ZooKeeper, ledgers_root: str) -> LedgerStore:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    return Place.make(tmp_path / "bookie", ledgers=2, log_size_limit_bytes=64 * 1024)
+    return Place.make(tmp_path / "bookie", ledgers=2, entry_log_size_limit_bytes=64 * 1024)
 
 
 @contextlib.asynccontextmanager
 async def collecting(
-    bookie: Running, store: LedgerStore, config: CollectorConfig = CONFIG, failures: list[Exception] | None = None
-) -> AsyncIterator[Collector]:
+    bookie: Running,
+    store: LedgerStore,
+    config: GarbageCollectorConfig = CONFIG,
+    failures: list[Exception] | None = None,
+) -> AsyncIterator[GarbageCollector]:
     told = [] if failures is None else failures
-    collector = Collector(bookie.upkeep, config, store, joined(store.zk, store.root, BOOKIE), told.append)
+    collector = GarbageCollector(bookie.upkeep, config, store, joined(store.zk, store.root, BOOKIE), told.append)
     await collector.complete_compactions()
     collector.start()
     try:
@@ -107,7 +110,7 @@ async def test_compaction_shrinks_and_everything_stays_readable(place: Place, st
         await fill(bookie, store)
         before = log_bytes(place)
         await collector.run(force_major=True)
-        assert collector.counters.logs_compacted == 0
+        assert collector.counters.entry_logs_compacted == 0
         for ledger_id in range(4, 11):
             store.delete(ledger_id)
         status = await collector.run(force_major=True)
@@ -116,7 +119,7 @@ async def test_compaction_shrinks_and_everything_stays_readable(place: Place, st
         assert status.last_major_ms == status.last_minor_ms > 0
         counters = collector.counters
         assert counters.ledgers_deleted == 7
-        assert counters.logs_compacted >= 2
+        assert counters.entry_logs_compacted >= 2
         # What is live in the log that is being written stays there.
         assert 2 * ENTRIES <= counters.entries_moved <= 3 * ENTRIES + 200
         reclaimed = counters.reclaimed_by_compaction_bytes + counters.reclaimed_by_deletion_bytes
@@ -125,9 +128,9 @@ async def test_compaction_shrinks_and_everything_stays_readable(place: Place, st
         await assert_readable(bookie, 1, 2, 3)
         await assert_readable(bookie, 99, count=200)
         assert await bookie.read((4, 0)) == [Code.NO_LEDGER]
-        compacted = counters.logs_compacted
+        compacted = counters.entry_logs_compacted
         await collector.run(force_major=True)
-        assert counters.logs_compacted == compacted
+        assert counters.entry_logs_compacted == compacted
         reasons = [state.reason for state in await collector.entry_logs()]
         assert set(reasons) <= {"live 100% is not below 80%", "being written"}
     async with running(place) as again:
@@ -165,7 +168,7 @@ async def test_reads_and_adds_go_on_during_compaction(place: Place, store: Ledge
         finally:
             ended.set()
             rounds, count = await asyncio.gather(reading, adding)
-        assert collector.counters.logs_compacted >= 2
+        assert collector.counters.entry_logs_compacted >= 2
         assert rounds > 0
         await assert_readable(bookie, 1, 2, 3)
         await assert_readable(bookie, 99, count=count)
@@ -193,7 +196,7 @@ async def test_entries_added_again_during_compaction_win(
 
         monkeypatch.setattr(compaction, "_make_available", meanwhile)
         assert (await collector.run(force_major=True)).problem == ""
-        assert collector.counters.logs_compacted >= 2
+        assert collector.counters.entry_logs_compacted >= 2
         assert await bookie.read((1, 3)) == [newer]
     async with running(place) as again:
         assert await again.read((1, 3)) == [newer]
@@ -253,11 +256,11 @@ async def test_stop_in_the_middle_of_a_slow_compaction(place: Place, store: Ledg
             assert collector.status().in_major
             begun = asyncio.get_running_loop().time()
         assert asyncio.get_running_loop().time() - begun < 20
-        with pytest.raises(CollectorStoppedError):
+        with pytest.raises(GarbageCollectorStoppedError):
             await request
         assert leftovers(place) == []
         await assert_readable(bookie, 1, 2, 3)
-        with pytest.raises(CollectorStoppedError):
+        with pytest.raises(GarbageCollectorStoppedError):
             await collector.run()
 
 
@@ -269,10 +272,10 @@ async def test_an_error_in_a_pass_does_not_end_the_loop(
         create(store, 1)
         await add(bookie, 1, 2)
 
-        async def fail(self: LogCollection) -> None:
+        async def fail(self: EntryLogCollection) -> None:
             raise ValueError("a mistake")
 
-        monkeypatch.setattr(LogCollection, "remove_dead", fail)
+        monkeypatch.setattr(EntryLogCollection, "remove_dead", fail)
         assert (await collector.run()).problem == "a mistake"
         assert await bookie.read((2, 0)) == [Code.NO_LEDGER]
         assert collector.counters.passes.failed == 1
@@ -289,11 +292,11 @@ async def test_a_failed_sync_ends_the_bookie(place: Place, store: LedgerStore, m
         for ledger_id in range(4, 11):
             store.delete(ledger_id)
 
-        def fail(self: LogRewrite, marker_path: str) -> None:
+        def fail(self: EntryLogRewrite, marker_path: str) -> None:
             raise files.SyncFailedError(errno.EIO, "sync failed")
 
-        monkeypatch.setattr(LogRewrite, "complete", fail)
-        with pytest.raises(CollectorStoppedError):
+        monkeypatch.setattr(EntryLogRewrite, "complete", fail)
+        with pytest.raises(GarbageCollectorStoppedError):
             await collector.run(force_major=True)
         assert [type(error) for error in failures] == [files.SyncFailedError]
         await assert_readable(bookie, 1, 2, 3)
@@ -311,7 +314,7 @@ async def test_passes_come_by_themselves_and_compactions_when_due(place: Place, 
                 await asyncio.sleep(0.01)
             assert collector.status().major_count == 0
             assert collector.counters.ledgers_deleted == 9
-            assert collector.counters.logs_compacted >= 2
+            assert collector.counters.entry_logs_compacted >= 2
             await assert_readable(bookie, 1)
 
 
@@ -333,7 +336,7 @@ async def test_suspended_by_disks_or_by_an_operator(place: Place, store: LedgerS
         collector.major_suspended = False
         collector.force_by_disks(True)
         assert (await collector.run()).major_count >= 1
-        assert collector.counters.logs_compacted >= 2
+        assert collector.counters.entry_logs_compacted >= 2
 
 
 @in_loop

@@ -22,7 +22,7 @@ from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.gc import collection_steps
 from bookie_server.gc.brake import BrakeLimits
-from bookie_server.gc.collector_config import CollectorConfig
+from bookie_server.gc.collector_config import GarbageCollectorConfig
 from bookie_server.local import LocalCluster
 from bookie_server.storage import files
 from tests.support.collected_bookie import (
@@ -200,7 +200,7 @@ def test_g1_another_cluster_is_not_believed(
     place: Place,
     zk: Steered,
     store: LedgerStore,
-    config: CollectorConfig,
+    config: GarbageCollectorConfig,
     first: bool,
     name: str,
     other: bytes,

@@ -157,8 +157,8 @@ def _index(stopped: Stopped, ledger_id: int) -> dict[int, tuple[int, int]]:
 def test_readlog_of_one_entry(stopped: Stopped) -> None:
     volume = stopped.shelf.volumes[1]
     entry_id = len(volume.payloads) // 2
-    (log_id, _), *_ = [_index(stopped, volume.ledger_id)[entry_id]]
-    output = stopped.run("readlog", "-m", "-l", str(volume.ledger_id), "-e", str(entry_id), f"{log_id:x}.log")
+    (entry_log_id, _), *_ = [_index(stopped, volume.ledger_id)[entry_id]]
+    output = stopped.run("readlog", "-m", "-l", str(volume.ledger_id), "-e", str(entry_id), f"{entry_log_id:x}.log")
     assert output.status == 0
     (record,) = _entries(output)
     assert (record.values["ledgerId"], record.values["entryId"]) == (str(volume.ledger_id), str(entry_id))

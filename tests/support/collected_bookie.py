@@ -12,16 +12,16 @@ from bk_spark.bookie.metadata.zookeeper import WatchCallback, ZooKeeper
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bk_spark.protocol.quorum import Quorum
-from bookie_server.gc.collector import Collector
-from bookie_server.gc.collector_config import CollectorConfig, CompactionConfig
-from bookie_server.gc.collector_status import CollectorStatus
+from bookie_server.gc.collector_config import CompactionConfig, GarbageCollectorConfig
+from bookie_server.gc.collector_status import GarbageCollectorStatus
+from bookie_server.gc.garbage_collector import GarbageCollector
 from tests.support.cluster_identity import joined
 from tests.support.running_storage import Place, Running, running, stored
 
 BOOKIE = "127.0.0.1:3181"
 OTHER = "127.0.0.1:3182"
 OFF = CompactionConfig(0, 0.0)
-CONFIG = CollectorConfig(gc_wait_ms=3_600_000, over_replicated_wait_ms=0, minor=OFF, major=OFF)
+CONFIG = GarbageCollectorConfig(gc_wait_ms=3_600_000, over_replicated_wait_ms=0, minor=OFF, major=OFF)
 SOON = replace(CONFIG, over_replicated_wait_ms=1)
 Listed = Callable[[list[str] | None], list[str] | None]
 
@@ -50,7 +50,9 @@ class Steered(ZooKeeper):
 class Bookie:
     """A running storage with its collector."""
 
-    def __init__(self, bookie: Running, collector: Collector, store: LedgerStore, failures: list[Exception]) -> None:
+    def __init__(
+        self, bookie: Running, collector: GarbageCollector, store: LedgerStore, failures: list[Exception]
+    ) -> None:
         self.running = bookie
         self.collector = collector
         self.store = store
@@ -64,15 +66,17 @@ class Bookie:
         ledgers: list[int] = (await self.running.upkeep.local_ledgers()).tolist()
         return ledgers
 
-    async def collect(self) -> CollectorStatus:
+    async def collect(self) -> GarbageCollectorStatus:
         return await self.collector.run()
 
 
 @contextlib.asynccontextmanager
-async def collected(place: Place, store: LedgerStore, config: CollectorConfig = CONFIG) -> AsyncIterator[Bookie]:
+async def collected(place: Place, store: LedgerStore, config: GarbageCollectorConfig = CONFIG) -> AsyncIterator[Bookie]:
     failures: list[Exception] = []
     async with running(place) as bookie:
-        collector = Collector(bookie.upkeep, config, store, joined(store.zk, store.root, BOOKIE), failures.append)
+        collector = GarbageCollector(
+            bookie.upkeep, config, store, joined(store.zk, store.root, BOOKIE), failures.append
+        )
         collector.start()
         try:
             yield Bookie(bookie, collector, store, failures)

@@ -37,17 +37,23 @@ class SmallStorage:
     # --- making --------------------------------------------------------------------------------
 
     def write_log(
-        self, log_id: int, keys: list[EntryKey], *, directory: int = 0, with_map: bool = True, indexed: bool = True
+        self,
+        entry_log_id: int,
+        keys: list[EntryKey],
+        *,
+        directory: int = 0,
+        with_map: bool = True,
+        indexed: bool = True,
     ) -> str:
         """A log with the entries ``keys`` in this order; the index points at them."""
-        path = os.path.join(self.directories.paths[directory], entry_log.file_name(log_id))
+        path = os.path.join(self.directories.paths[directory], entry_log.file_name(entry_log_id))
         content, position = [entry_log.file_header()], entry_log.HEADER_BYTES
         ledger_bytes: dict[int, int] = {}
         for ledger_id, entry_id in keys:
             entry = payload(ledger_id, entry_id)
             content += [len(entry).to_bytes(4, "big"), entry]
             if indexed:
-                self.point(ledger_id, entry_id, log_id << 32 | position + 4)
+                self.point(ledger_id, entry_id, entry_log_id << 32 | position + 4)
             position += 4 + len(entry)
             ledger_bytes[ledger_id] = ledger_bytes.get(ledger_id, 0) + 4 + len(entry)
         if with_map:
@@ -69,7 +75,7 @@ class SmallStorage:
         """The entry to which the index points."""
         location = self.location(ledger_id, entry_id)
         assert location
-        data = Path(self.log_path(location >> 32)).read_bytes()
+        data = Path(self.entry_log_path(location >> 32)).read_bytes()
         offset = location & entry_log.OFFSET_MASK
         size = int.from_bytes(data[offset - 4 : offset], "big")
         return data[offset : offset + size]
@@ -110,26 +116,26 @@ class SmallStorage:
             self.index.write(ledger_id, None, entry_ids[same], new[same])
         return len(same)
 
-    def allocate_log_id(self) -> int:
+    def allocate_entry_log_id(self) -> int:
         return max(entry_log.last_log_id(path) for path in self.directories.paths) + 1
 
-    def logs_being_written(self) -> set[int]:
+    def entry_logs_being_written(self) -> set[int]:
         return self.being_written
 
-    async def remove_log(self, log_id: int) -> None:
-        path = self.log_path(log_id)
+    async def remove_entry_log(self, entry_log_id: int) -> None:
+        path = self.entry_log_path(entry_log_id)
         files.remove(path)
         files.sync_directory(os.path.dirname(path))
 
-    def log_path(self, log_id: int) -> str:
+    def entry_log_path(self, entry_log_id: int) -> str:
         for directory in self.directories.paths:
-            path = os.path.join(directory, entry_log.file_name(log_id))
+            path = os.path.join(directory, entry_log.file_name(entry_log_id))
             if os.path.exists(path):
                 return path
-        raise FileNotFoundError(entry_log.file_name(log_id))
+        raise FileNotFoundError(entry_log.file_name(entry_log_id))
 
-    def all_log_ids(self) -> list[int]:
-        return sorted(log_id for path in self.directories.paths for log_id in entry_log.log_ids(path))
+    def entry_log_ids(self) -> list[int]:
+        return sorted(entry_log_id for path in self.directories.paths for entry_log_id in entry_log.entry_log_ids(path))
 
     def index_path(self, ledger_id: int) -> str | None:
         return self.index.path(ledger_id)

@@ -19,7 +19,7 @@ from bookie_server.bookie_reads import ReadPart
 from bookie_server.net.common.limits import NetConfig
 from bookie_server.net.native.server import NativeServer
 from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
-from bookie_server.storage.handles import LedgerHandle
+from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 from bookie_server.storage.records import Int64s, Records
 from tests.support.bookie import KEY, stored
 
@@ -36,7 +36,7 @@ class HeldBookie:
         self.entry = bytes(entry_bytes)
         self.read_error: Exception | None = None
         self.lists: list[asyncio.Future[tuple[Code, Int64s]]] = []
-        self.ledger = LedgerHandle(1, KEY)
+        self.ledger = LedgerDescriptor(1, KEY)
         self.ledger.lac_loaded = True
         self.lac_reached = asyncio.Event()
         self.excess_bytes = 0
@@ -59,7 +59,7 @@ class HeldBookie:
         for _, done in adds:
             done(code)
 
-    def handle(self, ledger_id: int) -> LedgerHandle | None:
+    def descriptor(self, ledger_id: int) -> LedgerDescriptor | None:
         return self.ledger if ledger_id == 1 else None
 
     def read_now(self, ledger_id: int, entry_id: int) -> tuple[Code, bytes]:
@@ -78,10 +78,10 @@ class HeldBookie:
             np.zeros(count, np.int32), StoredEntries(data, np.arange(count) * size, np.full(count, size, np.int64))
         )
 
-    async def known_lac(self, handle: LedgerHandle) -> int:
+    async def known_lac(self, descriptor: LedgerDescriptor) -> int:
         return 5 if self.lac_reached.is_set() else 0
 
-    async def wait_for_lac(self, handle: LedgerHandle, above: int, timeout_ms: int) -> bool:
+    async def wait_for_lac(self, descriptor: LedgerDescriptor, above: int, timeout_ms: int) -> bool:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.lac_reached.wait(), timeout_ms / 1000)
         return self.lac_reached.is_set()

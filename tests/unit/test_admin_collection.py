@@ -9,10 +9,10 @@ import pytest
 
 from bookie_server.admin.actions import EntryLogState, RefusedError
 from bookie_server.admin.collection import CollectorControl
-from bookie_server.gc.collector import Collector
-from bookie_server.gc.collector_config import CollectorConfig, CompactionConfig
-from bookie_server.gc.collector_status import CollectorStatus, LogState
-from bookie_server.gc.throttle import CollectorStoppedError
+from bookie_server.gc.collector_config import CompactionConfig, GarbageCollectorConfig
+from bookie_server.gc.collector_status import EntryLogStatus, GarbageCollectorStatus
+from bookie_server.gc.garbage_collector import GarbageCollector
+from bookie_server.gc.throttle import GarbageCollectorStoppedError
 
 
 class Passes:
@@ -26,9 +26,9 @@ class Passes:
         self.stopped = False
         self.end_of_pass = asyncio.Event()
 
-    async def run(self, *, force_minor: bool = False, force_major: bool = False) -> CollectorStatus:
+    async def run(self, *, force_minor: bool = False, force_major: bool = False) -> GarbageCollectorStatus:
         if self.stopped:
-            raise CollectorStoppedError("the collector does not run")
+            raise GarbageCollectorStoppedError("the collector does not run")
         self.asked.append((force_major, force_minor))
         await self.end_of_pass.wait()
         return self.status()
@@ -42,15 +42,18 @@ class Passes:
     def force_by_disks(self, wanted: bool) -> None:
         self.by_disks["force"] = wanted
 
-    def status(self) -> CollectorStatus:
-        return CollectorStatus(major_count=3, last_major_ms=17, in_minor=True)
+    def status(self) -> GarbageCollectorStatus:
+        return GarbageCollectorStatus(major_count=3, last_major_ms=17, in_minor=True)
 
-    async def entry_logs(self) -> list[LogState]:
-        return [LogState(10, "/a", 10, 4, 0.44444, "live 44%"), LogState(12, "/b", 12, -1, -1.0, "being written")]
+    async def entry_logs(self) -> list[EntryLogStatus]:
+        return [
+            EntryLogStatus(10, "/a", 10, 4, 0.44444, "live 44%"),
+            EntryLogStatus(12, "/b", 12, -1, -1.0, "being written"),
+        ]
 
 
-def control(passes: Passes, config: CollectorConfig | None = None) -> CollectorControl:
-    return CollectorControl(cast(Collector, passes), config or CollectorConfig())
+def control(passes: Passes, config: GarbageCollectorConfig | None = None) -> CollectorControl:
+    return CollectorControl(cast(GarbageCollector, passes), config or GarbageCollectorConfig())
 
 
 def test_a_pass_is_begun_and_told_of_until_it_ends() -> None:
@@ -74,12 +77,12 @@ def test_what_would_not_be_done_is_refused() -> None:
     async def check() -> None:
         passes = Passes()
         passes.end_of_pass.set()
-        off = CollectorConfig(minor=CompactionConfig(0, 0.2), major=CompactionConfig(1000, 0))
+        off = GarbageCollectorConfig(minor=CompactionConfig(0, 0.2), major=CompactionConfig(1000, 0))
         steered = control(passes, off)
         for major, minor in ((True, None), (None, True)):
             with pytest.raises(RefusedError, match="compaction is off"):
                 await steered.force(major=major, minor=minor)
-        allowed = CollectorConfig(
+        allowed = GarbageCollectorConfig(
             minor=CompactionConfig(0, 0.2), major=CompactionConfig(1000, 0), force_allow_compaction=True
         )
         await control(passes, allowed).force(major=None, minor=True)

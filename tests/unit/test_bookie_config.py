@@ -37,11 +37,11 @@ def test_defaults_are_apaches(tmp_path: Path) -> None:
     assert (config.major_compaction_interval_ms, config.major_compaction_threshold) == (86_400_000, 0.8)
     assert (config.disk_usage_threshold, config.disk_usage_warn_threshold) == (0.95, 0.90)
     assert config.disk_usage_low_water_mark == 0.95
-    assert config.min_usable_log_bytes == config.min_usable_high_priority_bytes == 1 << 30
+    assert config.min_usable_entry_log_bytes == config.min_usable_high_priority_bytes == 1 << 30
     assert config.read_only_mode_enabled
     assert config.read_only_on_any_disk_full
     assert config.journal_max_bytes == 2048 * 1024 * 1024
-    assert config.log_size_limit_bytes == 1 << 30
+    assert config.entry_log_size_limit_bytes == 1 << 30
     assert config.max_frame_bytes == 5242880
     assert config.zk_timeout_ms == 10_000
 
@@ -72,7 +72,7 @@ def test_values_comments_and_spaces(tmp_path: Path) -> None:
     assert (config.ledger_directories, config.index_directories) == (("/c", "/d"), ("/e",))
     assert (config.minor_compaction_interval_ms, config.compaction_entries_per_s) == (0, 5)
     assert config.index_cache_bytes == 64 * 1024 * 1024
-    assert (config.log_size_limit_bytes, config.journal_sync_data) == (1048576, False)
+    assert (config.entry_log_size_limit_bytes, config.journal_sync_data) == (1048576, False)
 
 
 def test_unknown_key_names_the_nearest(tmp_path: Path) -> None:
@@ -167,11 +167,11 @@ def test_wrong_values_are_errors_that_name_the_key(tmp_path: Path, line: str, sa
 
 def test_what_a_missing_key_takes_from_another(tmp_path: Path) -> None:
     config, _ = load(tmp_path, "logSizeLimit=1048576\ndiskUsageThreshold=0.5\nledgerDirectories=/a,/b\n")
-    assert config.min_usable_log_bytes == config.min_usable_high_priority_bytes == 1048576
+    assert config.min_usable_entry_log_bytes == config.min_usable_high_priority_bytes == 1048576
     assert config.disk_usage_low_water_mark == config.disk_usage_warn_threshold == 0.5
     assert config.index_directories == ("/a", "/b")
     config, _ = load(tmp_path, "minUsableSizeForEntryLogCreation=7\ndiskUsageLwmThreshold=0.4\n")
-    assert (config.min_usable_log_bytes, config.min_usable_high_priority_bytes) == (7, 7)
+    assert (config.min_usable_entry_log_bytes, config.min_usable_high_priority_bytes) == (7, 7)
     assert config.disk_usage_low_water_mark == 0.4
 
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from bookie_server.bookie_status import read_status, write_status
-from bookie_server.identity.registration import Mode
+from bookie_server.identity.registration import BookieMode
 
 
 def test_writers_in_several_threads_do_not_meet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An operator's request and the registration both write it, and neither may fail because of the other."""
-    modes = [Mode(), Mode(read_only=True), Mode(read_only=True, manual=True)]
+    modes = [BookieMode(), BookieMode(read_only=True), BookieMode(read_only=True, manual=True)]
     begin = threading.Barrier(len(modes))
     failures: list[Exception] = []
 
-    def write(mode: Mode) -> None:
+    def write(mode: BookieMode) -> None:
         begin.wait()
         try:
             for _ in range(50):

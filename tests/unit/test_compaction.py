@@ -15,9 +15,9 @@ import pytest
 
 from bookie_server.gc import compaction, live_entries
 from bookie_server.gc.compaction import Compacted, CompactionRefusedError, Compactor
-from bookie_server.gc.log_rewrite import LogRewrite
-from bookie_server.gc.log_usage import read_usage
-from bookie_server.gc.throttle import CollectorStoppedError, StopSignal, Throttle
+from bookie_server.gc.entry_log_rewrite import EntryLogRewrite
+from bookie_server.gc.entry_log_usage import read_usage
+from bookie_server.gc.throttle import GarbageCollectorStoppedError, StopSignal, Throttle
 from bookie_server.storage import files
 from bookie_server.storage.index.index_pointers import ledgers_pointing
 from tests.support.collected_storage import EntryKey, SmallStorage, payload
@@ -82,9 +82,9 @@ def compactor(storage: SmallStorage, stop: StopSignal | None = None, **options: 
 
 
 def compact(
-    storage: SmallStorage, log_id: int, ledgers: list[int], *, full_disks: bool = False, **options: Any
+    storage: SmallStorage, entry_log_id: int, ledgers: list[int], *, full_disks: bool = False, **options: Any
 ) -> Compacted:
-    usage = read_usage(log_id, storage.log_path(log_id))
+    usage = read_usage(entry_log_id, storage.entry_log_path(entry_log_id))
     work = compactor(storage, **options).compact(usage, np.array(ledgers), full_disks=full_disks)
     return asyncio.run(work)
 
@@ -113,14 +113,14 @@ def test_live_entries_survive_sorted_and_the_old_log_goes(
     result = compact(storage, 0x1A, [1, 3], throttle_by_bytes=by_bytes, throttle_step=300)
     assert storage.names() == {"1b.log"}
     assert (result.new_id, result.entries, result.old_bytes) == (0x1B, len(LIVE), old_size)
-    assert result.new_bytes == os.path.getsize(storage.log_path(0x1B)) < old_size
+    assert result.new_bytes == os.path.getsize(storage.entry_log_path(0x1B)) < old_size
     assert_readable(storage, LIVE)
     locations = [storage.location(*key) for key in sorted(LIVE)]
     assert locations == sorted(locations)
-    usage = read_usage(0x1B, storage.log_path(0x1B))
+    usage = read_usage(0x1B, storage.entry_log_path(0x1B))
     assert usage.from_map
     assert usage.ledger_ids.tolist() == [1, 3]
-    scanned = read_usage(0x1B, _without_map(storage.log_path(0x1B)))
+    scanned = read_usage(0x1B, _without_map(storage.entry_log_path(0x1B)))
     assert scanned.problem == ""
     assert scanned.ledger_bytes.tolist() == usage.ledger_bytes.tolist()
     assert storage.index_syncs == 1
@@ -160,7 +160,7 @@ def test_a_log_without_live_entries_goes_without_a_new_one(storage: SmallStorage
 
 
 def compact_size(storage: SmallStorage) -> int:
-    return os.path.getsize(storage.log_path(2))
+    return os.path.getsize(storage.entry_log_path(2))
 
 
 def test_an_entry_that_moves_during_compaction_is_not_moved_back(
@@ -185,7 +185,7 @@ def test_the_new_log_may_lie_in_another_directory(storage: SmallStorage) -> None
     storage.write_log(1, KEYS)
     storage.directories.set_writable(storage.directories.paths[0], False, "full")
     compact(storage, 1, [1, 2, 3])
-    assert storage.log_path(2).startswith(storage.directories.paths[1])
+    assert storage.entry_log_path(2).startswith(storage.directories.paths[1])
     assert storage.names() == {"2.log"}
     assert_readable(storage, KEYS)
 
@@ -265,14 +265,14 @@ def _damage(path: str, location: int) -> None:
 def test_a_stop_leaves_the_old_log_and_nothing_else(storage: SmallStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     storage.write_log(1, KEYS)
     stop = StopSignal()
-    copy = LogRewrite.copy
+    copy = EntryLogRewrite.copy
 
-    def copy_and_stop(self: LogRewrite, entries: Any) -> None:
+    def copy_and_stop(self: EntryLogRewrite, entries: Any) -> None:
         copy(self, entries)
         stop.set()
 
-    monkeypatch.setattr(LogRewrite, "copy", copy_and_stop)
-    with pytest.raises(CollectorStoppedError):
+    monkeypatch.setattr(EntryLogRewrite, "copy", copy_and_stop)
+    with pytest.raises(GarbageCollectorStoppedError):
         compact(storage, 1, [1, 2, 3], stop=stop, throttle_step=10)
     assert storage.names() == {"1.log"}
     assert_readable(storage, KEYS)

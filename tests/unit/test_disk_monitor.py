@@ -14,8 +14,8 @@ import pytest
 
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bookie_server.config.config import BookieConfig
+from bookie_server.disks.disk_monitor import CollectorHooks, DiskMonitor
 from bookie_server.disks.disk_probe import DiskUsage, Prober, look_at
-from bookie_server.disks.disks import CollectorHooks, DiskMonitor
 from bookie_server.state import DISK, JOURNAL, STORAGE, BookieState
 from bookie_server.storage.directories import LedgerDirectories
 
@@ -137,7 +137,7 @@ def test_after_all_were_full_all_together_must_be_below_the_low_water_mark() -> 
 
 
 def test_full_disks_take_what_was_accepted_as_long_as_there_is_room() -> None:
-    disks = Disks(min_usable_log_bytes=20 * _MIB)
+    disks = Disks(min_usable_entry_log_bytes=20 * _MIB)
     disks.check(l0=97, l1=99)
     assert disks.state.read_only
     assert disks.directories.writable() == ["/l0/current"]

@@ -13,7 +13,7 @@ import pytest
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.storage.entrylog import entry_log
 from bookie_server.storage.files import WouldBlockError
-from tests.support.log_building import Logs, record, stored
+from tests.support.entry_log_building import Logs, record, stored
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_last_log_id(tmp_path: Path) -> None:
     assert entry_log.last_log_id(str(tmp_path)) == 0x2C
     (tmp_path / "2f.log.2a.compacted").write_bytes(b"")
     assert entry_log.last_log_id(str(tmp_path)) == 0x2F
-    assert entry_log.log_ids(str(tmp_path)) == [0x2A]
+    assert entry_log.entry_log_ids(str(tmp_path)) == [0x2A]
     (tmp_path / "lastId").write_bytes(b"what\n")
     with pytest.raises(CorruptFileError, match="lastId"):
         entry_log.last_log_id(str(tmp_path))

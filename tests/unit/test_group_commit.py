@@ -17,13 +17,13 @@ import pytest
 
 from bk_spark.protocol.errors import StorageError
 from bookie_server.storage.files import SyncFailedError
-from bookie_server.storage.handles import LedgerHandle
 from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.group_commit import Group, GroupStats
 from bookie_server.storage.journal.journal import JournalEnd, MasterKeyRecord
 from bookie_server.storage.journal.journal_reader import JournalReader
 from bookie_server.storage.journal.journals import Journals, JournalsConfig
 from bookie_server.storage.journal.log_mark import LogMark
+from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 from bookie_server.storage.records import Records
 from tests.support.failing_os import FailingOs
 
@@ -56,22 +56,22 @@ class Running:
     def __init__(self, journals: Journals) -> None:
         self.journals = journals
         self.finished: list[tuple[Group, Exception | None]] = []
-        self.handles: dict[int, LedgerHandle] = {}
+        self.descriptors: dict[int, LedgerDescriptor] = {}
 
     def through(self, group: Group, error: Exception | None) -> None:
         self.finished.append((group, error))
         for done in group.done:
             done(error is None)
 
-    def handle(self, ledger_id: int) -> LedgerHandle:
-        return self.handles.setdefault(ledger_id, LedgerHandle(ledger_id, KEY))
+    def descriptor(self, ledger_id: int) -> LedgerDescriptor:
+        return self.descriptors.setdefault(ledger_id, LedgerDescriptor(ledger_id, KEY))
 
     def submit(self, ledger_id: int, entry_id: int, size: int = 100) -> asyncio.Future[bool]:
         """Add an entry, with its ledger's key if need be; whether it became durable."""
         outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def fill(group: Group) -> None:
-            group.add_key(self.handle(ledger_id))
+            group.add_key(self.descriptor(ledger_id))
             group.add_journal(record(ledger_id, entry_id, size))
             group.done.append(outcome.set_result)
 
@@ -289,13 +289,13 @@ async def test_groups_filled_before_the_loop_has_learnt_of_a_failure_fail_too(tm
         first = here.submit(7, 0)
         await here.reached(block)
         second = here.submit(7, 1)
-        assert here.handle(7).key_journaled
+        assert here.descriptor(7).key_journaled
         block.release(errno.ENOSPC)
         assert [await first, await second] == [False, False]
         assert [type(error) for _, error in here.finished] == [OSError, OSError]
-        assert not here.handle(7).key_journaled
+        assert not here.descriptor(7).key_journaled
         assert await here.submit(7, 2)
-        assert here.handle(7).key_journaled
+        assert here.descriptor(7).key_journaled
         assert len(told.write_errors) == 1
     assert entries(tmp_path) == [(7, 2)]
 
@@ -324,7 +324,7 @@ async def test_a_key_that_is_durable_is_not_written_again(tmp_path: Path, disk: 
         assert await here.submit(7, 0)
         disk.fail("pwritev", times=1)
         assert not await here.submit(7, 1)
-        assert here.handle(7).key_journaled
+        assert here.descriptor(7).key_journaled
         assert await here.submit(7, 2)
     assert [item for item in items(tmp_path) if isinstance(item, MasterKeyRecord)] == [MasterKeyRecord(7, KEY)]
 
@@ -361,7 +361,7 @@ async def test_an_add_from_within_the_answer_to_a_failed_one_is_tried(tmp_path: 
         again: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def fill(group: Group) -> None:
-            group.add_key(here.handle(7))
+            group.add_key(here.descriptor(7))
             group.done.append(lambda ok: here.submit(7, 5).add_done_callback(lambda f: again.set_result(f.result())))
 
         disk.fail("pwritev", times=1)
@@ -493,7 +493,7 @@ async def test_after_a_failed_sync_nothing_is_tried_again(tmp_path: Path, disk: 
         assert told.failures[0].errno == error  # type: ignore[attr-defined]
         assert here.journals.failed
         assert here.journals.durable_marks() == marks
-        assert not here.handle(2).key_journaled
+        assert not here.descriptor(2).key_journaled
     assert told.write_errors == []
     assert disk.calls == calls  # closing syncs nothing either
 

@@ -167,7 +167,7 @@ def test_h1_a_torn_end_before_a_journal_of_apaches_is_no_damage(tmp_path: Path, 
     assert path.stat().st_size == marks[1].offset
     # The same with a mark within the torn end.
     again = MemoryStorage()
-    again.handles.create(3, KEY)
+    again.descriptors.create(3, KEY)
     replay(again, tmp_path, LogMark(16, marks[1].offset))
     assert sorted(again.entries) == [(3, 50)]
 
@@ -194,7 +194,7 @@ def _walk(directory: Path, rng: random.Random) -> None:
                 mark = LogMark(journal_id, apaches_scan(content, start)[0])
         else:
             storage = MemoryStorage()
-            storage.handles.create(3, KEY)
+            storage.descriptors.create(3, KEY)
             end = replay(storage, directory, mark)
             seen |= {entry_id for _, entry_id in storage.entries}
             if rng.random() < 0.7:  # else it is killed before a flush

@@ -10,7 +10,7 @@ import numpy as np
 from bk_spark.protocol.codes import Code, FlagV2
 from bk_spark.protocol.wire import wire_v2
 from bookie_server.net.common.limits import NetConfig
-from bookie_server.storage.handles import LedgerHandle
+from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 from tests.support.bookie import KEY
 from tests.support.front import HeldBookie, front, run, until
 from tests.support.running_storage import Place, in_loop, running
@@ -90,16 +90,16 @@ def test_fences_wait_while_too_many_new_ledgers_have_no_index_file() -> None:
 
 
 def test_n1_adds_do_not_ask_long_polls_that_wait_for_a_later_entry() -> None:
-    handle, asked = LedgerHandle(1, KEY), []
+    descriptor, asked = LedgerDescriptor(1, KEY), []
     for i in range(20_000):
-        handle.watch_lac(1 << 40, lambda i=i: asked.append(i))  # type: ignore[misc]
-    handle.watch_lac(5, lambda: asked.append(-1))
-    for handle.last_add_confirmed in range(100):
-        handle.tell_watchers()
-        assert asked == ([-1] if handle.last_add_confirmed > 5 else [])
-    assert handle.lac_awaited == 1 << 40
-    handle.last_add_confirmed = (1 << 40) + 1
-    handle.tell_watchers()
+        descriptor.watch_lac(1 << 40, lambda i=i: asked.append(i))  # type: ignore[misc]
+    descriptor.watch_lac(5, lambda: asked.append(-1))
+    for descriptor.last_add_confirmed in range(100):
+        descriptor.tell_watchers()
+        assert asked == ([-1] if descriptor.last_add_confirmed > 5 else [])
+    assert descriptor.lac_awaited == 1 << 40
+    descriptor.last_add_confirmed = (1 << 40) + 1
+    descriptor.tell_watchers()
     assert len(asked) == 20_001
 
 

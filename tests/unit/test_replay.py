@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from bk_spark.protocol.errors import CorruptFileError
-from bookie_server.storage.handles import LedgerHandle
 from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.group_commit import Group
 from bookie_server.storage.journal.journal import JournalEnd
@@ -25,6 +24,7 @@ from bookie_server.storage.journal.journal_writer import JournalWriter
 from bookie_server.storage.journal.journals import Journals, JournalsConfig
 from bookie_server.storage.journal.log_mark import LogMark
 from bookie_server.storage.journal.replay import replay_journals
+from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 from bookie_server.storage.records import LedgerPart, Records
 from tests.support.failing_os import FailingOs
 from tests.unit.test_group_commit import in_loop
@@ -34,27 +34,27 @@ NO_MARK = LogMark(0, 0)
 
 
 class MemoryStorage:
-    """What a replay brings: entries and handles. ``index`` holds handles as index files would."""
+    """What a replay brings: entries and descriptors. ``index`` holds descriptors as index files would."""
 
-    def __init__(self, *index: LedgerHandle) -> None:
+    def __init__(self, *index: LedgerDescriptor) -> None:
         self.entries: dict[tuple[int, int], bytes] = {}
-        self.found = {handle.ledger_id: handle for handle in index}
+        self.found = {descriptor.ledger_id: descriptor for descriptor in index}
         self.broken: set[int] = set()
-        self.handles: Any = SimpleNamespace(get=self._get, create=self._create)
+        self.descriptors: Any = SimpleNamespace(get=self._get, create=self._create)
 
-    def _get(self, ledger_id: int) -> LedgerHandle | None:
+    def _get(self, ledger_id: int) -> LedgerDescriptor | None:
         if ledger_id in self.broken:
             raise CorruptFileError("index file broken")
         return self.found.get(ledger_id)
 
-    def _create(self, ledger_id: int, master_key: bytes) -> LedgerHandle:
-        self.found[ledger_id] = LedgerHandle(ledger_id, master_key)
+    def _create(self, ledger_id: int, master_key: bytes) -> LedgerDescriptor:
+        self.found[ledger_id] = LedgerDescriptor(ledger_id, master_key)
         return self.found[ledger_id]
 
-    def replay(self, records: Records, parts: list[tuple[LedgerHandle, LedgerPart]]) -> None:
+    def replay(self, records: Records, parts: list[tuple[LedgerDescriptor, LedgerPart]]) -> None:
         counts = np.zeros(len(records), np.int64)
-        for handle, part in parts:
-            assert handle.ledger_id == part.ledger_id
+        for descriptor, part in parts:
+            assert descriptor.ledger_id == part.ledger_id
             assert (records.ledger_ids[part.which] == part.ledger_id).all()
             counts[part.which] += 1
         assert (counts == 1).all()
@@ -125,7 +125,7 @@ def test_what_needs_a_key_takes_it_from_the_index(tmp_path: Path) -> None:
         16,
         [journal.fence_record(1), journal.explicit_lac_record(2, lac_packet(2, 9)), record(stored(3, 0))],
     )
-    storage = MemoryStorage(*[LedgerHandle(ledger, KEY) for ledger in (1, 2, 3)])
+    storage = MemoryStorage(*[LedgerDescriptor(ledger, KEY) for ledger in (1, 2, 3)])
     replay(storage, tmp_path)
     assert (storage.found[1].fenced, storage.found[1].header_dirty) == (True, True)
     assert (storage.found[2].explicit_lac, storage.found[2].header_dirty) == (lac_packet(2, 9), True)
@@ -163,21 +163,21 @@ def test_entries_of_a_ledger_with_a_broken_index_file_are_kept(
 
 @pytest.mark.parametrize("known", ["index", "journal"])
 def test_an_explicit_lac_never_goes_back(tmp_path: Path, known: str) -> None:
-    handle = LedgerHandle(1, KEY)
+    descriptor = LedgerDescriptor(1, KEY)
     if known == "index":
-        handle.explicit_lac = lac_packet(1, 9, b"nine")
+        descriptor.explicit_lac = lac_packet(1, 9, b"nine")
     else:
         write(tmp_path, 16, [journal.explicit_lac_record(1, lac_packet(1, 9, b"nine"))])
     write(tmp_path, 17, [journal.explicit_lac_record(1, lac_packet(1, 4)), journal.explicit_lac_record(1, b"short")])
-    storage = MemoryStorage(handle)
+    storage = MemoryStorage(descriptor)
     replay(storage, tmp_path)
-    assert handle.explicit_lac == lac_packet(1, 9, b"nine")
+    assert descriptor.explicit_lac == lac_packet(1, 9, b"nine")
     write(tmp_path, 18, [journal.explicit_lac_record(1, lac_packet(1, 9, b"same"))])
     replay(storage, tmp_path)
-    assert handle.explicit_lac == lac_packet(1, 9, b"same")
+    assert descriptor.explicit_lac == lac_packet(1, 9, b"same")
     write(tmp_path, 19, [journal.explicit_lac_record(1, lac_packet(1, 10))])
     replay(storage, tmp_path)
-    assert (handle.explicit_lac, handle.last_add_confirmed) == (lac_packet(1, 10), 10)
+    assert (descriptor.explicit_lac, descriptor.last_add_confirmed) == (lac_packet(1, 10), 10)
 
 
 @pytest.mark.parametrize("size_bytes", [1 << 20, (4 << 20) - 30, 4 << 20, (4 << 20) + 1, 20 << 20])
@@ -200,7 +200,7 @@ def test_replay_begins_at_the_mark_and_leaves_out_older_files(tmp_path: Path) ->
     write(tmp_path, 15, [key(1), record(stored(1, 0))])
     marks = write(tmp_path, 16, [record(stored(1, 1))], [record(stored(1, 2))])
     last = write(tmp_path, 20, [record(stored(1, 3))])
-    storage = MemoryStorage(LedgerHandle(1, KEY))
+    storage = MemoryStorage(LedgerDescriptor(1, KEY))
     assert replay(storage, tmp_path, marks[0]) == JournalEnd(last[-1], 21)
     assert list(storage.entries) == [(1, 2), (1, 3)]
 
@@ -236,7 +236,7 @@ def test_the_end_is_a_mark_that_the_next_start_accepts(tmp_path: Path) -> None:
     (tmp_path / "12.txn").write_bytes(b"BKLG" + bytes(5000))  # its creation was cut short
     first = replay(MemoryStorage(), tmp_path)
     assert first == JournalEnd(LogMark(0x12, 0), 0x13)
-    storage = MemoryStorage(LedgerHandle(1, KEY))
+    storage = MemoryStorage(LedgerDescriptor(1, KEY))
     assert replay(storage, tmp_path, first.mark) == first
     assert storage.entries == {}
 
@@ -249,7 +249,7 @@ def test_each_journal_has_its_own_mark(tmp_path: Path) -> None:
         ends.append(
             write(directory, 16 + number, [key(number), record(stored(number, 0))], [record(stored(number, 1))])
         )
-    storage = MemoryStorage(LedgerHandle(1, KEY), LedgerHandle(2, KEY))
+    storage = MemoryStorage(LedgerDescriptor(1, KEY), LedgerDescriptor(2, KEY))
     found = replay_journals(
         [str(directory) for directory in directories],
         [NO_MARK, ends[1][0], ends[2][1]],
@@ -345,7 +345,7 @@ async def test_b1_b2_the_journal_rolls_and_the_bookie_starts_again_from_any_mark
     failures: list[Exception] = []
     loop = asyncio.get_running_loop()
     for round_number in range(3):
-        storage = MemoryStorage(LedgerHandle(1, KEY))
+        storage = MemoryStorage(LedgerDescriptor(1, KEY))
         end = replay(storage, current, last_mark)
         assert flushed | storage.entries == applied
         journals = Journals(config, [end], on_failure=failures.append, on_write_error=failures.append)
@@ -360,9 +360,9 @@ async def test_b1_b2_the_journal_rolls_and_the_bookie_starts_again_from_any_mark
                 group: Group,
                 entry: bytes = entry,
                 done: asyncio.Future[bool] = through,
-                handle: LedgerHandle = storage.found[1],
+                descriptor: LedgerDescriptor = storage.found[1],
             ) -> None:
-                group.add_key(handle)
+                group.add_key(descriptor)
                 group.add_journal(record(entry))
                 group.done.append(done.set_result)
 
@@ -384,7 +384,7 @@ async def test_b1_b2_the_journal_rolls_and_the_bookie_starts_again_from_any_mark
     assert len(killed) == 18
     for copy, mark, answered in killed:
         # What the mark says is flushed is in the storage; all else comes from the journal.
-        before = MemoryStorage(LedgerHandle(1, KEY))
+        before = MemoryStorage(LedgerDescriptor(1, KEY))
         end = replay(before, copy, mark)
         assert set(before.entries) <= set(answered)
         assert end.mark >= mark
@@ -409,7 +409,7 @@ async def test_a_torn_write_is_never_followed_by_another_journal(
     for start in range(3):
         journals = Journals(config, [end], on_failure=errors.append, on_write_error=lambda error: None)
         journals.start(loop, lambda group, error: [done(error is None) for done in group.done])  # type: ignore[func-returns-value]
-        handle = LedgerHandle(1, KEY)
+        descriptor = LedgerDescriptor(1, KEY)
         for i in range(12):
             through: asyncio.Future[bool] = loop.create_future()
 
@@ -417,9 +417,9 @@ async def test_a_torn_write_is_never_followed_by_another_journal(
                 group: Group,
                 entry: bytes = stored(1, 20 * start + i, 300),
                 done: asyncio.Future[bool] = through,
-                handle: LedgerHandle = handle,
+                descriptor: LedgerDescriptor = descriptor,
             ) -> None:
-                group.add_key(handle)
+                group.add_key(descriptor)
                 group.add_journal(record(entry))
                 group.done.append(done.set_result)
 

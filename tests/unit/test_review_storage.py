@@ -16,10 +16,10 @@ import pytest
 from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.errors import MetadataUnavailableError
-from bookie_server.gc.collector import Collector
-from bookie_server.gc.collector_config import CollectorConfig
+from bookie_server.gc.collector_config import GarbageCollectorConfig
 from bookie_server.gc.compaction import Compactor
-from bookie_server.gc.log_usage import read_usage
+from bookie_server.gc.entry_log_usage import read_usage
+from bookie_server.gc.garbage_collector import GarbageCollector
 from bookie_server.gc.throttle import StopSignal, Throttle
 from bookie_server.storage.files import SyncFailedError
 from bookie_server.storage.index.index import IndexFiles, IndexHeader
@@ -33,7 +33,7 @@ from tests.support.disk_faults import fail_at, record_at
 from tests.support.failing_os import FailingOs
 from tests.support.running_storage import KEY, Place, in_loop, running, stored
 
-COLLECTOR = CollectorConfig(force_allow_compaction=True, rate_by_entries=10**9)
+COLLECTOR = GarbageCollectorConfig(force_allow_compaction=True, rate_by_entries=10**9)
 
 
 class _NoStore:
@@ -118,7 +118,7 @@ def test_a_part_of_a_file_that_cannot_be_removed_is_not_taken_for_the_file(tmp_p
 @in_loop
 async def test_a_log_left_without_its_map_is_synced(tmp_path: Path, disk: FailingOs) -> None:
     """A flush fills a log; before it goes on in another directory, the first one is full."""
-    place = Place.make(tmp_path / "bookie", ledgers=2, log_size_limit_bytes=4096)
+    place = Place.make(tmp_path / "bookie", ledgers=2, entry_log_size_limit_bytes=4096)
     async with running(place) as bookie:
         directories = bookie.storage.directories
         await bookie.add(*(stored(1, i, 1000) for i in range(6)))
@@ -213,7 +213,7 @@ async def test_compaction_needs_no_room_for_what_is_in_memory(tmp_path: Path, di
             bookie.upkeep, blocking, Throttle(0), StopSignal(), throttle_by_bytes=True, throttle_step=1 << 20
         )
         ledgers = await bookie.upkeep.local_ledgers()
-        await compactor.compact(read_usage(0, bookie.upkeep.log_path(0)), ledgers, full_disks=True)
+        await compactor.compact(read_usage(0, bookie.upkeep.entry_log_path(0)), ledgers, full_disks=True)
         assert [path.name for path in place.logs()] == ["2.log"]
         disk.heal()
         bookie.storage.directories.set_writable(place.ledgers[0], True, "")
@@ -228,7 +228,7 @@ async def test_a_sync_that_fails_in_collection_is_the_end_of_the_storage(place: 
         before = place.marks()
         (place.ledger / "9.log.compacting").write_bytes(b"")
         fail_at(disk, "fsync", "/ledgers", errno.EIO)
-        collector = Collector(bookie.upkeep, COLLECTOR, UNUSED_STORE, ANY_IDENTITY, bookie.storage.fail)
+        collector = GarbageCollector(bookie.upkeep, COLLECTOR, UNUSED_STORE, ANY_IDENTITY, bookie.storage.fail)
         await collector.complete_compactions()
         await collector.stop()
         disk.heal()
@@ -243,7 +243,7 @@ async def test_no_compaction_where_the_look_at_the_logs_failed(place: Place) -> 
     async with running(place) as bookie:
         await bookie.add(stored(1, 0), stored(2, 0))
     async with running(place, clean_end=False) as bookie:
-        collector = Collector(bookie.upkeep, COLLECTOR, UNUSED_STORE, ANY_IDENTITY, bookie.storage.fail)
+        collector = GarbageCollector(bookie.upkeep, COLLECTOR, UNUSED_STORE, ANY_IDENTITY, bookie.storage.fail)
         collector.start()
         await collector.run()
         before = [path.name for path in place.logs()]

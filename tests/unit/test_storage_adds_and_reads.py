@@ -117,9 +117,9 @@ async def test_known_lac_is_found_in_the_last_entry_after_a_restart(place: Place
     async with running(place) as bookie:
         await bookie.add(stored(1, 0), stored(1, 1), stored(1, 2))
     async with running(place) as bookie:
-        handle = bookie.storage.handles.get(1)
-        assert handle is not None
-        assert await bookie.bookie.known_lac(handle) == 1
+        descriptor = bookie.storage.descriptors.get(1)
+        assert descriptor is not None
+        assert await bookie.bookie.known_lac(descriptor) == 1
 
 
 @in_loop
@@ -189,19 +189,19 @@ async def test_batch_reads(place: Place) -> None:
 async def test_long_poll(place: Place) -> None:
     async with running(place) as bookie:
         await bookie.add(stored(1, 0))
-        handle = bookie.storage.handles.get(1)
-        assert handle is not None
-        assert await bookie.bookie.wait_for_lac(handle, -1, 10) is False
-        wait = asyncio.ensure_future(bookie.bookie.wait_for_lac(handle, -1, 60_000))
+        descriptor = bookie.storage.descriptors.get(1)
+        assert descriptor is not None
+        assert await bookie.bookie.wait_for_lac(descriptor, -1, 10) is False
+        wait = asyncio.ensure_future(bookie.bookie.wait_for_lac(descriptor, -1, 60_000))
         await asyncio.sleep(0)
         await bookie.add(stored(1, 1))
         assert await wait is True
-        wait = asyncio.ensure_future(bookie.bookie.wait_for_lac(handle, 5, 60_000))
+        wait = asyncio.ensure_future(bookie.bookie.wait_for_lac(descriptor, 5, 60_000))
         await asyncio.sleep(0)
         await bookie.bookie.write_lac(struct.pack(">qq", 1, 6), KEY)
         assert await wait is True
-        wait = asyncio.ensure_future(bookie.bookie.wait_for_lac(handle, 9, 60_000))
+        wait = asyncio.ensure_future(bookie.bookie.wait_for_lac(descriptor, 9, 60_000))
         await asyncio.sleep(0)
         await bookie.bookie.fence(1, KEY)
         assert await wait is True
-        assert not handle.lac_watchers
+        assert not descriptor.lac_watchers

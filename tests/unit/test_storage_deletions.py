@@ -103,7 +103,7 @@ async def test_deletion_waits_for_adds_under_way_and_takes_no_more(place: Place,
 @in_loop
 async def test_a_handle_that_is_being_deleted_is_not_swept(place: Place, disk: FailingOs) -> None:
     """Else the ledger would be read from its file again, and take what is lost with it."""
-    place = place.with_settings(handle_limit=4)
+    place = place.with_settings(descriptor_limit=4)
     async with running(place) as bookie:
         await bookie.add(stored(1, 0))
         await bookie.storage.checkpoint()
@@ -188,10 +188,10 @@ async def test_long_polls_end_with_their_ledger(place: Place) -> None:
     async with running(place) as bookie:
         await bookie.add(stored(1, 0))
         await bookie.bookie.fence(1, KEY)
-        handle = bookie.storage.handles.get(1)
-        assert handle is not None
+        descriptor = bookie.storage.descriptors.get(1)
+        assert descriptor is not None
         seen: list[int] = []
-        handle.watch_lac(1 << 40, lambda: seen.append(1))
+        descriptor.watch_lac(1 << 40, lambda: seen.append(1))
         await delete_ledger(bookie.upkeep, 1)
         assert seen == [1]
 
@@ -264,26 +264,26 @@ def test_deleted_ledgers_are_remembered_for_seven_days_and_not_without_end() -> 
 # --- moving entries and removing logs --------------------------------------------------------------
 
 
-async def compacted(bookie: Running, log_id: int, ledger_id: int, entry_ids: Int64s) -> tuple[Int64s, Int64s]:
+async def compacted(bookie: Running, entry_log_id: int, ledger_id: int, entry_ids: Int64s) -> tuple[Int64s, Int64s]:
     """Copies a log whole, as compaction would; (old, new) locations."""
     old = await bookie.upkeep.locations_of(ledger_id, entry_ids)
-    assert set((old >> 32).tolist()) == {log_id}
-    new_id = await asyncio.to_thread(bookie.upkeep.allocate_log_id)
-    path = bookie.upkeep.log_path(log_id)
+    assert set((old >> 32).tolist()) == {entry_log_id}
+    new_id = await asyncio.to_thread(bookie.upkeep.allocate_entry_log_id)
+    path = bookie.upkeep.entry_log_path(entry_log_id)
     shutil.copy(path, os.path.join(os.path.dirname(path), entry_log.file_name(new_id)))
-    return old, old + ((new_id - log_id) << 32)
+    return old, old + ((new_id - entry_log_id) << 32)
 
 
 @in_loop
 async def test_reads_go_on_while_entries_move(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = place.with_settings(log_size_limit_bytes=40_000)
+    place = place.with_settings(entry_log_size_limit_bytes=40_000)
     ids = np.arange(500)
     entries = [stored(1, i, 100) for i in range(500)]
     async with running(place) as bookie:
         await bookie.add(*entries)
         await bookie.storage.checkpoint()
-        assert bookie.upkeep.logs_being_written() == {1}
-        assert bookie.upkeep.all_log_ids() == [0, 1]
+        assert bookie.upkeep.entry_logs_being_written() == {1}
+        assert bookie.upkeep.entry_log_ids() == [0, 1]
         first = ids[(await bookie.upkeep.locations_of(1, ids)) >> 32 == 0]
         assert 300 < len(first) < 500
         old, new = await compacted(bookie, 0, 1, first)
@@ -310,11 +310,11 @@ async def test_reads_go_on_while_entries_move(place: Place, monkeypatch: pytest.
         assert await asyncio.to_thread(waiting.wait, 60)
         assert await bookie.upkeep.replace_locations(1, first, old, new) == len(first) - 1
         await bookie.upkeep.sync_index()
-        await bookie.upkeep.remove_log(0)
+        await bookie.upkeep.remove_entry_log(0)
         go_on.set()
         assert await asyncio.gather(*reads) == [entries, entries]
         monkeypatch.setattr(reader, "read", real)
-        assert bookie.upkeep.all_log_ids() == [1, 2]
+        assert bookie.upkeep.entry_log_ids() == [1, 2]
         assert await bookie.read(*[(1, i) for i in range(500)]) == entries
         assert await bookie.batch(1, 0) == entries
     async with running(place) as bookie:
@@ -328,7 +328,7 @@ async def test_moves_that_a_crash_takes_back(place: Place, tmp_path: Path) -> No
     async with running(place) as bookie:
         await bookie.add(*[stored(1, i) for i in range(20)])
     async with running(place) as bookie:
-        assert bookie.upkeep.logs_being_written() == {-1}
+        assert bookie.upkeep.entry_logs_being_written() == {-1}
         old, new = await compacted(bookie, 0, 1, ids)
         assert await bookie.batch(1, 0) == [stored(1, i) for i in range(20)]
         assert await bookie.upkeep.replace_locations(1, ids, old, new) == 20
@@ -342,26 +342,26 @@ async def test_moves_that_a_crash_takes_back(place: Place, tmp_path: Path) -> No
 @in_loop
 async def test_logs_of_a_failed_flush_are_not_touched(place: Place, disk: FailingOs) -> None:
     """The index does not know them, but it will."""
-    place = place.with_settings(log_size_limit_bytes=4096)
+    place = place.with_settings(entry_log_size_limit_bytes=4096)
     async with running(place) as bookie:
         await bookie.add(*[stored(1, i, 1000) for i in range(10)])
         fail_at(disk, "open", "1.idx")
         with pytest.raises(OSError, match=os.strerror(errno.EIO)):
             await bookie.storage.checkpoint()
-        logs = set(bookie.upkeep.all_log_ids())
+        logs = set(bookie.upkeep.entry_log_ids())
         assert len(logs) > 3
-        assert bookie.upkeep.logs_being_written() >= logs
+        assert bookie.upkeep.entry_logs_being_written() >= logs
         disk.heal()
         await bookie.storage.checkpoint()
-        assert bookie.upkeep.logs_being_written() == {max(logs)}
-        assert set(bookie.upkeep.all_log_ids()) == logs
+        assert bookie.upkeep.entry_logs_being_written() == {max(logs)}
+        assert set(bookie.upkeep.entry_log_ids()) == logs
 
 
 @in_loop
 async def test_a_ledger_that_gets_its_file_while_files_are_listed_is_not_missed(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its handle leaves memory before the listing is through. Logs of a ledger that is missed would be removed."""
+    """Its descriptor leaves memory before the listing is through. Logs of a ledger that is missed would be removed."""
     async with running(place) as bookie:
         await bookie.add(stored(1, 0))
         index, loop = bookie.storage.index, asyncio.get_running_loop()
@@ -370,7 +370,7 @@ async def test_a_ledger_that_gets_its_file_while_files_are_listed_is_not_missed(
         def ledger_ids() -> Int64s:
             found = real()
             asyncio.run_coroutine_threadsafe(bookie.storage.checkpoint(), loop).result(60)
-            bookie.storage.handles.drop(1)
+            bookie.storage.descriptors.drop(1)
             return found
 
         monkeypatch.setattr(index, "ledger_ids", ledger_ids)

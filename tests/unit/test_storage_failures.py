@@ -92,10 +92,10 @@ async def test_a_flush_that_fails_is_done_later(
             there = {pair: entry for pair, entry in entries.items() if number or pair[1] < 50}
             assert await bookie.read(*there) == list(there.values())
             assert await bookie.add(stored(2, 200)) == [Code.FENCED]
-            handle = bookie.storage.handles.get(3)
-            assert handle is not None
-            assert await bookie.bookie.known_lac(handle) == (98 if number else 48)
-            assert handle.explicit_lac == (packet if number else None)
+            descriptor = bookie.storage.descriptors.get(3)
+            assert descriptor is not None
+            assert await bookie.bookie.known_lac(descriptor) == (98 if number else 48)
+            assert descriptor.explicit_lac == (packet if number else None)
 
 
 @in_loop
@@ -252,7 +252,7 @@ async def test_an_error_that_nobody_thought_of_ends_the_bookie(place: Place, mon
         def broken(*arguments: object) -> None:
             raise ValueError("a defect")
 
-        monkeypatch.setattr(bookie.storage.log_writer, "append", broken)
+        monkeypatch.setattr(bookie.storage.entry_log_writer, "append", broken)
         await bookie.add(stored(1, 0))
         while not bookie.failures:
             await asyncio.sleep(0.01)
@@ -297,10 +297,10 @@ async def test_a_full_journal_takes_back_what_it_promised(place: Place, disk: Fa
         outcomes = await asyncio.gather(fence, *lacs, add, fence_again)
         assert outcomes == [Code.IO_ERROR, Code.IO_ERROR, Code.IO_ERROR, [Code.IO_ERROR] * 2, Code.IO_ERROR]
         assert bookie.troubles[0][0] == "journal"
-        handle = bookie.storage.handles.get(3)
-        assert handle is not None
-        assert handle.explicit_lac == old
-        assert await bookie.bookie.known_lac(handle) == 5
+        descriptor = bookie.storage.descriptors.get(3)
+        assert descriptor is not None
+        assert descriptor.explicit_lac == old
+        assert await bookie.bookie.known_lac(descriptor) == 5
         disk.heal()
         bookie.state.clear("journal")
         assert await bookie.add(stored(1, 1), stored(9, 0)) == [Code.OK] * 2
@@ -310,9 +310,9 @@ async def test_a_full_journal_takes_back_what_it_promised(place: Place, disk: Fa
     for after in (place, killed):
         async with running(after) as bookie:
             assert await bookie.add(stored(1, 2), stored(2, 2), stored(9, 1)) == [Code.OK, Code.FENCED, Code.OK]
-            handle = bookie.storage.handles.get(3)
-            assert handle is not None
-            assert handle.explicit_lac == old
+            descriptor = bookie.storage.descriptors.get(3)
+            assert descriptor is not None
+            assert descriptor.explicit_lac == old
             assert await bookie.read((1, 1), (2, 1), (9, 0)) == [stored(1, 1), Code.NO_ENTRY, stored(9, 0)]
 
 
@@ -331,9 +331,9 @@ async def test_a_promise_that_is_taken_back_after_a_flush_wrote_it(place: Place,
         assert await bookie.add(stored(1, 1)) == [Code.OK]
     async with running(place) as bookie:
         assert await bookie.add(stored(1, 2)) == [Code.OK]
-        handle = bookie.storage.handles.get(3)
-        assert handle is not None
-        assert handle.explicit_lac is None
+        descriptor = bookie.storage.descriptors.get(3)
+        assert descriptor is not None
+        assert descriptor.explicit_lac is None
 
 
 @in_loop

@@ -137,27 +137,27 @@ def packet(ledger_id: int, lac: int) -> bytes:
 @in_loop
 async def test_an_explicit_lac_never_goes_back(place: Place, disk: FailingOs, tmp_path: Path, end: str) -> None:
     async with running(place) as bookie:
-        write, handles = bookie.bookie.write_lac, bookie.storage.handles
+        write, descriptors = bookie.bookie.write_lac, bookie.storage.descriptors
         assert await write(packet(1, 7), KEY) is Code.OK
-        handle = handles.get(1)
-        assert handle is not None
+        descriptor = descriptors.get(1)
+        assert descriptor is not None
         assert await write(packet(1, 5), KEY) is Code.OK
-        assert (handle.explicit_lac, await bookie.bookie.known_lac(handle)) == (packet(1, 7), 7)
+        assert (descriptor.explicit_lac, await bookie.bookie.known_lac(descriptor)) == (packet(1, 7), 7)
         # A lower one is not answered before the higher one is durable.
         block = hold_at(disk, "fdatasync", ".txn")
         higher, lower = write(packet(1, 9), KEY), write(packet(1, 8), KEY)
         assert await asyncio.to_thread(block.reached.wait, 60)
-        assert await bookie.bookie.known_lac(handle) == 7
+        assert await bookie.bookie.known_lac(descriptor) == 7
         assert not lower.done()
         block.release()
         assert (await higher, await lower) == (Code.OK, Code.OK)
-        assert (handle.explicit_lac, await bookie.bookie.known_lac(handle)) == (packet(1, 9), 9)
+        assert (descriptor.explicit_lac, await bookie.bookie.known_lac(descriptor)) == (packet(1, 9), 9)
         if end == "kill":
             place = place.killed(tmp_path / "killed")
     async with running(place) as bookie:
-        handle = bookie.storage.handles.get(1)
-        assert handle is not None
-        assert (handle.explicit_lac, await bookie.bookie.known_lac(handle)) == (packet(1, 9), 9)
+        descriptor = bookie.storage.descriptors.get(1)
+        assert descriptor is not None
+        assert (descriptor.explicit_lac, await bookie.bookie.known_lac(descriptor)) == (packet(1, 9), 9)
 
 
 @in_loop

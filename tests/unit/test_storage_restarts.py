@@ -62,13 +62,13 @@ async def test_everything_answered_is_there_after_a_restart(place: Place, tmp_pa
         assert await bookie.add(stored(3, 0)) == [Code.FENCED]
         assert await bookie.add(stored(2, 1500), key=OTHER_KEY) == [Code.UNAUTHORIZED]
         assert await bookie.add(stored(2, 1500)) == [Code.OK]
-        handle = bookie.storage.handles.get(4)
-        assert handle is not None
-        assert await bookie.bookie.known_lac(handle) == 78
-        handle = bookie.storage.handles.get(2)
-        assert handle is not None
-        assert handle.explicit_lac == packet
-        assert await bookie.bookie.known_lac(handle) == 1499
+        descriptor = bookie.storage.descriptors.get(4)
+        assert descriptor is not None
+        assert await bookie.bookie.known_lac(descriptor) == 78
+        descriptor = bookie.storage.descriptors.get(2)
+        assert descriptor is not None
+        assert descriptor.explicit_lac == packet
+        assert await bookie.bookie.known_lac(descriptor) == 1499
         assert await bookie.add(stored(50, -1), stored(51, 1 << 50)) == [Code.BAD_REQUEST] * 2
         assert await bookie.read((50, 0), (51, 0)) == [Code.NO_LEDGER] * 2
 
@@ -95,7 +95,7 @@ async def test_checkpoint_moves_the_mark_forward_and_drops_journals(place: Place
 
 @in_loop
 async def test_entry_logs_roll_and_all_are_read(place: Place) -> None:
-    place = place.with_settings(log_size_limit_bytes=100_000)
+    place = place.with_settings(entry_log_size_limit_bytes=100_000)
     entries = {(1 + i % 2, i): stored(1 + i % 2, i, 5000) for i in range(100)}
     for _ in range(2):
         async with running(place) as bookie:
@@ -110,7 +110,7 @@ async def test_entry_logs_roll_and_all_are_read(place: Place) -> None:
 @in_loop
 async def test_caches_smaller_than_the_ledgers(place: Place, tmp_path: Path) -> None:
     """More ledgers and pages than memory may hold: they come and go, before, during and after checkpoints."""
-    place = place.with_settings(index_cache_bytes=1, handle_limit=8)
+    place = place.with_settings(index_cache_bytes=1, descriptor_limit=8)
     generator = np.random.default_rng(7)
     entries: dict[tuple[int, int], bytes] = {}
     async with running(place) as bookie:
@@ -129,7 +129,7 @@ async def test_caches_smaller_than_the_ledgers(place: Place, tmp_path: Path) -> 
         assert await bookie.read(*entries) == list(entries.values())
         await bookie.storage.checkpoint()
         await bookie.add(stored(1000, 0))
-        assert len(list(bookie.storage.handles)) <= 9
+        assert len(list(bookie.storage.descriptors)) <= 9
         killed = place.killed(tmp_path / "killed")
     for end in (place, killed):
         async with running(end) as bookie:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from bookie_server.gc.throttle import CollectorStoppedError, StopSignal, Throttle
+from bookie_server.gc.throttle import GarbageCollectorStoppedError, StopSignal, Throttle
 
 
 class Clock:
@@ -55,7 +55,7 @@ async def _stop_while_waiting() -> None:
     ended = threading.Event()
 
     def in_thread() -> None:
-        with pytest.raises(CollectorStoppedError):
+        with pytest.raises(GarbageCollectorStoppedError):
             stop.sleep_blocking(60)
         ended.set()
 
@@ -64,11 +64,11 @@ async def _stop_while_waiting() -> None:
     await stop.sleep(0.01)
     begun = time.monotonic()
     stop.set()
-    with pytest.raises(CollectorStoppedError):
+    with pytest.raises(GarbageCollectorStoppedError):
         await waiting
     assert await asyncio.to_thread(ended.wait, 30)
     assert time.monotonic() - begun < 30
-    with pytest.raises(CollectorStoppedError):
+    with pytest.raises(GarbageCollectorStoppedError):
         stop.check()
-    with pytest.raises(CollectorStoppedError):
+    with pytest.raises(GarbageCollectorStoppedError):
         await stop.sleep(0)

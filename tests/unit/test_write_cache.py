@@ -10,7 +10,7 @@ import pytest
 
 from bookie_server.storage.records import Int64s
 from bookie_server.storage.write_cache import CacheHalf, WriteCache
-from tests.support.log_building import fill, record, stored
+from tests.support.entry_log_building import fill, record, stored
 
 
 def ids(*entry_ids: int) -> Int64s:

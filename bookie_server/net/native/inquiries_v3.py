@@ -13,7 +13,7 @@ from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bookie_server.bookie import Bookie
 from bookie_server.net.native.answers_v3 import response, response_about, status
 from bookie_server.net.native.long_polls import read_one
-from bookie_server.storage.handles import LedgerHandle
+from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 
 if TYPE_CHECKING:
     from bookie_server.net.native.connection import NativeConnection
@@ -28,15 +28,15 @@ async def answer_read_lac(
 ) -> None:
     """Answer READ_LAC: the explicit LAC and the last entry, where there are such."""
     async with connection.answers.round(1):
-        handle = bookie.handle(ledger_id)
-        code, stored, packet = Code.NO_ENTRY if handle is None else Code.OK, None, None
-        if isinstance(handle, LedgerHandle):
-            packet = handle.explicit_lac
+        descriptor = bookie.descriptor(ledger_id)
+        code, stored, packet = Code.NO_ENTRY if descriptor is None else Code.OK, None, None
+        if isinstance(descriptor, LedgerDescriptor):
+            packet = descriptor.explicit_lac
             code, stored = await read_one(bookie, ledger_id, LAST_ENTRY)
             if code is Code.NO_ENTRY and packet is not None:
                 code = Code.OK  # Apache's answers an I/O error beside the LAC; clients want the LAC
-        elif handle is not None:
-            code = handle
+        elif descriptor is not None:
+            code = descriptor
         answer = response_about(txn_id, pb.READ_LAC, code, ledger_id)
         if packet is not None:
             answer.readLacResponse.lacBody = packet

@@ -27,7 +27,7 @@ from bk_spark.protocol.wire.framing import frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bookie_server.bookie import Bookie
 from bookie_server.net.native.answers_v3 import response, status
-from bookie_server.storage.handles import LedgerHandle
+from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 
 if TYPE_CHECKING:
     from bookie_server.net.native.connection import NativeConnection
@@ -66,15 +66,15 @@ class LongPoll:
 
 async def answer_long_poll(connection: NativeConnection, bookie: Bookie, poll: LongPoll, begun: float) -> None:
     """Wait, then send the answer."""
-    handle = bookie.handle(poll.ledger_id)
-    if not isinstance(handle, LedgerHandle):
-        _send(connection, poll, begun, Code.NO_LEDGER if handle is None else handle, poll.entry_id)
+    descriptor = bookie.descriptor(poll.ledger_id)
+    if not isinstance(descriptor, LedgerDescriptor):
+        _send(connection, poll, begun, Code.NO_LEDGER if descriptor is None else descriptor, poll.entry_id)
         return
     waited = False
-    if poll.timeout_ms > 0 and await bookie.known_lac(handle) <= poll.previous_lac:
-        waited = await bookie.wait_for_lac(handle, poll.previous_lac, poll.timeout_ms)
+    if poll.timeout_ms > 0 and await bookie.known_lac(descriptor) <= poll.previous_lac:
+        waited = await bookie.wait_for_lac(descriptor, poll.previous_lac, poll.timeout_ms)
     async with connection.answers.round(_ONE_ENTRY_BYTES):
-        lac = await bookie.known_lac(handle)
+        lac = await bookie.known_lac(descriptor)
         if not poll.piggyback:
             code, stored = await read_one(bookie, poll.ledger_id, poll.entry_id)
             _send(connection, poll, begun, code, poll.entry_id, stored, lac if stored is not None else None)

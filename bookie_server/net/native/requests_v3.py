@@ -26,7 +26,7 @@ from bookie_server.net.native.inquiries_v3 import answer_info, answer_list, answ
 from bookie_server.net.native.long_polls import LongPoll, answer_long_poll, read_one
 from bookie_server.net.native.requests_v2 import AUTH_DISABLED, READ_ROUND_BYTES, RUNS_PER_TURN, distinct_ledgers
 from bookie_server.net.native.runs_v3 import AddsV3, GatheredAdds, ReadsV3, is_worth_it, segments, uniform_run
-from bookie_server.storage.handles import LedgerHandle
+from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 from bookie_server.storage.records import Int64s
 
 if TYPE_CHECKING:
@@ -235,15 +235,15 @@ class RequestsV3:
     def _answer_now(self, txn_ids: Int64s, ledger_ids: Int64s, entry_ids: Int64s, begun: float) -> bool:
         """Answer one plain read if all it needs is in memory."""
         ledger_id, entry_id = int(ledger_ids[0]), int(entry_ids[0])
-        handle = self._bookie.handle(ledger_id)
-        if isinstance(handle, LedgerHandle) and not handle.lac_loaded:
+        descriptor = self._bookie.descriptor(ledger_id)
+        if isinstance(descriptor, LedgerDescriptor) and not descriptor.lac_loaded:
             return False
         found = self._bookie.read_now(ledger_id, entry_id)
         if found is None or not self._connection.answers.fits_now(len(found[1])):
             return False
         code, stored = found
         if code is Code.OK:
-            lac = handle.last_add_confirmed if isinstance(handle, LedgerHandle) else NO_ENTRY
+            lac = descriptor.last_add_confirmed if isinstance(descriptor, LedgerDescriptor) else NO_ENTRY
             prefix = answers_v3.read_prefix(int(txn_ids[0]), ledger_id, entry_id, code, lac, len(stored))
             self._connection.answers.send(prefix, stored)
         else:
@@ -274,9 +274,9 @@ class RequestsV3:
         distinct, which = np.unique(ledger_ids, return_inverse=True)
         lacs = np.full(len(distinct), NO_ENTRY, np.int64)
         for i, ledger_id in enumerate(distinct.tolist()):
-            handle = self._bookie.handle(ledger_id)
-            if isinstance(handle, LedgerHandle):
-                lacs[i] = await self._bookie.known_lac(handle)
+            descriptor = self._bookie.descriptor(ledger_id)
+            if isinstance(descriptor, LedgerDescriptor):
+                lacs[i] = await self._bookie.known_lac(descriptor)
         return lacs[which]
 
     def _special_read(self, request: pb.Request) -> None:

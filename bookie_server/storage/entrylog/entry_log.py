@@ -11,7 +11,7 @@
 The location of an entry is ``log id << 32 | offset of the stored entry``; 0 means absent. ``lastId`` beside the
 logs holds the newest id in hex and a line feed. A bookie begins a new log at each start.
 
-Logs are written by flushes only (log_writer.py) and by compaction.
+Logs are written by flushes only (entry_log_writer.py) and by compaction.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _FILE_NAME: Final = re.compile(r"([0-9a-f]{1,8})\.log")
 _ANY_NAME: Final = re.compile(r"([0-9a-f]{1,8})\.log(?=$|\.)")
 
 
-def file_name(log_id: int) -> str:
-    return f"{log_id:x}.log"
+def file_name(entry_log_id: int) -> str:
+    return f"{entry_log_id:x}.log"
 
 
-def log_ids(directory: str) -> list[int]:
+def entry_log_ids(directory: str) -> list[int]:
     """Ids of the entry logs in ``directory`` (a ``current``), ascending."""
     matches = (_FILE_NAME.fullmatch(name) for name in os.listdir(directory))
     return sorted(int(match[1], 16) for match in matches if match)

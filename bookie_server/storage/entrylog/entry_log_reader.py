@@ -70,18 +70,18 @@ class EntryLogReader:
     def close(self) -> None:
         self._fds.close()
 
-    def path(self, log_id: int) -> str:
-        """Where log ``log_id`` is. Raises FileNotFoundError; another OSError where that cannot be found out."""
-        name = file_name(log_id)
+    def path(self, entry_log_id: int) -> str:
+        """Where log ``entry_log_id`` is. Raises FileNotFoundError; another OSError where that cannot be found out."""
+        name = file_name(entry_log_id)
         for directory in self._directories:
             path = os.path.join(directory, name)
             if exists(path):
                 return path
         raise FileNotFoundError(errno.ENOENT, f"no entry log {name} in {', '.join(self._directories)}")
 
-    def forget(self, log_id: int) -> None:
+    def forget(self, entry_log_id: int) -> None:
         """Close the log: it is about to be removed."""
-        self._fds.discard(log_id)
+        self._fds.discard(entry_log_id)
 
     def read(
         self,
@@ -143,12 +143,12 @@ class EntryLogReader:
     def read_one(self, ledger_id: int, entry_id: int, location: int) -> memoryview | None:
         """One entry that is in the page cache and no larger than those read lately; None for any other, or one that
         is not as it should be: :meth:`read` finds out."""
-        log_id, offset = location >> OFFSET_BITS, (location & OFFSET_MASK) - LENGTH_BYTES
+        entry_log_id, offset = location >> OFFSET_BITS, (location & OFFSET_MASK) - LENGTH_BYTES
         if offset < HEADER_BYTES:
             return None
         buffer = bytearray(LENGTH_BYTES + self._guess_bytes)
         try:
-            with self._fds.borrow(log_id) as fd:
+            with self._fds.borrow(entry_log_id) as fd:
                 count = os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)
         except OSError:
             return None
@@ -161,12 +161,12 @@ class EntryLogReader:
 
     def _read_region(self, first_location: int, last_location: int, may_wait: bool) -> Bytes | None:
         """The bytes from the first entry's size to the last entry's end; None where they cannot be had."""
-        log_id, first = first_location >> OFFSET_BITS, (first_location & OFFSET_MASK) - LENGTH_BYTES
+        entry_log_id, first = first_location >> OFFSET_BITS, (first_location & OFFSET_MASK) - LENGTH_BYTES
         last = (last_location & OFFSET_MASK) - LENGTH_BYTES
         if first < HEADER_BYTES:
             return None
         try:
-            with self._fds.borrow(log_id) as fd:
+            with self._fds.borrow(entry_log_id) as fd:
                 log_end = os.fstat(fd).st_size
                 end = min(last + LENGTH_BYTES + self._guess_bytes, log_end)
                 if last + LENGTH_BYTES + MIN_RECORD_BYTES > end:
@@ -180,11 +180,11 @@ class EntryLogReader:
                     region = np.concatenate((region, rest))
                 return region
         except OSError as error:
-            _LOG.error("cannot read entry log %s: %s", file_name(log_id), error.strerror or error)
+            _LOG.error("cannot read entry log %s: %s", file_name(entry_log_id), error.strerror or error)
             return None
 
-    def _open(self, log_id: int) -> int:
-        return os.open(self.path(log_id), os.O_RDONLY | os.O_CLOEXEC)
+    def _open(self, entry_log_id: int) -> int:
+        return os.open(self.path(entry_log_id), os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _fetch(fd: int, start: int, end: int, may_wait: bool) -> Bytes:

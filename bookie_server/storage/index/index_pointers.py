@@ -22,25 +22,25 @@ _CHUNK_BYTES: Final = 512 * 1024
 
 
 def ledgers_pointing(
-    log_ids: set[int], ledger_ids: Int64s, index_path: Callable[[int], str | None], check_stop: Callable[[], None]
+    entry_log_ids: set[int], ledger_ids: Int64s, index_path: Callable[[int], str | None], check_stop: Callable[[], None]
 ) -> dict[int, Int64s]:
-    """For each of ``log_ids`` those of ``ledger_ids`` whose index has an entry in it. Blocking; opens every ledger's
-    file. Raises OSError where one cannot be read, and what ``check_stop`` raises."""
-    wanted = np.array(sorted(log_ids), np.int64)
-    found: dict[int, list[int]] = {log_id: [] for log_id in log_ids}
+    """For each of ``entry_log_ids`` those of ``ledger_ids`` whose index has an entry in it. Blocking; opens every
+    ledger's file. Raises OSError where one cannot be read, and what ``check_stop`` raises."""
+    wanted = np.array(sorted(entry_log_ids), np.int64)
+    found: dict[int, list[int]] = {entry_log_id: [] for entry_log_id in entry_log_ids}
     for ledger_id in ledger_ids.tolist():
         check_stop()
         logs = [np.unique(slots >> OFFSET_BITS) for _, slots in _pages(index_path(ledger_id))]
         if logs:
-            for log_id in np.intersect1d(np.concatenate(logs), wanted).tolist():
-                found[log_id].append(ledger_id)
-    return {log_id: np.array(ledgers, np.int64) for log_id, ledgers in found.items()}
+            for entry_log_id in np.intersect1d(np.concatenate(logs), wanted).tolist():
+                found[entry_log_id].append(ledger_id)
+    return {entry_log_id: np.array(ledgers, np.int64) for entry_log_id, ledgers in found.items()}
 
 
-def pointers_into(log_id: int, index_path: str | None) -> Iterator[tuple[Int64s, Int64s]]:
+def pointers_into(entry_log_id: int, index_path: str | None) -> Iterator[tuple[Int64s, Int64s]]:
     """(entry ids, locations) of a ledger's entries in the log, a part at a time, ascending. Raises OSError."""
     for first, slots in _pages(index_path):
-        which = np.flatnonzero(slots >> OFFSET_BITS == log_id)
+        which = np.flatnonzero(slots >> OFFSET_BITS == entry_log_id)
         # Log 0 begins behind its header, so a location is never 0.
         which = which[slots[which] != 0]
         if len(which):

@@ -32,10 +32,10 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeGuard
 
 from bookie_server.storage.files import Buffer, SyncFailedError
-from bookie_server.storage.handles import LedgerHandle
 from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.journal_writer import JournalWriter
 from bookie_server.storage.journal.log_mark import LogMark
+from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 from bookie_server.storage.records import LedgerPart, Records
 
 _LOG: Final = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Append:
     """Records that become readable once their group is durable."""
 
     records: Records
-    parts: list[tuple[LedgerHandle, LedgerPart]]
+    parts: list[tuple[LedgerDescriptor, LedgerPart]]
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +81,7 @@ class Group:
     journal_bytes: int = 0
     entries: int = 0
     appends: list[Append] = field(default_factory=list)
-    keys: list[LedgerHandle] = field(default_factory=list)
+    keys: list[LedgerDescriptor] = field(default_factory=list)
     done: list[DoneCallback] = field(default_factory=list)
     undo: list[Callable[[], None]] = field(default_factory=list)
     mark: LogMark | None = None
@@ -95,12 +95,12 @@ class Group:
         self.journal_bytes += len(record)
         self.entries += entries
 
-    def add_key(self, handle: LedgerHandle) -> None:
+    def add_key(self, descriptor: LedgerDescriptor) -> None:
         """Append the ledger's master key record, unless the journal has it."""
-        if not handle.key_journaled:
-            self.add_journal(journal.master_key_record(handle.ledger_id, handle.master_key))
-            handle.key_journaled = True
-            self.keys.append(handle)
+        if not descriptor.key_journaled:
+            self.add_journal(journal.master_key_record(descriptor.ledger_id, descriptor.master_key))
+            descriptor.key_journaled = True
+            self.keys.append(descriptor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,8 +276,8 @@ class GroupCommit:
 
     def _fail(self, groups: list[Group], error: Exception) -> None:
         for group in reversed(groups):
-            for handle in group.keys:
-                handle.key_journaled = False
+            for descriptor in group.keys:
+                descriptor.key_journaled = False
             for undo in reversed(group.undo):
                 undo()
         if self._loop_failure is None and may_pass(error):

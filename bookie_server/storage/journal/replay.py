@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Final
 from bk_spark.protocol.entries.entry import LAC_PACKET_HEADER
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.storage import files
-from bookie_server.storage.handles import LedgerHandle
 from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.journal import (
     ExplicitLacRecord,
@@ -35,6 +34,7 @@ from bookie_server.storage.journal.journal import (
 from bookie_server.storage.journal.journal_header import REMEDY, holds_records, is_ours
 from bookie_server.storage.journal.journal_reader import JournalReader
 from bookie_server.storage.journal.log_mark import LogMark
+from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 from bookie_server.storage.records import MAX_ENTRY_ID, LedgerPart, Records
 
 if TYPE_CHECKING:
@@ -118,52 +118,52 @@ class _Replay:
         if isinstance(item, Records):
             self._data(item)
             return
-        handle = self._handle(item.ledger_id)
-        if handle is None and item.ledger_id not in self._broken:
+        descriptor = self._descriptor(item.ledger_id)
+        if descriptor is None and item.ledger_id not in self._broken:
             if not isinstance(item, MasterKeyRecord):
                 self._unknown.add(item.ledger_id)
                 return
-            handle = self._storage.handles.create(item.ledger_id, item.master_key)
-        if handle is None:
+            descriptor = self._storage.descriptors.create(item.ledger_id, item.master_key)
+        if descriptor is None:
             return
         match item:
             case MasterKeyRecord():
-                if not handle.master_key:
-                    handle.master_key = item.master_key
-                    handle.header_dirty = True
+                if not descriptor.master_key:
+                    descriptor.master_key = item.master_key
+                    descriptor.header_dirty = True
             case FenceRecord():
-                if not handle.fenced:
-                    handle.fenced = True
-                    handle.header_dirty = True
+                if not descriptor.fenced:
+                    descriptor.fenced = True
+                    descriptor.header_dirty = True
             case ExplicitLacRecord():
-                _set_explicit_lac(handle, item.packet)
+                _set_explicit_lac(descriptor, item.packet)
 
     def _data(self, records: Records) -> None:
         storable = (records.entry_ids >= 0) & (records.entry_ids <= MAX_ENTRY_ID)
-        parts: list[tuple[LedgerHandle, LedgerPart]] = []
+        parts: list[tuple[LedgerDescriptor, LedgerPart]] = []
         for part in records.by_ledger():
             ledger_id = part.ledger_id
-            handle = self._handle(ledger_id)
-            if handle is None and ledger_id in self._broken:
+            descriptor = self._descriptor(ledger_id)
+            if descriptor is None and ledger_id in self._broken:
                 # Its index file's header is broken: keep the entries and their places for whoever repairs it.
-                handle = LedgerHandle(ledger_id, b"")
-            if handle is None:
+                descriptor = LedgerDescriptor(ledger_id, b"")
+            if descriptor is None:
                 self._unknown.add(ledger_id)
                 storable[part.which] = False
             else:
-                parts.append((handle, part))
+                parts.append((descriptor, part))
         if not storable.all():
             if not storable.any():
                 return
             records = records.select(storable)
-            keep = {handle.ledger_id: handle for handle, _ in parts}
+            keep = {descriptor.ledger_id: descriptor for descriptor, _ in parts}
             parts = [(keep[part.ledger_id], part) for part in records.by_ledger()]
         self._storage.replay(records, parts)
         self.entries += len(records)
 
-    def _handle(self, ledger_id: int) -> LedgerHandle | None:
+    def _descriptor(self, ledger_id: int) -> LedgerDescriptor | None:
         try:
-            return self._storage.handles.get(ledger_id)
+            return self._storage.descriptors.get(ledger_id)
         except CorruptFileError as error:
             if ledger_id not in self._broken:
                 self._broken.add(ledger_id)
@@ -183,13 +183,13 @@ class _Replay:
             )
 
 
-def _set_explicit_lac(handle: LedgerHandle, packet: bytes) -> None:
+def _set_explicit_lac(descriptor: LedgerDescriptor, packet: bytes) -> None:
     if len(packet) < LAC_PACKET_HEADER.size:
         return
     _, lac = LAC_PACKET_HEADER.unpack_from(packet)
-    known = handle.explicit_lac
+    known = descriptor.explicit_lac
     if known is not None and len(known) >= LAC_PACKET_HEADER.size and lac < LAC_PACKET_HEADER.unpack_from(known)[1]:
         return
-    handle.explicit_lac = packet
-    handle.last_add_confirmed = max(handle.last_add_confirmed, lac)
-    handle.header_dirty = True
+    descriptor.explicit_lac = packet
+    descriptor.last_add_confirmed = max(descriptor.last_add_confirmed, lac)
+    descriptor.header_dirty = True

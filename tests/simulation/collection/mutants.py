@@ -25,7 +25,7 @@ from bookie_server.gc.collection_steps import (
     SyncStore,
     Unmark,
 )
-from bookie_server.gc.ledger_metadata_reads import MetadataReads
+from bookie_server.gc.ledger_metadata_reads import LedgerMetadataReads
 from bookie_server.gc.over_replication import OverReplication
 from bookie_server.identity.cluster_identity import ClusterIdentity
 
@@ -84,7 +84,7 @@ def the_server_is_not_brought_up_to_date_after_the_mark(stack: ExitStack) -> Non
 
 
 def a_new_session_is_as_good_as_the_old_one(stack: ExitStack) -> None:
-    stack.enter_context(patch.object(MetadataReads, "_check_session", lambda reads: None))
+    stack.enter_context(patch.object(LedgerMetadataReads, "_check_session", lambda reads: None))
 
 
 def the_lock_is_not_looked_at(stack: ExitStack) -> None:

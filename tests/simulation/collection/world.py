@@ -22,7 +22,7 @@ from bk_spark.protocol.quorum import Quorum
 from bookie_server.gc.brake import Brake, BrakeLimits
 from bookie_server.gc.collection_steps import LedgerPass
 from bookie_server.gc.ledger_collection import LedgerCollection
-from bookie_server.gc.ledger_metadata_reads import MetadataReads
+from bookie_server.gc.ledger_metadata_reads import LedgerMetadataReads
 from bookie_server.gc.over_replication import OverReplication
 from bookie_server.gc.throttle import StopSignal, Throttle
 from bookie_server.identity.cluster_identity import ClusterIdentity
@@ -133,7 +133,7 @@ class World:
         self.brakes = (Brake("deleted", self.limits), Brake("over-replicated", self.limits))
         store = cast(LedgerStore, _Store(self.zk))
         stop = StopSignal()
-        reads = MetadataReads(store, self.identity, Throttle(0), stop)
+        reads = LedgerMetadataReads(store, self.identity, Throttle(0), stop)
         storage: Any = self.storage
         self.drivers: tuple[LedgerCollection | OverReplication, ...] = (
             LedgerCollection(storage, reads, self.brakes[0], _inline, stop),
@@ -339,7 +339,7 @@ class World:
 
 
 class _Store:
-    """As LedgerStore, for MetadataReads."""
+    """As LedgerStore, for LedgerMetadataReads."""
 
     root = ROOT
     manager = MANAGER

@@ -69,7 +69,7 @@ def joined(parts: list[FoundEntries]) -> FoundEntries:
     )
 
 
-class LogScan:
+class EntryLogScan:
     """Reads the log at ``path``, a step at a time. Blocking; one thread at a time."""
 
     def __init__(self, path: str) -> None:

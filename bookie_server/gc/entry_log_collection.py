@@ -4,9 +4,9 @@ The order in which a pass looks makes it safe: first the list of log files, then
 the local ledgers. A log that is in the list and not being written was complete, and in the index, before the
 ledgers were listed; so a ledger that is not among these has nothing live in it, even if it comes again later.
 
-What a sound log holds is known from its map or a scan (log_usage.py). Of a log that is not sound it is not known, so
-the index files of all ledgers are asked which of them point into it (index_pointers.py); once, for pointers to a
-complete log only become fewer.
+What a sound log holds is known from its map or a scan (entry_log_usage.py). A log that is not sound cannot tell, so the
+index files of all ledgers are asked which of them point into it (index_pointers.py). They are asked once, because
+pointers to a complete log only become fewer.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Final
 import numpy as np
 
 from bookie_server.gc.collected_storage import CollectedStorage, RunBlocking
-from bookie_server.gc.collector_config import CollectorConfig, CompactionConfig
-from bookie_server.gc.collector_status import CollectorCounters, LogState, LogTotals
+from bookie_server.gc.collector_config import CompactionConfig, GarbageCollectorConfig
+from bookie_server.gc.collector_status import EntryLogStatus, EntryLogTotals, GarbageCollectorCounters
 from bookie_server.gc.compaction import CompactionRefusedError, Compactor
-from bookie_server.gc.log_usage import LogUsage, UsageCache
+from bookie_server.gc.entry_log_usage import EntryLogUsage, EntryLogUsageCache
 from bookie_server.gc.throttle import StopSignal, Throttle
 from bookie_server.storage import files
 from bookie_server.storage.entrylog.entry_log import HEADER_BYTES, file_name
@@ -38,16 +38,16 @@ _BEING_WRITTEN: Final = "being written"
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
-class LogCollection:
+class EntryLogCollection:
     """The entry logs of ``storage``. Event loop."""
 
     def __init__(
         self,
-        config: CollectorConfig,
+        config: GarbageCollectorConfig,
         storage: CollectedStorage,
         run_blocking: RunBlocking,
         stop: StopSignal,
-        counters: CollectorCounters,
+        counters: GarbageCollectorCounters,
     ) -> None:
         self._config = config
         self._storage = storage
@@ -63,28 +63,28 @@ class LogCollection:
             throttle_by_bytes=config.throttle_by_bytes,
             throttle_step=rate,
         )
-        self._usages = UsageCache(_USAGES_IN_MEMORY_BYTES)
+        self._usages = EntryLogUsageCache(_USAGES_IN_MEMORY_BYTES)
         #: Of logs that are not sound: the ledgers that point into them.
         self._pointing: dict[int, Int64s] = {}
         self._held: dict[int, str] = {}
         self._local: Int64s = np.empty(0, np.int64)
-        self._states: dict[int, LogState] = {}
+        self._states: dict[int, EntryLogStatus] = {}
 
-    async def states(self) -> list[LogState]:
+    async def states(self) -> list[EntryLogStatus]:
         """Every entry log, ascending, as the last pass saw it. Raises OSError."""
         states = []
-        for log_id in sorted(await self._run(self._storage.all_log_ids)):
-            state = self._states.get(log_id) or self._unread(log_id, "not looked at yet")
-            if log_id in self._storage.logs_being_written():
-                state = self._unread(log_id, _BEING_WRITTEN)
+        for entry_log_id in sorted(await self._run(self._storage.entry_log_ids)):
+            state = self._states.get(entry_log_id) or self._unread(entry_log_id, "not looked at yet")
+            if entry_log_id in self._storage.entry_logs_being_written():
+                state = self._unread(entry_log_id, _BEING_WRITTEN)
             if state is not None:
                 states.append(state)
         return states
 
-    def totals(self) -> LogTotals:
+    def totals(self) -> EntryLogTotals:
         """As the last pass left it; nothing before the first."""
         states = self._states.values()
-        return LogTotals(
+        return EntryLogTotals(
             logs=len(states),
             size_bytes=sum(state.size_bytes for state in states),
             live_bytes=sum(state.live_bytes if state.live_bytes >= 0 else state.size_bytes for state in states),
@@ -97,22 +97,26 @@ class LogCollection:
 
     async def remove_dead(self) -> None:
         """Remove entry logs that hold nothing of a local ledger. Raises OSError, SyncFailedError."""
-        log_ids = await self._run(self._storage.all_log_ids)
-        written = self._storage.logs_being_written()
+        entry_log_ids = await self._run(self._storage.entry_log_ids)
+        written = self._storage.entry_logs_being_written()
         self._local = await self._storage.local_ledgers()
         self._states = {}
-        self._usages.keep_only(set(log_ids))
-        self._pointing = {log_id: self._pointing[log_id] for log_id in log_ids if log_id in self._pointing}
-        usages: list[LogUsage] = []
-        for log_id in log_ids:
+        self._usages.keep_only(set(entry_log_ids))
+        self._pointing = {
+            entry_log_id: self._pointing[entry_log_id]
+            for entry_log_id in entry_log_ids
+            if entry_log_id in self._pointing
+        }
+        usages: list[EntryLogUsage] = []
+        for entry_log_id in entry_log_ids:
             self._stop.check()
-            if log_id in written:
-                self._explain_unread(log_id, _BEING_WRITTEN)
-            elif log_id in self._held:
-                self._explain_unread(log_id, self._held[log_id])
-            elif (usage := await self._usage(log_id)) is not None:
+            if entry_log_id in written:
+                self._explain_unread(entry_log_id, _BEING_WRITTEN)
+            elif entry_log_id in self._held:
+                self._explain_unread(entry_log_id, self._held[entry_log_id])
+            elif (usage := await self._usage(entry_log_id)) is not None:
                 usages.append(usage)
-        await self._ask_index({usage.log_id for usage in usages if usage.problem} - self._pointing.keys())
+        await self._ask_index({usage.entry_log_id for usage in usages if usage.problem} - self._pointing.keys())
         for usage in usages:
             ledgers = self._live_ledgers(usage)
             if ledgers is None:
@@ -125,7 +129,7 @@ class LogCollection:
     async def compact(self, compaction: CompactionConfig, is_suspended: Callable[[], bool]) -> None:
         """Compact the logs that :meth:`remove_dead` left and that are used less than the threshold, emptiest first.
 
-        Raises SyncFailedError, CollectorStoppedError.
+        Raises SyncFailedError, GarbageCollectorStoppedError.
         """
         ends_at_s = time.monotonic() + compaction.max_time_ms / 1000
         self.explain_waiting()
@@ -138,13 +142,13 @@ class LogCollection:
             if is_suspended() or (compaction.max_time_ms > 0 and time.monotonic() >= ends_at_s):
                 return
             try:
-                if not await self._compact(row.log_id):
+                if not await self._compact(row.entry_log_id):
                     return
             except OSError as error:
                 if isinstance(error, files.SyncFailedError):
                     raise
-                self._explain_again(row.log_id, f"compaction failed: {error}")
-                _LOG.error("%s cannot be compacted: %s", file_name(row.log_id), error)
+                self._explain_again(row.entry_log_id, f"compaction failed: {error}")
+                _LOG.error("%s cannot be compacted: %s", file_name(row.entry_log_id), error)
                 if error.errno in _NO_ROOM:
                     return
 
@@ -152,11 +156,11 @@ class LogCollection:
         """Say of the logs that stay what they wait for."""
         for row in list(self._states.values()):
             if not row.reason or row.reason.startswith(("live ", "waits ")):
-                self._states[row.log_id] = replace(row, reason=self._why_not_compacted(row))
+                self._states[row.entry_log_id] = replace(row, reason=self._why_not_compacted(row))
 
-    async def _compact(self, log_id: int) -> bool:
+    async def _compact(self, entry_log_id: int) -> bool:
         """False where no further log should be tried."""
-        usage = await self._usage(log_id)
+        usage = await self._usage(entry_log_id)
         ledgers = None if usage is None else self._live_ledgers(usage)
         if usage is None or ledgers is None:
             return True
@@ -164,21 +168,21 @@ class LogCollection:
         try:
             result = await self._compactor.compact(usage, ledgers, full_disks=full)
         except CompactionRefusedError as error:
-            self._explain_again(log_id, str(error))
+            self._explain_again(entry_log_id, str(error))
             _LOG.warning("%s is not compacted: %s", usage.path, error)
             return True
         finally:
             # Whatever came of it, the next pass begins with the leftovers.
-            self._usages.forget(log_id)
-        self._states.pop(log_id, None)
-        self._counters.logs_compacted += 1
+            self._usages.forget(entry_log_id)
+        self._states.pop(entry_log_id, None)
+        self._counters.entry_logs_compacted += 1
         self._counters.entries_moved += result.entries
         self._counters.reclaimed_by_compaction_bytes += result.old_bytes - result.new_bytes
         return True
 
-    async def _remove(self, usage: LogUsage) -> None:
+    async def _remove(self, usage: EntryLogUsage) -> None:
         try:
-            await self._storage.remove_log(usage.log_id)
+            await self._storage.remove_entry_log(usage.entry_log_id)
         except files.SyncFailedError:
             raise
         except OSError as error:
@@ -186,74 +190,74 @@ class LogCollection:
             self._explain(usage, f"cannot be removed: {error}")
             _LOG.error("%s cannot be removed: %s", usage.path, error)
             return
-        self._usages.forget(usage.log_id)
-        self._counters.logs_removed += 1
+        self._usages.forget(usage.entry_log_id)
+        self._counters.entry_logs_removed += 1
         self._counters.reclaimed_by_deletion_bytes += usage.file_bytes
         _LOG.info("removed %s: nothing of a ledger that is here", usage.path)
 
-    async def _usage(self, log_id: int) -> LogUsage | None:
+    async def _usage(self, entry_log_id: int) -> EntryLogUsage | None:
         try:
-            path = self._storage.log_path(log_id)
-            return await self._run(self._usages.get, log_id, path, self._stop.check)
+            path = self._storage.entry_log_path(entry_log_id)
+            return await self._run(self._usages.get, entry_log_id, path, self._stop.check)
         except OSError as error:
-            self._explain_unread(log_id, f"cannot be read: {error}")
+            self._explain_unread(entry_log_id, f"cannot be read: {error}")
             return None
 
-    async def _ask_index(self, log_ids: set[int]) -> None:
+    async def _ask_index(self, entry_log_ids: set[int]) -> None:
         """Which ledgers point into these logs, as far as it can be told."""
-        if not log_ids:
+        if not entry_log_ids:
             return
         index_path, check = self._storage.index_path, self._stop.check
         try:
-            self._pointing |= await self._run(ledgers_pointing, log_ids, self._local, index_path, check)
+            self._pointing |= await self._run(ledgers_pointing, entry_log_ids, self._local, index_path, check)
         except OSError as error:
             _LOG.error("damaged entry logs stay, for an index file cannot be read: %s", error)
 
-    def _live_ledgers(self, usage: LogUsage) -> Int64s | None:
+    def _live_ledgers(self, usage: EntryLogUsage) -> Int64s | None:
         """Local ledgers that may have something in the log; None where that is not known."""
         if not usage.problem:
             return usage.live_ledgers(self._local)
-        pointing = self._pointing.get(usage.log_id)
+        pointing = self._pointing.get(usage.entry_log_id)
         return None if pointing is None else np.intersect1d(pointing, self._local)
 
     # --- reasons -----------------------------------------------------------------------------------
 
-    def _explain(self, usage: LogUsage, reason: str) -> None:
+    def _explain(self, usage: EntryLogUsage, reason: str) -> None:
         """``reason`` "" leaves it to :meth:`explain_waiting`."""
         live = usage.live_bytes(self._local)
         total = usage.total_bytes
         if usage.problem:
             total = max(total, usage.file_bytes - HEADER_BYTES)
-        if self._config.use_target_log_size:
-            total = max(total, self._config.log_size_limit_bytes)
+        if self._config.use_target_entry_log_size:
+            total = max(total, self._config.entry_log_size_limit_bytes)
         share = live / total if total > 0 else 0.0
         # What cannot be told is not compacted.
         known = self._live_ledgers(usage) is not None
         directory = os.path.dirname(usage.path)
-        self._states[usage.log_id] = LogState(
-            usage.log_id, directory, usage.file_bytes, live, share if known else -1.0, reason
+        self._states[usage.entry_log_id] = EntryLogStatus(
+            usage.entry_log_id, directory, usage.file_bytes, live, share if known else -1.0, reason
         )
 
-    def _explain_again(self, log_id: int, reason: str) -> None:
-        self._states[log_id] = replace(self._states[log_id], reason=reason)
+    def _explain_again(self, entry_log_id: int, reason: str) -> None:
+        self._states[entry_log_id] = replace(self._states[entry_log_id], reason=reason)
 
-    def _explain_unread(self, log_id: int, reason: str) -> None:
-        state = self._unread(log_id, reason)
+    def _explain_unread(self, entry_log_id: int, reason: str) -> None:
+        state = self._unread(entry_log_id, reason)
         if state is not None:
-            self._states[log_id] = state
+            self._states[entry_log_id] = state
 
-    def _unread(self, log_id: int, reason: str) -> LogState | None:
+    def _unread(self, entry_log_id: int, reason: str) -> EntryLogStatus | None:
         """None where the log was removed meanwhile."""
         try:
-            path = self._storage.log_path(log_id)
+            path = self._storage.entry_log_path(entry_log_id)
             size = os.stat(path).st_size
         except FileNotFoundError:
             return None
         except OSError:
             path, size = "", -1
-        return LogState(log_id, os.path.dirname(path), size, -1, -1.0, reason)
+        return EntryLogStatus(entry_log_id, os.path.dirname(path), size, -1, -1.0, reason)
 
-    def _why_not_compacted(self, row: LogState) -> str:
+    def _why_not_compacted(self, row: EntryLogStatus) -> str:
         minor, major = self._config.minor, self._config.major
         enabled = [
             (compaction.threshold, name)

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bookie_server.gc.log_usage import LogUsage, UsageCache, read_usage
-from bookie_server.storage.entrylog import log_scan
+from bookie_server.gc.entry_log_usage import EntryLogUsage, EntryLogUsageCache, read_usage
+from bookie_server.storage.entrylog import entry_log_scan
 from bookie_server.storage.entrylog.entry_log import HEADER_BYTES, file_header, ledgers_map
-from bookie_server.storage.entrylog.log_scan import FoundEntries, LogScan
+from bookie_server.storage.entrylog.entry_log_scan import EntryLogScan, FoundEntries
 from tests.support.collected_storage import SmallStorage, payload
 
 KEYS = [(ledger_id, entry_id) for ledger_id in (3, 7, 9) for entry_id in range(40)]
@@ -23,7 +23,7 @@ def storage(tmp_path: Path) -> SmallStorage:
     return SmallStorage(tmp_path)
 
 
-def totals(usage: LogUsage) -> dict[int, int]:
+def totals(usage: EntryLogUsage) -> dict[int, int]:
     return dict(zip(usage.ledger_ids.tolist(), usage.ledger_bytes.tolist(), strict=True))
 
 
@@ -35,7 +35,7 @@ def sizes_of(keys: list[tuple[int, int]]) -> dict[int, int]:
 
 
 def scan_all(path: str) -> tuple[list[tuple[int, int]], str]:
-    scan = LogScan(path)
+    scan = EntryLogScan(path)
     found: list[tuple[int, int]] = []
     try:
         while not scan.at_end:
@@ -61,7 +61,7 @@ def test_a_scan_finds_the_same_whatever_the_chunk(storage: SmallStorage, monkeyp
     keys = [(1, i) for i in range(500)] + [(2, 7)] * 300 + [(4, i % 3) for i in range(200)]
     path = storage.write_log(1, keys)
     for chunk_bytes in (997, 4096, 1024 * 1024):
-        monkeypatch.setattr(log_scan, "CHUNK_BYTES", chunk_bytes)
+        monkeypatch.setattr(entry_log_scan, "CHUNK_BYTES", chunk_bytes)
         assert scan_all(path) == (keys, "")
 
 
@@ -168,12 +168,14 @@ def test_a_header_alone_is_sound(tmp_path: Path) -> None:
 
 
 def test_the_cache_is_bounded_and_drops_maps_first(storage: SmallStorage) -> None:
-    paths = {log_id: storage.write_log(log_id, KEYS, with_map=log_id != 2) for log_id in range(1, 6)}
+    paths = {
+        entry_log_id: storage.write_log(entry_log_id, KEYS, with_map=entry_log_id != 2) for entry_log_id in range(1, 6)
+    }
     size = read_usage(1, paths[1]).size_in_memory
-    cache = UsageCache(2 * size)
+    cache = EntryLogUsageCache(2 * size)
     scanned = cache.get(2, paths[2], lambda: None)
-    for log_id, path in paths.items():
-        assert totals(cache.get(log_id, path, lambda: None)) == sizes_of(KEYS)
+    for entry_log_id, path in paths.items():
+        assert totals(cache.get(entry_log_id, path, lambda: None)) == sizes_of(KEYS)
     assert cache.get(2, paths[2], lambda: None) is scanned
     first = cache.get(1, paths[1], lambda: None)
     assert cache.get(1, paths[1], lambda: None) is first

@@ -14,24 +14,24 @@ import numpy as np
 import pytest
 
 from bookie_server.gc import compaction
-from bookie_server.gc.collector_config import CollectorConfig, CompactionConfig
-from bookie_server.gc.collector_status import CollectorCounters
-from bookie_server.gc.log_collection import LogCollection
+from bookie_server.gc.collector_config import CompactionConfig, GarbageCollectorConfig
+from bookie_server.gc.collector_status import GarbageCollectorCounters
+from bookie_server.gc.entry_log_collection import EntryLogCollection
 from bookie_server.gc.throttle import StopSignal
 from bookie_server.storage import files
 from tests.support.collected_storage import SmallStorage, payload
 
-CONFIG = CollectorConfig(rate_by_entries=10**9)
+CONFIG = GarbageCollectorConfig(rate_by_entries=10**9)
 
 
 class Logs:
     """The log part of a collector over a small storage."""
 
-    def __init__(self, storage: SmallStorage, config: CollectorConfig = CONFIG) -> None:
+    def __init__(self, storage: SmallStorage, config: GarbageCollectorConfig = CONFIG) -> None:
         self.storage = storage
         self.config = config
-        self.counters = CollectorCounters()
-        self.logs = LogCollection(config, storage, _run_blocking, StopSignal(), self.counters)
+        self.counters = GarbageCollectorCounters()
+        self.logs = EntryLogCollection(config, storage, _run_blocking, StopSignal(), self.counters)
 
     def look(self) -> dict[int, str]:
         """Remove what is dead; why the others stay, by log id."""
@@ -54,7 +54,7 @@ class Logs:
         return asyncio.run(work())
 
     async def _reasons(self) -> dict[int, str]:
-        return {state.log_id: state.reason for state in await self.logs.states()}
+        return {state.entry_log_id: state.reason for state in await self.logs.states()}
 
 
 async def _run_blocking(function: Callable[..., Any], /, *arguments: Any) -> Any:
@@ -76,14 +76,14 @@ def test_logs_without_live_ledgers_go(storage: SmallStorage) -> None:
     storage.write_log(1, entries(1))
     storage.write_log(2, entries(2), with_map=False)
     storage.write_log(3, entries(3), directory=1)
-    size = os.path.getsize(storage.log_path(1)) + os.path.getsize(storage.log_path(2))
+    size = os.path.getsize(storage.entry_log_path(1)) + os.path.getsize(storage.entry_log_path(2))
     logs = Logs(storage)
     assert logs.look() == dict.fromkeys((1, 2, 3), "live 100% is not below 80%")
     for ledger_id in (1, 2):
         storage.index.remove(ledger_id)
     assert logs.look().keys() == {3}
     assert storage.names() == {"3.log"}
-    assert (logs.counters.logs_removed, logs.counters.reclaimed_by_deletion_bytes) == (2, size)
+    assert (logs.counters.entry_logs_removed, logs.counters.reclaimed_by_deletion_bytes) == (2, size)
 
 
 def test_logs_being_written_are_not_touched(storage: SmallStorage) -> None:
@@ -195,7 +195,7 @@ def test_emptiest_first_and_only_below_the_threshold(storage: SmallStorage, monk
     compact = compaction.Compactor.compact
 
     async def noted(self: compaction.Compactor, usage: Any, *arguments: Any, **options: Any) -> Any:
-        order.append(usage.log_id)
+        order.append(usage.entry_log_id)
         return await compact(self, usage, *arguments, **options)
 
     monkeypatch.setattr(compaction.Compactor, "compact", noted)
@@ -206,7 +206,7 @@ def test_emptiest_first_and_only_below_the_threshold(storage: SmallStorage, monk
     assert reasons[3] == "live 91% is not below 80%"
     logs.compact(CONFIG.major)
     assert order == [2, 4, 1]
-    assert logs.counters.logs_compacted == 3
+    assert logs.counters.entry_logs_compacted == 3
     assert logs.counters.entries_moved == 95
     assert logs.counters.reclaimed_by_compaction_bytes > 0
     assert "3.log" in storage.names()
@@ -216,20 +216,20 @@ def test_emptiest_first_and_only_below_the_threshold(storage: SmallStorage, monk
 
 def test_usage_against_the_size_limit(storage: SmallStorage) -> None:
     storage.write_log(1, entries(1))
-    limit = 10 * os.path.getsize(storage.log_path(1))
-    config = replace(CONFIG, use_target_log_size=True, log_size_limit_bytes=limit)
+    limit = 10 * os.path.getsize(storage.entry_log_path(1))
+    config = replace(CONFIG, use_target_entry_log_size=True, entry_log_size_limit_bytes=limit)
     assert Logs(storage, config).look()[1].startswith("waits for minor compaction: live ")
 
 
 def test_a_suspension_and_the_time_limit_end_a_compaction(storage: SmallStorage) -> None:
-    for log_id in (1, 2, 3):
-        storage.write_log(log_id, entries(log_id, 2) + entries(9, 90))
+    for entry_log_id in (1, 2, 3):
+        storage.write_log(entry_log_id, entries(entry_log_id, 2) + entries(9, 90))
     storage.index.remove(9)
     logs = Logs(storage)
-    logs.compact(CONFIG.major, lambda: logs.counters.logs_compacted == 1)
-    assert logs.counters.logs_compacted == 1
+    logs.compact(CONFIG.major, lambda: logs.counters.entry_logs_compacted == 1)
+    assert logs.counters.entry_logs_compacted == 1
     logs.compact(replace(CONFIG.major, max_time_ms=-5))
-    assert logs.counters.logs_compacted == 3
+    assert logs.counters.entry_logs_compacted == 3
 
 
 def test_no_room_is_said_and_dead_logs_go_nevertheless(storage: SmallStorage) -> None:

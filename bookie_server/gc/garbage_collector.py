@@ -20,13 +20,18 @@ from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bookie_server.gc.brake import Brake
 from bookie_server.gc.collected_storage import CollectedStorage
 from bookie_server.gc.collection_steps import LedgerPass
-from bookie_server.gc.collector_config import CollectorConfig, CompactionConfig
-from bookie_server.gc.collector_status import CollectorCounters, CollectorStatus, LogState, LogTotals
+from bookie_server.gc.collector_config import CompactionConfig, GarbageCollectorConfig
+from bookie_server.gc.collector_status import (
+    EntryLogStatus,
+    EntryLogTotals,
+    GarbageCollectorCounters,
+    GarbageCollectorStatus,
+)
+from bookie_server.gc.entry_log_collection import EntryLogCollection
 from bookie_server.gc.ledger_collection import LedgerCollection
-from bookie_server.gc.ledger_metadata_reads import MetadataReads
-from bookie_server.gc.log_collection import LogCollection
+from bookie_server.gc.ledger_metadata_reads import LedgerMetadataReads
 from bookie_server.gc.over_replication import OverReplication
-from bookie_server.gc.throttle import CollectorStoppedError, StopSignal, Throttle
+from bookie_server.gc.throttle import GarbageCollectorStoppedError, StopSignal, Throttle
 from bookie_server.identity.cluster_identity import ClusterIdentity
 from bookie_server.storage import files
 from bookie_server.storage.threads import in_thread
@@ -35,7 +40,7 @@ _LOG: Final = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-class Collector:
+class GarbageCollector:
     """Garbage collection of one bookie. Event loop only.
 
     ``store`` is the cluster's metadata, ``identity`` the only cluster that is believed, and this bookie in it.
@@ -46,7 +51,7 @@ class Collector:
     def __init__(
         self,
         storage: CollectedStorage,
-        config: CollectorConfig,
+        config: GarbageCollectorConfig,
         store: LedgerStore,
         identity: ClusterIdentity,
         on_failure: Callable[[Exception], None],
@@ -56,15 +61,15 @@ class Collector:
         self._on_failure = on_failure
         self._stop = StopSignal()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="gc")
-        self.counters = CollectorCounters()
-        reads = MetadataReads(store, identity, Throttle(config.metadata_ops_per_second), self._stop)
+        self.counters = GarbageCollectorCounters()
+        reads = LedgerMetadataReads(store, identity, Throttle(config.metadata_ops_per_second), self._stop)
         #: What would remove too much at once waits here for an operator.
         self.brakes = (Brake("deleted", config.brake), Brake("over-replicated", config.brake))
         of_deleted, of_copies = self.brakes
         self._ledgers = LedgerCollection(storage, reads, of_deleted, self._run_blocking, self._stop)
         self._over_replicated = OverReplication(storage, reads, of_copies, self._run_blocking, self._stop)
-        self._logs = LogCollection(config, storage, self._run_blocking, self._stop, self.counters)
-        self._status = CollectorStatus()
+        self._logs = EntryLogCollection(config, storage, self._run_blocking, self._stop, self.counters)
+        self._status = GarbageCollectorStatus()
         #: Of the pass under way.
         self._problem = ""
         self._foreign = False
@@ -95,9 +100,9 @@ class Collector:
             await asyncio.gather(self._task, return_exceptions=True)
         await asyncio.get_running_loop().run_in_executor(None, self._executor.shutdown)
 
-    async def run(self, *, force_minor: bool = False, force_major: bool = False) -> CollectorStatus:
+    async def run(self, *, force_minor: bool = False, force_major: bool = False) -> GarbageCollectorStatus:
         """A pass now, or after the one under way; with compactions whether they are due or not. Raises
-        CollectorStoppedError."""
+        GarbageCollectorStoppedError."""
         return await asyncio.shield(self._request_pass(force_minor, force_major))
 
     def force(self, *, major: bool, minor: bool) -> None:
@@ -118,14 +123,14 @@ class Collector:
         if forced and self._task is not None and not self._stop.is_set:
             self._request_pass(True, True)
 
-    def status(self) -> CollectorStatus:
+    def status(self) -> GarbageCollectorStatus:
         return replace(self._status)
 
-    def log_totals(self) -> LogTotals:
+    def entry_log_totals(self) -> EntryLogTotals:
         """All entry logs together, as the last pass saw them; zeros before the first."""
         return self._logs.totals()
 
-    async def entry_logs(self) -> list[LogState]:
+    async def entry_logs(self) -> list[EntryLogStatus]:
         """Every entry log, ascending, and why it is there, as the last pass saw it. Raises OSError."""
         return await self._logs.states()
 
@@ -184,7 +189,7 @@ class Collector:
         try:
             self._stop.check()
             await step()
-        except CollectorStoppedError:
+        except GarbageCollectorStoppedError:
             return False
         except files.SyncFailedError as error:
             _LOG.critical("collection: %s", error)
@@ -275,10 +280,10 @@ class Collector:
         else:
             self._suspended_by_disks.discard(name)
 
-    def _request_pass(self, minor: bool, major: bool) -> asyncio.Future[CollectorStatus]:
+    def _request_pass(self, minor: bool, major: bool) -> asyncio.Future[GarbageCollectorStatus]:
         """Requests that wait for the same pass are one."""
         if self._task is None or self._stop.is_set:
-            raise CollectorStoppedError("the collector does not run")
+            raise GarbageCollectorStoppedError("the collector does not run")
         if self._request is None:
             self._request = _Request(asyncio.get_running_loop().create_future())
         self._request.minor |= minor
@@ -293,16 +298,16 @@ class Collector:
 class _Request:
     """A pass that somebody waits for."""
 
-    def __init__(self, done: asyncio.Future[CollectorStatus]) -> None:
+    def __init__(self, done: asyncio.Future[GarbageCollectorStatus]) -> None:
         self.done = done
         self.minor = False
         self.major = False
 
-    def answer(self, status: CollectorStatus, stopped: bool) -> None:
+    def answer(self, status: GarbageCollectorStatus, stopped: bool) -> None:
         if self.done.done():
             return
         if stopped:
-            self.done.set_exception(CollectorStoppedError("the collector stopped"))
+            self.done.set_exception(GarbageCollectorStoppedError("the collector stopped"))
             self.done.exception()  # not everybody who asked waits for it
         else:
             self.done.set_result(status)

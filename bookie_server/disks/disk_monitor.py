@@ -219,7 +219,7 @@ class DiskMonitor:
         usage = self.found[path]
         return (
             isinstance(usage, DiskUsage)
-            and usage.usable_bytes > self._config.min_usable_log_bytes
+            and usage.usable_bytes > self._config.min_usable_entry_log_bytes
             and all(len(group.full) == len(group.paths) for group in self._groups if path in group.paths)
         )
 

@@ -10,17 +10,17 @@ from bookie_server.storage.index.index import IndexFiles, IndexHeader
 if TYPE_CHECKING:
     from bookie_server.storage.journal.group_commit import Group
 
-#: Share of the handles that is dropped at once when there are too many.
+#: Share of the descriptors that is dropped at once when there are too many.
 _SWEEP_SHARE: Final = 16
 
 
-class LedgerHandle:
+class LedgerDescriptor:
     """One ledger's state.
 
     ``fenced`` and ``explicit_lac`` hold from the moment they are asked for; what was asked is durable when
     its group is. ``last_entry`` and ``last_add_confirmed`` speak of durable entries only; the latter is -1
     where nothing is known (``lac_loaded`` says whether the last entry was looked at for it).
-    ``deleting`` says that the ledger is about to be removed here: nothing more is taken, and the handle stays.
+    ``deleting`` says that the ledger is about to be removed here: nothing more is taken, and the descriptor stays.
     ``group`` is the newest group that holds something of the ledger and is not through yet; its entries'
     ids lie in ``pending_first`` … ``pending_last``.
     """
@@ -65,7 +65,7 @@ class LedgerHandle:
         self.lac_awaited = 0
 
     def __repr__(self) -> str:
-        return f"LedgerHandle(ledger_id={self.ledger_id}, fenced={self.fenced}, last_entry={self.last_entry})"
+        return f"LedgerDescriptor(ledger_id={self.ledger_id}, fenced={self.fenced}, last_entry={self.last_entry})"
 
     def header(self) -> IndexHeader:
         return IndexHeader(self.master_key, self.fenced, self.explicit_lac)
@@ -106,104 +106,104 @@ class LedgerHandle:
         )
 
 
-class Handles:
-    """Handles of the ledgers used last; others are read from their index files when asked for.
+class LedgerDescriptors:
+    """LedgerDescriptors of the ledgers used last; others are read from their index files when asked for.
 
     ``has_changes(ledger_id)`` says whether entries of the ledger are in memory that its file does not know: such a
-    handle stays, since it could not be made again from the file. ``limit`` is exceeded by those that must stay.
+    descriptor stays, since it could not be made again from the file. ``limit`` is exceeded by those that must stay.
     """
 
     def __init__(self, files: IndexFiles, limit: int, has_changes: Callable[[int], bool]) -> None:
         self._files = files
         self._limit = limit
         self._has_changes = has_changes
-        self._handles: dict[int, LedgerHandle] = {}
+        self._descriptors: dict[int, LedgerDescriptor] = {}
         self._sweep_at = limit
         #: New ledgers since headers were taken last.
         self.unwritten = 0
         #: Set while the journal is being replayed (see IndexFiles.read_header).
         self.replaying = False
 
-    def __iter__(self) -> Iterator[LedgerHandle]:
-        return iter(self._handles.values())
+    def __iter__(self) -> Iterator[LedgerDescriptor]:
+        return iter(self._descriptors.values())
 
-    def get(self, ledger_id: int) -> LedgerHandle | None:
+    def get(self, ledger_id: int) -> LedgerDescriptor | None:
         """None where this bookie has never heard of the ledger. Raises CorruptFileError, OSError."""
-        handle = self._handles.get(ledger_id)
-        if handle is not None:
-            return handle
+        descriptor = self._descriptors.get(ledger_id)
+        if descriptor is not None:
+            return descriptor
         header = self._files.read_header(ledger_id, replaying=self.replaying)
         if header is None:
             return None
-        handle = LedgerHandle(ledger_id, header.master_key)
-        handle.fenced = header.fenced
-        handle.explicit_lac = header.explicit_lac
-        handle.last_entry = self._files.last_entry(ledger_id)
-        self._put(handle)
-        return handle
+        descriptor = LedgerDescriptor(ledger_id, header.master_key)
+        descriptor.fenced = header.fenced
+        descriptor.explicit_lac = header.explicit_lac
+        descriptor.last_entry = self._files.last_entry(ledger_id)
+        self._put(descriptor)
+        return descriptor
 
-    def create(self, ledger_id: int, master_key: bytes) -> LedgerHandle:
+    def create(self, ledger_id: int, master_key: bytes) -> LedgerDescriptor:
         """A new ledger. It becomes a file at the next checkpoint."""
-        handle = LedgerHandle(ledger_id, master_key)
-        handle.header_dirty = True
-        handle.lac_loaded = True
+        descriptor = LedgerDescriptor(ledger_id, master_key)
+        descriptor.header_dirty = True
+        descriptor.lac_loaded = True
         self.unwritten += 1
         if self.replaying:
             # A power cut may have taken the header of a file and left its entries.
-            handle.last_entry = self._files.last_entry(ledger_id)
-            handle.lac_loaded = handle.last_entry < 0
-        self._put(handle)
-        return handle
+            descriptor.last_entry = self._files.last_entry(ledger_id)
+            descriptor.lac_loaded = descriptor.last_entry < 0
+        self._put(descriptor)
+        return descriptor
 
-    def reserve(self, ledger_id: int) -> LedgerHandle:
-        """A handle for a ledger that is to be removed and whose header cannot be read."""
-        handle = LedgerHandle(ledger_id, b"")
-        handle.deleting = True
-        self._put(handle)
-        return handle
+    def reserve(self, ledger_id: int) -> LedgerDescriptor:
+        """A descriptor for a ledger that is to be removed and whose header cannot be read."""
+        descriptor = LedgerDescriptor(ledger_id, b"")
+        descriptor.deleting = True
+        self._put(descriptor)
+        return descriptor
 
-    def peek(self, ledger_id: int) -> LedgerHandle | None:
-        """The handle, if it is in memory."""
-        return self._handles.get(ledger_id)
+    def peek(self, ledger_id: int) -> LedgerDescriptor | None:
+        """The descriptor, if it is in memory."""
+        return self._descriptors.get(ledger_id)
 
     def drop(self, ledger_id: int) -> None:
         """Forget a ledger that was removed."""
-        self._handles.pop(ledger_id, None)
+        self._descriptors.pop(ledger_id, None)
 
     def take_headers(self) -> dict[int, IndexHeader]:
         """Headers to be written to index files, by ledger, ascending. They count as written now."""
-        dirty = sorted(handle.ledger_id for handle in self._handles.values() if handle.header_dirty)
+        dirty = sorted(descriptor.ledger_id for descriptor in self._descriptors.values() if descriptor.header_dirty)
         self.unwritten = 0
         headers = {}
         for ledger_id in dirty:
-            handle = self._handles[ledger_id]
-            handle.header_dirty = False
-            headers[ledger_id] = handle.header()
+            descriptor = self._descriptors[ledger_id]
+            descriptor.header_dirty = False
+            headers[ledger_id] = descriptor.header()
         return headers
 
     def give_back_headers(self, ledger_ids: Iterable[int]) -> None:
         """These were not written after all."""
         for ledger_id in ledger_ids:
-            handle = self._handles.get(ledger_id)
-            if handle is not None:
-                handle.header_dirty = True
+            descriptor = self._descriptors.get(ledger_id)
+            if descriptor is not None:
+                descriptor.header_dirty = True
 
-    def _put(self, handle: LedgerHandle) -> None:
-        if len(self._handles) >= self._sweep_at:
+    def _put(self, descriptor: LedgerDescriptor) -> None:
+        if len(self._descriptors) >= self._sweep_at:
             self._sweep()
-        self._handles[handle.ledger_id] = handle
+        self._descriptors[descriptor.ledger_id] = descriptor
 
     def _sweep(self) -> None:
-        """Drop the oldest handles that hold nothing which is not in the index file as well."""
+        """Drop the oldest descriptors that hold nothing which is not in the index file as well."""
         share = max(1, self._limit // _SWEEP_SHARE)
-        wanted = len(self._handles) - self._limit + share
+        wanted = len(self._descriptors) - self._limit + share
         idle = []
-        for handle in self._handles.values():
-            if not handle.in_use and not self._has_changes(handle.ledger_id):
-                idle.append(handle.ledger_id)
+        for descriptor in self._descriptors.values():
+            if not descriptor.in_use and not self._has_changes(descriptor.ledger_id):
+                idle.append(descriptor.ledger_id)
                 if len(idle) == wanted:
                     break
         for ledger_id in idle:
-            del self._handles[ledger_id]
+            del self._descriptors[ledger_id]
         # Where few could go, looking through all of them again at each new ledger would cost too much.
-        self._sweep_at = max(self._limit, len(self._handles) + share)
+        self._sweep_at = max(self._limit, len(self._descriptors) + share)

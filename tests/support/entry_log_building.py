@@ -10,7 +10,7 @@ import numpy as np
 
 from bookie_server.storage.directories import LedgerDirectories
 from bookie_server.storage.entrylog.entry_log_reader import EntryLogReader, StoredEntries
-from bookie_server.storage.entrylog.log_writer import LogIds, LogWriter
+from bookie_server.storage.entrylog.entry_log_writer import EntryLogIds, EntryLogWriter
 from bookie_server.storage.write_cache import CacheHalf
 
 
@@ -35,7 +35,7 @@ class Logs:
 
     def __init__(self, *paths: Path, limit_bytes: int = 1 << 30) -> None:
         self.directories = LedgerDirectories([str(path) for path in paths])
-        self.writer = LogWriter(self.directories, LogIds(self.directories), limit_bytes)
+        self.writer = EntryLogWriter(self.directories, EntryLogIds(self.directories), limit_bytes)
         self.reader = EntryLogReader(self.directories.paths)
         self.locations: dict[tuple[int, int], int] = {}
 

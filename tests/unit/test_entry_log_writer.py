@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from bookie_server.storage.entrylog import entry_log
-from bookie_server.storage.entrylog.log_writer import LogIds, NoWritableDirectoryError
+from bookie_server.storage.entrylog.entry_log_writer import EntryLogIds, NoWritableDirectoryError
 from bookie_server.storage.files import SyncFailedError
+from tests.support.entry_log_building import Logs, record, stored
 from tests.support.failing_os import FailingOs
-from tests.support.log_building import Logs, record, stored
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_rolling_writes_the_ledgers_map(tmp_path: Path) -> None:
     (tmp_path / "lastId").write_bytes(b"e\n")
     logs = Logs(tmp_path, limit_bytes=4096)
     logs.write(*[(5 + i % 3, i, 100) for i in range(40)])
-    assert entry_log.log_ids(str(tmp_path)) == [0xF, 0x10]
+    assert entry_log.entry_log_ids(str(tmp_path)) == [0xF, 0x10]
     assert (tmp_path / "lastId").read_bytes() == b"10\n"
     content = (tmp_path / "f.log").read_bytes()
     magic, version, at, count = struct.unpack_from(">4siqi", content)
@@ -100,7 +100,7 @@ def test_a_map_speaks_of_all_appends_to_its_log(tmp_path: Path) -> None:
     logs.write((1, 0, 100), (2, 0, 300))
     logs.write((1, 1, 100), (3, 0, 50))
     logs.writer.end()
-    assert logs.writer.log_id == -1
+    assert logs.writer.entry_log_id == -1
     assert entry_log.read_ledgers_map(str(tmp_path / "0.log")) == {1: 208, 2: 304, 3: 54}
 
 
@@ -115,11 +115,11 @@ def test_an_entry_larger_than_a_log_gets_one_of_its_own(tmp_path: Path) -> None:
 def test_directories_are_used_in_turn(two: tuple[Path, Path]) -> None:
     logs = Logs(*two, limit_bytes=2048)
     logs.write(*[(1, i, 100) for i in range(40)])
-    assert [entry_log.log_ids(str(path)) for path in two] == [[0, 2, 4], [1, 3]]
+    assert [entry_log.entry_log_ids(str(path)) for path in two] == [[0, 2, 4], [1, 3]]
     assert {(path / "lastId").read_bytes() for path in two} == {b"4\n"}
     assert_readable(logs)
     logs.close()
-    assert LogIds(logs.directories).allocate() == 5
+    assert EntryLogIds(logs.directories).allocate() == 5
 
 
 def test_a_directory_that_takes_no_more_is_left(two: tuple[Path, Path]) -> None:
@@ -129,12 +129,12 @@ def test_a_directory_that_takes_no_more_is_left(two: tuple[Path, Path]) -> None:
     logs.directories.set_writable(str(a), False, "full")
     logs.write((1, 1, 100))
     logs.write((1, 2, 100))
-    assert (entry_log.log_ids(str(a)), entry_log.log_ids(str(b))) == ([0], [1])
+    assert (entry_log.entry_log_ids(str(a)), entry_log.entry_log_ids(str(b))) == ([0], [1])
     assert entry_log.read_ledgers_map(str(a / "0.log")) == {1: 104}
     logs.directories.set_writable(str(a), True, "")
     logs.directories.set_writable(str(b), False, "full")
     logs.write((1, 3, 100))
-    assert entry_log.log_ids(str(a)) == [0, 2]
+    assert entry_log.entry_log_ids(str(a)) == [0, 2]
     assert_readable(logs)
     logs.close()
 
@@ -147,10 +147,10 @@ def test_directories_called_full_are_used_where_there_are_no_others(two: tuple[P
         logs.directories.set_writable(str(path), False, "full")
     logs.write((1, 0, 100))
     logs.write((1, 1, 100))
-    assert (entry_log.log_ids(str(a)), entry_log.log_ids(str(b))) == ([0], [])
+    assert (entry_log.entry_log_ids(str(a)), entry_log.entry_log_ids(str(b))) == ([0], [])
     disk.on("pwritev", full(a))
     logs.write((1, 2, 100))
-    assert entry_log.log_ids(str(b)) == [1]
+    assert entry_log.entry_log_ids(str(b)) == [1]
     disk.fail("pwritev")
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
         logs.write((1, 3, 100))
@@ -183,8 +183,8 @@ def test_an_append_that_fails_after_a_roll(two: tuple[Path, Path], disk: Failing
     logs.write((1, 0, 100))
     disk.on("pwritev", full(b, room_bytes=1024 + 500))
     logs.write(*[(1, i, 100) for i in range(1, 30)])
-    assert entry_log.log_ids(str(b)) == []
-    assert entry_log.log_ids(str(a)) == [0, 2, 3, 4, 5]
+    assert entry_log.entry_log_ids(str(b)) == []
+    assert entry_log.entry_log_ids(str(a)) == [0, 2, 3, 4, 5]
     assert logs.writer.unfinished >= {0, 2, 3, 4, 5}
     assert min(location >> 32 for pair, location in logs.locations.items() if pair != (1, 0)) == 2
     assert_readable(logs)
@@ -211,8 +211,8 @@ def test_where_nothing_can_be_written_nothing_is_left_open(
         for path in two:
             logs.directories.set_writable(str(path), True, "")
     assert open_files() == before
-    assert logs.writer.log_id == -1
-    assert [entry_log.log_ids(str(path)) for path in two] == [[], []]
+    assert logs.writer.entry_log_id == -1
+    assert [entry_log.entry_log_ids(str(path)) for path in two] == [[], []]
     disk.heal()
     logs.write((1, 0, 100))
     assert_readable(logs)
@@ -252,12 +252,12 @@ def test_a_log_without_room_for_its_map_is_left_without(two: tuple[Path, Path], 
 
 def test_ids_go_on_where_a_directory_does_not_take_them(two: tuple[Path, Path], disk: FailingOs) -> None:
     a, b = two
-    ids = LogIds(Logs(a, b).directories)
+    ids = EntryLogIds(Logs(a, b).directories)
     assert ids.allocate() == 0
     disk.on("pwritev", full(a))
     assert ids.allocate() == 1
     assert ((a / "lastId").read_bytes(), (b / "lastId").read_bytes()) == (b"0\n", b"1\n")
-    assert LogIds(Logs(a, b).directories).allocate() == 2
+    assert EntryLogIds(Logs(a, b).directories).allocate() == 2
 
 
 def test_a_new_log_is_never_seen_as_one_that_nobody_writes_to(tmp_path: Path, disk: FailingOs) -> None:
@@ -267,7 +267,7 @@ def test_a_new_log_is_never_seen_as_one_that_nobody_writes_to(tmp_path: Path, di
 
     def opened(path: str, *arguments: Any) -> int:
         fd = os.open(path, *arguments)
-        seen.append((entry_log.log_ids(str(tmp_path)), logs.writer.unfinished | {logs.writer.log_id}))
+        seen.append((entry_log.entry_log_ids(str(tmp_path)), logs.writer.unfinished | {logs.writer.entry_log_id}))
         return fd
 
     disk.on("open", opened)

@@ -1,4 +1,4 @@
-"""Which ledgers an entry log holds, and how many bytes of each: from its ledgers map, else by a scan (log_scan.py)."""
+"""Which ledgers an entry log holds, and how many bytes of each: from its ledgers map, or by a scan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bookie_server.storage.entrylog.entry_log import HEADER_BYTES, MAGIC, VERSION
-from bookie_server.storage.entrylog.log_scan import FoundEntries, LogScan
+from bookie_server.storage.entrylog.entry_log_scan import EntryLogScan, FoundEntries
 from bookie_server.storage.files import read_at
 from bookie_server.storage.records import LENGTH_BYTES, Int64s
 
@@ -28,14 +28,14 @@ _OVERHEAD_BYTES: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
-class LogUsage:
+class EntryLogUsage:
     """``ledger_ids`` ascending, and ``ledger_bytes``, with size fields, of each in the log.
 
     ``problem`` is "" for a sound log. Otherwise it says what is wrong, and the log may hold more than is told here.
     ``file_bytes`` is the file's size.
     """
 
-    log_id: int
+    entry_log_id: int
     path: str
     file_bytes: int
     ledger_ids: Int64s
@@ -59,7 +59,7 @@ class LogUsage:
         return int(self.ledger_bytes[among(self.ledger_ids, local_ledgers)].sum())
 
 
-def read_usage(log_id: int, path: str, check_stop: Callable[[], None] = lambda: None) -> LogUsage:
+def read_usage(entry_log_id: int, path: str, check_stop: Callable[[], None] = lambda: None) -> EntryLogUsage:
     """Blocking; a scan of a large log takes seconds. ``check_stop`` is called between steps and may raise.
 
     Raises OSError.
@@ -67,55 +67,55 @@ def read_usage(log_id: int, path: str, check_stop: Callable[[], None] = lambda: 
     size = os.stat(path).st_size
     mapped = _read_map(path)
     if mapped is not None:
-        return LogUsage(log_id, path, size, *mapped, problem="", from_map=True)
-    scan = LogScan(path)
+        return EntryLogUsage(entry_log_id, path, size, *mapped, problem="", from_map=True)
+    scan = EntryLogScan(path)
     try:
         totals = _Totals()
         while not scan.at_end:
             check_stop()
             totals.add(scan.step())
-        return LogUsage(log_id, path, size, *totals.result(), problem=scan.problem, from_map=False)
+        return EntryLogUsage(entry_log_id, path, size, *totals.result(), problem=scan.problem, from_map=False)
     finally:
         scan.close()
 
 
-class UsageCache:
+class EntryLogUsageCache:
     """Usages of logs, read when asked for; in memory up to ``limit_bytes``. What a map tells goes first when there are
     too many: it is read again at little cost."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._usages: OrderedDict[int, LogUsage] = OrderedDict()
+        self._usages: OrderedDict[int, EntryLogUsage] = OrderedDict()
         self._size_bytes = 0
 
-    def get(self, log_id: int, path: str, check_stop: Callable[[], None]) -> LogUsage:
+    def get(self, entry_log_id: int, path: str, check_stop: Callable[[], None]) -> EntryLogUsage:
         """Blocking. Raises OSError."""
-        found = self._usages.get(log_id)
+        found = self._usages.get(entry_log_id)
         if found is not None and found.path == path:
-            self._usages.move_to_end(log_id)
+            self._usages.move_to_end(entry_log_id)
             return found
-        self.forget(log_id)
-        usage = read_usage(log_id, path, check_stop)
-        self._usages[log_id] = usage
+        self.forget(entry_log_id)
+        usage = read_usage(entry_log_id, path, check_stop)
+        self._usages[entry_log_id] = usage
         self._size_bytes += usage.size_in_memory
         self._shrink()
         return usage
 
-    def forget(self, log_id: int) -> None:
-        usage = self._usages.pop(log_id, None)
+    def forget(self, entry_log_id: int) -> None:
+        usage = self._usages.pop(entry_log_id, None)
         if usage is not None:
             self._size_bytes -= usage.size_in_memory
 
-    def keep_only(self, log_ids: set[int]) -> None:
-        for log_id in [log_id for log_id in self._usages if log_id not in log_ids]:
-            self.forget(log_id)
+    def keep_only(self, entry_log_ids: set[int]) -> None:
+        for entry_log_id in [entry_log_id for entry_log_id in self._usages if entry_log_id not in entry_log_ids]:
+            self.forget(entry_log_id)
 
     def _shrink(self) -> None:
         if self._size_bytes <= self._limit_bytes:
             return
         by_cost = sorted(self._usages.values(), key=lambda usage: not usage.from_map)
         for usage in by_cost:
-            self.forget(usage.log_id)
+            self.forget(usage.entry_log_id)
             if self._size_bytes <= self._limit_bytes:
                 return
 

@@ -2,7 +2,7 @@
 
 One log is written at a time, in one of the directories that have room; a full one is left for the next. The header
 of a log is written before anything else, the ledgers map and the header's pointer to it when the log is left, in
-this order, each synced before the next. Used by the flush thread, but for :meth:`LogIds.allocate`.
+this order, each synced before the next. Used by the flush thread, but for :meth:`EntryLogIds.allocate`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOG: Final = logging.getLogger(__name__)
 _SYNC_STEP_BYTES: Final = 16 * 1024 * 1024
 
 
-class LogIds:
+class EntryLogIds:
     """Gives out ids of entry logs, ascending over all directories and starts. Thread-safe."""
 
     def __init__(self, directories: LedgerDirectories) -> None:
@@ -53,11 +53,11 @@ class LogIds:
             return self._last
 
 
-class LogWriter:
+class EntryLogWriter:
     """Appends entries to the current log. Where that cannot be written, what it got is cut off again, its directory is
     taken out, and a new log in another one gets all of it."""
 
-    def __init__(self, directories: LedgerDirectories, ids: LogIds, size_limit_bytes: int) -> None:
+    def __init__(self, directories: LedgerDirectories, ids: EntryLogIds, size_limit_bytes: int) -> None:
         self._directories = directories
         self._ids = ids
         self._size_limit_bytes = size_limit_bytes
@@ -68,7 +68,7 @@ class LogWriter:
         self._ledger_bytes: dict[int, int] = {}
         self._next_directory = 0
         #: Id of the log that is written to; -1 for none.
-        self.log_id = -1
+        self.entry_log_id = -1
         #: Logs with entries that the index does not know yet: a flush is under way, or has failed.
         self.unfinished: set[int] = set()
 
@@ -80,7 +80,7 @@ class LogWriter:
         locations = np.empty(len(positions), np.int64)
         failure: OSError | None = None
         for _ in self._directories.paths:
-            begun_log, begun_at = self.log_id, self._position
+            begun_log, begun_at = self.entry_log_id, self._position
             try:
                 self._append_all(half, ledgers, positions, sizes, locations)
                 return locations
@@ -113,7 +113,7 @@ class LogWriter:
         """Leave the current log as it is."""
         if self._fd >= 0:
             os.close(self._fd)
-        self._fd, self.log_id, self._ledger_bytes, self._unsynced = -1, -1, {}, False
+        self._fd, self.entry_log_id, self._ledger_bytes, self._unsynced = -1, -1, {}, False
 
     def end(self) -> None:
         """Leave a log whose directory takes no more; without its map where that cannot be written: it is scanned."""
@@ -135,8 +135,8 @@ class LogWriter:
         sizes: Int64s,
         locations: Int64s,
     ) -> None:
-        if self.log_id >= 0:
-            self.unfinished.add(self.log_id)
+        if self.entry_log_id >= 0:
+            self.unfinished.add(self.entry_log_id)
         done = 0
         while done < len(positions):
             done = self._append_to_log(half, ledgers, positions, sizes, done, locations)
@@ -167,7 +167,7 @@ class LogWriter:
         count = max(count, 1)
         last = first + count
         starts = self._position + LENGTH_BYTES + ends[:count] - (sizes[first:last] + LENGTH_BYTES)
-        locations[first:last] = (self.log_id << OFFSET_BITS) | starts
+        locations[first:last] = (self.entry_log_id << OFFSET_BITS) | starts
         self._write(half.spans(positions[first:last], sizes[first:last]))
         for ledger_id, begin, end in ledgers:
             a, b = max(begin, first), min(end, last)
@@ -192,11 +192,11 @@ class LogWriter:
             raise NoWritableDirectoryError(f"no ledger directory takes a new entry log ({reasons})")
         directory = writable[self._next_directory % len(writable)]
         self._next_directory += 1
-        log_id = self._ids.allocate()
-        self.unfinished.add(log_id)  # before there is a file: it is never seen as one that nobody writes to
-        self._path = os.path.join(directory, entry_log.file_name(log_id))
+        entry_log_id = self._ids.allocate()
+        self.unfinished.add(entry_log_id)  # before there is a file: it is never seen as one that nobody writes to
+        self._path = os.path.join(directory, entry_log.file_name(entry_log_id))
         self._fd = files.create_file(self._path)
-        self.log_id, self._ledger_bytes = log_id, {}
+        self.entry_log_id, self._ledger_bytes = entry_log_id, {}
         self._position = files.write_at(self._fd, [entry_log.file_header()], 0)
         files.sync_directory(directory)
 
@@ -207,7 +207,7 @@ class LogWriter:
         if self._fd < 0:
             return
         try:
-            if self.log_id == begun_log:
+            if self.entry_log_id == begun_log:
                 files.truncate(self._fd, begun_at)
             else:
                 files.remove(self._path)

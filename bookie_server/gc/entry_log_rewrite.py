@@ -11,14 +11,14 @@ import numpy as np
 from bookie_server.gc.live_entries import UnreadableEntryError
 from bookie_server.storage import files
 from bookie_server.storage.entrylog import entry_log
-from bookie_server.storage.entrylog.log_scan import FoundEntries
+from bookie_server.storage.entrylog.entry_log_scan import FoundEntries
 from bookie_server.storage.records import LENGTH_BYTES, gather_int32, gather_int64
 
 #: Written bytes are synced in steps of about this size, so that a journal's sync never waits for much of them.
 _SYNC_STEP_BYTES: Final = 16 * 1024 * 1024
 
 
-class LogRewrite:
+class EntryLogRewrite:
     """Copies entries of the log at ``old_path`` to a new one at ``path``."""
 
     def __init__(self, old_path: str, path: str) -> None:
