@@ -12,9 +12,10 @@ from typing import Final
 
 import numpy as np
 
+from bk_spark.protocol.arrays import Int32s
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES, LAC_PACKET_HEADER
-from bookie_server.bookie_reads import BookieReads, Int32s
+from bookie_server.bookie_reads import BookieReads
 from bookie_server.state import BookieState
 from bookie_server.storage.index.index import HEADER_BYTES as INDEX_HEADER_BYTES
 from bookie_server.storage.journal import journal

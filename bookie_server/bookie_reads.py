@@ -20,6 +20,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from bk_spark.protocol.arrays import Int32s, Int64s
 from bk_spark.protocol.codes import LAST_ENTRY, Code
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES, LAC_PACKET_HEADER
@@ -33,10 +34,9 @@ from bookie_server.storage.journal.group_commit import Group
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 from bookie_server.storage.ledger_storage import LedgerStorage
 from bookie_server.storage.locations import half_and_positions
-from bookie_server.storage.records import LENGTH_BYTES, MAX_ENTRY_ID, Int64s, group_by_ledger
+from bookie_server.storage.records import LENGTH_BYTES, MAX_ENTRY_ID, group_by_ledger
 
 _LOG: Final = logging.getLogger(__name__)
-Int32s = npt.NDArray[np.int32]
 #: Ledgers, and where in some arrays what concerns each is.
 ByLedger = list[tuple[int, Int64s | slice]]
 

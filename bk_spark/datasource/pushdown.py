@@ -26,7 +26,8 @@ from pyspark.sql.datasource import (
 )
 
 from bk_spark.datasource.options.positions import Bounds
-from bk_spark.datasource.splits import Int64s, Pieces
+from bk_spark.datasource.splits import Pieces
+from bk_spark.protocol.arrays import Int64s
 
 _LEAST: Final = -(2**63)
 _MOST: Final = 2**63 - 1

@@ -12,9 +12,8 @@ import numpy.typing as npt
 
 from bk_spark.bookie.reading.range_windows import EntryRanges
 from bk_spark.log.formats.segment import SegmentTable
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
-
-Int64s = npt.NDArray[np.int64]
 
 #: What a piece costs a task beside its bytes, in bytes: it may be a trip to a bookie of its own.
 PIECE_BYTES: Final = 1024

@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from bk_spark.datasource.ledger_cache import LedgerCache, LedgerKey, OpenLedger
+from bk_spark.datasource.idle_ledgers import IdleLedgers, LedgerKey, OpenLedger
 from bk_spark.log.formats.message import LedgerRange
 from bk_spark.log.log import Log
 from bk_spark.protocol.entries.payloads import Payloads
@@ -42,7 +42,7 @@ class TaskLedgers:
     """Where a task has its ledgers from: made for it, and closed after it; with a ``cache`` kept there between
     tasks of a run."""
 
-    def __init__(self, log: Log, key: LedgerKey, roll: Roll, cache: LedgerCache | None) -> None:
+    def __init__(self, log: Log, key: LedgerKey, roll: Roll, cache: IdleLedgers | None) -> None:
         self._log = log
         self._key = key
         self._roll = roll

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from bk_spark.datasource.entries import arrow_format, raw_format
 from bk_spark.datasource.entries.schemas import arrow_schema, schema_of_json
-from bk_spark.datasource.ledger_cache import LedgerCache, LedgerKey
+from bk_spark.datasource.idle_ledgers import IdleLedgers, LedgerKey
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.target_log import TargetLog
 from bk_spark.datasource.task_writer import Roll, TaskLedgers, TaskWriter
@@ -45,7 +45,7 @@ def write_task(
     app: str,
     run: str,
     partition: int,
-    cache: LedgerCache | None = None,
+    cache: IdleLedgers | None = None,
 ) -> tuple[LedgerRange, ...]:
     """Append a task's rows; where they are. A task without rows touches no ledger. With ``cache`` ledgers stay open
     for the next task of ``run``.

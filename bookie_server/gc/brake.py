@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from bookie_server.storage.records import Int64s
+from bk_spark.protocol.arrays import Int64s
 
 _WORD_BYTES: Final = 6
 _NAMED: Final = 10

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
+from bk_spark.protocol.arrays import Int64s
 from bookie_server.storage.directories import LedgerDirectories
-from bookie_server.storage.records import Int64s
 
 _T = TypeVar("_T")
 

@@ -22,11 +22,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import MetadataFormatError
 from bk_spark.protocol.metadata import ledger_metadata
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bookie_server.gc.brake import Brake, StoppedPass
-from bookie_server.storage.records import Int64s
 
 _LOG: Final = logging.getLogger(__name__)
 #: Znodes read in one step.

@@ -27,6 +27,7 @@ from typing import Final
 
 import numpy as np
 
+from bk_spark.protocol.arrays import Int64s
 from bookie_server.gc.collected_storage import CollectedStorage, RunBlocking
 from bookie_server.gc.entry_log_rewrite import EntryLogRewrite
 from bookie_server.gc.entry_log_usage import EntryLogUsage
@@ -42,7 +43,7 @@ from bookie_server.gc.throttle import StopSignal, Throttle
 from bookie_server.storage import files
 from bookie_server.storage.entrylog.entry_log import HEADER_BYTES, file_name
 from bookie_server.storage.entrylog.entry_log_scan import EntryLogScan, FoundEntries, joined
-from bookie_server.storage.records import LENGTH_BYTES, Int64s
+from bookie_server.storage.records import LENGTH_BYTES
 
 _LOG: Final = logging.getLogger(__name__)
 _COMPACTING: Final = re.compile(r"([0-9a-f]{1,8})\.log\.compacting")

@@ -21,6 +21,7 @@ from typing import Final
 
 import numpy as np
 
+from bk_spark.protocol.arrays import Int64s
 from bookie_server.gc.collected_storage import CollectedStorage, RunBlocking
 from bookie_server.gc.collector_config import CompactionConfig, GarbageCollectorConfig
 from bookie_server.gc.collector_status import EntryLogStatus, EntryLogTotals, GarbageCollectorCounters
@@ -30,7 +31,6 @@ from bookie_server.gc.throttle import StopSignal, Throttle
 from bookie_server.storage import files
 from bookie_server.storage.entrylog.entry_log import HEADER_BYTES, file_name
 from bookie_server.storage.index.index_pointers import ledgers_pointing
-from bookie_server.storage.records import Int64s
 
 _LOG: Final = logging.getLogger(__name__)
 _USAGES_IN_MEMORY_BYTES: Final = 64 * 1024 * 1024

@@ -12,10 +12,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from bk_spark.protocol.arrays import Int64s
 from bookie_server.storage.entrylog.entry_log import HEADER_BYTES, MAGIC, VERSION
 from bookie_server.storage.entrylog.entry_log_scan import EntryLogScan, FoundEntries
 from bookie_server.storage.files import read_at
-from bookie_server.storage.records import LENGTH_BYTES, Int64s
+from bookie_server.storage.records import LENGTH_BYTES
 
 _HEADER: Final = struct.Struct(">4siqi")
 _MAP_HEAD: Final = struct.Struct(">iqqi")

@@ -20,6 +20,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
+from bk_spark.protocol.arrays import Int64s
 from bookie_server.storage.directories import LedgerDirectories
 from bookie_server.storage.entrylog.entry_limit import EntryLimit
 from bookie_server.storage.entrylog.entry_log_writer import EntryLogWriter
@@ -27,7 +28,6 @@ from bookie_server.storage.index.index import IndexFiles, IndexHeader
 from bookie_server.storage.index.ledger_cache import LedgerCache
 from bookie_server.storage.journal.log_mark import LogMark, write_marks
 from bookie_server.storage.ledger_descriptors import LedgerDescriptors
-from bookie_server.storage.records import Int64s
 from bookie_server.storage.threads import in_thread
 from bookie_server.storage.write_cache import CacheHalf, SortedEntries, WriteCache
 

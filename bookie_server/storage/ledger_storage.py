@@ -18,6 +18,7 @@ from typing import Final
 
 import numpy as np
 
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import StorageError
 from bookie_server.storage import files
 from bookie_server.storage.deleted_ledgers import DeletedLedgers
@@ -34,7 +35,7 @@ from bookie_server.storage.journal.log_mark import LogMark, read_marks
 from bookie_server.storage.journal.replay import replay_journals
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor, LedgerDescriptors
 from bookie_server.storage.locations import in_memory
-from bookie_server.storage.records import LENGTH_BYTES, MAX_ENTRY_ID, Int64s, LedgerPart, Records
+from bookie_server.storage.records import LENGTH_BYTES, MAX_ENTRY_ID, LedgerPart, Records
 from bookie_server.storage.write_cache import WriteCache
 
 _LOG: Final = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from bookie_server.storage.records import Int64s
+from bk_spark.protocol.arrays import Int64s
 
 _HALF_SHIFT: Final = 60
 _POSITION_MASK: Final = (1 << _HALF_SHIFT) - 1

@@ -13,8 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-Int64s = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
+from bk_spark.protocol.arrays import Bytes, Int64s
 
 LENGTH_BYTES: Final = 4
 #: A record holds at least ledger id and entry id.

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.storage import files
 from bookie_server.storage.entrylog import entry_log
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor
-from bookie_server.storage.records import MAX_ENTRY_ID, Int64s
+from bookie_server.storage.records import MAX_ENTRY_ID
 from bookie_server.storage.threads import in_thread
 
 if TYPE_CHECKING:

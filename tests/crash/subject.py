@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from bk_spark.protocol.arrays import Int32s
 from bk_spark.protocol.codes import Code
 from bookie_server.bookie import Bookie
-from bookie_server.bookie_reads import Int32s
 from bookie_server.gc.compaction import Compactor
 from bookie_server.gc.entry_log_usage import read_usage
 from bookie_server.gc.throttle import StopSignal, Throttle

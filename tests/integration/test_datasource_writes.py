@@ -13,7 +13,7 @@ import pytest
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.datasource import connections
 from bk_spark.datasource.connections import LogPlace, client_of, log_at
-from bk_spark.datasource.ledger_cache import LedgerCache, LedgerKey
+from bk_spark.datasource.idle_ledgers import IdleLedgers, LedgerKey
 from bk_spark.datasource.task_writer import Roll, TaskLedgers, TaskWriter
 from bk_spark.log.core.plan import CommitStatus
 from bk_spark.log.formats.message import CommitMessage, CommitRequest, LedgerRange
@@ -60,8 +60,8 @@ def log(store: LogStore, metadata_service_uri: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
-def cache() -> Iterator[LedgerCache]:
-    cache = LedgerCache()
+def cache() -> Iterator[IdleLedgers]:
+    cache = IdleLedgers()
     yield cache
     cache.close_all()
 
@@ -70,7 +70,7 @@ def _place(uri: str, log: Log) -> LogPlace:
     return LogPlace(uri, log.paths.root, log.name, log.log_id)
 
 
-def _task(uri: str, log: Log, run: str = "run-1", cache: LedgerCache | None = None) -> TaskWriter:
+def _task(uri: str, log: Log, run: str = "run-1", cache: IdleLedgers | None = None) -> TaskWriter:
     return TaskWriter(TaskLedgers(log, LedgerKey(_place(uri, log), APP, run), ROLL, cache))
 
 
@@ -94,7 +94,7 @@ def _read(client: BlockingClient, log: Log) -> list[bytes]:
 
 
 def test_a_ledger_stays_open_over_tasks_and_batches(
-    metadata_service_uri: str, log: Log, client: BlockingClient, cache: LedgerCache
+    metadata_service_uri: str, log: Log, client: BlockingClient, cache: IdleLedgers
 ) -> None:
     for batch in range(5):
         task = _task(metadata_service_uri, log, cache=cache)
@@ -110,7 +110,7 @@ def test_a_ledger_stays_open_over_tasks_and_batches(
     assert client.metadata(ledger_id).last_entry_id == 49
 
 
-def test_fenced_in_mid_task(metadata_service_uri: str, log: Log, client: BlockingClient, cache: LedgerCache) -> None:
+def test_fenced_in_mid_task(metadata_service_uri: str, log: Log, client: BlockingClient, cache: IdleLedgers) -> None:
     """Twice; each time the range ends where acknowledgement ended, and the rest goes to another ledger."""
     task = _task(metadata_service_uri, log, cache=cache)
     for part in range(20):
@@ -128,7 +128,7 @@ def test_fenced_in_mid_task(metadata_service_uri: str, log: Log, client: Blockin
 
 
 def test_a_ledger_that_was_fenced_while_it_waited(
-    metadata_service_uri: str, log: Log, client: BlockingClient, cache: LedgerCache
+    metadata_service_uri: str, log: Log, client: BlockingClient, cache: IdleLedgers
 ) -> None:
     first = _task(metadata_service_uri, log, cache=cache)
     first.append(_rows(0, 3), 3)
@@ -143,7 +143,7 @@ def test_a_ledger_that_was_fenced_while_it_waited(
 
 
 def test_a_zombies_task_is_told_who_took_over(
-    metadata_service_uri: str, log: Log, client: BlockingClient, cache: LedgerCache
+    metadata_service_uri: str, log: Log, client: BlockingClient, cache: IdleLedgers
 ) -> None:
     """The new run's first commit fences what the old one writes to; its task then asks, and fails."""
     zombie = _task(metadata_service_uri, log, cache=cache)
@@ -168,7 +168,7 @@ def test_a_zombies_task_is_told_who_took_over(
 
 
 def test_cached_clients_survive_the_end_of_their_session(
-    metadata_service_uri: str, log: Log, client: BlockingClient, cache: LedgerCache
+    metadata_service_uri: str, log: Log, client: BlockingClient, cache: IdleLedgers
 ) -> None:
     """As when a process was suspended for longer than its session lasts: tasks and commits go on, also with a new
     ledger."""
@@ -187,7 +187,7 @@ def test_cached_clients_survive_the_end_of_their_session(
 
 
 def test_a_log_made_again_is_another_one(
-    metadata_service_uri: str, log: Log, store: LogStore, cache: LedgerCache
+    metadata_service_uri: str, log: Log, store: LogStore, cache: IdleLedgers
 ) -> None:
     """L5: what a process has cached is of no use for the log that has the name now, and says so."""
     task = _task(metadata_service_uri, log, cache=cache)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.wire import wire_v2, wire_v3
 from bk_spark.protocol.wire.framing import ReceiveBuffer, frame
@@ -20,7 +21,7 @@ from bookie_server.net.common.limits import NetConfig
 from bookie_server.net.native.server import NativeServer
 from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor
-from bookie_server.storage.records import Int64s, Records
+from bookie_server.storage.records import Records
 from tests.support.bookie import KEY, stored
 
 MIB = 1024 * 1024

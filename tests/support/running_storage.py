@@ -15,9 +15,9 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
+from bk_spark.protocol.arrays import Int32s
 from bk_spark.protocol.codes import Code
 from bookie_server.bookie import Bookie
-from bookie_server.bookie_reads import Int32s
 from bookie_server.state import BookieState
 from bookie_server.storage.directories import LedgerDirectories
 from bookie_server.storage.journal.journals import JournalsConfig

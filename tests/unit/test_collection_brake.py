@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from bk_spark.protocol.arrays import Int64s
 from bookie_server.gc.brake import Brake, BrakeLimits
-from bookie_server.storage.records import Int64s
 
 
 def ids(first: int, end: int) -> Int64s:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from bk_spark.protocol.arrays import Int64s
 from bookie_server.storage.index.index import PAGE_DTYPE, PAGE_SLOTS
 from bookie_server.storage.index.index_page import IndexPage, empty_page, page_of, set_locations
-from bookie_server.storage.records import Int64s
 
 
 def ids(*entry_ids: int) -> Int64s:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bk_spark.protocol.arrays import Int64s
 from bookie_server.storage.files import WouldBlockError
 from bookie_server.storage.index.index import IndexFiles, IndexHeader
 from bookie_server.storage.index.ledger_cache import ColdPageError, LedgerCache
-from bookie_server.storage.records import Int64s
 from tests.support.running_storage import in_loop
 
 

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.wire import wire_v2
 from bookie_server.bookie_reads import ReadPart
 from bookie_server.net.common.fair_slots import FairSlots, Share
 from bookie_server.net.common.limits import NetConfig
-from bookie_server.storage.records import Int64s
 from tests.support.front import MIB, HeldBookie, Peer, front, reads, run, until
 
 

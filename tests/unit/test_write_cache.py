@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from bookie_server.storage.records import Int64s
+from bk_spark.protocol.arrays import Int64s
 from bookie_server.storage.write_cache import CacheHalf, WriteCache
 from tests.support.entry_log_building import fill, record, stored
 

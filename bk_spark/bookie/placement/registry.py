@@ -15,8 +15,8 @@ _READ_ONLY: Final = "readonly"
 
 
 @dataclass(frozen=True, slots=True)
-class Registration:
-    """A bookie's registration. ``zxid``, the transaction that made it, tells it from an earlier one."""
+class BookieRegistration:
+    """Where a registered bookie listens. ``zxid``, the transaction that made the znode, tells it from an earlier one."""
 
     address: tuple[str, int]
     zxid: int
@@ -57,9 +57,9 @@ class BookieRegistry:
         self._lists: dict[str, frozenset[str]] = {}
         #: The same, as last read.
         self._last_lists: dict[str, frozenset[str]] = {}
-        self._registrations: dict[str, Registration] = {}
+        self._registrations: dict[str, BookieRegistration] = {}
         #: The same, as last read.
-        self._last_registrations: dict[str, Registration] = {}
+        self._last_registrations: dict[str, BookieRegistration] = {}
         self._health_check: bool | None = None
         #: Counts changes, so that an answer read before a change is not cached after it.
         self._generation = 0
@@ -91,7 +91,7 @@ class BookieRegistry:
         """Host and port of a registered bookie. Raises BookieUnavailableError."""
         return self.registration(bookie_id).address
 
-    def registration(self, bookie_id: str) -> Registration:
+    def registration(self, bookie_id: str) -> BookieRegistration:
         """Raises BookieUnavailableError for a bookie that is not registered, or not in a usable way.
 
         While ZooKeeper cannot be reached, what was read last stands in, of a bookie whose id is its address. (Where
@@ -112,7 +112,7 @@ class BookieRegistry:
                 raise
             return last
 
-    def _read_registration(self, bookie_id: str) -> Registration:
+    def _read_registration(self, bookie_id: str) -> BookieRegistration:
         with self._lock:
             generation = self._generation
         found = None
@@ -128,7 +128,7 @@ class BookieRegistry:
             raise BookieUnavailableError(f"unusable registration: {error.message}", bookie_id=bookie_id) from error
         if endpoint is None:
             raise BookieUnavailableError(f"registered without a {NATIVE_PROTOCOL} endpoint", bookie_id=bookie_id)
-        registration = Registration((endpoint.host, endpoint.port), found.created_zxid)
+        registration = BookieRegistration((endpoint.host, endpoint.port), found.created_zxid)
         with self._lock:
             self._last_registrations[bookie_id] = registration
             if generation == self._generation:

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-Int64s = npt.NDArray[np.int64]
+from bk_spark.protocol.arrays import Int64s
 
 #: What one window holds, about, and the most spans in it.
 WINDOW_BYTES: Final = 2 * 1024 * 1024

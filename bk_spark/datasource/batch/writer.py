@@ -11,7 +11,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from bk_spark.datasource.ledger_cache import ledger_cache
+from bk_spark.datasource.idle_ledgers import idle_ledgers
 from bk_spark.datasource.made_tables import refuse_made_table
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.plain_errors import plain_errors
@@ -53,7 +53,7 @@ class BatchWriter(DataSourceArrowWriter):
         run, cache = self._run, None
         if batch is not None and not self._anonymous and _is_uuid(batch.run):
             # In foreachBatch the next micro-batch goes on in the same ledgers, as in the sink.
-            run, cache = batch.run, ledger_cache()
+            run, cache = batch.run, idle_ledgers()
         ranges = write_task(iterator, self._target, self._options, self._app, run, partition, cache)
         return TaskMessage(
             CommitMessage(

@@ -17,8 +17,9 @@ from bk_spark.datasource.connections import client_of
 from bk_spark.datasource.entries import arrow_format, raw_format
 from bk_spark.datasource.entries.schemas import METADATA_NAMES, VALUE, arrow_schema
 from bk_spark.datasource.options.options import SourceOptions
-from bk_spark.datasource.splits import NO_LOG, Int64s, Pieces
+from bk_spark.datasource.splits import NO_LOG, Pieces
 from bk_spark.log.formats.settings import EntryFormat
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, NoSuchLedgerError
 

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from bk_spark.datasource.connections import LogPlace, log_at
-from bk_spark.datasource.ledger_cache import ledger_cache
+from bk_spark.datasource.idle_ledgers import idle_ledgers
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.plain_errors import plain_errors
 from bk_spark.datasource.stream.identity import micro_batch
@@ -64,7 +64,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             )
         app = self._options.txn_app_id or batch.query_id
         partition = context.partitionId()
-        ranges = write_task(iterator, self._target, self._options, app, batch.run, partition, ledger_cache())
+        ranges = write_task(iterator, self._target, self._options, app, batch.run, partition, idle_ledgers())
         return TaskMessage(
             CommitMessage(
                 self._target.place.log_id,

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.entries.digest import DigestFunction
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES, ENTRY_HEADER_DTYPE, verify_entry
@@ -20,8 +21,6 @@ _U32: Final = struct.Struct(">I")
 _LENGTH_BYTES: Final = 4
 #: Below this many entries numpy's fixed costs are not worth it.
 _VECTOR_MIN: Final = 4
-
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,10 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import DuplicateEntryError, InvalidArgumentError
-
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

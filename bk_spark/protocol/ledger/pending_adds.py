@@ -15,11 +15,10 @@ from typing import Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from bk_spark.protocol.arrays import Bools, Int64s
 from bk_spark.protocol.quorum import Quorum
 from bk_spark.protocol.wire.add_frames import AddFrames
 
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 #: The bookie holds the entry.

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.codes import MASTER_KEY_BYTES, DigestType, FlagV2, OpV2
 from bk_spark.protocol.entries.digest import Buffer, Bytes2D, digest_function, master_key
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
@@ -36,8 +37,6 @@ _FEW: Final = 24
 
 #: Entries of this size are joined one by one, which costs less than another pass over them.
 _LARGE_BYTES: Final = 4096
-
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,10 +31,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.codes import MASTER_KEY_BYTES, DigestType, FlagV2
 from bk_spark.protocol.entries.digest import master_key
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
-from bk_spark.protocol.wire.add_frames import Int64s, PrefixPackager
+from bk_spark.protocol.wire.add_frames import PrefixPackager
 from bk_spark.protocol.wire.framing import LENGTH_BYTES
 from bk_spark.protocol.wire.varints import INT64_BYTES, SIZE_BYTES, padded, put_padded
 from bk_spark.protocol.wire.wire_v3 import DEFERRED_SYNC, HIGH_PRIORITY

@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from bk_spark.protocol.arrays import Int32s, Int64s
 from bk_spark.protocol.codes import V2, Code, OpV2
 from bk_spark.protocol.errors import WireFormatError
 from bk_spark.protocol.wire.framing import Frames
 from bk_spark.protocol.wire.wire_v2 import ANSWER_BYTES
-
-Int64s = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
 
 _ANSWER: Final = struct.Struct(">Iiqq")
 _ANSWER_DTYPE: Final = np.dtype([("header", ">u4"), ("rc", ">i4"), ("ledger", ">i8"), ("entry", ">i8")])

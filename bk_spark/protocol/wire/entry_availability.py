@@ -26,6 +26,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.errors import WireFormatError
 
@@ -35,8 +36,6 @@ _VERSION: Final = 0
 _GROUP_DTYPE: Final = np.dtype([("first", ">i8"), ("last", ">i8"), ("size", ">i4"), ("period", ">i4")])
 _GROUP_BYTES: Final = _GROUP_DTYPE.itemsize
 _MAX_INT32: Final = 2**31 - 1
-
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,14 +39,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from bk_spark.protocol.arrays import Int32s, Int64s
 from bk_spark.protocol.codes import MASTER_KEY_BYTES, V2, Code, FlagV2, OpV2
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
 from bk_spark.protocol.errors import WireFormatError
 from bk_spark.protocol.wire.framing import LENGTH_BYTES, Frames
-
-Int64s = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
 
 _HEADER: Final = struct.Struct(">I")
 _ADD_PREFIX_BYTES: Final = 4 + MASTER_KEY_BYTES

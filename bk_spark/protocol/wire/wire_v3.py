@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.codes import LAST_ENTRY, NO_ENTRY, Code
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.entry import LAC_PACKET_HEADER
@@ -22,8 +22,6 @@ from bk_spark.protocol.wire.answers_v2 import ReadAnswer
 from bk_spark.protocol.wire.framing import LENGTH_BYTES, frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.varints import INT64_BYTES, padded, put_padded
-
-Int64s = npt.NDArray[np.int64]
 
 #: Priority that Apache's client sends for recovery traffic; any value above 0 counts as high.
 HIGH_PRIORITY: Final = 100

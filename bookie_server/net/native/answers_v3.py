@@ -27,15 +27,14 @@ from typing import Final, cast
 import numpy as np
 import numpy.typing as npt
 
+from bk_spark.protocol.arrays import Int32s, Int64s
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.wire.framing import LENGTH_BYTES
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.varints import put_padded
-from bookie_server.bookie_reads import Int32s
 from bookie_server.net.native.requests_v2 import uniform_rows
 from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
-from bookie_server.storage.records import Int64s
 
 _U32: Final = struct.Struct(">I")
 _ONE_BYTE: Final = [bytes((value,)) for value in range(0x80)]

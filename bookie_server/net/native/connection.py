@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 
+from bk_spark.protocol.arrays import Int32s
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.errors import WireFormatError
 from bk_spark.protocol.wire.framing import Frames
-from bookie_server.bookie_reads import Int32s
 from bookie_server.net.common.limits import REQUEST_BYTES
 from bookie_server.net.common.read_queue import ReadQueue
 from bookie_server.net.common.receiving import Receiving, check_not_empty, detached

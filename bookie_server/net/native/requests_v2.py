@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from bk_spark.protocol.arrays import Int32s, Int64s
 from bk_spark.protocol.codes import V2, Code, FlagV2, OpV2
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.errors import WireFormatError
@@ -19,9 +20,9 @@ from bk_spark.protocol.wire.framing import Frames
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.wire_v2 import AddRun, Auth, BadVersion, BatchRead, ReadRun
 from bookie_server.bookie import Bookie
-from bookie_server.bookie_reads import MAX_LEDGERS, Int32s, ReadPart
+from bookie_server.bookie_reads import MAX_LEDGERS, ReadPart
 from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
-from bookie_server.storage.records import LENGTH_BYTES, Int64s, Records
+from bookie_server.storage.records import LENGTH_BYTES, Records
 
 if TYPE_CHECKING:
     from bookie_server.net.native.connection import NativeConnection

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
+from bk_spark.protocol.arrays import Int32s, Int64s
 from bk_spark.protocol.codes import NO_ENTRY, Code
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
 from bk_spark.protocol.wire import wire_v3
 from bk_spark.protocol.wire.framing import Frames, frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bookie_server.bookie import Bookie
-from bookie_server.bookie_reads import Int32s
 from bookie_server.net.native import answers_v3
 from bookie_server.net.native.answers_v3 import BODIES, response, response_about, status
 from bookie_server.net.native.inquiries_v3 import answer_info, answer_list, answer_read_lac
@@ -27,7 +27,6 @@ from bookie_server.net.native.long_polls import LongPoll, answer_long_poll, read
 from bookie_server.net.native.requests_v2 import AUTH_DISABLED, READ_ROUND_BYTES, RUNS_PER_TURN, distinct_ledgers
 from bookie_server.net.native.runs_v3 import AddsV3, GatheredAdds, ReadsV3, is_worth_it, segments, uniform_run
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor
-from bookie_server.storage.records import Int64s
 
 if TYPE_CHECKING:
     from bookie_server.net.native.connection import NativeConnection

@@ -15,12 +15,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
 from bk_spark.protocol.wire.framing import LENGTH_BYTES, Frames, frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.varints import INT64_BYTES, read_varints
 from bookie_server.net.native.requests_v2 import first_records
-from bookie_server.storage.records import Int64s, Records, gather_int64
+from bookie_server.storage.records import Records, gather_int64
 
 #: Shorter runs are not worth numpy's fixed costs, unless their frames are very large: then it saves copying.
 _RUN_MIN: Final = 8

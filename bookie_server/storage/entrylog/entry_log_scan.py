@@ -17,17 +17,10 @@ from typing import Final
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from bk_spark.protocol.arrays import Bytes, Int64s
 from bookie_server.storage.entrylog.entry_log import HEADER_BYTES, MAGIC
 from bookie_server.storage.files import read_at
-from bookie_server.storage.records import (
-    LENGTH_BYTES,
-    MAX_ENTRY_ID,
-    MAX_RECORD_BYTES,
-    MIN_RECORD_BYTES,
-    Bytes,
-    Int64s,
-    gather_int64,
-)
+from bookie_server.storage.records import LENGTH_BYTES, MAX_ENTRY_ID, MAX_RECORD_BYTES, MIN_RECORD_BYTES, gather_int64
 
 CHUNK_BYTES: Final = 1024 * 1024
 _HEAD: Final = struct.Struct(">iqq")

@@ -15,12 +15,13 @@ from typing import Final
 
 import numpy as np
 
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.storage import files
 from bookie_server.storage.directories import LedgerDirectories
 from bookie_server.storage.entrylog import entry_log
 from bookie_server.storage.entrylog.entry_log import HEADER_BYTES, LAST_LOG_ID, OFFSET_BITS
-from bookie_server.storage.records import LENGTH_BYTES, Int64s
+from bookie_server.storage.records import LENGTH_BYTES
 from bookie_server.storage.write_cache import CacheHalf
 
 _LOG: Final = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
+from bk_spark.protocol.arrays import Int64s
 from bookie_server.storage.index.index import PAGE_BYTES, PAGE_DTYPE, PAGE_SLOTS, Page
-from bookie_server.storage.records import Int64s
 
 PAGE_SHIFT: Final = 10
 PAGE_MASK: Final = PAGE_SLOTS - 1

@@ -13,10 +13,10 @@ from typing import Final
 
 import numpy as np
 
+from bk_spark.protocol.arrays import Int64s
 from bookie_server.storage.files import WouldBlockError
 from bookie_server.storage.index.index import PAGE_BYTES, IndexFiles
 from bookie_server.storage.index.index_page import PAGE_MASK, PAGE_SHIFT, IndexPage, page_of, set_locations
-from bookie_server.storage.records import Int64s
 
 #: Share of the memory that is made free at once when there is too little.
 _SWEEP_SHARE: Final = 32

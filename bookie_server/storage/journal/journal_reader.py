@@ -38,19 +38,13 @@ from typing import Final
 import crc32c
 import numpy as np
 
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.storage.files import read_at
 from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.journal import I32, IDS, PADDING, PADDING_MASK, SEAL, JournalItem
 from bookie_server.storage.journal.journal_header import REMEDY, JournalHeader, only_zeros, read_header
-from bookie_server.storage.records import (
-    LENGTH_BYTES,
-    MAX_RECORD_BYTES,
-    MIN_RECORD_BYTES,
-    Int64s,
-    Records,
-    gather_int64,
-)
+from bookie_server.storage.records import LENGTH_BYTES, MAX_RECORD_BYTES, MIN_RECORD_BYTES, Records, gather_int64
 
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
 _PADDING_MARK: Final = I32.pack(PADDING_MASK)

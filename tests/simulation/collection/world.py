@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from bk_spark.bookie.metadata.ledger_store import LedgerStore
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.metadata.cookie import Cookie, encode_directories
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment, decode, encode
 from bk_spark.protocol.metadata.ledger_paths import LedgerManager
@@ -26,7 +27,6 @@ from bookie_server.gc.ledger_metadata_reads import LedgerMetadataReads
 from bookie_server.gc.over_replication import OverReplication
 from bookie_server.gc.throttle import StopSignal, Throttle
 from bookie_server.identity.cluster_identity import ClusterIdentity
-from bookie_server.storage.records import Int64s
 from tests.simulation.collection.zookeeper import Ensemble, ModelZooKeeper
 
 ROOT = "/ledgers"

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from bk_spark.datasource.connections import LogPlace, _Shared
-from bk_spark.datasource.ledger_cache import MAX_WAITING, LedgerCache, LedgerKey
+from bk_spark.datasource.idle_ledgers import MAX_WAITING, IdleLedgers, LedgerKey
 from bk_spark.datasource.task_writer import Roll
 
 PLACE = LogPlace("zk://localhost/ledgers", "/logs", "events", "0f1e2d3c-0000-4000-8000-000000000000")
@@ -33,13 +33,13 @@ class Ledger:
         self.abandoned = True
 
 
-def _give(cache: LedgerCache, ledger: Ledger, key: LedgerKey = KEY) -> Ledger:
+def _give(cache: IdleLedgers, ledger: Ledger, key: LedgerKey = KEY) -> Ledger:
     cache.give_back(key, ledger)  # type: ignore[arg-type]
     return ledger
 
 
 def test_one_user_at_a_time() -> None:
-    cache = LedgerCache()
+    cache = IdleLedgers()
     ledger = _give(cache, Ledger(1))
     assert cache.take(KEY) is ledger
     assert cache.take(KEY) is None
@@ -49,14 +49,14 @@ def test_one_user_at_a_time() -> None:
 
 
 def test_the_last_one_given_back_comes_first() -> None:
-    cache = LedgerCache()
+    cache = IdleLedgers()
     first, second = (_give(cache, Ledger(number)) for number in (1, 2))
     assert (cache.take(KEY), cache.take(KEY)) == (second, first)
     cache.close_all()
 
 
 def test_only_its_own_run_gets_a_ledger() -> None:
-    cache = LedgerCache()
+    cache = IdleLedgers()
     ledger = _give(cache, Ledger(1))
     assert cache.take(LedgerKey(PLACE, "app", "run-2")) is None
     assert cache.take(LedgerKey(PLACE, "other", "run-1")) is None
@@ -67,7 +67,7 @@ def test_only_its_own_run_gets_a_ledger() -> None:
 
 
 def test_a_ledger_that_failed_while_it_waited_is_given_to_nobody() -> None:
-    cache = LedgerCache()
+    cache = IdleLedgers()
     good, bad = (_give(cache, Ledger(number)) for number in (1, 2))
     bad.error = RuntimeError("fenced")
     assert cache.take(KEY) is good
@@ -76,7 +76,7 @@ def test_a_ledger_that_failed_while_it_waited_is_given_to_nobody() -> None:
 
 
 def test_idle_ledgers_are_closed_and_the_closer_ends() -> None:
-    cache = LedgerCache(idle_s=0.01)
+    cache = IdleLedgers(idle_s=0.01)
     ledgers = [_give(cache, Ledger(number)) for number in range(3)]
     assert all(ledger.closed.wait(PATIENCE_S) for ledger in ledgers)
     assert cache.take(KEY) is None
@@ -89,7 +89,7 @@ def test_idle_ledgers_are_closed_and_the_closer_ends() -> None:
 
 def test_a_ledger_in_use_is_not_closed() -> None:
     now = [0.0]
-    cache = LedgerCache(idle_s=30.0, clock=lambda: now[0])
+    cache = IdleLedgers(idle_s=30.0, clock=lambda: now[0])
     used, idle = (_give(cache, Ledger(number)) for number in (1, 2))
     now[0] = 20.0
     assert cache.take(KEY) is idle
@@ -109,7 +109,7 @@ def test_a_ledger_in_use_is_not_closed() -> None:
 
 
 def test_not_more_than_a_bounded_number_waits() -> None:
-    cache = LedgerCache()
+    cache = IdleLedgers()
     ledgers = [_give(cache, Ledger(number)) for number in range(MAX_WAITING + 2)]
     assert all(ledger.closed.wait(PATIENCE_S) for ledger in ledgers[:2])
     assert not any(ledger.closed.is_set() for ledger in ledgers[2:])
@@ -122,7 +122,7 @@ def test_a_close_that_fails_holds_up_nothing() -> None:
         def close(self) -> None:
             raise OSError("no")
 
-    cache = LedgerCache(idle_s=0.01)
+    cache = IdleLedgers(idle_s=0.01)
     _give(cache, Failing(1))
     assert _give(cache, Ledger(2)).closed.wait(PATIENCE_S)
     cache.close_all()

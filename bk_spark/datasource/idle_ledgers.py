@@ -64,7 +64,7 @@ class OpenLedger:
         self._log.ledgers.abandon(self.writer.ledger_id)
 
 
-class LedgerCache:
+class IdleLedgers:
     """Open ledgers that no task uses now. Thread-safe. A thread closes those that waited for ``idle_s``; it
     lives as long as there are any."""
 
@@ -146,10 +146,10 @@ class LedgerCache:
 
 
 _LOCK: Final = threading.Lock()
-_CACHES: Final[dict[int, LedgerCache]] = {}
+_CACHES: Final[dict[int, IdleLedgers]] = {}
 
 
-def ledger_cache() -> LedgerCache:
+def idle_ledgers() -> IdleLedgers:
     """This process's cache; a forked child has one of its own."""
     with _LOCK:
-        return _CACHES.setdefault(os.getpid(), LedgerCache())
+        return _CACHES.setdefault(os.getpid(), IdleLedgers())
