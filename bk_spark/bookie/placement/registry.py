@@ -16,7 +16,7 @@ _READ_ONLY: Final = "readonly"
 
 @dataclass(frozen=True, slots=True)
 class BookieRegistration:
-    """Where a registered bookie listens. ``zxid``, the transaction that made the znode, tells it from an earlier one."""
+    """Where a registered bookie listens. ``zxid``, of the transaction that made it, tells it from an earlier one."""
 
     address: tuple[str, int]
     zxid: int
