@@ -19,8 +19,7 @@ from pathlib import Path
 import pandas as pd
 from pyspark.sql import DataFrame, SparkSession, functions as sql
 
-from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.log.store import LogStore
+import bk_spark
 from bookie_server.local import LocalCluster
 
 DIRECTORY = Path(__file__).resolve().parents[1] / ".demo"
@@ -118,12 +117,12 @@ class Demo:
 
     def describe(self, step: Step, log: str) -> None:
         """What the log's list and the ledgers' metadata say."""
-        with BlockingClient(self.cluster.metadata_service_uri) as client:
-            for segment in LogStore(client.zookeeper).open_log(log).snapshot().segments():
+        with bk_spark.connect(self.cluster.metadata_service_uri, password=PASSWORD) as bk:
+            for segment in bk.log(log).snapshot().segments():
                 step.rows += segment.rows
                 step.entries += segment.entries
                 step.size_bytes += segment.size_bytes
-                step.ledgers[segment.ledger_id] = client.metadata(segment.ledger_id).last_segment.ensemble
+                step.ledgers[segment.ledger_id] = bk.client.metadata(segment.ledger_id).last_segment.ensemble
 
     def options(self) -> dict[str, str]:
         return {"metadataServiceUri": self.cluster.metadata_service_uri, "password": PASSWORD}

@@ -162,7 +162,7 @@ def _judged(check: str, program: str, found: dict[str, Any], took_s: float, use_
         return problem(
             check,
             f"{program} has the package behind an import hook, where Spark does not find pyspark_bookkeeper",
-            "install it plainly (pip install), or call spark.dataSource.register(BookKeeperDataSource)",
+            "install it plainly (pip install), or call spark.dataSource.register(pyspark_bookkeeper.DefaultSource)",
         )
     if (release := _own_version()) != found["version"]:
         return problem(
