@@ -16,11 +16,12 @@ TEST_PROCESSES ?= 2
 # For the explorer: make explore EXPLORE_ARGS="--bigger -k 3/3/2"
 EXPLORE_ARGS ?=
 
-.PHONY: help demo notebooks test faults stream-faults simulate simulate-logs simulate-collection explore crash lint format bench proto clean
+.PHONY: help demo notebooks docs test faults stream-faults simulate simulate-logs simulate-collection explore crash lint format bench proto clean
 
 help:
 	@echo "make demo    real flights through Spark, three bookies and back, with one of them killed"
 	@echo "make notebooks  run the notebooks, each from a clean kernel, and keep their outputs"
+	@echo "make docs    the site with all pages and the Python API, in build/docs/index.html"
 	@echo "make test    all tests: unit, integration, Spark, interop with Apache's Java, faults"
 	@echo "make faults  more runs with failing servers and links: SEEDS=1-50, or 7, or 3,8"
 	@echo "make stream-faults  streaming queries whose processes and servers are killed: SEEDS=1-50"
@@ -29,7 +30,7 @@ help:
 	@echo "make simulate-collection  the same of a bookie's garbage collection"
 	@echo "make explore   every order of events in small worlds of the protocol"
 	@echo "make crash     a bookie's storage, cut at every write and sync: SEEDS=1-50, or 7, or 3,8"
-	@echo "make lint    ruff, mypy --strict, import contract"
+	@echo "make lint    ruff, mypy --strict, import contract, docs without warnings"
 	@echo "make format  let ruff rewrite what it can"
 	@echo "make bench   speed of writing and reading"
 	@echo "make proto   regenerate the protobuf modules"
@@ -37,7 +38,7 @@ help:
 
 $(STAMP): pyproject.toml scripts/make_venv.sh
 	@scripts/make_venv.sh $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,dev,demo]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,dev,docs,demo]'
 	@touch $@
 
 demo: $(STAMP)
@@ -47,6 +48,10 @@ demo: $(STAMP)
 notebooks: $(STAMP)
 	@scripts/ensure_java.sh
 	$(BIN)/python notebooks/run.py
+
+# Warnings are errors: a broken link, a page that no index names, a gap in a docstring.
+docs: $(STAMP)
+	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
 
 # Spark's classes in an archive of Java's: sessions of tests start in half of the time.
 $(CLASSES): $(STAMP)
@@ -80,7 +85,7 @@ explore: $(STAMP)
 crash: $(STAMP)
 	$(BIN)/python -m tests.crash run $(or $(SEEDS),1-20)
 
-lint: $(STAMP)
+lint: $(STAMP) docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

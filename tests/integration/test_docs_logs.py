@@ -1,13 +1,16 @@
-"""docs/logs.md is run as printed."""
+"""docs/logs.md, and what the README says of logs without Spark, are run as printed."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import pytest
+
 from bookie_server.local import LocalCluster
 
-PAGE = Path(__file__).parents[2] / "docs" / "logs.md"
+REPOSITORY = Path(__file__).parents[2]
+PAGE = REPOSITORY / "docs" / "logs.md"
 PRINTED_URI = "zk://127.0.0.1:2181/ledgers"
 
 
@@ -19,3 +22,12 @@ def test_every_block_runs(cluster: LocalCluster) -> None:
     names: dict[str, object] = {}
     exec(compile(program, str(PAGE), "exec"), names)
     assert names["followed"] == [b"fourth", b"fifth", b"sixth", b"seventh", b"last"]
+
+
+def test_the_readme_s_program_without_spark_runs(cluster: LocalCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    section = (REPOSITORY / "README.md").read_text("utf-8").partition("## Without Spark")[2].partition("\n## ")[0]
+    (program,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    uri = "zk+hierarchical://127.0.0.1:2181/ledgers"
+    assert uri in program
+    exec(compile(program.replace(uri, cluster.metadata_service_uri), "README.md", "exec"), {})
+    assert capsys.readouterr().out == "[b'first', b'second']\n"
