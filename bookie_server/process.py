@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import gc
 import logging
 import resource
 import signal
@@ -36,6 +37,9 @@ EXIT_BOOKIE_ERROR: Final = 5
 
 #: Threads of this process wait for each other's Python at most about this long; the default is 5 ms.
 _SWITCH_INTERVAL_S: Final = 0.0005
+#: When Python looks for cycles of unused objects; the last number is 10 by default. To look through everything that
+#: many connections hold stops the event loop for 60 ms. What ends leaves no cycles, so that may be seldom.
+_COLLECT_AT: Final = (700, 10, 100)
 #: Batches of a receive are made in memory that was used before; larger pieces go back to the system at once.
 _MALLOC_MMAP_THRESHOLD: Final = (-3, 2 * 1024 * 1024)
 _MALLOC_TRIM_THRESHOLD: Final = (-1, 16 * 1024 * 1024)
@@ -78,6 +82,8 @@ def _run(config: BookieConfig, listener: socket.socket) -> int:
             identity = check_cookies(zookeeper, config)
             checked = True
             service = BookieService(config, zookeeper, identity, listener)
+        gc.collect()
+        gc.freeze()  # modules and settings stay: no collection need look through them
         return asyncio.run(service.run(_SIGNALS))
     except _EndedError:
         _LOG.info("stopped before the bookie served")
@@ -140,8 +146,10 @@ def _bind(config: BookieConfig) -> socket.socket:
 
 
 def _tune_process() -> None:
-    """Short waits between threads; freed batches go back to the system; as many files as are allowed."""
+    """Short waits between threads; few collections of everything; freed batches go back to the system; as many files as
+    are allowed."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    gc.set_threshold(*_COLLECT_AT)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with contextlib.suppress(OSError, AttributeError):  # not glibc: its allocator needs no such care

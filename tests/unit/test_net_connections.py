@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
 import os
 import resource
 import socket
+import struct
+import time
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,9 +22,12 @@ from bk_spark.protocol.wire import wire_v2
 from bookie_server.disks.open_files import share_open_files
 from bookie_server.net.common.connections import Connections
 from bookie_server.net.common.limits import NetConfig, connection_limit
+from bookie_server.net.common.newcomers import Newcomer
+from bookie_server.net.native.connection import NativeConnection
 from bookie_server.storage.fd_cache import FdCache
 from tests.support.bookie import add_frame
-from tests.support.front import HeldBookie, front, reads, run, until
+from tests.support.front import HeldBookie, front, poll, reads, run, until, v3_add
+from tests.unit.test_net_fair_slots import Turns
 
 
 class Peer:
@@ -62,8 +72,10 @@ def test_a_small_answer_does_not_wait_until_the_one_before_is_acknowledged() -> 
 
     async def test() -> None:
         async with front(NetConfig(), HeldBookie()) as here:
-            await here.connect()
-            await until(lambda: here.server.connection_count == 1)
+            peer = await here.connect()
+            await peer.send(reads((1, 1)))
+            assert await peer.codes(1) == [Code.OK]
+            assert len(list(here.server._connections)) == 1
             for connection in here.server._connections:
                 accepted = connection._transport.get_extra_info("socket")
                 assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
@@ -88,6 +100,7 @@ def test_n1_a_newcomer_takes_the_place_of_an_idle_connection() -> None:
                 await working.send(reads((1, i)))
                 assert await working.codes(1) == [Code.OK]
                 newcomer.socket.close()
+                await until(lambda: here.server.connection_count == 19)
                 idle.append(await here.connect())
                 await until(lambda: here.server.connection_count == 20)
             for peer in idle[:50]:
@@ -161,3 +174,109 @@ def lower_open_files() -> Iterator[Callable[[int], None]]:
 
     yield lower
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_n1_connections_that_are_gone_leave_nothing_to_collect() -> None:
+    """A collection of everything stops the event loop for tens of milliseconds, so it is seldom."""
+
+    async def test() -> None:
+        bookie = HeldBookie()
+        async with front(NetConfig(), bookie) as here:
+            gone: list[weakref.ref[NativeConnection]] = []
+            gc.collect()
+            gc.disable()
+            try:
+                for request in (add_frame(1, 0), v3_add(1), wire_v2.read_requests(1, range(5)), poll(1), bytes(3)):
+                    peer = await here.connect()
+                    await peer.send(request)
+                    await until(lambda: len(list(here.server._connections)) == 1)
+                    await asyncio.sleep(0.05)
+                    bookie.answer()
+                    gone += map(weakref.ref, here.server._connections)
+                    peer.socket.close()
+                    await until(lambda: here.server.connection_count == 0)
+                    await asyncio.sleep(0.05)
+                    del peer
+                assert len(gone) == 5
+                assert [one() for one in gone] == [None] * 5
+            finally:
+                gc.enable()
+
+    run(test)
+
+
+def test_n1_many_connections_that_say_nothing_cost_little_and_leave_when_they_hang_up() -> None:
+    """A bare socket each: no buffers, no handlers; a few are accepted in a turn of the event loop."""
+
+    async def test() -> None:
+        async with front(NetConfig(max_connections=600), HeldBookie()) as here:
+            turns, by_turn = Turns(), Counter[int]()
+            came = here.server._came
+
+            def note(newcomer: Newcomer) -> bool:
+                by_turn[turns.count] += 1
+                return came(newcomer)
+
+            assert here.server._newcomers is not None
+            here.server._newcomers._came = note
+            idle = [socket.create_connection(("127.0.0.1", here.port)) for _ in range(500)]  # all in one turn
+            await until(lambda: here.server.connection_count == 500)
+            assert max(by_turn.values()) <= 16
+            assert not list(here.server._connections)
+            honest = await here.connect()
+            await honest.send(reads((1, 1)))
+            assert await honest.codes(1) == [Code.OK]
+            for peer in idle[:250]:
+                peer.close()
+            await until(lambda: here.server.connection_count == 251)
+            for peer in idle[250:]:
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                peer.close()  # with a reset
+            await until(lambda: here.server.connection_count == 1)
+            turns.stop()
+
+    run(test)
+
+
+def test_n1_a_burst_of_connections_waits_in_the_kernel_and_is_not_dropped() -> None:
+    """Where it drops one the peer tries again after a second."""
+
+    async def test() -> None:
+        async with front(NetConfig(), HeldBookie()) as here:
+            begun = time.monotonic()  # nothing is accepted meanwhile
+            peers = [socket.create_connection(("127.0.0.1", here.port), timeout=10) for _ in range(2000)]
+            assert time.monotonic() - begun < 1 or min(_longest_backlog(), 4096) <= 2000
+            for peer in peers:
+                peer.close()
+
+    run(test)
+
+
+def test_where_no_descriptor_is_left_connections_are_accepted_later(
+    lower_open_files: Callable[[int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with front(NetConfig(), HeldBookie()) as here:
+            waiting = [socket.socket() for _ in range(3)]
+            lower_open_files(1)
+            taken = []
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(os.dup(0))
+            for peer in waiting:
+                peer.connect(("127.0.0.1", here.port))
+            await until(lambda: "no connection can be accepted" in caplog.text)
+            assert here.server.connection_count == 0
+            for fd in taken:
+                os.close(fd)
+            lower_open_files(20)
+            await until(lambda: here.server.connection_count == 3)
+            for peer in waiting:
+                peer.close()
+            await until(lambda: here.server.connection_count == 0)
+
+    run(test)
+
+
+def _longest_backlog() -> int:
+    return int(Path("/proc/sys/net/core/somaxconn").read_text("ascii"))

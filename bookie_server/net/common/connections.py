@@ -1,6 +1,7 @@
 """The connections there are, and who makes way for a newcomer when there are as many as may be.
 
-First those go that have not sent a whole frame, then those that are idle, the longest first. One that waits for
+First those go that have not sent anything, then those without a whole frame, then those that are idle, the longest
+first. One that waits for
 something which the bookie is doing is not idle. A long poll is no work: who waits for one may be the idlest.
 """
 
@@ -9,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 from typing import Final, Generic, Protocol, TypeVar
+
+from bookie_server.net.common.newcomers import Newcomer
 
 #: Connections looked at for a newcomer; those that are busy count as active then, so the next look goes on behind them.
 _LOOKED_AT: Final = 64
@@ -21,6 +24,8 @@ class Peer(Protocol):
     def busy(self) -> bool:
         """Whether the bookie is at work for it."""
 
+    def abort(self) -> None: ...
+
 
 P = TypeVar("P", bound=Peer)
 
@@ -31,21 +36,33 @@ class Connections(Generic[P]):
     def __init__(self, limit: int, idle_s: float) -> None:
         self.limit = limit
         self._idle_s = idle_s
-        #: Who has not sent a whole frame, in the order in which they came.
+        #: Who has not sent anything, in the order in which they came.
+        self._newcomers: dict[Newcomer, None] = {}
+        #: Who has sent something and no whole frame, in the order in which they did.
         self._silent: dict[P, None] = {}
         #: When each of the others was last active, in this order.
         self._active: dict[P, float] = {}
 
     def __len__(self) -> int:
-        return len(self._silent) + len(self._active)
+        return len(self._newcomers) + len(self._silent) + len(self._active)
+
+    def __contains__(self, connection: P) -> bool:
+        return connection in self._silent or connection in self._active
 
     def __iter__(self) -> Iterator[P]:
-        """Safe against changes meanwhile."""
+        """All but newcomers; safe against changes meanwhile."""
         return iter(list(chain(self._silent, self._active)))
 
     @property
     def full(self) -> bool:
         return len(self) >= self.limit
+
+    @property
+    def newcomers(self) -> list[Newcomer]:
+        return list(self._newcomers)
+
+    def add_newcomer(self, newcomer: Newcomer) -> None:
+        self._newcomers[newcomer] = None
 
     def add(self, connection: P) -> None:
         self._silent[connection] = None
@@ -58,12 +75,17 @@ class Connections(Generic[P]):
             del self._silent[connection]
         self._active[connection] = now
 
-    def remove(self, connection: P) -> None:
+    def remove(self, connection: P | Newcomer) -> None:
+        if isinstance(connection, Newcomer):
+            self._newcomers.pop(connection, None)
+            return
         self._silent.pop(connection, None)
         self._active.pop(connection, None)
 
-    def idlest(self, now: float) -> P | None:
+    def idlest(self, now: float) -> P | Newcomer | None:
         """Who is to make way for a newcomer; None where nobody is idle."""
+        if self._newcomers:
+            return next(iter(self._newcomers))
         if self._silent:
             return next(iter(self._silent))
         for _ in range(min(_LOOKED_AT, len(self._active))):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
@@ -12,6 +13,7 @@ from bookie_server.net.common.limits import REQUEST_BYTES
 if TYPE_CHECKING:
     from bookie_server.net.native.connection import NativeConnection
 
+_LOG: Final = logging.getLogger(__name__)
 #: A read that waits costs so much.
 _READ_BYTES: Final = 48
 Job = Callable[[], Awaitable[None]]
@@ -95,6 +97,7 @@ class ReadQueue:
             self._reader.cancel()
         for poll in self._polls:
             poll.cancel()
+        del self._connection  # which has this object: together they would wait for a collection
 
     async def _run(self) -> None:
         try:
@@ -104,7 +107,7 @@ class ReadQueue:
                 self._change(-count, -REQUEST_BYTES - _READ_BYTES * count)
                 await self._connection.answers.wait_taken()
         except Exception:
-            self._connection.close_failed()
+            self._failed()
         finally:
             self._reader = None
 
@@ -112,6 +115,12 @@ class ReadQueue:
         try:
             await job()
         except Exception:
+            self._failed()
+
+    def _failed(self) -> None:
+        if self._cancelled:
+            _LOG.exception("a read of a connection that is lost failed")
+        else:
             self._connection.close_failed()
 
     def _poll_ended(self, task: asyncio.Task[None]) -> None:

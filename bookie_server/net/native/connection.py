@@ -69,6 +69,8 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._transport.abort()
             return
         self.answers.begin(self._transport)
+        if self._paused:
+            self._transport.pause_reading()
         self._peer = str(self._transport.get_extra_info("peername"))
         connected = self._transport.get_extra_info("socket")
         if connected is not None:
@@ -81,10 +83,11 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._transport = None
         self.answers.end()
         self.server.left(self)
-        # Connection and handlers know each other, so this object may outlive its use; what it holds must not.
         self._receiving.clear()
         self._backlog = None
         self.reads.cancel()
+        # These know the connection. Without them it is freed at once, and not when cycles are looked for.
+        del self._v2, self._v3
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._receiving.get_buffer()

@@ -22,15 +22,12 @@ from bookie_server.net.common.half_frames import HalfFrames
 from bookie_server.net.common.large_frames import LargeFrames
 from bookie_server.net.common.limits import FEW_CONNECTIONS, NetConfig, NoRequestTimes, RequestTimes, connection_limit
 from bookie_server.net.common.load import Load
+from bookie_server.net.common.newcomers import Newcomer, Newcomers
 from bookie_server.net.common.receiving import CommonBuffer
 from bookie_server.net.native.connection import PAUSED_BY_END, PAUSED_BY_LOAD, NativeConnection
 from bookie_server.net.native.fences import Fences
 
 _LOG: Final = logging.getLogger(__name__)
-_BACKLOG: Final = 1024
-#: Connections accepted in one turn of the event loop: before it is known whether there is room for them, each takes a
-#: file that others may need.
-_ACCEPTED_AT_ONCE: Final = 16
 #: How often peers that do not move are looked for.
 _LOOK_INTERVAL_S: Final = 0.5
 #: How long peers may take for their last answers.
@@ -74,7 +71,8 @@ class NativeServer:
         self._connections: Connections[NativeConnection] = Connections(
             connection_limit(config.max_connections), config.idle_before_eviction_ms / 1000
         )
-        self._server: asyncio.Server | None = None
+        self._newcomers: Newcomers | None = None
+        self._joining: set[asyncio.Task[object]] = set()
         self._look: asyncio.TimerHandle | None = None
         #: No connection is taken any more; then, every one is hung up on.
         self._ending = self._closing = False
@@ -90,11 +88,9 @@ class NativeServer:
             _LOG.warning(
                 "only %d connections at a time: the limit of open files (ulimit -n) is low", self._connections.limit
             )
+        self._newcomers = Newcomers(listener, came=self._came, spoke=self._spoke, left=self._connections.remove)
+        self._newcomers.start()
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: NativeConnection(self), sock=listener, backlog=_ACCEPTED_AT_ONCE
-        )
-        listener.listen(_BACKLOG)  # so many may wait; asyncio has one number for both
         self._look = loop.call_later(_LOOK_INTERVAL_S, self._look_around)
 
     async def close(self) -> None:
@@ -102,8 +98,11 @@ class NativeServer:
         self._ending = True
         if self._look is not None:
             self._look.cancel()
-        if self._server is not None:
-            self._server.close()
+        if self._newcomers is not None:
+            self._newcomers.close()
+        for newcomer in self._connections.newcomers:
+            self._connections.remove(newcomer)
+            newcomer.abort()
         for connection in self._connections:
             connection.pause(PAUSED_BY_END)
         try:
@@ -118,22 +117,10 @@ class NativeServer:
                 await asyncio.wait_for(self._all_left.wait(), _HANG_UP_TIMEOUT_S)
             for connection in self._connections:  # these do not take their answers
                 connection.abort()
-        if self._server is not None:
-            await self._server.wait_closed()
 
     def joins(self, connection: NativeConnection) -> bool:
-        """Whether the new connection is taken."""
-        if self._ending:  # it was accepted just before the listener was closed
-            return False
-        if self._connections.full and not self._evict():
-            if self.rejected_connections % _TELL_EVERY == 0:
-                _LOG.warning("a connection was closed at once: %d others are in use", self._connections.limit)
-            self.rejected_connections += 1
-            return False
-        self._connections.add(connection)
-        if self.load.full:
-            connection.pause(PAUSED_BY_LOAD)
-        return True
+        """Whether the connection, whose transport is there now, was not given up meanwhile."""
+        return not self._ending and connection in self._connections
 
     def active(self, connection: NativeConnection) -> None:
         """``connection`` is in use."""
@@ -146,6 +133,32 @@ class NativeServer:
         self.fences.forget(connection)
         if not self._connections and self._closing:
             self._all_left.set()
+
+    def _came(self, newcomer: Newcomer) -> bool:
+        if not self._has_room():
+            return False
+        self._connections.add_newcomer(newcomer)
+        return True
+
+    def _spoke(self, newcomer: Newcomer) -> None:
+        connection = NativeConnection(self)
+        self._connections.remove(newcomer)
+        self._connections.add(connection)
+        if self.load.full:
+            connection.pause(PAUSED_BY_LOAD)
+        loop = asyncio.get_running_loop()
+        joining = loop.create_task(loop.connect_accepted_socket(lambda: connection, newcomer.socket))
+        self._joining.add(joining)
+        joining.add_done_callback(self._joining.discard)
+
+    def _has_room(self) -> bool:
+        """Whether one more connection may be taken, if need be in the place of an idle one."""
+        if not self._connections.full or self._evict():
+            return True
+        if self.rejected_connections % _TELL_EVERY == 0:
+            _LOG.warning("a connection was closed at once: %d others are in use", self._connections.limit)
+        self.rejected_connections += 1
+        return False
 
     def _evict(self) -> bool:
         """Close the idlest connection, if one is idle."""
