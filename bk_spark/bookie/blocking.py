@@ -19,6 +19,7 @@ from bk_spark.bookie.metadata.ledger_store import CreateWith
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.placement.registry import RegisteredBookie
 from bk_spark.bookie.reading.range_windows import EntryRange, EntryRanges
+from bk_spark.bookie.same_docs import documented_as
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookKeeperError
@@ -30,9 +31,26 @@ _T = TypeVar("_T")
 
 
 class BlockingClient:
-    """A started client. Methods as in :class:`bk_spark.bookie.client.Client`; thread-safe.
+    """The client of one cluster, for callers that block. It creates, reads, recovers and deletes ledgers.
 
-    Use as a context manager, or call :meth:`close`. Not usable in a process forked from its creator's.
+    It runs a :class:`Client` on a thread of its own, and is connected when it is made. Use it as a context manager, or
+    call :meth:`close`. It is thread-safe. A process that was forked from its creator's must make another one.
+
+    Parameters
+    ----------
+    metadata_service_uri
+        Where the cluster's metadata are, such as ``zk://host1:2181;host2:2181/ledgers``.
+    config
+        Limits and timeouts. Default: ``ClientConfig()``.
+    zookeeper
+        A session with ZooKeeper to share. The client does not close it. By default the client has a session of its own.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the URI is malformed.
+    MetadataUnavailableError
+        If ZooKeeper does not answer within ``connect_timeout_ms``.
     """
 
     def __init__(
@@ -47,7 +65,11 @@ class BlockingClient:
             raise
 
     def close(self) -> None:
-        """Let go of everything; safe to repeat. Calls under way in other threads raise LedgerClosedError."""
+        """Close all connections and end all handles. May be repeated.
+
+        Calls under way in other threads raise LedgerClosedError. A ledger whose writer was not closed stays open until
+        a client recovers it.
+        """
         try:
             self._thread.finish(self._client.close())
         finally:
@@ -68,17 +90,20 @@ class BlockingClient:
 
     @property
     def root(self) -> str:
-        """The cluster's root in ZooKeeper."""
+        """The root of the cluster's znodes."""
         return self._client.uri.root
 
     @property
     def config(self) -> ClientConfig:
+        """Limits and timeouts."""
         return self._client.config
 
     @property
+    @documented_as(Client.zookeeper)
     def zookeeper(self) -> ZooKeeper:
         return self._client.zookeeper
 
+    @documented_as(Client.create)
     def create(
         self,
         *,
@@ -101,6 +126,7 @@ class BlockingClient:
         )
         return BlockingWriter(self._thread, handle)
 
+    @documented_as(Client.create_adv)
     def create_adv(
         self,
         *,
@@ -125,41 +151,68 @@ class BlockingClient:
         )
         return BlockingAdvWriter(self._thread, handle)
 
+    @documented_as(Client.check_enough_bookies)
     def check_enough_bookies(self, quorum: Quorum) -> None:
         self._run(self._client.check_enough_bookies(quorum))
 
+    @documented_as(Client.open_for_reading)
     def open_for_reading(self, ledger_id: int, password: bytes = b"", *, read_lac: bool = True) -> BlockingReader:
         return BlockingReader(
             self._thread, self._run(self._client.open_for_reading(ledger_id, password, read_lac=read_lac))
         )
 
+    @documented_as(Client.read_series)
     def read_series(
         self, ranges: EntryRanges | Iterable[EntryRange], password: bytes = b""
     ) -> Generator[Payloads, None, None]:
         return iterate(self._thread, self._client.read_series(ranges, password))
 
+    @documented_as(Client.recover_and_open)
     def recover_and_open(self, ledger_id: int, password: bytes = b"") -> BlockingReader:
         return BlockingReader(self._thread, self._run(self._client.recover_and_open(ledger_id, password)))
 
     def recover_all(
         self, ledger_ids: Sequence[int], password: bytes = b"", *, timeout_s: float
     ) -> tuple[dict[int, BookKeeperError], list[int]]:
+        """Fence and close many ledgers, 16 at the same time. A ledger that does not exist counts as done.
+
+        Parameters
+        ----------
+        ledger_ids
+            The ledgers, in the order in which they are begun.
+        password
+            The password of all these ledgers.
+        timeout_s
+            Stop after so many seconds.
+
+        Returns
+        -------
+        failed : dict of int to BookKeeperError
+            The ledgers that failed, and why.
+        left : list of int
+            The ledgers that were not done in time.
+        """
         return self._run(self._client.recover_all(ledger_ids, password, timeout_s=timeout_s))
 
+    @documented_as(Client.delete)
     def delete(self, ledger_id: int) -> None:
         self._run(self._client.delete(ledger_id))
 
+    @documented_as(Client.list_ledgers)
     def list_ledgers(self) -> Iterator[int]:
         batches = self._client.ledger_batches()
         while (batch := self._run(_next(batches))) is not None:
             yield from batch
 
+    @documented_as(Client.bookies)
     def bookies(self) -> tuple[RegisteredBookie, ...]:
         return self._run(self._client.bookies())
 
+    @documented_as(Client.disk_space)
     def disk_space(self, timeout_ms: int = 5_000) -> dict[str, BookieInfo | BookKeeperError]:
         return self._run(self._client.disk_space(timeout_ms))
 
+    @documented_as(Client.metadata)
     def metadata(self, ledger_id: int) -> LedgerMetadata:
         return self._run(self._client.metadata(ledger_id))
 

@@ -41,9 +41,23 @@ DEFAULT_QUORUM = Quorum(3, 3, 2)
 
 
 class Client:
-    """Creates, reads, recovers and deletes ledgers. Use from one event loop, as ``async with``.
+    """The asyncio client of one cluster. It creates, reads, recovers and deletes ledgers.
 
-    With ``zookeeper`` the client shares that session and does not close it.
+    Use it from one event loop, as ``async with``, or call :meth:`start` and :meth:`close`.
+
+    Parameters
+    ----------
+    metadata_service_uri
+        Where the cluster's metadata are, such as ``zk://host1:2181;host2:2181/ledgers``.
+    config
+        Limits and timeouts. Default: ``ClientConfig()``.
+    zookeeper
+        A session with ZooKeeper to share. The client does not close it. By default the client has a session of its own.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the URI is malformed.
     """
 
     def __init__(
@@ -63,7 +77,13 @@ class Client:
         self._read_handles = ReadHandles(self._open_known)
 
     async def start(self) -> None:
-        """Connect to ZooKeeper. Raises MetadataUnavailableError."""
+        """Connect to ZooKeeper. Connections to bookies are made when they are needed.
+
+        Raises
+        ------
+        MetadataUnavailableError
+            If ZooKeeper does not answer within ``connect_timeout_ms``.
+        """
         connecting = asyncio.ensure_future(asyncio.to_thread(self._connect))
         try:
             await asyncio.shield(connecting)
@@ -96,7 +116,10 @@ class Client:
         self._read_access = ReadAccess.of(self._services, self._pool, self._pool_v3, self.config)
 
     async def close(self) -> None:
-        """Let go of everything. Handles not closed stay open ledgers, for somebody to recover."""
+        """Close all connections and end all handles. May be repeated.
+
+        A ledger whose writer was not closed stays open until a client recovers it.
+        """
         for handle in list(self._handles):
             await handle.abandon()
         self._handles.clear()
@@ -119,7 +142,7 @@ class Client:
 
     @property
     def zookeeper(self) -> ZooKeeper:
-        """The client's ZooKeeper session."""
+        """The client's session with ZooKeeper."""
         assert self._zookeeper is not None, "the client is not started"
         return self._zookeeper
 
@@ -133,10 +156,35 @@ class Client:
         create_with: CreateWith | None = None,
         deferred_sync: bool = False,
     ) -> WriteHandle:
-        """A new, empty ledger, open for writing. ``create_with(ledger id)`` gives operations for the
-        transaction that creates it. With ``deferred_sync`` entries are confirmed by ``force`` only.
+        """Create an empty ledger and open it for writing.
 
-        Raises NotEnoughBookiesError, MetadataUnavailableError.
+        Parameters
+        ----------
+        quorum
+            Ensemble size, write quorum and ack quorum.
+        digest_type
+            The checksum of each entry.
+        password
+            The password of the ledger.
+        custom_metadata
+            Names and values to keep in the ledger's metadata.
+        create_with
+            Called with the new ledger's id. Returns further operations for the ZooKeeper transaction that creates the
+            ledger.
+        deferred_sync
+            Let bookies acknowledge entries before they sync them. Entries are confirmed only by ``force`` or ``close``.
+
+        Returns
+        -------
+        WriteHandle or BlockingWriter
+            The writer of the new ledger. The cluster chooses the ledger's id and the ids of its entries.
+
+        Raises
+        ------
+        NotEnoughBookiesError
+            If fewer bookies are writable than the ensemble needs.
+        MetadataUnavailableError
+            If ZooKeeper does not answer.
         """
         return await self._create(
             quorum, digest_type, password, custom_metadata, create_with, deferred_sync=deferred_sync
@@ -153,14 +201,45 @@ class Client:
         deferred_sync: bool = False,
         ledger_id: int | None = None,
     ) -> AdvWriteHandle:
-        """As :meth:`create`, and the caller chooses the entries' ids; with ``ledger_id`` the ledger's, too.
+        """Create an empty ledger whose entry ids the caller chooses.
 
-        Use a ledger id once. Bookies know a ledger by its id and password, and hold a deleted one until they collect it
-        (``gcWaitTime``, later where a bookie is down). Until then the old entries lie behind the new ones: a recovery
-        returns them as if they had been written to the new ledger. Apache's bookies do no better. An id that must be
-        used again wants another password: bookies refuse it (UnauthorizedError) as long as they hold the old ledger.
+        Use a ledger id once. Bookies identify a ledger by its id and its password, and keep the entries of a deleted
+        ledger until garbage collection (``gcWaitTime``, longer while a bookie is down). Until then the old entries lie
+        behind the new ones, and a recovery returns them as if they had been written to the new ledger. Apache's bookies
+        do the same. If an id must be used again, use another password: bookies refuse it as long as they hold the old
+        ledger.
 
-        Raises LedgerExistsError where ``ledger_id`` is taken.
+        Parameters
+        ----------
+        quorum
+            Ensemble size, write quorum and ack quorum.
+        digest_type
+            The checksum of each entry.
+        password
+            The password of the ledger.
+        custom_metadata
+            Names and values to keep in the ledger's metadata.
+        create_with
+            Called with the new ledger's id. Returns further operations for the ZooKeeper transaction that creates the
+            ledger.
+        deferred_sync
+            Let bookies acknowledge entries before they sync them. Entries are confirmed only by ``force`` or ``close``.
+        ledger_id
+            The id of the new ledger. By default the cluster chooses it.
+
+        Returns
+        -------
+        AdvWriteHandle or BlockingAdvWriter
+            The writer of the new ledger.
+
+        Raises
+        ------
+        LedgerExistsError
+            If a ledger with the id ``ledger_id`` exists.
+        NotEnoughBookiesError
+            If fewer bookies are writable than the ensemble needs.
+        MetadataUnavailableError
+            If ZooKeeper does not answer.
         """
         handle = await self._create(
             quorum, digest_type, password, custom_metadata, create_with, ledger_id, deferred_sync=deferred_sync
@@ -208,15 +287,46 @@ class Client:
         return handle
 
     async def check_enough_bookies(self, quorum: Quorum) -> None:
-        """Raises NotEnoughBookiesError where no ensemble could be had now."""
+        """Check that a ledger could be created now.
+
+        Parameters
+        ----------
+        quorum
+            Ensemble size, write quorum and ack quorum of the ledger.
+
+        Raises
+        ------
+        NotEnoughBookiesError
+            If fewer bookies are writable than the ensemble needs.
+        """
         await self._started()[0].choose_ensemble(quorum)
 
     async def open_for_reading(self, ledger_id: int, password: bytes = b"", *, read_lac: bool = True) -> ReadHandle:
-        """Open without fencing: a ledger that is still written goes on, and is readable up to its LAC.
+        """Open a ledger without fencing it. A writer of the ledger goes on.
 
-        Without ``read_lac`` no bookie is asked; entries known to exist can then be read.
+        Parameters
+        ----------
+        ledger_id
+            The ledger to read.
+        password
+            The password of the ledger.
+        read_lac
+            Ask bookies for the last add confirmed of an open ledger. If false, no bookie is asked, and only entries
+            that are known to exist can be read.
 
-        Raises NoSuchLedgerError, UnauthorizedError, EntryUnknownError.
+        Returns
+        -------
+        ReadHandle or BlockingReader
+            A reader of the ledger up to its last add confirmed.
+
+        Raises
+        ------
+        NoSuchLedgerError
+            If there is no such ledger.
+        UnauthorizedError
+            If the password is wrong.
+        EntryUnknownError
+            If the ledger is open and too few of its bookies answer.
         """
         metadata = (await self._started()[0].read(ledger_id)).metadata
         handle = self._reader(ledger_id, metadata, password)
@@ -227,15 +337,59 @@ class Client:
     def read_series(
         self, ranges: EntryRanges | Iterable[EntryRange], password: bytes = b""
     ) -> AsyncGenerator[Payloads, None]:
-        """Entries of ranges of ledgers, one after the other; see
-        :meth:`bk_spark.bookie.reading.range_series.RangeSeries.payloads`."""
+        """Read ranges of several ledgers, one after the other. The next ranges are read ahead.
+
+        Parameters
+        ----------
+        ranges
+            The ranges, in order. Their entries must be known to exist.
+        password
+            The password of all these ledgers.
+
+        Returns
+        -------
+        iterator of Payloads
+            The payloads of all entries in order, in batches of any size.
+
+        Raises
+        ------
+        NoSuchLedgerError
+            If a ledger is gone.
+        NoSuchEntryError
+            If an entry does not exist.
+        UnauthorizedError
+            If the password is wrong.
+        EntryUnknownError
+            If no replica could give an entry.
+        """
         columns = ranges if isinstance(ranges, EntryRanges) else EntryRanges.of(ranges)
         return RangeSeries(self._read_handles, columns, password).payloads()
 
     async def recover_and_open(self, ledger_id: int, password: bytes = b"") -> ReadHandle:
-        """Fence the ledger so that no writer can go on, close it at its last entry, open it for reading.
+        """Fence a ledger, close it at its last entry, and open it for reading. A writer of the ledger is ended.
 
-        Raises NoSuchLedgerError, UnauthorizedError, EntryUnknownError, NotEnoughBookiesError.
+        Parameters
+        ----------
+        ledger_id
+            The ledger to recover. A closed ledger is only opened.
+        password
+            The password of the ledger.
+
+        Returns
+        -------
+        ReadHandle or BlockingReader
+            A reader of the closed ledger.
+
+        Raises
+        ------
+        NoSuchLedgerError
+            If there is no such ledger.
+        UnauthorizedError
+            If the password is wrong.
+        EntryUnknownError
+            If too few of its bookies answer.
+        NotEnoughBookiesError
+            If entries must be copied and fewer bookies are writable than the ensemble needs.
         """
         services, _ = self._started()
         metadata = (await services.read_latest(ledger_id)).metadata
@@ -251,8 +405,26 @@ class Client:
     async def recover_all(
         self, ledger_ids: Sequence[int], password: bytes = b"", *, timeout_s: float, at_once: int = 16
     ) -> tuple[dict[int, BookKeeperError], list[int]]:
-        """Fence and close many ledgers, so many ``at_once``, in their order. Returns what failed and why, and what was
-        not done within ``timeout_s``. A ledger that does not exist any more is done."""
+        """Fence and close many ledgers. A ledger that does not exist counts as done.
+
+        Parameters
+        ----------
+        ledger_ids
+            The ledgers, in the order in which they are begun.
+        password
+            The password of all these ledgers.
+        timeout_s
+            Stop after so many seconds.
+        at_once
+            How many ledgers are recovered at the same time.
+
+        Returns
+        -------
+        failed : dict of int to BookKeeperError
+            The ledgers that failed, and why.
+        left : list of int
+            The ledgers that were not done in time.
+        """
         left = dict.fromkeys(ledger_ids)
         failed: dict[int, BookKeeperError] = {}
         waiting = iter(ledger_ids)
@@ -281,32 +453,104 @@ class Client:
         return failed, list(left)
 
     async def delete(self, ledger_id: int) -> None:
-        """Delete the ledger's metadata; bookies collect its entries later. Deleting twice is no error."""
+        """Delete a ledger. Bookies reclaim its space later.
+
+        Parameters
+        ----------
+        ledger_id
+            The ledger to delete. It is no error if there is none.
+
+        Raises
+        ------
+        MetadataUnavailableError
+            If ZooKeeper does not answer.
+        """
         await self._started()[0].delete(ledger_id)
 
     async def list_ledgers(self) -> AsyncIterator[int]:
-        """Ids of all ledgers, ascending. What is created or deleted meanwhile may be among them or not."""
+        """List all ledgers. Ledgers that are created or deleted meanwhile may or may not be listed.
+
+        Yields
+        ------
+        int
+            The ledgers' ids, ascending.
+
+        Raises
+        ------
+        MetadataUnavailableError
+            If ZooKeeper does not answer.
+        """
         async for batch in self.ledger_batches():
             for ledger_id in batch:
                 yield ledger_id
 
     def ledger_batches(self) -> AsyncIterator[list[int]]:
-        """The same in lists, of at most 10,000 but for the flat ledger manager; some may be empty."""
+        """List all ledgers as :meth:`list_ledgers` does, in batches.
+
+        Returns
+        -------
+        iterator of list of int
+            Ids, ascending. A batch holds at most 10,000, except with the flat ledger manager. Batches may be empty.
+        """
         return self._started()[0].ledger_batches()
 
     async def bookies(self) -> tuple[RegisteredBookie, ...]:
-        """All bookies that are registered, by id."""
+        """List all registered bookies.
+
+        Returns
+        -------
+        tuple of BookieRegistration
+            The bookies by id, writable and read-only.
+
+        Raises
+        ------
+        MetadataUnavailableError
+            If ZooKeeper does not answer.
+        """
         return await self._started()[0].bookies()
 
     async def disk_space(self, timeout_ms: int = 5_000) -> dict[str, BookieInfo | BookKeeperError]:
-        """Sizes of the disks of all registered bookies, by id; of one that does not answer, why. Raises
-        MetadataUnavailableError."""
+        """Ask all registered bookies for the sizes of their disks.
+
+        Parameters
+        ----------
+        timeout_ms
+            How long to wait for each bookie, in milliseconds.
+
+        Returns
+        -------
+        dict of str to BookieInfo or BookKeeperError
+            By bookie id: total and free bytes, or the error of a bookie that did not answer.
+
+        Raises
+        ------
+        MetadataUnavailableError
+            If ZooKeeper does not answer.
+        """
         bookies = [bookie.bookie_id for bookie in await self.bookies()]
         assert self._pool_v3 is not None, "the client is not started"
         return await disk_space(bookies, self._pool_v3, timeout_ms)
 
     async def metadata(self, ledger_id: int) -> LedgerMetadata:
-        """The ledger's metadata as ZooKeeper has it. Raises NoSuchLedgerError."""
+        """Read a ledger's metadata from ZooKeeper.
+
+        Parameters
+        ----------
+        ledger_id
+            The ledger.
+
+        Returns
+        -------
+        LedgerMetadata
+            State, quorum, fragments and the rest. No password is needed.
+
+        Raises
+        ------
+        NoSuchLedgerError
+            If there is no such ledger.
+        MetadataUnavailableError
+            If ZooKeeper does not answer.
+        """
         return (await self._started()[0].read_latest(ledger_id)).metadata
 
     async def _open_known(self, ledger_id: int, password: bytes) -> ReadHandle:
