@@ -14,10 +14,10 @@ from typing import Any, Final, NoReturn
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.passwords import password_in
-from bk_spark.datasource.options.values import WrongValueError
 from bk_spark.log.log import Log
 from bk_spark.log.store import LogStore
 from bk_spark.protocol.errors import UnauthorizedError
+from bk_spark.settings.kinds import Kind, WrongValueError
 
 _MAX_OFFSET: Final = (1 << 63) - 1
 
@@ -42,12 +42,12 @@ class OneLineParser(argparse.ArgumentParser):
 Run = Callable[[BlockingClient, argparse.Namespace], ExitStatus]
 
 
-def argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """``parse`` of an option of the data source, as type of an argument."""
+def argument(kind: Kind) -> Callable[[str], Any]:
+    """A kind of setting as the type of an argument."""
 
     def parsed(value: str) -> Any:
         try:
-            return parse(value)
+            return kind.parse(value)
         except WrongValueError as error:
             raise argparse.ArgumentTypeError(f"{value!r} {error}") from None
 

@@ -21,12 +21,12 @@ from bk_spark.bkctl.consent import Dropped
 from bk_spark.bkctl.log_show import policy_record
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.client import DEFAULT_QUORUM
-from bk_spark.datasource.options.values import duration, size
 from bk_spark.log.formats.settings import EntryFormat, LogSettings
 from bk_spark.log.store import LogStore
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import UnauthorizedError
 from bk_spark.protocol.quorum import Quorum
+from bk_spark.settings.kinds import Kind, duration, size
 
 _MAX: Final = (1 << 63) - 1
 
@@ -91,8 +91,8 @@ def add_commands(log: Any) -> None:
     delete.set_defaults(run=_delete)
 
 
-def _or_all(parse: Any) -> Any:
-    parsed = argument(parse)
+def _or_all(kind: Kind) -> Any:
+    parsed = argument(kind)
     return lambda value: 0 if value == "all" else parsed(value)
 
 

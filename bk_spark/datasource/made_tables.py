@@ -12,7 +12,7 @@ from typing import Final
 
 from pyspark import TaskContext
 
-from bk_spark.datasource.options.options import TABLES_REMEDY
+from bk_spark.datasource.options.parse import TABLES_REMEDY
 from bk_spark.protocol.errors import InvalidArgumentError
 
 _EXECUTION_ID: Final = "spark.sql.execution.id"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class BookKeeperDataSource(DataSource):
     """Logs and ledgers of Apache BookKeeper as DataFrames.
 
-    Options are those of :data:`bk_spark.datasource.options.table.OPTIONS`. The constructor touches no network:
+    Options are those of :data:`bk_spark.datasource.options.options.OPTIONS`. The constructor touches no network:
     Spark makes these objects often and in several processes.
 
     Examples
@@ -91,6 +91,6 @@ class BookKeeperDataSource(DataSource):
         return writer
 
     def _parsed(self, *, writing: bool, streaming: bool | None = False) -> SourceOptions:
-        from bk_spark.datasource.options.options import parse_options
+        from bk_spark.datasource.options.parse import parse_options
 
         return parse_options(self.options, writing=writing, streaming=streaming)

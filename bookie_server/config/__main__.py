@@ -1,5 +1,5 @@
 """``python -m bookie_server.config`` prints docs/bookie-config.md."""
 
-from bookie_server.config.config import reference
+from bookie_server.config.page import reference
 
 print(reference(), end="")

@@ -134,7 +134,7 @@ def test_no_cluster(tmp_path: Path, zk_only: LocalCluster) -> None:
 
 def test_a_wrong_value(bookie: BookieProcess) -> None:
     bookie.settings["journalMaxSizeMB"] = "big"
-    refused(bookie, 1, "journalMaxSizeMB must be a whole number, not 'big'")
+    refused(bookie, 1, "journalMaxSizeMB: 'big' must be a whole number from 1 to 1048576")
 
 
 def test_a_directory_of_another_bookie(bookie: BookieProcess, zookeeper: ZooKeeper, ledgers_root: str) -> None:

@@ -215,7 +215,7 @@ def test_a_job_that_ends_right_after_its_commit_has_looked_after_the_log(
     script = f"""
 import os
 from bk_spark.datasource.connections import LogPlace, log_at
-from bk_spark.datasource.options.options import parse_options
+from bk_spark.datasource.options.parse import parse_options
 from bk_spark.datasource.write_task import commit_batch
 from bk_spark.log.formats.message import CommitMessage, CommitRequest
 place = LogPlace({metadata_service_uri!r}, {LogStore.of(client).root!r}, {log.name!r}, {log.log_id!r})

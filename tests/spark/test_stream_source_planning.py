@@ -16,7 +16,7 @@ from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.datasource.entries.schemas import RAW_SCHEMA
 from bk_spark.datasource.entries.split_rows import Split
-from bk_spark.datasource.options.options import parse_options
+from bk_spark.datasource.options.parse import parse_options
 from bk_spark.datasource.stream.reader import StreamReader
 from bk_spark.datasource.stream.sources import FollowedLog
 from bk_spark.log import EntryFormat, Log, LogSettings, LogStore

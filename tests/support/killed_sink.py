@@ -11,7 +11,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from bk_spark.datasource.options.options import SourceOptions, parse_options
+from bk_spark.datasource.options.options import SourceOptions
+from bk_spark.datasource.options.parse import parse_options
 from bk_spark.datasource.source import BookKeeperDataSource
 from bk_spark.datasource.stream.writer import StreamWriter
 

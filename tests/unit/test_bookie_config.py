@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from bk_spark.protocol.errors import InvalidArgumentError
-from bookie_server.config.config import SUPPORTED_KEYS, BookieConfig, load_config, reference
+from bookie_server.config.config import SETTINGS, SUPPORTED_KEYS, BookieConfig
 from bookie_server.config.config_keys import KNOWN_KEYS
+from bookie_server.config.load import load_config
+from bookie_server.config.page import reference
 
 _LEAST = """
 metadataServiceUri=zk+hierarchical://localhost:2181/ledgers
@@ -120,22 +122,22 @@ def test_a_journal_shared_with_ledgers_through_a_link_is_seen(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("bookiePort=http", "bookiePort must be a whole number, not 'http'"),
-        ("bookiePort=70000", "bookiePort is 70000; it must lie between 1 and 65535"),
-        ("journalSyncData=yes", "journalSyncData must be true or false"),
+        ("bookiePort=http", "bookiePort: 'http' must be a whole number from 1 to 65535"),
+        ("bookiePort=70000", "bookiePort: '70000' must be a whole number from 1 to 65535"),
+        ("journalSyncData=yes", "journalSyncData: 'yes' must be true or false"),
         ("journalWriteData=false", "journalWriteData must be true"),
         ("journalFormatVersionToWrite=5", "journalFormatVersionToWrite must be 6"),
         ("pageSize=4096", "pageSize must be 8192"),
-        ("logSizeLimit=2147483648", "logSizeLimit is 2147483648"),
-        ("ledgerDirectories=/a,/b/../a", "ledgerDirectories names the directory /a twice"),
-        ("ledgerDirectories=,", "ledgerDirectories names no directory"),
+        ("logSizeLimit=2147483648", "logSizeLimit: '2147483648' must be a whole number from 65536 to 1073741824"),
+        ("ledgerDirectories=/a,/b/../a", "ledgerDirectories: '/a,/b/../a' names the directory /a twice"),
+        ("ledgerDirectories=,", "ledgerDirectories: ',' names no directory"),
         (
             "journalDirectories=/a,/tmp/bk-data",
             "journalDirectories and ledgerDirectories or indexDirectories both",
         ),
         ("diskUsageThreshold=1.0", "diskUsageThreshold is 1.0; it must be more than 0 and less than 1"),
-        ("diskUsageThreshold=full", "diskUsageThreshold must be a number, not 'full'"),
-        ("diskUsageThreshold=nan", "diskUsageThreshold is nan; it must lie between 0 and 1"),
+        ("diskUsageThreshold=full", "diskUsageThreshold: 'full' must be a number from 0 to 1"),
+        ("diskUsageThreshold=nan", "diskUsageThreshold: 'nan' must be a number from 0 to 1"),
         ("diskUsageLwmThreshold=0.96", "diskUsageLwmThreshold is 0.96, more than diskUsageThreshold, 0.95"),
         ("diskUsageWarnThreshold=0.96", "diskUsageWarnThreshold is 0.96, more than diskUsageThreshold, 0.95"),
         (
@@ -145,7 +147,7 @@ def test_a_journal_shared_with_ledgers_through_a_link_is_seen(tmp_path: Path) ->
         ("majorCompactionInterval=60", "majorCompactionInterval is 60 s; it must not be shorter than gcWaitTime"),
         ("minorCompactionThreshold=0.8", "minorCompactionThreshold must be smaller than majorCompactionThreshold"),
         ("majorCompactionInterval=3600", "minorCompactionInterval must be smaller than majorCompactionInterval"),
-        ("majorCompactionThreshold=1.5", "majorCompactionThreshold is 1.5; it must lie between 0 and 1"),
+        ("majorCompactionThreshold=1.5", "majorCompactionThreshold: '1.5' must be a number from 0 to 1"),
         ("bookieId=ReadOnly", "bookieId 'ReadOnly' is not a bookie id"),
         ("bookieId=a b", "bookieId 'a b' is not a bookie id"),
         ("allowLoopback=false", "advertisedAddress '127.0.0.1' is a loopback address"),
@@ -187,10 +189,7 @@ def test_a_guarantee_that_cannot_be_given_up_is_a_warning(tmp_path: Path) -> Non
 
 
 def test_every_setting_has_a_key_that_no_other_has() -> None:
-    names = [
-        name for f in fields(BookieConfig) if f.metadata for name in (f.metadata["name"], f.metadata["other_name"])
-    ]
-    names = [name for name in names if name]
+    names = [name for one in SETTINGS.values() for name in (one.name, one.other_name) if name]
     assert len(names) == len(set(names))
     without = [f.name for f in fields(BookieConfig) if not f.metadata]
     assert without == ["metadata_service_uri", "bookie_id", "advertised_host", "listen_host"]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from bk_spark.datasource.options.foreign import OURS
-from bk_spark.datasource.options.options import SourceOptions, parse_options
+from bk_spark.datasource.options.options import OPTIONS, Option, SourceOptions, Use
 from bk_spark.datasource.options.page import reference
-from bk_spark.datasource.options.table import OPTIONS, Option, Use
+from bk_spark.datasource.options.parse import parse_options
 from bk_spark.datasource.options.values import Edge
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.protocol.codes import DigestType
@@ -45,14 +45,14 @@ def _refused_write(**options: str) -> str:
 
 
 def test_the_table_is_sound() -> None:
-    names = [option.name.lower() for option in OPTIONS]
+    names = [option.name.lower() for option in OPTIONS.values()]
     assert len(set(names)) == len(names)
-    for option in OPTIONS:
+    for option in OPTIONS.values():
         assert option.uses, option.name
         assert option.doc.endswith("."), option.name
 
 
-@pytest.mark.parametrize("option", [o for o in OPTIONS if o.default is not None], ids=lambda o: str(o.name))
+@pytest.mark.parametrize("option", [o for o in OPTIONS.values() if o.default is not None], ids=lambda o: str(o.name))
 def test_a_default_is_one_that_its_own_parser_takes(option: Option) -> None:
     assert option.default is not None
     option.parse(option.default)
@@ -61,7 +61,7 @@ def test_a_default_is_one_that_its_own_parser_takes(option: Option) -> None:
 def test_the_reference_is_what_the_table_says() -> None:
     page = Path(__file__).parents[2] / "docs" / "options.md"
     assert page.read_text() == reference(), "run python -m bk_spark.datasource.options.page > docs/options.md"
-    for option in OPTIONS:
+    for option in OPTIONS.values():
         assert reference().count(f"| `{option.name}` |") == 1
 
 
@@ -137,7 +137,7 @@ def test_an_unknown_option_names_the_nearest(wrong: str, right: str) -> None:
 
 def test_an_option_like_no_other_gets_the_whole_list() -> None:
     text = _refused_read(zzzzz="1")
-    for option in OPTIONS:
+    for option in OPTIONS.values():
         assert option.name in text
 
 
@@ -169,7 +169,7 @@ def _given(option: Option) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("use", _KINDS, ids=lambda use: str(use.name))
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda o: str(o.name))
+@pytest.mark.parametrize("option", OPTIONS.values(), ids=lambda o: str(o.name))
 def test_options_are_taken_where_they_are_of_use(option: Option, use: Use) -> None:
     writing, streaming = _KINDS[use]
     given = _given(option)
@@ -188,7 +188,7 @@ def test_options_are_taken_where_they_are_of_use(option: Option, use: Use) -> No
     )
 
 
-@pytest.mark.parametrize("option", [o for o in OPTIONS if o.uses & Use.READ], ids=lambda o: str(o.name))
+@pytest.mark.parametrize("option", [o for o in OPTIONS.values() if o.uses & Use.READ], ids=lambda o: str(o.name))
 def test_before_it_is_known_whether_a_read_streams_options_of_both_pass(option: Option) -> None:
     parse_options(_given(option), writing=False, streaming=None)
 
@@ -196,18 +196,18 @@ def test_before_it_is_known_whether_a_read_streams_options_of_both_pass(option: 
 @pytest.mark.parametrize(
     ("name", "value", "remedy"),
     [
-        ("ensembleSize", "three", "must be a whole number"),
-        ("ensembleSize", "0", "must be within 1 and 64"),
-        ("txnVersion", "-1", "must be within 0 and"),
+        ("ensembleSize", "three", "must be a whole number from 1 to 64"),
+        ("ensembleSize", "0", "must be a whole number from 1 to 64"),
+        ("txnVersion", "-1", "must be a whole number from 0 to 2⁶³ - 1"),
         ("entryBytes", "1q", "must be a number of bytes, or one with k, m or g"),
-        ("entryBytes", "10", "must be within 1024 and 67108864 bytes"),
+        ("entryBytes", "10", "must be from 1024 to 67108864 bytes"),
         ("digestType", "CRC", "must be one of CRC32C, CRC32, HMAC, DUMMY; did you mean CRC32"),
         ("compression", "gzip", "must be one of none, lz4, zstd"),
         ("entryFormat", "arow", "did you mean arrow?"),
         ("log", "", "is empty"),
         ("passwordFile", "", "is empty"),
         ("ledgerRollInterval", "60", "must be a number with a unit: ms, s, m, h or d"),
-        ("ledgerRollInterval", "0s", "must be within 1 and 31536000000 ms"),
+        ("ledgerRollInterval", "0s", "must be from 1 to 31536000000 ms"),
         ("ledgerRollInterval", "-1h", "must be a number with a unit"),
     ],
 )
@@ -342,7 +342,7 @@ class TestRanges:
             "must be milliseconds since 1970 (UTC), or a time such as",
         ),
         ({"startingTimestamp": "1969-12-31T23:59:59Z"}, "is before 1970"),
-        ({"maxRecordsPerPartition": "0"}, "must be within 1 and"),
+        ({"maxRecordsPerPartition": "0"}, "must be a whole number from 1 to"),
     ],
     ids=str,
 )
@@ -479,7 +479,7 @@ def test_options_of_kafka_name_their_counterpart(theirs: str, hint: str, writing
 
 
 def test_what_kafkas_options_are_told_to_be_exists() -> None:
-    names = {option.name for option in OPTIONS}
+    names = {option.name for option in OPTIONS.values()}
     told = {re.split(r"[ ,]", ours)[0] for ours in OURS.values()}
     assert told <= names
 

@@ -7,7 +7,8 @@ import logging
 
 import pytest
 
-from bk_spark.datasource.options.options import SourceOptions, parse_options
+from bk_spark.datasource.options.options import SourceOptions
+from bk_spark.datasource.options.parse import parse_options
 from bk_spark.datasource.options.positions import Bounds, batch_ranges, start_offsets
 from bk_spark.datasource.options.values import Edge
 from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError, LogRangeGoneError

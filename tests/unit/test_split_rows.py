@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from bk_spark.datasource.entries.split_rows import _Rows, _without_first_ledger, joined
-from bk_spark.datasource.options.options import parse_options
+from bk_spark.datasource.options.parse import parse_options
 from bk_spark.datasource.splits import Piece, Pieces
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.protocol.entries.payloads import Payloads

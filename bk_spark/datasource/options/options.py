@@ -1,93 +1,335 @@
-"""Options of one read or write, validated by the table of options."""
+"""The options of a read or write: one table, from which they are validated and the page of documentation is printed."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import enum
+from dataclasses import dataclass
 from typing import Any, Final
 
 from bk_spark.bookie.passwords import password_in
-from bk_spark.datasource.options.foreign import foreign_option
-from bk_spark.datasource.options.table import OPTIONS, Use
-from bk_spark.datasource.options.values import Edge, Positions, WrongValueError, did_you_mean
+from bk_spark.datasource.options.values import LEDGERS, NAMES, PATTERN, POSITIONS, TIMESTAMP, Positions
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.quorum import Quorum
+from bk_spark.settings.kinds import BOOLEAN, MAX_LONG, PASSWORD, TEXT, Kind, choice, duration, size, whole
+from bk_spark.settings.setting import Setting, declare, settings_of
 
-#: Options that Spark itself adds.
-_SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
-_QUORUM: Final = ("ensembleSize", "writeQuorumSize", "ackQuorumSize")
-#: A read names exactly one of these.
-_SOURCES: Final = ("log", "logs", "logPattern", "ledgerId", "ledgerIds")
-#: Two ways to say one thing: at most one of each pair.
-_EITHER: Final = (
-    ("password", "passwordFile"),
-    ("startingOffsets", "startingTimestamp"),
-    ("endingOffsets", "endingTimestamp"),
-)
-_BY_KEY: Final = {option.name.lower(): option for option in OPTIONS}
-_USE_NAMES: Final = {
-    Use.READ: "reading",
-    Use.WRITE: "writing",
-    Use.BATCH_READ: "batch reads",
-    Use.STREAM_READ: "streaming reads",
-    Use.BATCH_WRITE: "batch writes",
-    Use.STREAM_WRITE: "streaming writes",
-}
-#: Spark 4.2 and 4.3 hand no option of a table in the catalog to sources in Python.
-TABLES_REMEDY: Final = (
-    "In SQL: Spark does not keep the options of CREATE TABLE … USING bookkeeper. Give them with each use, SELECT … "
-    "FROM t WITH (metadataServiceUri = '…', log = '…') and INSERT INTO t WITH (…) …, or make a view, which keeps them: "
-    "CREATE TEMPORARY VIEW v USING bookkeeper OPTIONS (metadataServiceUri '…', log '…')"
-)
-#: Spark adds it to the options when a table is made.
-_OF_CREATE_TABLE: Final = "provider"
+_YEAR_MS: Final = 365 * 86_400_000
+
+
+class Use(enum.Flag):
+    """What Spark does with the data source."""
+
+    BATCH_READ = enum.auto()
+    STREAM_READ = enum.auto()
+    BATCH_WRITE = enum.auto()
+    STREAM_WRITE = enum.auto()
+    READ = BATCH_READ | STREAM_READ
+    WRITE = BATCH_WRITE | STREAM_WRITE
+    ALL = READ | WRITE
+
+
+class Group(enum.Enum):
+    """Chapters of the page of documentation."""
+
+    WHERE = "Where the data is"
+    SOURCE = "What is read"
+    RANGE = "Where a read starts and ends"
+    FORM = "Entry format"
+    TASKS = "Tasks of a read"
+    PACE = "Size of micro-batches"
+    NEW_LOG = "New logs"
+    WRITING = "Writing"
+
+
+@dataclass(frozen=True, slots=True)
+class Option(Setting):
+    """A setting, the uses in which it may be given, and its chapter."""
+
+    uses: Use = Use.ALL
+    group: Group = Group.WHERE
+
+
+def _option(
+    name: str,
+    default: str | None,
+    kind: Kind,
+    uses: Use,
+    group: Group,
+    doc: str,
+    secret: bool = False,
+) -> Any:
+    return declare(Option(name, default, kind, doc, secret=secret, uses=uses, group=group))
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """Validated options of one read or write; ``given`` holds the lower-cased names the user set.
+    """The validated options of one read or write.
 
-    What is of no use in this read or write has its default. Timestamps are milliseconds of Unix time.
+    Options that this read or write does not use have their defaults. Timestamps are milliseconds of Unix time.
+    ``given`` has the names that the user set, in lower case.
     """
 
-    metadata_service_uri: str
-    log_root: str
-    log: str | None
-    logs: tuple[str, ...] | None
-    log_pattern: str | None
-    ledger_id: int | None
-    ledger_ids: tuple[int, ...] | None
-    starting_offsets: Positions | None
-    starting_timestamp_ms: int | None
-    ending_offsets: Positions | None
-    ending_timestamp_ms: int | None
-    fail_on_data_loss: bool
-    push_down_filters: bool
-    entry_format: EntryFormat | None
-    include_metadata: bool
-    compression: str | None
-    entry_bytes: int
-    split_bytes: int
-    min_partitions: int
-    max_records_per_partition: int | None
-    max_entries_per_trigger: int | None
-    max_bytes_per_trigger: int | None
-    min_entries_per_trigger: int | None
-    max_trigger_delay_ms: int
-    quorum: Quorum
-    digest_type: DigestType
-    txn_app_id: str | None
-    txn_version: int | None
-    fence_tail: bool
-    skip_committed_batches: bool
-    ledger_roll_bytes: int
-    ledger_roll_interval_ms: int
     given: frozenset[str]
-    _password: str | None = field(repr=False)
-    _password_file: str | None
+    metadata_service_uri: str = _option(
+        "metadataServiceUri",
+        None,
+        TEXT,
+        Use.ALL,
+        Group.WHERE,
+        "Where the cluster is, in Apache's syntax: `zk+hierarchical://host:port;host:port/ledgers`. Required.",
+    )
+    log_root: str = _option(
+        "logRoot", "/bk_spark/logs", TEXT, Use.ALL, Group.WHERE, "ZooKeeper path under which logs are kept."
+    )
+    _password: str | None = _option(
+        "password", None, PASSWORD, Use.ALL, Group.WHERE, "Password of the ledgers.", secret=True
+    )
+    _password_file: str | None = _option(
+        "passwordFile",
+        None,
+        TEXT,
+        Use.ALL,
+        Group.WHERE,
+        "File that holds the password. The driver and the executors must be able to read it.",
+    )
+    log: str | None = _option(
+        "log",
+        None,
+        TEXT,
+        Use.ALL,
+        Group.SOURCE,
+        "Name of the log. Required for writes; a write creates the log if it does not exist.",
+    )
+    logs: tuple[str, ...] | None = _option(
+        "logs", None, NAMES, Use.READ, Group.SOURCE, "Names of several logs, separated by commas."
+    )
+    log_pattern: str | None = _option(
+        "logPattern",
+        None,
+        PATTERN,
+        Use.READ,
+        Group.SOURCE,
+        "All logs whose whole name matches this regular expression. A stream also reads logs that are created later.",
+    )
+    ledger_id: int | None = _option(
+        "ledgerId",
+        None,
+        whole(most=MAX_LONG),
+        Use.READ,
+        Group.SOURCE,
+        "Read this ledger instead of a log. Any program may have written it, or may still be writing it.",
+    )
+    ledger_ids: tuple[int, ...] | None = _option(
+        "ledgerIds", None, LEDGERS, Use.BATCH_READ, Group.SOURCE, "Ids of several such ledgers, separated by commas."
+    )
+    starting_offsets: Positions | None = _option(
+        "startingOffsets",
+        None,
+        POSITIONS,
+        Use.READ,
+        Group.RANGE,
+        '`earliest`, `latest` (streams only), or JSON with the first offset of each log: `{"events": 100}`. '
+        "-2 is the first offset of the log, -1 its end. For ledgers: entry ids by ledger id. "
+        "Default: `earliest` for a batch, `latest` for a stream. Ignored when a checkpoint exists.",
+    )
+    starting_timestamp_ms: int | None = _option(
+        "startingTimestamp",
+        None,
+        TIMESTAMP,
+        Use.READ,
+        Group.RANGE,
+        "Start at the first entry committed at this time or later. Milliseconds since 1970 (UTC), or ISO 8601 such as "
+        "`2026-01-31T12:00:00Z` (UTC if it names no zone). "
+        "Starts at the end if no such entry exists yet. Not for ledgers.",
+    )
+    ending_offsets: Positions | None = _option(
+        "endingOffsets",
+        None,
+        POSITIONS,
+        Use.BATCH_READ,
+        Group.RANGE,
+        "`latest`, or JSON with the end offset of each log. The end offset itself is not read. -1 is the end. "
+        "Default: `latest`, which is everything confirmed when the read is planned, also in an open tail.",
+    )
+    ending_timestamp_ms: int | None = _option(
+        "endingTimestamp",
+        None,
+        TIMESTAMP,
+        Use.BATCH_READ,
+        Group.RANGE,
+        "End before the first entry committed at this time or later. Same format as startingTimestamp. "
+        "Not for ledgers.",
+    )
+    fail_on_data_loss: bool = _option(
+        "failOnDataLoss",
+        "true",
+        BOOLEAN,
+        Use.READ,
+        Group.RANGE,
+        "Whether requested offsets that are no longer in the log are an error. "
+        "With `false` they are skipped, and a warning names them.",
+    )
+    push_down_filters: bool = _option(
+        "pushDownFilters",
+        "false",
+        BOOLEAN,
+        Use.BATCH_READ,
+        Group.RANGE,
+        "Use conditions on `offset`, `ledgerId` and `timestamp` to read less. Set it only if Spark's "
+        "`spark.sql.python.filterPushdown.enabled` is `true`; otherwise every read fails.",
+    )
+    entry_format: EntryFormat | None = _option(
+        "entryFormat",
+        None,
+        choice({one.value: one for one in (EntryFormat.RAW, EntryFormat.ARROW)}),
+        Use.ALL,
+        Group.FORM,
+        "`raw`: one row per entry. `arrow`: many rows per entry, as an Arrow IPC stream. "
+        "Default: what the log was created with; `raw` for new logs and for ledgers.",
+    )
+    include_metadata: bool = _option(
+        "includeMetadata",
+        "false",
+        BOOLEAN,
+        Use.READ,
+        Group.FORM,
+        "`arrow` only: add the columns log, offset, ledgerId, entryId and timestamp.",
+    )
+    compression: str | None = _option(
+        "compression",
+        "none",
+        choice({"none": None, "lz4": "lz4", "zstd": "zstd"}),
+        Use.WRITE,
+        Group.FORM,
+        "`arrow` only: compression of entries.",
+    )
+    entry_bytes: int = _option(
+        "entryBytes", "1m", size(1024, 2**26), Use.WRITE, Group.FORM, "`arrow` only: target size of an entry."
+    )
+    split_bytes: int = _option(
+        "splitBytes", "32m", size(1024, 2**40), Use.READ, Group.TASKS, "Approximate bytes of entries per task."
+    )
+    min_partitions: int = _option(
+        "minPartitions", "1", whole(1, 1_000_000), Use.READ, Group.TASKS, "Lower bound of the number of tasks."
+    )
+    max_records_per_partition: int | None = _option(
+        "maxRecordsPerPartition",
+        None,
+        whole(1, MAX_LONG),
+        Use.READ,
+        Group.TASKS,
+        "Upper bound of the rows of a task. Exact for `raw`. Approximate for `arrow`, and at least one entry.",
+    )
+    max_entries_per_trigger: int | None = _option(
+        "maxEntriesPerTrigger",
+        None,
+        whole(1, MAX_LONG),
+        Use.STREAM_READ,
+        Group.PACE,
+        "Upper bound of the entries in one micro-batch, over all logs.",
+    )
+    max_bytes_per_trigger: int | None = _option(
+        "maxBytesPerTrigger",
+        None,
+        size(1, 2**60),
+        Use.STREAM_READ,
+        Group.PACE,
+        "Approximate upper bound of the bytes of entries in one micro-batch; at least one entry.",
+    )
+    min_entries_per_trigger: int | None = _option(
+        "minEntriesPerTrigger",
+        None,
+        whole(1, MAX_LONG),
+        Use.STREAM_READ,
+        Group.PACE,
+        "Wait for this many entries before a micro-batch starts, but no longer than maxTriggerDelay.",
+    )
+    max_trigger_delay_ms: int = _option(
+        "maxTriggerDelay",
+        "15m",
+        duration(1, _YEAR_MS),
+        Use.STREAM_READ,
+        Group.PACE,
+        "The longest wait for minEntriesPerTrigger.",
+    )
+    ensemble_size: int = _option(
+        "ensembleSize", "3", whole(1, 64), Use.WRITE, Group.NEW_LOG, "Number of bookies that store a ledger."
+    )
+    write_quorum_size: int = _option(
+        "writeQuorumSize", "3", whole(1, 64), Use.WRITE, Group.NEW_LOG, "Number of bookies that store each entry."
+    )
+    ack_quorum_size: int = _option(
+        "ackQuorumSize",
+        "2",
+        whole(1, 64),
+        Use.WRITE,
+        Group.NEW_LOG,
+        "Number of bookies that must hold an entry durably before it counts as written.",
+    )
+    digest_type: DigestType = _option(
+        "digestType",
+        "CRC32C",
+        choice({one: DigestType[one] for one in ("CRC32C", "CRC32", "HMAC", "DUMMY")}),
+        Use.WRITE,
+        Group.NEW_LOG,
+        "Digest of entries.",
+    )
+    txn_app_id: str | None = _option(
+        "txnAppId",
+        None,
+        TEXT,
+        Use.WRITE,
+        Group.WRITING,
+        "Name under which a write takes effect once, however often it is repeated. A batch also needs txnVersion. "
+        "Default for a stream: the id of the query.",
+    )
+    txn_version: int | None = _option(
+        "txnVersion",
+        None,
+        whole(most=MAX_LONG),
+        Use.BATCH_WRITE,
+        Group.WRITING,
+        "Number of the write within txnAppId. Must increase.",
+    )
+    skip_committed_batches: bool = _option(
+        "skipCommittedBatches",
+        "false",
+        BOOLEAN,
+        Use.WRITE,
+        Group.WRITING,
+        "For a streaming query, or a write in its foreachBatch, whose checkpoint was set back. Batches that were "
+        "committed before are skipped, even if their rows differ now. Without it the query fails.",
+    )
+    fence_tail: bool = _option(
+        "fenceTail",
+        "false",
+        BOOLEAN,
+        Use.WRITE,
+        Group.WRITING,
+        "Take over an open tail instead of failing. Its writer cannot write any more.",
+    )
+    ledger_roll_bytes: int = _option(
+        "ledgerRollBytes",
+        "1g",
+        size(1024, 2**40),
+        Use.WRITE,
+        Group.WRITING,
+        "Roll to a new ledger after this many bytes.",
+    )
+    ledger_roll_interval_ms: int = _option(
+        "ledgerRollInterval",
+        "1h",
+        duration(1, _YEAR_MS),
+        Use.WRITE,
+        Group.WRITING,
+        "Roll to a new ledger after this long.",
+    )
+
+    @property
+    def quorum(self) -> Quorum:
+        """Quorum of a new log."""
+        return Quorum(self.ensemble_size, self.write_quorum_size, self.ack_quorum_size)
 
     @property
     def ledgers(self) -> tuple[int, ...] | None:
@@ -102,164 +344,5 @@ class SourceOptions:
         return password_in(self._password_file, "option passwordFile", remedy)
 
 
-def parse_options(raw: Mapping[str, str], *, writing: bool, streaming: bool | None = False) -> SourceOptions:
-    """Validate what a user gave. Raises InvalidArgumentError naming the option and the remedy.
-
-    ``streaming`` None: it is not known yet whether this is a batch or a stream, what is good for either passes.
-    """
-    _check_not_creating_table(raw)
-    use = _use(writing, streaming)
-    values: dict[str, Any] = {
-        option.name: None if option.default is None else option.parse(option.default) for option in OPTIONS
-    }
-    given = set()
-    for key, value in raw.items():
-        lowered = key.lower()
-        if lowered in _SPARKS_OWN:
-            continue
-        option = _BY_KEY.get(lowered)
-        if option is None:
-            raise InvalidArgumentError(_unknown(key))
-        if not option.uses & use:
-            here = "write" if writing else "read"
-            raise InvalidArgumentError(
-                f"option {option.name} is for {_USE_NAMES[option.uses]} only: leave it out of this "
-                f"{'streaming ' if streaming else ''}{here}"
-            )
-        try:
-            values[option.name] = option.parse(value)
-        except WrongValueError as wrong:
-            shown = "" if option.secret else f" {value!r}"
-            raise InvalidArgumentError(f"option {option.name}:{shown} {wrong}") from None
-        given.add(lowered)
-    _check_together(values, given, use)
-    return SourceOptions(
-        metadata_service_uri=values["metadataServiceUri"],
-        log_root=values["logRoot"],
-        log=values["log"],
-        logs=values["logs"],
-        log_pattern=values["logPattern"],
-        ledger_id=values["ledgerId"],
-        ledger_ids=values["ledgerIds"],
-        starting_offsets=values["startingOffsets"],
-        starting_timestamp_ms=values["startingTimestamp"],
-        ending_offsets=values["endingOffsets"],
-        ending_timestamp_ms=values["endingTimestamp"],
-        fail_on_data_loss=values["failOnDataLoss"],
-        push_down_filters=values["pushDownFilters"],
-        entry_format=EntryFormat(values["entryFormat"]) if values["entryFormat"] else None,
-        include_metadata=values["includeMetadata"],
-        compression=None if values["compression"] == "none" else values["compression"],
-        entry_bytes=values["entryBytes"],
-        split_bytes=values["splitBytes"],
-        min_partitions=values["minPartitions"],
-        max_records_per_partition=values["maxRecordsPerPartition"],
-        max_entries_per_trigger=values["maxEntriesPerTrigger"],
-        max_bytes_per_trigger=values["maxBytesPerTrigger"],
-        min_entries_per_trigger=values["minEntriesPerTrigger"],
-        max_trigger_delay_ms=values["maxTriggerDelay"],
-        quorum=_quorum(values, given),
-        digest_type=DigestType[values["digestType"]],
-        txn_app_id=values["txnAppId"],
-        txn_version=values["txnVersion"],
-        fence_tail=values["fenceTail"],
-        skip_committed_batches=values["skipCommittedBatches"],
-        ledger_roll_bytes=values["ledgerRollBytes"],
-        ledger_roll_interval_ms=values["ledgerRollInterval"],
-        given=frozenset(given),
-        _password=values["password"],
-        _password_file=values["passwordFile"],
-    )
-
-
-def _check_not_creating_table(raw: Mapping[str, str]) -> None:
-    if any(key.lower() == _OF_CREATE_TABLE for key in raw):
-        raise InvalidArgumentError(
-            "CREATE TABLE … USING bookkeeper makes a table only with its columns and without options, such as CREATE "
-            f"TABLE t (value BINARY) USING bookkeeper. {TABLES_REMEDY}"
-        )
-
-
-def _use(writing: bool, streaming: bool | None) -> Use:
-    uses = Use.WRITE if writing else Use.READ
-    if streaming is None:
-        return uses
-    return uses & (Use.STREAM_READ | Use.STREAM_WRITE if streaming else Use.BATCH_READ | Use.BATCH_WRITE)
-
-
-def _quorum(values: Mapping[str, Any], given: set[str]) -> Quorum:
-    try:
-        return Quorum(*(values[name] for name in _QUORUM))
-    except InvalidArgumentError as error:
-        # Each pair in which the first is to be the larger one and is not.
-        wrong = [pair for pair in itertools.combinations(_QUORUM, 2) if values[pair[0]] < values[pair[1]]]
-        own = [f"lower {low} or raise {high}" for high, low in wrong if {high.lower(), low.lower()} <= given]
-        defaults = [name for name in _QUORUM if name.lower() not in given and any(name in pair for pair in wrong)]
-        remedy = "; ".join(own) or f"set {' and '.join(defaults)} too, not given here"
-        raise InvalidArgumentError(f"{error.message.rpartition(': ')[0]}: {remedy}") from None
-
-
-def _check_together(values: Mapping[str, Any], given: set[str], use: Use) -> None:
-    if values["metadataServiceUri"] is None:
-        raise InvalidArgumentError(
-            "option metadataServiceUri is missing: say where the cluster is, for example "
-            '.option("metadataServiceUri", "zk://localhost:2181/ledgers")' + ("" if given else f". {TABLES_REMEDY}")
-        )
-    if use in Use.READ:
-        _check_source(values)
-    elif values["log"] is None:
-        raise InvalidArgumentError('option log is missing: name the log to write to, .option("log", "…")')
-    for one, other in _EITHER:
-        if values[one] is not None and values[other] is not None:
-            raise InvalidArgumentError(f"give one of the options {one} and {other}, not both")
-    if use is Use.BATCH_WRITE and (values["txnAppId"] is None) != (values["txnVersion"] is None):
-        raise InvalidArgumentError("options txnAppId and txnVersion go together: give both or neither")
-    least, most = values["minEntriesPerTrigger"], values["maxEntriesPerTrigger"]
-    if least is None and "maxtriggerdelay" in given:
-        raise InvalidArgumentError("option maxTriggerDelay is the longest wait for minEntriesPerTrigger: give both")
-    if least is not None and most is not None and least > most:
-        raise InvalidArgumentError(f"minEntriesPerTrigger, {least}, is more than maxEntriesPerTrigger, {most}")
-    if use is Use.BATCH_READ:
-        _check_batch_range(values)
-
-
-def _check_source(values: Mapping[str, Any]) -> None:
-    named = [name for name in _SOURCES if values[name] is not None]
-    if len(named) != 1:
-        found = f"{' and '.join(named)} are" if named else "none of them is"
-        raise InvalidArgumentError(
-            f'name what to read by one of the options {", ".join(_SOURCES)}, such as .option("log", "…"): {found} given'
-        )
-    if named[0].startswith("ledger"):
-        for name in ("startingTimestamp", "endingTimestamp"):
-            if values[name] is not None:
-                raise InvalidArgumentError(
-                    f"option {name} is for logs, which know when their entries were committed; {named[0]} names "
-                    f"ledgers, which do not: use {name.replace('Timestamp', 'Offsets')} with entry ids"
-                )
-
-
-def _check_batch_range(values: Mapping[str, Any]) -> None:
-    """A batch that starts at the end, or ends at the start, would be empty for ever."""
-    for name, edge, other in (
-        ("startingOffsets", Edge.LATEST, "earliest"),
-        ("endingOffsets", Edge.EARLIEST, "latest"),
-    ):
-        found = values[name]
-        if edge is found or (isinstance(found, dict) and edge in found.values()):
-            raise InvalidArgumentError(
-                f"option {name}: {edge.value} makes a batch read nothing; give {other}, or offsets"
-            )
-
-
-def _unknown(key: str) -> str:
-    if key.lower() in ("path", "paths"):
-        return 'load() and save() take no path here: name the log with .option("log", "…")'
-    if key.lower() in ("orphanretention", "deletegrace"):
-        return f"option {key!r} is the log's, not a write's: set it with bkctl log retention LOG, or Log.set_policy"
-    foreign = foreign_option(key)
-    if foreign is not None:
-        return f"unknown option {key!r}: {foreign}"
-    names = [option.name for option in OPTIONS]
-    nearest = did_you_mean(key, names) or f"; known are {', '.join(names)}"
-    return f"unknown option {key!r}{nearest}"
+#: Every option, by the name of its field.
+OPTIONS: Final[dict[str, Option]] = settings_of(SourceOptions)

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
-from bk_spark.datasource.options.table import OPTIONS, Group, Use
+from bk_spark.datasource.options.options import OPTIONS, Group, Option, Use
+from bk_spark.settings.setting import markdown_table
 
 _INTRODUCTION: Final = """\
 # Options of the data source
 
-For `spark.read`, `spark.readStream`, `df.write` and `df.writeStream` with `.format("bookkeeper")`. Names are not
-case-sensitive. An option that does not exist, or that is of no use where it is given, is an error. This page is printed
-by `python -m bk_spark.datasource.options.page`.
+For `spark.read`, `spark.readStream`, `df.write` and `df.writeStream` with `.format("bookkeeper")`. Option names are
+case-insensitive. Unknown options are errors, and so are options that the read or write does not use. This page is
+printed by `python -m bk_spark.datasource.options.page`.
 
 Sizes are in bytes; `k`, `m` and `g` multiply by 1024, 1024² and 1024³. Durations have a unit: `ms`, `s`, `m`, `h` or
 `d`.
 
-[sql.md](sql.md) has examples, filters and SQL; [kafka-migration.md](kafka-migration.md) compares with Kafka's options.
+[sql.md](sql.md) has examples, filters and SQL. [kafka-migration.md](kafka-migration.md) compares with Kafka's options.
+[glossary.md](glossary.md) explains terms.
 """
 _NOTES: Final = {
-    Group.SOURCE: (
-        "A read names exactly one of these. Several logs must have one entryFormat, one schema and one password."
-    ),
-    Group.RANGE: "Offsets count the entries of a log. Ranges are half-open: the end is not part of them.",
-    Group.NEW_LOG: "A log keeps what it was made with; to give something else later is an error.",
+    Group.SOURCE: "A read needs exactly one of these. Several logs must share entryFormat, schema and password.",
+    Group.RANGE: "Offsets count the entries of a log. Ranges are half-open: they do not include their end.",
+    Group.NEW_LOG: "A log keeps the values that it was created with. Giving another value later is an error.",
 }
-_COLUMNS: Final = {
+_USES: Final = {
     "batch read": Use.BATCH_READ,
     "stream read": Use.STREAM_READ,
     "batch write": Use.BATCH_WRITE,
@@ -35,19 +36,22 @@ _COLUMNS: Final = {
 
 def reference() -> str:
     """The page."""
+    columns: dict[str, Callable[[str, Option], str]] = {
+        "option": lambda _, option: f"`{option.name}`",
+        **{heading: _mark(use) for heading, use in _USES.items()},
+        "default": lambda _, option: "" if option.default is None else f"`{option.default}`",
+        "meaning": lambda _, option: option.doc,
+    }
     lines = [_INTRODUCTION]
     for group in Group:
-        lines += [f"## {group.value}", ""]
-        if group in _NOTES:
-            lines += [_NOTES[group], ""]
-        lines += [f"| option | {' | '.join(_COLUMNS)} | default | meaning |", "|---|:-:|:-:|:-:|:-:|---|---|"]
-        for option in OPTIONS:
-            if option.group is group:
-                marks = " | ".join("x" if use in option.uses else "" for use in _COLUMNS.values())
-                default = "" if option.default is None else f"`{option.default}`"
-                lines.append(f"| `{option.name}` | {marks} | {default} | {option.doc} |")
-        lines.append("")
+        options = {name: option for name, option in OPTIONS.items() if option.group is group}
+        note = [_NOTES[group], ""] if group in _NOTES else []
+        lines += [f"## {group.value}", "", *note, *markdown_table(columns, options, centred=_USES), ""]
     return "\n".join(lines)
+
+
+def _mark(use: Use) -> Callable[[str, Option], str]:
+    return lambda _, option: "x" if use in option.uses else ""
 
 
 if __name__ == "__main__":

@@ -1,26 +1,18 @@
-"""Parsers of option values. Each takes the text that a user gave, and raises :class:`WrongValueError`."""
+"""Kinds of values that only the data source has: ends of logs, positions, times, lists of names and of ledgers."""
 
 from __future__ import annotations
 
 import datetime
-import difflib
 import enum
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
-_SIZE: Final = re.compile(r"(\d+)\s*([kmg]?)b?", re.IGNORECASE)
-_SIZE_UNITS: Final = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
-_DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)", re.IGNORECASE)
-_DURATION_UNITS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+from bk_spark.settings.kinds import MAX_LONG, Kind, WrongValueError, whole
+
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-_MAX_INT64: Final = 2**63 - 1
 _MAX_NAMES: Final = 10_000
-
-
-class WrongValueError(Exception):
-    """What is wrong with a value; completed to an error by the caller, who knows the option."""
 
 
 class Edge(enum.Enum):
@@ -37,70 +29,11 @@ Positions: TypeAlias = Edge | dict[str, int | Edge]
 _EDGE_NUMBERS: Final = {-2: Edge.EARLIEST, -1: Edge.LATEST}
 
 
-def text(value: str) -> str:
-    if not value:
-        raise WrongValueError("is empty")
-    return value
-
-
-def anything(value: str) -> str:
-    return value
-
-
-def boolean(value: str) -> bool:
-    if value.lower() not in ("true", "false"):
-        raise WrongValueError("must be true or false")
-    return value.lower() == "true"
-
-
-def whole(least: int = 0, most: int = _MAX_INT64) -> Callable[[str], int]:
-    def parse(value: str) -> int:
-        try:
-            number = int(value)
-        except ValueError:
-            raise WrongValueError("must be a whole number") from None
-        if not least <= number <= most:
-            raise WrongValueError(f"must be within {least} and {most}")
-        return number
-
-    return parse
-
-
-def size(least: int, most: int) -> Callable[[str], int]:
-    """Bytes."""
-
-    def parse(value: str) -> int:
-        match = _SIZE.fullmatch(value.strip())
-        if match is None:
-            raise WrongValueError("must be a number of bytes, or one with k, m or g")
-        size_bytes = int(match[1]) * _SIZE_UNITS[match[2].lower()]
-        if not least <= size_bytes <= most:
-            raise WrongValueError(f"must be within {least} and {most} bytes")
-        return size_bytes
-
-    return parse
-
-
-def duration(least_ms: int, most_ms: int) -> Callable[[str], int]:
-    """Milliseconds, of a number with its unit."""
-
-    def parse(value: str) -> int:
-        match = _DURATION.fullmatch(value.strip())
-        if match is None:
-            raise WrongValueError("must be a number with a unit: ms, s, m, h or d")
-        duration_ms = int(match[1]) * _DURATION_UNITS[match[2].lower()]
-        if not least_ms <= duration_ms <= most_ms:
-            raise WrongValueError(f"must be within {least_ms} and {most_ms} ms")
-        return duration_ms
-
-    return parse
-
-
-def timestamp(value: str) -> int:
+def _timestamp(value: str) -> int:
     """Milliseconds of Unix time, or a date and time as in ISO 8601; UTC where it names no zone."""
     value = value.strip()
     if re.fullmatch("[0-9]+", value):
-        return whole()(value)
+        return int(whole(most=MAX_LONG).parse(value))
     try:
         moment = datetime.datetime.fromisoformat(value)
     except ValueError:
@@ -117,17 +50,7 @@ def timestamp(value: str) -> int:
     return time_ms
 
 
-def choice(*names: str) -> Callable[[str], str]:
-    def parse(value: str) -> str:
-        for name in names:
-            if value.lower() == name.lower():
-                return name
-        raise WrongValueError(f"must be one of {', '.join(names)}{did_you_mean(value, names)}")
-
-    return parse
-
-
-def name_list(value: str) -> tuple[str, ...]:
+def _name_list(value: str) -> tuple[str, ...]:
     """Names between commas; blanks around them do not count."""
     names = tuple(name.strip() for name in value.split(","))
     if not all(names):
@@ -136,19 +59,19 @@ def name_list(value: str) -> tuple[str, ...]:
     return names
 
 
-def ledger_list(value: str) -> tuple[int, ...]:
+def _ledger_list(value: str) -> tuple[int, ...]:
     """Ledger ids between commas."""
     try:
         ids = tuple(int(one) for one in value.split(","))
     except ValueError:
         raise WrongValueError("must be ledger ids with commas between them") from None
-    if not all(0 <= one <= _MAX_INT64 for one in ids):
-        raise WrongValueError(f"holds an id that is not within 0 and {_MAX_INT64}")
+    if not all(0 <= one <= MAX_LONG for one in ids):
+        raise WrongValueError(f"holds an id that is not within 0 and {MAX_LONG}")
     _check_list(ids)
     return ids
 
 
-def pattern(value: str) -> str:
+def _pattern(value: str) -> str:
     """A regular expression."""
     if not value:
         raise WrongValueError("is empty")
@@ -159,7 +82,7 @@ def pattern(value: str) -> str:
     return value
 
 
-def positions(value: str) -> Positions:
+def _positions(value: str) -> Positions:
     """``earliest``, ``latest``, or JSON such as ``{"events": 100, "clicks": -2}``; -2 is the first, -1 the end."""
     for edge in Edge:
         if value.strip().lower() == edge.value:
@@ -174,7 +97,7 @@ def positions(value: str) -> Positions:
 
 
 def _position(name: str, value: object) -> int | Edge:
-    if type(value) is not int or not -2 <= value <= _MAX_INT64:
+    if type(value) is not int or not -2 <= value <= MAX_LONG:
         raise WrongValueError(f"must give {name} an offset of 0 or more, -2 for the first offset, or -1 for the end")
     return _EDGE_NUMBERS.get(value, value)
 
@@ -194,8 +117,8 @@ def _check_list(items: Iterable[str | int]) -> None:
         raise WrongValueError(f"has {len(found)} names, more than {_MAX_NAMES}")
 
 
-def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """The nearest name as the end of an error text; empty where none is near."""
-    by_lower = {name.lower(): name for name in names}
-    close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
-    return f"; did you mean {by_lower[close[0]]}?" if close else ""
+TIMESTAMP: Final = Kind("a time", _timestamp)
+NAMES: Final = Kind("names", _name_list)
+LEDGERS: Final = Kind("ledger ids", _ledger_list)
+PATTERN: Final = Kind("a regular expression", _pattern)
+POSITIONS: Final = Kind("earliest, latest or JSON", _positions)

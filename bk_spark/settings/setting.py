@@ -1,0 +1,87 @@
+"""Settings as fields of a dataclass::
+
+    @dataclass(frozen=True)
+    class Config:
+        add_timeout_ms: int = declare(Setting("addEntryTimeoutSec", "5", whole(1, unit=1000), "What it means."))
+
+A text that is given for a setting is read by its kind. The page of documentation is printed from the same declarations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from bk_spark.protocol.errors import InvalidArgumentError
+from bk_spark.settings.kinds import Kind, WrongValueError
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting.
+
+    Parameters
+    ----------
+    name
+        What users call it.
+    default
+        The default as a user would write it. None: there is none, and the setting may be absent.
+    kind
+        How its text is read.
+    doc
+        What it means, for the page of documentation.
+    other_name
+        A second name, which counts where ``name`` is not given.
+    missing
+        What an absent setting means, in words, where that is not ``default``.
+    secret
+        Its text is not shown in errors.
+    """
+
+    name: str
+    default: str | None
+    kind: Kind
+    doc: str
+    other_name: str = ""
+    missing: str = ""
+    secret: bool = False
+
+    def parse(self, text: str, where: str = "", name: str = "") -> Any:
+        """The value of a text. Raises InvalidArgumentError that begins with ``where`` and the name, ``self.name``
+        unless ``name`` is given."""
+        try:
+            return self.kind.parse(text)
+        except WrongValueError as wrong:
+            shown = "" if self.secret else f" {text!r}"
+            raise InvalidArgumentError(f"{where}{name or self.name}:{shown} {wrong}") from None
+
+
+def declare(setting: Setting, absent: Any = None) -> Any:
+    """A field of a dataclass that is ``setting``. Without a default the field's is ``absent``."""
+    default = absent if setting.default is None else setting.kind.parse(setting.default)
+    return field(default=default, repr=not setting.secret, metadata={"setting": setting})
+
+
+def settings_of(owner: type[Any]) -> dict[str, Any]:
+    """The settings among the fields of a dataclass, by the name of the field."""
+    return {one.name: one.metadata["setting"] for one in fields(owner) if "setting" in one.metadata}
+
+
+def check_fields(owner: Any) -> None:
+    """Check the values that a program gave. Raises InvalidArgumentError that names the field."""
+    for name, setting in settings_of(type(owner)).items():
+        value, kind = getattr(owner, name), setting.kind
+        if not kind.fits(value):
+            raise InvalidArgumentError(f"{name}: {value!r} must be {kind.allowed_value or kind.allowed}")
+
+
+def markdown_table(
+    columns: Mapping[str, Callable[[str, Any], str]], settings: Mapping[str, Any], centred: Collection[str] = ()
+) -> list[str]:
+    """Lines of a table: the heading of each column, and what it says of a field's name and its setting."""
+    return [
+        f"| {' | '.join(columns)} |",
+        f"|{'|'.join(':-:' if heading in centred else '---' for heading in columns)}|",
+        *(f"| {' | '.join(cell(*one) for cell in columns.values())} |" for one in settings.items()),
+    ]

@@ -1,0 +1,102 @@
+"""Reading a ``.conf`` file: ``key=value`` lines, ``#`` comments, lists separated by commas.
+
+Apache's keys that have no effect here give a warning. Unknown keys give a warning that names the nearest known one.
+Wrong values are errors.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+from typing import Any, Final
+
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
+from bookie_server.config.addresses import find_addresses
+from bookie_server.config.conf_file import ConfFile
+from bookie_server.config.config import SETTINGS, SUPPORTED_KEYS, BookieConfig
+from bookie_server.config.config_keys import ALWAYS_SO, FIXED_VALUES, KNOWN_KEYS
+
+_DEFAULTS: Final = {field.name: field.default for field in fields(BookieConfig)}
+
+
+def load_config(path: str) -> tuple[BookieConfig, list[str]]:
+    """The configuration in the file at ``path``, and warnings. Raises InvalidArgumentError that names key and file."""
+    conf = ConfFile(path)
+    warnings = conf.unknown_warnings(SUPPORTED_KEYS, KNOWN_KEYS)
+    for name, (wanted, why) in FIXED_VALUES.items():
+        if conf.text(name).lower() not in ("", wanted):
+            raise conf.error(name, f"must be {wanted}: {why}")
+    for name, how in ALWAYS_SO.items():
+        if not conf.flag(name, True):
+            warnings.append(conf.warning(name, how))
+    uri = conf.text("metadataServiceUri")
+    if not uri:
+        raise conf.error("metadataServiceUri", "is missing; give e.g. zk+hierarchical://localhost:2181/ledgers")
+    values: dict[str, Any] = {}
+    for field, setting in SETTINGS.items():
+        if (value := conf.setting(setting)) is not None:
+            values[field] = value
+    _add_derived(values)
+    addresses = find_addresses(conf, values.get("port", 3181))
+    config = BookieConfig(
+        metadata_service_uri=MetadataServiceUri.parse(uri),
+        bookie_id=addresses.bookie_id,
+        advertised_host=addresses.advertised_host,
+        listen_host=addresses.listen_host,
+        **values,
+    )
+    _check_together(config, conf)
+    return config, warnings
+
+
+def _add_derived(values: dict[str, Any]) -> None:
+    """Missing keys that take the value of another one."""
+    for name, source in (
+        ("index_directories", "ledger_directories"),
+        ("disk_usage_low_water_mark", "disk_usage_threshold"),
+        ("min_usable_entry_log_bytes", "entry_log_size_limit_bytes"),
+        ("min_usable_high_priority_bytes", "min_usable_entry_log_bytes"),
+    ):
+        if name not in values:
+            values[name] = values.get(source, _DEFAULTS[source])
+    if "disk_usage_warn_threshold" not in values:
+        usage = values.get("disk_usage_threshold", _DEFAULTS["disk_usage_threshold"])
+        values["disk_usage_warn_threshold"] = min(_DEFAULTS["disk_usage_warn_threshold"], usage)
+    if values.get("index_cache_bytes", 1) <= 0:
+        del values["index_cache_bytes"]
+
+
+def _check_together(config: BookieConfig, conf: ConfFile) -> None:
+    """Settings that must fit each other (compatibility.md §5.10, §5.12). Raises InvalidArgumentError."""
+    for name, value in (
+        ("diskUsageThreshold", config.disk_usage_threshold),
+        ("diskUsageWarnThreshold", config.disk_usage_warn_threshold),
+        ("diskUsageLwmThreshold", config.disk_usage_low_water_mark),
+    ):
+        if not 0 < value < 1:
+            raise conf.error(name, f"is {value}; it must be more than 0 and less than 1")
+    for name, value in (
+        ("diskUsageWarnThreshold", config.disk_usage_warn_threshold),
+        ("diskUsageLwmThreshold", config.disk_usage_low_water_mark),
+    ):
+        if value > config.disk_usage_threshold:
+            raise conf.error(name, f"is {value}, more than diskUsageThreshold, {config.disk_usage_threshold}")
+    minor = (config.minor_compaction_interval_ms, config.minor_compaction_threshold)
+    major = (config.major_compaction_interval_ms, config.major_compaction_threshold)
+    for name, (interval_ms, threshold) in (("minorCompactionInterval", minor), ("majorCompactionInterval", major)):
+        if interval_ms > 0 and threshold > 0 and interval_ms < config.gc_interval_ms:
+            raise conf.error(
+                name, f"is {interval_ms // 1000} s; it must not be shorter than gcWaitTime, {config.gc_interval_ms} ms"
+            )
+    if min(*minor, *major) > 0:
+        for name, of_minor, of_major in zip(
+            ("minorCompactionInterval", "minorCompactionThreshold"), minor, major, strict=True
+        ):
+            if of_minor >= of_major:
+                raise conf.error(name, f"must be smaller than {name.replace('minor', 'major')}")
+    others = {os.path.realpath(path) for path in (*config.ledger_directories, *config.index_directories)}
+    shared = {path for path in config.journal_directories if os.path.realpath(path) in others}
+    if shared and len(config.journal_directories) > 1:
+        raise conf.error(
+            "journalDirectories", f"and ledgerDirectories or indexDirectories both name {', '.join(sorted(shared))}"
+        )

@@ -1,0 +1,43 @@
+"""docs/bookie-config.md, printed from the table of settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bk_spark.settings.setting import Setting, markdown_table
+from bookie_server.config.config import SETTINGS
+from bookie_server.config.config_keys import ALWAYS_SO, FIXED_VALUES, KNOWN_KEYS, OTHER_KEYS
+
+
+def reference() -> str:
+    """The page."""
+    columns: dict[str, Callable[[str, Setting], str]] = {
+        "key": lambda _, setting: f"`{setting.name}`" + (f" (or `{setting.other_name}`)" if setting.other_name else ""),
+        "default": lambda _, setting: setting.missing or f"`{setting.default}`",
+        "allowed": lambda _, setting: setting.kind.allowed,
+        "meaning": lambda _, setting: setting.doc,
+    }
+    return "\n".join(
+        [
+            "# Configuration of the bookie",
+            "",
+            "Keys of the file for `bookie-server start --conf`. Names and units are Apache's. This page is printed by",
+            "`python -m bookie_server.config`.",
+            "",
+            "| key | meaning |",
+            "|---|---|",
+            *(f"| `{name}` | {meaning} |" for name, meaning in OTHER_KEYS.items()),
+            "",
+            *markdown_table(columns, SETTINGS),
+            "",
+            "Keys with a single allowed value:",
+            *(f"`{name}={wanted}` ({why})." for name, (wanted, why) in FIXED_VALUES.items()),
+            "",
+            "Keys that always have their safe value; another value is a warning:",
+            *(f"`{name}` {how}." for name, how in ALWAYS_SO.items()),
+            "",
+            "Apache's other keys have no effect. Each gives a warning:",
+            ", ".join(f"`{name}`" for name in sorted(KNOWN_KEYS)) + ".",
+            "",
+        ]
+    )
