@@ -41,10 +41,10 @@ _T = TypeVar("_T")
 
 
 class Log:
-    """A log that exists; made by :class:`bk_spark.log.store.LogStore`. Thread-safe.
+    """A log: its settings, its list of segments, and the ways to write, read and maintain it. Thread-safe.
 
-    Every call holds for the log with this ``log_id`` alone. Where it was deleted, NoSuchLogError is raised;
-    where it was made again since, LogReplacedError.
+    Every call is for the log with this ``log_id``. If it was deleted, calls raise NoSuchLogError. If a new log has its
+    name since, they raise LogReplacedError. A :class:`LogStore` makes these objects.
     """
 
     def __init__(
@@ -69,21 +69,41 @@ class Log:
 
     @property
     def paths(self) -> LogPaths:
+        """The paths of the log's znodes."""
         return self._paths
 
     @property
     def zookeeper(self) -> ZooKeeper:
+        """The session with ZooKeeper."""
         return self._zk
 
     @property
     def ledgers(self) -> LogLedgers:
-        """Raises InvalidArgumentError where the log was opened without its password."""
+        """The log's ledgers. Raises InvalidArgumentError if the log was opened without its password."""
         if self._ledgers is None:
             raise InvalidArgumentError(f"log {self.name} was opened without its password: its ledgers are out of reach")
         return self._ledgers
 
     def snapshot(self, *, sync: bool = True) -> LogSnapshot:
-        """The list of segments now. With ``sync`` it has every commit acknowledged before the call."""
+        """Read the list of segments as it is now.
+
+        Parameters
+        ----------
+        sync
+            Include every commit that was acknowledged before the call. It costs one more request to ZooKeeper.
+
+        Returns
+        -------
+        LogSnapshot
+            The list.
+
+        Raises
+        ------
+        NoSuchLogError
+            If the log was deleted.
+        MetadataUnavailableError
+            If ZooKeeper does not answer.
+        """
         if sync:
             self._zk.sync(self._paths.head)
         return LogSnapshot(self.name, self._pages.head(), self._pages)
@@ -137,45 +157,114 @@ class Log:
         return run_steps(self._zk, steps, self._paths, self._ledgers)
 
     def truncate(self, up_to_offset: int, *, dry_run: bool = False) -> int:
-        """Let the log begin at the segment that holds ``up_to_offset``, at the end of what is sealed where no sealed
-        segment does; the first offset then. Never goes back. What is dropped is deleted by maintenance. With
-        ``dry_run`` nothing is changed, and the result is where the log would begin.
+        """Drop the oldest segments. Maintenance deletes their ledgers later. A log's first offset never decreases.
 
-        Raises InvalidArgumentError for an offset beyond the log's end; MetadataConflictError,
-        MetadataUnavailableError, OutcomeUnknownError (do it again).
+        Parameters
+        ----------
+        up_to_offset
+            Drop whole sealed segments that end at or below this offset.
+        dry_run
+            Change nothing.
+
+        Returns
+        -------
+        int
+            The log's first offset, after this call or, with ``dry_run``, after a real one.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the offset is beyond the log's end.
+        MetadataConflictError, MetadataUnavailableError, OutcomeUnknownError
+            Retry.
         """
         change = truncation(self, up_to_offset)
         return self.run(decision_steps(change, self._now_ms)) if dry_run else self.change(change)
 
     def policy(self) -> Policy:
-        """What maintenance keeps of this log; all its rows where nothing was set."""
+        """Read the log's policy.
+
+        Returns
+        -------
+        Policy
+            What maintenance keeps. Without a policy that is everything.
+        """
         self._zk.sync(self._paths.head)
         znode = self._pages.get(self._paths.policy)
         self._pages.head()
         return policy_of(znode, self._paths).policy
 
     def set_policy(self, policy: Policy) -> None:
-        """Store what maintenance is to keep from now on. Raises InvalidArgumentError."""
+        """Set the log's policy.
+
+        Parameters
+        ----------
+        policy
+            What maintenance keeps from now on.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If a value is out of bounds.
+        """
         self.change(SetPolicy(self._paths, policy))
 
     def apply_retention(self, policy: Policy | None = None, *, dry_run: bool = False) -> int:
-        """Truncate what ``policy`` (default: the stored one) does not ask for, see :mod:`bk_spark.log.gc.retention`;
-        the first offset then. With ``dry_run`` nothing is changed, and the result is where the log would begin.
+        """Truncate the log as a policy asks for.
 
-        Raises ClockDifferenceError where this machine's clock and ZooKeeper's disagree by more than a minute.
+        Parameters
+        ----------
+        policy
+            The policy. Default: the log's own.
+        dry_run
+            Change nothing.
+
+        Returns
+        -------
+        int
+            The log's first offset, after this call or, with ``dry_run``, after a real one.
+
+        Raises
+        ------
+        ClockDifferenceError
+            If the clocks of this machine and of ZooKeeper differ by more than a minute.
         """
         return apply_retention(self, self._now_ms, policy, dry_run=dry_run)
 
     def check_clock(self) -> None:
-        """Measure the clock of this machine against ZooKeeper's. Raises ClockDifferenceError where they disagree."""
+        """Measure this machine's clock against ZooKeeper's.
+
+        Raises
+        ------
+        ClockDifferenceError
+            If they differ by more than a minute.
+        """
         self._zk.measure_time(self._paths.clock)
         self._zk.clock.check()
 
     def append_ledger(self, ledger_id: int) -> range:
-        """Append a closed ledger that was not made for this log; the offsets of its entries. The log must be raw, and
-        its password the ledger's. It is never deleted by the log: keep it as long as the log may hold it.
+        """Append a closed ledger that was not made for this log. The log must be raw.
 
-        Raises NoSuchLedgerError, LedgerRefusedError (also where it is in the log already), LogTailOpenError.
+        The log never deletes the ledger. Keep it as long as the log may hold it.
+
+        Parameters
+        ----------
+        ledger_id
+            The ledger. Its password must be the log's.
+
+        Returns
+        -------
+        range
+            The offsets of its entries.
+
+        Raises
+        ------
+        NoSuchLedgerError
+            If there is no such ledger.
+        LedgerRefusedError
+            If the ledger is open, is in the log already, or has another password.
+        LogTailOpenError
+            If a log writer holds the tail.
         """
         return append_ledger(self, ledger_id)
 
@@ -187,11 +276,32 @@ class Log:
         roll_ms: int = 3_600_000,
         roll_entries: int | None = None,
     ) -> LogWriter:
-        """The one who writes at the log's tail until it is closed. Only for raw logs, and with a client whose
-        ``explicit_lac_interval_ms`` is set. A ledger is followed by the next one when it has ``roll_bytes`` of payload
-        or ``roll_entries``, or is ``roll_ms`` old.
+        """Open the log for writing. The log must be raw, and the client needs an ``explicit_lac_interval_ms``.
 
-        Raises LogTailOpenError where another writer that lives holds the tail; ``take_over`` ends that writer.
+        Parameters
+        ----------
+        take_over
+            If another writer holds the tail, end it.
+        roll_bytes
+            Start a new ledger after so many bytes of payload.
+        roll_ms
+            Start a new ledger after so many milliseconds.
+        roll_entries
+            Start a new ledger after so many entries. Default: no limit.
+
+        Returns
+        -------
+        LogWriter
+            The writer. It holds the log's tail until it is closed.
+
+        Raises
+        ------
+        LogTailOpenError
+            If another writer holds the tail and lives. The error names it.
+        InvalidArgumentError
+            If the log is not raw, was opened without its password, or the client's settings do not allow log writers.
+        NotEnoughBookiesError
+            If fewer bookies are writable than the log's ensemble needs.
         """
         if self._zk.rest is not None:
             raise InvalidArgumentError(
@@ -202,12 +312,12 @@ class Log:
         return LogWriter(self, self._now_ms, limits, take_over=take_over)
 
     def open_reader(self) -> LogReader:
-        """A reader of this log, for one thread at a time.
+        """Open the log for reading.
 
         Returns
         -------
         LogReader
-            Reads ranges of offsets, and follows the log as it grows.
+            A reader for one thread at a time. It reads ranges of offsets, and follows the log as it grows.
 
         Raises
         ------
@@ -224,21 +334,56 @@ class Log:
         limits: ReapLimits | None = None,
         on_progress: OnReapProgress | None = None,
     ) -> MaintenanceReport:
-        """Apply retention, move pages into an index ledger, and delete what nothing refers to: one bounded round. Where
-        that was begun less than 10 minutes ago nothing is done, unless ``force``. With ``dry_run`` nothing is changed,
-        and the report tells where the log would begin, and what the reaper would do as the list is now.
+        """Run one bounded round of maintenance: apply retention, move pages of the list into an index ledger, delete
+        unused ledgers.
 
-        Raises InvalidArgumentError where the log was opened without its password; NoSuchLogError, LogReplacedError;
-        MetadataUnavailableError. What is wrong with one part does not keep the others from being done.
+        An error in one part does not stop the others.
+
+        Parameters
+        ----------
+        force
+            Run even if another round began less than 10 minutes ago.
+        dry_run
+            Change nothing. The report says what a real round would do.
+        limits
+            Bounds of the reaper's part.
+        on_progress
+            Called as the reaper makes progress.
+
+        Returns
+        -------
+        MaintenanceReport
+            What was done, and what failed.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the log was opened without its password.
+        NoSuchLogError
+            If the log was deleted.
+        MetadataUnavailableError
+            If ZooKeeper does not answer.
         """
         return maintain(self, self._now_ms, limits, force=force, dry_run=dry_run, on_progress=on_progress)
 
     def ledger_registrar(self, app: str, run: str) -> LedgerRegistrar:
-        """For a writer of ``app`` in ``run``: ledger id -> operations that register the ledger.
+        """Prepare to register the ledgers of a writer. It creates the znodes above the registrations, if they do not
+        exist.
 
-        They go into the transaction that makes the ledger's own metadata, so that there is never one without
-        the other; it is refused as a whole where the log is not this log any more. Makes the znodes above the
-        registrations now; what it returns does no I/O.
+        A ledger is registered in the transaction that creates its metadata, so neither exists without the other. The
+        transaction fails if the log is not this one any more.
+
+        Parameters
+        ----------
+        app
+            The name of the application.
+        run
+            The id of the run.
+
+        Returns
+        -------
+        callable
+            Takes a ledger id and returns operations for that transaction. It does no I/O.
         """
         return self.registrar_at(app_key(app), run_key(run))
 
@@ -250,12 +395,36 @@ class Log:
         return registrar(self._paths, run_path)
 
     def run_ledgers(self, app: str, run: str) -> list[int]:
-        """Ledgers registered for a run, newest id first."""
+        """List the ledgers that are registered for a run.
+
+        Parameters
+        ----------
+        app
+            The name of the application.
+        run
+            The id of the run.
+
+        Returns
+        -------
+        list of int
+            Their ids, newest first.
+        """
         names = self._zk.children(self._paths.run(app, run)) or []
         return sorted(map(int, names), reverse=True)
 
     def application(self, app: str) -> Application | None:
-        """What ``app`` has committed, or None where it has committed nothing (or was forgotten)."""
+        """Read what an application has committed.
+
+        Parameters
+        ----------
+        app
+            The name of the application.
+
+        Returns
+        -------
+        Application or None
+            Its last batch and its runs. None if it has committed nothing, or was forgotten.
+        """
         self._zk.sync(self._paths.head)
         self._pages.head()
         path = self._paths.app(app)
@@ -263,7 +432,20 @@ class Log:
         return None if znode is None else decode_application(znode.data, path)
 
     def check_run(self, app: str, run: str) -> None:
-        """For a task whose ledger was fenced or failed: raises RunRetiredError where ``run`` is retired."""
+        """Check that a run may still commit. For tasks whose ledger was fenced.
+
+        Parameters
+        ----------
+        app
+            The name of the application.
+        run
+            The id of the run.
+
+        Raises
+        ------
+        RunRetiredError
+            If another run took over.
+        """
         check_run(self.application(app), run, self.name)
 
     def _recover(self, app: str, run: str, recover: Callable[[Sequence[int]], object]) -> None:

@@ -37,9 +37,18 @@ _UNKNOWN_BYTES: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class LogBlock:
-    """Entries at consecutive offsets from ``base_offset`` on, all of one segment.
+    """Entries at consecutive offsets, all of one segment.
 
-    ``commit_time_ms`` (Unix time) is when they were committed; of a log writer's ledger, when it was begun.
+    Parameters
+    ----------
+    base_offset
+        The offset of the first entry.
+    ledger_id
+        The ledger that holds the entries.
+    commit_time_ms
+        When the entries were committed, in Unix milliseconds. For entries of a log writer: when their ledger was begun.
+    block
+        The entries, with their ids in the ledger.
     """
 
     base_offset: int
@@ -52,17 +61,20 @@ class LogBlock:
 
     @property
     def end_offset(self) -> int:
+        """The offset after the last entry."""
         return self.base_offset + len(self.block)
 
     @property
     def payloads(self) -> Payloads:
+        """The payloads of the entries."""
         return self.block.payloads
 
 
 class LogReader:
-    """Reads one log, which must have been opened with its password. For one thread at a time.
+    """Reads one log, in blocks of entries. For one thread at a time.
 
-    Iterators end what they have under way when they are closed (``contextlib.closing``).
+    The iterators stop what they have under way when they are closed (``contextlib.closing``). Made by
+    :meth:`Log.open_reader`.
     """
 
     def __init__(self, log: Log) -> None:
@@ -78,10 +90,26 @@ class LogReader:
         return f"LogReader({self._log.name})"
 
     def read(self, start: int, end: int) -> Generator[LogBlock, None, None]:
-        """Entries at offsets ``[start, end)`` in order. They must be in the log: see :meth:`readable_end`.
+        """Read a range of offsets in order.
 
-        Raises LogRangeGoneError where a part of the range is not in the log (any more, or yet); EntryUnknownError where
-        bookies could not give an entry. What was read before it stays right.
+        Parameters
+        ----------
+        start
+            The first offset.
+        end
+            The offset after the last one, at most :meth:`readable_end`.
+
+        Returns
+        -------
+        iterator of LogBlock
+            The entries, each once.
+
+        Raises
+        ------
+        LogRangeGoneError
+            If a part of the range was truncated, or is not written yet.
+        EntryUnknownError
+            If bookies could not give an entry. The entries before it were right.
         """
         seen = -1
         while True:
@@ -104,12 +132,29 @@ class LogReader:
         return self._read(snapshot, start, end, tail)
 
     def follow(self, start: int, *, max_wait_ms: int | None = None) -> Generator[LogBlock, None, None]:
-        """Entries from offset ``start`` on, each once and in order, as they come: what is in the log, then what commits
-        and log writers add to it.
+        """Read entries in order as the log grows.
 
-        Ends when nothing new has come for ``max_wait_ms`` (never without it); what was readable before the call is
-        given in any case. Calling it again with the end of the last block goes on where it ended, also after an error.
-        Raises as :meth:`read`; NoSuchLogError when the log is deleted.
+        Parameters
+        ----------
+        start
+            The first offset.
+        max_wait_ms
+            End when nothing new has come for so long, in milliseconds. By default never end. What was readable before
+            the call is returned in any case.
+
+        Yields
+        ------
+        LogBlock
+            The entries, each once. To resume, also after an error, follow from the ``end_offset`` of the last block.
+
+        Raises
+        ------
+        LogRangeGoneError
+            If entries were truncated before they were read, or ``start`` is beyond the log's end.
+        NoSuchLogError
+            If the log was deleted.
+        EntryUnknownError
+            If bookies could not give an entry.
         """
         if max_wait_ms is not None and max_wait_ms < 0:
             raise InvalidArgumentError(f"max_wait_ms must not be negative, got {max_wait_ms}")
@@ -157,8 +202,22 @@ class LogReader:
                 return
 
     def readable_end(self, snapshot: LogSnapshot | None = None) -> int:
-        """The end of what can be read: ``next_offset`` of ``snapshot`` (without it, of the list now), and what is
-        confirmed of the open tail after it, for which bookies are asked. Raises EntryUnknownError where too few answer.
+        """Find the end of what can be read. If a log writer holds the tail, this asks bookies.
+
+        Parameters
+        ----------
+        snapshot
+            The list to use. Default: the list as it is now.
+
+        Returns
+        -------
+        int
+            The offset after the last readable entry.
+
+        Raises
+        ------
+        EntryUnknownError
+            If too few bookies of the open tail answer.
         """
         if snapshot is None:
             snapshot = self._log.snapshot()
@@ -173,8 +232,19 @@ class LogReader:
             raise
 
     def offset_at(self, time_ms: int) -> int:
-        """The first offset committed at ``time_ms`` (Unix time) or later; the end of the sealed segments where there is
-        none. A log writer's entries count as committed when their ledger was begun."""
+        """Find the first offset at or after a time.
+
+        Parameters
+        ----------
+        time_ms
+            Unix time in milliseconds. It is compared with the time of each commit. Entries of a log writer have the
+            time when their ledger was begun.
+
+        Returns
+        -------
+        int
+            The offset. The end of the sealed segments if all are older.
+        """
         return self._log.snapshot().offset_at(time_ms)
 
     def _read(

@@ -41,12 +41,14 @@ _TIME: Final = _Key(
 
 
 class LogSnapshot:
-    """Committed offsets ``[first_offset, next_offset)`` of a log and their segments.
+    """A log's list of segments as it was at one moment: the offsets ``[first_offset, next_offset)``.
 
-    ``last_commit_time_ms`` is the time of the last commit that changed the list (0 before the first). Methods raise
-    LogRangeGoneError where a part of the range is not in the log (any more, or yet), MetadataFormatError where the
-    list is damaged, InvalidArgumentError where a part of the list is in index ledgers and the log was opened without
-    its password, and what reading a ledger raises.
+    ``last_commit_time_ms`` is the time of the last commit that changed the list, in Unix milliseconds, 0 before the
+    first.
+
+    Methods raise LogRangeGoneError if a part of a range was truncated or is not written yet, MetadataFormatError if the
+    list is damaged, and InvalidArgumentError if a part of the list is in index ledgers and the log was opened without
+    its password.
     """
 
     def __init__(self, name: str, head: Head, pages: PageReader) -> None:
@@ -64,19 +66,33 @@ class LogSnapshot:
 
     @property
     def open_tail(self) -> Segment | None:
-        """The segment that a log writer is writing, from offset ``next_offset`` on. Read anew at each call: after it
-        was sealed this is None, though this snapshot's offsets stay what they were: see :meth:`look_at_tail`."""
+        """The segment that a log writer is writing, from ``next_offset`` on, or None.
+
+        It is read anew at each call. After the tail was sealed it is None, and ``next_offset`` stays what it was.
+        """
         return self.look_at_tail()[0]
 
     @property
     def tail_path(self) -> str:
-        """Path of the tail page."""
+        """The path of the tail page."""
         return self._pages.tail_path(self._head)
 
     def look_at_tail(self, read: Znode | None = None) -> tuple[Segment | None, bool]:
-        """:attr:`open_tail`, and whether the tail page has gained entries since this snapshot: then "no open tail" does
-        not mean that the log ends at ``next_offset``. One reading for both; ``read`` is one that was done after the
-        snapshot."""
+        """Read the open tail, and whether the tail was sealed since this snapshot.
+
+        Parameters
+        ----------
+        read
+            The znode of the tail page, if the caller has read it after the snapshot.
+
+        Returns
+        -------
+        tail : Segment or None
+            As :attr:`open_tail`.
+        is_outdated : bool
+            Whether the tail page has more sealed entries than this snapshot. Then the log does not end at
+            ``next_offset``, even without an open tail.
+        """
         page = self._tail_page_now() if read is None else self._pages.tail_page(self._head, read)
         tail = next(iter(page.table[-1:])) if page.open_tail else None
         if tail is not None and tail.base_offset != self.next_offset:
@@ -84,21 +100,50 @@ class LogSnapshot:
         return tail, page.end_offset > self.next_offset
 
     def segments(self, start: int | None = None, end: int | None = None) -> Iterator[Segment]:
-        """Segments that hold offsets ``[start, end)``, in order; the first and the last may reach beyond it.
+        """List the segments that hold a range of offsets.
 
-        Defaults: all that is committed.
+        Parameters
+        ----------
+        start
+            The first offset. Default: the log's first.
+        end
+            The offset after the last one. Default: the log's end.
+
+        Returns
+        -------
+        iterator of Segment
+            The segments in order. The first and the last may reach beyond the range.
         """
         return chain.from_iterable(self.tables(start, end))
 
     def tables(self, start: int | None = None, end: int | None = None) -> Iterator[SegmentTable]:
-        """The same in columns, a page at a time: for long lists."""
+        """List the segments that hold a range of offsets, in columns. For long lists.
+
+        Parameters
+        ----------
+        start
+            The first offset. Default: the log's first.
+        end
+            The offset after the last one. Default: the log's end.
+
+        Returns
+        -------
+        iterator of SegmentTable
+            The segments in order, one page at a time.
+        """
         start = self.first_offset if start is None else start
         end = self.next_offset if end is None else end
         self._check_range(start, end)
         return self._tables(start, end)
 
     def tables_from_end(self) -> Iterator[SegmentTable]:
-        """All that is committed in columns, the last page first: for who may not need the whole list."""
+        """List all segments in columns, the last page first. For callers that may not need the whole list.
+
+        Yields
+        ------
+        SegmentTable
+            The segments of one page, in order.
+        """
         end = self.next_offset
         while end > self.first_offset:
             table = self._page(self._page_of(end - 1)).table.overlapping(self.first_offset, end)
@@ -108,7 +153,20 @@ class LogSnapshot:
             end = int(table.base_offset[0])
 
     def segment_at(self, offset: int) -> tuple[int, Segment]:
-        """The segment that holds a committed offset, and the number of its page: both stay so for ever."""
+        """Find the segment that holds an offset.
+
+        Parameters
+        ----------
+        offset
+            The offset. It must be committed.
+
+        Returns
+        -------
+        page : int
+            The number of the segment's page. It never changes.
+        segment : Segment
+            The segment.
+        """
         self._check_range(offset, offset + 1)
         number = self._page_of(offset)
         for segment in self._page(number).table.overlapping(offset, offset + 1):
@@ -116,7 +174,18 @@ class LogSnapshot:
         raise self._broken(offset)
 
     def offset_at(self, time_ms: int) -> int:
-        """The first offset committed at ``time_ms`` (Unix time) or later; ``next_offset`` where there is none."""
+        """Find the first offset at or after a time.
+
+        Parameters
+        ----------
+        time_ms
+            Unix time in milliseconds. It is compared with the time of each commit.
+
+        Returns
+        -------
+        int
+            The offset. ``next_offset`` if all are older.
+        """
         page = self._page(self._last_page(_TIME, time_ms))
         position = int(np.searchsorted(page.table.commit_time_ms, time_ms, side="left"))
         offset = int(page.table.base_offset[position]) if position < len(page.table) else page.end_offset

@@ -40,10 +40,26 @@ _MAX_TRIES: Final = 5
 
 
 class LogStore:
-    """Makes, finds and opens logs. Thread-safe; ``zk`` and ``client`` are shared and stay the caller's to close.
+    """All logs below one znode. It creates, finds, opens and deletes logs. Thread-safe.
 
-    Without ``client`` the ledgers of logs are out of reach: no log writers or readers, no maintenance. ``now_ms`` gives
-    the cluster's time; by default what the session knows of it (:mod:`bk_spark.bookie.metadata.cluster_clock`).
+    Programs usually get one from :func:`bk_spark.connect`, as ``bk.logs``, or by :meth:`LogStore.of`.
+
+    Parameters
+    ----------
+    zk
+        The session with ZooKeeper. The caller closes it.
+    root
+        The znode that holds the logs.
+    client
+        The client for the logs' ledgers. The caller closes it. Without a client logs cannot be written, read or
+        maintained.
+    now_ms
+        Returns the cluster's time, in Unix milliseconds. By default the session with ZooKeeper tells it.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If ``root`` is no path of a znode.
 
     Examples
     --------
@@ -71,20 +87,69 @@ class LogStore:
     def of(
         cls, client: BlockingClient, root: str = DEFAULT_ROOT, *, now_ms: Callable[[], int] | None = None
     ) -> LogStore:
-        """Logs and their ledgers through one client."""
+        """Use one client for the logs and for their ledgers.
+
+        Parameters
+        ----------
+        client
+            The client. The caller closes it.
+        root
+            The znode that holds the logs.
+        now_ms
+            Returns the cluster's time, in Unix milliseconds. By default the client's session with ZooKeeper tells it.
+
+        Returns
+        -------
+        LogStore
+            The store.
+        """
         return cls(client.zookeeper, root, client=client, now_ms=now_ms)
 
     def clock_difference(self) -> ClockDifference:
-        """How far this machine's clock is from ZooKeeper's, measured now (one write, below the root of logs). Where it
-        is not small (``is_small``), retention and reaping are refused here. Raises MetadataUnavailableError."""
+        """Measure how far this machine's clock is from ZooKeeper's. It costs one write below the root of logs.
+
+        Returns
+        -------
+        ClockDifference
+            The difference. Unless ``is_small`` is true, retention and reaping are refused on this machine.
+
+        Raises
+        ------
+        MetadataUnavailableError
+            If ZooKeeper does not answer.
+        """
         self._zk.measure_time(clock_path(self.root))
         return self._zk.clock.difference()
 
     def create_log(self, name: str, settings: LogSettings, password: bytes | None = None) -> Log:
-        """Make an empty log; ``password`` as in :meth:`open_log`.
+        """Create an empty log.
 
-        Raises LogExistsError, InvalidArgumentError for a name no log can have, UnauthorizedError for another
-        password than that in ``settings``.
+        Parameters
+        ----------
+        name
+            The name of the log.
+        settings
+            Quorum, digest type, entry format, schema and password. They cannot be changed later.
+        password
+            The password in ``settings``. Without it the log is returned without access to its ledgers.
+
+        Returns
+        -------
+        Log
+            The new log.
+
+        Raises
+        ------
+        LogExistsError
+            If a log with this name exists.
+        InvalidArgumentError
+            If no log can have this name.
+        UnauthorizedError
+            If ``password`` is not the one in ``settings``.
+        MetadataUnavailableError
+            If ZooKeeper does not answer.
+        OutcomeUnknownError
+            If the log may or may not have been created. Look whether it exists.
         """
         paths = LogPaths(self.root, check_log_name(name), str(uuid.uuid4()))
         ledgers = self._ledgers(paths, settings, password)
@@ -115,10 +180,34 @@ class LogStore:
         raise OutcomeUnknownError(f"log {name} may or may not have been made: look whether it exists")
 
     def open_log(self, name: str, *, log_id: str | None = None, password: bytes | None = None) -> Log:
-        """The log ``name``; with ``log_id`` only if it is that log. With ``password`` its ledgers are within reach.
+        """Open a log that exists.
 
-        Raises NoSuchLogError, LogReplacedError (another id), UnauthorizedError (wrong password),
-        MetadataFormatError.
+        Parameters
+        ----------
+        name
+            The name of the log.
+        log_id
+            If given, only the log with this id is opened.
+        password
+            The password of the log. Without it the log is returned without access to its ledgers.
+
+        Returns
+        -------
+        Log
+            The log.
+
+        Raises
+        ------
+        NoSuchLogError
+            If there is no log with this name.
+        LogReplacedError
+            If the log has another id than ``log_id``.
+        UnauthorizedError
+            If the password is wrong.
+        MetadataFormatError
+            If its znodes are damaged.
+        MetadataUnavailableError
+            If ZooKeeper does not answer.
         """
         found = self._find(name)
         if found is None:
@@ -153,8 +242,29 @@ class LogStore:
         return None if znode is None else decode_head(znode.data, path)
 
     def known_log(self, name: str, log_id: str, settings: LogSettings, password: bytes | None = None) -> Log:
-        """The log as somebody knows it who opened it before. Nothing is read: whether it still is there shows when it
-        is used. Raises UnauthorizedError (wrong password)."""
+        """Return a log that the caller has opened before. Nothing is read: errors show when the log is used.
+
+        Parameters
+        ----------
+        name
+            The name of the log.
+        log_id
+            The id of the log.
+        settings
+            The settings of the log.
+        password
+            The password of the log. Without it the log is returned without access to its ledgers.
+
+        Returns
+        -------
+        Log
+            The log.
+
+        Raises
+        ------
+        UnauthorizedError
+            If the password is wrong.
+        """
         paths = LogPaths(self.root, name, log_id)
         return Log(self._zk, paths, settings, self._now_ms, self._ledgers(paths, settings, password))
 
@@ -165,12 +275,34 @@ class LogStore:
         return None if self._client is None else LogLedgers(self._client, settings, password, paths)
 
     def exists(self, name: str) -> bool:
-        """Whether there is a log of this name now; one whose deletion has begun is none."""
+        """Look whether a log exists. A log whose deletion has begun does not.
+
+        Parameters
+        ----------
+        name
+            The name of the log.
+
+        Returns
+        -------
+        bool
+            Whether it exists now.
+        """
         head = self._head(name)
         return head is not None and not head.deleted_time_ms
 
     def list_logs(self, *, deleted: bool = False) -> list[str]:
-        """Names of all logs, sorted; with ``deleted`` those whose deletion has begun, which are not logs any more."""
+        """List all logs.
+
+        Parameters
+        ----------
+        deleted
+            List the logs whose deletion has begun and is not complete, instead of the others.
+
+        Returns
+        -------
+        list of str
+            The names, sorted.
+        """
         self._zk.sync(self.root)
         names = sorted(filter(is_log_name, self._zk.children(self.root) or []))
         paths = [head_path(self.root, name) for name in names]
@@ -182,11 +314,30 @@ class LogStore:
         ]
 
     def delete_log(self, name: str, password: bytes) -> DeletionReport:
-        """Delete a log and its ledgers, but none that came by ``append_ledger``. Where an earlier deletion
-        stopped half-way, this goes on with it. See :mod:`bk_spark.log.gc.deletion`.
+        """Delete a log and its ledgers, except those that came by ``append_ledger``.
 
-        Raises NoSuchLogError, UnauthorizedError; MetadataUnavailableError, MetadataConflictError, OutcomeUnknownError:
-        delete it again.
+        Parameters
+        ----------
+        name
+            The name of the log. If an earlier deletion was interrupted, this call completes it.
+        password
+            The password of the log.
+
+        Returns
+        -------
+        DeletionReport
+            How many ledgers were deleted, and which of them may not have been fenced before.
+
+        Raises
+        ------
+        NoSuchLogError
+            If there is no log with this name.
+        UnauthorizedError
+            If the password is wrong.
+        InvalidArgumentError
+            If this store has no client.
+        MetadataUnavailableError, MetadataConflictError, OutcomeUnknownError
+            The deletion may have begun. Retry.
         """
         found = self._find(name)
         if found is None:

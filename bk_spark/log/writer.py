@@ -58,13 +58,14 @@ _RELEASE_MS: Final = 5_000
 
 
 class LogWriter:
-    """Appends entries to a raw log, in order, as the one who holds its tail open; made by
-    :meth:`bk_spark.log.log.Log.open_writer`. Use as a context manager (an error in the block abandons the writer), or
-    call :meth:`close` or :meth:`abandon`.
+    """Appends entries to a raw log, in order. It holds the log's tail. Thread-safe.
 
-    Thread-safe. Calls return when entries are under way; :meth:`flush` waits until they are acknowledged. Any failure
-    but InvalidArgumentError ends the writer, and every later call raises it again: ``acknowledged_offset`` tells what
-    is safe. Of entries beyond it, which were under way, some may be in the log all the same.
+    ``append`` and ``append_many`` return when the entries are on their way. :meth:`flush` waits until they are
+    acknowledged. Any error except InvalidArgumentError ends the writer, and every later call raises the same error.
+    Entries below ``acknowledged_offset`` are then in the log. Of later entries some may be in the log.
+
+    Use it as a context manager, or call :meth:`close` or :meth:`abandon`. An error inside the ``with`` block abandons
+    the writer. Made by :meth:`Log.open_writer`.
     """
 
     def __init__(self, log: Log, now_ms: Callable[[], int], limits: RollLimits, *, take_over: bool = False) -> None:
@@ -122,22 +123,40 @@ class LogWriter:
 
     @property
     def writer_id(self) -> str:
+        """The id of this writer. Errors of other writers name it."""
         return self._owner.writer_id
 
     @property
     def next_offset(self) -> int:
-        """Of the entry that is appended next."""
+        """The offset of the entry that is appended next."""
         return self._next_offset
 
     @property
     def acknowledged_offset(self) -> int:
-        """All entries below it are in the log, whatever happens."""
+        """All entries below this offset are in the log for good."""
         return self._tail.acknowledged_offset
 
     def append(self, payload: Buffer) -> int:
-        """Append one entry; its offset.
+        """Append one entry.
 
-        Raises InvalidArgumentError for one that is too large, LogFencedError, LedgerClosedError, what ended the writer.
+        Parameters
+        ----------
+        payload
+            The bytes of the entry.
+
+        Returns
+        -------
+        int
+            The entry's offset.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the entry is larger than a bookie accepts.
+        LogFencedError
+            If another writer or a commit took the tail.
+        LedgerClosedError
+            If this writer was closed or abandoned.
         """
         # What the caller may change later must not change here.
         entry = payload if isinstance(payload, bytes) else bytes(memoryview(payload))
@@ -158,8 +177,27 @@ class LogWriter:
         return offset
 
     def append_many(self, payloads: Payloads | Sequence[Buffer]) -> range:
-        """Append entries in order; their offsets. The fast way. Raises as :meth:`append`, InvalidArgumentError before
-        any is sent. The buffers must not change before it returns."""
+        """Append entries in order. This is the fastest way.
+
+        Parameters
+        ----------
+        payloads
+            The bytes of each entry. They must not change before the call returns.
+
+        Returns
+        -------
+        range
+            The entries' offsets.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If an entry is larger than a bookie accepts. No entry was appended.
+        LogFencedError
+            If another writer or a commit took the tail.
+        LedgerClosedError
+            If this writer was closed or abandoned.
+        """
         offsets = payloads.offsets if isinstance(payloads, Payloads) else Payloads.offsets_of(payloads)
         largest = int(np.diff(offsets).max(initial=0))
         if largest > self._max_payload_bytes:
@@ -177,7 +215,20 @@ class LogWriter:
         return range(start, start + len(payloads))
 
     def flush(self) -> int:
-        """Wait until everything appended is acknowledged; the offset after it. Raises what ended the writer."""
+        """Wait until all appended entries are acknowledged.
+
+        Returns
+        -------
+        int
+            The offset after the last acknowledged entry.
+
+        Raises
+        ------
+        LogFencedError
+            If another writer or a commit took the tail.
+        BookKeeperError
+            The error that ended the writer.
+        """
         with self._sending:
             self._send_gathered()
             try:
@@ -187,8 +238,22 @@ class LogWriter:
             return self._tail.acknowledged_offset
 
     def close(self) -> int:
-        """Wait until everything appended is acknowledged, and seal the tail; the log's end then. May be repeated, and
-        is to be after MetadataUnavailableError, or the writer is abandoned. Raises what ended the writer."""
+        """Flush, then seal the tail. May be repeated.
+
+        Returns
+        -------
+        int
+            The end of the log.
+
+        Raises
+        ------
+        MetadataUnavailableError
+            If ZooKeeper does not answer. Call it again, or abandon the writer.
+        LogFencedError
+            If another writer or a commit took the tail.
+        BookKeeperError
+            The error that ended the writer.
+        """
         self._stop()
         with self._sending:
             try:
@@ -201,8 +266,10 @@ class LogWriter:
             return self._end_offset
 
     def abandon(self) -> None:
-        """Let go without sealing the tail: the next writer seals it, or a commit does. Calls under way in other threads
-        raise LedgerClosedError. Safe to repeat."""
+        """Stop writing without sealing the tail. The next writer or the next commit seals it. May be repeated.
+
+        Calls under way in other threads raise LedgerClosedError.
+        """
         self._closing = True
         # First of all: who waits for bookies waits no more.
         self._tail.ledger.abandon()
