@@ -10,7 +10,7 @@ import signal
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
@@ -20,7 +20,6 @@ from bookie_server import parts
 from bookie_server.admin.actions import AdminActions, RefusedError
 from bookie_server.admin.collection import CollectorControl
 from bookie_server.admin.endpoints import admin_routes, metrics_routes
-from bookie_server.admin.http import HttpServer
 from bookie_server.bookie import Bookie
 from bookie_server.bookie_status import read_status, write_status
 from bookie_server.config.config import BookieConfig
@@ -35,6 +34,9 @@ from bookie_server.net.native.server import NativeServer
 from bookie_server.state import FORCED, MANUAL, BookieState
 from bookie_server.storage.ledger_storage import LedgerStorage
 from bookie_server.storage.upkeep import Upkeep
+
+if TYPE_CHECKING:
+    from bookie_server.admin.server import AdminServer
 
 _LOG: Final = logging.getLogger(__name__)
 _EXIT_OK: Final = 0
@@ -178,8 +180,12 @@ class BookieService:
             times=self._metrics.requests,
         )
 
-    def _make_http_servers(self, monitor: DiskMonitor, control: CollectorControl) -> list[HttpServer]:
+    def _make_http_servers(self, monitor: DiskMonitor, control: CollectorControl) -> list[AdminServer]:
         config, registry = self._config, self._metrics.registry if self._config.statistics_enabled else None
+        if not config.http_enabled and not (config.statistics_port and registry is not None):
+            return []
+        from bookie_server.admin.server import AdminServer  # aiohttp takes some 10 MB
+
         servers = []
         if config.http_enabled:
             actions = AdminActions(
@@ -193,9 +199,9 @@ class BookieService:
                 set_read_only=self._set_manually_read_only,
                 last_marks=lambda: self._storage.last_marks,
             )
-            servers.append(HttpServer(config.http_host, config.http_port, admin_routes(actions, registry)))
+            servers.append(AdminServer(config.http_host, config.http_port, admin_routes(actions, registry)))
         if config.statistics_port and registry is not None:
-            servers.append(HttpServer(config.http_host, config.statistics_port, metrics_routes(registry)))
+            servers.append(AdminServer(config.http_host, config.statistics_port, metrics_routes(registry)))
         return servers
 
     async def _register(self) -> None:

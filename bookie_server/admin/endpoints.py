@@ -13,7 +13,7 @@ from http import HTTPStatus
 from typing import Final
 
 from bookie_server.admin.actions import AdminActions, RefusedError, StoppedCollection
-from bookie_server.admin.http import (
+from bookie_server.admin.routes import (
     ANY_METHOD,
     HttpError,
     Request,

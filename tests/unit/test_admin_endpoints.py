@@ -14,7 +14,7 @@ import pytest
 from bookie_server import state as states
 from bookie_server.admin.actions import AdminActions, CollectionStatus, EntryLogState, RefusedError, StoppedCollection
 from bookie_server.admin.endpoints import admin_routes, metrics_routes
-from bookie_server.admin.http import HttpError, Request, Response
+from bookie_server.admin.routes import HttpError, Request, Response
 from bookie_server.metrics.bookie_metrics import BookieMetrics
 from bookie_server.state import BookieState
 from bookie_server.storage.directories import LedgerDirectories

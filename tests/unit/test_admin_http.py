@@ -13,15 +13,8 @@ from http import HTTPStatus
 
 import pytest
 
-from bookie_server.admin.http import (
-    ANY_METHOD,
-    HttpError,
-    HttpServer,
-    Request,
-    Response,
-    json_response,
-    text_response,
-)
+from bookie_server.admin.routes import ANY_METHOD, HttpError, Request, Response, json_response, text_response
+from bookie_server.admin.server import AdminServer
 
 
 class Routes:
@@ -57,14 +50,15 @@ class Routes:
 
 @asynccontextmanager
 async def serving(
-    routes: Routes, request_timeout_s: float = 30.0, handler_timeout_s: float = 30.0
-) -> AsyncIterator[HttpServer]:
-    server = HttpServer(
+    routes: Routes, request_timeout_s: float = 30.0, handler_timeout_s: float = 30.0, answer_timeout_s: float = 30.0
+) -> AsyncIterator[AdminServer]:
+    server = AdminServer(
         "127.0.0.1",
         0,
         routes.routes,
         request_timeout_s=request_timeout_s,
         handler_timeout_s=handler_timeout_s,
+        answer_timeout_s=answer_timeout_s,
     )
     await server.start()
     try:
@@ -73,11 +67,11 @@ async def serving(
         await server.close()
 
 
-async def send(server: HttpServer, request: bytes) -> tuple[int, dict[str, str], bytes]:
+async def send(server: AdminServer, request: bytes) -> tuple[int, dict[str, str], bytes]:
     """Send bytes; the answer's status, headers and body, to the end of the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     try:
-        writer.write(request)
+        writer.write(request.replace(b" HTTP/1.1\r\n", b" HTTP/1.1\r\nHost: b\r\n"))
         answer = await asyncio.wait_for(reader.read(-1), 30)
     finally:
         writer.close()
@@ -85,8 +79,8 @@ async def send(server: HttpServer, request: bytes) -> tuple[int, dict[str, str],
     head, _, body = answer.partition(b"\r\n\r\n")
     line, *lines = head.decode().split("\r\n")
     headers = dict(line.split(": ", 1) for line in lines)
-    assert line.startswith("HTTP/1.1 ")
-    assert headers["Connection"] == "close"
+    assert line.startswith("HTTP/1.")
+    assert "aiohttp" not in head.decode()
     return int(line.split()[1]), headers, body
 
 
@@ -102,7 +96,7 @@ def test_requests_and_answers() -> None:
         routes = Routes()
         async with serving(routes) as server:
             status, headers, body = await send(
-                server, b"PUT /echo?a=1&b=x%20y&a=2 HTTP/1.1\r\nHost: b\r\ncontent-LENGTH: 5\r\n\r\nhello"
+                server, b"PUT /echo?a=1&b=x%20y&a=2 HTTP/1.1\r\ncontent-LENGTH: 5\r\n\r\nhello"
             )
             assert (status, json.loads(body)) == (200, {"method": "PUT", "body": "hello"})
             assert headers["Content-Type"] == "application/json"
@@ -129,11 +123,12 @@ def test_requests_and_answers() -> None:
         (b"GET / HTTP/2\r\n\r\n", 400, "not an HTTP/1 request"),
         (b"GET http://[ HTTP/1.1\r\n\r\n", 400, "not a URL"),
         (b"GET /echo?" + b"a=1&" * 200 + b" HTTP/1.1\r\n\r\n", 400, "not a URL"),
+        (b"GET /echo HTTP/1.1\r\n" + b"X: x\r\n" * 100 + b"\r\n", 400, "Too many headers"),
         (b"PUT /echo HTTP/1.1\r\nContent-Length: five\r\n\r\nhello", 400, "Content-Length"),
         (b"PUT /echo HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400, "Content-Length"),
         (b"PUT /echo HTTP/1.1\r\nContent-Length: 100000\r\n\r\n" + b"x" * 100_000, 413, "65536 bytes"),
         (b"PUT /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411, "Content-Length"),
-        (b"GET /echo HTTP/1.1\r\nX: " + b"x" * 20_000 + b"\r\n\r\n", 431, "16384 bytes"),
+        (b"GET /echo HTTP/1.1\r\nX: " + b"x" * 20_000 + b"\r\n\r\n", 431, "8192"),
     ],
 )
 def test_what_is_refused(request_bytes: bytes, status: int, says: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -158,6 +153,50 @@ def test_a_request_that_does_not_come() -> None:
             assert (status, error_of(body)) == (408, "the request did not come in time")
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /echo HTTP/1.1\r\nHost"])
+def test_a_connection_without_a_whole_head_is_closed(sent: bytes) -> None:
+    async def check() -> None:
+        async with serving(Routes(), request_timeout_s=0.05) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(sent)
+            assert await asyncio.wait_for(reader.read(-1), 30) == b""
+            writer.close()
+            await writer.wait_closed()
+
+    asyncio.run(check())
+
+
+def test_a_peer_that_does_not_take_its_answer_loses_its_connection() -> None:
+    async def check() -> None:
+        async with serving(Routes(), 0.1, 0.1, 0.1) as server:
+            with socket.socket() as peer:
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                peer.setblocking(False)
+                await asyncio.get_running_loop().sock_connect(peer, ("127.0.0.1", server.port))
+                peer.send(b"GET /large HTTP/1.1\r\nHost: b\r\n\r\n")
+                async with asyncio.timeout(30):
+                    while not server.transports:
+                        await asyncio.sleep(0.01)
+                    while server.transports:
+                        await asyncio.sleep(0.01)
+
+    asyncio.run(check())
+
+
+def test_one_request_per_connection_and_no_access_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def check() -> None:
+        routes = Routes()
+        async with serving(routes) as server:
+            status, headers, body = await send(server, b"GET /echo HTTP/1.1\r\n\r\n" * 2)
+            assert (status, headers["Connection"]) == (200, "close")
+            assert json.loads(body)["method"] == "GET"
+            assert len(routes.seen) == 1
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(check())
+    assert [record.name for record in caplog.records] == ["bookie_server.admin.server"]  # "http on …"
 
 
 def test_a_handler_that_takes_long_goes_on() -> None:
@@ -189,11 +228,11 @@ def test_connections_are_bounded_and_given_back() -> None:
     asyncio.run(check())
 
 
-async def takes_connections(server: HttpServer) -> bool:
+async def takes_connections(server: AdminServer) -> bool:
     """Whether a new connection is served, or closed at once."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     try:
-        writer.write(b"GET /echo HTTP/1.1\r\n\r\n")
+        writer.write(b"GET /echo HTTP/1.1\r\nHost: b\r\n\r\n")
         answer = await asyncio.wait_for(reader.read(-1), 30)
         assert answer.startswith(b"HTTP/1.1 200 ") or not answer
         return bool(answer)
@@ -211,12 +250,14 @@ def test_closing_does_not_wait_for_peers() -> None:
         async with serving(routes) as server:
             idle = await asyncio.open_connection("127.0.0.1", server.port)
             waiting = await asyncio.open_connection("127.0.0.1", server.port)
-            waiting[1].write(b"GET /wait HTTP/1.1\r\n\r\n")
+            waiting[1].write(b"GET /wait HTTP/1.1\r\nHost: b\r\n\r\n")
             await asyncio.wait_for(server.close(), 30)
             for reader, writer in (idle, waiting):
-                assert await asyncio.wait_for(reader.read(1), 30) == b""
-                writer.close()
-                await writer.wait_closed()
+                with contextlib.suppress(ConnectionResetError):
+                    assert await asyncio.wait_for(reader.read(1), 30) == b""
+                    writer.close()
+                    await writer.wait_closed()
+            assert not server.transports
 
     asyncio.run(check())
 
@@ -226,7 +267,7 @@ def test_a_port_that_is_taken() -> None:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
-            server = HttpServer("127.0.0.1", taken.getsockname()[1], {})
+            server = AdminServer("127.0.0.1", taken.getsockname()[1], {})
             with pytest.raises(OSError, match="in use"):
                 await server.start()
             await server.close()
