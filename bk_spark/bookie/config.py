@@ -38,7 +38,11 @@ def _ours(name: str, default: str, kind: Kind, doc: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """Limits and timeouts. Raises InvalidArgumentError for a value out of bounds."""
+    """Limits and timeouts of a client, as frozen fields.
+
+    The page "Configuration of the ledger client" describes each field, its default and its bounds. Names end in their
+    unit. A value out of bounds raises InvalidArgumentError.
+    """
 
     zk_session_timeout_ms: int = _apache("zkTimeout", "10000", whole(100), "Session timeout requested from ZooKeeper.")
     zk_session_rest_ms: int = _ours(
@@ -240,17 +244,22 @@ class ClientConfig:
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> ClientConfig:
-        """Settings from keys and texts.
+        """Read settings from keys and values as text. Keys and units are Apache's where Apache has them.
 
         Parameters
         ----------
         properties
-            Texts by key, in the unit of the key; see docs/client-config.md.
+            The keys and their values, such as ``{"addEntryTimeoutSec": "10"}``.
+
+        Returns
+        -------
+        ClientConfig
+            The settings. Keys that are not given have their defaults.
 
         Raises
         ------
         InvalidArgumentError
-            For an unknown key, with the nearest known one, and for a wrong value, with what is allowed.
+            If a key does not exist, or a value is wrong. The error names the nearest key, or what is allowed.
         """
         known = {setting.name: field for field, setting in SETTINGS.items()}
         values = {}
@@ -261,7 +270,18 @@ class ClientConfig:
         return cls(**values)
 
     def max_payload_bytes(self, digest_type: DigestType) -> int:
-        """The largest payload that every bookie takes and every client can read back."""
+        """Compute the largest payload that every bookie accepts and every client can read back.
+
+        Parameters
+        ----------
+        digest_type
+            The digest type of the ledger.
+
+        Returns
+        -------
+        int
+            Bytes.
+        """
         return self.max_frame_bytes - EntryPackager.overhead(digest_type) - ANSWER_RESERVE_BYTES
 
 

@@ -86,7 +86,7 @@ class FlagV2(enum.IntFlag):
 
 
 class DigestType(enum.Enum):
-    """Digest of entries; the value is the number in ledger metadata."""
+    """The checksum that each entry of a ledger has. The value is its number in ledger metadata."""
 
     CRC32 = 1
     HMAC = 2
@@ -95,6 +95,7 @@ class DigestType(enum.Enum):
 
     @property
     def digest_bytes(self) -> int:
+        """The size of a checksum in bytes."""
         return _DIGEST_BYTES[self]
 
 

@@ -1,10 +1,9 @@
 """The one tree of errors that every layer raises.
 
-Four families, by who has to act: the caller (bad argument, wrong password, closed handle), a peer
-(a bookie that is away, slow or answers nonsense), storage (a bookie's own disks) and metadata
-(ZooKeeper). ``retriable`` says whether the same call may succeed later without any change.
+There are four families, by who has to act: the caller (a wrong argument, a wrong password, a closed handle), a peer (a
+bookie that is down, slow or sends nonsense), storage (a bookie's own disks) and metadata (ZooKeeper).
 
-No error text may carry a password, master key or digest key.
+No message contains a password, a master key or a digest key.
 """
 
 from __future__ import annotations
@@ -13,10 +12,18 @@ from typing import ClassVar, Final
 
 
 class BookKeeperError(Exception):
-    """Root of all errors of this project.
+    """The base class of all errors of this project.
 
-    ``ledger_id``, ``entry_id``, ``bookie_id`` and ``code`` (name of the wire code) say where it
-    happened, as far as known.
+    ``retriable`` says whether the same call may succeed later without any change.
+
+    Parameters
+    ----------
+    message
+        What was wrong, and what to do.
+    ledger_id, entry_id, bookie_id
+        Where it happened, as far as known.
+    code
+        The name of the result code that a bookie sent, if it sent one.
     """
 
     retriable: ClassVar[bool] = False
@@ -70,101 +77,101 @@ class CallerError(BookKeeperError):
 
 
 class InvalidArgumentError(CallerError, ValueError):
-    """An argument, option or configuration value is wrong; the text names it and the remedy."""
+    """An argument, an option or a setting is wrong. The message names it and the remedy."""
 
 
 class UnauthorizedError(CallerError):
-    """The password does not open this ledger or log."""
+    """The password does not fit this ledger or log."""
 
 
 class NoSuchLedgerError(CallerError):
-    """The metadata store holds no such ledger."""
+    """The ledger does not exist."""
 
 
 class NoSuchEntryError(CallerError):
-    """The entry is known not to exist (beyond the end of a closed ledger, or never written)."""
+    """The entry does not exist: it is beyond the end of the ledger, or was never written."""
 
 
 class LedgerClosedError(CallerError):
-    """The handle or the ledger is closed: no entry can be added."""
+    """The handle or the ledger is closed. No entry can be added."""
 
 
 class LedgerExistsError(CallerError):
-    """There is a ledger of the id that was asked for. Apache's client code -20."""
+    """A ledger with the chosen id exists. Apache's client has the code -20."""
 
 
 class DuplicateEntryError(CallerError):
-    """An entry of this id was added before. Apache's client code -22."""
+    """An entry with this id was added before. Apache's client has the code -22."""
 
 
 class EntryGapError(CallerError):
-    """Entries wait for others with lower ids, which nobody added in time; the text names these."""
+    """Entries wait for lower ids that nobody added in time. The message names these ids."""
 
     retriable = True
 
 
 class LedgerFencedError(CallerError):
-    """Another client fenced the ledger (recovery); this writer has lost it."""
+    """Another client recovered the ledger. This writer has lost it."""
 
 
 class NoSuchLogError(CallerError):
-    """There is no log of this name."""
+    """The log does not exist."""
 
 
 class LogExistsError(CallerError):
-    """A log of this name exists already."""
+    """A log with this name exists."""
 
 
 class LogReplacedError(CallerError):
-    """The log was deleted and made again under its name: what belongs to the old one is refused."""
+    """The log was deleted, and another log has its name now."""
 
 
 class LogRangeGoneError(CallerError):
-    """Offsets that are not in the log: dropped by truncation, retention or overwrite, or not yet written."""
+    """The offsets are not in the log: truncated, overwritten, or not written yet."""
 
 
 class LogTailOpenError(CallerError):
-    """A log writer holds the log's tail open; a transactional commit must wait until it is sealed."""
+    """A log writer holds the log's tail. Commits and other writers must wait until it is sealed."""
 
 
 class LogFencedError(CallerError):
-    """A log writer has lost its place: another took the tail over, or a commit sealed it.
+    """A log writer has lost the tail: another writer took it over, or a commit sealed it.
 
-    ``acknowledged_offset``, as far as known: entries below it are in the log.
+    Entries below ``acknowledged_offset`` are in the log. It is None if unknown.
     """
 
     acknowledged_offset: int | None = None
 
 
 class RunRetiredError(CallerError):
-    """Another run of the same application has taken over: this one may commit no more."""
+    """Another run of the same application took over. This run must not commit."""
 
 
 class BatchRefusedError(CallerError):
-    """Another query has committed this batch, or a later one, under the same application name."""
+    """Another query committed this batch, or a later one, under the same application name."""
 
 
 class LedgerRefusedError(CallerError):
-    """A ledger, or entries of it, that a commit names cannot become part of the log."""
+    """A ledger, or entries of it, cannot become part of the log."""
 
 
 # --- a peer -------------------------------------------------------------------------------------
 
 
 class PeerError(BookKeeperError):
-    """A bookie did not do what was asked."""
+    """A bookie did not do what it was asked to do."""
 
     retriable = True
 
 
 class WireFormatError(PeerError):
-    """Bytes from the peer are not a frame of the protocol."""
+    """The bookie sent bytes that are no frame of the protocol."""
 
     retriable = False
 
 
 class BookieUnavailableError(PeerError):
-    """No connection to the bookie, or the connection broke with requests outstanding."""
+    """There is no connection to the bookie, or it broke while requests were unanswered."""
 
 
 class BookieTimeoutError(PeerError):
@@ -176,21 +183,21 @@ class BookieAnswerError(PeerError):
 
 
 class RequestRefusedError(PeerError):
-    """The bookie does not understand the request: another release, or an operation that it lacks."""
+    """The bookie does not know the request. It is of another release, or lacks the operation."""
 
     retriable = False
 
 
 class DigestMismatchError(PeerError):
-    """An entry's digest, ledger id or entry id is not what it should be."""
+    """The digest, the ledger id or the entry id of an entry is wrong."""
 
 
 class NotEnoughBookiesError(PeerError):
-    """Fewer usable bookies than the ensemble needs."""
+    """Fewer bookies are usable than the ensemble needs."""
 
 
 class EntryUnknownError(PeerError):
-    """No replica could say whether the entry exists: neither present nor absent."""
+    """No replica could tell whether the entry exists."""
 
 
 #: What helps where bookies that hold what is asked for give no answer.
@@ -201,13 +208,13 @@ AWAY_REMEDY: Final = (
 
 
 class AddQuorumTimeoutError(PeerError):
-    """An entry did not reach its ack quorum in time; the writer has ended. Apache's client code -21."""
+    """An entry did not reach its ack quorum in time. The writer has ended. Apache's client has the code -21."""
 
     retriable = False
 
 
 class EnsembleChangeRefusedError(PeerError):
-    """A bookie of the ensemble failed, and this writer may not replace it: it has ended."""
+    """A bookie of the ensemble failed, and this writer must not replace it. The writer has ended."""
 
     retriable = False
 
@@ -216,22 +223,22 @@ class EnsembleChangeRefusedError(PeerError):
 
 
 class StorageError(BookKeeperError):
-    """A bookie's own files or disks."""
+    """A bookie's own files or disks failed."""
 
 
 class CorruptFileError(StorageError):
-    """A file of the bookie holds what its format forbids; the text names file and position."""
+    """A file of the bookie has the wrong format. The message names the file and the position."""
 
 
 class CookieMismatchError(StorageError):
-    """A directory belongs to another bookie or cluster."""
+    """A directory belongs to another bookie or to another cluster."""
 
 
 # --- metadata -----------------------------------------------------------------------------------
 
 
 class MetadataError(BookKeeperError):
-    """ZooKeeper, or what it holds."""
+    """ZooKeeper failed, or what it stores is wrong."""
 
 
 class MetadataUnavailableError(MetadataError):
@@ -241,26 +248,26 @@ class MetadataUnavailableError(MetadataError):
 
 
 class OutcomeUnknownError(MetadataUnavailableError):
-    """The connection was lost while a change was under way: it may or may not have taken effect.
+    """The connection was lost during a change. It may or may not have taken effect.
 
-    Whoever catches it must ``sync``, read, and decide; never send the change again blindly.
+    A caller must ``sync``, read, and decide. It must never send the change again blindly.
     """
 
     retriable = False
 
 
 class MetadataConflictError(MetadataError):
-    """A compare-and-set lost against another client."""
+    """Another client changed the znode first."""
 
     retriable = True
 
 
 class ClockDifferenceError(MetadataError):
-    """This machine's clock and ZooKeeper's disagree; the text says by how much."""
+    """The clocks of this machine and of ZooKeeper differ. The message says by how much."""
 
 
 class NodeExistsError(MetadataConflictError):
-    """The znode to create exists already."""
+    """The znode to create exists."""
 
     retriable = False
 
@@ -272,4 +279,4 @@ class NoNodeError(MetadataConflictError):
 
 
 class MetadataFormatError(MetadataError):
-    """A znode holds what its format forbids, or a format version this release does not know."""
+    """A znode has the wrong format, or a format version that this release does not know."""

@@ -11,7 +11,22 @@ from bk_spark.protocol.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """Ensemble size (E), write quorum (Qw) and ack quorum (Qa), with E >= Qw >= Qa >= 1."""
+    """How many bookies a ledger uses. ``ensemble_size >= write_quorum_size >= ack_quorum_size >= 1``.
+
+    Parameters
+    ----------
+    ensemble_size
+        How many bookies hold the ledger.
+    write_quorum_size
+        How many of them hold each entry.
+    ack_quorum_size
+        How many of these must have an entry before it counts as acknowledged.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the sizes are not in this order.
+    """
 
     ensemble_size: int
     write_quorum_size: int
@@ -37,16 +52,40 @@ class Quorum:
 
     @property
     def striped(self) -> bool:
-        """True where a bookie of the ensemble holds only some of the entries."""
+        """Whether each bookie of the ensemble holds only some of the entries."""
         return self.ensemble_size != self.write_quorum_size
 
     def write_set(self, entry_id: int) -> tuple[int, ...]:
-        """Ensemble indexes that store ``entry_id``, in order of preference."""
+        """List the bookies that hold an entry.
+
+        Parameters
+        ----------
+        entry_id
+            The entry.
+
+        Returns
+        -------
+        tuple of int
+            Positions in the ensemble, in the order in which readers prefer them.
+        """
         size = self.ensemble_size
         return tuple((entry_id + k) % size for k in range(self.write_quorum_size))
 
     def stores(self, index: int, entry_id: int) -> bool:
-        """Whether the bookie at ensemble ``index`` belongs to the write set of ``entry_id``."""
+        """Tell whether a bookie holds an entry.
+
+        Parameters
+        ----------
+        index
+            The bookie's position in the ensemble.
+        entry_id
+            The entry.
+
+        Returns
+        -------
+        bool
+            Whether it belongs to the entry's write set.
+        """
         return (index - entry_id) % self.ensemble_size < self.write_quorum_size
 
     @property

@@ -18,17 +18,28 @@ _T = TypeVar("_T")
 
 
 class CommitStatus(enum.Enum):
+    """Whether a commit appended its batch, or found it in the log."""
+
     COMMITTED = "committed"
     ALREADY_DONE = "already done"
 
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """The batch is in the log, at offsets ``[start_offset, end_offset)``.
+    """The outcome of a commit: the batch is in the log.
 
-    Offsets and time are None for a batch older than the application's last one. ``retired_runs`` are runs
-    that this commit took over from: their ledgers are to be recovered. ``warning`` is for a person, where a batch
-    counts as done that may not be what was committed.
+    Parameters
+    ----------
+    status
+        Whether this commit appended the batch, or an earlier one did.
+    start_offset, end_offset
+        The batch is at the offsets ``[start_offset, end_offset)``. None if the application has committed later batches.
+    commit_time_ms
+        When the batch was committed, in Unix milliseconds. None if the application has committed later batches.
+    retired_runs
+        The runs that this commit took over from. Their ledgers must be recovered.
+    warning
+        Empty, or what a person should know: the batch that counts as done may be another one.
     """
 
     status: CommitStatus

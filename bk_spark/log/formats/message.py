@@ -16,8 +16,24 @@ MAX_QUERY_ID_BYTES: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class LedgerRange:
-    """Acknowledged entries ``first_entry`` to ``last_entry`` (inclusive) of a ledger, with the rows and
-    payload bytes in them."""
+    """Acknowledged entries of one ledger, in sequence.
+
+    Parameters
+    ----------
+    ledger_id
+        The ledger.
+    first_entry, last_entry
+        The ids of the first and of the last entry.
+    rows
+        How many rows the entries hold.
+    size_bytes
+        The payload bytes of the entries.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a number is out of bounds.
+    """
 
     ledger_id: int
     first_entry: int
@@ -36,6 +52,7 @@ class LedgerRange:
 
     @property
     def entries(self) -> int:
+        """How many entries there are."""
         return self.last_entry - self.first_entry + 1
 
     def continued_by(self, other: LedgerRange) -> bool:
@@ -52,12 +69,26 @@ class LedgerRange:
 
 @dataclass(frozen=True, slots=True)
 class CommitMessage:
-    """One task's result: where the rows of ``partition`` are, in order. Small, and can be pickled.
+    """One task's result: where the rows of a partition are, in order. Small, and can be pickled.
 
-    ``run`` is the run id of a streaming query (a batch write draws a UUID), ``app`` its name in the log
-    (``txnAppId``). ``query_id`` and ``query_batch_id`` are the streaming query's id and its own number of the batch,
-    which in foreachBatch need not be the ``batch_id`` (``txnVersion``). Several ranges where the task had to go on in
-    another ledger; none where it had no rows.
+    Parameters
+    ----------
+    log_id
+        The id of the log that the task wrote for.
+    app
+        The name of the application in the log (``txnAppId``).
+    run
+        The id of the run: of one start of a streaming query, or of one batch write.
+    query_id
+        The id of the streaming query.
+    batch_id
+        The number of the batch (``txnVersion``).
+    partition
+        The number of the partition, from 0 on.
+    ranges
+        Where the rows are. Several ranges if the task had to change its ledger, none if it had no rows.
+    query_batch_id
+        The query's own number of the batch. In ``foreachBatch`` it can differ from ``batch_id``.
     """
 
     log_id: str
@@ -72,19 +103,41 @@ class CommitMessage:
 
 @dataclass(frozen=True, slots=True)
 class CommitRequest:
-    """Append the rows of ``messages`` as batch ``batch_id`` of application ``app``, once.
+    """A batch to append to a log, exactly once.
 
     Parameters
     ----------
-    query_id : a streaming query's id, the same over its restarts, also of a batch write in its foreachBatch. Every
-        other batch write gives a constant: its repetition (same ``app``, same ``batch_id``) then counts as done, not
-        as another query's batch.
-    messages : one for each partition, in any order; may be empty.
-    overwrite : the log then begins with this batch.
-    fence_tail : end a log writer that holds the tail open; without it the commit is refused while that writer lives.
-    anonymous : a batch write without a name: ``app`` is a UUID drawn for it, ``batch_id`` is 0.
-    query_batch_id : the query's own number of the batch; None for a batch write outside of foreachBatch.
-    skip_committed : take a batch for done, too, where the query committed later ones: its checkpoint was set back.
+    log_id
+        The id of the log.
+    app
+        The name of the application. A batch number counts once for each application.
+    run
+        The id of the run.
+    query_id
+        The id of the streaming query, the same after a restart, also for a batch write in its ``foreachBatch``. Any
+        other batch write gives a constant: if it is repeated with the same ``app`` and ``batch_id``, it counts as done
+        and not as another query's batch.
+    batch_id
+        The number of the batch.
+    messages
+        One for each partition, in any order. May be empty.
+    overwrite
+        Let the log begin with this batch.
+    anonymous
+        A batch write without a name: ``app`` is a new UUID, and ``batch_id`` is 0.
+    fence_tail
+        End a log writer that holds the tail. Otherwise the commit is refused while that writer lives.
+    query_batch_id
+        The query's own number of the batch. None for a batch write outside of ``foreachBatch``.
+    skip_committed
+        Count the batch as done if the query has committed later ones. Its checkpoint was set back.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If an argument is out of bounds, or the messages do not belong together.
+    LogReplacedError
+        If a message was written for another log.
     """
 
     log_id: str
@@ -124,6 +177,7 @@ class CommitRequest:
 
     @property
     def rows(self) -> int:
+        """How many rows the batch has."""
         return sum(part.rows for part in self.ranges)
 
     @classmethod
@@ -136,7 +190,25 @@ class CommitRequest:
         fence_tail: bool = False,
         skip_committed: bool = False,
     ) -> CommitRequest:
-        """The request of a driver that knows its query's ids from the messages alone."""
+        """Make the request of a driver that knows its query only from the messages.
+
+        Parameters
+        ----------
+        messages
+            One for each partition, at least one.
+        overwrite, anonymous, fence_tail, skip_committed
+            As for the class.
+
+        Returns
+        -------
+        CommitRequest
+            The request.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If there is no message, or the messages do not belong together.
+        """
         if not messages:
             raise InvalidArgumentError("no commit message: the batch cannot be told")
         one = messages[0]

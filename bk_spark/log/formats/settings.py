@@ -34,7 +34,7 @@ _MAX_ITERATIONS: Final = 10_000_000
 
 
 class EntryFormat(enum.Enum):
-    """What an entry of the log holds."""
+    """What an entry of a log holds."""
 
     RAW = "raw"
     """One row: the bytes of its value."""
@@ -61,8 +61,26 @@ class PasswordCheck:
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """Quorum and digest of the log's ledgers; format of its entries; ``schema_json`` (Spark's JSON form of
-    a schema) for ``arrow`` and None for ``raw``."""
+    """The settings of a log. They are fixed when the log is created.
+
+    Parameters
+    ----------
+    quorum
+        Ensemble size, write quorum and ack quorum of the log's ledgers.
+    digest_type
+        The checksum of each entry.
+    entry_format
+        What an entry holds.
+    password_check
+        A salted hash that recognises the password. The password itself is not stored.
+    schema_json
+        For ``arrow``: the schema, in Spark's JSON form. For ``raw``: None.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the schema does not fit the entry format, is too long, or is no JSON.
+    """
 
     quorum: Quorum
     digest_type: DigestType
@@ -91,11 +109,43 @@ class LogSettings:
         password: bytes,
         schema_json: str | None = None,
     ) -> LogSettings:
-        """Settings of a new log whose ledgers have ``password``."""
+        """Make the settings of a new log.
+
+        Parameters
+        ----------
+        quorum
+            Ensemble size, write quorum and ack quorum of the log's ledgers.
+        digest_type
+            The checksum of each entry.
+        entry_format
+            What an entry holds.
+        password
+            The password of the log's ledgers.
+        schema_json
+            For ``arrow``: the schema, in Spark's JSON form.
+
+        Returns
+        -------
+        LogSettings
+            The settings.
+        """
         return cls(quorum, digest_type, entry_format, PasswordCheck.of(password), schema_json)
 
     def check_password(self, password: bytes, log_name: str) -> None:
-        """Raises UnauthorizedError where ``password`` is not the one the log was made with."""
+        """Check a password.
+
+        Parameters
+        ----------
+        password
+            The password to check.
+        log_name
+            The name of the log, for the error text.
+
+        Raises
+        ------
+        UnauthorizedError
+            If the log was made with another password.
+        """
         if self.password_check.matches(password):
             return
         remedy = "give the one it was made with (option password or passwordFile)"

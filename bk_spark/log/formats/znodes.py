@@ -126,9 +126,19 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What maintenance keeps of a log; of the first two, 0 is without limit. ``orphan_retention_ms``: age from which a
-    ledger goes that nothing refers to though its run may be at work. ``delete_grace_ms``: from the condemnation of a
-    ledger to its deletion, time for who reads it."""
+    """What maintenance keeps of a log. Rows within either limit are kept.
+
+    Parameters
+    ----------
+    retention_time_ms
+        Keep segments that are younger, in milliseconds. 0: no limit.
+    retention_size_bytes
+        Keep the newest segments up to this size. 0: no limit.
+    orphan_retention_ms
+        Delete a ledger that no segment refers to when it is older, even if its run may still be at work. Milliseconds.
+    delete_grace_ms
+        How long a condemned ledger is kept for its readers before it is deleted. Milliseconds.
+    """
 
     retention_time_ms: int = 0
     retention_size_bytes: int = 0

@@ -25,9 +25,17 @@ _VECTOR_MIN: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class EntryBlock:
-    """Verified entries from ``first_entry_id`` on, consecutive unless read with a step.
+    """Verified entries of one ledger, with consecutive ids.
 
-    ``max_lac`` is the highest LAC they carry."""
+    Parameters
+    ----------
+    first_entry_id
+        The id of the first entry.
+    payloads
+        The payloads of the entries.
+    max_lac
+        The highest last add confirmed that the entries carry, -1 if none.
+    """
 
     first_entry_id: int
     payloads: Payloads

@@ -19,15 +19,40 @@ from bk_spark.protocol.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True)
 class Payloads:
-    """Payload ``i`` is ``data[offsets[i] : offsets[i + 1]]``; ``offsets`` is int64 with one element
-    more than there are payloads, and need not begin at 0."""
+    """The payloads of many entries: one buffer, and where each payload begins. A sequence of ``memoryview``.
+
+    Payload ``i`` is ``data[offsets[i] : offsets[i + 1]]``. Arrow's binary columns have the same layout.
+
+    Parameters
+    ----------
+    data
+        The bytes of all payloads.
+    offsets
+        An int64 array with one element more than there are payloads, ascending. It need not begin at 0.
+    """
 
     data: memoryview
     offsets: npt.NDArray[np.int64]
 
     @classmethod
     def of(cls, buffers: Sequence[Buffer]) -> Payloads:
-        """Join separate buffers (a single one is not copied). Raises InvalidArgumentError as :meth:`check_joined`."""
+        """Join separate buffers. A single buffer is not copied.
+
+        Parameters
+        ----------
+        buffers
+            The payloads.
+
+        Returns
+        -------
+        Payloads
+            The same payloads in one buffer.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If a buffer is a memoryview of items larger than a byte.
+        """
         offsets = cls.offsets_of(buffers)
         data = memoryview(buffers[0]).cast("B") if len(buffers) == 1 else memoryview(b"".join(buffers))
         cls.check_joined(data, int(offsets[-1]))
@@ -72,19 +97,38 @@ class Payloads:
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
-        """Bytes of each payload."""
+        """The size of each payload in bytes, as an int64 array."""
         return np.diff(self.offsets)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all payloads together."""
+        """The size of all payloads together in bytes."""
         return int(self.offsets[-1] - self.offsets[0])
 
     def part(self, first: int, last: int) -> Payloads:
-        """Payloads ``first`` up to but not including ``last``, without copying."""
+        """Take consecutive payloads without copying them.
+
+        Parameters
+        ----------
+        first
+            The index of the first payload.
+        last
+            The index after the last one.
+
+        Returns
+        -------
+        Payloads
+            These payloads, in the same buffer.
+        """
         return Payloads(self.data, self.offsets[first : last + 1])
 
     def copy(self) -> Payloads:
-        """The same in a buffer of its own."""
+        """Copy the payloads into a buffer of their own.
+
+        Returns
+        -------
+        Payloads
+            The same payloads.
+        """
         start = int(self.offsets[0])
         return Payloads(memoryview(bytes(self.data[start : int(self.offsets[-1])])), self.offsets - start)

@@ -29,7 +29,7 @@ _BINARY_VERSION: Final = 3
 
 
 class LedgerState(enum.Enum):
-    """State of a ledger; the value is the number in ledger metadata."""
+    """The state of a ledger. The value is its number in ledger metadata."""
 
     OPEN = 1
     IN_RECOVERY = 2
@@ -46,10 +46,37 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class LedgerMetadata:
-    """What ZooKeeper holds of a ledger. Immutable; a change gives a new value.
+    """What ZooKeeper stores about a ledger. Immutable: a change makes a new object.
 
-    ``last_entry_id`` is -1 and ``length`` (bytes of payload) 0 while the ledger is not closed; a
-    closed empty ledger has -1 too. ``digest_type`` and ``password`` are both present or both None.
+    Parameters
+    ----------
+    quorum
+        Ensemble size, write quorum and ack quorum.
+    segments
+        The ledger's fragments: from which entry on which bookies hold the entries.
+    state
+        Open, in recovery, or closed.
+    last_entry_id
+        The last entry of a closed ledger. -1 if the ledger is empty or not closed.
+    length
+        The payload bytes of a closed ledger. 0 if it is not closed.
+    digest_type
+        The checksum of each entry. None, as ``password``, for ledgers from before BookKeeper 4.2.
+    password
+        The password of the ledger. It is not shown by ``repr``.
+    creation_time_ms
+        When the ledger was created, in Unix milliseconds. None if that is not stored.
+    custom_metadata
+        Names and values that the creator chose.
+    creator_token
+        A random number by which the creator recognises a ledger that it created.
+    format_version
+        The version of the stored form, 2 or 3.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the fragments do not fit each other or the quorum.
     """
 
     quorum: Quorum
@@ -80,10 +107,27 @@ class LedgerMetadata:
 
     @property
     def last_segment(self) -> Segment:
+        """The last fragment."""
         return self.segments[-1]
 
     def segment_of(self, entry_id: int) -> Segment:
-        """The segment that holds ``entry_id``."""
+        """Find the fragment that holds an entry.
+
+        Parameters
+        ----------
+        entry_id
+            The entry, from 0 on.
+
+        Returns
+        -------
+        Segment
+            The fragment: its first entry and its bookies.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If ``entry_id`` is negative.
+        """
         for segment in reversed(self.segments):
             if segment.first_entry_id <= entry_id:
                 return segment
