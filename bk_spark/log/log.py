@@ -118,22 +118,36 @@ class Log:
     def commit(
         self, request: CommitRequest, *, recover: Callable[[Sequence[int]], object] | None = None
     ) -> CommitResult:
-        """Append the batch, exactly once however often it is asked for.
+        """Append a batch, exactly once however often the same batch is committed.
 
         Parameters
         ----------
-        recover : called after the commit took effect with ids of the ledgers of a run that it retired, newest
-            first: it should fence and close them. Its failure is logged, and never fails the commit.
+        request
+            The batch.
+        recover
+            Called after the commit took effect, with the ids of the ledgers of each run that it took over from, newest
+            first. It should fence and close them. If it fails, the error is logged and the commit stands.
+
+        Returns
+        -------
+        CommitResult
+            The batch's offsets, and whether this commit appended it.
 
         Raises
         ------
-        RunRetiredError : another run of the application took over; the text names it.
-        BatchRefusedError : another query committed this batch or a later one under the application's name, or this
-            query's checkpoint was set back.
-        LedgerRefusedError : a ledger or range in a message may not be listed.
-        LogTailOpenError : a log writer that lives holds the tail open, and the request does not ask to fence it.
-        MetadataConflictError, MetadataUnavailableError : nothing was changed, try again.
-        OutcomeUnknownError : commit the same batch again; it is appended once.
+        RunRetiredError
+            If another run of the application took over. The error names it.
+        BatchRefusedError
+            If another query committed this batch or a later one under the application's name, or this query's
+            checkpoint was set back.
+        LedgerRefusedError
+            If a ledger or a range in a message cannot become part of the log.
+        LogTailOpenError
+            If a log writer holds the tail and lives, and the request does not ask to fence it.
+        MetadataConflictError, MetadataUnavailableError
+            Nothing was changed. Retry.
+        OutcomeUnknownError
+            The outcome is unknown. Commit the same batch again.
         """
         if request.log_id != self.log_id:
             raise LogReplacedError(

@@ -56,9 +56,11 @@ class LedgerRange:
         return self.last_entry - self.first_entry + 1
 
     def continued_by(self, other: LedgerRange) -> bool:
+        """Whether ``other`` begins where this range ends."""
         return (self.ledger_id, self.last_entry + 1) == (other.ledger_id, other.first_entry)
 
     def with_continuation(self, other: LedgerRange) -> LedgerRange:
+        """This range and ``other``, which continues it, as one range."""
         return replace(
             self,
             last_entry=other.last_entry,

@@ -134,9 +134,11 @@ class LedgerMetadata:
         raise InvalidArgumentError(f"entry id {entry_id} is negative")
 
     def in_recovery(self) -> LedgerMetadata:
+        """The same ledger, in recovery."""
         return replace(self, state=LedgerState.IN_RECOVERY)
 
     def closed(self, last_entry_id: int, length: int) -> LedgerMetadata:
+        """The same ledger, closed at ``last_entry_id`` with ``length`` bytes of payload."""
         return replace(self, state=LedgerState.CLOSED, last_entry_id=last_entry_id, length=length)
 
     def with_segment(self, segment: Segment) -> LedgerMetadata:
