@@ -7,6 +7,8 @@ STAMP := $(VENV)/.installed
 CLASSES := $(VENV)/spark.jsa
 PROTO_VENV := .venv-proto
 PROTO_STAMP := $(PROTO_VENV)/.installed
+RELEASE_VENV := .venv-release
+RELEASE_STAMP := $(RELEASE_VENV)/.installed
 export PYTHON
 
 # Arguments for pytest: make test PYTEST_ARGS="tests/unit -x"
@@ -16,7 +18,7 @@ TEST_PROCESSES ?= 2
 # For the explorer: make explore EXPLORE_ARGS="--bigger -k 3/3/2"
 EXPLORE_ARGS ?=
 
-.PHONY: help demo notebooks docs test faults stream-faults simulate simulate-logs simulate-collection explore crash lint format bench proto clean
+.PHONY: help demo notebooks docs test faults stream-faults simulate simulate-logs simulate-collection explore crash lint format bench proto release clean
 
 help:
 	@echo "make demo    real flights through Spark, three bookies and back, with one of them killed"
@@ -34,6 +36,7 @@ help:
 	@echo "make format  let ruff rewrite what it can"
 	@echo "make bench   speed of writing and reading"
 	@echo "make proto   regenerate the protobuf modules"
+	@echo "make release  build wheel and sdist, and run the demo from each of them in a fresh environment"
 	@echo "make clean   remove caches and the virtual environments"
 
 $(STAMP): pyproject.toml scripts/make_venv.sh
@@ -108,6 +111,15 @@ $(PROTO_STAMP): Makefile scripts/make_venv.sh
 proto: $(PROTO_STAMP)
 	$(PROTO_VENV)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $$(find bk_spark -name '*.proto' | sort)
 
+$(RELEASE_STAMP): Makefile scripts/make_venv.sh
+	@scripts/make_venv.sh $(RELEASE_VENV)
+	$(RELEASE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'build>=1.3' 'twine>=6.1'
+	@touch $@
+
+release: $(RELEASE_STAMP)
+	@scripts/ensure_java.sh
+	scripts/release.sh $(abspath $(RELEASE_VENV))/bin/python
+
 clean:
-	rm -rf $(VENV) $(PROTO_VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist *.egg-info
+	rm -rf $(VENV) $(PROTO_VENV) $(RELEASE_VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist *.egg-info
 	find bk_spark bookie_server tests benchmarks examples notebooks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
