@@ -135,7 +135,7 @@ class AsyncRunner(Generic[A, E, R]):
                 request_id = getattr(action, "request_id", None)
                 if request_id is not None:
                     self._requests[request_id] = task
-                task.add_done_callback(functools.partial(self._task_ended, request_id))
+                task.add_done_callback(functools.partial(self._task_ended, request_id, answer))
             elif answer is not None:
                 self._tell(answer)
 
@@ -158,7 +158,9 @@ class AsyncRunner(Generic[A, E, R]):
             if event is not None:
                 self.handle(event)
 
-    def _task_ended(self, request_id: Hashable, task: asyncio.Task[None]) -> None:
+    def _task_ended(self, request_id: Hashable, work: Coroutine[Any, Any, E | None], task: asyncio.Task[None]) -> None:
+        # A task that is cancelled before it runs has not begun the work.
+        work.close()
         self._tasks.discard(task)
         if request_id is not None and self._requests.get(request_id) is task:
             del self._requests[request_id]

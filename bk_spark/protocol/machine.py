@@ -16,7 +16,8 @@ outcome         None until the machine ends. Then the result or the error. It ne
 Rules:
 
 * Actions and events are frozen dataclasses. An event that answers an action names it, where several can be under way.
-* A machine starts with its first actions ready. After its end it returns no actions and ignores events.
+* A machine starts with its first actions ready. After its end it ignores events, and returns only what its last step
+  asked for.
 * *Commands* are what a machine's owner wants from it, such as adding entries or closing. They are methods with results
   and errors of their own. Their actions come out of ``take_actions`` as well.
 * An action that can be given up has a ``request_id``. :class:`StopRequest` gives it up.

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import closing
 
 import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.reading.range_read import RangeRead
 from bk_spark.bookie.reading.range_windows import EntryRange
+from bk_spark.bookie.reading.read_handle import ReadHandle
+from bk_spark.protocol.entries.entry_block import EntryBlock
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookKeeperError, NoSuchEntryError, NoSuchLedgerError, UnauthorizedError
 from bk_spark.protocol.quorum import Quorum
@@ -72,9 +73,14 @@ def test_tiny_ranges_of_a_few_ledgers_are_read_together(
     client: BlockingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a log of micro-batches has them: 600 batches of one entry from each of 8 tasks, some repeated."""
-    passes: list[RangeRead] = []
-    blocks = RangeRead.blocks
-    monkeypatch.setattr(RangeRead, "blocks", lambda self: passes.append(self) or blocks(self))
+    reads: list[tuple[int, int]] = []
+    read_blocks = ReadHandle.read_blocks
+
+    def counted(self: ReadHandle, first: int, last: int, **options: bool) -> AsyncGenerator[EntryBlock, None]:
+        reads.append((first, last))
+        return read_blocks(self, first, last, **options)
+
+    monkeypatch.setattr(ReadHandle, "read_blocks", counted)
     rng = random.Random(2)
     batches, tasks = 600, 8
     written: list[list[bytes]] = [[] for _ in range(tasks)]
@@ -90,7 +96,7 @@ def test_tiny_ranges_of_a_few_ledgers_are_read_together(
     ranges = [EntryRange(ledger_ids[task], entry, entry, len(written[task][entry])) for task, entry in listed]
     found = _payloads(client.read_series(ranges, PASSWORD))
     assert found == [written[task][entry] for task, entry in listed]
-    assert len(passes) < len(ranges) / 50
+    assert len(reads) < len(ranges) / 50
 
 
 def test_entries_far_larger_than_the_list_says_are_not_held_all_at_once(client: BlockingClient) -> None:

@@ -11,15 +11,16 @@ from typing import Any
 from unittest.mock import patch
 
 from bk_spark.protocol.codes import Code, DigestType, FlagV2, OpV2
+from bk_spark.protocol.ledger import lac
 from bk_spark.protocol.ledger.lac import LacAnswer
+from bk_spark.protocol.ledger.ledger_view import LedgerKey
 from bk_spark.protocol.ledger.pending_adds import PendingAdds
+from bk_spark.protocol.ledger.read_actions import LacTold
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bk_spark.protocol.quorum import Answer as Said
-from bk_spark.protocol.wire.answers_v2 import ReadAnswer
 from tests.simulation import readers
-from tests.simulation.bytes_cache import CachedPackager, ReadSeen, answer_in, code_answer, entry_in, metadata_in
+from tests.simulation.bytes_cache import CachedPackager, ReadSeen, code_answer, entry_in, metadata_in
 from tests.simulation.events import Effect, Event, MetaCall, Request, Way
-from tests.simulation.readers import ReaderActor
 from tests.simulation.recoverers import RecoveryActor
 from tests.simulation.servers import ModelBookie, ModelStore
 from tests.simulation.world import World
@@ -133,18 +134,15 @@ def a_place_is_filled_once(stack: ExitStack) -> None:
 
 def the_last_entry_is_confirmed(stack: ExitStack) -> None:
     """A reader takes what is on a bookie for confirmed."""
-    understand = ReaderActor._understand
+    understand = lac.understand
 
-    def trusting(reader: ReaderActor, frame: bytes | None) -> LacAnswer:
-        said = understand(reader, frame)
-        if said.answer is not Said.PRESENT:
+    def trusting(ledger: LedgerKey, told: LacTold) -> LacAnswer:
+        said = understand(ledger, told)
+        if said.answer is not Said.PRESENT or told.last_entry is None:
             return said
-        assert frame is not None
-        answer = answer_in(frame)
-        assert isinstance(answer, ReadAnswer)
-        return LacAnswer(Said.PRESENT, entry_in(bytes(answer.stored), None, DigestType.CRC32C).entry_id)
+        return LacAnswer(Said.PRESENT, entry_in(told.last_entry, None, ledger.digest_type).entry_id)
 
-    stack.enter_context(patch.object(ReaderActor, "_understand", trusting))
+    stack.enter_context(patch.object(lac, "understand", trusting))
 
 
 def replication_adds_as_a_writer(stack: ExitStack) -> None:

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from bk_spark.protocol.codes import LAST_ENTRY, Code, DigestType, FlagV2
 from bk_spark.protocol.entries.digest import digest_function
-from bk_spark.protocol.entries.entry_block import EntryBlock, verify_stored
-from bk_spark.protocol.errors import BookKeeperError, DigestMismatchError, MetadataUnavailableError
-from bk_spark.protocol.ledger.lac import LacAnswer, LacRead
-from bk_spark.protocol.ledger.reader import RangeReader, ReadEntries, ReadFailed, StopReading
+from bk_spark.protocol.entries.entry_block import EntryBlock
+from bk_spark.protocol.errors import BookieUnavailableError, MetadataUnavailableError
+from bk_spark.protocol.ledger.lac import LacRead
+from bk_spark.protocol.ledger.ledger_view import LedgerKey, LedgerView
+from bk_spark.protocol.ledger.metadata_calls import ReadMetadata
+from bk_spark.protocol.ledger.read_actions import (
+    AskLac,
+    EntriesRead,
+    LacTold,
+    ReadEntries,
+    RequestFailed,
+)
+from bk_spark.protocol.ledger.read_settings import ReadSettings
+from bk_spark.protocol.ledger.reader import RangeReader
+from bk_spark.protocol.machine import EndedBy, Machine, StartTimer, StopRequest, Succeeded, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment, encode
-from bk_spark.protocol.quorum import Answer as Said
 from bk_spark.protocol.wire.answers_v2 import AddAnswers, ReadAnswer
 from tests.simulation.bytes_cache import (
     CachedPackager,
     answer_in,
-    entry_in,
     length_of,
     metadata_in,
     payloads_of,
@@ -24,101 +35,126 @@ from tests.simulation.bytes_cache import (
     split,
 )
 from tests.simulation.events import Answer, Command, Effect, Event, MetaCall, MetaReply, Request, Saw, Slow, Way
+from tests.simulation.metadata_calls import metadata_call, metadata_event
 from tests.simulation.writers import Actor
 from tests.support.ledgers import LEDGER, PASSWORD, payload_of
 
-#: As the client's readAttempts.
-_ATTEMPTS = 3
+#: Little at a time shows the same interleavings.
+SETTINGS: Final = ReadSettings(attempts=3, requests_ahead=2, first_request_entries=2, max_request_entries=2)
 
 
 @dataclass(slots=True)
-class _Request:
+class _Reads:
+    """Plain pipelined reads: one message for each entry."""
+
+    bookie_id: str
     entry_ids: range
-    #: None where the connection broke.
-    answers: dict[int, ReadAnswer | None] = field(default_factory=dict)
+    answers: dict[int, ReadAnswer] = field(default_factory=dict)
 
 
-class RangeRead:
-    """Drives a :class:`RangeReader`, with plain pipelined reads. ``number`` keeps its messages apart."""
+class ReadRunner:
+    """Runs one machine of reading for an actor. ``number`` keeps its messages apart.
 
-    def __init__(self, actor: str, number: int, metadata: LedgerMetadata, first: int, last: int) -> None:
+    Nothing is late by itself in this world: who waits for a message that is lost hears that the connection broke. So
+    timers that give up a request never fire. A read may be found slow at any time. Pauses pass at once: whatever comes
+    after them takes as long as it takes.
+    """
+
+    def __init__(self, actor: str, number: int, machine: Machine[Any, Any, Any]) -> None:
+        self.actor = actor
         self.number = number
-        self.next = first
-        self.last = last
-        self.error: BookKeeperError | None = None
-        self._actor = actor
-        self._digest_type = _digest_type(metadata)
-        self._machine = RangeReader(LEDGER, metadata, first, last, chunk_entries=2, chunks_in_flight=2)
-        self._requests: dict[int, _Request] = {}
+        self.machine = machine
+        self._requests: dict[Hashable, _Reads | str] = {}
 
     @property
-    def over(self) -> bool:
-        return self.error is not None or self.next > self.last
+    def outcome(self) -> Succeeded[Any] | EndedBy | None:
+        return self.machine.outcome
 
     def on(self, event: Event) -> None:
-        if isinstance(event, Slow):
-            self._machine.on_slow(int(event.tag[2]))
-            return
-        assert isinstance(event, Answer)
-        request_id, entry_id = int(event.tag[2]), int(event.tag[3])
+        """Tell the machine. :meth:`run` must follow."""
+        match event:
+            case Slow(tag=(_, _, request_id)):
+                self.machine.handle(TimerFired(("slow", request_id)))
+            case Answer(tag=("lac", _, request_id)):
+                self._requests.pop(request_id, None)
+                self.machine.handle(_broken(request_id) if event.frame is None else lac_told(request_id, event.frame))
+            case Answer(tag=("get", _, request_id, int(entry_id))):
+                self._on_entry(request_id, entry_id, event.frame)
+            case MetaReply():
+                self.machine.handle(metadata_event(event))
+
+    def run(self, out: list[Effect]) -> None:
+        """Do what the machine wants."""
+        while actions := self.machine.take_actions():
+            for action in actions:
+                self.perform(action, out)
+
+    def perform(self, action: Any, out: list[Effect]) -> None:
+        match action:
+            case ReadEntries(request_id, bookie, entry_ids):
+                self._requests[request_id] = _Reads(bookie, entry_ids)
+                for entry_id in entry_ids:
+                    tag = ("get", self.number, request_id, entry_id)
+                    frame = read_request(entry_id, FlagV2.NONE)
+                    out.append(Request(self.actor, bookie, f"get {entry_id}", tag, frame))
+            case AskLac(request_id, bookie):
+                assert isinstance(request_id, int | str)
+                self._requests[request_id] = bookie
+                frame = read_request(LAST_ENTRY, FlagV2.NONE)
+                out.append(Request(self.actor, bookie, "lac", ("lac", self.number, request_id), frame))
+            case ReadMetadata():
+                out.append(metadata_call(self.actor, ("again",), action))
+            case StartTimer(("slow", int(request_id))):
+                out.append(Slow(self.actor, ("slow", self.number, request_id), self.bookie_of(request_id)))
+            case StartTimer("pause"):
+                self.machine.handle(TimerFired("pause"))
+            case StopRequest(request_id):
+                self._requests.pop(request_id, None)
+
+    def bookie_of(self, request_id: Hashable) -> str:
+        asked = self._requests[request_id]
+        return asked if isinstance(asked, str) else asked.bookie_id
+
+    def _on_entry(self, request_id: int | str, entry_id: int, frame: bytes | None) -> None:
         request = self._requests.get(request_id)
-        if request is None:
+        if not isinstance(request, _Reads):
             return
-        answer = None if event.frame is None else answer_in(event.frame)
-        assert answer is None or isinstance(answer, ReadAnswer)
+        if frame is None:
+            del self._requests[request_id]
+            self.machine.handle(_broken(request_id))
+            return
+        answer = answer_in(frame)
+        assert isinstance(answer, ReadAnswer)
         request.answers[entry_id] = answer
-        if answer is None:
+        if len(request.answers) == len(request.entry_ids):
             del self._requests[request_id]
-            self._machine.on_error(request_id, Said.UNKNOWN, "broke")
-        elif len(request.answers) == len(request.entry_ids):
-            del self._requests[request_id]
-            self._on_all(request_id, request)
+            assert isinstance(request_id, int)
+            self.machine.handle(EntriesRead(request_id, request.answers))
 
-    def _on_all(self, request_id: int, request: _Request) -> None:
-        stored: list[memoryview] = []
-        for entry_id in request.entry_ids:
-            answer = request.answers[entry_id]
-            assert answer is not None
-            if answer.code is not Code.OK and not stored:
-                absent = answer.code in (Code.NO_ENTRY, Code.NO_LEDGER)
-                self._machine.on_error(request_id, Said.ABSENT if absent else Said.UNKNOWN, answer.code.name)
-                return
-            if answer.code is not Code.OK:
-                break
-            stored.append(answer.stored)
-        digest = digest_function(self._digest_type, PASSWORD)
-        try:
-            first, step = request.entry_ids.start, request.entry_ids.step
-            block = verify_stored(stored, LEDGER, first, self._digest_type, digest, step)
-        except DigestMismatchError as error:
-            self._machine.on_error(request_id, Said.UNKNOWN, error.message)
-        else:
-            self._machine.on_entries(request_id, block)
 
-    def run(self, out: list[Effect]) -> list[EntryBlock]:
+class RangeRun(ReadRunner):
+    """Runs a :class:`RangeReader`."""
+
+    machine: RangeReader
+
+    def __init__(self, actor: str, number: int, view: LedgerView, first: int, last: int) -> None:
+        reader = RangeReader(
+            key_of(view.metadata), view, first, last, SETTINGS, suspects=set(), without_batch_reads=set()
+        )
+        super().__init__(actor, number, reader)
+        self._next = first
+
+    def blocks(self, out: list[Effect]) -> list[EntryBlock]:
         """Do what the machine wants; what it gives out."""
         blocks: list[EntryBlock] = []
         while True:
-            for action in self._machine.take_actions():
-                match action:
-                    case ReadEntries(request_id, bookie, entry_ids, slow_after_ms):
-                        self._requests[request_id] = _Request(entry_ids)
-                        for entry_id in entry_ids:
-                            tag = ("get", self.number, request_id, entry_id)
-                            frame = read_request(entry_id, FlagV2.NONE)
-                            out.append(Request(self._actor, bookie, f"get {entry_id}", tag, frame))
-                        if slow_after_ms is not None:
-                            out.append(Slow(self._actor, ("slow", self.number, request_id), bookie))
-                    case StopReading(request_id):
-                        self._requests.pop(request_id, None)
-                    case ReadFailed():
-                        pass
-            block = self._machine.next_block()
+            self.run(out)
+            block = self.machine.next_block()
             if block is None:
-                self.error = self._machine.error
+                self.run(out)
                 return blocks
-            assert block.first_entry_id == self.next, "a reader was given entries out of order"
-            self.next += len(block)
+            assert block.first_entry_id == self._next, "a reader was given entries out of order"
+            self._next += len(block)
             blocks.append(block)
 
 
@@ -129,92 +165,63 @@ class ReaderActor(Actor):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.next = 0
-        self._metadata: LedgerMetadata | None = None
+        self._view: LedgerView | None = None
         self._times = 1
         self._number = 0
-        self._attempts = 0
-        self._last = -1
-        self._lac: LacRead | None = None
-        self._range: RangeRead | None = None
+        self._run: ReadRunner | None = None
 
     def on(self, event: Event, way: Way) -> None:
         match event:
             case Command("start"):
                 self._times = int(event.arguments[0]) if event.arguments else 1
                 self.out.append(MetaCall(self.name, ("open",)))
-            case MetaReply(outcome="ok"):
-                self._on_metadata(metadata_in(event.data), again=event.tag == ("again",))
-            case MetaReply():
+            case MetaReply(tag=("open",), outcome="ok"):
+                self._open(metadata_in(event.data))
+            case MetaReply(tag=("open",)):
                 self.end(MetadataUnavailableError("the metadata cannot be read"))
-            case Answer(tag=("lac", number)) if number == self._number and self._lac is not None:
-                self._on_lac(self._lac, event)
-            case Answer(tag=("get", number, *_)) | Slow(tag=("slow", number, *_)) if number == self._number:
-                if self._range is not None:
-                    self._range.on(event)
-                    self._go_on(self._range)
+            case MetaReply() | Answer() | Slow() if self._run is not None:
+                if isinstance(event, MetaReply) or event.tag[1] == self._number:
+                    self._run.on(event)
+                    self._go_on(self._run)
 
-    def _on_metadata(self, metadata: LedgerMetadata, again: bool) -> None:
-        self._metadata = metadata
-        if again:
-            self._read()
-        elif metadata.state is LedgerState.CLOSED:
-            self._last = metadata.last_entry_id
+    def _open(self, metadata: LedgerMetadata) -> None:
+        if self._view is None:
+            self._view = LedgerView(LEDGER, metadata)
+        self._view.learn_metadata(metadata)
+        if self._view.closed:
             self._times = 1
-            self._read()
+            self._read(self._view)
         else:
             self._number += 1
-            self._lac = LacRead(LEDGER, metadata)
-            for bookie in self._lac.bookie_ids:
-                frame = read_request(LAST_ENTRY, FlagV2.NONE)
-                self.out.append(Request(self.name, bookie, "lac", ("lac", self._number), frame))
+            machine = LacRead(key_of(metadata), metadata, timeout_ms=SETTINGS.timeout_ms)
+            self._run = ReadRunner(self.name, self._number, machine)
+            self._go_on(self._run)
 
-    def _on_lac(self, machine: LacRead, answer: Answer) -> None:
-        machine.on_answer(answer.bookie, self._understand(answer.frame))
-        if machine.error is not None:
-            self.end(machine.error)
-        elif machine.result is not None:
-            self._lac = None
-            self._last = max(self._last, machine.result)
-            self._read()
-
-    def _understand(self, frame: bytes | None) -> LacAnswer:
-        if frame is None:
-            return LacAnswer(Said.UNKNOWN, reason="broke")
-        answer = answer_in(frame)
-        assert isinstance(answer, ReadAnswer)
-        if answer.code is Code.OK:
-            entry = entry_in(bytes(answer.stored), None, _digest_type(self._metadata))
-            return LacAnswer(Said.PRESENT, entry.last_add_confirmed)
-        if answer.code in (Code.NO_ENTRY, Code.NO_LEDGER):
-            return LacAnswer(Said.ABSENT)
-        return LacAnswer(Said.UNKNOWN, reason=answer.code.name)
-
-    def _read(self) -> None:
-        assert self._metadata is not None
-        if self.next <= self._last:
+    def _read(self, view: LedgerView) -> None:
+        if self.next <= view.last_add_confirmed:
             self._number += 1
-            self._range = RangeRead(self.name, self._number, self._metadata, self.next, self._last)
-            self._go_on(self._range)
+            self._run = RangeRun(self.name, self._number, view, self.next, view.last_add_confirmed)
+            self._go_on(self._run)
         else:
             self._round_over()
 
-    def _go_on(self, reading: RangeRead) -> None:
-        for block in reading.run(self.out):
-            for payload in block.payloads:
-                self.out.append(Saw(self.name, self.next, bytes(payload)))
-                self.next += 1
-            self._attempts = 0
-        if not reading.over:
+    def _go_on(self, run: ReadRunner) -> None:
+        view = self._view
+        assert view is not None
+        if isinstance(run, RangeRun):
+            self.next = see(self, self.next, run.blocks(self.out))
+        else:
+            run.run(self.out)
+        if run.outcome is None:
             return
-        self._range = None
-        if reading.error is None:
+        self._run = None
+        if isinstance(run.outcome, EndedBy):
+            self.end(run.outcome.error)
+        elif isinstance(run, RangeRun):
             self._round_over()
-        elif self._attempts < _ATTEMPTS:
-            # A re-replication may have moved the segment since its metadata was read.
-            self._attempts += 1
-            self.out.append(MetaCall(self.name, ("again",)))
         else:
-            self.end(reading.error)
+            view.learn_lac(run.outcome.result)
+            self._read(view)
 
     def _round_over(self) -> None:
         self._times -= 1
@@ -222,6 +229,31 @@ class ReaderActor(Actor):
             self.out.append(MetaCall(self.name, ("open",)))
         else:
             self.end("done")
+
+
+def see(actor: Actor, first: int, blocks: list[EntryBlock]) -> int:
+    """The actor's user is given these entries. Returns the entry after them."""
+    for block in blocks:
+        for payload in block.payloads:
+            actor.out.append(Saw(actor.name, first, bytes(payload)))
+            first += 1
+    return first
+
+
+def lac_told(request_id: int | str, frame: bytes) -> LacTold:
+    """Bookies of this world tell their last entry in v2, and have no explicit LAC."""
+    answer = answer_in(frame)
+    assert isinstance(answer, ReadAnswer)
+    return LacTold(request_id, answer.code, None, bytes(answer.stored) if answer.code is Code.OK else None)
+
+
+def key_of(metadata: LedgerMetadata) -> LedgerKey:
+    assert isinstance(metadata.digest_type, DigestType)
+    return LedgerKey(LEDGER, metadata.digest_type, digest_function(metadata.digest_type, PASSWORD))
+
+
+def _broken(request_id: int | str) -> RequestFailed:
+    return RequestFailed(request_id, BookieUnavailableError("broke"))
 
 
 class ReplicationActor(Actor):
@@ -234,7 +266,7 @@ class ReplicationActor(Actor):
         self._metadata: LedgerMetadata | None = None
         self._version = -1
         self._to_copy: list[int] = []
-        self._reading: RangeRead | None = None
+        self._reading: RangeRun | None = None
 
     def on(self, event: Event, way: Way) -> None:
         match event:
@@ -244,6 +276,9 @@ class ReplicationActor(Actor):
                 self.out.append(MetaCall(self.name, ("open",)))
             case MetaReply(was_write=True):
                 self.end("done" if event.outcome == "ok" else "gave up")
+            case MetaReply(tag=("again",)) if self._reading is not None:
+                self._reading.on(event)
+                self._read_on(self._reading)
             case MetaReply(outcome="ok"):
                 self._begin(metadata_in(event.data), event.version)
             case MetaReply():
@@ -278,7 +313,7 @@ class ReplicationActor(Actor):
         assert self._metadata is not None
         if self._to_copy:
             entry_id = self._to_copy[0]
-            self._reading = RangeRead(self.name, entry_id, self._metadata, entry_id, entry_id)
+            self._reading = RangeRun(self.name, entry_id, LedgerView(LEDGER, self._metadata), entry_id, entry_id)
             self._read_on(self._reading)
             return
         number, index, target = self._wish
@@ -290,22 +325,18 @@ class ReplicationActor(Actor):
             MetaCall(self.name, ("write",), encode(replace(self._metadata, segments=segments)), self._version)
         )
 
-    def _read_on(self, reading: RangeRead) -> None:
-        for block in reading.run(self.out):
+    def _read_on(self, reading: RangeRun) -> None:
+        assert self._metadata is not None
+        for block in reading.blocks(self.out):
             assert bytes(block.payloads[0]) == payload_of(block.first_entry_id)
-        if reading.over:
-            self._reading = None
-        if reading.error is not None:
+        if reading.outcome is None:
+            return
+        self._reading = None
+        if isinstance(reading.outcome, EndedBy):
             self.end("gave up")
-        elif reading.over:
-            entry_id = reading.last
-            packager = CachedPackager(_digest_type(self._metadata), FlagV2.RECOVERY_ADD)
-            made = packager.package(entry_id, entry_id - 1, length_of(entry_id - 1), payloads_of(entry_id, entry_id))
-            (frame,) = split([made.data])
-            self.out.append(Request(self.name, self._wish[2], f"put {entry_id}", ("put", entry_id), frame))
-
-
-def _digest_type(metadata: LedgerMetadata | None) -> DigestType:
-    assert metadata is not None
-    assert isinstance(metadata.digest_type, DigestType)
-    return metadata.digest_type
+            return
+        entry_id = self._to_copy[0]
+        packager = CachedPackager(key_of(self._metadata).digest_type, FlagV2.RECOVERY_ADD)
+        made = packager.package(entry_id, entry_id - 1, length_of(entry_id - 1), payloads_of(entry_id, entry_id))
+        (frame,) = split([made.data])
+        self.out.append(Request(self.name, self._wish[2], f"put {entry_id}", ("put", entry_id), frame))

@@ -127,7 +127,7 @@ async def test_a_replica_that_dies_is_read_around(stage: Stage) -> None:
     await stage[1].stop()
     await reading
     # It died; it is not one that does not know batch reads.
-    assert stage.pool.without_batch_read == set()
+    assert stage.access.without_batch_reads == set()
     stage[1].silent = False
     await stage[1].start()
     before = stage[1].batch_reads
@@ -140,7 +140,7 @@ async def test_bookies_without_batch_reads(stage: Stage) -> None:
     for bookie in stage.bookies:
         bookie.knows_batch_read = False
     await stage.read_all()
-    assert stage.pool.without_batch_read == {"b1"}
+    assert stage.access.without_batch_reads == {"b1"}
     tries = sum(bookie.batch_reads for bookie in stage.bookies)
     await stage.read_all()
     assert sum(bookie.batch_reads for bookie in stage.bookies) == tries

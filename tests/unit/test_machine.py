@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
@@ -171,3 +172,18 @@ def test_a_request_that_is_given_up_is_cancelled_and_its_id_free_again() -> None
         return heard, cancelled
 
     assert asyncio.run(hedge()) == (["fast", "slow"], ["slow"])
+
+
+def test_what_is_given_up_before_it_begins_leaves_nothing_behind() -> None:
+    """Python warns of a coroutine that was never awaited, and a warning is an error here."""
+
+    async def stop_at_once() -> None:
+        async def perform(action: object) -> str:
+            return str(action)
+
+        runner = AsyncRunner(Hedge(), perform, what="hedge")
+        runner.run()
+        await runner.stop()
+
+    asyncio.run(stop_at_once())
+    gc.collect()

@@ -35,8 +35,6 @@ class ConnectionPool(Generic[_C_co]):
         self._connections: dict[str, _C_co] = {}
         self._connecting: dict[str, asyncio.Task[_C_co]] = {}
         self._closed = False
-        #: Bookies that closed the connection at a batch read: they do not know it.
-        self.without_batch_read: set[str] = set()
 
     def existing(self, bookie_id: str) -> _C_co | None:
         """The live connection, if there is one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.connection.base import LedgerConnection
@@ -11,9 +11,7 @@ from bk_spark.bookie.connection.v3 import BookieConnectionV3
 from bk_spark.bookie.reading.failure_history import FailureHistory
 from bk_spark.bookie.reading.ledger_watch import LedgerWatches
 from bk_spark.bookie.services import ClusterServices
-from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.entries.digest import DigestFunction
-from bk_spark.protocol.ledger.speculation import Speculation
+from bk_spark.protocol.ledger.read_settings import REQUEST_BYTES, ReadSettings, Speculation, TailSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +24,9 @@ class ReadAccess:
     config: ClientConfig
     history: FailureHistory
     watches: LedgerWatches
+    read_settings: ReadSettings
+    #: Bookies that closed the connection at a batch read: they do not know it.
+    without_batch_reads: set[str] = field(default_factory=set)
 
     @classmethod
     def of(
@@ -36,23 +37,23 @@ class ReadAccess:
         config: ClientConfig,
     ) -> ReadAccess:
         history = FailureHistory(config.bookie_failure_history_expiration_ms)
-        return cls(services, pool, pool_v3, config, history, LedgerWatches(services))
+        batches = config.batch_read_enabled and config.use_v2_wire_protocol
+        settings = ReadSettings(
+            attempts=config.read_attempts,
+            timeout_ms=config.read_timeout_ms,
+            speculation=Speculation(config.first_speculative_read_timeout_ms, config.max_speculative_read_timeout_ms),
+            requests_ahead=max(2, config.read_ahead_bytes // REQUEST_BYTES),
+            max_answer_bytes=config.max_frame_bytes if batches else None,
+        )
+        return cls(services, pool, pool_v3, config, history, LedgerWatches(services), settings)
 
-    @property
-    def read_speculation(self) -> Speculation:
+    def tail_settings(self, max_wait_ms: int | None) -> TailSettings:
         config = self.config
-        return Speculation(config.first_speculative_read_timeout_ms, config.max_speculative_read_timeout_ms)
-
-    @property
-    def poll_speculation(self) -> Speculation:
-        config = self.config
-        return Speculation(config.first_speculative_read_lac_timeout_ms, config.max_speculative_read_lac_timeout_ms)
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerKey:
-    """Which ledger, and how its entries are verified."""
-
-    ledger_id: int
-    digest_type: DigestType
-    digest: DigestFunction
+        first_ms, max_ms = config.first_speculative_read_lac_timeout_ms, config.max_speculative_read_lac_timeout_ms
+        return TailSettings(
+            attempts=config.tail_attempts,
+            max_wait_ms=max_wait_ms,
+            poll_ms=config.long_poll_timeout_ms,
+            timeout_ms=config.read_timeout_ms,
+            speculation=Speculation(first_ms, max_ms),
+        )

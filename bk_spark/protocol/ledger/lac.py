@@ -1,28 +1,36 @@
-"""Asking a ledger's bookies for its last add confirmed (LAC), without I/O. Source: compatibility.md §4.7.
+"""Asking a ledger's bookies for its last add confirmed (LAC), as a machine. Source: docs/design/compatibility.md §4.7.
 
-All bookies of the last segment are asked at once. The result is there as soon as no write quorum can
-still reach its ack quorum among those that gave no definite answer; a bookie that hangs delays nothing.
-It is the highest LAC heard, and never below what the segment itself proves: a segment begins right after
-the entry that was the last confirmed one when it was made.
+All bookies of the last segment are asked at once. The result is there as soon as no write quorum can still reach its
+ack quorum among those that gave no definite answer. A bookie that hangs delays nothing. The result is the highest LAC
+heard. It is never below what the segment itself proves: a segment begins right after the entry that was the last
+confirmed one when it was made.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from bk_spark.protocol.codes import NO_ENTRY
-from bk_spark.protocol.errors import AWAY_REMEDY, BookKeeperError, EntryUnknownError
+from bk_spark.protocol.codes import NO_ENTRY, Code
+from bk_spark.protocol.entries.entry import verify_entry, verify_lac
+from bk_spark.protocol.errors import AWAY_REMEDY, DigestMismatchError, EntryUnknownError
+from bk_spark.protocol.ledger.ledger_view import LedgerKey
+from bk_spark.protocol.ledger.read_actions import AskLac, LacTold, RequestFailed, reason_of_failure
+from bk_spark.protocol.machine import EndedBy, StartTimer, Succeeded, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Answer, covered
+from bk_spark.protocol.wire.code_errors import reason_of
+
+NO_ANSWER: Final = "did not answer in time"
+_TIMEOUT: Final = "LAC"
 
 
 @dataclass(frozen=True, slots=True)
 class LacAnswer:
     """What one bookie says of a ledger's LAC.
 
-    ``lac`` is what it could prove (by a right digest), and counts whatever ``answer`` is: Apache's bookie
-    says "I/O error" beside the explicit LAC of a ledger of which it holds no entry. A wrong digest is
-    UNKNOWN. ``reason`` says why an answer is UNKNOWN.
+    ``lac`` is what it could prove by a right digest. It counts whatever ``answer`` is: Apache's bookie says "I/O error"
+    beside the explicit LAC of a ledger of which it holds no entry. ``reason`` says why an answer is UNKNOWN.
     """
 
     answer: Answer
@@ -30,36 +38,87 @@ class LacAnswer:
     reason: str = ""
 
 
-class LacRead:
-    """One reading of the LAC. Ask every bookie of :attr:`bookie_ids`, tell :meth:`on_answer`, until
-    :attr:`result` or :attr:`error` is there."""
+def understand(ledger: LedgerKey, told: LacTold) -> LacAnswer:
+    """What an answer to READ_LAC says. Only what has a right digest counts, and a wrong digest makes it UNKNOWN."""
+    lac, wrong = NO_ENTRY, ""
+    if told.explicit_lac is not None:
+        try:
+            lac = verify_lac(told.explicit_lac, ledger.ledger_id, ledger.digest_type, ledger.digest)
+        except DigestMismatchError as error:
+            wrong = f"explicit LAC: {error.message}"
+    if told.code is Code.OK and told.last_entry is not None:
+        try:
+            last = verify_entry(told.last_entry, ledger.ledger_id, None, ledger.digest_type, ledger.digest)
+            lac = max(lac, last.last_add_confirmed)
+        except DigestMismatchError as error:
+            wrong = f"last entry: {error.message}"
+    if wrong:
+        return LacAnswer(Answer.UNKNOWN, lac, wrong)
+    if told.code is Code.OK:
+        return LacAnswer(Answer.PRESENT, lac)
+    if told.code in (Code.NO_ENTRY, Code.NO_LEDGER):
+        return LacAnswer(Answer.ABSENT, lac)
+    return LacAnswer(Answer.UNKNOWN, lac, reason_of(told.code))
 
-    def __init__(self, ledger_id: int, metadata: LedgerMetadata) -> None:
-        self.ledger_id = ledger_id
-        self.bookie_ids = metadata.last_segment.ensemble
-        self.result: int | None = None
-        self.error: BookKeeperError | None = None
+
+class LacRead:
+    """One reading of the LAC.
+
+    Parameters
+    ----------
+    ledger, metadata
+        The ledger as it is now.
+    timeout_ms
+        A bookie that has not answered by then could not tell.
+
+    The result is the LAC. The error is EntryUnknownError where too few bookies told it. Requests are named by the
+    bookie's id.
+    """
+
+    def __init__(self, ledger: LedgerKey, metadata: LedgerMetadata, *, timeout_ms: int) -> None:
+        self.outcome: Succeeded[int] | EndedBy | None = None
+        self._ledger = ledger
         self._quorum = metadata.quorum
         self._lac = metadata.last_segment.first_entry_id - 1
-        self._answers = dict.fromkeys(self.bookie_ids, LacAnswer(Answer.UNHEARD))
+        bookies = metadata.last_segment.ensemble
+        self._answers = dict.fromkeys(bookies, LacAnswer(Answer.UNHEARD))
+        self._actions: list[AskLac | StartTimer] = [AskLac(bookie, bookie) for bookie in bookies]
+        self._actions.append(StartTimer(_TIMEOUT, timeout_ms))
 
-    @property
-    def over(self) -> bool:
-        return self.result is not None or self.error is not None
+    def take_actions(self) -> list[AskLac | StartTimer]:
+        actions, self._actions = self._actions, []
+        return actions
 
-    def on_answer(self, bookie_id: str, answer: LacAnswer) -> None:
-        """The first answer of a bookie counts; none does once the reading is over."""
-        if self.over or self._answers[bookie_id].answer is not Answer.UNHEARD:
+    def handle(self, event: LacTold | RequestFailed | TimerFired) -> None:
+        """The first answer of a bookie counts. None does after the end."""
+        match event:
+            case LacTold(str(bookie_id)):
+                self._hear(bookie_id, understand(self._ledger, event))
+            case RequestFailed(str(bookie_id), error):
+                self._hear(bookie_id, LacAnswer(Answer.UNKNOWN, reason=reason_of_failure(error)))
+            case TimerFired():
+                for bookie_id in self._answers:
+                    self._hear(bookie_id, LacAnswer(Answer.UNKNOWN, reason=NO_ANSWER))
+
+    def fail(self, error: Exception) -> None:
+        if self.outcome is None:
+            self.outcome = EndedBy(error)
+
+    def _hear(self, bookie_id: str, answer: LacAnswer) -> None:
+        if self.outcome is not None or self._answers[bookie_id].answer is not Answer.UNHEARD:
             return
         self._answers[bookie_id] = answer
         self._lac = max(self._lac, answer.lac)
-        answers = [self._answers[bookie].answer for bookie in self.bookie_ids]
+        answers = [said.answer for said in self._answers.values()]
         if covered(self._quorum, answers):
-            self.result = self._lac
+            self.outcome = Succeeded(self._lac)
         elif Answer.UNHEARD not in answers:
             silent = "; ".join(
                 f"{bookie} {said.reason}" for bookie, said in self._answers.items() if said.answer is Answer.UNKNOWN
             )
-            self.error = EntryUnknownError(
-                f"too few bookies told the last add confirmed: {silent}; {AWAY_REMEDY}", ledger_id=self.ledger_id
+            self.outcome = EndedBy(
+                EntryUnknownError(
+                    f"too few bookies told the last add confirmed: {silent}; {AWAY_REMEDY}",
+                    ledger_id=self._ledger.ledger_id,
+                )
             )

@@ -1,21 +1,21 @@
-"""Following a ledger that is being written, as a state machine without I/O. Source: compatibility.md §1.8, §4.11, §11.
+"""Following a ledger that is being written, as a machine. Source: docs/design/compatibility.md §1.8, §4.11, §11.
 
-The tail knows a LAC that never goes back, and reads up to it, never further. It learns it from a LAC
-read at the beginning, from LACs in the entries it reads, from segments (one begins right after the last
-confirmed entry of its time), and when it has caught up, from long polls: a bookie answers one when its
-LAC passes ``previous_lac``.
+The tail knows a LAC that never goes back, and reads up to it, never further. It learns the LAC from a LAC read at the
+beginning, from LACs in the entries it reads, from segments (one begins right after the last confirmed entry of its
+time), and when it has caught up, from long polls: a bookie answers one when its LAC passes ``previous_lac``.
 
-* One poll is under way; a second one at another bookie when the first takes long, and so on. A poll that
-  was overtaken by news from elsewhere is left under way: a sound bookie will answer it at once, one that
-  hangs will be found out. No bookie has two polls.
-* The first bookie asked is that which holds both the next entry and the one after, which bring the news;
-  then the others in turn, suspects last.
-* "No such ledger" to a poll means that the bookie has no entry of it yet. When all have said so, the next
-  round begins after a pause.
+* A poll's LAC is the bookie's word alone. READ_LAC must prove it by a digest before entries are read up to it.
+* One poll is under way. A second one goes to another bookie when the first takes long, and so on. A poll that was
+  overtaken by news from elsewhere is left under way: a sound bookie will answer it at once, one that hangs will be
+  found out. No bookie has two polls.
+* The first bookie asked is the one that holds both the next entry and the one after, which bring the news. Then come
+  the others in turn, suspects last.
+* "No such ledger" in answer to a poll means that the bookie has no entry of it yet. When all have said so, the next
+  round begins after a pause. So does a round of polls that came back before they had waited.
 * A ledger in recovery gets no new entry that a poll could tell: the tail waits for its metadata to change.
-* A closed ledger is read to its last entry; then the tail is finished.
-* Rounds in which every bookie failed, failed reads, and failures to read the metadata, are retried after
-  growing pauses, so many times in a row; then the tail fails with a retriable error.
+* A closed ledger is read to its last entry. Then the tail ends.
+* Rounds in which every bookie failed, failed reads, and failures to read the metadata, are retried after growing
+  pauses, so many times in a row. Then the tail ends with a retriable error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from bk_spark.protocol.codes import NO_ENTRY
+from bk_spark.protocol.codes import NO_ENTRY, Code
 from bk_spark.protocol.errors import (
     AWAY_REMEDY,
     BookKeeperError,
@@ -31,111 +31,118 @@ from bk_spark.protocol.errors import (
     InvalidArgumentError,
     NoSuchEntryError,
 )
-from bk_spark.protocol.ledger.speculation import Speculation, Suspects
+from bk_spark.protocol.ledger.lac import NO_ANSWER, understand
+from bk_spark.protocol.ledger.ledger_view import LedgerKey, LedgerView
+from bk_spark.protocol.ledger.metadata_calls import MetadataFailed, MetadataFound
+from bk_spark.protocol.ledger.read_actions import (
+    AskLac,
+    EntriesGiven,
+    LacHeard,
+    LacTold,
+    LongPoll,
+    MetadataChanged,
+    PollAnswered,
+    RangeFailed,
+    RangeRead,
+    ReadLac,
+    ReadRange,
+    ReportFailure,
+    RequestFailed,
+    WatchMetadata,
+    reason_of_failure,
+)
+from bk_spark.protocol.ledger.read_settings import Suspects, TailSettings
+from bk_spark.protocol.machine import EndedBy, StartTimer, StopRequest, StopTimer, Succeeded, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
-from bk_spark.protocol.quorum import Answer
+from bk_spark.protocol.wire.code_errors import reason_of
 
-#: Apache's ``firstSpeculativeReadLACTimeout`` and ``maxSpeculativeReadLACTimeout``.
-DEFAULT_POLL_SPECULATION: Final = Speculation(1_500, 5_000)
 #: Pauses after something failed, or after no bookie had the ledger yet.
 _FIRST_PAUSE_MS: Final = 50
 _MAX_QUIET_PAUSE_MS: Final = 1_000
 _MAX_FAILURE_PAUSE_MS: Final = 5_000
+#: Timers: before the metadata are read, and of the caller's wait.
+METADATA_PAUSE: Final = "metadata"
+WAIT: Final = "wait"
+#: Timers of a poll: before it begins, when it counts as slow, until when an answer counts as early, and when it is
+#: given up.
+POLL_PAUSE: Final = "pause"
+SLOW: Final = "slow"
+EARLY: Final = "early"
+LATE: Final = "late"
 
 
-@dataclass(frozen=True, slots=True)
-class RefreshMetadata:
-    """After ``delay_ms`` read the ledger's metadata, and from then on watch it: :meth:`LedgerTail.on_metadata`
-    or :meth:`LedgerTail.on_metadata_failed`, and :meth:`LedgerTail.on_metadata_changed` when it changes."""
-
-    delay_ms: int
+Action = WatchMetadata | ReadLac | ReadRange | LongPoll | AskLac | ReportFailure | StartTimer | StopTimer | StopRequest
 
 
-@dataclass(frozen=True, slots=True)
-class ReadLac:
-    """Read the LAC: :meth:`LedgerTail.on_lac_read`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadRange:
-    """Read the entries: :meth:`LedgerTail.on_entries` as they come, then :meth:`LedgerTail.on_range_read`, or
-    :meth:`LedgerTail.on_range_failed`."""
-
-    first: int
-    last: int
-
-
-@dataclass(frozen=True, slots=True)
-class LongPoll:
-    """After ``delay_ms`` ask ``bookie_id`` for a LAC above ``previous_lac``: :meth:`LedgerTail.on_poll_answered`
-    or :meth:`LedgerTail.on_poll_failed`, and :meth:`LedgerTail.on_poll_slow` when the
-    answer takes longer than ``slow_after_ms``."""
-
-    request_id: int
-    bookie_id: str
-    previous_lac: int
-    delay_ms: int
-    slow_after_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class StopPoll:
-    """The answer to this poll no longer matters."""
-
-    request_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The ledger is closed and everything was read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    error: BookKeeperError
-
-
-Action = RefreshMetadata | ReadLac | ReadRange | LongPoll | StopPoll | Finished | Failed
+Event = (
+    MetadataFound
+    | MetadataFailed
+    | MetadataChanged
+    | LacHeard
+    | EntriesGiven
+    | RangeRead
+    | RangeFailed
+    | PollAnswered
+    | LacTold
+    | RequestFailed
+    | TimerFired
+)
 
 
 @dataclass(slots=True)
 class _Poll:
     bookie_id: str
     previous_lac: int
+    slow_after_ms: int
     slow: bool = False
+    #: It has not waited for half as long as it was asked to.
+    early: bool = True
+    #: What the bookie claims, once it has answered.
+    claimed_lac: int | None = None
 
 
 class LedgerTail:
-    """Follows one ledger from entry ``first`` on. ``attempts``: how often in a row something may fail."""
+    """Follows one ledger from entry ``first`` on. The result is None: the end was reached, or nothing new came for
+    ``max_wait_ms``.
+
+    Parameters
+    ----------
+    view
+        What is known of the ledger. It learns what the tail finds.
+    suspects
+        Bookies that are asked last. Those that fail are added.
+
+    The caller tells by :meth:`wait` that it has taken everything and waits for more.
+    """
 
     def __init__(
-        self,
-        ledger_id: int,
-        first: int,
-        *,
-        attempts: int,
-        speculation: Speculation = DEFAULT_POLL_SPECULATION,
-        suspects: Suspects | None = None,
+        self, ledger: LedgerKey, view: LedgerView, first: int, settings: TailSettings, *, suspects: Suspects
     ) -> None:
         if first < 0:
-            raise InvalidArgumentError(f"cannot follow a ledger from entry {first} on", ledger_id=ledger_id)
-        self.ledger_id = ledger_id
+            raise InvalidArgumentError(f"cannot follow a ledger from entry {first} on", ledger_id=ledger.ledger_id)
+        if settings.max_wait_ms is not None and settings.max_wait_ms < 0:
+            raise InvalidArgumentError(f"max_wait_ms must not be negative, got {settings.max_wait_ms}")
+        self.outcome: Succeeded[None] | EndedBy | None = None
         self.last_add_confirmed = NO_ENTRY
         #: The next entry to be given out.
         self.next_entry_id = first
-        self.over = False
-        self._attempts = attempts
-        self._speculation = speculation
-        self._suspects: Suspects = set() if suspects is None else suspects
+        self._ledger = ledger
+        self._view = view
+        self._settings = settings
+        self._suspects = suspects
         self._metadata: LedgerMetadata | None = None
         self._started = False
         self._reading = False
         self._range_failures = 0
-        self._refreshing = True
+        self._refreshing = False
         self._refresh_again = False
         self._metadata_failures = 0
         #: A failed range is not read again before the metadata are.
         self._stuck = False
+        #: The caller waits; the wait is being timed; it is over.
+        self._wanted = False
+        self._timing = False
+        self._waited_enough = False
         self._request_id = 0
         self._polls: dict[int, _Poll] = {}
         self._turn = 0
@@ -144,21 +151,70 @@ class LedgerTail:
         self._failed: dict[str, str] = {}
         self._quiet_rounds = 0
         self._failed_rounds = 0
-        self._actions: list[Action] = [RefreshMetadata(0)]
-
-    def take_actions(self) -> list[Action]:
-        """What is to be done now, in order; each action is given once."""
-        actions, self._actions = self._actions, []
-        return actions
+        self._actions: list[Action] = []
+        self._refresh(0)
 
     @property
     def waiting(self) -> bool:
         """All that is known to be confirmed was given out."""
-        return self._started and not self._reading and not self.over
+        return self._started and not self._reading and self.outcome is None
 
-    def on_metadata(self, metadata: LedgerMetadata) -> None:
-        if self.over:
+    def take_actions(self) -> list[Action]:
+        actions, self._actions = self._actions, []
+        return actions
+
+    def wait(self) -> None:
+        """The caller has taken all that it was given, and wants more."""
+        self._wanted = True
+        self._time_the_wait()
+
+    def handle(self, event: Event) -> None:
+        if self.outcome is not None:
             return
+        match event:
+            case MetadataFound(metadata, _):
+                self._view.learn_metadata(metadata)
+                self._on_metadata(metadata)
+            case MetadataFailed(error):
+                self._on_metadata_failed(error)
+            case MetadataChanged():
+                if self._refreshing:
+                    # What is being read may have been read before the change.
+                    self._refresh_again = True
+                else:
+                    self._refresh(0)
+            case LacHeard(lac):
+                # Without an answer polls will tell, if anybody can.
+                self._started = True
+                self._hear(NO_ENTRY if lac is None else lac)
+                self._advance()
+            case EntriesGiven(count, max_lac):
+                self.next_entry_id += count
+                self._range_failures = 0
+                self._stop_the_wait()
+                self._hear(max_lac)
+            case RangeRead():
+                self._reading = False
+                self._advance()
+            case RangeFailed(error):
+                self._on_range_failed(error)
+            case PollAnswered(request_id, code, max_lac) if request_id in self._polls:
+                self._on_poll_answered(request_id, code, max_lac)
+            case LacTold(int(request_id)) if request_id in self._polls:
+                self._on_proof(request_id, event)
+            case RequestFailed(int(request_id), error) if request_id in self._polls:
+                self._on_poll_failed(request_id, reason_of_failure(error))
+            case TimerFired():
+                self._on_timer(event)
+        self._time_the_wait()
+
+    def fail(self, error: Exception) -> None:
+        if self.outcome is None:
+            self._end(EndedBy(error))
+
+    # --- metadata and ranges ---
+
+    def _on_metadata(self, metadata: LedgerMetadata) -> None:
         self._refreshing, self._metadata_failures, self._stuck = False, 0, False
         first_time, self._metadata = self._metadata is None, metadata
         self._hear(metadata.last_segment.first_entry_id - 1)
@@ -167,97 +223,129 @@ class LedgerTail:
             self._started = True
             self._hear(metadata.last_entry_id)
         elif first_time:
-            self._actions.append(ReadLac())
+            self._actions.append(ReadLac(metadata))
         if self._refresh_again:
             self._refresh(0)
         self._advance()
 
-    def on_metadata_failed(self, error: BookKeeperError) -> None:
-        """Among others NoSuchLedgerError: it was deleted."""
-        if self.over:
-            return
+    def _on_metadata_failed(self, error: Exception) -> None:
         self._refreshing = False
         self._metadata_failures += 1
-        if error.retriable and self._metadata_failures < self._attempts:
+        if _retriable(error) and self._metadata_failures < self._settings.attempts:
             self._refresh(_pause_ms(self._metadata_failures, _MAX_FAILURE_PAUSE_MS))
         else:
-            self._end(Failed(error))
+            self._end(EndedBy(error))
 
-    def on_metadata_changed(self) -> None:
-        if self._refreshing:
-            # What is being read may have been read before the change.
-            self._refresh_again = True
-        else:
-            self._refresh(0)
-
-    def on_lac_read(self, last_add_confirmed: int | None) -> None:
-        """The LAC, or None where too few bookies told it: polls will tell, if anybody can."""
-        self._started = True
-        if last_add_confirmed is not None:
-            self._hear(last_add_confirmed)
-        self._advance()
-
-    def on_entries(self, count: int, max_lac: int) -> None:
-        """The next ``count`` entries are there; ``max_lac`` is the highest LAC in them."""
-        self.next_entry_id += count
-        self._range_failures = 0
-        self._hear(max_lac)
-
-    def on_range_read(self) -> None:
-        self._reading = False
-        self._advance()
-
-    def on_range_failed(self, error: BookKeeperError) -> None:
-        """The rest of the range could not be read."""
-        if self.over:
-            return
+    def _on_range_failed(self, error: Exception) -> None:
         self._reading = False
         self._range_failures += 1
-        if not error.retriable or self._range_failures >= self._attempts:
-            self._end(Failed(error))
-            return
-        self._stuck = True
-        self._refresh(_pause_ms(self._range_failures, _MAX_FAILURE_PAUSE_MS))
-
-    def on_poll_answered(self, request_id: int, answer: Answer, last_add_confirmed: int, *, early: bool) -> None:
-        """``answer`` ABSENT: the bookie knows no such ledger. ``early``: it did not wait as long as asked."""
-        poll = self._polls.pop(request_id, None)
-        if poll is None:
-            return
-        self._failed_rounds = 0
-        if last_add_confirmed > poll.previous_lac:
-            self._hear(last_add_confirmed)
-        elif answer is Answer.ABSENT or early:
-            self._quiet.add(poll.bookie_id)
+        if self._waited_enough:
+            self._end(Succeeded(None))
+        elif not _retriable(error) or self._range_failures >= self._settings.attempts:
+            self._end(EndedBy(error))
         else:
-            self._turn += 1
-            self._new_round()
+            self._stuck = True
+            self._refresh(_pause_ms(self._range_failures, _MAX_FAILURE_PAUSE_MS))
+
+    def _refresh(self, pause_ms: int) -> None:
+        if self._refreshing:
+            return
+        self._refreshing, self._refresh_again = True, False
+        if pause_ms:
+            self._actions.append(StartTimer(METADATA_PAUSE, pause_ms))
+        else:
+            self._read_metadata()
+
+    def _read_metadata(self) -> None:
+        known = self._view.metadata if self._metadata is None else self._metadata
+        if known.state is LedgerState.CLOSED:
+            # There is nothing to watch in a closed ledger. A watch would stay until it is deleted.
+            self._on_metadata(known)
+        else:
+            self._actions.append(WatchMetadata())
+
+    # --- the caller's wait ---
+
+    def _time_the_wait(self) -> None:
+        wait_ms = self._settings.max_wait_ms
+        if wait_ms is not None and self._wanted and self.waiting and not self._timing:
+            self._timing = True
+            self._actions.append(StartTimer(WAIT, wait_ms))
+
+    def _stop_the_wait(self) -> None:
+        if self._timing:
+            self._actions.append(StopTimer(WAIT))
+        self._wanted = self._timing = self._waited_enough = False
+
+    def _on_timer(self, event: TimerFired) -> None:
+        match event.name:
+            case "metadata":
+                self._read_metadata()
+            case "wait" if self._reading:
+                self._waited_enough = True
+            case "wait":
+                self._end(Succeeded(None))
+            case (str(kind), int(request_id)) if request_id in self._polls:
+                self._on_poll_timer(kind, request_id, self._polls[request_id])
+
+    # --- polls ---
+
+    def _on_poll_timer(self, kind: str, request_id: int, poll: _Poll) -> None:
+        if kind == POLL_PAUSE:
+            self._start_poll(request_id, poll)
+        elif kind == EARLY:
+            poll.early = False
+        elif kind == SLOW:
+            poll.slow = True
+            self._advance()
+        else:
+            self._actions += (StopRequest(request_id), ReportFailure(poll.bookie_id))
+            self._on_poll_failed(request_id, NO_ANSWER)
+
+    def _on_poll_answered(self, request_id: int, code: Code, max_lac: int | None) -> None:
+        poll = self._polls[request_id]
+        if code not in (Code.OK, Code.NO_LEDGER, Code.NO_ENTRY):
+            self._on_poll_failed(request_id, reason_of(code))
+        elif code is Code.OK and max_lac is not None and max_lac > poll.previous_lac:
+            poll.claimed_lac = max_lac
+            self._actions.append(AskLac(request_id, poll.bookie_id))
+        else:
+            self._forget_poll(request_id)
+            self._failed_rounds = 0
+            if code is not Code.OK or poll.early:
+                self._quiet.add(poll.bookie_id)
+            else:
+                self._turn += 1
+                self._new_round()
+            self._advance()
+
+    def _on_proof(self, request_id: int, told: LacTold) -> None:
+        poll, lac = self._polls[request_id], understand(self._ledger, told).lac
+        if lac <= poll.previous_lac:
+            reason = f"claims a last add confirmed of {poll.claimed_lac}, does not prove it"
+            self._on_poll_failed(request_id, reason)
+            return
+        self._forget_poll(request_id)
+        self._failed_rounds = 0
+        self._hear(lac)
         self._advance()
 
-    def on_poll_failed(self, request_id: int, reason: str) -> None:
-        poll = self._polls.pop(request_id, None)
-        if poll is None:
-            return
+    def _on_poll_failed(self, request_id: int, reason: str) -> None:
+        poll = self._forget_poll(request_id)
         self._suspects.add(poll.bookie_id)
         self._failed[poll.bookie_id] = reason
-        self._advance()
-
-    def on_poll_slow(self, request_id: int) -> None:
-        poll = self._polls.get(request_id)
-        if poll is None or poll.slow:
-            return
-        poll.slow = True
         self._advance()
 
     def _hear(self, last_add_confirmed: int) -> None:
         if last_add_confirmed > self.last_add_confirmed:
             self.last_add_confirmed = last_add_confirmed
+            self._view.learn_lac(last_add_confirmed)
             self._turn = self._quiet_rounds = self._failed_rounds = 0
             self._new_round()
 
     def _advance(self) -> None:
         metadata = self._metadata
-        if self.over or self._reading or self._stuck or metadata is None or not self._started:
+        if self.outcome is not None or self._reading or self._stuck or metadata is None or not self._started:
             return
         closed = metadata.state is LedgerState.CLOSED
         last = metadata.last_entry_id if closed else self.last_add_confirmed
@@ -266,16 +354,16 @@ class LedgerTail:
             self._actions.append(ReadRange(self.next_entry_id, last))
         elif closed and self.next_entry_id > last + 1:
             self._end(
-                Failed(
+                EndedBy(
                     NoSuchEntryError(
                         f"the ledger was closed at entry {last}: entry {self.next_entry_id} will never be there",
-                        ledger_id=self.ledger_id,
+                        ledger_id=self._ledger.ledger_id,
                         entry_id=self.next_entry_id,
                     )
                 )
             )
         elif closed:
-            self._end(Finished())
+            self._end(Succeeded(None))
         elif metadata.state is LedgerState.OPEN:
             self._poll(metadata)
 
@@ -289,12 +377,28 @@ class LedgerTail:
         if bookie_id is None and (self._quiet or not self._polls):
             delay_ms = self._end_round()
             bookie_id = self._candidate(metadata)
-        if bookie_id is None or self.over:
+        if bookie_id is None or self.outcome is not None:
             return
         self._request_id += 1
-        self._polls[self._request_id] = _Poll(bookie_id, self.last_add_confirmed)
-        slow_after_ms = self._speculation.wait_ms(len(current))
-        self._actions.append(LongPoll(self._request_id, bookie_id, self.last_add_confirmed, delay_ms, slow_after_ms))
+        poll = _Poll(bookie_id, self.last_add_confirmed, self._settings.speculation.wait_ms(len(current)))
+        self._polls[self._request_id] = poll
+        if delay_ms:
+            self._actions.append(StartTimer((POLL_PAUSE, self._request_id), delay_ms))
+        else:
+            self._start_poll(self._request_id, poll)
+
+    def _start_poll(self, request_id: int, poll: _Poll) -> None:
+        wait_ms = self._settings.poll_ms
+        self._actions += (
+            LongPoll(request_id, poll.bookie_id, poll.previous_lac, wait_ms),
+            StartTimer((SLOW, request_id), poll.slow_after_ms),
+            StartTimer((EARLY, request_id), wait_ms / 2),
+            StartTimer((LATE, request_id), wait_ms + self._settings.timeout_ms),
+        )
+
+    def _forget_poll(self, request_id: int) -> _Poll:
+        self._actions += (StopTimer((kind, request_id)) for kind in (POLL_PAUSE, SLOW, EARLY, LATE))
+        return self._polls.pop(request_id)
 
     def _candidate(self, metadata: LedgerMetadata) -> str | None:
         ensemble = metadata.last_segment.ensemble
@@ -312,13 +416,13 @@ class LedgerTail:
         said = "; ".join(f"{bookie} {reason}" for bookie, reason in self._failed.items())
         self._new_round()
         self._failed_rounds += 1
-        if self._failed_rounds >= self._attempts:
+        if self._failed_rounds >= self._settings.attempts:
             error = EntryUnknownError(
                 f"no bookie could be asked for new entries: {said}; {AWAY_REMEDY}",
-                ledger_id=self.ledger_id,
+                ledger_id=self._ledger.ledger_id,
                 entry_id=self.next_entry_id,
             )
-            self._end(Failed(error))
+            self._end(EndedBy(error))
         return _pause_ms(self._failed_rounds, _MAX_FAILURE_PAUSE_MS)
 
     def _new_round(self) -> None:
@@ -328,18 +432,16 @@ class LedgerTail:
     def _stop_polls(self, keep: tuple[str, ...] = ()) -> None:
         for request_id, poll in list(self._polls.items()):
             if poll.bookie_id not in keep:
-                del self._polls[request_id]
-                self._actions.append(StopPoll(request_id))
+                self._forget_poll(request_id)
+                self._actions.append(StopRequest(request_id))
 
-    def _refresh(self, delay_ms: int) -> None:
-        if not self._refreshing and not self.over:
-            self._refreshing, self._refresh_again = True, False
-            self._actions.append(RefreshMetadata(delay_ms))
-
-    def _end(self, action: Finished | Failed) -> None:
-        self.over = True
+    def _end(self, outcome: Succeeded[None] | EndedBy) -> None:
+        self.outcome = outcome
         self._stop_polls()
-        self._actions.append(action)
+
+
+def _retriable(error: Exception) -> bool:
+    return isinstance(error, BookKeeperError) and error.retriable
 
 
 def _pause_ms(times: int, at_most: int) -> int:

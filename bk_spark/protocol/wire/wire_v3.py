@@ -160,6 +160,15 @@ def response_code(response: pb.Response, body_status: int | None) -> Code:
     return Code.from_v3(response.status)
 
 
+def lac_answer(response: pb.Response) -> tuple[Code, bytes | None, bytes | None]:
+    """The code of an answer to READ_LAC, the packet of the explicit LAC and the last stored entry, where there are
+    such."""
+    body = response.readLacResponse
+    code = response_code(response, body.status if response.HasField("readLacResponse") else None)
+    explicit_lac = body.lacBody if body.HasField("lacBody") else None
+    return code, explicit_lac, body.lastEntryBody if body.HasField("lastEntryBody") else None
+
+
 def read_answer(response: pb.Response, ledger_id: int, entry_id: int) -> ReadAnswer:
     """The answer to a read of ``entry_id``. Raises WireFormatError for one that names another entry."""
     body = response.readResponse if response.HasField("readResponse") else None

@@ -1,0 +1,165 @@
+"""Performs what the machines of reading ask for (:mod:`bk_spark.protocol.ledger.read_actions`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from bk_spark.bookie.connection.v2 import BookieConnection
+from bk_spark.bookie.reading.read_access import ReadAccess
+from bk_spark.bookie.runners import AsyncRunner
+from bk_spark.bookie.writing.metadata_calls import call_metadata
+from bk_spark.protocol.entries.entry_block import EntryBlock
+from bk_spark.protocol.errors import BookieUnavailableError, BookKeeperError
+from bk_spark.protocol.ledger.lac import LacRead
+from bk_spark.protocol.ledger.ledger_view import LedgerKey
+from bk_spark.protocol.ledger.metadata_calls import MetadataFailed, MetadataFound, ReadMetadata
+from bk_spark.protocol.ledger.read_actions import (
+    AskLac,
+    BatchRead,
+    BatchRefused,
+    EntriesRead,
+    LacTold,
+    LongPoll,
+    PollAnswered,
+    ReadBatch,
+    ReadEntries,
+    ReportFailure,
+    RequestFailed,
+    WatchMetadata,
+)
+from bk_spark.protocol.machine import EndedBy, Machine
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
+from bk_spark.protocol.wire import wire_v3
+
+_LOG = logging.getLogger(__name__)
+
+Q = TypeVar("Q", ReadEntries, ReadBatch, AskLac, LongPoll)
+T = TypeVar("T")
+Perform = Callable[[Any], Coroutine[Any, Any, Any] | None]
+
+
+class Performer:
+    """Performs actions on one ledger. ``on_change`` is called when metadata that are watched have changed."""
+
+    def __init__(self, ledger: LedgerKey, access: ReadAccess, on_change: Callable[[], None] = lambda: None) -> None:
+        self._ledger_id = ledger.ledger_id
+        self._access = access
+        self._on_change = on_change
+
+    def __call__(self, action: Any) -> Coroutine[Any, Any, Any] | None:
+        match action:
+            case ReadEntries():
+                return self._answered(action, self._read)
+            case ReadBatch():
+                return self._answered(action, self._read_batch)
+            case AskLac():
+                return self._answered(action, self._ask_lac)
+            case LongPoll():
+                return self._answered(action, self._poll)
+            case ReadMetadata():
+                return call_metadata(self._access.services, self._ledger_id, action)
+            case WatchMetadata():
+                return self._watch_metadata()
+            case ReportFailure(bookie_id):
+                self._access.services.bookie_failed(bookie_id)
+        return None
+
+    def stop_watching(self) -> None:
+        self._access.watches.forget(self._ledger_id, self._on_change)
+
+    async def _answered(self, action: Q, ask: Callable[[Q], Awaitable[T]]) -> T | RequestFailed:
+        try:
+            return await ask(action)
+        except BookKeeperError as error:
+            return RequestFailed(action.request_id, error)
+        except Exception as error:
+            # Whatever it is, the machine must hear of it: it would wait for ever.
+            _LOG.exception("ledger %d: a request to bookie %s failed", self._ledger_id, action.bookie_id)
+            return RequestFailed(action.request_id, error)
+
+    async def _read(self, action: ReadEntries) -> EntriesRead:
+        connection = await self._access.pool.get(action.bookie_id)
+        return EntriesRead(action.request_id, await connection.read(self._ledger_id, action.entry_ids))
+
+    async def _read_batch(self, action: ReadBatch) -> BatchRead | BatchRefused:
+        connection = await self._access.pool.get(action.bookie_id)
+        assert isinstance(connection, BookieConnection)
+        entry_ids = action.entry_ids
+        try:
+            answer = await connection.batch_read(self._ledger_id, entry_ids.start, len(entry_ids), action.max_bytes)
+        except BookieUnavailableError:
+            if connection.knows_batch_read:
+                raise
+            return BatchRefused(action.request_id)
+        return BatchRead(action.request_id, answer.code, answer.records)
+
+    async def _ask_lac(self, action: AskLac) -> LacTold:
+        connection = await self._access.pool_v3.get(action.bookie_id)
+        answer = wire_v3.lac_answer(await connection.read_lac(self._ledger_id))
+        return LacTold(action.request_id, *answer)
+
+    async def _poll(self, action: LongPoll) -> PollAnswered:
+        connection = await self._access.pool_v3.get(action.bookie_id)
+        answer = await connection.long_poll(self._ledger_id, action.previous_lac, action.wait_ms)
+        return PollAnswered(action.request_id, answer.code, answer.max_lac)
+
+    async def _watch_metadata(self) -> MetadataFound | MetadataFailed:
+        try:
+            stored = await self._access.watches.read(self._ledger_id, self._on_change)
+        except BookKeeperError as error:
+            return MetadataFailed(error)
+        return MetadataFound(stored.metadata, stored.version)
+
+
+class BlockMachine(Machine[Any, Any, None], Protocol):
+    def next_block(self) -> EntryBlock | None: ...
+
+
+async def blocks_of(machine: BlockMachine, perform: Perform, what: str) -> AsyncGenerator[EntryBlock, None]:
+    """The blocks that a machine gives, in order. Raises the machine's error, after all that lies before.
+
+    Closing this generator ends what is under way.
+    """
+    progress = asyncio.Event()
+    runner = AsyncRunner(machine, perform, what=what, on_progress=progress.set)
+    try:
+        while True:
+            block = machine.next_block()
+            # What has been taken makes room for more.
+            runner.run()
+            if block is not None:
+                yield block
+            elif isinstance(machine.outcome, EndedBy):
+                raise machine.outcome.error
+            elif machine.outcome is not None:
+                return
+            else:
+                # No performer here answers at once, so nothing has happened since.
+                progress.clear()
+                await progress.wait()
+    finally:
+        await runner.stop()
+
+
+async def read_lac(ledger: LedgerKey, metadata: LedgerMetadata, access: ReadAccess) -> int:
+    """The highest LAC that the bookies of the last segment know, once enough of them answered.
+
+    They are asked over v3 only, since only READ_LAC tells the *explicit* LAC, by which a writer that is idle publishes
+    its last entries. There is no falling back to reading entry -1 over v2: a bookie takes both protocols on one port,
+    so one that refuses a v3 connection would not take the other. And such an answer would count as a full one while it
+    hides the explicit LAC. Unknown is what it is.
+
+    Raises EntryUnknownError where too few bookies answer.
+    """
+    machine = LacRead(ledger, metadata, timeout_ms=access.read_settings.timeout_ms)
+    runner: AsyncRunner[Any, Any, int] = AsyncRunner(
+        machine, Performer(ledger, access), what=f"LAC of ledger {ledger.ledger_id}"
+    )
+    try:
+        runner.run()
+        return await runner.result()
+    finally:
+        await runner.stop()

@@ -1,0 +1,68 @@
+"""What a reader knows of a ledger."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.entries.digest import DigestFunction
+from bk_spark.protocol.errors import InvalidArgumentError, NoSuchEntryError
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerKey:
+    """Which ledger, and how its entries are verified."""
+
+    ledger_id: int
+    digest_type: DigestType
+    digest: DigestFunction
+
+
+class LedgerView:
+    """The metadata and the last add confirmed (LAC) that all machines of one reader share.
+
+    ``last_add_confirmed`` is the last entry of a closed ledger. Of other ledgers it is the highest LAC heard so far.
+    """
+
+    def __init__(self, ledger_id: int, metadata: LedgerMetadata) -> None:
+        self.ledger_id = ledger_id
+        self.metadata = metadata
+        self.last_add_confirmed = metadata.last_entry_id
+
+    @property
+    def closed(self) -> bool:
+        return self.metadata.state is LedgerState.CLOSED
+
+    def learn_metadata(self, metadata: LedgerMetadata) -> None:
+        """Metadata were read. Several reads may overlap and an older state come last: a closed ledger stays closed."""
+        if metadata.state is LedgerState.CLOSED or not self.closed:
+            self.metadata = metadata
+        if self.closed:
+            self.last_add_confirmed = self.metadata.last_entry_id
+
+    def learn_lac(self, last_add_confirmed: int) -> None:
+        """A LAC was heard. The end of a closed ledger does not move."""
+        if not self.closed:
+            self.last_add_confirmed = max(self.last_add_confirmed, last_add_confirmed)
+
+    def check_order(self, first: int, last: int) -> None:
+        """Raises InvalidArgumentError where ``first`` to ``last`` (inclusive) is no range of entries."""
+        if first < 0 or last < first:
+            raise InvalidArgumentError(f"cannot read entries {first}..{last}", ledger_id=self.ledger_id)
+
+    def check_range(self, first: int, last: int, *, known_to_exist: bool) -> None:
+        """Raises InvalidArgumentError, and NoSuchEntryError where ``last`` is beyond the end.
+
+        ``known_to_exist`` says that the entries were acknowledged, whatever LAC is known here.
+        """
+        self.check_order(first, last)
+        if last > self.last_add_confirmed and not (known_to_exist and not self.closed):
+            raise self.beyond(last)
+
+    def beyond(self, entry_id: int) -> NoSuchEntryError:
+        return NoSuchEntryError(
+            f"entry {entry_id} lies beyond the last add confirmed, {self.last_add_confirmed}",
+            ledger_id=self.ledger_id,
+            entry_id=entry_id,
+        )

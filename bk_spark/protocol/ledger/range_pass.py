@@ -1,0 +1,409 @@
+"""One pass over a range of entries with one state of the metadata, as a machine. Source:
+docs/design/compatibility.md §4.8.
+
+The range is cut into *chunks*, a bounded number of which are under way. Where every bookie of the ensemble holds every
+entry (E = Qw) a chunk is one part, and successive chunks begin at different replicas, so that all of them serve. In a
+striped ledger a chunk is one part for each ensemble position, each of every E-th entry.
+
+A part is asked for at one replica. If that fails, or its next entry has a wrong digest, the next replica is asked. If
+it answers less than was asked (a batch read is bounded by bytes), it is asked for the rest. If it is slow, it is left
+under way and the next replica is asked for the rest too. The first good answer wins, the others are stopped.
+
+When no replica is left, the outcome depends on what they said:
+
+========================================== ==========================================================
+entries known to exist                     *unknown*: that a replica lacks the entry proves nothing
+unconfirmed, all replicas said "absent"    *absent*: not there now (a live writer may yet add it)
+unconfirmed, one replica could not tell    *unknown*: it may be there
+========================================== ==========================================================
+
+Everything before the entry that could not be had is given out first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from bk_spark.protocol.codes import Code
+from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
+from bk_spark.protocol.entries.entry_block import EntryBlock, verify_records, verify_stored
+from bk_spark.protocol.entries.payloads import Payloads
+from bk_spark.protocol.errors import (
+    AWAY_REMEDY,
+    BookieTimeoutError,
+    BookieUnavailableError,
+    BookKeeperError,
+    EntryUnknownError,
+    NoSuchEntryError,
+)
+from bk_spark.protocol.ledger.lac import NO_ANSWER
+from bk_spark.protocol.ledger.ledger_view import LedgerKey
+from bk_spark.protocol.ledger.read_actions import (
+    BatchRead,
+    BatchRefused,
+    EntriesRead,
+    ReadBatch,
+    ReadEntries,
+    ReportFailure,
+    RequestFailed,
+    reason_of_failure,
+)
+from bk_spark.protocol.ledger.read_settings import REQUEST_BYTES, ReadSettings, Suspects
+from bk_spark.protocol.machine import EndedBy, StartTimer, StopRequest, StopTimer, Succeeded, TimerFired
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
+from bk_spark.protocol.quorum import Answer
+from bk_spark.protocol.wire.code_errors import error_of
+
+#: So many entries are asked for one by one. The rest of a request follows. This bounds what a bookie has to do at once.
+_MAX_SINGLE_READS: Final = 250
+#: An answer to a batch read has so much beside the entries.
+_BATCH_RESERVE_BYTES: Final = 1024
+_LOST_REMEDY: Final = "it was written there: were their disks or directories replaced? Bring back what they held"
+#: Timers of a request: when it counts as slow, and when it is given up.
+_SLOW: Final = "slow"
+_LATE: Final = "late"
+
+
+Action = ReadEntries | ReadBatch | ReportFailure | StartTimer | StopTimer | StopRequest
+Event = EntriesRead | BatchRead | BatchRefused | RequestFailed | TimerFired
+
+
+class _LacksEntryError(Exception):
+    """The bookie says that it does not have the entry."""
+
+
+@dataclass(slots=True)
+class _Chunk:
+    entry_ids: range
+    number: int
+    open_parts: int = 0
+    answers: list[tuple[range, Payloads]] = field(default_factory=list)
+    #: By the entry that could not be had.
+    errors: dict[int, BookKeeperError] = field(default_factory=dict)
+
+    @property
+    def good_ids(self) -> range:
+        """The entries before the first that could not be had."""
+        return range(self.entry_ids.start, min(self.errors, default=self.entry_ids.stop))
+
+    def block(self, max_lac: int) -> EntryBlock:
+        good = self.good_ids
+        if not self.errors and all(ids.step == 1 for ids, _ in self.answers):
+            return EntryBlock(good.start, Payloads.joined([payloads for _, payloads in self.answers]), max_lac)
+        views: dict[int, memoryview] = {}
+        for entry_ids, payloads in self.answers:
+            views.update(zip(entry_ids, payloads, strict=True))
+        return EntryBlock(good.start, Payloads.of([views[entry] for entry in good]), max_lac)
+
+
+@dataclass(slots=True)
+class _Part:
+    chunk: _Chunk
+    #: Those not had yet.
+    entry_ids: range
+    #: Not yet asked for the next entry, best first.
+    replicas: list[str]
+    #: By request id, those that may still answer; and which of the requests take long.
+    asked: dict[int, str] = field(default_factory=dict)
+    slow: set[int] = field(default_factory=set)
+    failed: dict[str, tuple[Answer, str]] = field(default_factory=dict)
+    speculations: int = 0
+
+
+class RangePass:
+    """Reads entries ``first`` to ``last`` (inclusive). Blocks come in order from :meth:`next_block`.
+
+    Parameters
+    ----------
+    unconfirmed
+        It is not known whether the entries exist.
+    suspects
+        Bookies that are asked last. Those that fail or are slow are added.
+    without_batch_reads
+        Bookies that do not know batch reads. Those that are found out are added.
+    request_ids
+        Where several passes share a runner, no two requests may have the same id.
+    """
+
+    def __init__(
+        self,
+        ledger: LedgerKey,
+        metadata: LedgerMetadata,
+        first: int,
+        last: int,
+        settings: ReadSettings,
+        *,
+        unconfirmed: bool = False,
+        suspects: Suspects,
+        without_batch_reads: set[str],
+        request_ids: Iterator[int],
+    ) -> None:
+        self.outcome: Succeeded[None] | EndedBy | None = None
+        self._ledger = ledger
+        self._metadata = metadata
+        self._next = first
+        self._last = last
+        self._settings = settings
+        self._unconfirmed = unconfirmed
+        self._suspects = suspects
+        self._without_batch_reads = without_batch_reads
+        self._request_ids = request_ids
+        self._chunks_in_flight = settings.requests_ahead
+        #: Bytes of an average entry, as far as a closed ledger's metadata tell. 0: not known yet.
+        self._average_bytes = metadata.length / (metadata.last_entry_id + 1) if metadata.last_entry_id >= 0 else 0.0
+        self._chunks: deque[_Chunk] = deque()
+        self._parts: dict[int, _Part] = {}
+        #: Batch reads that were refused and are tried one by one, at bookies that may not know batch reads.
+        self._refused: set[int] = set()
+        #: Short ranges begin at different replicas too.
+        self._chunk_number = first
+        self._max_lac = -1
+        self._actions: list[Action] = []
+        self._fill()
+
+    def take_actions(self) -> list[Action]:
+        actions, self._actions = self._actions, []
+        return actions
+
+    def next_block(self) -> EntryBlock | None:
+        """The next entries in order, if they are there."""
+        if self.outcome is not None or not self._chunks or self._chunks[0].open_parts:
+            return None
+        chunk = self._chunks[0]
+        block = chunk.block(self._max_lac) if chunk.good_ids else None
+        if block is not None:
+            average = block.payloads.size_bytes / len(block)
+            self._average_bytes = average if not self._average_bytes else (self._average_bytes + average) / 2
+        if chunk.errors:
+            chunk.entry_ids = range(chunk.good_ids.stop, chunk.entry_ids.stop)
+        else:
+            self._chunks.popleft()
+            self._fill()
+        self._look_for_end()
+        return block
+
+    def handle(self, event: Event) -> None:
+        """Events of requests that are over are ignored."""
+        match event:
+            case EntriesRead(request_id) | BatchRead(request_id):
+                self._on_answer(request_id, event)
+            case BatchRefused(request_id):
+                self._on_refused(request_id)
+            case RequestFailed(int(request_id), error):
+                broken = isinstance(error, BookieUnavailableError | BookieTimeoutError)
+                self._on_error(request_id, Answer.UNKNOWN, reason_of_failure(error), failed=broken)
+            case TimerFired((kind, int(request_id))):
+                if kind == _SLOW:
+                    self._on_slow(request_id)
+                elif request_id in self._parts:
+                    self._actions.append(StopRequest(request_id))
+                    self._on_error(request_id, Answer.UNKNOWN, NO_ANSWER, failed=True)
+
+    def fail(self, error: Exception) -> None:
+        if self.outcome is None:
+            self.outcome = EndedBy(error)
+
+    def _on_answer(self, request_id: int, event: EntriesRead | BatchRead) -> None:
+        part = self._parts.get(request_id)
+        if part is None:
+            return
+        if request_id in self._refused:
+            self._without_batch_reads.add(part.asked[request_id])
+        try:
+            block = self._block(part.entry_ids, event)
+        except _LacksEntryError:
+            self._on_error(request_id, Answer.ABSENT, "does not have it")
+        except BookKeeperError as error:
+            self._on_error(request_id, Answer.UNKNOWN, error.message)
+        else:
+            self._on_entries(request_id, block)
+
+    def _block(self, entry_ids: range, event: EntriesRead | BatchRead) -> EntryBlock:
+        """The first entries that the answer has, verified. There is at least one."""
+        ledger = self._ledger
+        if isinstance(event, BatchRead):
+            _check(event.code)
+            return verify_records(event.records, ledger.ledger_id, entry_ids.start, ledger.digest_type, ledger.digest)
+        answers = event.answers
+        stored: list[memoryview] = []
+        good = Code.OK
+        for entry_id in entry_ids[: len(answers)]:
+            answer = answers[entry_id]
+            if answer.code is not good:
+                if stored:
+                    break
+                _check(answer.code)
+            stored.append(answer.stored)
+        return verify_stored(
+            stored, ledger.ledger_id, entry_ids.start, ledger.digest_type, ledger.digest, entry_ids.step
+        )
+
+    def _on_entries(self, request_id: int, block: EntryBlock) -> None:
+        part = self._parts[request_id]
+        winner = self._forget(request_id)
+        others = list(part.asked.values())
+        self._stop(part)
+        self._max_lac = max(self._max_lac, block.max_lac)
+        count = min(len(block), len(part.entry_ids))
+        part.chunk.answers.append((part.entry_ids[:count], block.payloads.part(0, count)))
+        part.entry_ids = part.entry_ids[count:]
+        if part.entry_ids:
+            # Replicas that failed an earlier entry of the part may well have this one.
+            part.replicas = [winner, *part.replicas, *others, *part.failed]
+            part.failed, part.speculations = {}, 0
+            self._ask_next(part)
+        else:
+            part.chunk.open_parts -= 1
+            self._look_for_end()
+
+    def _on_error(self, request_id: int, answer: Answer, reason: str, *, failed: bool = False) -> None:
+        """The bookie said that it lacks the request's first entry (ABSENT); or it failed, could not tell, or gave it
+        with a wrong digest (UNKNOWN)."""
+        part = self._parts.get(request_id)
+        if part is None:
+            return
+        bookie_id = self._forget(request_id)
+        part.failed[bookie_id] = answer, reason
+        if answer is not Answer.ABSENT or not self._unconfirmed:
+            self._suspects.add(bookie_id)
+        if failed:
+            self._actions.append(ReportFailure(bookie_id))
+        if self._all_slow(part) and part.replicas:
+            self._ask_next(part)
+        elif not part.asked:
+            self._give_up(part)
+
+    def _on_refused(self, request_id: int) -> None:
+        """A bookie older than 4.17 closes the connection at a batch read: go on without. One that cannot be reached
+        again has just died."""
+        part = self._parts.get(request_id)
+        if part is not None:
+            self._refused.add(request_id)
+            self._actions.append(ReadEntries(request_id, part.asked[request_id], part.entry_ids[:_MAX_SINGLE_READS]))
+
+    def _on_slow(self, request_id: int) -> None:
+        """The request may still be answered."""
+        part = self._parts.get(request_id)
+        if part is None or request_id in part.slow:
+            return
+        part.slow.add(request_id)
+        self._suspects.add(part.asked[request_id])
+        if self._all_slow(part) and part.replicas:
+            part.speculations += 1
+            self._ask_next(part)
+
+    def _fill(self) -> None:
+        while self._next <= self._last and len(self._chunks) < self._chunks_in_flight:
+            end = min(self._next + self._chunk_entries(), self._last + 1)
+            segments = self._metadata.segments
+            following = [s.first_entry_id for s in segments if s.first_entry_id > self._next]
+            if following:
+                end = min(end, following[0])
+            chunk = _Chunk(range(self._next, end), self._chunk_number)
+            self._chunk_number += 1
+            self._chunks.append(chunk)
+            self._start(chunk)
+            self._next = end
+
+    def _chunk_entries(self) -> int:
+        if not self._average_bytes:
+            return self._settings.first_request_entries
+        entries = int(REQUEST_BYTES / (self._average_bytes + ENTRY_HEADER_BYTES))
+        return max(1, min(self._settings.max_request_entries, entries))
+
+    def _start(self, chunk: _Chunk) -> None:
+        quorum = self._metadata.quorum
+        ensemble = self._metadata.segment_of(chunk.entry_ids.start).ensemble
+        if not quorum.striped:
+            turn = chunk.number % quorum.ensemble_size
+            self._start_part(chunk, chunk.entry_ids, [*ensemble[turn:], *ensemble[:turn]])
+            return
+        for offset in range(min(quorum.ensemble_size, len(chunk.entry_ids))):
+            entry_ids = chunk.entry_ids[offset :: quorum.ensemble_size]
+            self._start_part(chunk, entry_ids, [ensemble[index] for index in quorum.write_set(entry_ids.start)])
+
+    def _start_part(self, chunk: _Chunk, entry_ids: range, replicas: list[str]) -> None:
+        chunk.open_parts += 1
+        replicas.sort(key=lambda bookie: bookie in self._suspects)
+        self._ask_next(_Part(chunk, entry_ids, replicas))
+
+    def _ask_next(self, part: _Part) -> None:
+        bookie_id = part.replicas.pop(0)
+        request_id = next(self._request_ids)
+        self._parts[request_id] = part
+        part.asked[request_id] = bookie_id
+        entry_ids, most = part.entry_ids, self._settings.max_answer_bytes
+        one_by_one = most is None or entry_ids.step != 1 or len(entry_ids) == 1
+        if one_by_one or bookie_id in self._without_batch_reads:
+            self._actions.append(ReadEntries(request_id, bookie_id, entry_ids[:_MAX_SINGLE_READS]))
+        else:
+            assert most is not None
+            self._actions.append(ReadBatch(request_id, bookie_id, entry_ids, most - _BATCH_RESERVE_BYTES))
+        if part.replicas:
+            slow_after_ms = self._settings.speculation.wait_ms(part.speculations)
+            self._actions.append(StartTimer((_SLOW, request_id), slow_after_ms))
+        self._actions.append(StartTimer((_LATE, request_id), self._settings.timeout_ms))
+
+    @staticmethod
+    def _all_slow(part: _Part) -> bool:
+        """Nobody is under way of whom an answer can be expected soon."""
+        return len(part.slow) == len(part.asked)
+
+    def _forget(self, request_id: int) -> str:
+        """The request is over. Returns the bookie that was asked."""
+        part = self._parts.pop(request_id)
+        part.slow.discard(request_id)
+        self._refused.discard(request_id)
+        self._actions += (StopTimer((_SLOW, request_id)), StopTimer((_LATE, request_id)))
+        return part.asked.pop(request_id)
+
+    def _stop(self, part: _Part) -> None:
+        for request_id in list(part.asked):
+            self._forget(request_id)
+            self._actions.append(StopRequest(request_id))
+
+    def _give_up(self, part: _Part) -> None:
+        entry_id, chunk = part.entry_ids[0], part.chunk
+        said = "; ".join(f"{bookie} {reason}" for bookie, (_, reason) in part.failed.items())
+        absent = all(answer is Answer.ABSENT for answer, _ in part.failed.values())
+        kind, what = (
+            (NoSuchEntryError, "the entry is not there now")
+            if absent and self._unconfirmed
+            else (EntryUnknownError, "no replica gave the entry")
+        )
+        code = Code.NO_ENTRY.name if absent else None
+        remedy = "" if kind is NoSuchEntryError else f"; {_LOST_REMEDY if absent else AWAY_REMEDY}"
+        chunk.errors[entry_id] = kind(
+            f"{what}: {said}{remedy}", ledger_id=self._ledger.ledger_id, entry_id=entry_id, code=code
+        )
+        chunk.open_parts -= 1
+        # Nothing behind it will be given out.
+        self._next = self._last + 1
+        while self._chunks[-1] is not chunk:
+            self._chunks.pop()
+        for other in list(self._parts.values()):
+            if other.chunk.number > chunk.number:
+                self._stop(other)
+        self._look_for_end()
+
+    def _look_for_end(self) -> None:
+        if self.outcome is not None:
+            return
+        if not self._chunks:
+            if self._next > self._last:
+                self.outcome = Succeeded(None)
+            return
+        head = self._chunks[0]
+        if not head.open_parts and head.errors and not head.good_ids:
+            self.outcome = EndedBy(head.errors[min(head.errors)])
+
+
+def _check(code: Code) -> None:
+    """Absent is only what the bookie says is absent. Every other code leaves it open."""
+    if code in (Code.NO_ENTRY, Code.NO_LEDGER):
+        raise _LacksEntryError
+    if code is not Code.OK:
+        raise error_of(code)
