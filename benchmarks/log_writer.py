@@ -30,7 +30,6 @@ from benchmarks.report import figure
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.log import EntryFormat, Log, LogSettings, LogStore
-from bk_spark.log.reader import LogReader
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
@@ -114,7 +113,7 @@ class Ways:
     def log_read(self) -> float:
         log = self.written
         started = time.perf_counter()
-        read = sum(len(block) for block in LogReader(log).read(0, self._count))
+        read = sum(len(block) for block in log.open_reader().read(0, self._count))
         assert read == self._count
         return self._rate(started)
 

@@ -26,7 +26,7 @@ from bk_spark.log.core.plan import CommitResult, CommitStatus
 from bk_spark.log.formats.message import CommitMessage, CommitRequest, LedgerRange
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.log.log import Log
-from bk_spark.log.reader import LogBlock, LogReader
+from bk_spark.log.reader import LogBlock
 from bk_spark.protocol.errors import CorruptFileError, InvalidArgumentError
 
 #: Of lines of stdin that are handed to the ledger at once.
@@ -90,7 +90,7 @@ def _read(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
 
 
 def _blocks(log: Log, options: argparse.Namespace) -> Generator[LogBlock, None, None]:
-    reader = LogReader(log)
+    reader = log.open_reader()
     snapshot = log.snapshot()
     readable_end = reader.readable_end(snapshot)
     end = readable_end if options.end is None else options.end

@@ -29,7 +29,6 @@ from bk_spark.datasource.splits import Piece, Pieces, cut_splits
 from bk_spark.log.formats.segment import Segment
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.log.log import Log
-from bk_spark.log.reader import LogReader
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
@@ -146,7 +145,7 @@ def check_alike(options: SourceOptions, logs: Mapping[str, Log], schema: StructT
 
 def log_bounds(log: Log, snapshot: LogSnapshot) -> Bounds:
     """What of ``log`` can be read now: with what an open tail has confirmed, for which bookies are asked."""
-    return bounds_until(snapshot, LogReader(log).readable_end(snapshot))
+    return bounds_until(snapshot, log.open_reader().readable_end(snapshot))
 
 
 def bounds_until(snapshot: LogSnapshot, end: int) -> Bounds:

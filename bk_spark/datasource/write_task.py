@@ -18,17 +18,15 @@ from bk_spark.datasource.idle_ledgers import IdleLedgers, LedgerKey
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.target_log import TargetLog
 from bk_spark.datasource.task_writer import Roll, TaskLedgers, TaskWriter
+from bk_spark.log.background import look_after
 from bk_spark.log.core.plan import CommitResult
 from bk_spark.log.formats.message import CommitMessage, CommitRequest, LedgerRange
 from bk_spark.log.formats.settings import EntryFormat
-from bk_spark.log.gc.maintenance import look_after
 from bk_spark.log.log import Log
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import InvalidArgumentError
 
 _LOG: Final = logging.getLogger(__name__)
-#: A commit waits no longer for the ledgers of runs that it retired: the reaper does the rest.
-_RECOVER_S: Final = 30.0
 
 
 @dataclass
@@ -83,9 +81,8 @@ def write_task(
 
 
 def commit_batch(log: Log, request: CommitRequest, options: SourceOptions) -> CommitResult:
-    """Commit, fence the ledgers of runs that this one took over from, and look after the log where it is time for it.
-    Raises what the commit raises; what follows it fails nothing."""
-    result = log.commit(request, recover=functools.partial(_recover, log))
+    """Commit, and maintain the log where it is time for it. Raises what the commit raises."""
+    result = log.commit(request)
     _LOG.info("log %s: batch %d of %s: %s", log.name, request.batch_id, request.app, result)
     look_after(log)
     return result
@@ -105,12 +102,3 @@ def task_messages(messages: Sequence[WriterCommitMessage | None]) -> tuple[Commi
 @functools.lru_cache(16)
 def _arrow_schema_of(schema_json: str | None) -> pa.Schema:
     return arrow_schema(schema_of_json(schema_json))
-
-
-def _recover(log: Log, ledger_ids: Sequence[int]) -> None:
-    """Fence and close what a retired run may still be writing. Raises the first error, after trying all."""
-    failed, left = log.ledgers.recover_all(ledger_ids, _RECOVER_S)
-    if left:
-        _LOG.warning("log %s: %d ledgers are left to the reaper to close", log.name, len(left))
-    if failed:
-        raise next(iter(failed.values()))

@@ -1,14 +1,19 @@
-"""Runs the machines that change a log against ZooKeeper and bookies, in the caller's thread."""
+"""One log as blocking code reaches it: machines run in the caller's thread, against ZooKeeper and bookies."""
 
 from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.bookie.runners import run_blocking
+from bk_spark.log.core.changes import Change, change_steps
 from bk_spark.log.core.steps import (
     Action,
+    Answered,
+    AskList,
     CloseLedger,
     Conflict,
     Created,
@@ -18,14 +23,19 @@ from bk_spark.log.core.steps import (
     Event,
     Failed,
     Found,
+    InSession,
     ListChildren,
     Listed,
+    LogMachine,
+    MeasureClock,
     OutcomeUnknown,
     Pause,
     Read,
     ReadEntry,
     ReadTimer,
+    Recovered,
     RecoverLedger,
+    RecoverLedgers,
     ReleaseLock,
     Steps,
     Sync,
@@ -36,106 +46,164 @@ from bk_spark.log.core.steps import (
     WriteLedger,
 )
 from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.settings import LogSettings
 from bk_spark.log.ledgers import LogLedgers
 from bk_spark.log.lock import AdvisoryLock
+from bk_spark.log.page_reader import PageReader
+from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.protocol.errors import (
     BookKeeperError,
     InvalidArgumentError,
     MetadataUnavailableError,
     OutcomeUnknownError,
 )
-from bk_spark.protocol.metadata.znodes import TransactionConflictError
+from bk_spark.protocol.metadata.znodes import TransactionConflictError, TransactionOp
 
 _JITTER: Final = random.Random()
 _T = TypeVar("_T")
 
 
-def run_steps(zk: ZooKeeper, steps: Steps[_T], paths: LogPaths, ledgers: LogLedgers | None) -> _T:
-    """The result of a machine that works on the log at ``paths``. Raises what the machine raises; lets go of the lock
-    whatever happens.
+class BlockingLog:
+    """What blocking code needs of one log. Thread-safe.
 
-    Without ``ledgers`` actions on ledgers fail with InvalidArgumentError.
+    Parameters
+    ----------
+    now_ms
+        Gives the cluster's time in milliseconds of Unix time, or a little less.
+    ledgers
+        The log's ledgers. None where the log was opened without its password, or from a store without a client.
     """
-    with AdvisoryLock(zk, paths.lock) as lock:
-        session = 0
-        try:
-            action = next(steps)
-            while True:
-                if isinstance(action, Sync):
-                    session = zk.session_id
-                event = _perform(zk, action, paths, lock, ledgers)
-                if isinstance(action, Sync | Read | ListChildren) and zk.session_id != session:
-                    # The new session's server may be behind what the old one was synced to.
-                    event = Unavailable("the session with ZooKeeper ended")
-                action = steps.send(event)
-        except StopIteration as end:
-            result: _T = end.value
-            return result
 
+    def __init__(
+        self,
+        zk: ZooKeeper,
+        paths: LogPaths,
+        settings: LogSettings,
+        now_ms: Callable[[], int],
+        ledgers: LogLedgers | None,
+    ) -> None:
+        self.name = paths.name
+        self.zk = zk
+        self.paths = paths
+        self.settings = settings
+        self.now_ms = now_ms
+        self.pages = PageReader(zk, paths, ledgers)
+        self._ledgers = ledgers
 
-def _perform(zk: ZooKeeper, action: Action, paths: LogPaths, lock: AdvisoryLock, ledgers: LogLedgers | None) -> Event:
-    match action:
-        case Sync() | Read() | ListChildren():
-            return _read(zk, action, paths)
-        case Transact(operations):
-            try:
-                zk.transaction(operations)
-            except TransactionConflictError as error:
-                return Conflict(str(error))
-            except OutcomeUnknownError as error:
-                return OutcomeUnknown(str(error))
-            except MetadataUnavailableError as error:
-                return Unavailable(str(error))
-        case TakeLock():
-            lock.try_take()
-        case ReleaseLock():
-            lock.release()
-        case ReadTimer():
-            return TimerRead(time.monotonic_ns() // 1_000_000)
-        case Pause(about_ms):
-            time.sleep(about_ms * _JITTER.uniform(0.5, 1.5) / 1000)
-        case _:
-            return _perform_on_ledger(action, ledgers)
-    return Done()
-
-
-def _read(zk: ZooKeeper, action: Sync | Read | ListChildren, paths: LogPaths) -> Event:
-    try:
-        match action:
-            case Sync(path):
-                zk.sync(path)
-                if not zk.clock.is_fresh(zk.session_id):
-                    zk.measure_time(paths.clock)
-                return Done()
-            case Read(names):
-                return Found(zk.get_many(names))
-            case ListChildren(path):
-                children = zk.children(path)
-                return Listed(None if children is None else tuple(children))
-    except MetadataUnavailableError as error:
-        return Unavailable(str(error))
-
-
-def _perform_on_ledger(
-    action: CreateLedger | CloseLedger | RecoverLedger | WriteLedger | ReadEntry, ledgers: LogLedgers | None
-) -> Event:
-    try:
-        if ledgers is None:
+    @property
+    def ledgers(self) -> LogLedgers:
+        """Raises InvalidArgumentError where they are out of reach."""
+        if self._ledgers is None:
             raise InvalidArgumentError(
-                "this needs the log's ledgers: open the log with its password, from a store that has a client"
+                f"log {self.name} was opened without its password, or from a store without a client: its ledgers are "
+                "out of reach. Open it with its password, from a store that has a client"
             )
+        return self._ledgers
+
+    def snapshot(self, *, sync: bool = True) -> LogSnapshot:
+        """As :meth:`bk_spark.log.log.Log.snapshot`."""
+        if sync:
+            self.zk.sync(self.paths.head)
+        return LogSnapshot(self.name, self.pages.head(), self.pages)
+
+    def run(self, steps: Steps[_T]) -> _T:
+        """The result of a machine that works on this log. Raises what the machine raises. The log's lock is let go of
+        whatever happens."""
+        with AdvisoryLock(self.zk, self.paths.lock) as lock:
+            return run_blocking(LogMachine(steps), _Performer(self, lock))
+
+    def change(self, change: Change[_T]) -> _T:
+        """Carry out one change. Raises what :func:`bk_spark.log.core.changes.change_steps` raises."""
+        return self.run(change_steps(change, self.now_ms))
+
+
+class _Performer:
+    """Does what one machine asks for, in the caller's thread."""
+
+    def __init__(self, log: BlockingLog, lock: AdvisoryLock) -> None:
+        self._log = log
+        self._zk = log.zk
+        self._lock = lock
+
+    def __call__(self, action: Action) -> Event | InSession:
         match action:
-            case CreateLedger(register):
-                return Created(ledgers.create(register).ledger_id)
-            case CloseLedger(ledger_id):
-                return ledgers.close(ledger_id)
-            case RecoverLedger(ledger_id):
-                return ledgers.recover(ledger_id)
-            case WriteLedger(register, entries):
-                return Created(ledgers.write(register, entries))
-            case ReadEntry(ledger_id, entry_id):
-                return EntryRead(ledgers.read_entry(ledger_id, entry_id))
-    except TransactionConflictError as error:
-        return Conflict(str(error))
-    except BookKeeperError as error:
-        return Failed(error)
+            case Sync() | Read() | ListChildren():
+                before = self._zk.session_id
+                event = self._read(action)
+                return InSession(action, event, before, self._zk.session_id)
+            case MeasureClock():
+                return self._measure_clock()
+            case AskList(question):
+                return Answered(question(self._log.snapshot()))
+            case Transact(operations):
+                return self._transact(operations)
+            case TakeLock():
+                self._lock.try_take()
+            case ReleaseLock():
+                self._lock.release()
+            case ReadTimer():
+                return TimerRead(time.monotonic_ns() // 1_000_000)
+            case Pause(about_ms):
+                time.sleep(about_ms * _JITTER.uniform(0.5, 1.5) / 1000)
+            case _:
+                return self._on_ledger(action)
+        return Done()
+
+    def _read(self, action: Sync | Read | ListChildren) -> Event:
+        zk = self._zk
+        try:
+            match action:
+                case Sync(path):
+                    zk.sync(path)
+                    if not zk.clock.is_fresh(zk.session_id):
+                        zk.measure_time(self._log.paths.clock)
+                    return Done()
+                case Read(names):
+                    return Found(zk.get_many(names))
+                case ListChildren(path):
+                    children = zk.children(path)
+                    return Listed(None if children is None else tuple(children))
+        except MetadataUnavailableError as error:
+            return Unavailable(str(error))
+
+    def _measure_clock(self) -> Event:
+        try:
+            self._zk.measure_time(self._log.paths.clock)
+        except MetadataUnavailableError as error:
+            return Unavailable(str(error))
+        return Done()
+
+    def _transact(self, operations: tuple[TransactionOp, ...]) -> Event:
+        try:
+            self._zk.transaction(operations)
+        except TransactionConflictError as error:
+            return Conflict(str(error))
+        except OutcomeUnknownError as error:
+            return OutcomeUnknown(str(error))
+        except MetadataUnavailableError as error:
+            return Unavailable(str(error))
+        return Done()
+
+    def _on_ledger(
+        self, action: CreateLedger | CloseLedger | RecoverLedger | RecoverLedgers | WriteLedger | ReadEntry
+    ) -> Event:
+        try:
+            ledgers = self._log.ledgers
+            match action:
+                case CreateLedger(register):
+                    return Created(ledgers.create(register).ledger_id)
+                case CloseLedger(ledger_id):
+                    return ledgers.close(ledger_id)
+                case RecoverLedger(ledger_id):
+                    return ledgers.recover(ledger_id)
+                case RecoverLedgers(ledger_ids, within_ms):
+                    failed, left = ledgers.recover_all(ledger_ids, within_ms / 1000)
+                    return Recovered(failed, tuple(left))
+                case WriteLedger(register, entries):
+                    return Created(ledgers.write(register, entries))
+                case ReadEntry(ledger_id, entry_id):
+                    return EntryRead(ledgers.read_entry(ledger_id, entry_id))
+        except TransactionConflictError as error:
+            return Conflict(str(error))
+        except BookKeeperError as error:
+            return Failed(error)

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Mapping, Sequence
-from typing import Final
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.blocking_reader import BlockingReader
 from bk_spark.bookie.blocking_writer import BlockingWriter
 from bk_spark.bookie.reading.range_windows import EntryRange
 from bk_spark.log.core.steps import Closed, LedgerRegistrar
-from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.names import MADE_FOR, LogPaths
 from bk_spark.log.formats.settings import LogSettings
 from bk_spark.log.gc.reaping import is_closed
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookKeeperError, MetadataUnavailableError
 from bk_spark.protocol.metadata.ledger_paths import LedgerManager, parse_layout
-
-#: In the custom metadata of every ledger that is made for a log: the log's name and id. For people; and no other log
-#: takes such a ledger in, since it goes when its own log needs it no more.
-MADE_FOR: Final = "bk_spark.log"
 
 
 class LogLedgers:

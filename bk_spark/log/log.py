@@ -3,39 +3,48 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import os
+import secrets
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
-from bk_spark.log.appending import append_ledger
-from bk_spark.log.blocking import run_steps
+from bk_spark.log.blocking import BlockingLog
 from bk_spark.log.core.append import head_of
+from bk_spark.log.core.append_ledger import AppendLedger, registered_steps
 from bk_spark.log.core.applications import check_run
-from bk_spark.log.core.changes import Change, change_steps
-from bk_spark.log.core.commit import BatchCommit
+from bk_spark.log.core.changes import Change
 from bk_spark.log.core.plan import CommitResult
 from bk_spark.log.core.reading import decision_steps
 from bk_spark.log.core.registrations import MakeZnodes, registrar
 from bk_spark.log.core.steps import LedgerRegistrar, Steps
+from bk_spark.log.core.takeover import commit_steps
 from bk_spark.log.formats.message import CommitRequest
 from bk_spark.log.formats.names import LogPaths, app_key, run_key
-from bk_spark.log.formats.settings import LogSettings
+from bk_spark.log.formats.settings import EntryFormat, LogSettings
 from bk_spark.log.formats.znodes import Application, Policy, decode_application
-from bk_spark.log.gc.maintenance import MaintenanceReport, maintain
+from bk_spark.log.gc.maintenance import MaintenanceReport, maintenance_steps
 from bk_spark.log.gc.reap_rules import ReapLimits
 from bk_spark.log.gc.reaper import OnReapProgress
-from bk_spark.log.gc.retention import SetPolicy, apply_retention, policy_of
-from bk_spark.log.gc.truncation import truncation
+from bk_spark.log.gc.retention import SetPolicy, policy_of, retention_steps
+from bk_spark.log.gc.truncation import SegmentStart, Truncate
 from bk_spark.log.ledgers import LogLedgers
-from bk_spark.log.page_reader import PageReader
 from bk_spark.log.reader import LogReader
 from bk_spark.log.rolling import RollLimits
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.writer import LogWriter
-from bk_spark.protocol.errors import InvalidArgumentError, LogReplacedError
+from bk_spark.protocol.errors import (
+    DigestMismatchError,
+    InvalidArgumentError,
+    LedgerRefusedError,
+    LogReplacedError,
+    UnauthorizedError,
+)
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bk_spark.protocol.metadata.znodes import Znode
 
 _LOG: Final = logging.getLogger(__name__)
+_TOKEN_BYTES: Final = 16
 
 _T = TypeVar("_T")
 
@@ -58,11 +67,11 @@ class Log:
         self.name = paths.name
         self.log_id = paths.log_id
         self.settings = settings
-        self._ledgers = ledgers
+        self._log = BlockingLog(zk, paths, settings, now_ms, ledgers)
         self._zk = zk
         self._paths = paths
         self._now_ms = now_ms
-        self._pages = PageReader(zk, paths, ledgers)
+        self._pages = self._log.pages
 
     def __repr__(self) -> str:
         return f"Log({self.name}, {self.log_id})"
@@ -80,9 +89,7 @@ class Log:
     @property
     def ledgers(self) -> LogLedgers:
         """The log's ledgers. Raises InvalidArgumentError if the log was opened without its password."""
-        if self._ledgers is None:
-            raise InvalidArgumentError(f"log {self.name} was opened without its password: its ledgers are out of reach")
-        return self._ledgers
+        return self._log.ledgers
 
     def snapshot(self, *, sync: bool = True) -> LogSnapshot:
         """Read the list of segments as it is now.
@@ -104,9 +111,7 @@ class Log:
         MetadataUnavailableError
             If ZooKeeper does not answer.
         """
-        if sync:
-            self._zk.sync(self._paths.head)
-        return LogSnapshot(self.name, self._pages.head(), self._pages)
+        return self._log.snapshot(sync=sync)
 
     def snapshot_at(self, head: Znode | None, session: int) -> LogSnapshot:
         """The list as ``head`` tells, this log's head as it was read in ``session`` of ZooKeeper, which was synced
@@ -115,18 +120,16 @@ class Log:
         self._pages.synced(session)
         return LogSnapshot(self.name, found, self._pages)
 
-    def commit(
-        self, request: CommitRequest, *, recover: Callable[[Sequence[int]], object] | None = None
-    ) -> CommitResult:
+    def commit(self, request: CommitRequest) -> CommitResult:
         """Append a batch, exactly once however often the same batch is committed.
+
+        If this commit takes over from another run of the application, it then fences and closes that run's ledgers. If
+        that fails, the error is logged and the commit stands.
 
         Parameters
         ----------
         request
             The batch.
-        recover
-            Called after the commit took effect, with the ids of the ledgers of each run that it took over from, newest
-            first. It should fence and close them. If it fails, the error is logged and the commit stands.
 
         Returns
         -------
@@ -154,21 +157,20 @@ class Log:
                 f"log {self.name} was deleted and made again: its id is {self.log_id}, the batch was written for "
                 f"{request.log_id}"
             )
-        result = self.change(BatchCommit(self._paths, request))
-        if result.warning:
-            _LOG.warning("%s", result.warning)
-        if recover is not None:
-            for run in result.retired_runs:
-                self._recover(request.app, run, recover)
-        return result
+        committed = self.run(commit_steps(self._paths, request, self._now_ms))
+        if committed.result.warning:
+            _LOG.warning("%s", committed.result.warning)
+        for problem in committed.problems:
+            _LOG.warning("log %s: %s", self.name, problem)
+        return committed.result
 
     def change(self, change: Change[_T]) -> _T:
         """Carry out one change of this log. Raises what :func:`bk_spark.log.core.changes.change_steps` raises."""
-        return self.run(change_steps(change, self._now_ms))
+        return self._log.change(change)
 
     def run(self, steps: Steps[_T]) -> _T:
         """The result of a machine that works on this log."""
-        return run_steps(self._zk, steps, self._paths, self._ledgers)
+        return self._log.run(steps)
 
     def truncate(self, up_to_offset: int, *, dry_run: bool = False) -> int:
         """Drop the oldest segments. Maintenance deletes their ledgers later. A log's first offset never decreases.
@@ -192,7 +194,7 @@ class Log:
         MetadataConflictError, MetadataUnavailableError, OutcomeUnknownError
             Retry.
         """
-        change = truncation(self, up_to_offset)
+        change = self._truncation(up_to_offset)
         return self.run(decision_steps(change, self._now_ms)) if dry_run else self.change(change)
 
     def policy(self) -> Policy:
@@ -243,18 +245,7 @@ class Log:
         ClockDifferenceError
             If the clocks of this machine and of ZooKeeper differ by more than a minute.
         """
-        return apply_retention(self, self._now_ms, policy, dry_run=dry_run)
-
-    def check_clock(self) -> None:
-        """Measure this machine's clock against ZooKeeper's.
-
-        Raises
-        ------
-        ClockDifferenceError
-            If they differ by more than a minute.
-        """
-        self._zk.measure_time(self._paths.clock)
-        self._zk.clock.check()
+        return self.run(retention_steps(self._paths, self._now_ms, self._zk.clock.check, policy, dry_run=dry_run))
 
     def append_ledger(self, ledger_id: int) -> range:
         """Append a closed ledger that was not made for this log. The log must be raw.
@@ -280,7 +271,23 @@ class Log:
         LogTailOpenError
             If a log writer holds the tail.
         """
-        return append_ledger(self, ledger_id)
+        if self.settings.entry_format is not EntryFormat.RAW:
+            raise LedgerRefusedError(
+                f"log {self.name} has entryFormat {self.settings.entry_format.value}: a ledger that was not made for "
+                "it can become part of a raw log only",
+                ledger_id=ledger_id,
+            )
+        registration = self.run(registered_steps(self._paths, ledger_id))
+        if registration is not None:
+            raise LedgerRefusedError(
+                f"log {self.name}: the ledger was made for this log and belongs to one of its writers "
+                f"({registration}), which commits it",
+                ledger_id=ledger_id,
+            )
+        token = secrets.token_bytes(_TOKEN_BYTES)
+        change = AppendLedger(self._paths, ledger_id, self.ledgers.ledger_path(ledger_id), token)
+        self._check_readable(ledger_id)
+        return self.change(change)
 
     def open_writer(
         self,
@@ -323,7 +330,7 @@ class Log:
                 "client's configuration"
             )
         limits = RollLimits(roll_bytes, roll_ms, roll_entries)
-        return LogWriter(self, self._now_ms, limits, take_over=take_over)
+        return LogWriter(self._log, limits, take_over=take_over)
 
     def open_reader(self) -> LogReader:
         """Open the log for reading.
@@ -338,7 +345,7 @@ class Log:
         InvalidArgumentError
             If the log was opened without its password.
         """
-        return LogReader(self)
+        return LogReader(self._log)
 
     def maintain(
         self,
@@ -378,7 +385,21 @@ class Log:
         MetadataUnavailableError
             If ZooKeeper does not answer.
         """
-        return maintain(self, self._now_ms, limits, force=force, dry_run=dry_run, on_progress=on_progress)
+        steps = maintenance_steps(
+            self._paths,
+            self.ledgers.ledger_path,
+            self._now_ms,
+            self._zk.clock.check,
+            os.urandom(_TOKEN_BYTES),
+            limits=limits,
+            force=force,
+            dry_run=dry_run,
+            on_progress=on_progress,
+        )
+        report = self.run(steps)
+        for part, why in report.failed:
+            _LOG.warning("maintenance of log %s: %s failed: %s", self.name, part, why)
+        return report
 
     def ledger_registrar(self, app: str, run: str) -> LedgerRegistrar:
         """Prepare to register the ledgers of a writer. It creates the znodes above the registrations, if they do not
@@ -462,17 +483,27 @@ class Log:
         """
         check_run(self.application(app), run, self.name)
 
-    def _recover(self, app: str, run: str, recover: Callable[[Sequence[int]], object]) -> None:
+    def _truncation(self, up_to_offset: int) -> Truncate:
+        """The change that truncates the log as its list stands now."""
+        snapshot = self.snapshot()
+        if snapshot.first_offset < up_to_offset < snapshot.next_offset:
+            page, segment = snapshot.segment_at(up_to_offset)
+            return Truncate(self._paths, up_to_offset, SegmentStart(segment.base_offset, page))
+        tail_end = 0
+        if up_to_offset > snapshot.next_offset and snapshot.open_tail is not None:
+            tail_end = self.open_reader().readable_end(snapshot)
+        return Truncate(self._paths, up_to_offset, tail_end=tail_end)
+
+    def _check_readable(self, ledger_id: int) -> None:
+        """Read the last entry with the log's password: old ledgers name neither password nor digest in their
+        metadata."""
+        metadata = self.ledgers.client.metadata(ledger_id)
+        if metadata.state is not LedgerState.CLOSED or metadata.last_entry_id < 0:
+            return  # the change refuses it, and says why
         try:
-            ledgers = self.run_ledgers(app, run)
-            if ledgers:
-                recover(ledgers)
-        except Exception as error:  # the commit has taken effect: nothing that follows may fail it
-            _LOG.warning(
-                "log %s: ledgers of retired run %s of application %r were not all recovered, and are left to the "
-                "reaper: %s",
-                self.name,
-                run,
-                app,
-                error,
-            )
+            self.ledgers.read_entry(ledger_id, metadata.last_entry_id)
+        except (UnauthorizedError, DigestMismatchError) as error:
+            raise LedgerRefusedError(
+                f"log {self.name}: the ledger cannot be read with the log's password, so it cannot become part of it",
+                ledger_id=ledger_id,
+            ) from error

@@ -18,9 +18,8 @@ import numpy as np
 
 from bk_spark.bookie.blocking_reader import BlockingReader
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
-from bk_spark.log.blocking import run_steps
 from bk_spark.log.core.append import head_of
-from bk_spark.log.core.index import PageIndex, decode_indexed_page, directory_steps, entry_name
+from bk_spark.log.core.index import PageIndex, decode_directory, decode_indexed_page, entry_name
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.page import SegmentPage, decode_page
 from bk_spark.log.formats.segment import Int64Column
@@ -261,7 +260,8 @@ class PageReader:
         return index
 
     def _directory(self, position: IndexPosition) -> PageIndex:
-        return run_steps(self._zk, directory_steps(self._paths, position), self._paths, self._need_ledgers())
+        payload = self._need_ledgers().read_entry(position.ledger_id, position.entry_id)
+        return decode_directory(payload, self._paths, position)
 
     def _reader(self, ledger_id: int) -> BlockingReader:
         with self._lock:

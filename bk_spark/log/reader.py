@@ -12,10 +12,11 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from bk_spark.bookie.blocking_reader import BlockingReader
 from bk_spark.bookie.reading.range_windows import EntryRange
+from bk_spark.log.blocking import BlockingLog
 from bk_spark.log.formats.segment import Segment
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.znode_watch import ZnodeWatch
@@ -27,9 +28,6 @@ from bk_spark.protocol.errors import (
     NoSuchEntryError,
     NoSuchLedgerError,
 )
-
-if TYPE_CHECKING:
-    from bk_spark.log.log import Log
 
 #: Of a part of an open tail, of which the list does not know it: too large to be read ahead at once.
 _UNKNOWN_BYTES: Final = 1 << 30
@@ -77,12 +75,12 @@ class LogReader:
     :meth:`Log.open_reader`.
     """
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: BlockingLog) -> None:
         self._log = log
         self._ledgers = log.ledgers
         #: The head changed, or may have.
         self._changed = threading.Event()
-        self._watch = ZnodeWatch(log.zookeeper, log.paths.head, self._changed)
+        self._watch = ZnodeWatch(log.zk, log.paths.head, self._changed)
         #: Of the open tail whose end was asked for last.
         self._tail: BlockingReader | None = None
 

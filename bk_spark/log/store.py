@@ -9,7 +9,7 @@ from typing import Final
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.metadata.cluster_clock import ClockDifference
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
-from bk_spark.log.blocking import run_steps
+from bk_spark.log.blocking import BlockingLog
 from bk_spark.log.formats.names import (
     DEFAULT_ROOT,
     LogPaths,
@@ -346,7 +346,8 @@ class LogStore:
         ledgers = self._ledgers(paths, settings, password)
         if ledgers is None:
             raise InvalidArgumentError(f"log {name} can be deleted from a store that has a client only")
-        return run_steps(self._zk, delete_steps(paths, ledgers.ledger_path, self._now_ms), paths, ledgers)
+        log = BlockingLog(self._zk, paths, settings, self._now_ms, ledgers)
+        return log.run(delete_steps(paths, ledgers.ledger_path, self._now_ms))
 
 
 def _is_deleted(data: bytes, path: str) -> bool:

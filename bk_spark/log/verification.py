@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from bk_spark.bookie.blocking_reader import BlockingReader
 from bk_spark.log.core.parts import in_parts
 from bk_spark.log.formats.segment import MAX_SEGMENT_ENTRIES, Segment, SegmentTable
 from bk_spark.log.formats.znodes import decode_registration
+from bk_spark.log.log import Log
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.errors import (
@@ -29,9 +30,6 @@ from bk_spark.protocol.errors import (
 )
 from bk_spark.protocol.metadata import ledger_metadata
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
-
-if TYPE_CHECKING:
-    from bk_spark.log.log import Log
 
 #: Gets what is looked at (``ledgers``, then ``entries``), how many of them so far, and how many there are.
 OnProgress: TypeAlias = Callable[[str, int, int], None]

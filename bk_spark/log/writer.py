@@ -12,13 +12,14 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from bk_spark.log.blocking import BlockingLog
 from bk_spark.log.core.reading import sync_steps
 from bk_spark.log.core.steps import Closed
 from bk_spark.log.core.tail import KeepTail, ReleaseTail, SealTail, TailPlace
@@ -44,9 +45,6 @@ from bk_spark.protocol.errors import (
 )
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 
-if TYPE_CHECKING:
-    from bk_spark.log.log import Log
-
 _LOG: Final = logging.getLogger(__name__)
 
 #: Single entries that wait to be sent.
@@ -68,7 +66,7 @@ class LogWriter:
     the writer. Made by :meth:`Log.open_writer`.
     """
 
-    def __init__(self, log: Log, now_ms: Callable[[], int], limits: RollLimits, *, take_over: bool = False) -> None:
+    def __init__(self, log: BlockingLog, limits: RollLimits, *, take_over: bool = False) -> None:
         config = log.ledgers.client.config
         if log.settings.entry_format is not EntryFormat.RAW:
             raise InvalidArgumentError(
@@ -82,7 +80,7 @@ class LogWriter:
         # The owner's znode tells since when it is there, by the cluster's clock.
         log.run(sync_steps(log.paths))
         self._log = log
-        self._now_ms = now_ms
+        self._now_ms = now_ms = log.now_ms
         self._limits = limits
         self._max_payload_bytes = config.max_payload_bytes(log.settings.digest_type)
         self._owner = Owner(str(uuid.uuid4()), socket.gethostname(), os.getpid(), now_ms())
@@ -102,7 +100,7 @@ class LogWriter:
         self._end_offset: int | None = None
         self._tail = self._tail_at(log.run(open_steps(log.paths, self._owner, now_ms, take_over=take_over)))
         self._next_offset = self._tail.place.base_offset
-        self._keeper = TailKeeper(log.zookeeper, log.paths.owner, self._look)
+        self._keeper = TailKeeper(log.zk, log.paths.owner, self._look)
         self._sender = threading.Thread(target=self._serve, name=f"log-writer {log.name}", daemon=True)
         self._keeper.start()
         self._sender.start()
@@ -435,7 +433,7 @@ class LogWriter:
         """The owner's znode is removed, so that nobody waits for this writer; what has become of the tail, if known."""
         log = self._log
         try:
-            with log.zookeeper.within(_RELEASE_MS):
+            with log.zk.within(_RELEASE_MS):
                 return log.change(ReleaseTail(log.paths, self._owner))
         except (NoSuchLogError, LogReplacedError) as error:
             return error.message

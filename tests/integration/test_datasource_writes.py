@@ -156,11 +156,7 @@ def test_a_zombies_task_is_told_who_took_over(
     successor.append(_rows(10, 10), 10)
     ranges = successor.finish()
 
-    def recover(ledger_ids: Any) -> None:
-        for ledger_id in ledger_ids:
-            client.recover_and_open(ledger_id, PASSWORD)
-
-    log.commit(_request(log, 1, ranges, run="run-2"), recover=recover)
+    log.commit(_request(log, 1, ranges, run="run-2"))
     zombie.append(_rows(20, 10), 10)
     with pytest.raises(RunRetiredError, match="run run-2 took over"):
         zombie.finish()

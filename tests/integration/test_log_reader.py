@@ -14,8 +14,9 @@ import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.log import Log, LogStore
+from bk_spark.log.blocking import BlockingLog
 from bk_spark.log.formats.znodes import decode_head, encode_head
-from bk_spark.log.reader import LogBlock, LogReader
+from bk_spark.log.reader import LogBlock
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
@@ -75,7 +76,7 @@ class Follower:
     def _run(self) -> None:
         try:
             with BlockingClient(self._uri) as client:
-                reader = LogReader(LogStore.of(client).open_log(self._log.name, password=PASSWORD))
+                reader = LogStore.of(client).open_log(self._log.name, password=PASSWORD).open_reader()
                 while not self._stopped:
                     with closing(reader.follow(self.next_offset, max_wait_ms=200)) as blocks:
                         for block in blocks:
@@ -117,7 +118,7 @@ def test_ranges_are_read_over_segments_of_writers_and_commits(log: Log) -> None:
         commit(log, batch_id, payloads(450 + 5 * batch_id, 455 + 5 * batch_id))
     with log.open_writer() as writer:
         writer.append_many(payloads(600, 5_000))
-    reader = LogReader(log)
+    reader = log.open_reader()
     assert reader.readable_end() == 5_000
     for start, end in ((0, 5_000), (99, 101), (0, 1), (449, 600), (599, 3_000), (4_999, 5_000), (7, 7)):
         blocks = reader.read(start, end)
@@ -138,7 +139,7 @@ def test_ranges_are_read_over_segments_of_writers_and_commits(log: Log) -> None:
 
 
 def test_an_open_tail_is_read_up_to_what_is_confirmed(log: Log) -> None:
-    reader = LogReader(log)
+    reader = log.open_reader()
     commit(log, 0, payloads(0, 3))
     with log.open_writer() as writer:
         assert reader.readable_end() == 3
@@ -189,23 +190,23 @@ def test_a_follower_sees_all_that_writers_and_commits_add(log: Log, follower: Fo
 
 def test_a_tail_that_is_sealed_right_after_the_list_was_read(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was read of the tail lies beyond the end of such a list, but not of the log."""
-    reader = LogReader(log)
+    reader = log.open_reader()
     with log.open_writer(roll_entries=50) as writer:
         writer.append_many(payloads(0, 45))
         writer.flush()
         with closing(reader.follow(0)) as blocks:
             assert take(blocks, 0, 45) == 45
-        taken = Log.snapshot
+        taken = BlockingLog.snapshot
 
-        def sealed_since(self: Log, *, sync: bool = True) -> LogSnapshot:
+        def sealed_since(self: BlockingLog, *, sync: bool = True) -> LogSnapshot:
             snapshot = taken(self, sync=sync)
-            monkeypatch.setattr(Log, "snapshot", taken)
+            monkeypatch.setattr(BlockingLog, "snapshot", taken)
             writer.append_many(payloads(45, 60))
             writer.flush()
             assert (snapshot.next_offset, snapshot.open_tail) == (0, None)
             return snapshot
 
-        monkeypatch.setattr(Log, "snapshot", sealed_since)
+        monkeypatch.setattr(BlockingLog, "snapshot", sealed_since)
         with closing(reader.follow(45)) as blocks:
             assert take(blocks, 45, 60) == 60
 
@@ -219,11 +220,11 @@ def test_a_head_that_went_back_is_an_error(client: BlockingClient, log: Log) -> 
     head = replace(decode_head(znode.data, log.paths.head), next_offset=3)
     client.zookeeper.set(log.paths.head, encode_head(head), znode.version)
     with pytest.raises(LogRangeGoneError, match=r"offset 6 is beyond the log's end, 3"):
-        next(LogReader(log).follow(6))
+        next(log.open_reader().follow(6))
 
 
 def test_following_ends_when_nothing_comes(log: Log) -> None:
-    reader = LogReader(log)
+    reader = log.open_reader()
     for expected in ([], [(0, 3)], [(0, 3)]):
         assert [(block.base_offset, block.end_offset) for block in reader.follow(0, max_wait_ms=0)] == expected
         if not expected:
@@ -246,7 +247,7 @@ def test_following_ends_when_nothing_comes(log: Log) -> None:
 def test_what_was_truncated_is_named(log: Log) -> None:
     commit(log, 0, payloads(0, 3))
     commit(log, 1, payloads(3, 6))
-    reader = LogReader(log)
+    reader = log.open_reader()
     began = reader.read(0, 6)
     first = next(iter(log.snapshot().segments()))
     assert log.truncate(4) == 3
@@ -262,18 +263,18 @@ def test_a_truncation_takes_offsets_in_an_open_tail_and_refuses_those_beyond_it(
     with log.open_writer() as writer:
         writer.append_many(payloads(3, 8))
         writer.flush()
-        with closing(LogReader(log).follow(0)) as blocks:
+        with closing(log.open_reader().follow(0)) as blocks:
             assert take(blocks, 0, 8) == 8
         with pytest.raises(InvalidArgumentError, match="ends at offset 8: it cannot be truncated up to 9;"):
             log.truncate(9)
         assert log.snapshot().first_offset == 0
         assert log.truncate(8, dry_run=True) == 3
         assert log.truncate(8) == 3
-        assert take(LogReader(log).read(3, 8), 3, 8) == 8
+        assert take(log.open_reader().read(3, 8), 3, 8) == 8
 
 
 def test_a_deleted_log_ends_its_followers(client: BlockingClient, log: Log) -> None:
-    reader = LogReader(log)
+    reader = log.open_reader()
     commit(log, 0, payloads(0, 3))
     blocks = reader.follow(0)
     assert take(blocks, 0, 3) == 3

@@ -20,7 +20,9 @@ from bk_spark.log.core.steps import (
     CreateLedger,
     Done,
     Event,
+    InSession,
     ListChildren,
+    LogMachine,
     OutcomeUnknown,
     Pause,
     Read,
@@ -51,6 +53,7 @@ from bk_spark.log.gc.reap_rules import ReapLimits
 from bk_spark.log.gc.reaper import ReapReport, reap_steps
 from bk_spark.log.gc.truncation import SegmentStart, Truncate
 from bk_spark.protocol.errors import BookKeeperError
+from bk_spark.protocol.machine import Succeeded
 from bk_spark.protocol.metadata.znodes import CreateOp, TransactionOp
 from tests.simulation.logs.ledgers import ModelLedgers, ledger_path
 from tests.simulation.logs.zookeeper import Changes, ModelZooKeeper, RefusedError, Session
@@ -238,7 +241,7 @@ class ReapWorld:
         self.now_ms += 1
         return self.now_ms
 
-    def perform(self, session: Session, action: Action) -> Event:
+    def perform(self, session: Session, action: Action) -> Event | InSession:
         match action:
             case Sync() | Read() | ListChildren():
                 return session.read(action)
@@ -297,9 +300,9 @@ class Machine(Generic[_T]):
         self.error: BookKeeperError | None = None
         self.ended = False
         self._late: list[tuple[TransactionOp, ...]] = []
-        self._steps = steps
+        self._machine = LogMachine(steps)
         self._action: Action | None = None
-        self._go(None)
+        self._go()
 
     def step(self, fate: str = "") -> None:
         """Perform the next action. A transaction may be ``lost``, ``applied`` without a reply, or ``late``."""
@@ -310,9 +313,10 @@ class Machine(Generic[_T]):
                 self.world.perform(self.session, self._action)
             elif fate == "late":
                 self._late.append(self._action.operations)
-            self._go(OutcomeUnknown(fate))
+            self._machine.handle(OutcomeUnknown(fate))
         else:
-            self._go(self.world.perform(self.session, self._action))
+            self._machine.handle(self.world.perform(self.session, self._action))
+        self._go()
 
     def steps(self, count: int) -> bool:
         """Whether it still goes on after so many actions."""
@@ -363,13 +367,18 @@ class Machine(Generic[_T]):
     def transactions(self) -> list[tuple[TransactionOp, ...]]:
         return [action.operations for action in self.done if isinstance(action, Transact)]
 
-    def _go(self, event: Event | None) -> None:
-        try:
-            self._action = next(self._steps) if event is None else self._steps.send(event)
-        except StopIteration as end:
-            self.ended, self.result = True, end.value
-        except BookKeeperError as error:
-            self.ended, self.error = True, error
+    def _go(self) -> None:
+        outcome = self._machine.outcome
+        if outcome is None:
+            (self._action,) = self._machine.take_actions()
+            return
+        self.ended = True
+        if isinstance(outcome, Succeeded):
+            self.result = outcome.result
+        elif isinstance(outcome.error, BookKeeperError):
+            self.error = outcome.error
+        else:
+            raise outcome.error
 
 
 def paused_everywhere(make: Callable[[], tuple[ReapWorld, Machine[_T]]], between: Callable[[ReapWorld], object]) -> int:

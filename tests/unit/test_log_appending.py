@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from bk_spark.log.appending import AppendLedger, registered_steps
+from bk_spark.log.core.append_ledger import AppendLedger, registered_steps
 from bk_spark.log.core.changes import change_steps, step_of
 from bk_spark.log.core.plan import AlreadyDone, Need, NeedClosed, Plan, Readings
 from bk_spark.log.core.steps import (

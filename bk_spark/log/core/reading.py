@@ -19,7 +19,22 @@ from bk_spark.log.core.changes import (
     step_of,
 )
 from bk_spark.log.core.plan import AlreadyDone, Need, NeedClosed, Plan, Readings
-from bk_spark.log.core.steps import Done, Event, Found, ListChildren, Listed, Pause, Read, Steps, Sync, Unavailable
+from bk_spark.log.core.steps import (
+    Answered,
+    AskList,
+    Done,
+    Event,
+    Found,
+    ListChildren,
+    Listed,
+    MeasureClock,
+    Pause,
+    Read,
+    SegmentList,
+    Steps,
+    Sync,
+    Unavailable,
+)
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.protocol.errors import MetadataConflictError, MetadataUnavailableError
 from bk_spark.protocol.metadata.znodes import Znode
@@ -58,7 +73,20 @@ def children_steps(paths: LogPaths, path: str) -> Steps[tuple[str, ...]]:
     return event.names or ()
 
 
-def _until_answered(paths: LogPaths, action: Sync | Read | ListChildren) -> Steps[Event]:
+def measure_clock_steps(paths: LogPaths) -> Steps[None]:
+    """The difference between this machine's clock and the cluster's is known as it is now."""
+    yield from _until_answered(paths, MeasureClock())
+
+
+def ask_steps(question: Callable[[SegmentList], _T]) -> Steps[_T]:
+    """The answer of the list of segments as it is now. Raises what the question and reading the list raise."""
+    event = yield AskList(question)
+    assert isinstance(event, Answered), event
+    answer: _T = event.answer
+    return answer
+
+
+def _until_answered(paths: LogPaths, action: Sync | Read | ListChildren | MeasureClock) -> Steps[Event]:
     event = yield action
     for attempt in range(1, MAX_UNAVAILABLE + 1):
         if not isinstance(event, Unavailable):

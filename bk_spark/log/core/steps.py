@@ -1,6 +1,6 @@
-"""Vocabulary of machines that change a log: actions out, events in. No I/O, no clock, no threads.
+"""Machines of logs: their actions and events, and :class:`LogMachine`, which runs them.
 
-A machine is a generator. It yields one action after another and is sent an event for each:
+The steps of a machine are a generator. It yields one action after another and is sent an event for each:
 
 ============== ============================================== ==============================================
 action         meaning                                        events
@@ -11,16 +11,24 @@ ListChildren   names of a znode's children                    Listed, Unavailabl
 Transact       send one transaction                           Done, Conflict, OutcomeUnknown
 TakeLock       wait for the log's advisory lock               Done (also where it could not be had)
 ReleaseLock    let go of it, or of the place in its queue     Done
+MeasureClock   compare this machine's clock and the cluster's Done, Unavailable
+AskList        ask the list of segments as it is now          Answered
 ReadTimer      look at a clock that only goes forward         TimerRead
-Pause          wait about so long                             Done
+Pause          wait about so long: whoever waits draws it     Done
 CreateLedger   a new ledger, registered as it is made         Created, Conflict, Failed
 CloseLedger    drain and close a ledger made by CreateLedger  Closed, Failed
 RecoverLedger  fence and close any ledger                     Closed, Failed
+RecoverLedgers the same for many, several at once             Recovered, Failed
 WriteLedger    a new closed ledger with these entries         Created, Conflict, Failed
 ReadEntry      one entry of a closed ledger                   EntryRead, Failed
 ============== ============================================== ==============================================
 
 After ``Sync`` a machine may ask for the time: its ``now_ms`` gives Unix time by the cluster's clock, or a little less.
+
+Performers answer ``Sync``, ``Read`` and ``ListChildren`` with :class:`InSession`.
+
+A pause is random so that processes that got in each other's way do not do so again. No rule depends on its length: in
+the simulator it may take no time at all, or weeks.
 
 ``Conflict`` means that the change was refused as a whole; after ``OutcomeUnknown`` it may have taken effect, or
 may still: nothing is sent again before a ``Sync`` and a new reading. After ``Unavailable`` nothing was changed.
@@ -29,17 +37,40 @@ may still: nothing is sent again before a ``Sync`` and a new reading. After ``Un
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
+from bk_spark.log.formats.segment import Segment, SegmentTable
 from bk_spark.protocol.errors import BookKeeperError
+from bk_spark.protocol.machine import StepMachine
 from bk_spark.protocol.metadata.znodes import TransactionOp, Znode
 
 _T = TypeVar("_T")
+R = TypeVar("R")
 
 #: Operations that register a ledger, to be put into the transaction that makes the ledger.
 LedgerRegistrar = Callable[[int], tuple[TransactionOp, ...]]
+
+
+class SegmentList(Protocol):
+    """The list of sealed segments as it stood at one moment, read as far as it is asked for."""
+
+    first_offset: int
+    next_offset: int
+    last_commit_time_ms: int
+
+    def offset_at(self, time_ms: int, /) -> int:
+        """The first offset committed at ``time_ms`` or later; ``next_offset`` where there is none."""
+        ...
+
+    def segment_at(self, offset: int, /) -> tuple[int, Segment]:
+        """The number of the page and the segment that hold ``offset``."""
+        ...
+
+    def tables_from_end(self) -> Iterator[SegmentTable]:
+        """All segments in columns, those of the last page first."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +86,18 @@ class Read:
 @dataclass(frozen=True, slots=True)
 class ListChildren:
     path: str
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureClock:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class AskList:
+    """``question`` reads of the list what it needs. What it raises is the answer, too."""
+
+    question: Callable[[SegmentList], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +141,14 @@ class RecoverLedger:
 
 
 @dataclass(frozen=True, slots=True)
+class RecoverLedgers:
+    """Those that are closed or gone already count as done."""
+
+    ledger_ids: tuple[int, ...]
+    within_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class WriteLedger:
     register: LedgerRegistrar
     entries: tuple[bytes, ...]
@@ -113,6 +164,8 @@ Action = (
     Sync
     | Read
     | ListChildren
+    | MeasureClock
+    | AskList
     | Transact
     | TakeLock
     | ReleaseLock
@@ -121,6 +174,7 @@ Action = (
     | CreateLedger
     | CloseLedger
     | RecoverLedger
+    | RecoverLedgers
     | WriteLedger
     | ReadEntry
 )
@@ -141,6 +195,11 @@ class Listed:
     """None: there is no such znode."""
 
     names: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    answer: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +239,14 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
+class Recovered:
+    """``failed``: why a ledger could not be closed. ``left`` were not closed in time."""
+
+    failed: Mapping[int, BookKeeperError]
+    left: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EntryRead:
     payload: bytes
 
@@ -190,8 +257,50 @@ class Failed:
 
 
 Event = (
-    Done | Found | Listed | TimerRead | Conflict | OutcomeUnknown | Unavailable | Created | Closed | EntryRead | Failed
+    Done
+    | Found
+    | Listed
+    | Answered
+    | TimerRead
+    | Conflict
+    | OutcomeUnknown
+    | Unavailable
+    | Created
+    | Closed
+    | Recovered
+    | EntryRead
+    | Failed
 )
 
-#: A machine whose result is a ``_T``.
+#: The steps of a machine whose result is a ``_T``.
 Steps = Generator[Action, Event, _T]
+
+
+@dataclass(frozen=True, slots=True)
+class InSession:
+    """The ``event`` that answers ``action``, and the ids of the session with ZooKeeper before and after it."""
+
+    action: Sync | Read | ListChildren
+    event: Event
+    before: int
+    after: int
+
+
+class LogMachine(StepMachine[Action, Event, R]):
+    """Steps as a machine. It holds every reading to the session of the last ``Sync``.
+
+    The server of a new session may be behind what the old one was synced to. So what was read in another session than
+    that of the last ``Sync`` counts as unavailable.
+    """
+
+    def __init__(self, steps: Generator[Action, Event, R]) -> None:
+        self._session: int | None = None
+        super().__init__(steps)
+
+    def handle(self, event: Event | InSession) -> None:
+        super().handle(self._held_to_session(event) if isinstance(event, InSession) else event)
+
+    def _held_to_session(self, answer: InSession) -> Event:
+        if isinstance(answer.action, Sync):
+            self._session = answer.before
+        return answer.event if answer.after == self._session else Unavailable("the session with ZooKeeper ended")

@@ -33,6 +33,9 @@ from urllib.parse import quote
 from bk_spark.protocol.errors import InvalidArgumentError
 
 DEFAULT_ROOT: Final = "/bk_spark/logs"
+#: In the custom metadata of every ledger that is made for a log: the log's name and id. For people. And no other log
+#: takes such a ledger in, since its own log deletes it.
+MADE_FOR: Final = "bk_spark.log"
 
 #: In the place of an escaped application name, which never holds a plus sign.
 WRITERS: Final = "+writers"

@@ -13,24 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from bk_spark.log.core.append import head_of, read_head
+from bk_spark.log.core.changes import change_steps
 from bk_spark.log.core.plan import AlreadyDone, Plan, Readings, write_over
-from bk_spark.log.core.reading import decision_steps, read_steps, sync_steps
-from bk_spark.log.core.steps import Steps
+from bk_spark.log.core.reading import ask_steps, decision_steps, measure_clock_steps, read_steps, sync_steps
+from bk_spark.log.core.steps import SegmentList, Steps
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.segment import COMMIT_TIME_LAG_MS
 from bk_spark.log.formats.znodes import Policy, decode_policy, encode_policy
-from bk_spark.log.gc.truncation import Truncate, truncation
-from bk_spark.log.snapshot import LogSnapshot
+from bk_spark.log.gc.truncation import SegmentStart, Truncate
 from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError
 from bk_spark.protocol.metadata.znodes import CheckOp, Znode
-
-if TYPE_CHECKING:
-    from bk_spark.log.log import Log
 
 _MAX_LIMIT: Final = (1 << 63) - 1
 
@@ -93,13 +90,13 @@ def policy_steps(paths: LogPaths) -> Steps[ReadPolicy]:
     return policy_of(znodes[paths.policy], paths)
 
 
-def offset_to_keep(snapshot: LogSnapshot, policy: Policy, now_ms: int) -> int:
+def offset_to_keep(segments: SegmentList, policy: Policy, now_ms: int) -> int:
     """From where on the policy asks for the log; a truncation up to there drops what it does not ask for."""
-    kept = snapshot.first_offset
+    kept = segments.first_offset
     if policy.retention_time_ms:
-        kept = max(kept, _kept_by_time(snapshot, now_ms - policy.retention_time_ms - COMMIT_TIME_LAG_MS))
+        kept = max(kept, _kept_by_time(segments, now_ms - policy.retention_time_ms - COMMIT_TIME_LAG_MS))
     if policy.retention_size_bytes:
-        kept = max(kept, _kept_by_size(snapshot, policy.retention_size_bytes))
+        kept = max(kept, _kept_by_size(segments, policy.retention_size_bytes))
     return kept
 
 
@@ -124,33 +121,57 @@ class Retain:
         return replace(step, transaction=(*step.transaction, self._read.check))
 
 
-def apply_retention(log: Log, now_ms: Callable[[], int], policy: Policy | None, *, dry_run: bool = False) -> int:
-    """Body of :meth:`bk_spark.log.log.Log.apply_retention`."""
+def retention_steps(
+    paths: LogPaths,
+    now_ms: Callable[[], int],
+    check_clock: Callable[[], object],
+    policy: Policy | None = None,
+    *,
+    dry_run: bool = False,
+) -> Steps[int]:
+    """Truncate what ``policy`` (default: the stored one) does not ask for; the log's first offset then.
+
+    With ``dry_run`` nothing is changed, and the result is where the log would begin. ``check_clock`` raises
+    ClockDifferenceError where this machine's clock and the cluster's disagree. Raises that, LogRangeGoneError where
+    another truncated the log meanwhile, and what reading the list and changing it raise.
+    """
     if not dry_run:
-        log.check_clock()
-    read = log.run(policy_steps(log.paths))
-    snapshot = log.snapshot()
-    kept = offset_to_keep(snapshot, policy or read.policy, now_ms())
-    if kept <= snapshot.first_offset:
-        return snapshot.first_offset
-    truncate = truncation(log, kept)
+        yield from measure_clock_steps(paths)
+        check_clock()
+    read = yield from policy_steps(paths)
+    asked = policy or read.policy
+    first_offset, truncate = yield from ask_steps(lambda segments: _truncation(paths, segments, asked, now_ms()))
+    if truncate is None:
+        return first_offset
     change = truncate if policy is not None else Retain(truncate, read)
-    return log.run(decision_steps(change, now_ms)) if dry_run else log.change(change)
+    return (yield from (decision_steps if dry_run else change_steps)(change, now_ms))
 
 
-def _kept_by_time(snapshot: LogSnapshot, since_ms: int) -> int:
-    if snapshot.last_commit_time_ms < since_ms:
-        return snapshot.next_offset
+def _truncation(paths: LogPaths, segments: SegmentList, policy: Policy, now_ms: int) -> tuple[int, Truncate | None]:
+    """The first offset, and the change that drops what ``policy`` does not ask for, if there is any."""
+    kept = offset_to_keep(segments, policy, now_ms)
+    if kept <= segments.first_offset:
+        return segments.first_offset, None
+    start = None
+    if kept < segments.next_offset:
+        page, segment = segments.segment_at(kept)
+        start = SegmentStart(segment.base_offset, page)
+    return segments.first_offset, Truncate(paths, kept, start)
+
+
+def _kept_by_time(segments: SegmentList, since_ms: int) -> int:
+    if segments.last_commit_time_ms < since_ms:
+        return segments.next_offset
     # The segment before the first that is young enough may have entries written until that one began.
-    return max(snapshot.first_offset, snapshot.offset_at(since_ms) - 1)
+    return max(segments.first_offset, segments.offset_at(since_ms) - 1)
 
 
-def _kept_by_size(snapshot: LogSnapshot, limit_bytes: int) -> int:
+def _kept_by_size(segments: SegmentList, limit_bytes: int) -> int:
     later_bytes = 0
-    for table in snapshot.tables_from_end():
+    for table in segments.tables_from_end():
         # Bytes from each segment to the end of the log; falls from segment to segment.
         to_end = later_bytes + np.cumsum(table.size_bytes[::-1])[::-1]
         if to_end[0] >= limit_bytes:
             return int(table.base_offset[np.flatnonzero(to_end >= limit_bytes)[-1]])
         later_bytes = int(to_end[0])
-    return snapshot.first_offset
+    return segments.first_offset

@@ -1,4 +1,4 @@
-"""Truncation: the log begins at a later offset. No I/O but in :func:`truncation`.
+"""Truncation: the log begins at a later offset. No I/O.
 
 Whole segments leave the list, from its start. Only the head is written; segments and pages before it wait for the
 reaper. Segments, once sealed, never change and never move to another page, so where a segment starts
@@ -8,7 +8,6 @@ reaper. Segments, once sealed, never change and never move to another page, so w
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,12 +16,8 @@ from bk_spark.log.core.plan import AlreadyDone, Plan, Readings, StaleError
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.page import SegmentPage, decode_page
 from bk_spark.log.formats.znodes import Head
-from bk_spark.log.reader import LogReader
 from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError
 from bk_spark.protocol.metadata.znodes import CheckOp, TransactionOp
-
-if TYPE_CHECKING:
-    from bk_spark.log.log import Log
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +117,3 @@ def _start_in(page: SegmentPage, offset: int) -> SegmentStart:
     if position < 0 or offset >= page.end_offset:
         raise StaleError(f"page {page.number} holds offsets [{page.base_offset}, {page.end_offset}), not {offset}")
     return SegmentStart(int(page.table.base_offset[position]), page.number)
-
-
-def truncation(log: Log, up_to_offset: int) -> Truncate:
-    """The change that truncates ``log`` as its list stands now."""
-    snapshot = log.snapshot()
-    if snapshot.first_offset < up_to_offset < snapshot.next_offset:
-        page, segment = snapshot.segment_at(up_to_offset)
-        return Truncate(log.paths, up_to_offset, SegmentStart(segment.base_offset, page))
-    tail_end = 0
-    if up_to_offset > snapshot.next_offset and snapshot.open_tail is not None:
-        tail_end = LogReader(log).readable_end(snapshot)
-    return Truncate(log.paths, up_to_offset, tail_end=tail_end)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 from bk_spark.bookie.metadata.cluster_clock import MAX_DIFFERENCE_MS
-from bk_spark.log.appending import AppendLedger, registered_steps
+from bk_spark.log.core.append_ledger import AppendLedger, registered_steps
 from bk_spark.log.core.changes import change_steps
 from bk_spark.log.core.index_move import move_steps
 from bk_spark.log.formats.names import LogPaths

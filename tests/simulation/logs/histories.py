@@ -32,7 +32,7 @@ from tests.simulation.logs.chores import (
     foreign_ledger,
 )
 from tests.simulation.logs.invariants import InvariantError
-from tests.simulation.logs.readers import LogReader, Retention
+from tests.simulation.logs.readers import LogReader, Maintenance, Retention
 from tests.simulation.logs.streaming import Driver, Query, Worker
 from tests.simulation.logs.world import DAY_MS, HOUR_MS, MINUTE_MS, WRONG_TIMES_MS, Actor, World
 from tests.simulation.logs.writers import Keeper, LogWriter
@@ -66,6 +66,7 @@ class Result:
     chores: int = 0
     strays: int = 0
     retentions: int = 0
+    maintenances: int = 0
     clocks_set: int = 0
 
     def add(self, other: Result) -> None:
@@ -104,6 +105,7 @@ class Focus:
     stop: float | None = None
     ledger_faults: float | None = None
     retentions: int | None = None
+    maintenances: int | None = None
     wrong_clocks: float | None = None
 
 
@@ -175,6 +177,9 @@ class History:
         for number in range(retentions):
             times = random.randint(2, 6)
             world.add(Retention(world, f"retention{number}", paths, times, random.choice([30, 100])))
+        for number in range(_or(focus.maintenances, random.choice([0] * 7 + [1, 2]))):
+            times = random.randint(2, 6)
+            world.add(Maintenance(world, f"maintenance{number}", paths, times, random.choice([10, 50])))
         if retentions:
             world.add(PolicySetter(world, "policy", paths, random.randint(1, 3), random.choice([30, 100])))
         for number in range(random.choice([0, 0, 0, 0, 1, 2])):
@@ -406,6 +411,8 @@ class History:
                 result.moved_pages += actor.moved
             elif isinstance(actor, Retention):
                 result.retentions += actor.done
+            elif isinstance(actor, Maintenance):
+                result.maintenances += actor.begun
             elif isinstance(actor, LogReader):
                 result.read_segments += actor.segments
             elif isinstance(actor, Reaper):

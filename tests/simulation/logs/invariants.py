@@ -9,6 +9,8 @@ Of the list of segments:
 * each batch is in it once, whole, in partition order, and batches of an application are in their order;
 * every entry of a log writer that was acknowledged is in it, or in the open tail, at the offset that was told.
 
+Of maintenance: it is begun no more often than every INTERVAL_MS.
+
 Of ledgers:
 
 * a ledger and its registration are made together and deleted together;
@@ -27,7 +29,9 @@ from bk_spark.log.core.steps import EntryRead, ReadEntry
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.page import SegmentPage, decode_page
 from bk_spark.log.formats.segment import Segment
-from bk_spark.log.formats.znodes import Head, decode_head, decode_policy, decode_registration
+from bk_spark.log.formats.znodes import Head, decode_head, decode_maintenance, decode_policy, decode_registration
+from bk_spark.log.gc.maintenance import INTERVAL_MS
+from bk_spark.protocol.metadata.znodes import Znode
 from tests.simulation.logs.ledger_rules import InvariantError, LedgerWatch, ListWatch, require
 from tests.simulation.logs.ledgers import ModelLedgers
 from tests.simulation.logs.zookeeper import Changes, ModelZooKeeper
@@ -39,8 +43,9 @@ __all__ = ["InvariantError", "ListWatch", "Row", "Watch", "batch_rows", "require
 MEASURED_LOW_MS = 5_000
 #: A session lives no longer without hearing from its process.
 SESSION_MS = 60_000
-#: The kind of process that applies the policy.
+#: The kinds of processes that apply the policy.
 RETENTION = "retention"
+MAINTENANCE = "maintenance"
 
 
 class Row(NamedTuple):
@@ -110,9 +115,21 @@ class Watch(LedgerWatch):
                 continue
             if log.paths.identity in changes and changes[log.paths.identity][1] is None:
                 log.deleted = True
-            elif any(path == log.paths.head or path.startswith(log.paths.pages) for path in changes):
+                continue
+            if log.paths.maintenance in changes:
+                self._check_claim(log, *changes[log.paths.maintenance])
+            if any(path == log.paths.head or path.startswith(log.paths.pages) for path in changes):
                 self._check_list(log)
         self.check_ledgers(changes)
+
+    def _check_claim(self, log: ListWatch, before: Znode | None, after: Znode | None) -> None:
+        """Nobody begins maintenance that another began a moment ago."""
+        if after is None:
+            return
+        log.claims.append(decode_maintenance(after.data, log.paths.maintenance))
+        if before is not None:
+            since_ms = after.mtime_ms - before.mtime_ms
+            require(since_ms >= INTERVAL_MS, f"maintenance begins {since_ms} ms after another began it")
 
     def _check_list(self, log: ListWatch) -> None:
         head_znode = self._zk.read(log.paths.head)
@@ -126,7 +143,7 @@ class Watch(LedgerWatch):
         segments = self._segments(log, head)
         self._check_new(log, segments)
         self._note_times(log)
-        if self._zk.origin.kind == RETENTION and head.first_offset > before.first_offset:
+        if self._zk.origin.kind in (RETENTION, MAINTENANCE) and head.first_offset > before.first_offset:
             self._check_retention(log, before.first_offset)
         self._check_promises(log)
         self._note_references(log, segments)

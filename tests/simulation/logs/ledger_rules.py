@@ -50,6 +50,8 @@ class ListWatch:
     batches: dict[str, dict[int, int]] = field(default_factory=dict)
     #: Acknowledged to a log writer's user, and not in a sealed segment yet: offset -> (ledger, entry)
     promised: dict[int, tuple[int, int]] = field(default_factory=dict)
+    #: Tokens of all who began maintenance.
+    claims: list[bytes] = field(default_factory=list)
     deleted: bool = False
 
 

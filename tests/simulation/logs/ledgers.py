@@ -24,12 +24,15 @@ from bk_spark.log.core.steps import (
     LedgerRegistrar,
     OutcomeUnknown,
     ReadEntry,
+    Recovered,
     RecoverLedger,
+    RecoverLedgers,
     WriteLedger,
 )
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import (
     BookieUnavailableError,
+    BookKeeperError,
     LedgerFencedError,
     MetadataUnavailableError,
     NoSuchEntryError,
@@ -128,6 +131,8 @@ class ModelLedgers:
                 return self._close(self.all[ledger_id], fails=fails)
             case RecoverLedger(ledger_id):
                 return self._recover(ledger_id, fails=fails)
+            case RecoverLedgers(ledger_ids):
+                return self._recover_all(session, ledger_ids)
             case ReadEntry(ledger_id, entry_id):
                 return self._read(ledger_id, entry_id, fails=fails)
         raise AssertionError(f"nobody performs {action}")
@@ -210,6 +215,18 @@ class ModelLedgers:
                 ledger.fenced = True
             return Failed(BookieUnavailableError("model: recovery needs more bookies", ledger_id=ledger_id))
         return self._close_at(ledger, self._random.randint(ledger.acknowledged, len(ledger.entries)) - 1)
+
+    def _recover_all(self, session: Session, ledger_ids: tuple[int, ...]) -> Recovered:
+        """Some may not be closed in time."""
+        failed: dict[int, BookKeeperError] = {}
+        in_time = len(ledger_ids)
+        if self._random.random() < session.weather.ledgers:
+            in_time = self._random.randint(0, in_time)
+        for ledger_id in ledger_ids[:in_time]:
+            event = self._recover(ledger_id, fails=self._random.random() < session.weather.ledgers)
+            if isinstance(event, Failed) and not isinstance(event.error, NoSuchLedgerError):
+                failed[ledger_id] = event.error
+        return Recovered(failed, ledger_ids[in_time:])
 
     def _read(self, ledger_id: int, entry_id: int, *, fails: bool) -> Event:
         if not self.exists(ledger_id):

@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bk_spark.bookie.metadata.cluster_clock import ClusterClock
-from bk_spark.log.core import applications, changes, commit, index_move, tail
+from bk_spark.log.core import applications, changes, commit, index_move, steps, tail, takeover
 from bk_spark.log.core.append import read_tail
 from bk_spark.log.core.changes import Change
 from bk_spark.log.core.plan import Plan, Readings
@@ -36,7 +36,7 @@ from bk_spark.log.formats import message
 from bk_spark.log.formats.message import CommitRequest
 from bk_spark.log.formats.names import LogPaths, app_key
 from bk_spark.log.formats.znodes import Head, Registration, decode_application, decode_registration
-from bk_spark.log.gc import housekeeping, reap_rules, reaper, reaping
+from bk_spark.log.gc import housekeeping, maintenance, reap_rules, reaper, reaping
 from bk_spark.log.gc.reap_rules import Run
 from bk_spark.log.gc.retention import Retain
 from bk_spark.protocol.errors import MetadataConflictError
@@ -116,7 +116,7 @@ def lost_replies_are_answered_by_sending_again(stack: ExitStack) -> None:
                 return step.result
         raise MetadataConflictError("too many conflicts")
 
-    stack.enter_context(patch.object(streaming, "change_steps", change_steps))
+    stack.enter_context(patch.object(takeover, "change_steps", change_steps))
 
 
 def batches_are_not_looked_for(stack: ExitStack) -> None:
@@ -247,6 +247,24 @@ def heads_are_written_whatever_they_are(stack: ExitStack) -> None:
 
     for change in (commit.BatchCommit, tail.OpenTail, tail.RollTail, tail.SealTail):
         _rewrite(stack, change, blind)
+
+
+def readings_of_new_sessions_count(stack: ExitStack) -> None:
+    """What a new session's server says counts, though it may be behind what the old one was synced to."""
+    stack.enter_context(patch.object(steps.LogMachine, "_held_to_session", lambda self, answer: answer.event))
+
+
+# --- maintenance ------------------------------------------------------------------------------------
+
+
+def claims_of_others_are_ignored(stack: ExitStack) -> None:
+    """Maintenance is begun whoever began it a moment ago."""
+    stack.enter_context(patch.object(maintenance, "INTERVAL_MS", 0))
+
+
+def claims_of_unknown_outcome_count_as_anothers(stack: ExitStack) -> None:
+    """Who claimed maintenance, and was not told so, leaves it to others."""
+    stack.enter_context(patch.object(maintenance, "decode_maintenance", lambda data, path: b""))
 
 
 # --- log writers ------------------------------------------------------------------------------------

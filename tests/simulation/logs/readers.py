@@ -12,12 +12,22 @@ from queue import SimpleQueue
 from typing import Any, ClassVar, TypeVar
 
 from bk_spark.bookie.metadata.cluster_clock import MAX_DIFFERENCE_MS
-from bk_spark.log.core.changes import change_steps
-from bk_spark.log.core.steps import EntryRead, Failed, Found, ListChildren, Listed, ReadEntry, Sync, Unavailable
+from bk_spark.log.core.steps import (
+    Answered,
+    AskList,
+    EntryRead,
+    Failed,
+    Found,
+    ListChildren,
+    Listed,
+    ReadEntry,
+    Sync,
+    Unavailable,
+)
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.segment import Segment
-from bk_spark.log.gc.retention import Retain, offset_to_keep, policy_steps
-from bk_spark.log.gc.truncation import SegmentStart, Truncate
+from bk_spark.log.gc.maintenance import maintenance_steps
+from bk_spark.log.gc.retention import retention_steps
 from bk_spark.log.log import Log
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.store import LogStore
@@ -30,8 +40,9 @@ from bk_spark.protocol.errors import (
 )
 from bk_spark.protocol.metadata.znodes import Znode
 from tests.simulation.logs.chores import Chore
-from tests.simulation.logs.invariants import RETENTION
+from tests.simulation.logs.invariants import MAINTENANCE, RETENTION
 from tests.simulation.logs.ledger_rules import DELETE_GRACE_MS, ListWatch, require
+from tests.simulation.logs.ledgers import ledger_path
 from tests.simulation.logs.world import NAME, ROOT, SETTINGS, Wait, World
 from tests.simulation.logs.zookeeper import Look
 
@@ -174,34 +185,66 @@ class SnapshotUser(Chore):
     def _ask_now(self, action: Any) -> Any:
         return self._ask(action)
 
+    def answered(self, steps: Generator[Any, Any, _T]) -> Generator[Any, Any, _T]:
+        """``steps``, whose questions about the list are answered by snapshots."""
+        try:
+            action = next(steps)
+            while True:
+                try:
+                    event = (yield from self._answer(action)) if isinstance(action, AskList) else (yield action)
+                except Exception as error:
+                    action = steps.throw(error)
+                else:
+                    action = steps.send(event)
+        except StopIteration as end:
+            result: _T = end.value
+            return result
+
+    def _answer(self, action: AskList) -> Generator[Any, Any, Answered]:
+        snapshot = yield from in_thread(self.open)
+        return Answered((yield from self.later(lambda: action.question(snapshot))))
+
+    def right_clock(self) -> Callable[[], None]:
+        """What finds out whether this machine's clock is right."""
+        ahead_ms, jumps = self.clock.ahead_ms, self.clock.jumps
+
+        def check() -> None:
+            self.clock.cluster.check()
+            require(abs(ahead_ms) <= MAX_DIFFERENCE_MS or self.clock.jumps > jumps, "a wrong clock is taken for right")
+
+        return check
+
 
 class Retention(SnapshotUser):
-    """Applies a policy, by time or by size, as Log.apply_retention does."""
+    """Applies a policy, by time or by size."""
 
     kind: ClassVar[str] = RETENTION
 
     def once(self) -> Generator[Any, Any, object]:
-        clock = self.clock
-        ahead_ms, jumps = clock.ahead_ms, clock.jumps
-        # As Log.check_clock.
-        yield Sync(self.paths.head)
-        clock.note(self.session.session)
-        clock.cluster.check()
-        require(abs(ahead_ms) <= MAX_DIFFERENCE_MS or clock.jumps > jumps, "a wrong clock is taken for right")
-        read = yield from policy_steps(self.paths)
         try:
-            snapshot = yield from in_thread(self.open)
-            kept = yield from self.later(lambda: offset_to_keep(snapshot, read.policy, self.now_ms()))
-            if kept <= snapshot.first_offset:
-                return snapshot
-            truncate = Truncate(self.paths, kept)
-            if kept < snapshot.next_offset:
-                page, segment = yield from self.later(lambda: snapshot.segment_at(kept))
-                truncate = Truncate(self.paths, kept, SegmentStart(segment.base_offset, page))
+            return (yield from self.answered(retention_steps(self.paths, self.now_ms, self.right_clock())))
         except LogRangeGoneError as error:
             # Another truncated it meanwhile.
             return error
-        return (yield from change_steps(Retain(truncate, read), self.now_ms))
+
+
+class Maintenance(SnapshotUser):
+    """Retention, moves of pages and the reaper, as processes do it that commit."""
+
+    kind: ClassVar[str] = MAINTENANCE
+    begun = left_to_others = 0
+
+    def once(self) -> Generator[Any, Any, object]:
+        token = self.world.random.randbytes(16)
+        steps = maintenance_steps(self.paths, ledger_path, self.now_ms, self.right_clock(), token)
+        report = yield from self.answered(steps)
+        if report.begun:
+            self.begun += 1
+        else:
+            self.left_to_others += 1
+            claims = self.world.watch.logs[self.paths.log_id].claims
+            require(token not in claims, "told to leave it to others, though its claim took effect")
+        return report
 
 
 class LogReader(SnapshotUser):

@@ -12,22 +12,18 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from bk_spark.log.core.applications import check_run
-from bk_spark.log.core.changes import change_steps
-from bk_spark.log.core.commit import BatchCommit
-from bk_spark.log.core.plan import CommitResult, CommitStatus
+from bk_spark.log.core.plan import CommitResult
 from bk_spark.log.core.registrations import registrar
 from bk_spark.log.core.steps import (
     CloseLedger,
     Created,
     CreateLedger,
     Found,
-    ListChildren,
-    Listed,
     Read,
-    RecoverLedger,
     Sync,
     Transact,
 )
+from bk_spark.log.core.takeover import commit_steps
 from bk_spark.log.formats.message import CommitMessage, CommitRequest, LedgerRange
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.znodes import decode_application
@@ -306,7 +302,7 @@ class Driver(Actor):
         paths = self.query.paths
         for tries_left in (1, 0):
             try:
-                result = yield from change_steps(BatchCommit(paths, request), self.now_ms)
+                result = (yield from commit_steps(paths, request, self.now_ms)).result
                 break
             except OutcomeUnknownError:
                 # "The same batch may be committed again at any time, and is appended once."
@@ -322,12 +318,6 @@ class Driver(Actor):
         self.results.append(result)
         self.world.tell(self.name, f"batch {request.batch_id}", result.status.value)
         self.world.watch.committed(paths, request.app, request.batch_id, result.start_offset, result.end_offset)
-        if result.status is CommitStatus.COMMITTED:
-            for run in result.retired_runs:
-                listed = yield ListChildren(paths.run(request.app, run))
-                if isinstance(listed, Listed):
-                    for ledger_id in sorted(map(int, listed.names or ()), reverse=True):
-                        yield RecoverLedger(ledger_id)
 
     def _check_error(self, request: CommitRequest, error: Exception) -> None:
         """Who is refused was not told wrong: its batch was not in the log when the machine began to read."""

@@ -170,7 +170,7 @@ class Contention:
                 if isinstance(action, Read):
                     # Time is in the schedule: what a reading shows is what there is when it ends.
                     process.session.read(Sync(PATHS.head))
-                return process.session.read(action)  # type: ignore[arg-type]
+                return process.session.read(action).event  # type: ignore[arg-type]
 
     # --- the lock ---
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bk_spark.protocol.errors import MetadataFormatError
 from tests.simulation import runner
 from tests.simulation.logs import mutants
 from tests.simulation.logs.histories import Focus, History
@@ -38,7 +39,7 @@ def test_f1_f2_l1_s1_s2_s3_t1_t2_histories_of_logs(first: int) -> None:
     assert result.acknowledged > PORTION
     assert result.deleted > PORTION
     assert result.read_segments > PORTION
-    for name in ("zombies", "lost_replies", "kills", "rolls", "fenced", "retentions", "clocks_set"):
+    for name in ("zombies", "lost_replies", "kills", "rolls", "fenced", "retentions", "maintenances", "clocks_set"):
         assert getattr(result, name) > PORTION / 10, name
     assert result.moved_pages > 0
     assert result.strays > PORTION / 50
@@ -81,6 +82,9 @@ STRAYS = Focus(queries=2, log_writers=0, reapers=0, movers=0, truncators=0, dele
 CLOCKS = Focus(
     queries=2, log_writers=1, reapers=1, movers=0, deleters=0, retentions=2, wrong_clocks=0.5, jump=0.02, stop=0.03
 )
+MAINTENANCE = Focus(
+    queries=1, log_writers=0, reapers=0, movers=0, truncators=0, deleters=0, readers=0, maintenances=3, jump=0.02
+)
 WRITERS = Focus(queries=1, log_writers=3, reapers=1, movers=0, truncators=0, deleters=0, small_pages=False)
 
 
@@ -109,12 +113,17 @@ MUTANTS = [
     # A page cannot hold times that go back.
     Mutant(mutants.commit_times_are_the_drivers, also=ValueError),
     Mutant(mutants.heads_are_written_whatever_they_are, CROWD),
+    # The log may have been deleted by then, and what was read of it does not fit.
+    Mutant(mutants.readings_of_new_sessions_count, also=MetadataFormatError),
     # Clocks.
     Mutant(mutants.the_time_is_this_machines, CLOCKS),
     Mutant(mutants.the_time_is_counted_from_sending),
     Mutant(mutants.clocks_are_not_compared, CLOCKS),
     Mutant(mutants.a_measurement_outlives_its_session, CLOCKS),
     Mutant(mutants.the_policy_is_not_checked, CLOCKS),
+    # Maintenance.
+    Mutant(mutants.claims_of_others_are_ignored, MAINTENANCE),
+    Mutant(mutants.claims_of_unknown_outcome_count_as_anothers, MAINTENANCE),
     # Log writers.
     Mutant(mutants.tails_are_sealed_without_recovery, WRITERS),
     Mutant(mutants.rolls_do_not_close, WRITERS),

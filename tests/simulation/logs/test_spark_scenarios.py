@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 
 from bk_spark.log.core.plan import CommitStatus
-from bk_spark.log.core.steps import RecoverLedger
+from bk_spark.log.core.steps import RecoverLedgers
 from bk_spark.protocol.errors import RunRetiredError
 from tests.simulation.logs import zookeeper
 from tests.simulation.logs.play import (
@@ -191,7 +191,7 @@ def test_the_old_runs_ledgers_are_recovered_after_the_commit() -> None:
     go_until(world, first, commit=2)
     ledger_ids = list(world.ledgers.all)
     second = start_run(query, world)
-    go_until(world, second, lambda action: isinstance(action, RecoverLedger))
+    go_until(world, second, lambda action: isinstance(action, RecoverLedgers))
     application = world.watch.application(world.paths, "app")
     assert application is not None
     assert application.retired_runs == (first.run,)

@@ -16,8 +16,10 @@ from bk_spark.log.core.steps import (
     Action,
     Conflict,
     Done,
-    Event,
+    InSession,
     ListChildren,
+    LogMachine,
+    MeasureClock,
     Pause,
     Read,
     ReadTimer,
@@ -33,11 +35,12 @@ from bk_spark.log.formats.segment import SegmentTable
 from bk_spark.log.formats.settings import EntryFormat, LogSettings, encode_settings
 from bk_spark.log.formats.znodes import Head, Policy, encode_head, encode_policy
 from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.machine import EndedBy
 from bk_spark.protocol.metadata.znodes import CreateOp
 from bk_spark.protocol.quorum import Quorum
 from tests.simulation.logs.clocks import ProcessClock
 from tests.simulation.logs.invariants import InvariantError, Watch
-from tests.simulation.logs.ledgers import Acknowledged, Drain, ModelLedgers, Send, Sent
+from tests.simulation.logs.ledgers import Drain, ModelLedgers, Send
 from tests.simulation.logs.zookeeper import Changes, Look, ModelZooKeeper, Origin, RefusedError, Session, Weather
 
 SETTINGS = LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.RAW, b"secret")
@@ -82,7 +85,7 @@ class Actor:
         #: Its machine is, so that its clock stops, too.
         self.suspended = False
         self.ended = ""
-        self._script: Script | None = None
+        self._machine: LogMachine[Any] | None = None
         #: The action that it does next.
         self.next: Action | Send | Drain | Wait | None = None
 
@@ -104,26 +107,29 @@ class Actor:
 
     def step(self) -> None:
         """Perform the action that is next."""
-        if self._script is None:
-            self._script, event = self.script(), None
+        machine = self._machine
+        if machine is None:
+            machine = self._machine = LogMachine(self.script())
         else:
             assert self.next is not None
-            event = self.world.perform(self, self.next)
-        try:
-            self.next = self._script.send(event)
-        except StopIteration as end:
-            self.end(end.value or "done")
+            machine.handle(self.world.perform(self, self.next))
+        if isinstance(machine.outcome, EndedBy):
+            raise machine.outcome.error
+        if machine.outcome is not None:
+            self.end(machine.outcome.result or "done")
+        else:
+            (self.next,) = machine.take_actions()
 
     def end(self, how: str) -> None:
         self.ended = how
         self.next = None
         self.world.alive.remove(self)
         self.world.tell(self.name, "ends", how)
-        if self._script is not None:
+        if self._machine is not None:
             # What it would do on its way out (a dead process does nothing) must not count.
-            script, self._script = self._script, None
+            machine, self._machine = self._machine, None
             with suppress(RuntimeError):
-                script.close()
+                machine.close()
 
     def kill(self) -> None:
         self.end("killed")
@@ -196,22 +202,28 @@ class World:
         self.tell(actor.name, "starts", "")
         return actor
 
-    def perform(self, actor: Actor, action: Action | Send | Drain | Wait) -> Event | Sent | Acknowledged:
+    def perform(self, actor: Actor, action: Action | Send | Drain | Wait) -> Any:
         actor.session.origin = Origin(actor.kind, actor.session.synced_ms)
-        event = self._perform(actor.session, action)
+        answer = self._perform(actor.session, action)
+        event = answer.event if isinstance(answer, InSession) else answer
         if isinstance(event, Done) and isinstance(action, Sync):
             actor.clock.measure(actor.session.session)
-        elif isinstance(event, Done) and isinstance(action, Transact):
+        elif isinstance(event, Done) and isinstance(action, Transact | MeasureClock):
             actor.clock.note(actor.session.session)
         self.conflicts += isinstance(event, Conflict)
         if not isinstance(action, Wait):
             self.tell(actor.name, action, event)
-        return event
+        return answer
 
-    def _perform(self, session: Session, action: Action | Send | Drain | Wait) -> Event | Sent | Acknowledged:
+    def _perform(self, session: Session, action: Action | Send | Drain | Wait) -> Any:
         match action:
-            case Sync() | Read() | Look() | ListChildren():
+            case Sync() | Read() | ListChildren():
                 return session.read(action)
+            case Look():
+                return session.look(action)
+            case MeasureClock():
+                # Sync, as far as the model goes: what tells the time is that it was answered.
+                return session.read(Sync(self.paths.head)).event
             case Transact(operations):
                 return session.transact(operations)
             case TakeLock():

@@ -17,6 +17,7 @@ from bk_spark.log.core.steps import (
     Done,
     Event,
     Found,
+    InSession,
     ListChildren,
     Listed,
     OutcomeUnknown,
@@ -207,7 +208,6 @@ class Session:
         self.weather = weather or Weather()
         self._random = random
         self._view = 0
-        self._synced = False
         #: What was there at the last sync; a reading after it shows that, or what came later.
         self.synced_zxid = 0
         self.synced_ms = 0
@@ -218,22 +218,23 @@ class Session:
         #: What happens to the next transaction, if it is not drawn: a fate of FATES.
         self.next_fate = ""
 
-    def read(self, action: Sync | Read | Look | ListChildren) -> Event:
+    def read(self, action: Sync | Read | ListChildren) -> InSession:
         self._renew()
+        return InSession(action, self._read(action), self.session, self.session)
+
+    def look(self, action: Look) -> Event:
+        self._renew()
+        return self._read(action)
+
+    def _read(self, action: Sync | Read | Look | ListChildren) -> Event:
         if self._random.random() < self.weather.metadata:
             return Unavailable("model")
         match action:
             case Sync():
                 self._view = self.synced_zxid = self.zk.zxid
                 self.synced_ms = self.zk.now_ms()
-                self._synced = True
                 return Done()
-            case Look(paths):
-                return Found({path: self.zk.read(path, self._look()) for path in paths})
-            case _ if not self._synced:
-                # As run_steps has it: a new session's server may be behind what the old one was synced to.
-                return Unavailable("the session ended")
-            case Read(paths):
+            case Look(paths) | Read(paths):
                 return Found({path: self.zk.read(path, self._look()) for path in paths})
             case ListChildren(path):
                 return Listed(self.zk.children(path, self._look()))
@@ -279,4 +280,3 @@ class Session:
             self.session = self.zk.new_session()
             behind = max(0, self.zk.zxid - MOST_LAG)
             self._view = behind if self.zk.lags_most else self._random.randint(behind, self.zk.zxid)
-            self._synced = False

@@ -1,4 +1,4 @@
-"""Appending a ledger that the log did not make: it becomes one segment. No I/O but in :func:`append_ledger`.
+"""Appending a ledger that the log did not make: it becomes one segment. No I/O.
 
 ``<log>/appended/<ledger id>`` is made with the segment. It tells that the ledger is in the list, so that it cannot get
 there twice, and it is all that the log knows of the ledger: nothing ever deletes a ledger that has no registration.
@@ -6,33 +6,18 @@ there twice, and it is all that the log knows of the ledger: nothing ever delete
 
 from __future__ import annotations
 
-import secrets
-from typing import TYPE_CHECKING, Final
-
 from bk_spark.log.core.append import plan_append, read_head
 from bk_spark.log.core.plan import AlreadyDone, Plan, Readings, write_over
 from bk_spark.log.core.reading import children_steps, read_steps, sync_steps
 from bk_spark.log.core.steps import Steps
 from bk_spark.log.core.tail import seal_tail
-from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.names import MADE_FOR, LogPaths
 from bk_spark.log.formats.segment import MAX_SEGMENT_BYTES, MAX_SEGMENT_ENTRIES, Segment, SegmentTable
-from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.log.formats.znodes import Appended, Head, decode_appended, encode_appended
-from bk_spark.log.ledgers import MADE_FOR
-from bk_spark.protocol.errors import (
-    DigestMismatchError,
-    LedgerRefusedError,
-    NoSuchLedgerError,
-    UnauthorizedError,
-)
+from bk_spark.protocol.errors import LedgerRefusedError, NoSuchLedgerError
 from bk_spark.protocol.metadata import ledger_metadata
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
 from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp
-
-if TYPE_CHECKING:
-    from bk_spark.log.log import Log
-
-_TOKEN_BYTES: Final = 16
 
 
 class AppendLedger:
@@ -141,37 +126,3 @@ def registered_steps(paths: LogPaths, ledger_id: int) -> Steps[str | None]:
             candidates.append(f"{paths.run_at(app, run)}/{ledger_id}")
     znodes = yield from read_steps(paths, tuple(candidates))
     return next((path for path, znode in znodes.items() if znode is not None), None)
-
-
-def append_ledger(log: Log, ledger_id: int) -> range:
-    """Body of :meth:`bk_spark.log.log.Log.append_ledger`."""
-    if log.settings.entry_format is not EntryFormat.RAW:
-        raise LedgerRefusedError(
-            f"log {log.name} has entryFormat {log.settings.entry_format.value}: a ledger that was not made for it can "
-            "become part of a raw log only",
-            ledger_id=ledger_id,
-        )
-    registration = log.run(registered_steps(log.paths, ledger_id))
-    if registration is not None:
-        raise LedgerRefusedError(
-            f"log {log.name}: the ledger was made for this log and belongs to one of its writers ({registration}), "
-            "which commits it",
-            ledger_id=ledger_id,
-        )
-    change = AppendLedger(log.paths, ledger_id, log.ledgers.ledger_path(ledger_id), secrets.token_bytes(_TOKEN_BYTES))
-    _check_readable(log, ledger_id)
-    return log.change(change)
-
-
-def _check_readable(log: Log, ledger_id: int) -> None:
-    """The last entry, read with the log's password: old ledgers name neither password nor digest in their metadata."""
-    metadata = log.ledgers.client.metadata(ledger_id)
-    if metadata.state is not LedgerState.CLOSED or metadata.last_entry_id < 0:
-        return  # the change refuses it, and says why
-    try:
-        log.ledgers.read_entry(ledger_id, metadata.last_entry_id)
-    except (UnauthorizedError, DigestMismatchError) as error:
-        raise LedgerRefusedError(
-            f"log {log.name}: the ledger cannot be read with the log's password, so it cannot become part of it",
-            ledger_id=ledger_id,
-        ) from error

@@ -1,0 +1,65 @@
+"""Maintenance in the background of a process that commits."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from typing import Final
+
+from bk_spark.log.gc.maintenance import INTERVAL_MS
+from bk_spark.log.log import Log
+
+_LOG: Final = logging.getLogger(__name__)
+#: A commit waits no longer for it: time enough for all of it, unless there is much to do. The rest goes on as long as
+#: the process lives.
+WAIT_S: Final = 2.0
+
+_LOCK: Final = threading.Lock()
+#: (process, log) -> when its maintenance was begun here last, and the thread. A forked child shares no threads.
+_BACKGROUND: Final[dict[tuple[int, str], tuple[float, threading.Thread]]] = {}
+
+
+def look_after(log: Log) -> None:
+    """As :func:`start_in_background`, and wait WAIT_S for the end: a job that commits once may be over right after."""
+    thread = start_in_background(log)
+    if thread is not None:
+        thread.join(WAIT_S)
+
+
+def start_in_background(log: Log) -> threading.Thread | None:
+    """Look after ``log`` in a thread of its own, if this process has not done so for INTERVAL_MS; else None.
+
+    Never raises: what fails is logged. The thread ends with the process, whenever that is; what it leaves undone
+    is done by the next one.
+    """
+    key, now = (os.getpid(), log.log_id), time.monotonic()
+    with _LOCK:
+        begun, running = _BACKGROUND.get(key, (None, None))
+        if begun is not None and (now - begun < INTERVAL_MS / 1000 or (running is not None and running.is_alive())):
+            return None
+        thread = threading.Thread(target=_maintain_quietly, args=(log,), name="bk-maintenance", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            _LOG.warning("log %s: no thread for maintenance: %s", log.name, error)
+            return None
+        _BACKGROUND[key] = (now, thread)
+        return thread
+
+
+def _maintain_quietly(log: Log) -> None:
+    try:
+        report = log.maintain()
+        if report.reaped is not None:
+            _LOG.info(
+                "maintenance of log %s: %d ledgers condemned, %d deleted, %d wait, %d failures",
+                log.name,
+                len(report.reaped.condemned),
+                len(report.reaped.deleted),
+                len(report.reaped.waiting),
+                len(report.failed) + len(report.reaped.failed),
+            )
+    except Exception as error:  # nobody waits for the thread: what it leaves is done by the next one
+        _LOG.warning("maintenance of log %s was not done: %s", log.name, error)

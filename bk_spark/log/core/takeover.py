@@ -1,0 +1,69 @@
+"""A commit and what follows it: the ledgers of the runs that it took over from are fenced and closed.
+
+So executors of a zombie driver can append nothing more. It is not needed for the log to be right, since a retired run
+commits nothing. Nothing that goes wrong here fails the commit. The reaper closes what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from bk_spark.log.core.changes import change_steps
+from bk_spark.log.core.commit import BatchCommit
+from bk_spark.log.core.plan import CommitResult
+from bk_spark.log.core.reading import children_steps
+from bk_spark.log.core.steps import Failed, Recovered, RecoverLedgers, Steps
+from bk_spark.log.formats.message import CommitRequest
+from bk_spark.log.formats.names import LogPaths
+
+#: A commit waits no longer for the ledgers of a run that it retired.
+TAKEOVER_MS: Final = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The commit's ``result``, and the ``problems`` that closing the ledgers of retired runs met."""
+
+    result: CommitResult
+    problems: tuple[str, ...]
+
+
+def commit_steps(paths: LogPaths, request: CommitRequest, now_ms: Callable[[], int]) -> Steps[Committed]:
+    """Commit the batch, then take over from the runs that it retired.
+
+    Raises what :meth:`bk_spark.log.core.commit.BatchCommit.decide` and
+    :func:`bk_spark.log.core.changes.change_steps` raise. Nothing after the commit raises.
+    """
+    result = yield from change_steps(BatchCommit(paths, request), now_ms)
+    problems: list[str] = []
+    for run in result.retired_runs:
+        try:
+            problem = yield from _take_over(paths, request.app, run)
+        except Exception as error:  # the commit has taken effect: nothing that follows may fail it
+            problem = str(error)
+        if problem:
+            problems.append(
+                f"ledgers of retired run {run} of application {request.app!r} were not all closed; the reaper does the "
+                f"rest ({problem})"
+            )
+    return Committed(result, tuple(problems))
+
+
+def _take_over(paths: LogPaths, app: str, run: str) -> Steps[str]:
+    """Fence and close the run's ledgers, the newest first: that is where its executors write. What went wrong."""
+    names = yield from children_steps(paths, paths.run(app, run))
+    ledger_ids = tuple(sorted(map(int, names), reverse=True))
+    if not ledger_ids:
+        return ""
+    event = yield RecoverLedgers(ledger_ids, TAKEOVER_MS)
+    if isinstance(event, Failed):
+        return str(event.error)
+    assert isinstance(event, Recovered), event
+    parts = [f"ledger {ledger_id}: {error}" for ledger_id, error in event.failed.items()][:1]
+    if len(event.failed) > 1:
+        parts.append(f"{len(event.failed) - 1} more failed")
+    if event.left:
+        parts.append(f"{len(event.left)} were not closed in {TAKEOVER_MS // 1000} s")
+    return ", ".join(parts)
