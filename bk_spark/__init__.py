@@ -75,11 +75,14 @@ _MODULE_OF: Final = {
 }
 
 
-def __getattr__(name: str) -> object:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
-    return module if name == "errors" else getattr(module, name)
+# Type checkers know the names above. Without this condition they would accept any other name, too.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
+        return module if name == "errors" else getattr(module, name)
 
 
 def __dir__() -> list[str]:

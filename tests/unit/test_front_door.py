@@ -43,9 +43,13 @@ def test_every_name_is_there_and_is_listed() -> None:
 
 def test_type_checkers_see_the_same_names_from_the_same_modules() -> None:
     tree = ast.parse(Path(bk_spark.__file__).read_text("utf-8"))
-    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    for_checkers, at_run_time = (node for node in tree.body if isinstance(node, ast.If))
+    assert ast.unparse(for_checkers.test) == "TYPE_CHECKING"
+    # A checker that saw __getattr__ would accept any name.
+    assert ast.unparse(at_run_time.test) == "not TYPE_CHECKING"
+    assert [node.name for node in at_run_time.body if isinstance(node, ast.FunctionDef)] == ["__getattr__"]
     seen = {}
-    for node in block.body:
+    for node in for_checkers.body:
         assert isinstance(node, ast.ImportFrom)
         assert node.module is not None
         for alias in node.names:
