@@ -17,9 +17,9 @@ from typing import Final
 #: Work of one turn of the event loop, in bytes. A piece that is larger is done alone.
 _TURN_COST: Final = 512 * 1024
 #: What a piece costs beside its bytes.
-PIECE_COST: Final = 4 * 1024
-#: What the first piece of anybody is taken for.
-_UNKNOWN_COST: Final = 256 * 1024
+PIECE_COST: Final = 16 * 1024
+#: What the first piece of anybody is taken for: a whole turn's.
+_UNKNOWN_COST: Final = _TURN_COST
 #: What one was served counts half after this time.
 _HALF_LIFE_S: Final = 2.0
 #: What a second of waiting is worth.

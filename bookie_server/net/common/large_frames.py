@@ -4,17 +4,22 @@ A frame of megabytes needs a buffer of its size until it is whole. What a peer a
 given in steps, each for at most as much again as has come. So many bytes are given in all. Beyond that:
 
 * The oldest of these frames gets its steps nevertheless: one frame is always on its way.
-* Connections with other frames are not read until there is room, first come first served. Where even their beginnings
-  are too many, the next one is closed.
+* Any other gets a further step only if as much as it has already is free then. So a few that stall near their ends
+  leave room for newcomers, and the more there are the less each may have.
+* Connections with other frames are not read until there is room for their step, in the order in which they came. A
+  small step may pass a large one. Where even the beginnings are too many, the next one is closed.
 * When one waits, those that were given room and bring hardly anything lose their connections.
 """
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Final, Protocol
 
 #: The first step, beside what has come already.
 _FIRST_STEP_BYTES: Final = 128 * 1024
+#: Frames that are looked at when there is room again.
+_SERVED_AT_ONCE: Final = 64
 #: A peer that is not held up by us and brings less than this within the timeout has stalled.
 _STALLED_BYTES: Final = 64 * 1024
 
@@ -77,8 +82,7 @@ class LargeFrames:
         frame.note(now, held_up=frame.waits)
         if has_bytes < frame.given or frame.waits:
             return
-        goes_first = receiver is next(iter(self._frames))
-        if (goes_first or not self._waiting) and self._try_to_give(receiver, frame):
+        if self._try_to_give(receiver, frame):
             return
         frame.waits = True
         self._waiting[receiver] = frame
@@ -121,7 +125,7 @@ class LargeFrames:
         """Give the next step, if there is room or it is the oldest frame."""
         wanted = min(frame.needed, max(2 * frame.has, frame.has + _FIRST_STEP_BYTES))
         more = wanted - frame.given
-        if self.bytes + more > self._limit_bytes and receiver is not next(iter(self._frames)):
+        if self.bytes + more + frame.given > self._limit_bytes and receiver is not next(iter(self._frames)):
             return False
         self.bytes += more
         frame.given = wanted
@@ -133,13 +137,11 @@ class LargeFrames:
 
     def _serve_waiting(self) -> None:
         oldest = next(iter(self._frames))
-        order = [oldest, *self._waiting] if oldest in self._waiting else list(self._waiting)
-        for receiver in order:
+        order = list(islice(self._waiting, _SERVED_AT_ONCE))
+        for receiver in [oldest, *order] if oldest in self._waiting else order:
             frame = self._waiting.get(receiver)
             if frame is None:  # it was the oldest
                 continue
             had_room = frame.given > 0
-            if not self._try_to_give(receiver, frame):
-                return
-            if not had_room:
+            if self._try_to_give(receiver, frame) and not had_room:
                 self._waiting_bytes -= frame.has

@@ -18,6 +18,8 @@ from bk_spark.protocol.wire.framing import LENGTH_BYTES, Frames, ReceiveBuffer
 _COMMON_BYTES: Final = 256 * 1024
 #: So much of a large frame is received into the common buffer, and kept as any other beginning.
 _LARGE_FROM_BYTES: Final = 64 * 1024
+#: So much of it is received at a time: the memory is fresh, and costs more than what is copied into it.
+_LARGE_RECEIVE_BYTES: Final = 128 * 1024
 
 
 class CommonBuffer(ReceiveBuffer):
@@ -74,7 +76,7 @@ class Receiving:
     def get_buffer(self) -> memoryview:
         """Where the next bytes go; never empty."""
         if self._large is not None:
-            return self._large[self._filled : self._room]
+            return self._large[self._filled : min(self._room, self._filled + _LARGE_RECEIVE_BYTES)]
         return self._common.begin(self._rest)
 
     def received(self, size_bytes: int) -> Frames | None:
@@ -100,6 +102,11 @@ class Receiving:
 
     def clear(self) -> None:
         self._rest, self._large, self.large_frame_bytes = b"", None, 0
+
+
+def part(frames: Frames, first: int, last: int) -> Frames:
+    """Frames ``first`` up to ``last``, over the same bytes."""
+    return Frames(frames.data, frames.starts[first:last], frames.lengths[first:last])
 
 
 def detached(frames: Frames) -> Frames:

@@ -14,9 +14,10 @@ from bk_spark.protocol.arrays import Int32s
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.errors import WireFormatError
 from bk_spark.protocol.wire.framing import Frames
+from bookie_server.net.common.fair_slots import Share
 from bookie_server.net.common.limits import REQUEST_BYTES
 from bookie_server.net.common.read_queue import ReadQueue
-from bookie_server.net.common.receiving import Receiving, check_not_empty, detached
+from bookie_server.net.common.receiving import Receiving, check_not_empty, detached, part
 from bookie_server.net.native.answers import Answers
 from bookie_server.net.native.requests_v2 import RequestsV2
 from bookie_server.net.native.requests_v3 import RequestsV3, are_v3
@@ -36,6 +37,11 @@ _PAUSED_BY_FRAMES: Final = 32
 #: Requests of the last receive are still to be handled.
 _PAUSED_BY_TURN: Final = 64
 
+#: Answers beyond those on their way that the kernel keeps for a peer. Without a limit it takes megabytes, which are
+#: read for peers that never take them.
+_KERNEL_KEEPS_BYTES: Final = 256 * 1024
+#: Frames of a receive that are looked at again in a later turn.
+_FRAMES_PER_TURN: Final = 512
 #: Connections closed since they stall are told of once in so many.
 _TELL_EVERY: Final = 100
 
@@ -54,6 +60,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._is_v2 = False
         self._backlog: Frames | None = None
         self._has_large = False
+        self.time_share = Share()
         self._transport: asyncio.Transport | None = None
         self._peer = "?"
         self._paused = 0
@@ -78,6 +85,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             # asyncio sets it only where the listener was made for TCP by number. Without it a small answer waits until
             # the peer has acknowledged the one before, which a peer that has nothing to send does after 40 ms.
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _KERNEL_KEEPS_BYTES)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -90,6 +98,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         del self._v2, self._v3
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        self.server.turns.receiving()
         return self._receiving.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -102,6 +111,9 @@ class NativeConnection(asyncio.BufferedProtocol):
             if frames is not None:
                 self._handle(frames)
             self._note_half_frame(is_new=frames is not None)
+            self.server.turns.received(self)
+            if self._has_large and not self.server.turns.may_go(self):
+                self._wait_for_turn()
         except WireFormatError as error:
             self._close_bad(error)
         except Exception:
@@ -232,7 +244,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         if before and not self._paused:
             self._transport.resume_reading()
         elif self._paused == _PAUSED_BY_TURN and before != self._paused:
-            self._loop.call_soon(self._handle_backlog)
+            self.server.turns.wait(self)
 
     def hold_frame(self) -> None:
         """Read no more of a large frame until there is room for it."""
@@ -287,25 +299,35 @@ class NativeConnection(asyncio.BufferedProtocol):
             large_frames.end(self)
 
     def _handle(self, frames: Frames) -> None:
-        rest = self._dispatch(frames)
+        rest = self._dispatch(frames) if self.server.turns.may_go(self) else frames
         if rest is not None:
             self._backlog = detached(rest)
-            self.pause(_PAUSED_BY_TURN)
-            self._loop.call_soon(self._handle_backlog)
+            self._wait_for_turn()
 
-    def _handle_backlog(self) -> None:
-        """Go on with what came in the last receive, if nothing speaks against it."""
-        if self._backlog is None or self._paused != _PAUSED_BY_TURN:
+    def _wait_for_turn(self) -> None:
+        self.pause(_PAUSED_BY_TURN)
+        self.server.turns.wait(self)
+
+    def handle_backlog(self) -> None:
+        """Go on with what came in the last receive, if nothing speaks against it; then receive again."""
+        if self._paused != _PAUSED_BY_TURN:
+            return
+        if self._backlog is None:
+            self.resume(_PAUSED_BY_TURN)
             return
         frames, self._backlog = self._backlog, None
+        # To find out what they are costs as much as some of them, so not for all of the rest each time.
+        later = None if len(frames) <= _FRAMES_PER_TURN else part(frames, _FRAMES_PER_TURN, len(frames))
         try:
-            self._backlog = self._dispatch(frames)
+            rest = self._dispatch(frames if later is None else part(frames, 0, _FRAMES_PER_TURN))
+            if rest is not None or later is not None:
+                self._backlog = part(frames, len(frames) - _count(rest) - _count(later), len(frames))
         except WireFormatError as error:
             self._close_bad(error)
         except Exception:
             self.close_failed()
         if self._backlog is not None:
-            self._loop.call_soon(self._handle_backlog)
+            self.server.turns.wait(self)
             return
         self._note_half_frame(is_new=True)
         self.resume(_PAUSED_BY_TURN)
@@ -321,17 +343,17 @@ class NativeConnection(asyncio.BufferedProtocol):
         if not self._is_v2:
             count = len(frames) if v3.all() else int(v3.argmin())
             if count:
-                at = self._v3.handle(_part(frames, 0, count))
+                at = self._v3.handle(part(frames, 0, count))
             if at < count:
-                return _part(frames, at, len(frames))
+                return part(frames, at, len(frames))
             if at == len(frames):
                 return None
             self._is_v2 = True
         end = at + int(v3[at:].argmax()) if v3[at:].any() else len(frames)
         if at < end:
-            at += self._v2.handle(_part(frames, at, end))
+            at += self._v2.handle(part(frames, at, end))
         if at < end:
-            return _part(frames, at, len(frames))
+            return part(frames, at, len(frames))
         if end < len(frames):
             raise WireFormatError("a v3 frame on a connection that speaks v2")
         return None
@@ -346,5 +368,5 @@ class NativeConnection(asyncio.BufferedProtocol):
         self.abort()
 
 
-def _part(frames: Frames, first: int, last: int) -> Frames:
-    return Frames(frames.data, frames.starts[first:last], frames.lengths[first:last])
+def _count(frames: Frames | None) -> int:
+    return 0 if frames is None else len(frames)

@@ -20,6 +20,7 @@ from bk_spark.protocol.wire import wire_v3
 from bk_spark.protocol.wire.framing import Frames, frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bookie_server.bookie import Bookie
+from bookie_server.net.common.receiving import part
 from bookie_server.net.native import answers_v3
 from bookie_server.net.native.answers_v3 import BODIES, response, response_about, status
 from bookie_server.net.native.inquiries_v3 import answer_info, answer_list, answer_read_lac
@@ -83,7 +84,7 @@ class RequestsV3:
                             continue
                     # Frames of one size, and yet each different: looking for a run again soon would be in vain.
                     end = min(last, at + (one_by_one if alike else RUNS_PER_TURN))
-                    for body in _part(frames, at, end):
+                    for body in part(frames, at, end):
                         cost += self._one(wire_v3.parse_request(body))
                     at, one_by_one = end, 2 * one_by_one
         finally:
@@ -344,10 +345,6 @@ class RequestsV3:
 
     def _send(self, answer: pb.Response) -> None:
         self._connection.answers.send(frame(answer.SerializeToString()))
-
-
-def _part(frames: Frames, first: int, last: int) -> Frames:
-    return Frames(frames.data, frames.starts[first:last], frames.lengths[first:last])
 
 
 def _copied(header: pb.BKPacketHeader) -> pb.BKPacketHeader:

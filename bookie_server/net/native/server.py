@@ -24,6 +24,7 @@ from bookie_server.net.common.limits import FEW_CONNECTIONS, NetConfig, NoReques
 from bookie_server.net.common.load import Load
 from bookie_server.net.common.newcomers import Newcomer, Newcomers
 from bookie_server.net.common.receiving import CommonBuffer
+from bookie_server.net.common.turns import Turns
 from bookie_server.net.native.connection import PAUSED_BY_END, PAUSED_BY_LOAD, NativeConnection
 from bookie_server.net.native.fences import Fences
 
@@ -54,6 +55,7 @@ class NativeServer:
         self.times: RequestTimes = times or NoRequestTimes()
         self.load = Load(config, self._load_changed, self._close_stalled, lambda: bookie.excess_bytes)
         bookie.on_room(self.load.look)
+        self.turns = Turns()
         self.read_slots = FairSlots(config.read_slots)
         self.fences = Fences(bookie)
         #: One list of entries, which may be long, is made at a time.

@@ -1,0 +1,99 @@
+"""How long requests hold the event loop in one turn of it, over all connections.
+
+What a connection received is handled at once while there is time in this turn. Beyond that it waits in line, and so
+does what comes of a connection that was served a lot lately while others wait. Each turn takes some out of the line,
+first who was served least: one small request passes any number of connections with many. A long receive is handled in
+slices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from typing import Final, Protocol
+
+from bookie_server.net.common.fair_slots import Share
+
+#: Time for what waits in line, and as much for what is received, in one turn. A slice that has begun is finished.
+_TURN_US: Final = 500
+#: Time for what is received of connections that were served little lately.
+_MOST_US: Final = 1_500
+_LITTLE_US: Final = 2_000
+#: What a slice counts at least in the line: a connection may be read again only then.
+_SLICE_US: Final = 100
+#: Below this a turn is not ended on purpose: most loops have but one receive in many turns.
+_COUNTED_US: Final = 200
+#: What a second of waiting is worth, in time that was served.
+_WAITING_US_PER_S: Final = 300_000
+
+
+class Asker(Protocol):
+    """A connection, as seen from here."""
+
+    #: What it was served lately, in µs.
+    time_share: Share
+
+    def handle_backlog(self) -> None:
+        """Handle one slice of what it received, or receive again."""
+
+
+class Turns:
+    """Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._begun = 0.0
+        self._received_us = 0
+        self._line: list[tuple[float, int, Asker]] = []
+        self._in_line: set[Asker] = set()
+        self._number = 0
+        self._turn_comes = False
+
+    def may_go(self, asker: Asker) -> bool:
+        """Whether what ``asker`` has received now may be handled at once; otherwise it is to :meth:`wait`."""
+        if asker.time_share.served(self._loop.time()) < _LITTLE_US:
+            return self._received_us < _MOST_US
+        return self._received_us < _TURN_US and not self._line
+
+    def receiving(self) -> None:
+        """The event loop is about to receive for a connection."""
+        self._begun = time.perf_counter()
+
+    def received(self, asker: Asker) -> None:
+        """It has received for ``asker``, and handled what it did."""
+        self._received_us += self._served(asker, self._begun)
+        if self._received_us >= _COUNTED_US:
+            self._look_soon()
+
+    def wait(self, asker: Asker) -> None:
+        """Call ``handle_backlog`` of ``asker`` once when its turn comes."""
+        if asker not in self._in_line:
+            self._in_line.add(asker)
+            now = self._loop.time()
+            self._number += 1
+            order = asker.time_share.served(now) + now * _WAITING_US_PER_S
+            heapq.heappush(self._line, (order, self._number, asker))
+        self._look_soon()
+
+    def _served(self, asker: Asker, begun: float) -> int:
+        took_us = int((time.perf_counter() - begun) * 1e6)
+        asker.time_share.serve(took_us, self._loop.time())
+        return took_us
+
+    def _look_soon(self) -> None:
+        if not self._turn_comes:
+            self._turn_comes = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turn_comes = False
+        self._received_us = spent_us = 0
+        while self._line and spent_us < _TURN_US:
+            _, _, asker = heapq.heappop(self._line)
+            self._in_line.discard(asker)
+            begun = time.perf_counter()
+            asker.handle_backlog()
+            spent_us += max(_SLICE_US, self._served(asker, begun))
+        if self._line:
+            self._look_soon()

@@ -1,0 +1,230 @@
+"""Requests of all connections get a bounded time of each turn of the event loop; who was served least goes first."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections import Counter
+
+import pytest
+
+from bk_spark.protocol.codes import Code
+from bk_spark.protocol.wire import wire_v2
+from bookie_server.bookie import AddDone
+from bookie_server.net.common import turns as turns_module
+from bookie_server.net.common.fair_slots import Share
+from bookie_server.net.common.large_frames import LargeFrames
+from bookie_server.net.common.limits import NetConfig
+from bookie_server.net.common.receiving import CommonBuffer, Receiving
+from bookie_server.net.common.turns import Turns
+from bookie_server.net.native.requests_v2 import RUNS_PER_TURN
+from bookie_server.storage.records import Records
+from tests.support.bookie import add_frame
+from tests.support.front import MIB, HeldBookie, front, reads, run, until
+from tests.unit.test_net_fair_slots import Turns as CountedTurns
+
+
+def work_for(microseconds: float) -> None:
+    """Hold the event loop."""
+    end = time.perf_counter() + microseconds / 1e6
+    while time.perf_counter() < end:
+        pass
+
+
+class Asker:
+    def __init__(self, turns: Turns, slices: int, order: list[Asker], by_turn: Counter[int]) -> None:
+        self.time_share = Share()
+        self.slices = slices
+        self._turns, self._order, self._by_turn = turns, order, by_turn
+        self.counted: CountedTurns | None = None
+
+    def handle_backlog(self) -> None:
+        work_for(200)
+        assert self.counted is not None
+        self._by_turn[self.counted.count] += 1
+        self._order.append(self)
+        self.slices -= 1
+        if self.slices:
+            self._turns.wait(self)
+
+
+def test_n1_a_turn_of_the_event_loop_takes_a_few_slices_and_first_of_who_was_served_least() -> None:
+    async def test() -> None:
+        turns, counted = Turns(), CountedTurns()
+        order: list[Asker] = []
+        by_turn: Counter[int] = Counter()
+        greedy = [Asker(turns, 50, order, by_turn) for _ in range(20)]
+        modest = Asker(turns, 1, order, by_turn)
+        for asker in (*greedy, modest):
+            asker.counted = counted
+        for asker in greedy:
+            turns.wait(asker)
+            turns.wait(asker)  # it waits already
+        await until(lambda: len(order) >= 400)
+        came = len(order)
+        assert not turns.may_go(greedy[0])  # others wait, and it has had its share
+        assert turns.may_go(modest)
+        turns.wait(modest)
+        await until(lambda: modest in order)
+        assert order.index(modest) <= came + 3
+        await until(lambda: len(order) == 1001)
+        assert max(by_turn.values()) <= 3
+        counted.stop()
+
+    run(test)
+
+
+def test_what_is_received_at_once_has_a_bounded_time_too() -> None:
+    async def test() -> None:
+        turns = Turns()
+        asker = Asker(turns, 1, [], Counter())
+        counts = []
+        for _ in range(3):
+            count = 0
+            while turns.may_go(asker) and count < 100:
+                turns.receiving()
+                work_for(400)
+                turns.received(asker)
+                count += 1
+            counts.append(count)
+            assert not turns.may_go(asker)
+            await asyncio.sleep(0)  # the next turn
+        assert counts[0] <= 5  # served little so far
+        assert max(counts[1:]) <= 2
+
+    run(test)
+
+
+class SlowBookie(HeldBookie):
+    """Takes its time for each run of adds, and notes in which turn of the event loop it came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = CountedTurns()
+        self.by_turn: Counter[int] = Counter()
+
+    def add(self, records: Records, master_key: bytes, *, recovery: bool, high_priority: bool, done: AddDone) -> None:
+        work_for(30)
+        self.by_turn[self.turns.count] += 1
+        super().add(records, master_key, recovery=recovery, high_priority=high_priority, done=done)
+
+
+def test_n1_requests_of_many_kinds_from_many_connections_come_a_few_in_a_turn() -> None:
+    async def test() -> None:
+        bookie = SlowBookie()
+        async with front(NetConfig(), bookie) as here:
+            greedy = [await here.connect() for _ in range(30)]
+            # Each is a run of its own.
+            data = b"".join(add_frame(2, i, flags=i % 2 * wire_v2.FlagV2.HIGH_PRIORITY) for i in range(200))
+            for peer in greedy:  # all of them in one turn
+                assert peer.socket.send(data) == len(data)
+            await until(lambda: bookie.entries > 100)
+            honest = await here.connect()
+            await honest.send(add_frame(3, 0))
+            await until(lambda: any(3 in records.ledger_ids for records, _ in bookie.adds))
+            before = next(i for i, (records, _) in enumerate(bookie.adds) if 3 in records.ledger_ids)
+            await until(lambda: bookie.entries == 6001)
+            assert before < 3000
+            assert max(bookie.by_turn.values()) <= 4 * RUNS_PER_TURN
+            bookie.answer()
+            for peer in greedy:
+                assert await peer.codes(200) == [Code.OK] * 200
+            bookie.turns.stop()
+
+    run(test)
+
+
+def test_n1_large_frames_of_many_connections_are_received_a_little_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if every receive took all of a turn's time: each connection waits in line after each."""
+    monkeypatch.setattr(turns_module, "_MOST_US", 0)
+    monkeypatch.setattr(turns_module, "_LITTLE_US", 0)
+
+    async def test() -> None:
+        bookie, counted = HeldBookie(), CountedTurns()
+        async with front(NetConfig(), bookie) as here:
+            by_turn: Counter[int] = Counter()
+            progress = here.server.large_frames.progress
+
+            def note(*arguments: object) -> None:
+                by_turn[counted.count] += 1
+                progress(*arguments)  # type: ignore[arg-type]
+
+            here.server.large_frames.progress = note  # type: ignore[assignment,method-assign]
+            here.server.turns._received_us = 1 << 40
+            here.server.turns.received = lambda asker: None  # type: ignore[method-assign]
+            peers = [await here.connect() for _ in range(20)]
+            frames = [add_frame(1, i, size=MIB) for i in range(20)]
+            sending = [asyncio.create_task(peer.send(frame)) for peer, frame in zip(peers, frames, strict=True)]
+            while not all(task.done() for task in sending) or bookie.entries < 20:
+                here.server.turns._received_us = 1 << 40
+                await asyncio.sleep(0)
+            assert sum(by_turn.values()) >= 20 * MIB // (128 * 1024)
+            usual = sorted(by_turn.values())[len(by_turn) // 2]
+            assert usual <= 6  # of 20
+            bookie.answer()
+            for peer in peers:
+                assert await peer.codes(1) == [Code.OK]
+            counted.stop()
+
+    run(test)
+
+
+def test_a_large_frame_is_received_in_parts() -> None:
+    receiving = Receiving(CommonBuffer(8 * MIB))
+    view = receiving.get_buffer()
+    frame = add_frame(1, 0, size=5 * MIB)
+    view[: 100 * 1024] = frame[: 100 * 1024]
+    assert receiving.received(100 * 1024) is None
+    receiving.give_room(len(frame))
+    assert len(receiving.get_buffer()) == 128 * 1024
+
+
+class Receiver:
+    def __init__(self) -> None:
+        self.held = self.aborted = self.paused = False
+        self.room = 0
+
+    def hold_frame(self) -> None:
+        self.held = True
+
+    def give_room(self, size_bytes: int) -> None:
+        self.held, self.room = False, size_bytes
+
+    def abort_stalled(self) -> None:
+        self.aborted = True
+
+
+def test_n1_frames_that_stall_before_their_ends_leave_room_for_a_newcomers() -> None:
+    frames = LargeFrames(48 * MIB, stalled_timeout_s=1)
+    greedy = [Receiver() for _ in range(12)]
+    for _ in range(8):
+        for one in greedy:
+            if not one.held:
+                frames.progress(one, min(max(one.room, 64 * 1024), 5_200_000 - 1), 5_200_000, now=0)
+    assert any(one.held for one in greedy)
+    newcomer = Receiver()
+    frames.progress(newcomer, 64 * 1024, 1_000_000, now=0)
+    while newcomer.room < 1_000_000:
+        assert not newcomer.held
+        frames.progress(newcomer, newcomer.room, 1_000_000, now=0)
+    assert not any(one.aborted for one in greedy)
+    assert frames.bytes <= 48 * MIB + 5_200_000
+
+
+def test_n1_the_kernel_keeps_little_of_what_a_peer_does_not_take() -> None:
+    """Else megabytes are read for each of many peers before it is known that they take nothing."""
+
+    async def test() -> None:
+        bookie = HeldBookie(entry_bytes=MIB)
+        async with front(NetConfig(), bookie) as here:
+            peer = await here.connect(receive_bytes=4096)
+            with contextlib.suppress(OSError):
+                peer.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, 4096)
+            await peer.send(reads(*((1, i) for i in range(40))))
+            await until(lambda: here.server.load.unsent_bytes > 0)
+            await asyncio.sleep(0.2)
+            assert bookie.reads == 1
+
+    run(test)
