@@ -1,29 +1,36 @@
-"""The bookie: what a client may ask of it, over the storage and below the front ends.
+"""The bookie: the operations that clients may request, between the storage and the front ends.
 
-All methods are called in the event loop. Adds and fences take effect in the order of the calls: what was added
-before a fence is in front of it in the journal, what comes after it is refused. Reading: bookie_reads.py.
+All methods are called in the event loop. Adds and fences take effect in the order of the calls: entries that were added
+before a fence precede it in the journal, and later adds are refused.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import struct
 from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 
-from bk_spark.protocol.arrays import Int32s
-from bk_spark.protocol.codes import Code
+from bk_spark.protocol.arrays import Int32s, Int64s
+from bk_spark.protocol.codes import LAST_ENTRY, Code
+from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES, LAC_PACKET_HEADER
-from bookie_server.bookie_reads import BookieReads
+from bookie_server.entry_reader import MAX_LEDGERS, MAX_LOOKUP, ByLedger, EntryReader, ReadPart, durable
+from bookie_server.metrics.bookie_counters import BookieCounters
 from bookie_server.state import BookieState
-from bookie_server.storage.index.index import HEADER_BYTES as INDEX_HEADER_BYTES
+from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
+from bookie_server.storage.index.index import HEADER_BYTES as INDEX_HEADER_BYTES, PAGE_SLOTS
+from bookie_server.storage.index.ledger_cache import ColdPageError
 from bookie_server.storage.journal import journal
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 from bookie_server.storage.ledger_storage import LedgerStorage
-from bookie_server.storage.records import LENGTH_BYTES, LedgerPart, Records
+from bookie_server.storage.records import LENGTH_BYTES, MAX_ENTRY_ID, LedgerPart, Records, group_by_ledger
 
-#: Told the outcome of an add: one code for all of its entries, or one for each.
+_LOG: Final = logging.getLogger(__name__)
+#: Called with the outcome of an add: one code for all of its entries, or one for each.
 AddDone = Callable[[Code | Int32s], None]
 
 #: Key and explicit LAC packet must fit into an index file's header together.
@@ -31,26 +38,35 @@ _MAX_KEY_BYTES: Final = 256
 _MAX_LAC_PACKET_BYTES: Final = INDEX_HEADER_BYTES - 64 - _MAX_KEY_BYTES
 
 
-class Bookie(BookieReads):
+class Bookie:
     """Adds, reads, fences over one :class:`LedgerStorage`. ``state`` says whether the bookie takes adds."""
 
     def __init__(self, storage: LedgerStorage, state: BookieState) -> None:
-        super().__init__(storage)
+        self._storage = storage
         self._state = state
+        self.counters = BookieCounters()
+        self._reader = EntryReader(storage, self.counters)
+
+    def close(self) -> None:
+        """End the reader threads. Whoever opened the storage closes it."""
+        self._reader.close()
+
+    def descriptor(self, ledger_id: int) -> LedgerDescriptor | Code | None:
+        """What is known of a ledger: None if nothing, IO_ERROR if its index file cannot be read."""
+        return self._reader.descriptor(ledger_id)
 
     @property
     def excess_bytes(self) -> int:
-        """By how much entries in memory are more than there should be: they wait for a flush. 0 where flushes fail, for
-        then adds are refused."""
+        """Bytes of entries in memory above the limit, which wait for a flush. 0 if flushes fail: adds are refused."""
         return 0 if self._storage.is_stuck else self._storage.write_cache.excess_bytes
 
     @property
     def new_ledgers_wait(self) -> bool:
-        """Whether so many new ledgers have no index file yet that no more should come; they are being written."""
+        """Whether so many new ledgers wait for index files that the front ends should hold further ones back."""
         return self._storage.new_ledgers_wait
 
     def on_room(self, callback: Callable[[], None]) -> None:
-        """``callback`` when a flush took the entries in memory, and :attr:`excess_bytes` is 0 again."""
+        """Call ``callback`` when a flush has made room, so that :attr:`excess_bytes` is 0 again."""
         self._storage.flusher.on_room = callback
 
     # --- writing -----------------------------------------------------------------------------------
@@ -58,9 +74,22 @@ class Bookie(BookieReads):
     def add(
         self, records: Records, master_key: bytes, *, recovery: bool, high_priority: bool = False, done: AddDone
     ) -> None:
-        """Store entries; ``done`` is called once they are durable, or refused. With ``recovery`` a fence does not
-        count; with ``high_priority`` they may be taken in read-only mode. An entry id that is there already gets the
-        new content. One that no index file has room for is refused."""
+        """Store entries. An entry id that exists already gets the new content.
+
+        Parameters
+        ----------
+        records
+            The entries; their data stays unchanged until ``done`` was called.
+        master_key
+            The key of all their ledgers. A new ledger is created with it.
+        recovery
+            Add to fenced ledgers, too.
+        high_priority
+            Add in read-only mode, too, while there is room.
+        done
+            Called once, when the entries are durable or refused. Entry ids that no index file has room for are
+            refused with BAD_REQUEST.
+        """
         if self._storage.is_stuck or not self._state.may_add(high_priority):
             done(Code.READ_ONLY)
             return
@@ -72,7 +101,7 @@ class Bookie(BookieReads):
             codes = np.where(wrong_ids | short, np.int32(Code.BAD_REQUEST), np.int32(Code.OK)).astype(np.int32)
         for part in records.by_ledger():
             if codes is not None and codes[part.which].all():
-                continue  # nothing of it will be stored, so the ledger must not come into being
+                continue  # nothing of it will be stored, so the ledger must not be created
             descriptor = self._descriptor_to_write(part.ledger_id, master_key, Code.OK if recovery else Code.FENCED)
             if isinstance(descriptor, LedgerDescriptor):
                 if recovery or not descriptor.fenced:
@@ -110,8 +139,10 @@ class Bookie(BookieReads):
         self._storage.append(records, parts, decided)
 
     def fence(self, ledger_id: int, master_key: bytes) -> asyncio.Future[Code]:
-        """Refuse normal adds to the ledger from now on. The future ends when that is durable. An unknown ledger is
-        created, so that its writer is refused later."""
+        """Refuse normal adds to the ledger from now on. The future completes when the fence is durable.
+
+        An unknown ledger is created, so that its writer is refused later.
+        """
         outcome: asyncio.Future[Code] = asyncio.get_running_loop().create_future()
         descriptor = self._descriptor_to_write(ledger_id, master_key, Code.NO_LEDGER)
         if not isinstance(descriptor, LedgerDescriptor):
@@ -131,14 +162,14 @@ class Bookie(BookieReads):
         return outcome
 
     def _fence_now(self, ledger: LedgerDescriptor, done: Callable[[bool], None], *, comes_again: bool = False) -> None:
-        """``comes_again``: it was removed from this bookie, and is made anew in the same group."""
+        """``comes_again``: the ledger was removed from this bookie and is created again in the same group."""
 
         def durable(ok: bool) -> None:
             ledger.fence_group = None
             done(ok)
 
         def undo() -> None:
-            # Whoever fences again must not be told that it is durable.
+            # The next fence must not be answered as durable.
             ledger.fenced = False
             ledger.header_dirty = True  # a flush may have written the flag
             ledger.fence_group = None
@@ -152,8 +183,10 @@ class Bookie(BookieReads):
         _notify(ledger)
 
     def write_lac(self, packet: bytes, master_key: bytes) -> asyncio.Future[Code]:
-        """Keep an explicit LAC. ``packet`` is kept as it is; its first 16 bytes are ledger id and LAC. One that is
-        lower than the one kept changes nothing."""
+        """Store an explicit LAC. One that is lower than the stored LAC changes nothing.
+
+        ``packet`` is stored as it is; its first 16 bytes are ledger id and LAC.
+        """
         outcome: asyncio.Future[Code] = asyncio.get_running_loop().create_future()
         if not LAC_PACKET_HEADER.size <= len(packet) <= _MAX_LAC_PACKET_BYTES:
             outcome.set_result(Code.BAD_REQUEST)
@@ -189,7 +222,7 @@ class Bookie(BookieReads):
         return outcome
 
     def force(self, ledger_id: int | None = None) -> asyncio.Future[Code]:
-        """Ends when everything added before (to the ledger's journal, if one is given) is durable."""
+        """The future completes when everything added before (to the ledger's journal, if one is given) is durable."""
         outcome: asyncio.Future[Code] = asyncio.get_running_loop().create_future()
         self._storage.barrier(lambda ok: _resolve(outcome, Code.OK if ok else Code.IO_ERROR), ledger_id)
         return outcome
@@ -214,10 +247,170 @@ class Bookie(BookieReads):
             return ledger
         if isinstance(descriptor, LedgerDescriptor):
             if descriptor.deleting:
-                return Code.IO_ERROR  # it is known in a moment whether the ledger is still there
+                return Code.IO_ERROR  # whether the ledger still exists is decided in a moment
             if descriptor.master_key != master_key:
                 return Code.UNAUTHORIZED
         return descriptor
+
+    # --- reading -----------------------------------------------------------------------------------
+
+    def read_now(self, ledger_id: int, entry_id: int) -> tuple[Code, Buffer] | None:
+        """One entry (-1: the last), or the reason why not. None if that would have to wait: use :meth:`read`."""
+        descriptor = self._reader.descriptor(ledger_id)
+        if not isinstance(descriptor, LedgerDescriptor):
+            return (Code.NO_LEDGER if descriptor is None else descriptor), b""
+        if entry_id == LAST_ENTRY:
+            entry_id = descriptor.last_entry
+        if not 0 <= entry_id <= MAX_ENTRY_ID:
+            return Code.NO_ENTRY, b""
+        stored = self._storage.read_cached(ledger_id, entry_id)
+        if stored is not None:
+            self.counters.cache_hits += 1
+            self.counters.read(1, len(stored))
+            return Code.OK, stored
+        try:
+            location = self._storage.cache.get_one(ledger_id, entry_id)
+        except (OSError, ColdPageError):
+            return None
+        if location == 0:
+            if descriptor.pending(entry_id, entry_id) is not None:
+                return None
+            return (Code.IO_ERROR if self._storage.entry_limit.lacks(ledger_id, entry_id) else Code.NO_ENTRY), b""
+        stored = self._storage.reader.read_one(ledger_id, entry_id, location)
+        if stored is None:
+            return None
+        self.counters.cache_misses += 1
+        self.counters.read(1, len(stored))
+        return Code.OK, stored
+
+    async def read(self, ledger_ids: Int64s, entry_ids: Int64s, limit_bytes: int) -> ReadPart:
+        """Read the first of the requested entries: at least one, and no more than about ``limit_bytes``.
+
+        Entry id -1 means the ledger's last entry. Entries that are not yet durable are waited for.
+        """
+        ledger_ids, entry_ids = ledger_ids[:MAX_LOOKUP], entry_ids[:MAX_LOOKUP]
+        by_ledger = group_by_ledger(ledger_ids)
+        if len(by_ledger) > MAX_LEDGERS:
+            _, firsts = np.unique(ledger_ids, return_index=True)
+            count = int(np.sort(firsts)[MAX_LEDGERS])
+            ledger_ids, entry_ids = ledger_ids[:count], entry_ids[:count]
+            by_ledger = group_by_ledger(ledger_ids)
+        codes, resolved, locations = await self._reader.locate_durable(by_ledger, entry_ids)
+        present = np.flatnonzero(codes == Code.OK)
+        if not len(present):
+            return ReadPart(codes, None)
+        if len(present) == len(codes):
+            entries = await self._reader.fetch(ledger_ids, resolved, locations, limit_bytes)
+        else:
+            entries = await self._reader.fetch(ledger_ids[present], resolved[present], locations[present], limit_bytes)
+        if len(entries.sizes) < len(present):
+            codes = codes[: int(present[len(entries.sizes)])]  # the reads before that one are answered now
+            present = present[: len(entries.sizes)]
+        unreadable = entries.sizes < 0
+        if unreadable.any():
+            codes[present[unreadable]] = Code.IO_ERROR
+            entries = StoredEntries(entries.data, entries.starts[~unreadable], entries.sizes[~unreadable])
+        self.counters.read(len(entries.sizes), int(entries.sizes.sum()))
+        return ReadPart(codes, entries)
+
+    async def read_batch(
+        self, ledger_id: int, first_entry_id: int, max_count: int, limit_bytes: int
+    ) -> tuple[Code, list[StoredEntries]]:
+        """Read consecutive entries from ``first_entry_id`` (-1: the last one) on.
+
+        Up to ``max_count`` entries (0: any number) and ``limit_bytes`` with their size fields, but at least one. The
+        code is an error only if the first entry fails.
+        """
+        first = np.array([first_entry_id], np.int64)
+        by_ledger: ByLedger = [(ledger_id, slice(None))]
+        codes, resolved, _ = await self._reader.locate_durable(by_ledger, first)
+        if codes[0] != Code.OK:
+            return Code(int(codes[0])), []
+        result: list[StoredEntries] = []
+        next_id, left_bytes = int(resolved[0]), max(limit_bytes, 1)
+        left_count = max_count if max_count > 0 else MAX_ENTRY_ID
+        while left_count > 0 and left_bytes > 0 and next_id <= MAX_ENTRY_ID:
+            # Up to the end of an index page. Later pages are loaded in their turn.
+            asked = min(left_count, PAGE_SLOTS - next_id % PAGE_SLOTS)
+            ids = np.arange(next_id, next_id + asked)
+            codes, _, locations = await self._reader.locate(by_ledger, ids)
+            missing = np.flatnonzero(codes != Code.OK)
+            asked = int(missing[0]) if len(missing) else asked
+            if not asked:
+                break
+            entries = await self._reader.fetch(np.full(asked, ledger_id), ids[:asked], locations[:asked], left_bytes)
+            good = _within(entries.sizes, left_bytes, at_least_one=not result)
+            if good == 0:
+                break
+            result.append(StoredEntries(entries.data, entries.starts[:good], entries.sizes[:good]))
+            size_bytes = int(entries.sizes[:good].sum())
+            self.counters.read(good, size_bytes)
+            left_bytes -= size_bytes + good * LENGTH_BYTES
+            left_count -= good
+            next_id += good
+            if good < len(entries.sizes):
+                break
+        return (Code.OK if result else Code.IO_ERROR), result
+
+    async def list_entries(self, ledger_id: int) -> tuple[Code, Int64s]:
+        """Ids of the ledger's entries here, ascending. Waits for those that are not yet durable."""
+        descriptor = self._reader.descriptor(ledger_id)
+        if not isinstance(descriptor, LedgerDescriptor):
+            return (Code.NO_LEDGER if descriptor is None else descriptor), np.empty(0, np.int64)
+        if descriptor.group is not None:
+            await durable(descriptor.group)
+        try:
+            return Code.OK, await self._storage.entry_ids(ledger_id)
+        except OSError as error:
+            _LOG.error("ledger %d: %s", ledger_id, error)
+            return Code.IO_ERROR, np.empty(0, np.int64)
+
+    async def known_lac(self, descriptor: LedgerDescriptor) -> int:
+        """The highest last add confirmed that this bookie knows; -1 if none."""
+        if not descriptor.lac_loaded:
+            if descriptor.explicit_lac is not None:
+                _, lac = LAC_PACKET_HEADER.unpack_from(descriptor.explicit_lac)
+                descriptor.last_add_confirmed = max(descriptor.last_add_confirmed, lac)
+            if descriptor.last_entry >= 0:
+                part = await self.read(np.array([descriptor.ledger_id]), np.array([LAST_ENTRY]), 1)
+                if part.entries is not None and len(part.entries.sizes):
+                    stored = part.entries.entry(0)
+                    if len(stored) >= ENTRY_HEADER_BYTES:
+                        (lac,) = struct.unpack_from(">q", stored, 16)
+                        descriptor.last_add_confirmed = max(descriptor.last_add_confirmed, lac)
+            descriptor.lac_loaded = True
+        return descriptor.last_add_confirmed
+
+    async def wait_for_lac(self, descriptor: LedgerDescriptor, above: int, timeout_ms: int) -> bool:
+        """Wait until a LAC greater than ``above`` is known, or the ledger becomes fenced or is removed.
+
+        False after the timeout.
+        """
+        was_fenced = descriptor.fenced
+        changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def look() -> None:
+            ended = (descriptor.fenced and not was_fenced) or descriptor.deleting
+            if (descriptor.last_add_confirmed > above or ended) and not changed.done():
+                changed.set_result(None)
+
+        descriptor.watch_lac(above, look)
+        try:
+            await asyncio.wait_for(changed, timeout_ms / 1000)
+        except TimeoutError:
+            return False
+        finally:
+            if descriptor.lac_watchers:
+                descriptor.lac_watchers.pop(look, None)
+        return True
+
+
+def _within(sizes: Int64s, limit_bytes: int, *, at_least_one: bool) -> int:
+    """How many of the first entries are readable and fit into ``limit_bytes`` together with their lengths."""
+    bad = np.flatnonzero(sizes < 0)
+    readable = int(bad[0]) if len(bad) else len(sizes)
+    fitting = int(np.searchsorted(np.cumsum(sizes[:readable] + LENGTH_BYTES), limit_bytes, side="right"))
+    return min(readable, max(fitting, 1)) if at_least_one else fitting
 
 
 def _has_short_record(records: Records) -> bool:

@@ -12,10 +12,8 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from enum import IntEnum
-from types import FrameType
 from typing import Final, NoReturn
 
 from bk_spark.bookie.metadata.cluster_init import init_cluster
@@ -23,8 +21,9 @@ from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import BookKeeperError, CallerError, CorruptFileError, InvalidArgumentError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bookie_server.local import DEFAULT_BOOKIES, MAX_BOOKIES, LocalCluster
+from bookie_server.stop_signals import StopRequestedError, ignore_signals, stop_on_signal
 
-#: How often a waiting ``local`` looks whether its servers still run.
+#: How often ``local`` checks that its servers still run.
 _WATCH_S: Final = 1.0
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -36,7 +35,7 @@ class ExitStatus(IntEnum):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; its exit status. Errors of ours become one line on standard error."""
+    """Run the command and return its exit status. Our own errors become one line on standard error."""
     arguments = _parser().parse_args(argv)
     try:
         if arguments.command == "start":
@@ -90,10 +89,6 @@ def _init(arguments: argparse.Namespace) -> int:
     return ExitStatus.OK
 
 
-class _StopRequestedError(BaseException):
-    """A signal asked for the end; not an Exception, so that nothing on the way takes it for a failure."""
-
-
 def _local(arguments: argparse.Namespace) -> int:
     if arguments.bookies is not None and arguments.bookies < 1:
         raise InvalidArgumentError(
@@ -107,8 +102,8 @@ def _local(arguments: argparse.Namespace) -> int:
         bookie_port=arguments.base_port,
     )
     logging.getLogger("kazoo").setLevel(logging.ERROR)
-    with _stop_on_signal():
-        try:
+    try:
+        with stop_on_signal(_SIGNALS):
             cluster.start(progress=_tell)
             uri = cluster.metadata_service_uri
             _tell(f"ready; data and logs are in {cluster.directory}")
@@ -116,18 +111,18 @@ def _local(arguments: argparse.Namespace) -> int:
             _tell(f'in Spark: .option("metadataServiceUri", "{uri}")')
             _tell("\nCtrl-C stops the cluster and keeps its data")
             _watch(cluster)
-        except _StopRequestedError:
-            _tell("stopping")
-        finally:
-            # A second Ctrl-C must not leave half a cluster behind; the stop is bounded.
-            _ignore_signals()
-            cluster.stop()
+    except StopRequestedError:
+        _tell("stopping")
+    finally:
+        # A second Ctrl-C must not leave half a cluster behind; the stop is bounded.
+        ignore_signals(_SIGNALS)
+        cluster.stop()
     _tell("stopped")
     return ExitStatus.OK
 
 
 def _watch(cluster: LocalCluster) -> NoReturn:
-    """Until a signal comes: tell of every server that ends."""
+    """Report every server that ends, until a signal comes."""
     ended: set[str] = set()
     while True:
         for server in (*cluster.zookeepers, *cluster.bookies):
@@ -135,27 +130,6 @@ def _watch(cluster: LocalCluster) -> NoReturn:
                 ended.add(server.name)
                 print(server.failure("a server ended"), file=sys.stderr, flush=True)
         time.sleep(_WATCH_S)
-
-
-@contextmanager
-def _stop_on_signal() -> Iterator[None]:
-    """The first signal raises :class:`_StopRequestedError` in the main thread, later ones do nothing."""
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        _ignore_signals()
-        raise _StopRequestedError
-
-    previous = {number: signal.signal(number, stop) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-def _ignore_signals() -> None:
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
 
 
 def _tell(text: str) -> None:

@@ -15,8 +15,6 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator
-from types import FrameType
 from typing import Final
 
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
@@ -26,13 +24,14 @@ from bookie_server.config.load import load_config
 from bookie_server.identity.cookies import all_directories, check_cookies
 from bookie_server.identity.directory_locks import DirectoryLocks
 from bookie_server.service import BookieService, CannotListenError
+from bookie_server.stop_signals import StopRequestedError, ignore_signals, stop_on_signal
 
 _LOG: Final = logging.getLogger(__name__)
 
 EXIT_OK: Final = 0
 EXIT_INVALID_CONFIG: Final = 1
 EXIT_SERVER_ERROR: Final = 2
-# Apache's 3, an expired session with ZooKeeper, is no end here: the bookie registers again.
+# Apache's 3 (ZooKeeper session expired) is not used: this bookie survives session expiry and registers again.
 EXIT_ZOOKEEPER_REGISTRATION: Final = 4
 EXIT_BOOKIE_ERROR: Final = 5
 
@@ -77,7 +76,8 @@ def _run(config: BookieConfig, listener: socket.socket) -> int:
     locks = DirectoryLocks(all_directories(config))
     checked = False
     try:
-        with _ended_by_signal():
+        # As after ``kill -9``, the next start begins where this one did.
+        with stop_on_signal(_SIGNALS):
             zookeeper.start()
             locks.acquire()
             identity = check_cookies(zookeeper, config)
@@ -86,7 +86,7 @@ def _run(config: BookieConfig, listener: socket.socket) -> int:
         gc.collect()
         gc.freeze()  # modules and settings stay: no collection need look through them
         return asyncio.run(service.run(_SIGNALS))
-    except _EndedError:
+    except StopRequestedError:
         _LOG.info("stopped before the bookie served")
         return EXIT_OK
     except MetadataError as error:
@@ -99,39 +99,9 @@ def _run(config: BookieConfig, listener: socket.socket) -> int:
         _LOG.exception("unexpected error")
         return _refuse(EXIT_SERVER_ERROR, f"{type(error).__name__}: {error}")
     finally:
-        _ignore_signals()
+        ignore_signals(_SIGNALS)
         zookeeper.close()
         locks.release(remove_made=not checked)
-
-
-class _EndedError(BaseException):
-    """A signal came during the start; not an Exception, so that nothing on the way takes it for a failure."""
-
-
-@contextlib.contextmanager
-def _ended_by_signal() -> Iterator[None]:
-    """Until the event loop takes signals, the first one breaks off what is under way: as after ``kill -9``, the next
-    start begins where this one did."""
-
-    ended = False
-
-    def end(_number: int, _frame: FrameType | None) -> None:
-        nonlocal ended
-        ended = True
-        _ignore_signals()
-        raise _EndedError
-
-    for number in _SIGNALS:
-        signal.signal(number, end)
-    yield
-    if ended:  # the error came where Python drops one, as in a finalizer
-        raise _EndedError
-
-
-def _ignore_signals() -> None:
-    """What ends the process is under way and bounded; its exit code shall be told."""
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
 
 
 def _bind(config: BookieConfig) -> socket.socket:

@@ -18,13 +18,12 @@ from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.metadata.registration import Endpoint, native_service_info
 from bookie_server import parts
 from bookie_server.admin.actions import AdminActions, RefusedError
-from bookie_server.admin.collection import CollectorControl
 from bookie_server.admin.endpoints import admin_routes, metrics_routes
 from bookie_server.bookie import Bookie
 from bookie_server.bookie_status import read_status, write_status
 from bookie_server.config.config import BookieConfig
 from bookie_server.disks.disk_monitor import CollectorHooks, DiskMonitor
-from bookie_server.gc.garbage_collector import GarbageCollector
+from bookie_server.gc.garbage_collector import DISKS, MAJOR, MINOR, GarbageCollector
 from bookie_server.identity.cluster_identity import ClusterIdentity
 from bookie_server.identity.dirty import clear_dirty, mark_dirty
 from bookie_server.identity.registration import BookieMode, RegistrationManager
@@ -104,19 +103,23 @@ class BookieService:
         monitor = self._make_monitor()
         ends.push_async_callback(monitor.stop)
         await monitor.start()
-        collector, control = self._make_collector()
+        collector = self._make_collector()
         ends.push_async_callback(collector.stop)
         if not await self._before_the_end(collector.complete_compactions()):
             return
         collector.start()
         monitor.set_hooks(
-            CollectorHooks(control.suspend_minor_by_disks, control.suspend_major_by_disks, control.force_by_disks)
+            CollectorHooks(
+                functools.partial(collector.suspend, MINOR, DISKS),
+                functools.partial(collector.suspend, MAJOR, DISKS),
+                collector.force_by_disks,
+            )
         )
         metrics_wiring.watch_storage(self._metrics, self._storage, self._config.journal_max_memory_bytes)
         metrics_wiring.watch_bookie(self._metrics, bookie)
         metrics_wiring.watch_collector(self._metrics, collector)
         metrics_wiring.add_gauges(self._metrics, self._directories, monitor, self._registration)
-        for http in self._make_http_servers(monitor, control):
+        for http in self._make_http_servers(monitor, collector):
             ends.push_async_callback(http.close)
             try:
                 await http.start()
@@ -165,12 +168,14 @@ class BookieService:
             probe_journals=self._storage.journals.probe,
         )
 
-    def _make_collector(self) -> tuple[GarbageCollector, CollectorControl]:
-        collector_config = parts.collector_config(self._config)
-        collector = GarbageCollector(
-            Upkeep(self._storage), collector_config, self._store, self._identity, self._storage.fail
+    def _make_collector(self) -> GarbageCollector:
+        return GarbageCollector(
+            Upkeep(self._storage),
+            parts.collector_config(self._config),
+            self._store,
+            self._identity,
+            self._storage.fail,
         )
-        return collector, CollectorControl(collector, collector_config)
 
     def _make_server(self, bookie: Bookie, monitor: DiskMonitor) -> NativeServer:
         return NativeServer(
@@ -180,7 +185,7 @@ class BookieService:
             times=self._metrics.requests,
         )
 
-    def _make_http_servers(self, monitor: DiskMonitor, control: CollectorControl) -> list[AdminServer]:
+    def _make_http_servers(self, monitor: DiskMonitor, collector: GarbageCollector) -> list[AdminServer]:
         config, registry = self._config, self._metrics.registry if self._config.statistics_enabled else None
         if not config.http_enabled and not (config.statistics_port and registry is not None):
             return []
@@ -193,7 +198,7 @@ class BookieService:
                 state=self._state,
                 directories=self._directories,
                 journal_directories=parts.journal_directories(config),
-                collection=control,
+                collection=collector,
                 running=lambda: self._serves,
                 disk_space=monitor.space,
                 set_read_only=self._set_manually_read_only,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Final
 
-from bookie_server.admin.actions import AdminActions, RefusedError, StoppedCollection
+from bookie_server.admin.actions import AdminActions, RefusedError
 from bookie_server.admin.routes import (
     ANY_METHOD,
     HttpError,
@@ -22,6 +22,8 @@ from bookie_server.admin.routes import (
     json_response,
     text_response,
 )
+from bookie_server.gc.brake import Brake, StoppedPass
+from bookie_server.gc.garbage_collector import MAJOR, MINOR, OPERATOR, CollectionRefusedError
 from bookie_server.metrics.exposition import CONTENT_TYPE, exposition, process_exposition
 from bookie_server.metrics.metrics import Registry
 
@@ -162,8 +164,8 @@ class _Endpoints:
                     "entryLogId": log.entry_log_id,
                     "directory": log.directory,
                     "bytes": log.size_bytes,
-                    "liveBytes": log.live_bytes,
-                    "usage": log.usage,
+                    "liveBytes": log.live_bytes if log.live_bytes >= 0 else None,
+                    "usage": round(log.usage, 4) if log.usage >= 0 else None,
                     "reason": log.reason,
                 }
                 for log in logs
@@ -179,8 +181,8 @@ class _Endpoints:
         options = request.json_object() if request.body.strip() else {}
         major, minor = _flag(options, "forceMajor"), _flag(options, "forceMinor")
         try:
-            await self._actions.collection.force(major=major, minor=minor)
-        except RefusedError as error:
+            self._actions.collection.force(major=major, minor=minor)
+        except CollectionRefusedError as error:
             raise HttpError(HTTPStatus.CONFLICT, str(error)) from None
         return json_response(f"Triggered GC on BookieServer: {self._actions.bookie_id}")
 
@@ -204,25 +206,26 @@ class _Endpoints:
 
     async def brake(self, _: Request) -> Response:
         collection = self._actions.collection
-        return json_response(
-            {"problem": collection.problem(), "stopped": [_stopped(each) for each in collection.stopped()]}
-        )
+        stopped = [_stopped(brake, brake.stopped) for brake in collection.brakes if brake.stopped is not None]
+        return json_response({"problem": collection.status().problem, "stopped": stopped})
 
     async def release_brake(self, request: Request) -> Response:
         word = request.json_object().get("word")
         if not isinstance(word, str) or not word:
             raise HttpError(HTTPStatus.BAD_REQUEST, 'the word is missing; GET says which, and PUT {"word": "…"}')
         try:
-            return json_response(_stopped(await self._actions.collection.release(word)))
-        except RefusedError as error:
+            brake = self._actions.collection.release(word)
+        except CollectionRefusedError as error:
             raise HttpError(HTTPStatus.CONFLICT, str(error)) from None
+        assert brake.stopped is not None, "what was released waits until the next pass"
+        return json_response(_stopped(brake, brake.stopped))
 
     async def suspended(self, _: Request) -> Response:
         collection = self._actions.collection
         return json_response(
             {
-                "isMajorGcSuspended": _text(collection.major_suspended),
-                "isMinorGcSuspended": _text(collection.minor_suspended),
+                "isMajorGcSuspended": _text(collection.is_suspended(MAJOR)),
+                "isMinorGcSuspended": _text(collection.is_suspended(MINOR)),
             }
         )
 
@@ -239,23 +242,23 @@ class _Endpoints:
             raise HttpError(HTTPStatus.BAD_REQUEST, f"No {verb}Major or {verb}Minor params found")
         collection, done = self._actions.collection, []
         if major:
-            collection.major_suspended = suspended
+            collection.suspend(MAJOR, OPERATOR, suspended)
             done.append(f"{verb.capitalize()} majorGC on BookieServer: {self._actions.bookie_id}")
         if minor:
-            collection.minor_suspended = suspended
+            collection.suspend(MINOR, OPERATOR, suspended)
             done.append(f"{verb.capitalize()} minorGC on BookieServer: {self._actions.bookie_id}")
         return json_response(", ".join(done))
 
 
-def _stopped(stopped: StoppedCollection) -> dict[str, object]:
+def _stopped(brake: Brake, stopped: StoppedPass) -> dict[str, object]:
     return {
-        "kind": stopped.kind,
-        "ledgers": stopped.ledgers,
+        "kind": brake.kind,
+        "ledgers": len(stopped.ledgers),
         "held": stopped.held,
         "countedTime": stopped.counted_ms,
         "first": stopped.named,
         "word": stopped.word,
-        "released": stopped.released,
+        "released": brake.released > 0,
     }
 
 

@@ -1,8 +1,8 @@
-"""The collector: deleted and over-replicated ledgers go, and entry logs that hold little or nothing else.
+"""The garbage collector: removes deleted and over-replicated ledgers, and entry logs with little or nothing else.
 
-Every ``gc_wait_ms``, or when asked for: leftovers of compactions, deleted ledgers, over-replicated ledgers (when due),
-entry logs without a live ledger, compaction (when due). A pass runs in the event loop and does what blocks in one
-thread of its own. An error ends what it concerns, never the loop; but a failed sync goes to ``on_failure``.
+A pass comes every ``gc_wait_ms``, or on request: leftovers of compactions, deleted ledgers, over-replicated ledgers
+(when due), entry logs without a live ledger, compaction (when due). It runs in the event loop and does what blocks in a
+thread of its own. An error ends the step that it concerns, never the loop. A failed sync goes to ``on_failure``.
 """
 
 from __future__ import annotations
@@ -40,12 +40,33 @@ _LOG: Final = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
+#: The two compactions.
+MINOR: Final = "minor"
+MAJOR: Final = "major"
+#: Who may suspend them.
+OPERATOR: Final = "operator"
+DISKS: Final = "disks"
+
+
+class CollectionRefusedError(Exception):
+    """An operator's request that will not be carried out; the message says why."""
+
+
 class GarbageCollector:
     """Garbage collection of one bookie. Event loop only.
 
-    ``store`` is the cluster's metadata, ``identity`` the only cluster that is believed, and this bookie in it.
-    ``on_failure`` is called with what must end the bookie. ``minor_suspended`` and ``major_suspended`` are an
-    operator's wish: no such compaction; one under way ends with the log it is at.
+    Parameters
+    ----------
+    storage
+        What is cleaned up.
+    config
+        When and how.
+    store
+        The cluster's metadata.
+    identity
+        This bookie and the only cluster whose metadata are believed.
+    on_failure
+        Called with an error that must end the bookie.
     """
 
     def __init__(
@@ -76,9 +97,8 @@ class GarbageCollector:
         self._task: asyncio.Task[None] | None = None
         self._asked = asyncio.Event()
         self._request: _Request | None = None
-        self.minor_suspended = False
-        self.major_suspended = False
-        self._suspended_by_disks: set[str] = set()
+        #: For each compaction, by whom it is suspended. Nobody takes back what another one has suspended.
+        self._suspended: dict[str, set[str]] = {MINOR: set(), MAJOR: set()}
         self._forced_by_disks = False
         now = time.monotonic()
         self._over_replicated_at_s = self._minor_at_s = self._major_at_s = now
@@ -105,26 +125,59 @@ class GarbageCollector:
         GarbageCollectorStoppedError."""
         return await asyncio.shield(self._request_pass(force_minor, force_major))
 
-    def force(self, *, major: bool, minor: bool) -> None:
-        """The same without waiting for it."""
-        self._request_pass(minor, major)
+    def force(self, *, major: bool | None, minor: bool | None) -> None:
+        """An operator asks for a pass soon, with major or minor compaction; None: if it is not suspended.
 
-    def suspend_minor(self, suspended: bool) -> None:
-        """For the disk monitor: no minor compaction, or again. What an operator wishes is kept apart."""
-        self._suspend("minor", suspended)
+        Raises CollectionRefusedError where a pass, or a compaction that was asked for by name, will not be done.
+        """
+        for wanted, name, compaction in ((major, MAJOR, self._config.major), (minor, MINOR, self._config.minor)):
+            if wanted:
+                self._check_possible(name, compaction)
+        try:
+            self._request_pass(minor is not False, major is not False)
+        except GarbageCollectorStoppedError as stopped:
+            raise CollectionRefusedError(str(stopped)) from None
 
-    def suspend_major(self, suspended: bool) -> None:
-        """The same of major compaction."""
-        self._suspend("major", suspended)
+    def release(self, word: str) -> Brake:
+        """An operator lets the next pass, which begins soon, remove what waits for ``word``.
+
+        Raises CollectionRefusedError where nothing waits for it.
+        """
+        waiting = {brake.stopped.word: brake for brake in self.brakes if brake.stopped is not None}
+        if word not in waiting:
+            named = " or ".join(f"{each} ({brake.kind})" for each, brake in waiting.items())
+            raise CollectionRefusedError(
+                f"no collection waits for the word {word!r}: "
+                + (f"what was counted last waits for {named}" if named else "none is stopped")
+            )
+        brake = waiting[word]
+        brake.release()
+        _LOG.warning("an operator releases %d %s ledgers: word=%s", brake.released, brake.kind, word)
+        self.force(major=False, minor=False)
+        return brake
+
+    def suspend(self, compaction: str, by: str, suspended: bool) -> None:
+        """Suspend MINOR or MAJOR compaction for OPERATOR or DISKS, or resume it.
+
+        A compaction under way ends with the entry log that it is at.
+        """
+        if suspended:
+            self._suspended[compaction].add(by)
+        else:
+            self._suspended[compaction].discard(by)
+
+    def is_suspended(self, compaction: str) -> bool:
+        return bool(self._suspended[compaction])
 
     def force_by_disks(self, forced: bool) -> None:
-        """For the disk monitor: a pass with compactions now, and from now on every pass, or no more."""
+        """For the disk monitor: from now on every pass has compactions, and one begins now; or no more."""
         self._forced_by_disks = forced
         if forced and self._task is not None and not self._stop.is_set:
             self._request_pass(True, True)
 
     def status(self) -> GarbageCollectorStatus:
-        return replace(self._status)
+        """How collection stands now."""
+        return replace(self._status, forced=self._status.forced or self._request is not None)
 
     def entry_log_totals(self) -> EntryLogTotals:
         """All entry logs together, as the last pass saw them; zeros before the first."""
@@ -238,19 +291,19 @@ class GarbageCollector:
     async def _compact(self, force_minor: bool, force_major: bool) -> None:
         """Major compaction where it is due, else minor."""
         config, status, now = self._config, self._status, time.monotonic()
-        if self._is_due(config.major, "major", now - self._major_at_s, force_major):
+        if self._is_due(config.major, MAJOR, now - self._major_at_s, force_major):
             status.in_major = True
             try:
-                await self._compact_below(config.major, "major")
+                await self._compact_below(config.major, MAJOR)
             finally:
                 status.in_major = False
                 self._major_at_s = self._minor_at_s = time.monotonic()
             status.major_count += 1
             status.last_major_ms = status.last_minor_ms = _now_ms()
-        elif self._is_due(config.minor, "minor", now - self._minor_at_s, force_minor):
+        elif self._is_due(config.minor, MINOR, now - self._minor_at_s, force_minor):
             status.in_minor = True
             try:
-                await self._compact_below(config.minor, "minor")
+                await self._compact_below(config.minor, MINOR)
             finally:
                 status.in_minor = False
                 self._minor_at_s = time.monotonic()
@@ -260,25 +313,26 @@ class GarbageCollector:
             self._logs.explain_waiting()
 
     async def _compact_below(self, compaction: CompactionConfig, name: str) -> None:
-        work = self._logs.compact(compaction, lambda: self._is_suspended(name))
+        work = self._logs.compact(compaction, lambda: self.is_suspended(name))
         await _timed(self.counters.compactions.note, work)
 
     def _is_due(self, compaction: CompactionConfig, name: str, waited_s: float, forced: bool) -> bool:
-        if self._is_suspended(name):
+        if self.is_suspended(name):
             return False
         if forced and self._config.force_allow_compaction and compaction.threshold > 0:
             return True
         return compaction.enabled and (forced or waited_s * 1000 >= compaction.interval_ms)
 
-    def _is_suspended(self, name: str) -> bool:
-        by_operator = self.minor_suspended if name == "minor" else self.major_suspended
-        return by_operator or name in self._suspended_by_disks
-
-    def _suspend(self, name: str, suspended: bool) -> None:
-        if suspended:
-            self._suspended_by_disks.add(name)
-        else:
-            self._suspended_by_disks.discard(name)
+    def _check_possible(self, name: str, compaction: CompactionConfig) -> None:
+        if OPERATOR in self._suspended[name]:
+            raise CollectionRefusedError(f"{name} compaction is suspended; resume it first")
+        if DISKS in self._suspended[name]:
+            raise CollectionRefusedError(f"{name} compaction is suspended, for a disk is too full")
+        if not compaction.enabled and not (self._config.force_allow_compaction and compaction.threshold > 0):
+            raise CollectionRefusedError(
+                f"{name} compaction is off: {name}CompactionInterval or {name}CompactionThreshold is 0 "
+                "(forceAllowCompaction=true allows it by hand where the threshold is not)"
+            )
 
     def _request_pass(self, minor: bool, major: bool) -> asyncio.Future[GarbageCollectorStatus]:
         """Requests that wait for the same pass are one."""

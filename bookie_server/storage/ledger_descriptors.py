@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from bookie_server.storage.index.index import IndexFiles, IndexHeader
 
-if TYPE_CHECKING:
-    from bookie_server.storage.journal.group_commit import Group
-
 #: Share of the descriptors that is dropped at once when there are too many.
 _SWEEP_SHARE: Final = 16
+
+
+class PendingGroup(Protocol):
+    """A group of the journal that is not yet durable; its callbacks are told the outcome."""
+
+    done: list[Callable[[bool], None]]
 
 
 class LedgerDescriptor:
@@ -55,8 +58,8 @@ class LedgerDescriptor:
         self.key_journaled = False
         self.header_dirty = False
         self.deleting = False
-        self.group: Group | None = None
-        self.fence_group: Group | None = None
+        self.group: PendingGroup | None = None
+        self.fence_group: PendingGroup | None = None
         self.pending_first = 0
         self.pending_last = -1
         #: Called when what a long poll waits for may have come: a LAC above the number beside it, or the ledger's end.
@@ -70,7 +73,7 @@ class LedgerDescriptor:
     def header(self) -> IndexHeader:
         return IndexHeader(self.master_key, self.fenced, self.explicit_lac)
 
-    def pending(self, first: int, last: int) -> Group | None:
+    def pending(self, first: int, last: int) -> PendingGroup | None:
         """The group to wait for before entries ``first`` … ``last`` may be read."""
         if self.group is not None and first <= self.pending_last and last >= self.pending_first:
             return self.group

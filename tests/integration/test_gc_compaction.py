@@ -22,7 +22,7 @@ from bookie_server.gc import compaction
 from bookie_server.gc.collector_config import CompactionConfig, GarbageCollectorConfig
 from bookie_server.gc.entry_log_collection import EntryLogCollection
 from bookie_server.gc.entry_log_rewrite import EntryLogRewrite
-from bookie_server.gc.garbage_collector import GarbageCollector
+from bookie_server.gc.garbage_collector import DISKS, MAJOR, MINOR, OPERATOR, GarbageCollector
 from bookie_server.gc.throttle import GarbageCollectorStoppedError
 from bookie_server.storage import files
 from tests.support.cluster_identity import joined
@@ -324,16 +324,16 @@ async def test_suspended_by_disks_or_by_an_operator(place: Place, store: LedgerS
         await fill(bookie, store)
         for ledger_id in range(4, 11):
             store.delete(ledger_id)
-        collector.suspend_major(True)
-        collector.minor_suspended = True
+        collector.suspend(MAJOR, DISKS, True)
+        collector.suspend(MINOR, OPERATOR, True)
         status = await collector.run(force_minor=True, force_major=True)
         assert (status.minor_count, status.major_count) == (0, 0)
         # Ledgers go nevertheless, and what is dead.
         assert collector.counters.ledgers_deleted == 7
-        collector.suspend_major(False)
-        collector.major_suspended = True
+        collector.suspend(MAJOR, OPERATOR, True)
+        collector.suspend(MAJOR, DISKS, False)
         assert (await collector.run(force_major=True)).major_count == 0
-        collector.major_suspended = False
+        collector.suspend(MAJOR, OPERATOR, False)
         collector.force_by_disks(True)
         assert (await collector.run()).major_count >= 1
         assert collector.counters.entry_logs_compacted >= 2

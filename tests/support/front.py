@@ -16,7 +16,7 @@ from bk_spark.protocol.wire import wire_v2, wire_v3
 from bk_spark.protocol.wire.framing import ReceiveBuffer, frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bookie_server.bookie import AddDone
-from bookie_server.bookie_reads import ReadPart
+from bookie_server.entry_reader import ReadPart
 from bookie_server.net.common.limits import NetConfig
 from bookie_server.net.native.server import NativeServer
 from bookie_server.storage.entrylog.entry_log_reader import StoredEntries

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bookie_server import state as states
-from bookie_server.admin.actions import AdminActions, CollectionStatus, EntryLogState, RefusedError, StoppedCollection
+from bookie_server.admin.actions import AdminActions, RefusedError
 from bookie_server.admin.endpoints import admin_routes, metrics_routes
 from bookie_server.admin.routes import HttpError, Request, Response
+from bookie_server.gc.brake import Brake, BrakeLimits
+from bookie_server.gc.collector_status import EntryLogStatus, GarbageCollectorStatus
+from bookie_server.gc.garbage_collector import MAJOR, MINOR, CollectionRefusedError
 from bookie_server.metrics.bookie_metrics import BookieMetrics
 from bookie_server.state import BookieState
 from bookie_server.storage.directories import LedgerDirectories
@@ -25,36 +28,45 @@ class Collection:
     """Garbage collection as far as the API sees it."""
 
     def __init__(self) -> None:
-        self.major_suspended = False
-        self.minor_suspended = False
+        self.suspended: dict[str, set[str]] = {MINOR: set(), MAJOR: set()}
         self.forced: list[tuple[bool | None, bool | None]] = []
         self.refuses: str | None = None
-        self.waiting: list[StoppedCollection] = []
+        self.brakes = [Brake("deleted", BrakeLimits(0.5, 10), lambda: 1111)]
 
-    async def force(self, *, major: bool | None, minor: bool | None) -> None:
+    def force(self, *, major: bool | None, minor: bool | None) -> None:
         if self.refuses is not None:
-            raise RefusedError(self.refuses)
+            raise CollectionRefusedError(self.refuses)
         self.forced.append((major, minor))
 
-    def problem(self) -> str:
-        return "too many" if self.waiting else ""
+    def release(self, word: str) -> Brake:
+        for brake in self.brakes:
+            if brake.stopped is not None and brake.stopped.word == word:
+                brake.release()
+                return brake
+        raise CollectionRefusedError(f"no collection waits for the word {word!r}")
 
-    def stopped(self) -> Sequence[StoppedCollection]:
-        return self.waiting
+    def suspend(self, compaction: str, by: str, suspended: bool) -> None:
+        self.suspended[compaction] = self.suspended[compaction] - {by} | ({by} if suspended else set())
 
-    async def release(self, word: str) -> StoppedCollection:
-        for stopped in self.waiting:
-            if stopped.word == word:
-                return replace(stopped, released=True)
-        raise RefusedError(f"no collection waits for the word {word!r}")
+    def is_suspended(self, compaction: str) -> bool:
+        return bool(self.suspended[compaction])
 
-    def status(self) -> CollectionStatus:
-        return CollectionStatus(bool(self.forced), False, True, 1111, 2222, 3, 4)
+    def status(self) -> GarbageCollectorStatus:
+        problem = "too many" if any(brake.stopped for brake in self.brakes) else ""
+        return GarbageCollectorStatus(
+            forced=bool(self.forced),
+            in_minor=True,
+            minor_count=4,
+            major_count=3,
+            last_minor_ms=2222,
+            last_major_ms=1111,
+            problem=problem,
+        )
 
-    async def entry_logs(self) -> Sequence[EntryLogState]:
+    async def entry_logs(self) -> Sequence[EntryLogStatus]:
         return [
-            EntryLogState(7, "/a/current", 1000, 250, 0.25, "live 25%"),
-            EntryLogState(8, "/b/current", 0, None, None, "being written"),
+            EntryLogStatus(7, "/a/current", 1000, 250, 0.249_999, "live 25%"),
+            EntryLogStatus(8, "/b/current", 0, -1, -1.0, "being written"),
         ]
 
 
@@ -218,18 +230,21 @@ def test_garbage_collection(api: Api) -> None:
 
 def test_g3_what_the_brake_stopped_is_told_and_released_by_its_word(api: Api) -> None:
     assert api.get("gc/brake") == {"problem": "", "stopped": []}
-    api.collection.waiting = [StoppedCollection("deleted", 148, 150, 1111, [3, 4], "c0ffee", False)]
+    (brake,) = api.collection.brakes
+    stopped = brake.stops(np.arange(3, 151), 150)
+    assert stopped is not None
     told = {
         "kind": "deleted",
         "ledgers": 148,
         "held": 150,
         "countedTime": 1111,
-        "first": [3, 4],
-        "word": "c0ffee",
+        "first": list(range(3, 13)),
+        "word": stopped.word,
         "released": False,
     }
     assert api.get("gc/brake") == {"problem": "too many", "stopped": [told]}
-    assert api.put("gc/brake", {"word": "c0ffee"}) == {**told, "released": True}
+    assert api.put("gc/brake", {"word": stopped.word}) == {**told, "released": True}
+    assert api.get("gc/brake")["stopped"] == [{**told, "released": True}]
     assert api.refused("gc/brake", {"word": "tea"}) == (409, "no collection waits for the word 'tea'")
     for body in ({}, {"word": ""}, {"word": 148}):
         status, why = api.refused("gc/brake", body)

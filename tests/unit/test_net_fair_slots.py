@@ -9,7 +9,7 @@ import pytest
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.wire import wire_v2
-from bookie_server.bookie_reads import ReadPart
+from bookie_server.entry_reader import ReadPart
 from bookie_server.net.common.fair_slots import FairSlots, Share
 from bookie_server.net.common.limits import NetConfig
 from tests.support.front import MIB, HeldBookie, Peer, front, reads, run, until

@@ -20,7 +20,7 @@ from bk_spark.protocol.wire.framing import Frames
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.wire_v2 import AddRun, Auth, BadVersion, BatchRead, ReadRun
 from bookie_server.bookie import Bookie
-from bookie_server.bookie_reads import MAX_LEDGERS, ReadPart
+from bookie_server.entry_reader import MAX_LEDGERS, ReadPart
 from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
 from bookie_server.storage.records import LENGTH_BYTES, Records
 

@@ -18,7 +18,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from bk_spark.protocol.entries.entry import LAC_PACKET_HEADER
 from bk_spark.protocol.errors import CorruptFileError
@@ -34,18 +34,25 @@ from bookie_server.storage.journal.journal import (
 from bookie_server.storage.journal.journal_header import REMEDY, holds_records, is_ours
 from bookie_server.storage.journal.journal_reader import JournalReader
 from bookie_server.storage.journal.log_mark import LogMark
-from bookie_server.storage.ledger_descriptors import LedgerDescriptor
+from bookie_server.storage.ledger_descriptors import LedgerDescriptor, LedgerDescriptors
 from bookie_server.storage.records import MAX_ENTRY_ID, LedgerPart, Records
-
-if TYPE_CHECKING:
-    from bookie_server.storage.ledger_storage import LedgerStorage
 
 _LOG: Final = logging.getLogger(__name__)
 #: Ledgers named in one line of the log.
 _NAMED: Final = 10
 
 
-def replay_journals(directories: Sequence[str], marks: Sequence[LogMark], storage: LedgerStorage) -> list[JournalEnd]:
+class ReplayTarget(Protocol):
+    """The storage that a replay brings up to date."""
+
+    @property
+    def descriptors(self) -> LedgerDescriptors: ...
+
+    def replay(self, records: Records, parts: list[tuple[LedgerDescriptor, LedgerPart]]) -> None:
+        """Store records that come from a journal. Blocking."""
+
+
+def replay_journals(directories: Sequence[str], marks: Sequence[LogMark], storage: ReplayTarget) -> list[JournalEnd]:
     """Replay the journals in each of ``directories`` (``current`` ones) from its mark on into ``storage``; where they
     end. Blocking.
 
@@ -108,7 +115,7 @@ def _cut_off(reader: JournalReader) -> None:
 
 
 class _Replay:
-    def __init__(self, storage: LedgerStorage) -> None:
+    def __init__(self, storage: ReplayTarget) -> None:
         self._storage = storage
         self._unknown: set[int] = set()
         self._broken: set[int] = set()
