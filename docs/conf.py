@@ -39,5 +39,6 @@ numpydoc_validation_exclude = {
     r"\.ClientConfig$",  # client-config.md describes the fields
     r"\.errors\.(?!BookKeeperError$)\w+$",  # all errors have the parameters of BookKeeperError
     r"\.(DigestType|LedgerState|EntryFormat|CommitStatus)$",  # enums
-    r"\.(Blocking(Adv)?Writer|BlockingReader|Log|LogWriter|LogReader|LogSnapshot)$",  # programs do not construct these
+    # Programs do not construct these.
+    r"\.(Blocking(Adv)?Writer|BlockingReader|(Adv)?WriteHandle|ReadHandle|Log|LogWriter|LogReader|LogSnapshot)$",
 }

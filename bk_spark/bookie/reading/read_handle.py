@@ -22,10 +22,12 @@ from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 
 
 class ReadHandle:
-    """Reads entries of one ledger. One event loop; any number of readers at a time.
+    """Reads entries of one ledger, for any number of tasks of one event loop. Opening it did not fence the ledger.
 
-    A closed ledger can be read up to ``metadata.last_entry_id``; one that is still written up to
-    ``last_add_confirmed`` (see :meth:`read_last_add_confirmed` and :meth:`tail`). Opening it did not fence it.
+    A closed ledger can be read up to ``metadata.last_entry_id``. A ledger that is being written can be read up to
+    ``last_add_confirmed``. The iterators stop what they have under way when they are closed (``contextlib.aclosing``).
+
+    Made by :meth:`Client.open_for_reading`.
     """
 
     def __init__(
@@ -38,26 +40,38 @@ class ReadHandle:
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """As they were read last."""
+        """The ledger's metadata as this reader last read them."""
         return self._view.metadata
 
     @property
     def last_add_confirmed(self) -> int:
-        """The last entry of a closed ledger; else the highest LAC heard of so far, which never goes back."""
+        """The last add confirmed that this reader knows of. It never decreases. -1 if there is none."""
         return self._view.last_add_confirmed
 
     async def read_blocks(
         self, first: int, last: int, *, known_to_exist: bool = False
     ) -> AsyncGenerator[EntryBlock, None]:
-        """Entries ``first`` to ``last`` (inclusive) in order, in blocks, read ahead within bounds.
+        """Read entries in order, in blocks. The next blocks are read ahead, within ``read_ahead_bytes``.
 
         Parameters
         ----------
+        first, last
+            The ids of the first and of the last entry.
         known_to_exist
-            The caller knows from elsewhere (a log's list) that the entries were acknowledged, whatever the last add
-            confirmed known here.
+            The caller knows that the entries were acknowledged, for example from a log's list. They are then read even
+            beyond the last add confirmed.
 
-        Raises NoSuchEntryError beyond the end, EntryUnknownError where no replica could give an entry.
+        Returns
+        -------
+        iterator of EntryBlock
+            The entries, each once.
+
+        Raises
+        ------
+        NoSuchEntryError
+            If ``last`` is beyond the last add confirmed.
+        EntryUnknownError
+            If no replica could give an entry.
         """
         self._view.check_range(first, last, known_to_exist=known_to_exist)
         async with aclosing(self._blocks(first, last)) as blocks:
@@ -65,20 +79,50 @@ class ReadHandle:
                 yield block
 
     async def read_unconfirmed(self, first: int, last: int) -> AsyncGenerator[EntryBlock, None]:
-        """Entries ``first`` to ``last`` (inclusive) of which it is not known whether they are there, as
-        :meth:`read_blocks`.
+        """Read entries that may not exist. Recovery may still remove what this returns of an open ledger.
 
-        What it gives of an open ledger may never be acknowledged: recovery can still cut it off. Raises, after all
-        entries before it, NoSuchEntryError at an entry that every replica says it lacks (on an open ledger: now; it may
-        yet come) or beyond the end of a closed ledger, and EntryUnknownError where a replica that may have it could not
-        tell.
+        Parameters
+        ----------
+        first, last
+            The ids of the first and of the last entry.
+
+        Returns
+        -------
+        iterator of EntryBlock
+            The entries, each once.
+
+        Raises
+        ------
+        NoSuchEntryError
+            After all entries before it: if every replica says that it lacks an entry, or the closed ledger ends before
+            it. In an open ledger the entry may still come.
+        EntryUnknownError
+            After all entries before it: if a replica that may have an entry could not tell.
         """
         async with aclosing(self._blocks(first, last, unconfirmed=True)) as blocks:
             async for block in blocks:
                 yield block
 
     async def read(self, first: int, last: int) -> list[bytes]:
-        """Payloads of entries ``first`` to ``last`` (inclusive)."""
+        """Read a few entries.
+
+        Parameters
+        ----------
+        first, last
+            The ids of the first and of the last entry.
+
+        Returns
+        -------
+        list of bytes
+            The payloads.
+
+        Raises
+        ------
+        NoSuchEntryError
+            If ``last`` is beyond the last add confirmed.
+        EntryUnknownError
+            If no replica could give an entry.
+        """
         self._view.check_range(first, last, known_to_exist=False)
         if first == last:
             entry = await try_one_replica(self._ledger, self.metadata, first, self._access)
@@ -91,10 +135,29 @@ class ReadHandle:
         return payloads
 
     async def read_range(self, first: int, last: int, *, max_bytes: int | None = None) -> pa.RecordBatch:
-        """Entries ``first`` to ``last`` (inclusive) as one batch: ``entry_id`` int64, ``value`` binary.
+        """Read entries as one Arrow batch.
 
-        Raises as :meth:`read_blocks`, and InvalidArgumentError where the payloads have more than ``max_bytes``
-        (``max_read_range_bytes`` of the configuration; never more than 2 GiB).
+        Parameters
+        ----------
+        first, last
+            The ids of the first and of the last entry.
+        max_bytes
+            The most bytes of payload to return. Default: ``max_read_range_bytes`` of the configuration. Never more than
+            2 GiB.
+
+        Returns
+        -------
+        pyarrow.RecordBatch
+            A row for each entry, with the columns ``entry_id`` (int64) and ``value`` (binary).
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the payloads have more bytes.
+        NoSuchEntryError
+            If ``last`` is beyond the last add confirmed.
+        EntryUnknownError
+            If no replica could give an entry.
         """
         limit = self._access.config.max_read_range_bytes if max_bytes is None else max_bytes
         limit = min(limit, MAX_COLUMN_BYTES)
@@ -113,9 +176,17 @@ class ReadHandle:
         return entries_batch(found)
 
     async def read_last_add_confirmed(self) -> int:
-        """The highest LAC that a covering part of the last ensemble knows; never goes back.
+        """Ask the bookies for the last add confirmed.
 
-        Raises EntryUnknownError where too few bookies answered.
+        Returns
+        -------
+        int
+            The id of the last confirmed entry, -1 if there is none. It never decreases.
+
+        Raises
+        ------
+        EntryUnknownError
+            If too few bookies answer.
         """
         view = self._view
         if not view.closed:
@@ -125,19 +196,34 @@ class ReadHandle:
         return self.last_add_confirmed
 
     async def tail(self, from_entry: int, *, max_wait_ms: int | None = None) -> AsyncGenerator[EntryBlock, None]:
-        """Entries from ``from_entry`` on in order, in blocks, as they are confirmed, each once; ends when the
-        ledger is closed and its last entry was given.
+        """Read entries as they are confirmed. Ends when the ledger is closed and read to its end.
 
-        ``max_wait_ms`` bounds the wait for each block: it ends also when nothing new was confirmed for so long.
-        The next call goes on after the last entry given. Whatever was confirmed before the call is given even
-        with 0, since the last add confirmed is read first. To see whether there is more to come look at
-        ``metadata.state``, which the tail keeps up to date: CLOSED, and nothing left up to
-        ``last_add_confirmed``, is the end. Without ``max_wait_ms`` it waits for ever, also on a ledger in
-        recovery that nobody closes.
+        A ledger in recovery that nobody closes has no end. If the iterator ended after ``max_wait_ms``, look at
+        ``metadata.state``, which it keeps up to date. If that is CLOSED, and nothing is left up to
+        ``last_add_confirmed``, the ledger is at its end.
 
-        Closing the iterator (``aclosing``) ends what is under way. Raises NoSuchLedgerError when the ledger is
-        deleted, NoSuchEntryError where it was closed before ``from_entry - 1``, and after ``tailAttempts``
-        failures in a row a retriable error: calling again with the next entry goes on.
+        Parameters
+        ----------
+        from_entry
+            The id of the first entry.
+        max_wait_ms
+            End also when nothing new was confirmed for so long, in milliseconds. By default wait without limit. Entries
+            that were confirmed before the call are returned in any case. To go on, call again with the id after the
+            last entry.
+
+        Returns
+        -------
+        iterator of EntryBlock
+            The entries, each once.
+
+        Raises
+        ------
+        NoSuchLedgerError
+            If the ledger is deleted.
+        NoSuchEntryError
+            If the ledger was closed before ``from_entry - 1``.
+        BookKeeperError
+            After ``tailAttempts`` failures in a row. It is retriable: call again with the id after the last entry.
         """
         tail = Tail(self._ledger, self._view, from_entry, max_wait_ms, self._access)
         async with aclosing(tail.blocks()) as blocks:
