@@ -1,3 +1,4 @@
-"""The ``.conf`` file with Apache's keys: one table of keys, read and checked. The start of the process comes in
-here.
+"""The configuration of a bookie: a ``.conf`` file with Apache's keys, read by one table of settings.
+
+The start of the process uses it; the other parts get a :class:`~bookie_server.config.config.BookieConfig`.
 """

@@ -1,4 +1,4 @@
-"""Which address a bookie tells others, and on which it listens (compatibility.md §3.4, §5.15)."""
+"""The address that a bookie advertises, and the one on which it listens (compatibility.md §3.4, §5.15)."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Addresses:
 
 def find_addresses(conf: ConfFile, port: int) -> Addresses:
     """From ``bookieId``, ``advertisedAddress``, ``listeningInterface``, ``useHostNameAsBookieID`` and
-    ``allowLoopback``. Raises InvalidArgumentError where they give no address that others can reach."""
+    ``allowLoopback``. Raises InvalidArgumentError if they give no address that others can reach."""
     host = _advertised_host(conf)
     bookie_id = conf.text("bookieId") or f"{host}:{port}"
     if _BOOKIE_ID.fullmatch(bookie_id) is None or bookie_id.lower() == "readonly":
-        raise conf.error("bookieId", f"{bookie_id!r} is not a bookie id: letters, digits, any of : ; < = > ? @ . _ -")
+        raise conf.error("bookieId", f"{bookie_id!r} is not a bookie id: use letters, digits and : ; < = > ? @ . _ -")
     interface = conf.text("listeningInterface")
     return Addresses(bookie_id, host, _interface_address(conf, interface) if interface else "0.0.0.0")
 

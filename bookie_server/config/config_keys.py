@@ -1,4 +1,4 @@
-"""Keys of Apache's bookie configuration that are no field of :class:`~bookie_server.config.config.BookieConfig`."""
+"""Keys of Apache's bookie configuration that are not fields of :class:`~bookie_server.config.config.BookieConfig`."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ PAGE_BYTES: Final = 8192
 #: Keys that are read outside the table of settings.
 OTHER_KEYS: Final = {
     "metadataServiceUri": "Where the cluster is: `zk+hierarchical://host:2181;host2:2181/ledgers`. Required.",
-    "bookieId": "Name of the bookie in the cluster; the advertised address and port where it is missing.",
-    "advertisedAddress": "Host that clients are told; the address of `listeningInterface` or of this host's name.",
-    "listeningInterface": "Listen on the address of this network interface alone.",
-    "useHostNameAsBookieID": "`true`: this host's name, not its address, where `advertisedAddress` is missing.",
-    "allowLoopback": "`true`: the advertised address may be one that other hosts cannot reach.",
+    "bookieId": "Name of the bookie in the cluster. Default: the advertised address and port.",
+    "advertisedAddress": "Host for clients. Default: the address of `listeningInterface`, or of this host's name.",
+    "listeningInterface": "Listen only on the address of this network interface.",
+    "useHostNameAsBookieID": "`true`: the default of `advertisedAddress` is this host's name, not its address.",
+    "allowLoopback": "`true`: allow an advertised address that other hosts cannot reach.",
 }
-#: Keys that may only have the value that this bookie has by nature.
+#: Keys with one allowed value, and why.
 FIXED_VALUES: Final = {
     "journalWriteData": ("true", "this bookie acknowledges only what the journal holds"),
-    "journalFormatVersionToWrite": ("6", "other formats are read only"),
-    "fileInfoFormatVersionToWrite": ("1", "other formats are read only"),
+    "journalFormatVersionToWrite": ("6", "other formats can only be read"),
+    "fileInfoFormatVersionToWrite": ("1", "other formats can only be read"),
     "journalAlignmentSize": ("512", "groups are sealed at this size"),
-    "pageSize": (str(PAGE_BYTES), "index files are made of such pages"),
-    # Who asks for protection must not get a bookie without it.
+    "pageSize": (str(PAGE_BYTES), "index files have pages of this size"),
+    # Whoever asks for protection must not get a bookie without it.
     "bookieAuthProviderFactoryClass": ("null", "clients are not authenticated"),
     "tlsProviderFactoryClass": ("null", "connections are not encrypted"),
     "httpServerTlsEnable": ("false", "the admin API is not encrypted"),
-    "zkEnableSecurity": ("false", "znodes are made without access lists"),
+    "zkEnableSecurity": ("false", "znodes are created without access lists"),
 }
-#: Keys whose meaning is always kept; the value that would mean less is a warning.
+#: Keys whose safe value always applies. The other value gives a warning.
 ALWAYS_SO: Final = {
-    "verifyMetadataOnGC": "is always so here: a ledger's metadata are read again before it is deleted",
-    "useTransactionalCompaction": "is always so here: a compacted log is complete before it takes the old one's place",
-    "entryLogFilePreallocationEnabled": "is as the file system has it",
+    "verifyMetadataOnGC": "is always on: a ledger's metadata is read again before the ledger is deleted",
+    "useTransactionalCompaction": "is always on: a compacted entry log is complete before it replaces the old one",
+    "entryLogFilePreallocationEnabled": "is decided by the file system",
 }
 
-#: Apache's other keys: accepted, without effect in this release.
+#: Apache's other keys. They have no effect in this release.
 KNOWN_KEYS: Final = frozenset(
     {
         "allocatorExitOnOutOfMemory", "allocatorLeakDetectionPolicy", "allocatorOutOfMemoryPolicy",

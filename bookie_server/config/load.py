@@ -31,7 +31,9 @@ def load_config(path: str) -> tuple[BookieConfig, list[str]]:
             warnings.append(conf.warning(name, how))
     uri = conf.text("metadataServiceUri")
     if not uri:
-        raise conf.error("metadataServiceUri", "is missing; give e.g. zk+hierarchical://localhost:2181/ledgers")
+        raise conf.error(
+            "metadataServiceUri", "is missing; set it, for example to zk+hierarchical://localhost:2181/ledgers"
+        )
     values: dict[str, Any] = {}
     for field, setting in SETTINGS.items():
         if (value := conf.setting(setting)) is not None:
@@ -67,7 +69,7 @@ def _add_derived(values: dict[str, Any]) -> None:
 
 
 def _check_together(config: BookieConfig, conf: ConfFile) -> None:
-    """Settings that must fit each other (compatibility.md §5.10, §5.12). Raises InvalidArgumentError."""
+    """Check settings that depend on each other (compatibility.md §5.10, §5.12). Raises InvalidArgumentError."""
     for name, value in (
         ("diskUsageThreshold", config.disk_usage_threshold),
         ("diskUsageWarnThreshold", config.disk_usage_warn_threshold),

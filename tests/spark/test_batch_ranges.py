@@ -115,12 +115,12 @@ def test_what_is_gone_or_not_there_yet(connector: Connector, log: str) -> None:
     connector.write(connector.spark.sql(texts(4)), log, mode="overwrite")
     start, end = {"startingOffsets": json.dumps({log: 2})}, {"endingOffsets": json.dumps({log: 10})}
     assert _refused(lambda: connector.read(log, **start).count()) == (
-        f"option startingOffsets gives log {log} offset 2: offsets 2 to 4 are not there any more, it starts at 5; give "
-        "another, or read what there is with failOnDataLoss false"
+        f"option startingOffsets gives log {log} offset 2: offsets 2 to 4 are gone, it starts at 5; give "
+        "another, or set failOnDataLoss to false to read the rest"
     )
     assert _refused(lambda: connector.read(log, **end).count()) == (
         f"option endingOffsets gives log {log} offset 10: it ends at 9, offset 9 is not written yet; give another, or "
-        "read what there is with failOnDataLoss false"
+        "set failOnDataLoss to false to read the rest"
     )
     assert _offsets(connector.read(log, **start, **end, failOnDataLoss="false")) == [5, 6, 7, 8]
 
@@ -131,7 +131,7 @@ def test_a_range_that_cannot_be(connector: Connector, events: str) -> None:
         f"the read of log {events} starts at 5, after its end at 4: check startingOffsets and endingOffsets"
     )
     text = _refused(lambda: connector.read(events, startingOffsets=_json(other=5)).count())
-    assert text == f"option startingOffsets names log other, which is not read here; read are {events}"
+    assert text == f"option startingOffsets names log other, which this read does not include; it includes {events}"
     text = _refused(lambda: connector.read(events, startingOffsets="latest").count())
     assert text.startswith("option startingOffsets: latest makes a batch read nothing")
 
@@ -195,7 +195,7 @@ def test_offsets_of_several_logs(connector: Connector, family: list[str]) -> Non
     frame = connector.reader("log string, offset bigint", logs=names, startingOffsets=start, endingOffsets=end).load()
     assert [tuple(row) for row in frame.collect()] == [(y, 1), (z, 2)]
     text = _refused(lambda: connector.reader(logs=names, startingOffsets=json.dumps({x: 0, z: 0})).load().count())
-    assert text.startswith(f"option startingOffsets says nothing of log {y}: give each an offset")
+    assert text.startswith(f"option startingOffsets has no offset for log {y}: give each an offset")
 
 
 def test_logs_that_do_not_go_together(connector: Connector, family: list[str], log: str) -> None:

@@ -193,14 +193,14 @@ def test_first_offsets_out_of_bounds(world: World, caplog: pytest.LogCaptureFixt
     log = world.log()
     world.append(log, (10, 100))
     world.append(log, (5, 50), overwrite=True)
-    with pytest.raises(LogRangeGoneError, match="startingOffsets gives log events offset 3: offsets 3 to 9 are not"):
+    with pytest.raises(LogRangeGoneError, match="startingOffsets gives log events offset 3: offsets 3 to 9 are gone"):
         world.reader(startingOffsets='{"events": 3}').initialOffset()
     with pytest.raises(LogRangeGoneError, match="it ends at 15"):
         world.reader(startingOffsets='{"events": 16}').initialOffset()
-    with pytest.raises(InvalidArgumentError, match="names log other, which is not read here"):
+    with pytest.raises(InvalidArgumentError, match="names log other, which this read does not include"):
         world.reader(startingOffsets='{"events": 10, "other": 0}').initialOffset()
     assert at(world.reader(startingOffsets='{"events": 3}', failOnDataLoss="false").initialOffset()) == 10
-    assert "going on at 10" in caplog.text
+    assert "continuing at 10" in caplog.text
 
 
 # --- S4 ---

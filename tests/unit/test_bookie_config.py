@@ -185,7 +185,7 @@ def test_compactions_that_are_off_need_not_fit(tmp_path: Path) -> None:
 def test_a_guarantee_that_cannot_be_given_up_is_a_warning(tmp_path: Path) -> None:
     _, warnings = load(tmp_path, "useTransactionalCompaction=false\nverifyMetadataOnGC=true\n")
     assert len(warnings) == 1
-    assert "useTransactionalCompaction is always so here" in warnings[0]
+    assert "useTransactionalCompaction is always on" in warnings[0]
 
 
 def test_every_setting_has_a_key_that_no_other_has() -> None:

@@ -331,11 +331,11 @@ class TestRanges:
 @pytest.mark.parametrize(
     ("options", "wrong"),
     [
-        ({"logs": "a,,b"}, "must be names with commas between them, none of them empty"),
+        ({"logs": "a,,b"}, "must be names separated by commas, none of them empty"),
         ({"logs": "a,b,a"}, "names a twice"),
         ({"logPattern": "a("}, "is not a regular expression of Python"),
-        ({"ledgerIds": "1,x"}, "must be ledger ids with commas between them"),
-        ({"ledgerIds": "1,-1"}, "holds an id that is not within 0 and"),
+        ({"ledgerIds": "1,x"}, "must be ledger ids separated by commas"),
+        ({"ledgerIds": "1,-1"}, "has an id that is not from 0 to"),
         ({"ledgerIds": "1,2,1"}, "names 1 twice"),
         (
             {"startingTimestamp": "yesterday"},

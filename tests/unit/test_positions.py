@@ -67,13 +67,13 @@ def test_a_stream_starts_where_it_is_told() -> None:
 
 def test_a_log_that_is_not_read() -> None:
     text = _refused(InvalidArgumentError, startingOffsets='{"a": 8, "b": 7, "c": 1}')
-    assert text == "option startingOffsets names log c, which is not read here; read are a, b"
+    assert text == "option startingOffsets names log c, which this read does not include; it includes a, b"
 
 
 def test_a_log_that_is_left_out() -> None:
     text = _refused(InvalidArgumentError, endingOffsets='{"a": 8}')
     assert text.startswith(
-        "option endingOffsets says nothing of log b: give each an offset, or -2 for its first, or -1"
+        "option endingOffsets has no offset for log b: give each an offset, or -2 for its first, or -1"
     )
 
 
@@ -87,8 +87,8 @@ def test_many_names_are_not_all_told() -> None:
 def test_an_offset_below_the_first() -> None:
     text = _refused(LogRangeGoneError, startingOffsets='{"a": 2, "b": -2}')
     assert text == (
-        "option startingOffsets gives log a offset 2: offsets 2 to 4 are not there any more, it starts at 5; give "
-        "another, or read what there is with failOnDataLoss false"
+        "option startingOffsets gives log a offset 2: offsets 2 to 4 are gone, it starts at 5; give "
+        "another, or set failOnDataLoss to false to read the rest"
     )
 
 
@@ -102,7 +102,7 @@ def test_without_fail_on_data_loss_it_is_said_and_skipped(caplog: pytest.LogCapt
     with caplog.at_level(logging.WARNING):
         assert batch_ranges(options, BOUNDS) == {"a": (5, 15), "b": (7, 7)}
     assert len(caplog.records) == 4
-    assert "gives log a offset 2: offsets 2 to 4 are not there any more, it starts at 5; going on at 5" in caplog.text
+    assert "gives log a offset 2: offsets 2 to 4 are gone, it starts at 5; continuing at 5" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -137,5 +137,5 @@ class TestLedgers:
             LogRangeGoneError, match="gives ledger 17 entry 101: it ends at 100, entry 100 is not written"
         ):
             self._ranges(endingOffsets='{"17": 101, "18": -1}')
-        with pytest.raises(InvalidArgumentError, match="names ledger 3, which is not read here; read are 17, 18"):
+        with pytest.raises(InvalidArgumentError, match="names ledger 3, which this read does not include; it"):
             self._ranges(endingOffsets='{"3": 1}')

@@ -1,3 +1,4 @@
-"""Options of reads and writes: one table, their values, the page of documentation. All of the data source comes in
-here.
+"""Options of reads and writes: their table, its validation, and the page of documentation.
+
+All parts of the data source use :class:`~bk_spark.datasource.options.options.SourceOptions`.
 """

@@ -1,4 +1,4 @@
-"""Where a read starts and ends: the options' words, times and JSON as offsets. No I/O of its own."""
+"""Start and end of a read: turns the options' words, times and JSON into offsets. No I/O of its own."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What can be read of a log now: offsets ``[first, end)``; for a ledger, entry ids.
+    """The part of a log that can be read now: offsets ``[first, end)``. For a ledger: entry ids.
 
-    ``offset_at(time_ms)`` is the first offset committed at that time or later, ``end`` where there is none.
+    ``offset_at(time_ms)`` is the first offset committed at that time or later, or ``end`` if there is none.
     """
 
     first: int
@@ -29,8 +29,8 @@ class Bounds:
 def start_offsets(options: SourceOptions, bounds: Mapping[str, Bounds], default: Edge) -> dict[str, int]:
     """Where to start in each log (by name) or ledger (by id as text).
 
-    Raises InvalidArgumentError where startingOffsets names what is not read, or leaves out what is; LogRangeGoneError
-    for an offset out of bounds, unless failOnDataLoss is false: then it is moved to the nearest bound.
+    Raises InvalidArgumentError if startingOffsets names something that is not read, or omits something that is.
+    Raises LogRangeGoneError for an offset out of bounds, unless failOnDataLoss is false; then uses the nearest bound.
     """
     return _offsets(
         "startingOffsets", options, bounds, options.starting_offsets or default, options.starting_timestamp_ms
@@ -45,7 +45,7 @@ def end_offsets(options: SourceOptions, bounds: Mapping[str, Bounds]) -> dict[st
 
 
 def batch_ranges(options: SourceOptions, bounds: Mapping[str, Bounds]) -> dict[str, tuple[int, int]]:
-    """``[start, end)`` of each log or ledger. Raises InvalidArgumentError also where one starts after its end."""
+    """``[start, end)`` of each log or ledger. Also raises InvalidArgumentError if one starts after its end."""
     starts = start_offsets(options, bounds, Edge.EARLIEST)
     ends = end_offsets(options, bounds)
     for name, start in starts.items():
@@ -82,12 +82,13 @@ def _check_names(
     for name in wanted:
         if name not in bounds:
             raise InvalidArgumentError(
-                f"option {option} names {thing} {name}, which is not read here; read are {_some(list(bounds))}"
+                f"option {option} names {thing} {name}, which this read does not include; it includes "
+                f"{_some(list(bounds))}"
             )
     left_out = [name for name in bounds if name not in wanted]
     if left_out:
         raise InvalidArgumentError(
-            f"option {option} says nothing of {thing} {_some(left_out)}: give each an offset, or -2 for its first, "
+            f"option {option} has no offset for {thing} {_some(left_out)}: give each an offset, or -2 for its first, "
             "or -1 for its end"
         )
 
@@ -98,15 +99,15 @@ def _within(option: str, options: SourceOptions, name: str, offset: int, bounds:
     thing, unit = _thing(options), "offset" if options.ledgers is None else "entry"
     nearest = min(max(offset, bounds.first), bounds.end)
     if offset < bounds.first:
-        what = f"{unit}s {offset} to {bounds.first - 1} are not there any more, it starts at {bounds.first}"
+        what = f"{unit}s {offset} to {bounds.first - 1} are gone, it starts at {bounds.first}"
     else:
         what = f"it ends at {bounds.end}, {unit} {bounds.end} is not written yet"
     if options.fail_on_data_loss:
         raise LogRangeGoneError(
-            f"option {option} gives {thing} {name} {unit} {offset}: {what}; give another, or read what there is with "
-            "failOnDataLoss false"
+            f"option {option} gives {thing} {name} {unit} {offset}: {what}; give another, or set failOnDataLoss to "
+            "false to read the rest"
         )
-    _LOG.warning("option %s gives %s %s %s %d: %s; going on at %d", option, thing, name, unit, offset, what, nearest)
+    _LOG.warning("option %s gives %s %s %s %d: %s; continuing at %d", option, thing, name, unit, offset, what, nearest)
     return nearest
 
 

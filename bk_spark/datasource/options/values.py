@@ -22,15 +22,15 @@ class Edge(enum.Enum):
     LATEST = "latest"
 
 
-#: One of the ends, everywhere; or by name of log (or id of ledger, as text) an offset (entry id) or an end.
+#: An end, for every log; or for each log (or ledger id, as text) an offset (an entry id) or an end.
 Positions: TypeAlias = Edge | dict[str, int | Edge]
 
-#: As Kafka's connector writes the ends in JSON.
+#: Ends in JSON, as Kafka's connector writes them.
 _EDGE_NUMBERS: Final = {-2: Edge.EARLIEST, -1: Edge.LATEST}
 
 
 def _timestamp(value: str) -> int:
-    """Milliseconds of Unix time, or a date and time as in ISO 8601; UTC where it names no zone."""
+    """Milliseconds of Unix time, or a date and time in ISO 8601, which is UTC if it names no zone."""
     value = value.strip()
     if re.fullmatch("[0-9]+", value):
         return int(whole(most=MAX_LONG).parse(value))
@@ -38,12 +38,12 @@ def _timestamp(value: str) -> int:
         moment = datetime.datetime.fromisoformat(value)
     except ValueError:
         raise WrongValueError(
-            "must be milliseconds since 1970 (UTC), or a time such as 2026-01-31T12:00:00Z, which is in UTC where it "
-            "names no zone"
+            "must be milliseconds since 1970 (UTC), or a time such as 2026-01-31T12:00:00Z, which is UTC if it names "
+            "no zone"
         ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)
-    # Rounded up: what was committed in the millisecond before is not "at this time or later".
+    # Rounded up: a commit in the millisecond before is not "at this time or later".
     time_ms = -((_EPOCH - moment) // datetime.timedelta(milliseconds=1))
     if time_ms < 0:
         raise WrongValueError("is before 1970")
@@ -51,22 +51,22 @@ def _timestamp(value: str) -> int:
 
 
 def _name_list(value: str) -> tuple[str, ...]:
-    """Names between commas; blanks around them do not count."""
+    """Names, separated by commas. Blanks around them are ignored."""
     names = tuple(name.strip() for name in value.split(","))
     if not all(names):
-        raise WrongValueError("must be names with commas between them, none of them empty")
+        raise WrongValueError("must be names separated by commas, none of them empty")
     _check_list(names)
     return names
 
 
 def _ledger_list(value: str) -> tuple[int, ...]:
-    """Ledger ids between commas."""
+    """Ledger ids, separated by commas."""
     try:
         ids = tuple(int(one) for one in value.split(","))
     except ValueError:
-        raise WrongValueError("must be ledger ids with commas between them") from None
+        raise WrongValueError("must be ledger ids separated by commas") from None
     if not all(0 <= one <= MAX_LONG for one in ids):
-        raise WrongValueError(f"holds an id that is not within 0 and {MAX_LONG}")
+        raise WrongValueError(f"has an id that is not from 0 to {MAX_LONG}")
     _check_list(ids)
     return ids
 
