@@ -22,3 +22,11 @@ def test_every_path_that_a_page_names_is_there(page: str) -> None:
 
 def test_what_is_to_come_is_not_there_yet() -> None:
     assert [path for path in TO_COME if (ROOT / path).exists()] == [], "built: say so in CONTRIBUTING.md"
+
+
+def test_the_index_for_newcomers_names_every_page() -> None:
+    """The site has an index of its own, docs/index.rst, which Sphinx checks."""
+    linked = {*re.findall(r"\]\(([\w./-]+)\)", (ROOT / "docs" / "README.md").read_text("utf-8"))}
+    pages = {path.name for path in (ROOT / "docs").iterdir() if path.suffix in {".md", ".rst"}}
+    assert pages - linked == {"README.md", "index.rst"}
+    assert [link for link in linked if not (ROOT / "docs" / link).exists()] == []
