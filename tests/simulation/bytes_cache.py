@@ -54,8 +54,15 @@ class ForceSeen:
     """Sync what you took."""
 
 
+@dataclass(frozen=True, slots=True)
+class PollSeen:
+    """Tell when your last add confirmed is above ``previous_lac``."""
+
+    previous_lac: int
+
+
 @lru_cache(200_000)
-def request_in(frame: bytes) -> AddSeen | ReadSeen | ForceSeen:
+def request_in(frame: bytes) -> AddSeen | ReadSeen | ForceSeen | PollSeen:
     """The request in a frame (with its length prefix)."""
     if wire_v3.is_v3(frame[4:]):
         return _request_v3(wire_v3.parse_request(frame[4:]))
@@ -70,8 +77,11 @@ def request_in(frame: bytes) -> AddSeen | ReadSeen | ForceSeen:
     return ReadSeen(int(request.entry_ids[0]), fencing)
 
 
-def _request_v3(request: pb.Request) -> AddSeen | ForceSeen:
-    """Only deferred sync needs v3 here."""
+def _request_v3(request: pb.Request) -> AddSeen | ForceSeen | PollSeen:
+    """Only deferred sync and long polls need v3 here."""
+    if request.HasField("readRequest"):
+        assert request.readRequest.ledgerId == LEDGER
+        return PollSeen(request.readRequest.previousLAC)
     if request.HasField("forceLedgerRequest"):
         assert request.forceLedgerRequest.ledgerId == LEDGER
         return ForceSeen()
@@ -133,6 +143,38 @@ def force_answer() -> bytes:
     body = pb.ForceLedgerResponse(status=pb.EOK, ledgerId=LEDGER)
     header = wire_v3.request_header(pb.FORCE_LEDGER, 1)
     return frame_of(pb.Response(header=header, status=pb.EOK, forceLedgerResponse=body).SerializeToString())
+
+
+@lru_cache(200_000)
+def poll_request(previous_lac: int, wait_ms: int) -> bytes:
+    return wire_v3.long_poll_request(1, LEDGER, previous_lac, wait_ms)
+
+
+@lru_cache(200_000)
+def poll_answer(code: Code, max_lac: int | None) -> bytes:
+    status = pb.StatusCode.Name(code.v3)
+    body = pb.ReadResponse(status=status, ledgerId=LEDGER, entryId=-1)
+    if max_lac is not None:
+        body.maxLAC = max_lac
+    header = wire_v3.request_header(pb.READ_ENTRY, 1)
+    return frame_of(pb.Response(header=header, status=status, readResponse=body).SerializeToString())
+
+
+@lru_cache(200_000)
+def poll_answer_in(frame: bytes) -> wire_v3.LongPollAnswer:
+    return wire_v3.long_poll_answer(wire_v3.parse_response(frame[4:]))
+
+
+def lac_in(stored: bytes) -> int:
+    """The last add confirmed in an entry's header."""
+    return int(ENTRY_HEADER.unpack_from(stored)[2])
+
+
+@lru_cache(200_000)
+def with_lac(stored: bytes, last_add_confirmed: int) -> bytes:
+    """The entry with another last add confirmed in its header. Its digest, where it has one, is wrong."""
+    ledger_id, entry_id, _, length = ENTRY_HEADER.unpack_from(stored)
+    return ENTRY_HEADER.pack(ledger_id, entry_id, last_add_confirmed, length) + stored[ENTRY_HEADER.size :]
 
 
 @lru_cache(200_000)

@@ -15,7 +15,10 @@ label                         event
 ``answer cas zk→w``           its result is known
 ``choose w b4``               replacements for failed bookies are chosen (``choose w none``)
 ``retry w b2``                what a busy bookie refused is sent again
-``slow b2→rd1``               a reader finds that a read takes long
+``slow b2→rd1``               a reader finds that a read, or a poll, takes long
+``nap t1``                    a pause of a client ends
+``expire b2→t1``              a bookie has held a poll for as long as it was asked to
+``changed zk→t1``             who watches the metadata hears that they changed
 ``append w 2``, ``crash b1``  somebody decides something (see the parts for their commands)
 ============================= ==============================================================
 
@@ -203,6 +206,52 @@ class Slow:
 
 
 @dataclass(frozen=True, slots=True)
+class Nap:
+    """A client pauses. What it waits for may take for ever, so a nap that is under way does not count as unrest."""
+
+    actor: str
+    tag: tuple[str | int, ...]
+
+    @property
+    def target(self) -> str:
+        return self.actor
+
+    @property
+    def label(self) -> str:
+        return f"nap {self.actor}"
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """A poll was held for long enough."""
+
+    poll: Request
+
+    @property
+    def target(self) -> str:
+        return self.poll.bookie
+
+    @property
+    def label(self) -> str:
+        return f"expire {self.poll.bookie}→{self.poll.actor}"
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The metadata that ``actor`` watches have changed. A watch fires once."""
+
+    actor: str
+
+    @property
+    def target(self) -> str:
+        return self.actor
+
+    @property
+    def label(self) -> str:
+        return f"changed {STORE}→{self.actor}"
+
+
+@dataclass(frozen=True, slots=True)
 class Command:
     """Somebody outside decides something about the part ``target``."""
 
@@ -215,7 +264,7 @@ class Command:
         return " ".join([self.verb, self.target, *map(str, self.arguments)])
 
 
-Event = Request | Answer | MetaCall | MetaReply | Sync | Choose | Retry | Slow | Command
+Event = Request | Answer | MetaCall | MetaReply | Sync | Choose | Retry | Slow | Nap | Expire | Changed | Command
 
 
 def label_of(event: Event, way: Way) -> str:
@@ -273,6 +322,11 @@ class Saw:
     actor: str
     entry_id: int
     payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Followed(Saw):
+    """The same by a tail: each entry once, in order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Random histories of one ledger, each told by its seed.
 
-A history has a writer, up to three recoverers, up to two readers, a worker that replicates anew, and bookies;
+A history has a writer, up to three recoverers, up to two readers, a tail, a worker that replicates anew, and bookies;
 it draws what they do, what fails and how often, and then, step by step, which pending event happens next. At
 the end, or in the middle of things, everything heals (*liveness*): what is pending must come to its end, the
 ledger must be closed, and all of it be readable.
@@ -25,8 +25,10 @@ from tests.simulation.events import (
     Choose,
     Command,
     Event,
+    Expire,
     MetaCall,
     MetaReply,
+    Nap,
     Request,
     Slow,
     Way,
@@ -35,6 +37,7 @@ from tests.simulation.invariants import InvariantError
 from tests.simulation.readers import ReaderActor, ReplicationActor
 from tests.simulation.recoverers import RecoveryActor
 from tests.simulation.servers import ModelBookie
+from tests.simulation.tails import TailActor
 from tests.simulation.world import LINKS, World
 from tests.simulation.writers import Actor, WriterActor
 from tests.support.ledgers import ledger
@@ -63,6 +66,7 @@ class Cast:
     publish: bool = True
     deferred_sync: bool | None = None
     recovery: type[RecoveryActor] = RecoveryActor
+    tail: type[TailActor] = TailActor
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,7 @@ class Result:
     steps: int = 0
     acknowledged: int = 0
     read: int = 0
+    followed: int = 0
     ensemble_changes: int = 0
     recovered: int = 0
     faults: int = 0
@@ -94,7 +99,8 @@ class Result:
     def __str__(self) -> str:
         return (
             f"{self.steps} steps, {self.faults} messages lost, refused or doubled; {self.acknowledged} entries "
-            f"acknowledged, {self.read} read, {self.ensemble_changes} ensemble changes, {self.recovered} recoveries"
+            f"acknowledged, {self.read} read, "
+            f"{self.followed} followed, {self.ensemble_changes} ensemble changes, {self.recovered} recoveries"
         )
 
 
@@ -105,6 +111,7 @@ class RandomWorld(World):
         self.random = random
         self.weather = weather
         self.slow: list[Event] = []
+        self.naps: list[Event] = []
         self.steps = self.faults = 0
         self.healed = False
         super().__init__(metadata, bookies)
@@ -117,6 +124,8 @@ class RandomWorld(World):
             bag = slow if slow and (not pending or chance() < 0.01) else pending
             if not bag:
                 return True
+            if self.naps and chance() < 0.05:
+                bag = self.naps
             self.steps += 1
             index = int(chance() * len(bag))
             event = bag[index]
@@ -134,7 +143,10 @@ class RandomWorld(World):
         return not self.pending and not self.slow
 
     def post(self, event: Event) -> None:
-        if isinstance(event, Slow) and self.random.random() < 0.8:
+        if isinstance(event, Nap):
+            self.naps.append(event)
+            return
+        if isinstance(event, Slow | Expire) and self.random.random() < 0.8:
             return
         slowness = self.weather.slowness
         (self.slow if slowness and self.random.random() < slowness else self.pending).append(event)
@@ -142,11 +154,18 @@ class RandomWorld(World):
     def forget(self, actor: str) -> None:
         super().forget(actor)
         self.slow = list(self.unawaited(actor, self.slow))
+        self.naps = list(self.unawaited(actor, self.naps))
 
     def withdraw(self, event: Event) -> None:
         super().withdraw(event)
-        if event in self.slow:
-            self.slow.remove(event)
+        for bag in (self.slow, self.naps):
+            if event in bag:
+                bag.remove(event)
+
+    def wake(self) -> None:
+        """All naps end."""
+        naps, self.naps = self.naps, []
+        self.pending += naps
 
     def heal(self) -> None:
         """Faults end; what went wrong stays wrong (lost disks, failed clients)."""
@@ -253,6 +272,25 @@ class History:
         self._live()
         return self._result()
 
+    def play_a_chase(self) -> Result:
+        """A writer whose bookies fail and boast, and two tails after it: where broken rules of tails show most
+        often."""
+        self.world.weather = Weather(loss=0.05, slowness=0.2)
+        bookies = [bookie.name for bookie in self.world.bookies]
+        for _ in range(5):
+            self._post("append", "w", 1)
+        for _ in range(2):
+            self._join("t", self.cast.tail)
+        for bookie in self.random.sample(bookies, 2):
+            self._post_a_boast(bookie)
+        for bookie in self.random.choices(bookies, k=2):
+            self._post("crash", bookie)
+            self._post("restart", bookie)
+        if not self.world.run(MOST_STEPS):
+            raise InvariantError("the history does not come to rest")
+        self._live()
+        return self._result()
+
     # --- what happens ---
 
     def _draw_metadata(self, digest_type: DigestType) -> LedgerMetadata:
@@ -289,6 +327,8 @@ class History:
                 self._post("kill", recoverer.name)
         for _ in range(random.choice([0, 0, 1, 2])):
             self._join("q", ReaderActor, random.randint(1, 3))
+        for _ in range(random.choice([0, 0, 1])):
+            self._join("t", self.cast.tail, *random.choice([(), (), (), (0,)]))
         for _ in range(random.choice([0, 0, 0, 0, 1])):
             index = random.randrange(self.quorum.ensemble_size)
             self._join("c", ReplicationActor, random.choice([0, 0, 1]), index, random.choice(bookies))
@@ -309,9 +349,16 @@ class History:
             if kind == "wipe" and random.random() < 0.5:
                 self._post("force", bookie)
         if random.random() < 0.1:
+            self._post_a_boast(random.choice(bookies))
+        if random.random() < 0.1:
             self._post("collect", random.choice(bookies))
         if random.random() < 0.3:
             self._post("renew", "w")
+
+    def _post_a_boast(self, bookie: str) -> None:
+        """Without a digest nobody could tell a lie from the truth."""
+        verb = "boast" if self.world.metadata.digest_type is DigestType.DUMMY else "lie"
+        self._post(verb, bookie, self.random.randint(1, 3))
 
     def _draw_link(self, bookies: list[str]) -> tuple[str, str]:
         actor = self.random.choice(self.actors).name
@@ -327,8 +374,9 @@ class History:
             world.command("renew", "w")
         self._come_to_rest()
         for actor in self.actors:
-            if actor is not self.writer and not actor.ended and actor.started:
+            if not isinstance(actor, WriterActor | TailActor) and not actor.ended and actor.started:
                 raise InvariantError(f"{actor.name} does not end although nothing fails any more")
+        self._tails_must_have_caught_up()
         machine = self.writer.pipeline.machine
         if not self.writer.ended and machine.pending_entries:
             raise InvariantError("the writer's entries are not acknowledged although nothing fails any more")
@@ -343,6 +391,38 @@ class History:
         self._must_be_done(self._join("q", ReaderActor))
         if world.watch.seen != world.metadata.last_entry_id:
             raise InvariantError(f"a reader sees entries up to {world.watch.seen} of {world.metadata.last_entry_id}")
+
+        self._tails_must_be_done()
+
+    def _tails_must_have_caught_up(self) -> None:
+        """Tails that wait have heard what every honest bookie of the last ensemble can tell."""
+        world = self.world
+        # A nap's end may lead to another round of polls, and those to another nap.
+        self._wake(times=3)
+        metadata = world.metadata
+        if metadata.state is not LedgerState.OPEN:
+            return
+        ensemble = [world.bookie(name) for name in metadata.last_segment.ensemble]
+        told = min((bookie.last_add_confirmed for bookie in ensemble if not bookie.lies), default=-1)
+        for actor in self.actors:
+            if isinstance(actor, TailActor) and actor.tail is not None and not actor.ended:
+                heard = actor.tail.machine.last_add_confirmed
+                if heard < told or world.watch.followed.get(actor.name, 0) <= heard:
+                    raise InvariantError(f"{actor.name} follows up to {heard}, and every bookie can tell {told}")
+
+    def _tails_must_be_done(self) -> None:
+        self._wake(times=10)
+        for actor in self.actors:
+            if isinstance(actor, TailActor) and actor.started and actor.outcome not in ("done", "waited", "killed"):
+                end = actor.outcome or "nothing"
+                raise InvariantError(f"{actor.name} ends with {end}, the ledger is closed and nothing fails any more")
+
+    def _wake(self, times: int) -> None:
+        for _ in range(times):
+            if not self.world.naps:
+                return
+            self.world.wake()
+            self._come_to_rest()
 
     def _come_to_rest(self) -> None:
         if not self.world.run(MOST_STEPS):
@@ -359,6 +439,7 @@ class History:
             steps=world.steps,
             acknowledged=world.watch.acknowledged + 1,
             read=world.watch.seen + 1,
+            followed=sum(world.watch.followed.values()),
             ensemble_changes=len(world.metadata.segments) - 1,
             recovered=sum(isinstance(actor, RecoveryActor) and actor.outcome == "done" for actor in self.actors),
             faults=world.faults,

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import cast
 
-from tests.simulation.bytes_cache import ForceSeen, ReadSeen, request_in
+from tests.simulation.bytes_cache import ForceSeen, PollSeen, ReadSeen, request_in
 from tests.simulation.events import Answer, Effect, Event, MetaReply, Observation, Request, Way, Withdraw
 from tests.simulation.recoverers import RecoveryActor
 from tests.simulation.servers import ModelBookie
@@ -158,7 +158,7 @@ def _changes_nothing(request: Request, bookie: ModelBookie) -> bool:
     seen = request_in(request.frame)
     if isinstance(seen, ReadSeen):
         return bookie.fenced_on_disk or not seen.fencing
-    if isinstance(seen, ForceSeen):
+    if isinstance(seen, ForceSeen | PollSeen):
         return False
     if not seen.recovery:
         return bookie.fenced_on_disk

@@ -4,6 +4,8 @@
   readers, but for disks that were lost (fewer than an ack quorum: drivers see to that).
 * So does every entry of a closed ledger. Its end and its length never change; no writer is acknowledged past
   the end; no reader was given an entry past it; no bookie tells readers of one.
+* No reader is given an entry that is neither acknowledged nor in a closed ledger. A tail gives each entry once, in
+  order, and ends as done with the last entry of a closed ledger only.
 * Entries are acknowledged in order. What bookies store, and what readers see, is what was appended.
 """
 
@@ -16,7 +18,7 @@ from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.entries.entry import Entry
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
 from tests.simulation.bytes_cache import entry_in, length_of, metadata_in
-from tests.simulation.events import Acknowledged, Ended, Forgot, MetadataChanged, Saw, Stored
+from tests.simulation.events import Acknowledged, Ended, Followed, Forgot, MetadataChanged, Saw, Stored
 from tests.support.ledgers import payload_of
 
 if TYPE_CHECKING:
@@ -28,13 +30,15 @@ class InvariantError(AssertionError):
 
 
 class Watch:
-    """Sees what happens in a world. Its own state is two numbers."""
+    """Sees what happens in a world. Its own state is small."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         #: The highest entry that the writer's user was told to be safe, and that a reader was given.
         self.acknowledged = -1
         self.seen = -1
+        #: The next entry of each tail.
+        self.followed: dict[str, int] = {}
 
     def on_acknowledged(self, effect: Acknowledged) -> None:
         before, self.acknowledged = self.acknowledged, effect.last_add_confirmed
@@ -72,7 +76,17 @@ class Watch:
         self.seen = max(self.seen, effect.entry_id)
         if effect.payload != payload_of(effect.entry_id):
             raise InvariantError(f"{effect.actor} read {effect.payload!r} as entry {effect.entry_id}")
-        self._check_end(self._world.metadata)
+        metadata = self._world.metadata
+        self._check_end(metadata)
+        if effect.entry_id > max(self.acknowledged, metadata.last_entry_id):
+            raise InvariantError(f"{effect.actor} was given entry {effect.entry_id}, which is not confirmed")
+
+    def on_followed(self, effect: Followed) -> None:
+        expected = self.followed.get(effect.actor, 0)
+        if effect.entry_id != expected:
+            raise InvariantError(f"{effect.actor} gave entry {effect.entry_id}, not {expected}")
+        self.followed[effect.actor] = expected + 1
+        self.on_saw(effect)
 
     def on_ended(self, effect: Ended) -> None:
         if effect.last_entry_id is None:
@@ -80,6 +94,8 @@ class Watch:
         metadata = self._world.metadata
         if metadata.state is not LedgerState.CLOSED or metadata.last_entry_id != effect.last_entry_id:
             raise InvariantError(f"{effect.actor} takes the ledger to be closed at {effect.last_entry_id}")
+        if self.followed.get(effect.actor, effect.last_entry_id + 1) != effect.last_entry_id + 1:
+            raise InvariantError(f"{effect.actor} ended before entry {self.followed[effect.actor]}")
 
     def _check_end(self, metadata: LedgerMetadata) -> None:
         if metadata.state is not LedgerState.CLOSED:

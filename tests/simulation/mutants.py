@@ -6,13 +6,21 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from unittest.mock import patch
 
-from bk_spark.protocol.codes import FlagV2
-from bk_spark.protocol.ledger import recovery
+from bk_spark.protocol.codes import Code, FlagV2
+from bk_spark.protocol.ledger import lac, recovery, tail
+from bk_spark.protocol.ledger.lac import LacAnswer
+from bk_spark.protocol.ledger.ledger_view import LedgerKey
+from bk_spark.protocol.ledger.read_actions import LacTold, MetadataChanged
 from bk_spark.protocol.ledger.recovery import LedgerRecovery, RecoveryState
+from bk_spark.protocol.ledger.tail import Event, LedgerTail
+from bk_spark.protocol.machine import Succeeded
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Answer, Quorum
+from tests.simulation.bytes_cache import lac_in
 from tests.simulation.events import Effect
 from tests.simulation.recoverers import RecoveryActor
 from tests.simulation.servers import ModelBookie
+from tests.simulation.tails import TailActor
 
 
 class ReadsDoNotFence(RecoveryActor):
@@ -72,3 +80,111 @@ def let_forces_go_over_any_connection(stack: ExitStack) -> None:
         return effects
 
     stack.enter_context(patch.object(ModelBookie, "_crash", unnoticed))
+
+
+# --- tails ------------------------------------------------------------------------------------------
+
+
+class _TakesPollsAtTheirWord(LedgerTail):
+    def _on_poll_answered(self, request_id: int, code: Code, max_lac: int | None) -> None:
+        if code is Code.OK and max_lac is not None:
+            self._hear(max_lac)
+        super()._on_poll_answered(request_id, code, -1)
+
+
+class TakesPollsAtTheirWord(TailActor):
+    """What a bookie claims counts as confirmed, without proof."""
+
+    machine_class = _TakesPollsAtTheirWord
+
+
+class _EndsWhereItHasCaughtUp(LedgerTail):
+    def _poll(self, metadata: LedgerMetadata) -> None:
+        self._end(Succeeded(None))
+
+
+class EndsWhereItHasCaughtUp(TailActor):
+    """It ends though the ledger is open."""
+
+    machine_class = _EndsWhereItHasCaughtUp
+
+
+class _ReadsBeyondTheLac(LedgerTail):
+    def _hear(self, last_add_confirmed: int) -> None:
+        super()._hear(last_add_confirmed + (last_add_confirmed > self.last_add_confirmed))
+
+
+class ReadsBeyondTheLac(TailActor):
+    """What a bookie gives as its last entry counts as confirmed, not what that entry tells."""
+
+    machine_class = _ReadsBeyondTheLac
+
+
+class _KeepsPollsOfOldFragments(LedgerTail):
+    def _stop_polls(self, keep: tuple[str, ...] = ()) -> None:
+        if not keep:
+            super()._stop_polls()
+
+
+class KeepsPollsOfOldFragments(TailActor):
+    """It goes on waiting for a bookie that was replaced."""
+
+    machine_class = _KeepsPollsOfOldFragments
+
+
+class _ReadsAFailedRangeAgain(LedgerTail):
+    def _on_range_failed(self, error: Exception) -> None:
+        self.next_entry_id = max(0, self.next_entry_id - 1)
+        super()._on_range_failed(error)
+
+
+class ReadsAFailedRangeAgain(TailActor):
+    """After a failure it goes back by an entry."""
+
+    machine_class = _ReadsAFailedRangeAgain
+
+
+class _ReadsMetadataOnce(LedgerTail):
+    def handle(self, event: Event) -> None:
+        if not isinstance(event, MetadataChanged):
+            super().handle(event)
+
+
+class ReadsMetadataOnce(TailActor):
+    """It does not look at the metadata again when they change."""
+
+    machine_class = _ReadsMetadataOnce
+
+
+class _GivesUpNothing(LedgerTail):
+    def _on_metadata_failed(self, error: Exception) -> None:
+        """It waits for an answer that has come."""
+
+
+class WaitsForMetadataForEver(TailActor):
+    """Metadata that could not be read are not read again."""
+
+    machine_class = _GivesUpNothing
+
+
+def let_tails_trust_any_digest(stack: ExitStack) -> None:
+    """While ``stack`` is open a LAC counts though its digest is wrong."""
+
+    def trusting(ledger: LedgerKey, told: LacTold) -> LacAnswer:
+        if told.code is not Code.OK or told.last_entry is None:
+            return understand(ledger, told)
+        return LacAnswer(Answer.PRESENT, lac_in(told.last_entry))
+
+    understand = lac.understand
+    stack.enter_context(patch.object(tail, "understand", trusting))
+
+
+def let_watches_be_forgotten(stack: ExitStack) -> None:
+    """While ``stack`` is open a change that comes while the metadata are being read is not looked at."""
+    handle = LedgerTail.handle
+
+    def forgetful(machine: LedgerTail, event: Event) -> None:
+        if not (isinstance(event, MetadataChanged) and machine._refreshing):
+            handle(machine, event)
+
+    stack.enter_context(patch.object(LedgerTail, "handle", forgetful))

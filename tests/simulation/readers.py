@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Final
 
 from bk_spark.protocol.codes import LAST_ENTRY, Code, DigestType, FlagV2
@@ -22,7 +23,7 @@ from bk_spark.protocol.ledger.read_actions import (
 )
 from bk_spark.protocol.ledger.read_settings import ReadSettings
 from bk_spark.protocol.ledger.reader import RangeReader
-from bk_spark.protocol.machine import EndedBy, Machine, StartTimer, StopRequest, Succeeded, TimerFired
+from bk_spark.protocol.machine import EndedBy, Machine, StartTimer, StopRequest, StopTimer, Succeeded, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment, encode
 from bk_spark.protocol.wire.answers_v2 import AddAnswers, ReadAnswer
 from tests.simulation.bytes_cache import (
@@ -73,11 +74,11 @@ class ReadRunner:
     def on(self, event: Event) -> None:
         """Tell the machine. :meth:`run` must follow."""
         match event:
-            case Slow(tag=(_, _, request_id)):
-                self.machine.handle(TimerFired(("slow", request_id)))
+            case Slow(tag=(kind, _, request_id)):
+                self.machine.handle(TimerFired((kind, request_id)))
             case Answer(tag=("lac", _, request_id)):
                 self._requests.pop(request_id, None)
-                self.machine.handle(_broken(request_id) if event.frame is None else lac_told(request_id, event.frame))
+                self.machine.handle(broken(request_id) if event.frame is None else lac_told(request_id, event.frame))
             case Answer(tag=("get", _, request_id, int(entry_id))):
                 self._on_entry(request_id, entry_id, event.frame)
             case MetaReply():
@@ -91,6 +92,8 @@ class ReadRunner:
 
     def perform(self, action: Any, out: list[Effect]) -> None:
         match action:
+            case StopTimer():
+                pass
             case ReadEntries(request_id, bookie, entry_ids):
                 self._requests[request_id] = _Reads(bookie, entry_ids)
                 for entry_id in entry_ids:
@@ -99,7 +102,7 @@ class ReadRunner:
                     out.append(Request(self.actor, bookie, f"get {entry_id}", tag, frame))
             case AskLac(request_id, bookie):
                 assert isinstance(request_id, int | str)
-                self._requests[request_id] = bookie
+                self.asked(request_id, bookie)
                 frame = read_request(LAST_ENTRY, FlagV2.NONE)
                 out.append(Request(self.actor, bookie, "lac", ("lac", self.number, request_id), frame))
             case ReadMetadata():
@@ -111,6 +114,9 @@ class ReadRunner:
             case StopRequest(request_id):
                 self._requests.pop(request_id, None)
 
+    def asked(self, request_id: Hashable, bookie: str) -> None:
+        self._requests[request_id] = bookie
+
     def bookie_of(self, request_id: Hashable) -> str:
         asked = self._requests[request_id]
         return asked if isinstance(asked, str) else asked.bookie_id
@@ -121,7 +127,7 @@ class ReadRunner:
             return
         if frame is None:
             del self._requests[request_id]
-            self.machine.handle(_broken(request_id))
+            self.machine.handle(broken(request_id))
             return
         answer = answer_in(frame)
         assert isinstance(answer, ReadAnswer)
@@ -249,10 +255,15 @@ def lac_told(request_id: int | str, frame: bytes) -> LacTold:
 
 def key_of(metadata: LedgerMetadata) -> LedgerKey:
     assert isinstance(metadata.digest_type, DigestType)
-    return LedgerKey(LEDGER, metadata.digest_type, digest_function(metadata.digest_type, PASSWORD))
+    return _key(metadata.digest_type)
 
 
-def _broken(request_id: int | str) -> RequestFailed:
+@cache
+def _key(digest_type: DigestType) -> LedgerKey:
+    return LedgerKey(LEDGER, digest_type, digest_function(digest_type, PASSWORD))
+
+
+def broken(request_id: int | str) -> RequestFailed:
     return RequestFailed(request_id, BookieUnavailableError("broke"))
 
 

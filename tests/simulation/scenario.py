@@ -47,9 +47,11 @@ from tests.simulation.events import (
     Effect,
     Ended,
     Event,
+    Expire,
     MetaCall,
     MetadataChanged,
     MetaReply,
+    Nap,
     Request,
     Retry,
     Saw,
@@ -144,7 +146,7 @@ class ToldWorld(World):
 
     def _may_run(self, event: Event, actor: str, servers: frozenset[str]) -> bool:
         match event:
-            case Slow() | Command():
+            case Slow() | Nap() | Expire() | Command():
                 return False
             case Sync(bookie):
                 waiting = self.bookie(bookie).waiting

@@ -6,20 +6,26 @@ from bk_spark.protocol.codes import LAST_ENTRY, Code, OpV2
 from tests.simulation.bytes_cache import (
     AddSeen,
     ForceSeen,
+    PollSeen,
     ReadSeen,
     code_answer,
     deferred_answer,
     entry_answer,
     force_answer,
+    lac_in,
+    poll_answer,
     request_in,
+    with_lac,
 )
 from tests.simulation.events import (
     REFUSE,
     STORE,
     Answer,
+    Changed,
     Command,
     Effect,
     Event,
+    Expire,
     Forgot,
     MetaCall,
     MetadataChanged,
@@ -39,7 +45,9 @@ class ModelBookie:
     Commands: ``crash``, ``restart``; ``wipe`` (crash, and the disk is empty: the cookie check lets it start no
     more), ``force 0|1`` (it starts all the same, in limbo if 1); ``forget <entries…>`` (crash of a bookie that
     answers before its journal is synced: it lost these, and will start in limbo); ``flip <entry>`` (bytes of an
-    entry are damaged); ``drop <entries…>`` (garbage collection of what it need not hold any more); ``sync at once``.
+    entry are damaged); ``drop <entries…>`` (garbage collection of what it need not hold any more); ``sync at once``;
+    ``boast <entries>`` (it claims to polls that so many more entries are confirmed); ``lie <entries>`` (it also puts
+    that into entries that it gives as its last: only where their digests prove it wrong).
     """
 
     def __init__(self, name: str) -> None:
@@ -61,6 +69,9 @@ class ModelBookie:
         self.syncs_at_once = False
         #: Requests that wait for a sync, each with its answer.
         self.waiting: list[tuple[Request, bytes]] = []
+        #: Long polls that wait for news.
+        self.polls: list[Request] = []
+        self.boasts = self.lies = 0
 
     def hold(self, entry_id: int, stored: bytes) -> None:
         """It holds the entry from the beginning."""
@@ -95,6 +106,8 @@ class ModelBookie:
             return self._request(event, way)
         if isinstance(event, Sync):
             return self._sync()
+        if isinstance(event, Expire):
+            return self._answer_polls([event.poll])
         assert isinstance(event, Command)
         return self._command(event)
 
@@ -109,13 +122,41 @@ class ModelBookie:
             return self._add(request, seen, way)
         if isinstance(seen, ForceSeen):
             return self._wait(request, force_answer())
+        if isinstance(seen, PollSeen):
+            return self._poll(request, seen)
         if way == REFUSE:
             return _answer(request, code_answer(OpV2.READ, seen.entry_id, Code.TOO_MANY_REQUESTS))
+        woken = self._answer_polls(self.polls) if seen.fencing else []
         self.fenced |= seen.fencing
         answer = self._read(seen)
         if seen.fencing and not self.fenced_on_disk:
-            return self._wait(request, answer)
-        return _answer(request, answer)
+            return [*self._wait(request, answer), *woken]
+        return [*_answer(request, answer), *woken]
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """As far as its entries tell."""
+        return max(map(lac_in, self.memory.values()), default=-1)
+
+    def _poll(self, request: Request, seen: PollSeen) -> list[Effect]:
+        if not self.memory:
+            return _answer(request, poll_answer(Code.UNKNOWN_LEDGER_STATE if self.limbo else Code.NO_LEDGER, None))
+        self.polls.append(request)
+        if self.fenced or self.last_add_confirmed + self.boasts > seen.previous_lac:
+            return self._answer_polls([request])
+        return [Expire(request)]
+
+    def _answer_polls(self, polls: list[Request]) -> list[Effect]:
+        """Those of them that are still held."""
+        answered = [poll for poll in polls if poll in self.polls]
+        self.polls = [poll for poll in self.polls if poll not in answered]
+        answer = poll_answer(Code.OK, self.last_add_confirmed + self.boasts) if answered else b""
+        return [effect for poll in answered for effect in _answer(poll, answer)]
+
+    def _news(self) -> list[Effect]:
+        """Answers the polls that an add brings news for."""
+        lac = self.last_add_confirmed + self.boasts
+        return self._answer_polls([poll for poll in self.polls if previous_lac_of(poll) < lac])
 
     def _add(self, request: Request, seen: AddSeen, way: Way) -> list[Effect]:
         def answer(code: Code) -> bytes:
@@ -127,11 +168,13 @@ class ModelBookie:
             return _answer(request, answer(Code.TOO_MANY_REQUESTS))
         self.memory[seen.entry_id] = seen.stored
         self.damaged -= {seen.entry_id}
-        stored = Stored(self.name, seen.entry_id, seen.stored)
+        stored: list[Effect] = [Stored(self.name, seen.entry_id, seen.stored)]
+        if self.polls:
+            stored += self._news()
         if not seen.deferred:
-            return [stored, *self._wait(request, answer(Code.OK))]
+            return [*stored, *self._wait(request, answer(Code.OK))]
         self.deferred |= {request.actor}
-        return [stored, *_answer(request, answer(Code.OK)), *self._wait(request.unawaited(), b"")]
+        return [*stored, *_answer(request, answer(Code.OK)), *self._wait(request.unawaited(), b"")]
 
     def _read(self, seen: ReadSeen) -> bytes:
         asked = seen.entry_id
@@ -143,6 +186,8 @@ class ModelBookie:
             return code_answer(OpV2.READ, asked, Code.UNKNOWN_LEDGER_STATE)
         if stored is None:
             return code_answer(OpV2.READ, asked, Code.NO_ENTRY)
+        if self.lies and asked == LAST_ENTRY and not seen.fencing:
+            stored = with_lac(stored, self.last_add_confirmed + self.lies)
         return entry_answer(asked, stored)
 
     def _wait(self, request: Request, answer: bytes) -> list[Effect]:
@@ -181,6 +226,10 @@ class ModelBookie:
                 self.disk = {entry: stored for entry, stored in self.disk.items() if entry not in gone}
                 self.limbo = self.fenced_on_disk = True
                 return [*effects, Forgot(self.name)]
+            case "boast":
+                self.boasts = int(command.arguments[0])
+            case "lie":
+                self.boasts = self.lies = int(command.arguments[0])
             case "force":
                 self.limbo = bool(command.arguments[0])
                 self.fenced_on_disk |= self.limbo
@@ -204,7 +253,9 @@ class ModelBookie:
         self.broken |= self.deferred
         self.deferred = frozenset()
         waiting, self.waiting = self.waiting, []
-        broken: list[Effect] = [request.answer(None) for request, _ in waiting if not request.late]
+        polls, self.polls = self.polls, []
+        asked = [*polls, *(request for request, _ in waiting)]
+        broken: list[Effect] = [request.answer(None) for request in asked if not request.late]
         return [Withdraw(Sync(self.name)), *broken] if waiting else broken
 
     def _start(self) -> None:
@@ -213,24 +264,34 @@ class ModelBookie:
         self.fenced = self.fenced_on_disk
 
 
+def previous_lac_of(poll: Request) -> int:
+    seen = request_in(poll.frame)
+    assert isinstance(seen, PollSeen)
+    return seen.previous_lac
+
+
 def _answer(request: Request, frame: bytes) -> list[Effect]:
     return [] if request.late else [request.answer(frame)]
 
 
 class ModelStore:
-    """The ledger's znode."""
+    """The ledger's znode. A reading whose tag begins with "watch" also watches it."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.version = 0
+        self.watchers: frozenset[str] = frozenset()
 
     def handle(self, event: Event, way: Way) -> list[Effect]:
         assert isinstance(event, MetaCall)
         effects: list[Effect] = []
         if event.data is None:
+            if event.tag[0] == "watch":
+                self.watchers |= {event.actor}
             reply = event.reply("ok", self.data, self.version)
         elif event.version == self.version:
-            effects.append(MetadataChanged(self.data, event.data))
+            effects += [MetadataChanged(self.data, event.data), *map(Changed, sorted(self.watchers))]
+            self.watchers = frozenset()
             self.data = event.data
             self.version += 1
             reply = event.reply("ok", self.data, self.version)

@@ -17,6 +17,7 @@ from bk_spark.protocol.quorum import Quorum
 from tests.simulation import mutants, runner
 from tests.simulation.histories import Cast, History
 from tests.simulation.invariants import InvariantError
+from tests.simulation.tails import TailActor
 
 HISTORIES = 20_000
 #: In portions, so that a test stays within its time on a busy machine.
@@ -35,9 +36,15 @@ def test_histories(first: int) -> None:
     assert result.steps > 50 * PORTION
     assert result.acknowledged > PORTION
     assert result.read > PORTION
+    assert result.followed > PORTION / 2
     assert result.recovered > PORTION
     assert result.faults > PORTION
     assert result.ensemble_changes > PORTION / 4
+
+
+def test_tails_that_are_chased() -> None:
+    for seed in range(600):
+        History(seed).play_a_chase()
 
 
 def test_a_history_is_told_by_its_seed_alone() -> None:
@@ -53,9 +60,18 @@ def test_a_history_is_told_by_its_seed_alone() -> None:
 @dataclass(frozen=True, slots=True)
 class Mutant:
     cast: Cast = field(default_factory=Cast)
-    quorum: Quorum = field(default_factory=lambda: Quorum(2, 2, 2))
+    #: By chance if None.
+    quorum: Quorum | None = field(default_factory=lambda: Quorum(2, 2, 2))
     breaks: Callable[[ExitStack], None] = lambda stack: None
     play: Callable[[History], object] = History.play_a_race
+
+
+def _tail(kind: type[TailActor]) -> Mutant:
+    return Mutant(Cast(tail=kind), None, play=History.play_a_chase)
+
+
+def _tail_rule(breaks: Callable[[ExitStack], None]) -> Mutant:
+    return Mutant(quorum=None, breaks=breaks, play=History.play_a_chase)
 
 
 MUTANTS = {
@@ -68,6 +84,15 @@ MUTANTS = {
     "forces go over any connection": Mutant(
         Cast(deferred_sync=True), breaks=mutants.let_forces_go_over_any_connection, play=History.play
     ),
+    "a tail takes polls at their word": _tail(mutants.TakesPollsAtTheirWord),
+    "a tail trusts any digest": _tail_rule(mutants.let_tails_trust_any_digest),
+    "a tail reads beyond the LAC": _tail(mutants.ReadsBeyondTheLac),
+    "a tail ends though the ledger is open": _tail(mutants.EndsWhereItHasCaughtUp),
+    "a tail keeps polls of old fragments": _tail(mutants.KeepsPollsOfOldFragments),
+    "a tail reads a failed range again": _tail(mutants.ReadsAFailedRangeAgain),
+    "a tail reads metadata once": _tail(mutants.ReadsMetadataOnce),
+    "a tail waits for metadata for ever": _tail(mutants.WaitsForMetadataForEver),
+    "a tail forgets changes while it reads metadata": _tail_rule(mutants.let_watches_be_forgotten),
 }
 
 
@@ -97,7 +122,7 @@ def test_a_failing_history_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         return False
 
     monkeypatch.setattr(recovery, "covered", nobody_is_covered)
-    summary = runner.play(range(10))
+    summary = runner.play(range(30))
     assert len(summary.failures) == runner.MOST_FAILURES
     told = summary.failures[0]
     seed = told.partition(":")[0].removeprefix("seed ")

@@ -25,6 +25,7 @@ from tests.simulation.events import (
     Effect,
     Ended,
     Event,
+    Followed,
     Forgot,
     MetaCall,
     MetadataChanged,
@@ -48,6 +49,7 @@ _OBSERVE: Final[dict[type, Callable[[Watch, Any], None]]] = {
     Acknowledged: Watch.on_acknowledged,
     MetadataChanged: Watch.on_metadata,
     Saw: Watch.on_saw,
+    Followed: Watch.on_followed,
     Ended: Watch.on_ended,
 }
 Part = ModelBookie | ModelStore | Links | Actor
