@@ -53,8 +53,9 @@ notebooks: $(STAMP)
 	$(BIN)/python notebooks/run.py
 
 # Warnings are errors: a broken link, a page that no index names, a gap in a docstring.
+# -E reads all pages again, because Sphinx does not repeat the warnings of pages that did not change.
 docs: $(STAMP)
-	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
+	$(BIN)/sphinx-build -q -E -W --keep-going docs build/docs
 
 # Spark's classes in an archive of Java's: sessions of tests start in half of the time.
 $(CLASSES): $(STAMP)
