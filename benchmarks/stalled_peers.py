@@ -2,8 +2,14 @@
 
 Steady clients: adds of 1 KiB and of 1 MB, reads of 1 KiB, inquiries that need nothing but the bookie's event loop, and
 reads over a new connection each. A latency counts from when the request was due, so waiting in line counts; what is not
-answered within the window counts with what it has waited. Each attack gets a bookie of its own, which is measured
-first without it. ``--tree`` names another checkout, whose bookie is measured in turn with this one's.
+answered within the window counts with what it has waited.
+
+Each attack gets a bookie of its own, which is measured three times: alone; while the attack goes against another bookie
+on this machine, "elsewhere"; and while it goes against this one, "beside". The attack costs the machine processor time
+wherever it goes. "elsewhere" has that cost and nothing else, so beside/elsewhere is what the bookie lets its clients
+feel, and beside/alone what clients of a bookie feel that shares two cores with its attacker.
+
+``--tree`` names another checkout, whose bookie is measured in turn with this one's.
 """
 
 from __future__ import annotations
@@ -31,6 +37,8 @@ NAME = "stalled_peers"
 _HERE: Final = Path(__file__).parents[1]
 _LEDGER: Final = 77
 _WARM_UP_S: Final = 2.0
+_PAUSE_S: Final = 2.0
+_WINDOWS: Final = ("alone", "elsewhere", "beside")
 #: Whoever waits longer is counted with this.
 _PATIENCE_S: Final = 10.0
 _MEGABYTE: Final = 1_000_000
@@ -116,8 +124,12 @@ def main(arguments: list[str]) -> None:
             for attack in options.attacks:
                 for number in range(rounds):
                     for tree, path in trees.items():
-                        with _bookie(directory / f"{number}-{attack}-{tree}", uri, path) as bookie:
-                            for window, found in _measure(bookie, attack, seconds).items():
+                        name = f"{number}-{attack}-{tree}"
+                        with (
+                            _bookie(directory / name, uri, path) as bookie,
+                            _bookie(directory / f"{name}-other", uri, path) as other,
+                        ):
+                            for window, found in _measure(bookie, other, attack, seconds).items():
                                 for kind, p99_ms in found.items():
                                     p99s_ms[attack, tree, window, kind].append(p99_ms)
                 for tree in trees:
@@ -126,30 +138,37 @@ def main(arguments: list[str]) -> None:
 
 def _tell(attack: str, tree: str, p99s_ms: dict[tuple[str, str, str, str], list[float]]) -> None:
     for kind in _KINDS:
-        alone, beside = (p99s_ms[attack, tree, window, kind] for window in ("alone", "beside"))
+        alone, elsewhere, beside = (p99s_ms[attack, tree, window, kind] for window in _WINDOWS)
         figure(
             NAME,
             f"{attack}.{kind}.p99",
             statistics.median(beside) / statistics.median(alone),
             "ratio",
             tree=tree,
+            to_elsewhere=round(statistics.median(beside) / statistics.median(elsewhere), 2),
             alone_ms=round(statistics.median(alone), 2),
+            elsewhere_ms=round(statistics.median(elsewhere), 2),
             beside_ms=round(statistics.median(beside), 2),
             ratios=[round(b / a, 2) for a, b in zip(alone, beside, strict=True)],
+            ratios_to_elsewhere=[round(b / e, 2) for e, b in zip(elsewhere, beside, strict=True)],
         )
 
 
-def _measure(bookie: BookieProcess, attack: str, seconds: float) -> dict[str, dict[str, float]]:
-    """p99 in ms by window and kind of request."""
-    with Connection(bookie.port) as connection:
-        connection.send(add_frame(_LEDGER, 0, size=_MEGABYTE) + add_frame(_LEDGER, 1, size=1024))
-        for _ in range(2):
-            assert bytes(connection.body()[4:8]) == bytes(4)
-    _window(bookie.port, _WARM_UP_S)
+def _measure(bookie: BookieProcess, other: BookieProcess, attack: str, seconds: float) -> dict[str, dict[str, float]]:
+    """p99 in ms by window and kind of request; ``other`` is attacked in the window "elsewhere"."""
+    for one in (bookie, other):
+        with Connection(one.port) as connection:
+            connection.send(add_frame(_LEDGER, 0, size=_MEGABYTE) + add_frame(_LEDGER, 1, size=1024))
+            for _ in range(2):
+                assert bytes(connection.body()[4:8]) == bytes(4)
+        _window(one.port, _WARM_UP_S)
     alone = _window(bookie.port, seconds)
+    with _attacker(attack, other.port, seconds) as begin:
+        elsewhere = _window(bookie.port, seconds, begin)
+    time.sleep(_PAUSE_S)  # the other one closes what the attacker left
     with _attacker(attack, bookie.port, seconds) as begin:
         beside = _window(bookie.port, seconds, begin)
-    return {"alone": alone, "beside": beside}
+    return {"alone": alone, "elsewhere": elsewhere, "beside": beside}
 
 
 def _window(port: int, seconds: float, begin: Callable[[], None] = lambda: None) -> dict[str, float]:

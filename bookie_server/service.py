@@ -183,6 +183,7 @@ class BookieService:
             disk_space=monitor.space,
             config=parts.net_config(self._config),
             times=self._metrics.requests,
+            on_loop_delay=self._metrics.observe_loop_delay,
         )
 
     def _make_http_servers(self, monitor: DiskMonitor, collector: GarbageCollector) -> list[AdminServer]:

@@ -93,6 +93,7 @@ class BookieMetrics:
         self.registry = Registry()
         self.requests = RequestMetrics(self.registry)
         self._journals: dict[int, JournalMetrics] = {}
+        self._loop_delay = self.registry.summary("bookkeeper_server_loop_delay")
         self._flush = self.registry.summary("bookie_flush")
         self._flush_size = self.registry.summary("bookie_flush_size")
 
@@ -106,6 +107,10 @@ class BookieMetrics:
     def observe_group(self, number: int, stats: GroupStats) -> None:
         """For ``on_group`` of LedgerStorage."""
         self.journal(number).observe(stats)
+
+    def observe_loop_delay(self, seconds: float) -> None:
+        """For ``on_loop_delay`` of NativeServer."""
+        self._loop_delay.observe(seconds * 1000)
 
     def observe_flush(self, seconds: float, entry_bytes: int, ok: bool) -> None:
         """For ``on_flush`` of Flusher."""

@@ -105,6 +105,8 @@ def test_metrics_count_what_was_done(bookie: BookieProcess, admin: Admin) -> Non
     assert after["bookkeeper_server_ADD_ENTRY_IN_PROGRESS"] == 0
     assert after["bookkeeper_server_ADD_ENTRY_REJECTED"] == 0
     assert after["process_resident_memory_bytes"] > 1 << 20
+    admin.until(lambda: admin.metrics()['bookkeeper_server_loop_delay_count{success="true"}'] > 5)
+    assert 0 <= admin.metrics()['bookkeeper_server_loop_delay{success="true",quantile="0.5"}'] < 60_000
     admin.until(lambda: admin.metrics()["bookie_flush_entries"] == 5)
     after = admin.metrics()
     assert after['bookie_flush_size_sum{success="true"}'] == entry_bytes

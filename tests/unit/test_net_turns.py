@@ -17,6 +17,7 @@ from bookie_server.net.common import turns as turns_module
 from bookie_server.net.common.fair_slots import Share
 from bookie_server.net.common.large_frames import LargeFrames
 from bookie_server.net.common.limits import NetConfig
+from bookie_server.net.common.loop_delay import LoopDelay
 from bookie_server.net.common.receiving import CommonBuffer, Receiving
 from bookie_server.net.common.turns import Turns
 from bookie_server.net.native.requests_v2 import RUNS_PER_TURN
@@ -226,5 +227,24 @@ def test_n1_the_kernel_keeps_little_of_what_a_peer_does_not_take() -> None:
             await until(lambda: here.server.load.unsent_bytes > 0)
             await asyncio.sleep(0.2)
             assert bookie.reads == 1
+
+    run(test)
+
+
+def test_the_delay_of_the_event_loop_is_told() -> None:
+    async def test() -> None:
+        seen: list[float] = []
+        delay = LoopDelay(seen.append)
+        delay.start()
+        await until(lambda: len(seen) >= 2)
+        assert min(seen) >= 0
+        seen.clear()
+        work_for(400_000)
+        await until(lambda: len(seen) >= 1)
+        assert max(seen) >= 0.25
+        delay.stop()
+        seen.clear()
+        await asyncio.sleep(0.25)
+        assert not seen
 
     run(test)

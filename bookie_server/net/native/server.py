@@ -22,6 +22,7 @@ from bookie_server.net.common.half_frames import HalfFrames
 from bookie_server.net.common.large_frames import LargeFrames
 from bookie_server.net.common.limits import FEW_CONNECTIONS, NetConfig, NoRequestTimes, RequestTimes, connection_limit
 from bookie_server.net.common.load import Load
+from bookie_server.net.common.loop_delay import LoopDelay
 from bookie_server.net.common.newcomers import Newcomer, Newcomers
 from bookie_server.net.common.receiving import CommonBuffer
 from bookie_server.net.common.turns import Turns
@@ -39,7 +40,8 @@ _TELL_EVERY: Final = 1000
 
 class NativeServer:
     """Serves ``bookie``. ``disk_space()`` gives free and total bytes of the ledgers' disks, None where they are not
-    known; ``times`` is told of each group of requests that was answered."""
+    known; ``times`` is told of each group of requests that was answered, ``on_loop_delay`` by how many seconds the
+    event loop is late."""
 
     def __init__(
         self,
@@ -48,6 +50,7 @@ class NativeServer:
         disk_space: Callable[[], tuple[int, int] | None],
         config: NetConfig,
         times: RequestTimes | None = None,
+        on_loop_delay: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self.bookie = bookie
         self.disk_space = disk_space
@@ -56,6 +59,7 @@ class NativeServer:
         self.load = Load(config, self._load_changed, self._close_stalled, lambda: bookie.excess_bytes)
         bookie.on_room(self.load.look)
         self.turns = Turns()
+        self._loop_delay = LoopDelay(on_loop_delay)
         self.read_slots = FairSlots(config.read_slots)
         self.fences = Fences(bookie)
         #: One list of entries, which may be long, is made at a time.
@@ -92,6 +96,7 @@ class NativeServer:
             )
         self._newcomers = Newcomers(listener, came=self._came, spoke=self._spoke, left=self._connections.remove)
         self._newcomers.start()
+        self._loop_delay.start()
         loop = asyncio.get_running_loop()
         self._look = loop.call_later(_LOOK_INTERVAL_S, self._look_around)
 
@@ -100,6 +105,7 @@ class NativeServer:
         self._ending = True
         if self._look is not None:
             self._look.cancel()
+        self._loop_delay.stop()
         if self._newcomers is not None:
             self._newcomers.close()
         for newcomer in self._connections.newcomers:

@@ -1,0 +1,33 @@
+"""How late the event loop comes to what is due: what every request waits at least."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+_INTERVAL_S: Final = 0.1
+
+
+class LoopDelay:
+    """Tells ``observe`` ten times a second by how many seconds the event loop was late."""
+
+    def __init__(self, observe: Callable[[float], None]) -> None:
+        self._observe = observe
+        self._loop = asyncio.get_running_loop()
+        self._due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Look now and then."""
+        self._due = self._loop.time() + _INTERVAL_S
+        self._timer = self._loop.call_at(self._due, self._look)
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        self._observe(max(0.0, self._loop.time() - self._due))
+        self.start()
