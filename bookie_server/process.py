@@ -83,8 +83,6 @@ def _run(config: BookieConfig, listener: socket.socket) -> int:
             identity = check_cookies(zookeeper, config)
             checked = True
             service = BookieService(config, zookeeper, identity, listener)
-        gc.collect()
-        gc.freeze()  # modules and settings stay: no collection need look through them
         return asyncio.run(service.run(_SIGNALS))
     except StopRequestedError:
         _LOG.info("stopped before the bookie served")
@@ -121,6 +119,8 @@ def _tune_process() -> None:
     are allowed."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     gc.set_threshold(*_COLLECT_AT)
+    gc.collect()
+    gc.freeze()  # the modules stay: no collection need look through them
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with contextlib.suppress(OSError, AttributeError):  # not glibc: its allocator needs no such care
