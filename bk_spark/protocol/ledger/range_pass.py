@@ -24,13 +24,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Final
 
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
 from bk_spark.protocol.entries.entry_block import EntryBlock, verify_records, verify_stored
-from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import (
     AWAY_REMEDY,
     BookieTimeoutError,
@@ -41,6 +39,7 @@ from bk_spark.protocol.errors import (
 )
 from bk_spark.protocol.ledger.lac import NO_ANSWER
 from bk_spark.protocol.ledger.ledger_view import LedgerKey
+from bk_spark.protocol.ledger.range_chunks import Chunk, Part
 from bk_spark.protocol.ledger.read_actions import (
     BatchRead,
     BatchRefused,
@@ -73,44 +72,6 @@ Event = EntriesRead | BatchRead | BatchRefused | RequestFailed | TimerFired
 
 class _LacksEntryError(Exception):
     """The bookie says that it does not have the entry."""
-
-
-@dataclass(slots=True)
-class _Chunk:
-    entry_ids: range
-    number: int
-    open_parts: int = 0
-    answers: list[tuple[range, Payloads]] = field(default_factory=list)
-    #: By the entry that could not be had.
-    errors: dict[int, BookKeeperError] = field(default_factory=dict)
-
-    @property
-    def good_ids(self) -> range:
-        """The entries before the first that could not be had."""
-        return range(self.entry_ids.start, min(self.errors, default=self.entry_ids.stop))
-
-    def block(self, max_lac: int) -> EntryBlock:
-        good = self.good_ids
-        if not self.errors and all(ids.step == 1 for ids, _ in self.answers):
-            return EntryBlock(good.start, Payloads.joined([payloads for _, payloads in self.answers]), max_lac)
-        views: dict[int, memoryview] = {}
-        for entry_ids, payloads in self.answers:
-            views.update(zip(entry_ids, payloads, strict=True))
-        return EntryBlock(good.start, Payloads.of([views[entry] for entry in good]), max_lac)
-
-
-@dataclass(slots=True)
-class _Part:
-    chunk: _Chunk
-    #: Those not had yet.
-    entry_ids: range
-    #: Not yet asked for the next entry, best first.
-    replicas: list[str]
-    #: By request id, those that may still answer; and which of the requests take long.
-    asked: dict[int, str] = field(default_factory=dict)
-    slow: set[int] = field(default_factory=set)
-    failed: dict[str, tuple[Answer, str]] = field(default_factory=dict)
-    speculations: int = 0
 
 
 class RangePass:
@@ -154,8 +115,8 @@ class RangePass:
         self._chunks_in_flight = settings.requests_ahead
         #: Bytes of an average entry, as far as a closed ledger's metadata tell. 0: not known yet.
         self._average_bytes = metadata.length / (metadata.last_entry_id + 1) if metadata.last_entry_id >= 0 else 0.0
-        self._chunks: deque[_Chunk] = deque()
-        self._parts: dict[int, _Part] = {}
+        self._chunks: deque[Chunk] = deque()
+        self._parts: dict[int, Part] = {}
         #: Batch reads that were refused and are tried one by one, at bookies that may not know batch reads.
         self._refused: set[int] = set()
         #: Short ranges begin at different replicas too.
@@ -302,7 +263,7 @@ class RangePass:
             following = [s.first_entry_id for s in segments if s.first_entry_id > self._next]
             if following:
                 end = min(end, following[0])
-            chunk = _Chunk(range(self._next, end), self._chunk_number)
+            chunk = Chunk(range(self._next, end), self._chunk_number)
             self._chunk_number += 1
             self._chunks.append(chunk)
             self._start(chunk)
@@ -314,7 +275,7 @@ class RangePass:
         entries = int(REQUEST_BYTES / (self._average_bytes + ENTRY_HEADER_BYTES))
         return max(1, min(self._settings.max_request_entries, entries))
 
-    def _start(self, chunk: _Chunk) -> None:
+    def _start(self, chunk: Chunk) -> None:
         quorum = self._metadata.quorum
         ensemble = self._metadata.segment_of(chunk.entry_ids.start).ensemble
         if not quorum.striped:
@@ -325,12 +286,12 @@ class RangePass:
             entry_ids = chunk.entry_ids[offset :: quorum.ensemble_size]
             self._start_part(chunk, entry_ids, [ensemble[index] for index in quorum.write_set(entry_ids.start)])
 
-    def _start_part(self, chunk: _Chunk, entry_ids: range, replicas: list[str]) -> None:
+    def _start_part(self, chunk: Chunk, entry_ids: range, replicas: list[str]) -> None:
         chunk.open_parts += 1
         replicas.sort(key=lambda bookie: bookie in self._suspects)
-        self._ask_next(_Part(chunk, entry_ids, replicas))
+        self._ask_next(Part(chunk, entry_ids, replicas))
 
-    def _ask_next(self, part: _Part) -> None:
+    def _ask_next(self, part: Part) -> None:
         bookie_id = part.replicas.pop(0)
         request_id = next(self._request_ids)
         self._parts[request_id] = part
@@ -348,7 +309,7 @@ class RangePass:
         self._actions.append(StartTimer((_LATE, request_id), self._settings.timeout_ms))
 
     @staticmethod
-    def _all_slow(part: _Part) -> bool:
+    def _all_slow(part: Part) -> bool:
         """Nobody is under way of whom an answer can be expected soon."""
         return len(part.slow) == len(part.asked)
 
@@ -360,12 +321,12 @@ class RangePass:
         self._actions += (StopTimer((_SLOW, request_id)), StopTimer((_LATE, request_id)))
         return part.asked.pop(request_id)
 
-    def _stop(self, part: _Part) -> None:
+    def _stop(self, part: Part) -> None:
         for request_id in list(part.asked):
             self._forget(request_id)
             self._actions.append(StopRequest(request_id))
 
-    def _give_up(self, part: _Part) -> None:
+    def _give_up(self, part: Part) -> None:
         entry_id, chunk = part.entry_ids[0], part.chunk
         said = "; ".join(f"{bookie} {reason}" for bookie, (_, reason) in part.failed.items())
         absent = all(answer is Answer.ABSENT for answer, _ in part.failed.values())

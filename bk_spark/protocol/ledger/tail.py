@@ -20,7 +20,6 @@ time), and when it has caught up, from long polls: a bookie answers one when its
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from bk_spark.protocol.codes import NO_ENTRY, Code
@@ -34,6 +33,7 @@ from bk_spark.protocol.errors import (
 from bk_spark.protocol.ledger.lac import NO_ANSWER, understand
 from bk_spark.protocol.ledger.ledger_view import LedgerKey, LedgerView
 from bk_spark.protocol.ledger.metadata_calls import MetadataFailed, MetadataFound
+from bk_spark.protocol.ledger.poll_rounds import Poll, PollRounds, growing_pause_ms
 from bk_spark.protocol.ledger.read_actions import (
     AskLac,
     EntriesGiven,
@@ -56,10 +56,6 @@ from bk_spark.protocol.machine import EndedBy, StartTimer, StopRequest, StopTime
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
 from bk_spark.protocol.wire.code_errors import reason_of
 
-#: Pauses after something failed, or after no bookie had the ledger yet.
-_FIRST_PAUSE_MS: Final = 50
-_MAX_QUIET_PAUSE_MS: Final = 1_000
-_MAX_FAILURE_PAUSE_MS: Final = 5_000
 #: Timers: before the metadata are read, and of the caller's wait.
 METADATA_PAUSE: Final = "metadata"
 WAIT: Final = "wait"
@@ -87,18 +83,6 @@ Event = (
     | RequestFailed
     | TimerFired
 )
-
-
-@dataclass(slots=True)
-class _Poll:
-    bookie_id: str
-    previous_lac: int
-    slow_after_ms: int
-    slow: bool = False
-    #: It has not waited for half as long as it was asked to.
-    early: bool = True
-    #: What the bookie claims, once it has answered.
-    claimed_lac: int | None = None
 
 
 class LedgerTail:
@@ -129,7 +113,6 @@ class LedgerTail:
         self._ledger = ledger
         self._view = view
         self._settings = settings
-        self._suspects = suspects
         self._metadata: LedgerMetadata | None = None
         self._started = False
         self._reading = False
@@ -144,13 +127,8 @@ class LedgerTail:
         self._timing = False
         self._waited_enough = False
         self._request_id = 0
-        self._polls: dict[int, _Poll] = {}
-        self._turn = 0
-        #: Bookies of this round that had nothing to say, and those that failed (with the reason).
-        self._quiet: set[str] = set()
-        self._failed: dict[str, str] = {}
-        self._quiet_rounds = 0
-        self._failed_rounds = 0
+        self._polls: dict[int, Poll] = {}
+        self._rounds = PollRounds(suspects)
         self._actions: list[Action] = []
         self._refresh(0)
 
@@ -232,7 +210,7 @@ class LedgerTail:
         self._refreshing = False
         self._metadata_failures += 1
         if _retriable(error) and self._metadata_failures < self._settings.attempts:
-            self._refresh(_pause_ms(self._metadata_failures, _MAX_FAILURE_PAUSE_MS))
+            self._refresh(growing_pause_ms(self._metadata_failures))
         else:
             self._end(EndedBy(error))
 
@@ -245,7 +223,7 @@ class LedgerTail:
             self._end(EndedBy(error))
         else:
             self._stuck = True
-            self._refresh(_pause_ms(self._range_failures, _MAX_FAILURE_PAUSE_MS))
+            self._refresh(growing_pause_ms(self._range_failures))
 
     def _refresh(self, pause_ms: int) -> None:
         if self._refreshing:
@@ -290,7 +268,7 @@ class LedgerTail:
 
     # --- polls ---
 
-    def _on_poll_timer(self, kind: str, request_id: int, poll: _Poll) -> None:
+    def _on_poll_timer(self, kind: str, request_id: int, poll: Poll) -> None:
         if kind == POLL_PAUSE:
             self._start_poll(request_id, poll)
         elif kind == EARLY:
@@ -311,12 +289,7 @@ class LedgerTail:
             self._actions.append(AskLac(request_id, poll.bookie_id))
         else:
             self._forget_poll(request_id)
-            self._failed_rounds = 0
-            if code is not Code.OK or poll.early:
-                self._quiet.add(poll.bookie_id)
-            else:
-                self._turn += 1
-                self._new_round()
+            self._rounds.on_silence(poll.bookie_id, waited=code is Code.OK and not poll.early)
             self._advance()
 
     def _on_proof(self, request_id: int, told: LacTold) -> None:
@@ -326,22 +299,20 @@ class LedgerTail:
             self._on_poll_failed(request_id, reason)
             return
         self._forget_poll(request_id)
-        self._failed_rounds = 0
+        self._rounds.failed_rounds = 0
         self._hear(lac)
         self._advance()
 
     def _on_poll_failed(self, request_id: int, reason: str) -> None:
         poll = self._forget_poll(request_id)
-        self._suspects.add(poll.bookie_id)
-        self._failed[poll.bookie_id] = reason
+        self._rounds.on_failure(poll.bookie_id, reason)
         self._advance()
 
     def _hear(self, last_add_confirmed: int) -> None:
         if last_add_confirmed > self.last_add_confirmed:
             self.last_add_confirmed = last_add_confirmed
             self._view.learn_lac(last_add_confirmed)
-            self._turn = self._quiet_rounds = self._failed_rounds = 0
-            self._new_round()
+            self._rounds.on_news()
 
     def _advance(self) -> None:
         metadata = self._metadata
@@ -374,20 +345,32 @@ class LedgerTail:
             return
         delay_ms = 0
         bookie_id = self._candidate(metadata)
-        if bookie_id is None and (self._quiet or not self._polls):
-            delay_ms = self._end_round()
+        if bookie_id is None and (self._rounds.has_quiet or not self._polls):
+            failures = self._rounds.failures
+            delay_ms = self._rounds.end()
             bookie_id = self._candidate(metadata)
+            if self._rounds.failed_rounds >= self._settings.attempts:
+                error = EntryUnknownError(
+                    f"no bookie could be asked for new entries: {failures}; {AWAY_REMEDY}",
+                    ledger_id=self._ledger.ledger_id,
+                    entry_id=self.next_entry_id,
+                )
+                self._end(EndedBy(error))
         if bookie_id is None or self.outcome is not None:
             return
         self._request_id += 1
-        poll = _Poll(bookie_id, self.last_add_confirmed, self._settings.speculation.wait_ms(len(current)))
+        poll = Poll(bookie_id, self.last_add_confirmed, self._settings.speculation.wait_ms(len(current)))
         self._polls[self._request_id] = poll
         if delay_ms:
             self._actions.append(StartTimer((POLL_PAUSE, self._request_id), delay_ms))
         else:
             self._start_poll(self._request_id, poll)
 
-    def _start_poll(self, request_id: int, poll: _Poll) -> None:
+    def _candidate(self, metadata: LedgerMetadata) -> str | None:
+        polled = [poll.bookie_id for poll in self._polls.values()]
+        return self._rounds.candidate(metadata.last_segment.ensemble, self.last_add_confirmed, polled)
+
+    def _start_poll(self, request_id: int, poll: Poll) -> None:
         wait_ms = self._settings.poll_ms
         self._actions += (
             LongPoll(request_id, poll.bookie_id, poll.previous_lac, wait_ms),
@@ -396,38 +379,9 @@ class LedgerTail:
             StartTimer((LATE, request_id), wait_ms + self._settings.timeout_ms),
         )
 
-    def _forget_poll(self, request_id: int) -> _Poll:
+    def _forget_poll(self, request_id: int) -> Poll:
         self._actions += (StopTimer((kind, request_id)) for kind in (POLL_PAUSE, SLOW, EARLY, LATE))
         return self._polls.pop(request_id)
-
-    def _candidate(self, metadata: LedgerMetadata) -> str | None:
-        ensemble = metadata.last_segment.ensemble
-        turn = (self.last_add_confirmed + 2 + self._turn) % len(ensemble)
-        taken = {poll.bookie_id for poll in self._polls.values()} | self._quiet | self._failed.keys()
-        free = [bookie for bookie in (*ensemble[turn:], *ensemble[:turn]) if bookie not in taken]
-        return min(free, key=lambda bookie: bookie in self._suspects, default=None)
-
-    def _end_round(self) -> int:
-        """Every bookie was asked. How long to pause before the next round, in ms."""
-        if self._quiet:
-            self._new_round()
-            self._quiet_rounds += 1
-            return _pause_ms(self._quiet_rounds, _MAX_QUIET_PAUSE_MS)
-        said = "; ".join(f"{bookie} {reason}" for bookie, reason in self._failed.items())
-        self._new_round()
-        self._failed_rounds += 1
-        if self._failed_rounds >= self._settings.attempts:
-            error = EntryUnknownError(
-                f"no bookie could be asked for new entries: {said}; {AWAY_REMEDY}",
-                ledger_id=self._ledger.ledger_id,
-                entry_id=self.next_entry_id,
-            )
-            self._end(EndedBy(error))
-        return _pause_ms(self._failed_rounds, _MAX_FAILURE_PAUSE_MS)
-
-    def _new_round(self) -> None:
-        self._quiet.clear()
-        self._failed.clear()
 
     def _stop_polls(self, keep: tuple[str, ...] = ()) -> None:
         for request_id, poll in list(self._polls.items()):
@@ -442,8 +396,3 @@ class LedgerTail:
 
 def _retriable(error: Exception) -> bool:
     return isinstance(error, BookKeeperError) and error.retriable
-
-
-def _pause_ms(times: int, at_most: int) -> int:
-    """After the first time :data:`_FIRST_PAUSE_MS`, then twice the pause before."""
-    return min(at_most, _FIRST_PAUSE_MS << min(times - 1, 16))

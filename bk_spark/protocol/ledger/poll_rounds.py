@@ -1,0 +1,100 @@
+"""Which bookie a tail polls next (:mod:`bk_spark.protocol.ledger.tail`).
+
+A round asks each bookie of the last segment once. It ends early when a bookie brings news, or has waited for news in
+vain. After a round in which nobody waited there is a pause, longer each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from bk_spark.protocol.ledger.read_settings import Suspects
+
+#: Pauses after something failed, or after no bookie had the ledger yet.
+_FIRST_PAUSE_MS: Final = 50
+_MAX_QUIET_PAUSE_MS: Final = 1_000
+_MAX_FAILURE_PAUSE_MS: Final = 5_000
+
+
+@dataclass(slots=True)
+class Poll:
+    bookie_id: str
+    previous_lac: int
+    slow_after_ms: int
+    slow: bool = False
+    #: It has not waited for half as long as it was asked to.
+    early: bool = True
+    #: What the bookie claims, once it has answered.
+    claimed_lac: int | None = None
+
+
+class PollRounds:
+    """``suspects`` are asked last. Bookies that fail are added."""
+
+    def __init__(self, suspects: Suspects) -> None:
+        self._suspects = suspects
+        self._turn = 0
+        #: Bookies of this round that had nothing to say, and those that failed (with the reason).
+        self._quiet: set[str] = set()
+        self._failed: dict[str, str] = {}
+        self._quiet_rounds = 0
+        #: Rounds in a row in which every bookie failed.
+        self.failed_rounds = 0
+
+    def candidate(self, ensemble: tuple[str, ...], last_add_confirmed: int, polled: Collection[str]) -> str | None:
+        """The bookie to be asked next. None: the others of this round were asked, or are ``polled``.
+
+        The first is the one that holds the entry after the LAC and the one after that.
+        """
+        turn = (last_add_confirmed + 2 + self._turn) % len(ensemble)
+        taken = {*polled, *self._quiet, *self._failed}
+        free = [bookie for bookie in (*ensemble[turn:], *ensemble[:turn]) if bookie not in taken]
+        return min(free, key=lambda bookie: bookie in self._suspects, default=None)
+
+    @property
+    def has_quiet(self) -> bool:
+        return bool(self._quiet)
+
+    @property
+    def failures(self) -> str:
+        """What the bookies of this round failed with, for an error's text."""
+        return "; ".join(f"{bookie} {reason}" for bookie, reason in self._failed.items())
+
+    def on_news(self) -> None:
+        self._turn = self._quiet_rounds = self.failed_rounds = 0
+        self._begin()
+
+    def on_silence(self, bookie_id: str, *, waited: bool) -> None:
+        """The bookie answered, and told nothing new."""
+        self.failed_rounds = 0
+        if waited:
+            self._turn += 1
+            self._begin()
+        else:
+            self._quiet.add(bookie_id)
+
+    def on_failure(self, bookie_id: str, reason: str) -> None:
+        self._suspects.add(bookie_id)
+        self._failed[bookie_id] = reason
+
+    def end(self) -> int:
+        """Every bookie was asked. Returns how long to pause before the next round, in ms."""
+        if self._quiet:
+            self._quiet_rounds += 1
+            pause_ms = growing_pause_ms(self._quiet_rounds, _MAX_QUIET_PAUSE_MS)
+        else:
+            self.failed_rounds += 1
+            pause_ms = growing_pause_ms(self.failed_rounds)
+        self._begin()
+        return pause_ms
+
+    def _begin(self) -> None:
+        self._quiet.clear()
+        self._failed.clear()
+
+
+def growing_pause_ms(times: int, at_most_ms: int = _MAX_FAILURE_PAUSE_MS) -> int:
+    """After the first time :data:`_FIRST_PAUSE_MS`, then twice the pause before."""
+    return min(at_most_ms, _FIRST_PAUSE_MS << min(times - 1, 16))
