@@ -1,4 +1,4 @@
-"""Entries as Arrow columns, without an object per entry."""
+"""Entries as Arrow columns, without a Python object per entry."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pyarrow as pa
 from bk_spark.protocol.entries.entry_block import EntryBlock
 from bk_spark.protocol.entries.payloads import Payloads
 
-#: What a column of type ``binary`` can hold: its offsets are int32.
+#: The most that a column of type ``binary`` holds: its offsets are int32.
 MAX_COLUMN_BYTES: Final = 2**31 - 1
 
 ENTRIES_SCHEMA: Final = pa.schema([pa.field("entry_id", pa.int64(), False), pa.field("value", pa.binary(), False)])
 
 
 def binary_array(payloads: Payloads) -> pa.Array:
-    """The payloads as a ``binary`` column over the same memory; :data:`MAX_COLUMN_BYTES` at most."""
+    """The payloads as a ``binary`` column over the same memory. At most :data:`MAX_COLUMN_BYTES`."""
     start = int(payloads.offsets[0])
     offsets = (payloads.offsets - start).astype(np.int32)
     data = payloads.data[start : int(payloads.offsets[-1])]
@@ -27,7 +27,7 @@ def binary_array(payloads: Payloads) -> pa.Array:
 
 
 def taken(payloads: Payloads, positions: npt.NDArray[np.int64]) -> Payloads:
-    """The payloads at ``positions``, in this order, in a buffer of their own."""
+    """The payloads at ``positions`` (int64), in this order, copied to a new buffer."""
     indices = pa.Array.from_buffers(pa.int64(), len(positions), [None, pa.py_buffer(positions)])
     _, offsets, data = binary_array(payloads).take(indices).buffers()
     ends = np.frombuffer(offsets, np.int32, len(positions) + 1).astype(np.int64)
@@ -39,6 +39,6 @@ def entries_batch(blocks: Sequence[EntryBlock]) -> pa.RecordBatch:
     first = blocks[0].first_entry_id
     payloads = Payloads.joined([block.payloads for block in blocks])
     ids = np.arange(first, first + len(payloads), dtype=np.int64)
-    # Not pa.array(ids): that imports pandas, where it is there.
+    # pa.array(ids) would import pandas if it is installed.
     entry_ids = pa.Array.from_buffers(pa.int64(), len(ids), [None, pa.py_buffer(ids)])
     return pa.RecordBatch.from_arrays([entry_ids, binary_array(payloads)], schema=ENTRIES_SCHEMA)

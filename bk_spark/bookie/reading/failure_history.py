@@ -1,4 +1,4 @@
-"""Which bookies failed or were slow lately: readers ask them last. Source: compatibility.md §4.8."""
+"""Remembers bookies that failed or were slow lately. Readers ask them last. Source: compatibility.md §4.8."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class FailureHistory:
-    """Shared by all readers of a client. A note is forgotten ``expiration_ms`` after it was made last."""
+    """Shared by all readers of a client. A bookie is forgotten ``expiration_ms`` after its last failure."""
 
     def __init__(self, expiration_ms: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._expiration_s = expiration_ms / 1000
@@ -15,7 +15,7 @@ class FailureHistory:
         self._noted_at: dict[str, float] = {}
 
     def add(self, bookie_id: str, /) -> None:
-        """It failed, lacked what others had, or was slower than others."""
+        """The bookie failed, lacked an entry that others had, or was slow."""
         self._noted_at[bookie_id] = self._clock()
 
     def __contains__(self, bookie_id: object, /) -> bool:

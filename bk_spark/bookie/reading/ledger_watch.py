@@ -1,4 +1,7 @@
-"""One watch per ledger for all who follow it: a watch in ZooKeeper cannot be taken back before it fires."""
+"""Shares one ZooKeeper watch of a ledger's metadata among all its followers.
+
+A watch in ZooKeeper cannot be removed before it fires.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ Listener = Callable[[], None]
 class LedgerWatches:
     """The ledgers that a client watches. Single event loop.
 
-    A watch that nobody listens to any more stays until the ledger changes, and serves whoever comes next: so
-    there is at most one per ledger, however often it is followed anew.
+    A watch without listeners stays until the ledger changes, and serves the next follower. So there is at most one
+    watch per ledger, however often the ledger is followed.
     """
 
     def __init__(self, services: ClusterServices) -> None:
@@ -23,8 +26,16 @@ class LedgerWatches:
         self._listeners: dict[int, list[Listener]] = {}
 
     async def read(self, ledger_id: int, listener: Listener) -> StoredMetadata:
-        """The latest metadata; ``listener`` is called once when they change after this read (perhaps before this
-        returns), unless it is forgotten. Raises as ``services.read_latest``; then it is not called."""
+        """Read the latest metadata and watch them.
+
+        Parameters
+        ----------
+        listener
+            Called once when the metadata change after this read, possibly before this method returns. Not called
+            after :meth:`forget`, or if this method raises.
+
+        Raises the errors of ``services.read_latest``.
+        """
         watched = ledger_id in self._listeners
         self._listeners.setdefault(ledger_id, []).append(listener)
         try:
@@ -34,12 +45,12 @@ class LedgerWatches:
         except BaseException:
             self.forget(ledger_id, listener)
             if not watched:
-                # There is no watch: others who counted on it must look for themselves.
+                # The watch was not set. Others relied on it: they must read the metadata again.
                 self._changed(ledger_id)
             raise
 
     def forget(self, ledger_id: int, listener: Listener) -> None:
-        """Do not call ``listener``; unknown ones are ignored."""
+        """Do not call ``listener`` any more. Unknown listeners are ignored."""
         listeners = self._listeners.get(ledger_id, [])
         if listener in listeners:
             listeners.remove(listener)

@@ -1,5 +1,7 @@
-"""Reading ranges of many ledgers one after another: the next ones are opened, and small ones read, ahead. What is read
-together, and how the order comes about: :mod:`bk_spark.bookie.reading.range_windows`."""
+"""Reads ranges of many ledgers in order. The next ledgers are opened ahead, and small ranges are read ahead.
+
+:mod:`bk_spark.bookie.reading.range_windows` decides what is read together and restores the order.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +19,21 @@ from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookKeeperError, NoSuchEntryError
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 
-#: Spans that are read at the same time.
+#: Spans read at the same time.
 _AT_ONCE: Final = 16
-#: Windows begun, and the bytes of those that are read ahead.
+#: Windows begun ahead, and the bytes of those that are read ahead.
 _AHEAD: Final = 16
 _AHEAD_BYTES: Final = 4 * 1024 * 1024
-#: Where a window has more bytes than this, what is known of sizes is wrong: it is not read on at once.
+#: A window with more bytes than this shows that the known sizes are wrong. It is then cut into smaller ones.
 _MOST_WINDOW_BYTES: Final = 2 * WINDOW_BYTES
-#: Some kilobytes each: metadata, no connection.
+#: A handle takes some kilobytes: it holds metadata and no connection.
 _MAX_HANDLES: Final = 1024
 
 
 class ReadHandles:
-    """The handles used last, so that a ledger that is read again is not opened again. One event loop.
+    """Keeps the handles used last, so that a ledger read again is not opened again. One event loop.
 
-    A handle may have been opened long ago: who finds an entry missing opens the ledger anew before he believes it.
+    A handle may be old. Before a missing entry is believed, the ledger is opened again.
     """
 
     def __init__(self, open_ledger: Callable[[int, bytes], Awaitable[ReadHandle]]) -> None:
@@ -48,7 +50,7 @@ class ReadHandles:
         return handle
 
     async def open(self, ledger_id: int, password: bytes) -> ReadHandle:
-        """The same with metadata as they are now."""
+        """As :meth:`get`, with fresh metadata."""
         key = (ledger_id, password)
         self._handles.pop(key, None)
         handle = self._handles[key] = await self._open(ledger_id, password)
@@ -58,14 +60,14 @@ class ReadHandles:
 
 
 class RangeSeries:
-    """Reads ``ranges`` in order; one reader."""
+    """Reads ``ranges`` in order, for one reader."""
 
     def __init__(self, handles: ReadHandles, ranges: EntryRanges, password: bytes) -> None:
         self._handles = handles
         self._password = password
         self._ranges = ranges
         self._windows = Windows(ranges)
-        #: Entries of ``_ranges`` that were given out.
+        #: Entries of ``_ranges`` given out so far.
         self._given_entries = 0
         self._begun: deque[_WindowRead] = deque()
         self._begun_bytes = 0
@@ -105,7 +107,7 @@ class RangeSeries:
             self._begun_bytes += window.size_bytes
 
     async def _plan_anew(self, read: _WindowRead) -> None:
-        """Entries are larger than was thought: what is left is cut into smaller windows."""
+        """Entries are larger than expected. Cut the rest into smaller windows."""
         factor = read.times_larger
         await self._close()
         self._ranges = self._ranges.after(self._given_entries).scaled(factor)
@@ -113,13 +115,13 @@ class RangeSeries:
         self._given_entries = 0
 
     async def _close(self) -> None:
-        """End what is under way."""
+        """Cancel all reads under way."""
         begun, self._begun, self._begun_bytes = self._begun, deque(), 0
         await asyncio.gather(*(read.close() for read in begun))
 
 
 class _WindowRead:
-    """A window, of which all spans are begun at once; of a large one only the ledger is opened."""
+    """Reads one window. All its spans begin at once. Of a large window only the ledger is opened ahead."""
 
     def __init__(self, window: Window, handles: ReadHandles, password: bytes, slots: asyncio.Semaphore) -> None:
         self.window = window
@@ -132,7 +134,7 @@ class _WindowRead:
         self._tasks = [loop.create_task(self._prepare(number, slots)) for number in range(len(window.spans))]
 
     async def payloads(self) -> AsyncGenerator[Payloads, None]:
-        """Payloads in order. Ends before the window does where it has far more bytes than was thought."""
+        """Payloads in order. Stops before the window's end if it has far more bytes than expected."""
         if self.window.is_large:
             await self._tasks[0]
             if self._errors:
@@ -153,7 +155,7 @@ class _WindowRead:
 
     @property
     def times_larger(self) -> int:
-        """How many times larger entries are than was thought, about; 2 at least."""
+        """About how many times larger entries are than expected, at least 2."""
         return max(2, -(-self._found_bytes // max(1, self.window.size_bytes)))
 
     async def close(self) -> None:
@@ -170,7 +172,7 @@ class _WindowRead:
                 elif number == 0 or self._found_bytes <= _MOST_WINDOW_BYTES:
                     await self._read_ahead(number, span)
             except BookKeeperError as error:
-                # For whoever comes to what could not be read.
+                # Raised when the reader gets to what could not be read.
                 self._errors[number] = error
 
     async def _read_ahead(self, number: int, span: Span) -> None:
@@ -197,12 +199,12 @@ class _WindowRead:
                             yield block
                     raise
                 missing = first
-                # With metadata of long ago bookies are asked that were replaced since; or the ledger was deleted.
+                # Old metadata may name bookies that were replaced since. Or the ledger was deleted.
                 handle = await self._handles.open(span.ledger_id, self._password)
 
 
 async def _as_far_as_it_goes(handle: ReadHandle, first: int) -> AsyncGenerator[EntryBlock, None]:
-    """What a closed ledger has from ``first`` on."""
+    """The entries of a closed ledger from ``first`` on."""
     if handle.metadata.state is LedgerState.CLOSED and first <= handle.last_add_confirmed:
         async with aclosing(handle.read_blocks(first, handle.last_add_confirmed)) as blocks:
             async for block in blocks:

@@ -1,10 +1,11 @@
 """Which ranges of ledgers are read together. Pure.
 
-Micro-batches leave tiny ranges, and those of one ledger lie between those of others. So small ranges are taken in
-*windows* of bounded size; within a window ranges of one ledger that continue each other are one *span*, which is read
-as a whole. The order of the ranges is put together again from the spans' entries. A large range is a window of its own.
+Micro-batches leave tiny ranges, and the ranges of one ledger lie between those of others. Small ranges are therefore
+grouped into *windows* of bounded size. Within a window, ranges of one ledger that continue each other form one *span*,
+which is read as a whole. The order of the ranges is then restored from the entries of the spans. A large range is a
+window of its own.
 
-There may be a million ranges: they are columns here, and nothing is done for each of them in Python.
+There may be a million ranges. They are kept in columns, and no Python code runs for each range.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ import numpy as np
 
 from bk_spark.protocol.arrays import Int64s
 
-#: What one window holds, about, and the most spans in it.
+#: The approximate bytes of a window, and its highest number of spans.
 WINDOW_BYTES: Final = 2 * 1024 * 1024
 MAX_SPANS: Final = 512
-#: A range of more bytes is a window of its own.
+#: A range with more bytes is a window of its own.
 SMALL_BYTES: Final = 256 * 1024
-#: What an entry, and a range, takes in memory besides payloads, about.
+#: Approximate memory of an entry, and of a range, besides payloads.
 _ENTRY_BYTES: Final = 64
 _RANGE_BYTES: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
 class EntryRange:
-    """Entries ``first`` to ``last`` (inclusive) of a ledger, which are known to exist; of about ``size_bytes``."""
+    """Entries ``first`` to ``last`` (inclusive) of a ledger, about ``size_bytes`` in all. They are known to exist."""
 
     ledger_id: int
     first: int
@@ -39,7 +40,7 @@ class EntryRange:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EntryRanges:
-    """Ranges in columns of int64, all of one length; each has an entry at least."""
+    """Ranges in columns of int64 of equal length. Each range has at least one entry."""
 
     ledger_id: Int64s
     first: Int64s
@@ -61,7 +62,7 @@ class EntryRanges:
         )
 
     def after(self, entries: int) -> EntryRanges:
-        """What is left when the first ``entries`` entries, counted through all ranges, were read."""
+        """What is left after the first ``entries`` entries, counted over all ranges."""
         ends = np.cumsum(self.entries)
         at = int(np.searchsorted(ends, entries, side="right"))
         rest = self.part(at, len(self))
@@ -75,7 +76,7 @@ class EntryRanges:
         return EntryRanges(rest.ledger_id, first, count, size_bytes)
 
     def scaled(self, factor: int) -> EntryRanges:
-        """The same, thought to have ``factor`` times the bytes."""
+        """The same ranges with ``factor`` times the expected bytes."""
         most = np.iinfo(np.int64).max // factor
         return EntryRanges(
             self.ledger_id, self.first, self.entries, factor * np.clip(self.size_bytes, 1, most).astype(np.int64)
@@ -94,10 +95,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """How far the order of a window can be put together from what its spans have.
+    """How far the order of a window can be restored from the entries found.
 
-    ``positions``: of each entry in order, among the entries that the spans have, one span's after another's.
-    ``missing_span`` has not the entry that comes next; None where the window is complete.
+    Parameters
+    ----------
+    positions
+        For each entry in order, its position among the entries found, span after span. int64.
+    missing_span
+        The span that lacks the next entry. None if the window is complete.
     """
 
     positions: Int64s
@@ -105,11 +110,11 @@ class Gathered:
 
 
 class Window:
-    """Neighbouring ranges and the spans that they are of, in the order of the spans' first ranges."""
+    """Neighbouring ranges and their spans. Spans are in the order of their first ranges."""
 
     def __init__(self, ranges: EntryRanges, *, is_large: bool = False) -> None:
         self.is_large = is_large
-        #: What is read ahead of it takes about so much.
+        #: About the memory that its read-ahead takes.
         self.size_bytes = 0 if is_large else int(_costs(ranges).sum())
         self.entries = int(ranges.entries.sum())
         by_ledger = np.argsort(ranges.ledger_id, kind="stable")
@@ -117,7 +122,7 @@ class Window:
         begins = np.ones(len(ranges), np.bool_)
         begins[1:] = (ledger_id[1:] != ledger_id[:-1]) | (first[1:] != first[:-1] + entries[:-1])
         heads = np.flatnonzero(begins)
-        # Stable sorting: a span's first range in order is its first one here.
+        # The sort is stable, so the first range of a span here is also its first range in order.
         order = np.argsort(by_ledger[heads], kind="stable")
         number = np.empty(len(heads), np.int64)
         number[order] = np.arange(len(heads))
@@ -125,7 +130,7 @@ class Window:
         self._entries = ranges.entries
         self._span = np.empty(len(ranges), np.int64)
         self._span[by_ledger] = number[in_span]
-        #: Of each range, the entries of its span before it.
+        #: For each range, the entries of its span that precede it.
         self._within = np.empty(len(ranges), np.int64)
         self._within[by_ledger] = first - first[heads][in_span]
         counts, sizes = (np.add.reduceat(c, heads) for c in (entries, ranges.size_bytes[by_ledger]))
@@ -141,12 +146,12 @@ class Window:
         ]
 
     def ranges_with(self, spans: int) -> int:
-        """How many of the first ranges are of no more than the first ``spans`` spans."""
+        """How many of the first ranges belong to the first ``spans`` spans only."""
         beyond = self._span >= spans
         return int(np.argmax(beyond)) if beyond.any() else len(beyond)
 
     def gathered(self, found_entries: Sequence[int]) -> Gathered:
-        """The order, where so many of the first entries of each span were found."""
+        """The order of the entries found. ``found_entries`` counts the first entries found of each span."""
         found = np.array(found_entries, np.int64)
         starts = np.cumsum(found) - found
         there = np.clip(found[self._span] - self._within, 0, self._entries)
@@ -162,7 +167,7 @@ class Window:
 
 
 class Windows:
-    """Cuts ranges into windows, one after the other."""
+    """Cuts ranges into windows, one after another."""
 
     def __init__(self, ranges: EntryRanges) -> None:
         self._ranges = ranges
