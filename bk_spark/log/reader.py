@@ -17,6 +17,25 @@ from typing import Final
 from bk_spark.bookie.blocking_reader import BlockingReader
 from bk_spark.bookie.reading.range_windows import EntryRange
 from bk_spark.log.blocking import BlockingLog
+from bk_spark.log.core.follow import (
+    Arm,
+    Armed,
+    AwaitChange,
+    Changed,
+    Delivered,
+    Ended,
+    Follow,
+    FollowAction,
+    FollowEvent,
+    FollowTail,
+    ListTaken,
+    LookAtTail,
+    More,
+    ReadSealed,
+    TailSeen,
+    TakeList,
+    TimeIsUp,
+)
 from bk_spark.log.formats.segment import Segment
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.znode_watch import ZnodeWatch
@@ -25,9 +44,9 @@ from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
     LogRangeGoneError,
-    NoSuchEntryError,
     NoSuchLedgerError,
 )
+from bk_spark.protocol.machine import EndedBy, StepMachine
 
 #: Of a part of an open tail, of which the list does not know it: too large to be read ahead at once.
 _UNKNOWN_BYTES: Final = 1 << 30
@@ -156,48 +175,24 @@ class LogReader:
         """
         if max_wait_ms is not None and max_wait_ms < 0:
             raise InvalidArgumentError(f"max_wait_ms must not be negative, got {max_wait_ms}")
-        wait = _Wait(max_wait_ms)
-        offset = start
-        gone = seen = -1
-        while True:
-            # Before the list is read: what changes after it is told.
-            self._changed.clear()
-            self._watch.arm()
-            snapshot = self._log.snapshot()
-            if offset < snapshot.next_offset:
-                wait.begin()
-                with closing(self._read(snapshot, offset, snapshot.next_offset, None)) as blocks:
-                    for block in blocks:
-                        offset = block.end_offset
-                        yield block
-                        wait.begin()
-            tail, is_outdated = snapshot.look_at_tail()
-            if tail is not None:
-                try:
-                    with closing(self._follow_tail(tail, offset, wait)) as blocks:
-                        for block in blocks:
-                            offset = block.end_offset
-                            yield block
-                            wait.begin()
-                except NoSuchLedgerError:
-                    if tail.ledger_id == gone:
-                        raise
-                    # It was sealed, truncated and deleted; the list tells.
-                    gone = tail.ledger_id
-                    continue
-                except NoSuchEntryError:
-                    # It ended before this offset; when it is sealed the list tells.
-                    pass
-            elif offset > snapshot.next_offset:
-                if is_outdated and snapshot.next_offset != seen:
-                    # What was read of the tail was sealed after the snapshot was taken.
-                    seen = snapshot.next_offset
-                    continue
-                raise LogRangeGoneError(
-                    f"log {self._log.name}: offset {offset} is beyond the log's end, {snapshot.next_offset}"
-                )
-            if not self._changed.wait(wait.left_s):
-                return
+        machine = StepMachine(Follow(self._log.name, start, max_wait_ms).steps())
+        following = _Following(self)
+        try:
+            while machine.outcome is None:
+                for action in machine.take_actions():
+                    try:
+                        found = following.perform(action)
+                    except Exception as error:
+                        machine.fail(error)
+                        continue
+                    if isinstance(found, LogBlock):
+                        yield found
+                        found = Delivered(found.end_offset, _now_ms())
+                    machine.handle(found)
+        finally:
+            following.close()
+        if isinstance(machine.outcome, EndedBy):
+            raise machine.outcome.error
 
     def readable_end(self, snapshot: LogSnapshot | None = None) -> int:
         """Find the end of what can be read. If a log writer holds the tail, this asks bookies.
@@ -289,10 +284,11 @@ class LogReader:
                     f"log {self._log.name}: offsets [{reached}, {first_offset}) were truncated while they were read"
                 ) from error
 
-    def _follow_tail(self, tail: Segment, offset: int, wait: _Wait) -> Generator[LogBlock, None, None]:
-        """Entries of the open tail as they are confirmed, until its ledger is closed or the wait is over."""
-        first = tail.first_entry + offset - tail.base_offset
-        with closing(self._ledgers.reader(tail.ledger_id).tail(first, max_wait_ms=wait.left_ms)) as blocks:
+    def _follow_tail(self, action: FollowTail) -> Generator[LogBlock, None, None]:
+        """Entries of the open tail as they are confirmed, until its ledger is closed or the time is up."""
+        tail = action.tail
+        left_ms = None if action.until_ms is None else int(max(0.0, action.until_ms - _now_ms()))
+        with closing(self._ledgers.reader(tail.ledger_id).tail(action.first_entry, max_wait_ms=left_ms)) as blocks:
             for block in blocks:
                 base = tail.base_offset + block.first_entry_id - tail.first_entry
                 yield LogBlock(base, tail.ledger_id, tail.commit_time_ms, block)
@@ -303,21 +299,52 @@ class LogReader:
         return tail.base_offset + self._tail.read_last_add_confirmed() + 1 - tail.first_entry
 
 
-class _Wait:
-    """How long to wait for news: ``max_wait_ms`` since the last."""
+class _Following:
+    """Performs what :class:`bk_spark.log.core.follow.Follow` asks for. It gives blocks to be handed over."""
 
-    def __init__(self, max_wait_ms: int | None) -> None:
-        self._max_wait_s = None if max_wait_ms is None else max_wait_ms / 1000
-        self.begin()
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+        self._snapshot: LogSnapshot | None = None
+        self._blocks: Generator[LogBlock, None, None] | None = None
 
-    def begin(self) -> None:
-        self._until_s = None if self._max_wait_s is None else time.monotonic() + self._max_wait_s
+    def perform(self, action: FollowAction) -> FollowEvent | LogBlock:
+        reader = self._reader
+        match action:
+            case Arm():
+                reader._changed.clear()
+                reader._watch.arm()
+                return Armed(_now_ms())
+            case TakeList():
+                self._snapshot = reader._log.snapshot()
+                return ListTaken(self._snapshot.next_offset)
+            case ReadSealed(start, end):
+                assert self._snapshot is not None
+                return self._begin(reader._read(self._snapshot, start, end, None))
+            case LookAtTail():
+                assert self._snapshot is not None
+                return TailSeen(*self._snapshot.look_at_tail())
+            case FollowTail():
+                return self._begin(reader._follow_tail(action))
+            case More():
+                return self._next()
+            case AwaitChange(until_ms):
+                left_s = None if until_ms is None else max(0.0, until_ms - _now_ms()) / 1000
+                return Changed() if reader._changed.wait(left_s) else TimeIsUp()
 
-    @property
-    def left_s(self) -> float | None:
-        return None if self._until_s is None else max(0.0, self._until_s - time.monotonic())
+    def close(self) -> None:
+        if self._blocks is not None:
+            self._blocks.close()
 
-    @property
-    def left_ms(self) -> int | None:
-        left_s = self.left_s
-        return None if left_s is None else int(left_s * 1000)
+    def _begin(self, blocks: Generator[LogBlock, None, None]) -> FollowEvent | LogBlock:
+        self.close()
+        self._blocks = blocks
+        return self._next()
+
+    def _next(self) -> FollowEvent | LogBlock:
+        assert self._blocks is not None
+        block = next(self._blocks, None)
+        return Ended() if block is None else block
+
+
+def _now_ms() -> float:
+    return time.monotonic() * 1000

@@ -31,6 +31,7 @@ from tests.simulation.logs.chores import (
     Truncator,
     foreign_ledger,
 )
+from tests.simulation.logs.followers import Follower
 from tests.simulation.logs.invariants import InvariantError
 from tests.simulation.logs.readers import LogReader, Maintenance, Retention
 from tests.simulation.logs.streaming import Driver, Query, Worker
@@ -67,6 +68,8 @@ class Result:
     strays: int = 0
     retentions: int = 0
     maintenances: int = 0
+    followed: int = 0
+    followed_tails: int = 0
     clocks_set: int = 0
 
     def add(self, other: Result) -> None:
@@ -106,6 +109,7 @@ class Focus:
     ledger_faults: float | None = None
     retentions: int | None = None
     maintenances: int | None = None
+    followers: int | None = None
     wrong_clocks: float | None = None
 
 
@@ -197,6 +201,8 @@ class History:
         for number in range(_or(focus.readers, random.choice([0, 0, 0, 1, 2]))):
             times = random.randint(2, 6)
             world.add(LogReader(world, f"reader{number}", paths, times, random.choice([10, 50])))
+        for number in range(_or(focus.followers, random.choice([0] * 6 + [1, 1]))):
+            world.add(Follower(world, f"follower{number}", paths, random.randint(1, 3), random.choice([0, 50])))
         for number in range(_or(focus.deleters, random.choice([0] * 9 + [1, 1, 2]))):
             world.add(Deleter(world, f"deleter{number}", paths, random.choice([50, 200])))
 
@@ -413,6 +419,9 @@ class History:
                 result.retentions += actor.done
             elif isinstance(actor, Maintenance):
                 result.maintenances += actor.begun
+            elif isinstance(actor, Follower):
+                result.followed += actor.entries
+                result.followed_tails += actor.from_tails
             elif isinstance(actor, LogReader):
                 result.read_segments += actor.segments
             elif isinstance(actor, Reaper):

@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bk_spark.bookie.metadata.cluster_clock import ClusterClock
-from bk_spark.log.core import applications, changes, commit, index_move, steps, tail, takeover
+from bk_spark.log.core import applications, changes, commit, follow, index_move, steps, tail, takeover
 from bk_spark.log.core.append import read_tail
 from bk_spark.log.core.changes import Change
 from bk_spark.log.core.plan import Plan, Readings
@@ -39,7 +39,8 @@ from bk_spark.log.formats.znodes import Head, Registration, decode_application, 
 from bk_spark.log.gc import housekeeping, maintenance, reap_rules, reaper, reaping
 from bk_spark.log.gc.reap_rules import Run
 from bk_spark.log.gc.retention import Retain
-from bk_spark.protocol.errors import MetadataConflictError
+from bk_spark.log.snapshot import LogSnapshot
+from bk_spark.protocol.errors import BookKeeperError, MetadataConflictError
 from bk_spark.protocol.metadata.znodes import CheckOp, DeleteOp, SetOp, TransactionOp
 from tests.simulation.logs import streaming
 from tests.simulation.logs.ledgers import ModelLedger, ModelLedgers, ledger_path
@@ -421,6 +422,52 @@ def moves_are_published_though_condemned(stack: ExitStack) -> None:
 
 
 # --- readers ----------------------------------------------------------------------------------------
+
+
+def tails_are_followed_from_their_start(stack: ExitStack) -> None:
+    """What was read of an open tail before is given again."""
+    stack.enter_context(patch.object(follow, "_entry_at", lambda tail, offset: tail.first_entry))
+
+
+def tails_are_followed_wherever_they_begin(stack: ExitStack) -> None:
+    """An open tail is followed though it was sealed, and another begun, since the list was taken: what was sealed is
+    skipped."""
+
+    def look_at_tail(snapshot: LogSnapshot, read: Any = None) -> Any:
+        page = snapshot._tail_page_now()
+        return (page.table[len(page.table) - 1] if page.open_tail else None), page.end_offset > snapshot.next_offset
+
+    stack.enter_context(patch.object(LogSnapshot, "look_at_tail", look_at_tail))
+
+
+def lists_are_never_outdated(stack: ExitStack) -> None:
+    """Who has read of a tail that was sealed since the list was taken is told that its offset is beyond the end."""
+    look_at_tail = LogSnapshot.look_at_tail
+    stack.enter_context(patch.object(LogSnapshot, "look_at_tail", lambda snapshot: (look_at_tail(snapshot)[0], False)))
+
+
+def the_watch_is_set_after_the_list_was_taken(stack: ExitStack) -> None:
+    """What changes in between is not told."""
+
+    def late(self: follow.Follow) -> Any:
+        steps = real(self)
+        action: Any = next(steps)
+        while True:
+            is_arm = isinstance(action, follow.Arm)
+            try:
+                event = follow.Armed(0.0) if is_arm else (yield action)
+                action = steps.send(event)
+                if is_arm:
+                    event = yield action
+                    yield follow.Arm()
+                    action = steps.send(event)
+            except StopIteration:
+                return
+            except BookKeeperError as error:
+                action = steps.throw(error)
+
+    real = follow.Follow.steps
+    stack.enter_context(patch.object(follow.Follow, "steps", late))
 
 
 def snapshots_do_not_sync(stack: ExitStack) -> None:

@@ -39,6 +39,8 @@ def test_f1_f2_l1_s1_s2_s3_t1_t2_histories_of_logs(first: int) -> None:
     assert result.acknowledged > PORTION
     assert result.deleted > PORTION
     assert result.read_segments > PORTION
+    assert result.followed > PORTION
+    assert result.followed_tails > PORTION / 25
     for name in ("zombies", "lost_replies", "kills", "rolls", "fenced", "retentions", "maintenances", "clocks_set"):
         assert getattr(result, name) > PORTION / 10, name
     assert result.moved_pages > 0
@@ -81,6 +83,10 @@ STRAYS = Focus(queries=2, log_writers=0, reapers=0, movers=0, truncators=0, dele
 #: Machines with wrong clocks, that are suspended, too; retention, whose policy is changed.
 CLOCKS = Focus(
     queries=2, log_writers=1, reapers=1, movers=0, deleters=0, retentions=2, wrong_clocks=0.5, jump=0.02, stop=0.03
+)
+#: Log writers that roll often, and who follows them.
+FOLLOW = Focus(
+    queries=1, log_writers=3, reapers=1, movers=0, deleters=0, readers=0, maintenances=0, followers=2, stop=0.03
 )
 MAINTENANCE = Focus(
     queries=1, log_writers=0, reapers=0, movers=0, truncators=0, deleters=0, readers=0, maintenances=3, jump=0.02
@@ -142,6 +148,10 @@ MUTANTS = [
     Mutant(mutants.unwritten_index_ledgers_count, INDEX),
     # Readers.
     Mutant(mutants.snapshots_do_not_sync),
+    Mutant(mutants.tails_are_followed_from_their_start, FOLLOW),
+    Mutant(mutants.tails_are_followed_wherever_they_begin, FOLLOW),
+    Mutant(mutants.lists_are_never_outdated, FOLLOW),
+    Mutant(mutants.the_watch_is_set_after_the_list_was_taken, FOLLOW),
 ]
 
 

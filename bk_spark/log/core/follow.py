@@ -1,0 +1,204 @@
+"""Following a log as it grows: what is read next, and when to wait. No I/O, no clock.
+
+What is sealed is read from the list. After it there may be an open tail, the ledger that a log writer writes. It is
+read as its entries are confirmed, until it is closed. What was confirmed stays in the log whoever seals the tail, so
+its offsets are final. Then the list is looked at again.
+
+============ ====================================================== =================================
+action       meaning                                                events
+============ ====================================================== =================================
+Arm          from now on tell of changes of the head                Armed
+TakeList     sync, and take the list as it is now                   ListTaken
+ReadSealed   begin to read sealed entries of the list taken         Delivered, Ended
+LookAtTail   read the tail page of the list taken again             TailSeen
+FollowTail   begin to read the tail's entries as they are confirmed Delivered, Ended
+More         go on reading                                          Delivered, Ended
+AwaitChange  wait until the head changes, or until a time           Changed, TimeIsUp
+============ ====================================================== =================================
+
+Whoever performs ReadSealed, FollowTail and More hands each block over before it answers ``Delivered``. Times are those
+of a clock that only goes forward. What reading raises goes to the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from bk_spark.log.formats.segment import Segment
+from bk_spark.protocol.errors import LogRangeGoneError, NoSuchEntryError, NoSuchLedgerError
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class TakeList:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSealed:
+    """Entries at offsets ``[start, end)``."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtTail:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class FollowTail:
+    """Entries of the open ``tail`` from ``first_entry`` on, until its ledger is closed or nothing has come until
+    ``until_ms`` (None: for ever)."""
+
+    tail: Segment
+    first_entry: int
+    until_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class More:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitChange:
+    until_ms: float | None
+
+
+FollowAction: TypeAlias = Arm | TakeList | ReadSealed | LookAtTail | FollowTail | More | AwaitChange
+
+
+@dataclass(frozen=True, slots=True)
+class Armed:
+    now_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class ListTaken:
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class TailSeen:
+    """The open ``tail`` that begins where the list taken ends, if there is one. ``is_outdated``: the list has grown
+    since it was taken."""
+
+    tail: Segment | None
+    is_outdated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A block was handed over, which ends at ``end_offset``; its receiver was done with it at ``now_ms``."""
+
+    end_offset: int
+    now_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class TimeIsUp:
+    pass
+
+
+FollowEvent: TypeAlias = Armed | ListTaken | TailSeen | Delivered | Ended | Changed | TimeIsUp
+
+_Steps: TypeAlias = Generator[FollowAction, FollowEvent, None]
+
+
+class Follow:
+    """The steps of following a log from offset ``start`` on.
+
+    They end when nothing new has come for ``max_wait_ms`` (None: never), and raise LogRangeGoneError where ``start`` is
+    beyond the log's end, and what reading raises. ``offset`` is where to go on after that.
+    """
+
+    def __init__(self, log_name: str, start: int, max_wait_ms: float | None) -> None:
+        self.offset = start
+        self._log_name = log_name
+        self._max_wait_ms = max_wait_ms
+        self._until_ms: float | None = None
+        #: The tail whose ledger was gone when it was to be read.
+        self._gone = -1
+        #: The end of a list that was outdated when its tail was looked at.
+        self._outdated_end = -1
+
+    def steps(self) -> _Steps:
+        started = False
+        while True:
+            # Before the list is taken: what changes after it is told.
+            armed = yield Arm()
+            assert isinstance(armed, Armed), armed
+            if not started:
+                started = True
+                self._news(armed.now_ms)
+            taken = yield TakeList()
+            assert isinstance(taken, ListTaken), taken
+            if self.offset < taken.next_offset:
+                yield from self._read(ReadSealed(self.offset, taken.next_offset))
+            seen = yield LookAtTail()
+            assert isinstance(seen, TailSeen), seen
+            if seen.tail is not None:
+                if (yield from self._follow_tail(seen.tail)):
+                    continue
+            elif self.offset > taken.next_offset:
+                self._check_outdated(taken, seen)
+                continue
+            if isinstance((yield AwaitChange(self._until_ms)), TimeIsUp):
+                return
+
+    def _follow_tail(self, tail: Segment) -> Generator[FollowAction, FollowEvent, bool]:
+        """Whether the list is to be looked at at once."""
+        try:
+            yield from self._read(FollowTail(tail, _entry_at(tail, self.offset), self._until_ms))
+        except NoSuchLedgerError:
+            if tail.ledger_id == self._gone:
+                raise
+            # It was sealed, truncated and deleted: the list tells.
+            self._gone = tail.ledger_id
+            return True
+        except NoSuchEntryError:
+            # It ended before this offset. When it is sealed the list tells.
+            pass
+        return False
+
+    def _check_outdated(self, taken: ListTaken, seen: TailSeen) -> None:
+        """What was read of the tail lies beyond the list taken. That is right where it was sealed just now."""
+        if not seen.is_outdated or taken.next_offset == self._outdated_end:
+            raise LogRangeGoneError(
+                f"log {self._log_name}: offset {self.offset} is beyond the log's end, {taken.next_offset}"
+            )
+        self._outdated_end = taken.next_offset
+
+    def _read(self, action: ReadSealed | FollowTail) -> _Steps:
+        event = yield action
+        while isinstance(event, Delivered):
+            self.offset = event.end_offset
+            self._news(event.now_ms)
+            event = yield More()
+        assert isinstance(event, Ended), event
+
+    def _news(self, now_ms: float) -> None:
+        if self._max_wait_ms is not None:
+            self._until_ms = now_ms + self._max_wait_ms
+
+
+def _entry_at(tail: Segment, offset: int) -> int:
+    return tail.first_entry + offset - tail.base_offset
