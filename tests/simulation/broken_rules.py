@@ -11,11 +11,11 @@ from typing import Any
 from unittest.mock import patch
 
 from bk_spark.protocol.codes import Code, DigestType, FlagV2, OpV2
-from bk_spark.protocol.ledger import lac
-from bk_spark.protocol.ledger.lac import LacAnswer
-from bk_spark.protocol.ledger.ledger_view import LedgerKey
 from bk_spark.protocol.ledger.pending_adds import PendingAdds
-from bk_spark.protocol.ledger.read_actions import LacTold
+from bk_spark.protocol.ledger.reading import lac
+from bk_spark.protocol.ledger.reading.lac import LacAnswer
+from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey
+from bk_spark.protocol.ledger.reading.read_actions import LacTold
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bk_spark.protocol.quorum import Answer as Said
 from tests.simulation import readers

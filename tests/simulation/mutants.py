@@ -7,12 +7,13 @@ from contextlib import ExitStack
 from unittest.mock import patch
 
 from bk_spark.protocol.codes import Code, FlagV2
-from bk_spark.protocol.ledger import lac, recovery, tail
-from bk_spark.protocol.ledger.lac import LacAnswer
-from bk_spark.protocol.ledger.ledger_view import LedgerKey
-from bk_spark.protocol.ledger.read_actions import LacTold, MetadataChanged
+from bk_spark.protocol.ledger import recovery
+from bk_spark.protocol.ledger.reading import lac, tail
+from bk_spark.protocol.ledger.reading.lac import LacAnswer
+from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey
+from bk_spark.protocol.ledger.reading.read_actions import LacTold, MetadataChanged
+from bk_spark.protocol.ledger.reading.tail import Event, LedgerTail
 from bk_spark.protocol.ledger.recovery import LedgerRecovery, RecoveryState
-from bk_spark.protocol.ledger.tail import Event, LedgerTail
 from bk_spark.protocol.machine import Succeeded
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Answer, Quorum

@@ -11,18 +11,18 @@ from bk_spark.protocol.codes import LAST_ENTRY, Code, DigestType, FlagV2
 from bk_spark.protocol.entries.digest import digest_function
 from bk_spark.protocol.entries.entry_block import EntryBlock
 from bk_spark.protocol.errors import BookieUnavailableError, MetadataUnavailableError
-from bk_spark.protocol.ledger.lac import LacRead
-from bk_spark.protocol.ledger.ledger_view import LedgerKey, LedgerView
 from bk_spark.protocol.ledger.metadata_calls import ReadMetadata
-from bk_spark.protocol.ledger.read_actions import (
+from bk_spark.protocol.ledger.reading.lac import LacRead
+from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey, LedgerView
+from bk_spark.protocol.ledger.reading.read_actions import (
     AskLac,
     EntriesRead,
     LacTold,
     ReadEntries,
     RequestFailed,
 )
-from bk_spark.protocol.ledger.read_settings import ReadSettings
-from bk_spark.protocol.ledger.reader import RangeReader
+from bk_spark.protocol.ledger.reading.read_settings import ReadSettings
+from bk_spark.protocol.ledger.reading.reader import RangeReader
 from bk_spark.protocol.machine import EndedBy, Machine, StartTimer, StopRequest, StopTimer, Succeeded, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment, encode
 from bk_spark.protocol.wire.answers_v2 import AddAnswers, ReadAnswer

@@ -6,9 +6,9 @@ from collections.abc import Hashable
 from typing import Any, Final
 
 from bk_spark.protocol.errors import BookKeeperError, MetadataUnavailableError
-from bk_spark.protocol.ledger.lac import LacRead
-from bk_spark.protocol.ledger.ledger_view import LedgerView
-from bk_spark.protocol.ledger.read_actions import (
+from bk_spark.protocol.ledger.reading.lac import LacRead
+from bk_spark.protocol.ledger.reading.ledger_view import LedgerView
+from bk_spark.protocol.ledger.reading.read_actions import (
     EntriesGiven,
     LacHeard,
     LongPoll,
@@ -20,8 +20,8 @@ from bk_spark.protocol.ledger.read_actions import (
     ReadRange,
     WatchMetadata,
 )
-from bk_spark.protocol.ledger.read_settings import TailSettings
-from bk_spark.protocol.ledger.tail import LedgerTail
+from bk_spark.protocol.ledger.reading.read_settings import TailSettings
+from bk_spark.protocol.ledger.reading.tail import LedgerTail
 from bk_spark.protocol.machine import EndedBy, StartTimer, StopTimer, TimerFired
 from tests.simulation.bytes_cache import metadata_in, poll_answer_in, poll_request
 from tests.simulation.events import (

@@ -10,9 +10,9 @@ from bk_spark.protocol.codes import Code, DigestType
 from bk_spark.protocol.entries.digest import digest_function
 from bk_spark.protocol.entries.entry import pack_entry, pack_lac
 from bk_spark.protocol.errors import BookieUnavailableError, BookKeeperError, EntryUnknownError
-from bk_spark.protocol.ledger.lac import LacRead
-from bk_spark.protocol.ledger.ledger_view import LedgerKey
-from bk_spark.protocol.ledger.read_actions import AskLac, LacTold, RequestFailed
+from bk_spark.protocol.ledger.reading.lac import LacRead
+from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey
+from bk_spark.protocol.ledger.reading.read_actions import AskLac, LacTold, RequestFailed
 from bk_spark.protocol.machine import EndedBy, StartTimer, Succeeded, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Answer, Quorum, covered

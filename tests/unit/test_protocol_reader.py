@@ -20,10 +20,10 @@ from bk_spark.protocol.errors import (
     MetadataUnavailableError,
     NoSuchEntryError,
 )
-from bk_spark.protocol.ledger.ledger_view import LedgerKey, LedgerView
 from bk_spark.protocol.ledger.metadata_calls import MetadataFailed, MetadataFound, ReadMetadata
-from bk_spark.protocol.ledger.range_pass import RangePass
-from bk_spark.protocol.ledger.read_actions import (
+from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey, LedgerView
+from bk_spark.protocol.ledger.reading.range_pass import RangePass
+from bk_spark.protocol.ledger.reading.read_actions import (
     BatchRead,
     BatchRefused,
     EntriesRead,
@@ -32,8 +32,8 @@ from bk_spark.protocol.ledger.read_actions import (
     ReportFailure,
     RequestFailed,
 )
-from bk_spark.protocol.ledger.read_settings import ReadSettings, Speculation
-from bk_spark.protocol.ledger.reader import RangeReader
+from bk_spark.protocol.ledger.reading.read_settings import ReadSettings, Speculation
+from bk_spark.protocol.ledger.reading.reader import RangeReader
 from bk_spark.protocol.machine import EndedBy, StartTimer, StopRequest, StopTimer, Succeeded, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Answer, Quorum

@@ -19,9 +19,9 @@ from bk_spark.protocol.errors import (
     NoSuchEntryError,
     NoSuchLedgerError,
 )
-from bk_spark.protocol.ledger.ledger_view import LedgerKey, LedgerView
 from bk_spark.protocol.ledger.metadata_calls import MetadataFailed, MetadataFound
-from bk_spark.protocol.ledger.read_actions import (
+from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey, LedgerView
+from bk_spark.protocol.ledger.reading.read_actions import (
     AskLac,
     EntriesGiven,
     LacHeard,
@@ -37,8 +37,8 @@ from bk_spark.protocol.ledger.read_actions import (
     RequestFailed,
     WatchMetadata,
 )
-from bk_spark.protocol.ledger.read_settings import TailSettings
-from bk_spark.protocol.ledger.tail import Event, LedgerTail
+from bk_spark.protocol.ledger.reading.read_settings import TailSettings
+from bk_spark.protocol.ledger.reading.tail import Event, LedgerTail
 from bk_spark.protocol.machine import EndedBy, StartTimer, StopRequest, StopTimer, Succeeded, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Quorum

@@ -1,4 +1,4 @@
-"""Performs what the machines of reading ask for (:mod:`bk_spark.protocol.ledger.read_actions`)."""
+"""Performs what the machines of reading ask for (:mod:`bk_spark.protocol.ledger.reading.read_actions`)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from bk_spark.bookie.runners import AsyncRunner
 from bk_spark.bookie.writing.metadata_calls import call_metadata
 from bk_spark.protocol.entries.entry_block import EntryBlock
 from bk_spark.protocol.errors import BookieUnavailableError, BookKeeperError
-from bk_spark.protocol.ledger.lac import LacRead
-from bk_spark.protocol.ledger.ledger_view import LedgerKey
 from bk_spark.protocol.ledger.metadata_calls import MetadataFailed, MetadataFound, ReadMetadata
-from bk_spark.protocol.ledger.read_actions import (
+from bk_spark.protocol.ledger.reading.lac import LacRead
+from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey
+from bk_spark.protocol.ledger.reading.read_actions import (
     AskLac,
     BatchRead,
     BatchRefused,

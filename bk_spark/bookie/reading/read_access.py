@@ -11,7 +11,7 @@ from bk_spark.bookie.connection.v3 import BookieConnectionV3
 from bk_spark.bookie.reading.failure_history import FailureHistory
 from bk_spark.bookie.reading.ledger_watch import LedgerWatches
 from bk_spark.bookie.services import ClusterServices
-from bk_spark.protocol.ledger.read_settings import REQUEST_BYTES, ReadSettings, Speculation, TailSettings
+from bk_spark.protocol.ledger.reading.read_settings import REQUEST_BYTES, ReadSettings, Speculation, TailSettings
 
 
 @dataclass(frozen=True, slots=True)

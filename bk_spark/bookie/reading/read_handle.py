@@ -16,8 +16,8 @@ from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.entries.digest import digest_function
 from bk_spark.protocol.entries.entry_block import EntryBlock
 from bk_spark.protocol.errors import InvalidArgumentError
-from bk_spark.protocol.ledger.ledger_view import LedgerKey, LedgerView
-from bk_spark.protocol.ledger.reader import RangeReader
+from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey, LedgerView
+from bk_spark.protocol.ledger.reading.reader import RangeReader
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 
 

@@ -1,4 +1,4 @@
-"""Runs :class:`bk_spark.protocol.ledger.single_read.SingleRead` without a task of its own: a single read is short."""
+"""Runs :class:`bk_spark.protocol.ledger.reading.single_read.SingleRead` without a task: a single read is short."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import asyncio
 from bk_spark.bookie.reading.read_access import ReadAccess
 from bk_spark.protocol.entries.entry import Entry
 from bk_spark.protocol.errors import BookKeeperError
-from bk_spark.protocol.ledger.ledger_view import LedgerKey
-from bk_spark.protocol.ledger.read_actions import EntriesRead, ReadEntries, RequestFailed
-from bk_spark.protocol.ledger.single_read import SingleRead
+from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey
+from bk_spark.protocol.ledger.reading.read_actions import EntriesRead, ReadEntries, RequestFailed
+from bk_spark.protocol.ledger.reading.single_read import SingleRead
 from bk_spark.protocol.machine import EndedBy, StartTimer, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 

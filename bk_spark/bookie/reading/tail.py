@@ -1,4 +1,4 @@
-"""Runs :class:`bk_spark.protocol.ledger.tail.LedgerTail`: following a ledger that is being written."""
+"""Runs :class:`bk_spark.protocol.ledger.reading.tail.LedgerTail`: following a ledger that is being written."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from bk_spark.bookie.reading.read_access import ReadAccess
 from bk_spark.bookie.runners import AsyncRunner
 from bk_spark.protocol.entries.entry_block import EntryBlock
 from bk_spark.protocol.errors import BookKeeperError, EntryUnknownError
-from bk_spark.protocol.ledger.ledger_view import LedgerKey, LedgerView
-from bk_spark.protocol.ledger.read_actions import (
+from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey, LedgerView
+from bk_spark.protocol.ledger.reading.read_actions import (
     EntriesGiven,
     LacHeard,
     MetadataChanged,
@@ -23,8 +23,8 @@ from bk_spark.protocol.ledger.read_actions import (
     ReadLac,
     ReadRange,
 )
-from bk_spark.protocol.ledger.reader import RangeReader
-from bk_spark.protocol.ledger.tail import LedgerTail
+from bk_spark.protocol.ledger.reading.reader import RangeReader
+from bk_spark.protocol.ledger.reading.tail import LedgerTail
 from bk_spark.protocol.machine import EndedBy
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 

@@ -12,10 +12,10 @@ from typing import Final
 
 from bk_spark.protocol.entries.entry_block import EntryBlock
 from bk_spark.protocol.errors import EntryUnknownError, NoSuchEntryError
-from bk_spark.protocol.ledger.ledger_view import LedgerKey, LedgerView
 from bk_spark.protocol.ledger.metadata_calls import MetadataFailed, MetadataFound, ReadMetadata
-from bk_spark.protocol.ledger.range_pass import Action as PassAction, Event as PassEvent, RangePass
-from bk_spark.protocol.ledger.read_settings import ReadSettings, Suspects
+from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey, LedgerView
+from bk_spark.protocol.ledger.reading.range_pass import Action as PassAction, Event as PassEvent, RangePass
+from bk_spark.protocol.ledger.reading.read_settings import ReadSettings, Suspects
 from bk_spark.protocol.machine import EndedBy, StartTimer, Succeeded, TimerFired
 
 #: The pause before the second pass is twice this. It doubles before each further one.

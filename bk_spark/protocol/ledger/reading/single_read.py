@@ -7,9 +7,9 @@ from typing import Final
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.entries.entry import Entry, verify_entry
 from bk_spark.protocol.errors import DigestMismatchError
-from bk_spark.protocol.ledger.ledger_view import LedgerKey
-from bk_spark.protocol.ledger.read_actions import EntriesRead, ReadEntries, RequestFailed
-from bk_spark.protocol.ledger.read_settings import ReadSettings, Suspects
+from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey
+from bk_spark.protocol.ledger.reading.read_actions import EntriesRead, ReadEntries, RequestFailed
+from bk_spark.protocol.ledger.reading.read_settings import ReadSettings, Suspects
 from bk_spark.protocol.machine import EndedBy, StartTimer, Succeeded, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 
@@ -18,7 +18,7 @@ _SLOW: Final = "slow"
 
 class SingleRead:
     """Asks the entry's first replica. The result is the entry, if that replica gives it before a second one would be
-    asked. Else it is None, which says nothing: :class:`bk_spark.protocol.ledger.reader.RangeReader` finds out.
+    asked. Else it is None, which says nothing: :class:`bk_spark.protocol.ledger.reading.reader.RangeReader` finds out.
 
     A replica that does not give the entry is added to ``suspects``. One that is there is not asked.
     """

@@ -37,10 +37,10 @@ from bk_spark.protocol.errors import (
     EntryUnknownError,
     NoSuchEntryError,
 )
-from bk_spark.protocol.ledger.lac import NO_ANSWER
-from bk_spark.protocol.ledger.ledger_view import LedgerKey
-from bk_spark.protocol.ledger.range_chunks import Chunk, Part
-from bk_spark.protocol.ledger.read_actions import (
+from bk_spark.protocol.ledger.reading.lac import NO_ANSWER
+from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey
+from bk_spark.protocol.ledger.reading.range_chunks import Chunk, Part
+from bk_spark.protocol.ledger.reading.read_actions import (
     BatchRead,
     BatchRefused,
     EntriesRead,
@@ -50,7 +50,7 @@ from bk_spark.protocol.ledger.read_actions import (
     RequestFailed,
     reason_of_failure,
 )
-from bk_spark.protocol.ledger.read_settings import REQUEST_BYTES, ReadSettings, Suspects
+from bk_spark.protocol.ledger.reading.read_settings import REQUEST_BYTES, ReadSettings, Suspects
 from bk_spark.protocol.machine import EndedBy, StartTimer, StopRequest, StopTimer, Succeeded, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Answer

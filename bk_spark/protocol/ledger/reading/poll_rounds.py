@@ -1,4 +1,4 @@
-"""Which bookie a tail polls next (:mod:`bk_spark.protocol.ledger.tail`).
+"""Which bookie a tail polls next (:mod:`bk_spark.protocol.ledger.reading.tail`).
 
 A round asks each bookie of the last segment once. It ends early when a bookie brings news, or has waited for news in
 vain. After a round in which nobody waited there is a pause, longer each time.
@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from bk_spark.protocol.ledger.read_settings import Suspects
+from bk_spark.protocol.ledger.reading.read_settings import Suspects
 
 #: Pauses after something failed, or after no bookie had the ledger yet.
 _FIRST_PAUSE_MS: Final = 50

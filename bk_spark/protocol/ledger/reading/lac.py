@@ -14,8 +14,8 @@ from typing import Final
 from bk_spark.protocol.codes import NO_ENTRY, Code
 from bk_spark.protocol.entries.entry import verify_entry, verify_lac
 from bk_spark.protocol.errors import AWAY_REMEDY, DigestMismatchError, EntryUnknownError
-from bk_spark.protocol.ledger.ledger_view import LedgerKey
-from bk_spark.protocol.ledger.read_actions import AskLac, LacTold, RequestFailed, reason_of_failure
+from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey
+from bk_spark.protocol.ledger.reading.read_actions import AskLac, LacTold, RequestFailed, reason_of_failure
 from bk_spark.protocol.machine import EndedBy, StartTimer, Succeeded, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Answer, covered

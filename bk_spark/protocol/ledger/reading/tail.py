@@ -30,11 +30,11 @@ from bk_spark.protocol.errors import (
     InvalidArgumentError,
     NoSuchEntryError,
 )
-from bk_spark.protocol.ledger.lac import NO_ANSWER, understand
-from bk_spark.protocol.ledger.ledger_view import LedgerKey, LedgerView
 from bk_spark.protocol.ledger.metadata_calls import MetadataFailed, MetadataFound
-from bk_spark.protocol.ledger.poll_rounds import Poll, PollRounds, growing_pause_ms
-from bk_spark.protocol.ledger.read_actions import (
+from bk_spark.protocol.ledger.reading.lac import NO_ANSWER, understand
+from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey, LedgerView
+from bk_spark.protocol.ledger.reading.poll_rounds import Poll, PollRounds, growing_pause_ms
+from bk_spark.protocol.ledger.reading.read_actions import (
     AskLac,
     EntriesGiven,
     LacHeard,
@@ -51,7 +51,7 @@ from bk_spark.protocol.ledger.read_actions import (
     WatchMetadata,
     reason_of_failure,
 )
-from bk_spark.protocol.ledger.read_settings import Suspects, TailSettings
+from bk_spark.protocol.ledger.reading.read_settings import Suspects, TailSettings
 from bk_spark.protocol.machine import EndedBy, StartTimer, StopRequest, StopTimer, Succeeded, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
 from bk_spark.protocol.wire.code_errors import reason_of

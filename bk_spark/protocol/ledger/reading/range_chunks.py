@@ -1,4 +1,4 @@
-"""The pieces in which a pass reads a range (:mod:`bk_spark.protocol.ledger.range_pass`)."""
+"""The pieces in which a pass reads a range (:mod:`bk_spark.protocol.ledger.reading.range_pass`)."""
 
 from __future__ import annotations
 
