@@ -17,6 +17,7 @@ from bk_spark.log.core.changes import Change
 from bk_spark.log.core.plan import CommitResult
 from bk_spark.log.core.reading import decision_steps
 from bk_spark.log.core.registrations import MakeZnodes, registrar
+from bk_spark.log.core.roll import RollLimits
 from bk_spark.log.core.steps import LedgerRegistrar, Steps
 from bk_spark.log.core.takeover import commit_steps
 from bk_spark.log.formats.message import CommitRequest
@@ -30,7 +31,6 @@ from bk_spark.log.gc.retention import SetPolicy, policy_of, retention_steps
 from bk_spark.log.gc.truncation import SegmentStart, Truncate
 from bk_spark.log.ledgers import LogLedgers
 from bk_spark.log.reader import LogReader
-from bk_spark.log.rolling import RollLimits
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.writer import LogWriter
 from bk_spark.protocol.errors import (

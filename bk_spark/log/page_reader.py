@@ -22,9 +22,9 @@ from bk_spark.log.core.append import head_of
 from bk_spark.log.core.index import PageIndex, decode_directory, decode_indexed_page, entry_name
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.page import SegmentPage, decode_page
-from bk_spark.log.formats.segment import Int64Column
 from bk_spark.log.formats.znodes import Head, IndexPosition
 from bk_spark.log.ledgers import LogLedgers
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
     LogRangeGoneError,
@@ -124,7 +124,7 @@ class PageReader:
                 yield page
             ahead = min(2 * ahead, _MAX_AHEAD)
 
-    def last_indexed(self, head: Head, column: Callable[[PageIndex], Int64Column], bound: int) -> int:
+    def last_indexed(self, head: Head, column: Callable[[PageIndex], Int64s], bound: int) -> int:
         """Of the pages that ``head.index`` leads to, the last whose value in ``column`` is below ``bound``;
         ``head.first_page`` where there is none. The column must not decrease."""
         assert head.index is not None

@@ -1,39 +1,13 @@
-"""When a log writer goes on to its next ledger."""
+"""The ledger that a log writer is writing."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Final
-
-import numpy as np
-import numpy.typing as npt
 
 from bk_spark.bookie.blocking_writer import BlockingWriter
+from bk_spark.log.core.roll import RollLimits
 from bk_spark.log.core.tail import TailPlace
-from bk_spark.protocol.errors import InvalidArgumentError
-
-#: Far below what a segment can hold.
-_MAX_BYTES: Final = 1 << 40
-_MAX_ENTRIES: Final = 1 << 36
-_MAX_AGE_MS: Final = 100 * 365 * 86_400_000
-
-
-@dataclass(frozen=True, slots=True)
-class RollLimits:
-    """A ledger that has reached one of them is closed, and the next one begun."""
-
-    size_bytes: int
-    age_ms: int
-    entries: int | None
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.size_bytes <= _MAX_BYTES:
-            raise InvalidArgumentError(f"roll_bytes must be 1 to {_MAX_BYTES}, not {self.size_bytes}")
-        if not 1 <= self.age_ms <= _MAX_AGE_MS:
-            raise InvalidArgumentError(f"roll_ms must be 1 to {_MAX_AGE_MS}, not {self.age_ms}")
-        if self.entries is not None and not 1 <= self.entries <= _MAX_ENTRIES:
-            raise InvalidArgumentError(f"roll_entries must be 1 to {_MAX_ENTRIES}, or None, not {self.entries}")
+from bk_spark.protocol.arrays import Int64s
 
 
 class WrittenTail:
@@ -58,26 +32,13 @@ class WrittenTail:
         age_s = self._limits.age_ms / 1000
         if not self.entries:
             return age_s
-        due_s = 0.0 if self._is_full else self._opened_s + age_s
+        due_s = 0.0 if self._limits.is_full(self.size_bytes, self.entries) else self._opened_s + age_s
         return max(due_s, self._not_before_s) - time.monotonic()
 
     def put_off(self, delay_s: float) -> None:
         """The next ledger cannot be had now."""
         self._not_before_s = time.monotonic() + delay_s
 
-    def part_end(self, offsets: npt.NDArray[np.int64], first: int) -> int:
-        """How many of the payloads between ``offsets`` go into this ledger, ``first`` of them being sent: all, where
-        it is over its limits already."""
-        end = len(offsets) - 1
-        if self._is_full:
-            return end
-        room_bytes = self._limits.size_bytes - self.size_bytes
-        last = int(np.searchsorted(offsets, offsets[first] + room_bytes, side="left"))
-        if self._limits.entries is not None:
-            last = min(last, first + self._limits.entries - self.entries)
-        return min(last, end)
-
-    @property
-    def _is_full(self) -> bool:
-        limits = self._limits
-        return self.size_bytes >= limits.size_bytes or (limits.entries is not None and self.entries >= limits.entries)
+    def part_end(self, offsets: Int64s, first: int) -> int:
+        """As :meth:`RollLimits.part_end`, for this ledger."""
+        return self._limits.part_end(offsets, first, self.size_bytes, self.entries)

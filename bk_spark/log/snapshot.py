@@ -16,9 +16,10 @@ import numpy as np
 
 from bk_spark.log.core.index import PageIndex
 from bk_spark.log.formats.page import SegmentPage
-from bk_spark.log.formats.segment import Int64Column, Segment, SegmentTable
+from bk_spark.log.formats.segment import Segment, SegmentTable
 from bk_spark.log.formats.znodes import Head
 from bk_spark.log.page_reader import PageReader
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, MetadataFormatError
 from bk_spark.protocol.metadata.znodes import Znode
 
@@ -30,7 +31,7 @@ class _Key:
     """A value of each page that does not decrease from page to page."""
 
     of_page: Callable[[SegmentPage], int]
-    of_index: Callable[[PageIndex], Int64Column]
+    of_index: Callable[[PageIndex], Int64s]
 
 
 _OFFSET: Final = _Key(lambda page: page.base_offset, lambda index: index.base_offset)

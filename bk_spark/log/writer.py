@@ -21,12 +21,13 @@ import numpy.typing as npt
 
 from bk_spark.log.blocking import BlockingLog
 from bk_spark.log.core.reading import sync_steps
+from bk_spark.log.core.roll import RollLimits
 from bk_spark.log.core.steps import Closed
 from bk_spark.log.core.tail import KeepTail, ReleaseTail, SealTail, TailPlace
 from bk_spark.log.core.writer_steps import drain_steps, fenced_error, move_steps, next_ledger_steps, open_steps
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.log.formats.znodes import Owner
-from bk_spark.log.rolling import RollLimits, WrittenTail
+from bk_spark.log.rolling import WrittenTail
 from bk_spark.log.tail_keeper import TailKeeper
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.payloads import Payloads

@@ -13,9 +13,10 @@ import pytest
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.datasource import connections
 from bk_spark.datasource.connections import LogPlace, client_of, log_at
-from bk_spark.datasource.idle_ledgers import IdleLedgers, LedgerKey
-from bk_spark.datasource.task_writer import Roll, TaskLedgers, TaskWriter
+from bk_spark.datasource.writing.idle_ledgers import IdleLedgers, LedgerKey
+from bk_spark.datasource.writing.task_writer import TaskLedgers, TaskWriter
 from bk_spark.log.core.plan import CommitStatus
+from bk_spark.log.core.roll import RollLimits
 from bk_spark.log.formats.message import CommitMessage, CommitRequest, LedgerRange
 from bk_spark.log.formats.settings import EntryFormat, LogSettings
 from bk_spark.log.formats.znodes import decode_registration
@@ -30,7 +31,7 @@ from tests.support.zookeeper_sessions import expire
 
 PASSWORD = b"secret"
 SETTINGS = LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.RAW, PASSWORD)
-ROLL = Roll(1 << 30, 3_600_000)
+ROLL = RollLimits(1 << 30, 3_600_000)
 APP = "query"
 
 
@@ -212,7 +213,7 @@ def test_a_job_that_ends_right_after_its_commit_has_looked_after_the_log(
 import os
 from bk_spark.datasource.connections import LogPlace, log_at
 from bk_spark.datasource.options.parse import parse_options
-from bk_spark.datasource.write_task import commit_batch
+from bk_spark.datasource.writing.write_task import commit_batch
 from bk_spark.log.formats.message import CommitMessage, CommitRequest
 place = LogPlace({metadata_service_uri!r}, {LogStore.of(client).root!r}, {log.name!r}, {log.log_id!r})
 options = parse_options(

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 
 from bk_spark.datasource.connections import LogPlace, _Shared
-from bk_spark.datasource.idle_ledgers import MAX_WAITING, IdleLedgers, LedgerKey
-from bk_spark.datasource.task_writer import Roll
+from bk_spark.datasource.writing.idle_ledgers import MAX_WAITING, IdleLedgers, LedgerKey
+from bk_spark.log.core.roll import RollLimits
 
 PLACE = LogPlace("zk://localhost/ledgers", "/logs", "events", "0f1e2d3c-0000-4000-8000-000000000000")
 KEY = LedgerKey(PLACE, "app", "run-1")
@@ -128,15 +128,13 @@ def test_a_close_that_fails_holds_up_nothing() -> None:
     cache.close_all()
 
 
-def test_roll_by_size_and_by_age() -> None:
-    roll = Roll(size_bytes=1000, age_ms=60_000)
-
-    def due(ledger: Ledger, now_s: float) -> bool:
-        return roll.is_due(ledger, now_s)  # type: ignore[arg-type]
-
-    assert not due(Ledger(1, length=999, opened_s=100.0), 159.9)
-    assert due(Ledger(1, length=1000, opened_s=100.0), 100.0)
-    assert due(Ledger(1, length=0, opened_s=100.0), 160.0)
+def test_roll_by_size_entries_and_age() -> None:
+    roll = RollLimits(size_bytes=1000, age_ms=60_000, entries=10)
+    assert not roll.is_due(999, 9, 59_999.9)
+    assert roll.is_due(1000, 1, 0.0)
+    assert roll.is_due(1, 10, 0.0)
+    assert roll.is_due(0, 0, 60_000.0)
+    assert not RollLimits(size_bytes=1000, age_ms=60_000).is_due(1, 1 << 40, 0.0)
 
 
 # --- what is shared in a process ---

@@ -11,7 +11,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from bk_spark.datasource.source import BookKeeperDataSource
 from bk_spark.datasource.stream.writer import StreamWriter
-from bk_spark.datasource.write_task import TaskMessage
+from bk_spark.datasource.writing.write_task import TaskMessage
 from bk_spark.log.formats.message import CommitMessage
 from bk_spark.protocol.errors import InvalidArgumentError
 

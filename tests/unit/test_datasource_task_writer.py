@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from bk_spark.datasource.task_writer import MAX_LOST, TaskWriter
+from bk_spark.datasource.writing.task_writer import MAX_LOST, TaskWriter
 from bk_spark.log.formats.message import LedgerRange
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import (

@@ -11,13 +11,13 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from bk_spark.datasource.idle_ledgers import idle_ledgers
-from bk_spark.datasource.made_tables import refuse_made_table
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.plain_errors import plain_errors
 from bk_spark.datasource.stream.identity import micro_batch
-from bk_spark.datasource.target_log import find_or_make_log
-from bk_spark.datasource.write_task import TaskMessage, commit_batch, task_messages, write_task
+from bk_spark.datasource.writing.idle_ledgers import idle_ledgers
+from bk_spark.datasource.writing.made_tables import refuse_made_table
+from bk_spark.datasource.writing.target_log import find_or_make_log
+from bk_spark.datasource.writing.write_task import TaskMessage, commit_batch, task_messages, write_task
 from bk_spark.log.formats.message import CommitMessage, CommitRequest
 
 #: Stands for a streaming query's id in batch writes outside of foreachBatch.

@@ -17,12 +17,12 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from bk_spark.datasource.connections import LogPlace, log_at
-from bk_spark.datasource.idle_ledgers import idle_ledgers
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.plain_errors import plain_errors
 from bk_spark.datasource.stream.identity import micro_batch
-from bk_spark.datasource.target_log import TargetLog, find_or_make_log
-from bk_spark.datasource.write_task import TaskMessage, commit_batch, task_messages, write_task
+from bk_spark.datasource.writing.idle_ledgers import idle_ledgers
+from bk_spark.datasource.writing.target_log import TargetLog, find_or_make_log
+from bk_spark.datasource.writing.write_task import TaskMessage, commit_batch, task_messages, write_task
 from bk_spark.log.formats.message import CommitMessage, CommitRequest
 from bk_spark.protocol.errors import InvalidArgumentError
 
@@ -47,7 +47,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._target: TargetLog | None = None
 
     def prepare(self) -> None:
-        """Find or make the log. Raises what :func:`bk_spark.datasource.target_log.find_or_make_log` raises."""
+        """Find or make the log. Raises what :func:`bk_spark.datasource.writing.target_log.find_or_make_log` raises."""
         self._target = find_or_make_log(self._options, self._schema)
 
     @plain_errors

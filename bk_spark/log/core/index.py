@@ -37,8 +37,8 @@ from bk_spark.log.core.steps import EntryRead, Failed, ReadEntry, Steps
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.page import SegmentPage, decode_page, int64_column
 from bk_spark.log.formats.proto import index_formats_pb2 as pb
-from bk_spark.log.formats.segment import Int64Column
 from bk_spark.log.formats.znodes import Head, IndexPosition, log_id_of, parse
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import LogReplacedError, MetadataFormatError
 
 DIRECTORY_VERSION: Final = 1
@@ -70,12 +70,12 @@ class PageIndex:
     first_page: int
     end_offset: int
     previous: IndexPosition | None
-    base_offset: Int64Column
-    rows: Int64Column
-    size_bytes: Int64Column
-    first_time_ms: Int64Column
-    ledger_id: Int64Column
-    entry_id: Int64Column
+    base_offset: Int64s
+    rows: Int64s
+    size_bytes: Int64s
+    first_time_ms: Int64s
+    ledger_id: Int64s
+    entry_id: Int64s
 
     @classmethod
     def of(cls, first_page: int, end_offset: int, lines: list[Line]) -> PageIndex:
@@ -92,7 +92,7 @@ class PageIndex:
         return self.first_page + len(self)
 
     @property
-    def columns(self) -> tuple[Int64Column, ...]:
+    def columns(self) -> tuple[Int64s, ...]:
         return self.base_offset, self.rows, self.size_bytes, self.first_time_ms, self.ledger_id, self.entry_id
 
     def place(self, page: int) -> tuple[int, int]:

@@ -40,10 +40,10 @@ from bk_spark.log.formats.segment import (
     MAX_SEGMENT_BYTES,
     MAX_SEGMENT_ENTRIES,
     MAX_SEGMENT_ROWS,
-    Int64Column,
     SegmentTable,
 )
 from bk_spark.log.formats.znodes import parse
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import LogReplacedError, MetadataFormatError
 
 PAGE_VERSION: Final = 1
@@ -210,9 +210,7 @@ def _decode_table(message: pb.SegmentPage) -> SegmentTable:
     )
 
 
-def _decode_first_entries(
-    message: pb.SegmentPage, index: Int64Column, entries: Int64Column, ledgers: int
-) -> Int64Column:
+def _decode_first_entries(message: pb.SegmentPage, index: Int64s, entries: Int64s, ledgers: int) -> Int64s:
     """A ledger's next segment starts at its first entry in the page, plus all entries and gaps since."""
     count = len(entries)
     positions = np.cumsum(_column(message.gap_position_deltas))
@@ -233,7 +231,7 @@ def _decode_first_entries(
     return first_entry
 
 
-def _gaps(index: Int64Column, ledgers: int, table: SegmentTable) -> tuple[Int64Column, Int64Column]:
+def _gaps(index: Int64s, ledgers: int, table: SegmentTable) -> tuple[Int64s, Int64s]:
     """Per segment its first entry minus the end of the ledger's segment before; per ledger its first entry."""
     order, group_starts, _ = _by_ledger(index)
     first = table.first_entry[order]
@@ -247,14 +245,14 @@ def _gaps(index: Int64Column, ledgers: int, table: SegmentTable) -> tuple[Int64C
     return gaps, ledger_first_entries
 
 
-def _by_ledger(index: Int64Column) -> tuple[Int64Column, Int64Column, Int64Column]:
+def _by_ledger(index: Int64s) -> tuple[Int64s, Int64s, Int64s]:
     """Segments sorted by ledger (kept in order within one): positions, where groups start, each one's group."""
     order = np.argsort(index, kind="stable")
     changes = np.diff(index[order], prepend=-1) != 0
     return order, np.flatnonzero(changes), np.cumsum(changes) - 1
 
 
-def _ledger_table(ledger_id: Int64Column) -> tuple[Int64Column, Int64Column]:
+def _ledger_table(ledger_id: Int64s) -> tuple[Int64s, Int64s]:
     """Index of each segment's ledger, and the ledgers in order of first appearance."""
     ledgers, first_positions, inverse = np.unique(ledger_id, return_index=True, return_inverse=True)
     by_appearance = np.argsort(first_positions)
@@ -263,28 +261,28 @@ def _ledger_table(ledger_id: Int64Column) -> tuple[Int64Column, Int64Column]:
     return rank[inverse], ledgers[by_appearance]
 
 
-def _mean(total: Int64Column, count: Int64Column) -> int:
+def _mean(total: Int64s, count: Int64s) -> int:
     """Whole-numbered mean of ``total`` per ``count``, or 0 where multiplying it back could overflow."""
     mean = int(total.sum()) // max(1, int(count.sum()))
     return mean if mean * int(count.max()) < _MAX_PRODUCT else 0
 
 
-def _decode_product(factor: int, counts: Int64Column, residuals: Sequence[int]) -> Int64Column:
+def _decode_product(factor: int, counts: Int64s, residuals: Sequence[int]) -> Int64s:
     _require(factor * int(counts.max()) < _MAX_PRODUCT, "a mean")
     residual = _column(residuals, len(counts))
     _require(abs(int(residual.min())) < _MAX_PRODUCT and residual.max() < _MAX_PRODUCT, "a residual")
     return factor * counts + residual
 
 
-def _deltas(column: Int64Column) -> Int64Column:
+def _deltas(column: Int64s) -> Int64s:
     return np.diff(column, prepend=0)
 
 
-def _unless_zero(column: Int64Column) -> list[int]:
+def _unless_zero(column: Int64s) -> list[int]:
     return column.tolist() if column.any() else []
 
 
-def int64_column(values: Sequence[int]) -> Int64Column:
+def int64_column(values: Sequence[int]) -> Int64s:
     """A repeated field as an array. Raises OverflowError for a value of 2**63 or more."""
     # Newer releases of protobuf give the whole field at once, in its own type.
     column = np.asarray(values) if len(values) else np.empty(0, np.int64)
@@ -293,7 +291,7 @@ def int64_column(values: Sequence[int]) -> Int64Column:
     return column.astype(np.int64)
 
 
-def _column(values: Sequence[int], count: int | None = None) -> Int64Column:
+def _column(values: Sequence[int], count: int | None = None) -> Int64s:
     """The same; ``count`` zeros where the field may be left out, and is."""
     column = int64_column(values)
     if count is None:

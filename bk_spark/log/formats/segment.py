@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-Int64Column = npt.NDArray[np.int64]
+from bk_spark.protocol.arrays import Int64s
 
 #: Sums over a whole page of any column stay far below 2**63.
 MAX_SEGMENT_ENTRIES: Final = 1 << 40
@@ -77,13 +76,13 @@ class Segment:
 class SegmentTable:
     """Consecutive segments in columns of int64, all of one length. ``entries`` is 0 for an open tail."""
 
-    ledger_id: Int64Column
-    first_entry: Int64Column
-    entries: Int64Column
-    base_offset: Int64Column
-    rows: Int64Column
-    size_bytes: Int64Column
-    commit_time_ms: Int64Column
+    ledger_id: Int64s
+    first_entry: Int64s
+    entries: Int64s
+    base_offset: Int64s
+    rows: Int64s
+    size_bytes: Int64s
+    commit_time_ms: Int64s
 
     @classmethod
     def of(cls, segments: Iterable[Segment]) -> SegmentTable:
@@ -100,7 +99,7 @@ class SegmentTable:
         return cls(*(np.concatenate(columns) for columns in zip(*(t.columns for t in tables), strict=True)))
 
     @property
-    def columns(self) -> tuple[Int64Column, ...]:
+    def columns(self) -> tuple[Int64s, ...]:
         return (
             self.ledger_id,
             self.first_entry,

@@ -20,10 +20,10 @@ from bk_spark.log.core.parts import in_parts
 from bk_spark.log.core.plan import AlreadyDone, Plan, Readings, StaleError
 from bk_spark.log.formats.names import INDEX, LogPaths
 from bk_spark.log.formats.page import decode_page
-from bk_spark.log.formats.segment import Int64Column
 from bk_spark.log.formats.znodes import Registration, decode_registration, encode_application, encode_registration
 from bk_spark.log.gc.reap_rules import Holder, ReapLimits, Reason, Run, reason_to_condemn
 from bk_spark.log.gc.references import ListView, References, listed_now
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import MetadataConflictError, MetadataFormatError
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState, decode
 from bk_spark.protocol.metadata.ledger_paths import MAX_LEDGER_ID
@@ -35,7 +35,7 @@ _OPERATION_BYTES: Final = 128
 _MAX_LEDGERS_AT_ONCE: Final = 256
 
 
-def ledger_ids_of(names: Iterable[str]) -> Int64Column:
+def ledger_ids_of(names: Iterable[str]) -> Int64s:
     """Ledgers registered for a run, from the names of its children; what is no ledger's id is left alone."""
     numbers = (int(name) for name in names if name.isascii() and name.isdecimal())
     return np.fromiter((number for number in numbers if number <= MAX_LEDGER_ID), np.int64)

@@ -22,8 +22,9 @@ from bk_spark.log.core.reading import head_steps, read_steps
 from bk_spark.log.core.steps import EntryRead, Failed, ReadEntry, Steps
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.page import decode_page
-from bk_spark.log.formats.segment import Int64Column, SegmentTable
+from bk_spark.log.formats.segment import SegmentTable
 from bk_spark.log.formats.znodes import Head
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import MetadataConflictError, MetadataFormatError, NoSuchLedgerError
 
 _PAGES_AT_ONCE: Final = 16
@@ -38,8 +39,8 @@ _MAX_SCANS: Final = 4
 class References:
     """Ledgers in ascending order, and the last entry that is listed of each."""
 
-    ledger_ids: Int64Column
-    last_entries: Int64Column
+    ledger_ids: Int64s
+    last_entries: Int64s
 
     @classmethod
     def none(cls) -> References:
@@ -75,12 +76,12 @@ class References:
             return None
         return int(self.last_entries[position])
 
-    def others(self, ledger_ids: Int64Column) -> Int64Column:
+    def others(self, ledger_ids: Int64s) -> Int64s:
         """Those of ``ledger_ids`` that nothing here refers to."""
         return ledger_ids[~np.isin(ledger_ids, self.ledger_ids)]
 
     @classmethod
-    def _merged(cls, ledger_ids: Int64Column, last_entries: Int64Column) -> References:
+    def _merged(cls, ledger_ids: Int64s, last_entries: Int64s) -> References:
         unique, inverse = np.unique(ledger_ids, return_inverse=True)
         last = np.full(len(unique), -1, np.int64)
         np.maximum.at(last, inverse, last_entries)

@@ -14,12 +14,13 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from bk_spark.datasource.entries import arrow_format, raw_format
 from bk_spark.datasource.entries.schemas import arrow_schema, schema_of_json
-from bk_spark.datasource.idle_ledgers import IdleLedgers, LedgerKey
 from bk_spark.datasource.options.options import SourceOptions
-from bk_spark.datasource.target_log import TargetLog
-from bk_spark.datasource.task_writer import Roll, TaskLedgers, TaskWriter
+from bk_spark.datasource.writing.idle_ledgers import IdleLedgers, LedgerKey
+from bk_spark.datasource.writing.target_log import TargetLog
+from bk_spark.datasource.writing.task_writer import TaskLedgers, TaskWriter
 from bk_spark.log.background import look_after
 from bk_spark.log.core.plan import CommitResult
+from bk_spark.log.core.roll import RollLimits
 from bk_spark.log.formats.message import CommitMessage, CommitRequest, LedgerRange
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.log.log import Log
@@ -54,7 +55,7 @@ def write_task(
     ledgers = TaskLedgers(
         log,
         LedgerKey(target.place, app, run),
-        Roll(options.ledger_roll_bytes, options.ledger_roll_interval_ms),
+        RollLimits(options.ledger_roll_bytes, options.ledger_roll_interval_ms),
         cache,
     )
     writer = TaskWriter(ledgers)

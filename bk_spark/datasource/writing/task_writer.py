@@ -13,7 +13,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from bk_spark.datasource.idle_ledgers import IdleLedgers, LedgerKey, OpenLedger
+from bk_spark.datasource.writing.idle_ledgers import IdleLedgers, LedgerKey, OpenLedger
+from bk_spark.log.core.roll import RollLimits
 from bk_spark.log.formats.message import LedgerRange
 from bk_spark.log.log import Log
 from bk_spark.protocol.entries.payloads import Payloads
@@ -27,22 +28,11 @@ _LOST: Final = (LedgerFencedError, LedgerClosedError, PeerError, MetadataError)
 MAX_LOST: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Roll:
-    """A ledger of so many bytes or of this age gets no more entries."""
-
-    size_bytes: int
-    age_ms: int
-
-    def is_due(self, ledger: OpenLedger, now_s: float) -> bool:
-        return ledger.writer.length >= self.size_bytes or (now_s - ledger.opened_s) * 1000 >= self.age_ms
-
-
 class TaskLedgers:
     """Where a task has its ledgers from: made for it, and closed after it; with a ``cache`` kept there between
     tasks of a run."""
 
-    def __init__(self, log: Log, key: LedgerKey, roll: Roll, cache: IdleLedgers | None) -> None:
+    def __init__(self, log: Log, key: LedgerKey, roll: RollLimits, cache: IdleLedgers | None) -> None:
         self._log = log
         self._key = key
         self._roll = roll
@@ -61,7 +51,8 @@ class TaskLedgers:
 
     def is_due(self, ledger: OpenLedger) -> bool:
         """Whether another ledger is to take over from this one."""
-        return self._roll.is_due(ledger, time.monotonic())
+        age_ms = (time.monotonic() - ledger.opened_s) * 1000
+        return self._roll.is_due(ledger.writer.length, ledger.writer.last_add_pushed + 1, age_ms)
 
     def give_back(self, ledger: OpenLedger) -> None:
         """The task is done with ``ledger``, whose entries are all acknowledged."""
