@@ -7,8 +7,6 @@ import functools
 from bookie_server.config.config import BookieConfig
 from bookie_server.disks.file_limit import last_indexable_entry
 from bookie_server.disks.open_files import share_open_files
-from bookie_server.gc.brake import BrakeLimits
-from bookie_server.gc.collector_config import CompactionConfig, GarbageCollectorConfig
 from bookie_server.identity.cookies import current_directory
 from bookie_server.net.common.limits import NetConfig
 from bookie_server.storage.directories import LedgerDirectories
@@ -72,26 +70,4 @@ def net_config(config: BookieConfig) -> NetConfig:
         max_pending_reads=config.max_pending_reads,
         adds_high_bytes=config.journal_max_memory_bytes,
         adds_low_bytes=config.journal_max_memory_bytes // _LOW_SHARE,
-    )
-
-
-def collector_config(config: BookieConfig) -> GarbageCollectorConfig:
-    return GarbageCollectorConfig(
-        gc_wait_ms=config.gc_interval_ms,
-        over_replicated_wait_ms=config.gc_over_replicated_interval_ms,
-        minor=CompactionConfig(
-            config.minor_compaction_interval_ms, config.minor_compaction_threshold, config.minor_compaction_max_ms
-        ),
-        major=CompactionConfig(
-            config.major_compaction_interval_ms, config.major_compaction_threshold, config.major_compaction_max_ms
-        ),
-        rate_by_entries=config.compaction_entries_per_s,
-        rate_by_bytes=config.compaction_bytes_per_s,
-        throttle_by_bytes=config.compaction_throttle_by_bytes,
-        metadata_ops_per_second=config.gc_metadata_operations_per_s,
-        force_allow_compaction=config.force_allow_compaction,
-        use_target_entry_log_size=config.gc_use_target_log_size,
-        entry_log_size_limit_bytes=config.entry_log_size_limit_bytes,
-        allow_force_when_full=config.force_gc_when_no_space,
-        brake=BrakeLimits(config.gc_brake_share, config.gc_brake_ledgers),
     )

@@ -171,7 +171,7 @@ class BookieService:
     def _make_collector(self) -> GarbageCollector:
         return GarbageCollector(
             Upkeep(self._storage),
-            parts.collector_config(self._config),
+            self._config,
             self._store,
             self._identity,
             self._storage.fail,

@@ -24,6 +24,23 @@ def _key(name: str, default: str | None, kind: Kind, doc: str, other_name: str =
 
 
 @dataclass(frozen=True, slots=True)
+class CompactionSettings:
+    """Minor or major compaction: off where ``interval_ms`` or ``threshold`` is 0 or less.
+
+    Entry logs whose live share is below ``threshold`` are rewritten. No further one is begun after ``max_time_ms``;
+    0 or less: no limit.
+    """
+
+    interval_ms: int
+    threshold: float
+    max_time_ms: int = 0
+
+    @property
+    def enabled(self) -> bool:
+        return self.interval_ms > 0 and self.threshold > 0
+
+
+@dataclass(frozen=True, slots=True)
 class BookieConfig:
     """The configuration of a bookie. Directories are without ``current``; sizes are in bytes, times in ms.
 
@@ -306,6 +323,18 @@ class BookieConfig:
     statistics_port: int = _key(
         "prometheusStatsHttpPort", "0", whole(most=65535), "Serve the metrics on this port too. 0: no."
     )
+
+    @property
+    def minor_compaction(self) -> CompactionSettings:
+        return CompactionSettings(
+            self.minor_compaction_interval_ms, self.minor_compaction_threshold, self.minor_compaction_max_ms
+        )
+
+    @property
+    def major_compaction(self) -> CompactionSettings:
+        return CompactionSettings(
+            self.major_compaction_interval_ms, self.major_compaction_threshold, self.major_compaction_max_ms
+        )
 
 
 #: Every setting that is one key, by the name of its field.

@@ -22,8 +22,8 @@ from typing import Final
 import numpy as np
 
 from bk_spark.protocol.arrays import Int64s
+from bookie_server.config.config import BookieConfig, CompactionSettings
 from bookie_server.gc.collected_storage import CollectedStorage, RunBlocking
-from bookie_server.gc.collector_config import CompactionConfig, GarbageCollectorConfig
 from bookie_server.gc.collector_status import EntryLogStatus, EntryLogTotals, GarbageCollectorCounters
 from bookie_server.gc.compaction import CompactionRefusedError, Compactor
 from bookie_server.gc.entry_log_usage import EntryLogUsage, EntryLogUsageCache
@@ -43,7 +43,7 @@ class EntryLogCollection:
 
     def __init__(
         self,
-        config: GarbageCollectorConfig,
+        config: BookieConfig,
         storage: CollectedStorage,
         run_blocking: RunBlocking,
         stop: StopSignal,
@@ -54,13 +54,13 @@ class EntryLogCollection:
         self._run = run_blocking
         self._stop = stop
         self._counters = counters
-        rate = config.rate_by_bytes if config.throttle_by_bytes else config.rate_by_entries
+        rate = config.compaction_bytes_per_s if config.compaction_throttle_by_bytes else config.compaction_entries_per_s
         self._compactor = Compactor(
             storage,
             run_blocking,
             Throttle(rate),
             stop,
-            throttle_by_bytes=config.throttle_by_bytes,
+            throttle_by_bytes=config.compaction_throttle_by_bytes,
             throttle_step=rate,
         )
         self._usages = EntryLogUsageCache(_USAGES_IN_MEMORY_BYTES)
@@ -126,7 +126,7 @@ class EntryLogCollection:
             else:
                 await self._remove(usage)
 
-    async def compact(self, compaction: CompactionConfig, is_suspended: Callable[[], bool]) -> None:
+    async def compact(self, compaction: CompactionSettings, is_suspended: Callable[[], bool]) -> None:
         """Compact the logs that :meth:`remove_dead` left and that are used less than the threshold, emptiest first.
 
         Raises SyncFailedError, GarbageCollectorStoppedError.
@@ -164,7 +164,7 @@ class EntryLogCollection:
         ledgers = None if usage is None else self._live_ledgers(usage)
         if usage is None or ledgers is None:
             return True
-        full = self._config.allow_force_when_full
+        full = self._config.force_gc_when_no_space
         try:
             result = await self._compactor.compact(usage, ledgers, full_disks=full)
         except CompactionRefusedError as error:
@@ -228,7 +228,7 @@ class EntryLogCollection:
         total = usage.total_bytes
         if usage.problem:
             total = max(total, usage.file_bytes - HEADER_BYTES)
-        if self._config.use_target_entry_log_size:
+        if self._config.gc_use_target_log_size:
             total = max(total, self._config.entry_log_size_limit_bytes)
         share = live / total if total > 0 else 0.0
         # What cannot be told is not compacted.
@@ -258,7 +258,7 @@ class EntryLogCollection:
         return EntryLogStatus(entry_log_id, os.path.dirname(path), size, -1, -1.0, reason)
 
     def _why_not_compacted(self, row: EntryLogStatus) -> str:
-        minor, major = self._config.minor, self._config.major
+        minor, major = self._config.minor_compaction, self._config.major_compaction
         enabled = [
             (compaction.threshold, name)
             for compaction, name in ((minor, "minor"), (major, "major"))

@@ -1,6 +1,6 @@
 """The garbage collector: removes deleted and over-replicated ledgers, and entry logs with little or nothing else.
 
-A pass comes every ``gc_wait_ms``, or on request: leftovers of compactions, deleted ledgers, over-replicated ledgers
+A pass comes every ``gc_interval_ms``, or on request: leftovers of compactions, deleted ledgers, over-replicated ledgers
 (when due), entry logs without a live ledger, compaction (when due). It runs in the event loop and does what blocks in a
 thread of its own. An error ends the step that it concerns, never the loop. A failed sync goes to ``on_failure``.
 """
@@ -17,10 +17,10 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from bk_spark.bookie.metadata.ledger_store import LedgerStore
-from bookie_server.gc.brake import Brake
+from bookie_server.config.config import BookieConfig, CompactionSettings
+from bookie_server.gc.brake import Brake, BrakeLimits
 from bookie_server.gc.collected_storage import CollectedStorage
 from bookie_server.gc.collection_steps import LedgerPass
-from bookie_server.gc.collector_config import CompactionConfig, GarbageCollectorConfig
 from bookie_server.gc.collector_status import (
     EntryLogStatus,
     EntryLogTotals,
@@ -72,7 +72,7 @@ class GarbageCollector:
     def __init__(
         self,
         storage: CollectedStorage,
-        config: GarbageCollectorConfig,
+        config: BookieConfig,
         store: LedgerStore,
         identity: ClusterIdentity,
         on_failure: Callable[[Exception], None],
@@ -83,9 +83,10 @@ class GarbageCollector:
         self._stop = StopSignal()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="gc")
         self.counters = GarbageCollectorCounters()
-        reads = LedgerMetadataReads(store, identity, Throttle(config.metadata_ops_per_second), self._stop)
+        reads = LedgerMetadataReads(store, identity, Throttle(config.gc_metadata_operations_per_s), self._stop)
         #: What would remove too much at once waits here for an operator.
-        self.brakes = (Brake("deleted", config.brake), Brake("over-replicated", config.brake))
+        limits = BrakeLimits(config.gc_brake_share, config.gc_brake_ledgers)
+        self.brakes = (Brake("deleted", limits), Brake("over-replicated", limits))
         of_deleted, of_copies = self.brakes
         self._ledgers = LedgerCollection(storage, reads, of_deleted, self._run_blocking, self._stop)
         self._over_replicated = OverReplication(storage, reads, of_copies, self._run_blocking, self._stop)
@@ -109,7 +110,7 @@ class GarbageCollector:
         await self._guarded(self._logs.finish_leftovers)
 
     def start(self) -> None:
-        """Begin; the first pass comes after ``gc_wait_ms``."""
+        """Begin; the first pass comes after ``gc_interval_ms``."""
         self._task = asyncio.get_running_loop().create_task(self._work())
 
     async def stop(self) -> None:
@@ -130,7 +131,10 @@ class GarbageCollector:
 
         Raises CollectionRefusedError where a pass, or a compaction that was asked for by name, will not be done.
         """
-        for wanted, name, compaction in ((major, MAJOR, self._config.major), (minor, MINOR, self._config.minor)):
+        for wanted, name, compaction in (
+            (major, MAJOR, self._config.major_compaction),
+            (minor, MINOR, self._config.minor_compaction),
+        ):
             if wanted:
                 self._check_possible(name, compaction)
         try:
@@ -192,7 +196,7 @@ class GarbageCollector:
     async def _work(self) -> None:
         while not self._stop.is_set:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._config.gc_wait_ms / 1000):
+                async with asyncio.timeout(self._config.gc_interval_ms / 1000):
                     await self._asked.wait()
             request, self._request = self._request, None
             self._asked.clear()
@@ -251,7 +255,7 @@ class GarbageCollector:
             return False
         except Exception as error:
             self._problem = str(error) or type(error).__name__
-            _LOG.exception("a part of the collection failed; tried again in %d ms", self._config.gc_wait_ms)
+            _LOG.exception("a part of the collection failed; tried again in %d ms", self._config.gc_interval_ms)
             return False
         return True
 
@@ -264,7 +268,7 @@ class GarbageCollector:
         self._note(result)
 
     async def _collect_over_replicated(self) -> None:
-        wait_s = self._config.over_replicated_wait_ms / 1000
+        wait_s = self._config.gc_over_replicated_interval_ms / 1000
         if wait_s <= 0:
             return
         waited_s = time.monotonic() - self._over_replicated_at_s
@@ -291,19 +295,19 @@ class GarbageCollector:
     async def _compact(self, force_minor: bool, force_major: bool) -> None:
         """Major compaction where it is due, else minor."""
         config, status, now = self._config, self._status, time.monotonic()
-        if self._is_due(config.major, MAJOR, now - self._major_at_s, force_major):
+        if self._is_due(config.major_compaction, MAJOR, now - self._major_at_s, force_major):
             status.in_major = True
             try:
-                await self._compact_below(config.major, MAJOR)
+                await self._compact_below(config.major_compaction, MAJOR)
             finally:
                 status.in_major = False
                 self._major_at_s = self._minor_at_s = time.monotonic()
             status.major_count += 1
             status.last_major_ms = status.last_minor_ms = _now_ms()
-        elif self._is_due(config.minor, MINOR, now - self._minor_at_s, force_minor):
+        elif self._is_due(config.minor_compaction, MINOR, now - self._minor_at_s, force_minor):
             status.in_minor = True
             try:
-                await self._compact_below(config.minor, MINOR)
+                await self._compact_below(config.minor_compaction, MINOR)
             finally:
                 status.in_minor = False
                 self._minor_at_s = time.monotonic()
@@ -312,18 +316,18 @@ class GarbageCollector:
         else:
             self._logs.explain_waiting()
 
-    async def _compact_below(self, compaction: CompactionConfig, name: str) -> None:
+    async def _compact_below(self, compaction: CompactionSettings, name: str) -> None:
         work = self._logs.compact(compaction, lambda: self.is_suspended(name))
         await _timed(self.counters.compactions.note, work)
 
-    def _is_due(self, compaction: CompactionConfig, name: str, waited_s: float, forced: bool) -> bool:
+    def _is_due(self, compaction: CompactionSettings, name: str, waited_s: float, forced: bool) -> bool:
         if self.is_suspended(name):
             return False
         if forced and self._config.force_allow_compaction and compaction.threshold > 0:
             return True
         return compaction.enabled and (forced or waited_s * 1000 >= compaction.interval_ms)
 
-    def _check_possible(self, name: str, compaction: CompactionConfig) -> None:
+    def _check_possible(self, name: str, compaction: CompactionSettings) -> None:
         if OPERATOR in self._suspended[name]:
             raise CollectionRefusedError(f"{name} compaction is suspended; resume it first")
         if DISKS in self._suspended[name]:

@@ -18,24 +18,25 @@ from bk_spark.protocol.codes import Code
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, Segment
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
+from bookie_server.config.config import BookieConfig, CompactionSettings
 from bookie_server.gc import compaction
-from bookie_server.gc.collector_config import CompactionConfig, GarbageCollectorConfig
 from bookie_server.gc.entry_log_collection import EntryLogCollection
 from bookie_server.gc.entry_log_rewrite import EntryLogRewrite
 from bookie_server.gc.garbage_collector import DISKS, MAJOR, MINOR, OPERATOR, GarbageCollector
 from bookie_server.gc.throttle import GarbageCollectorStoppedError
 from bookie_server.storage import files
+from tests.support.bookie_settings import bookie_config, major, minor
 from tests.support.cluster_identity import joined
 from tests.support.running_storage import Place, Running, in_loop, running, stored
 
 BOOKIE = "127.0.0.1:3181"
 HOUR_MS = 3_600_000
-CONFIG = GarbageCollectorConfig(
-    gc_wait_ms=HOUR_MS,
-    over_replicated_wait_ms=0,
-    minor=CompactionConfig(HOUR_MS, 0.2),
-    major=CompactionConfig(2 * HOUR_MS, 0.8),
-    rate_by_entries=1_000_000,
+CONFIG = bookie_config(
+    gc_interval_ms=HOUR_MS,
+    gc_over_replicated_interval_ms=0,
+    **minor(CompactionSettings(HOUR_MS, 0.2)),
+    **major(CompactionSettings(2 * HOUR_MS, 0.8)),
+    compaction_entries_per_s=1_000_000,
 )
 ENTRIES = 60
 SIZE = 400
@@ -55,7 +56,7 @@ def place(tmp_path: Path) -> Place:
 async def collecting(
     bookie: Running,
     store: LedgerStore,
-    config: GarbageCollectorConfig = CONFIG,
+    config: BookieConfig = CONFIG,
     failures: list[Exception] | None = None,
 ) -> AsyncIterator[GarbageCollector]:
     told = [] if failures is None else failures
@@ -244,7 +245,7 @@ async def test_a_kill_between_the_steps_is_finished_at_the_next_start(
 
 @in_loop
 async def test_stop_in_the_middle_of_a_slow_compaction(place: Place, store: LedgerStore) -> None:
-    slow = replace(CONFIG, rate_by_entries=2)
+    slow = replace(CONFIG, compaction_entries_per_s=2)
     async with running(place) as bookie:
         async with collecting(bookie, store, slow) as collector:
             await fill(bookie, store)
@@ -304,7 +305,9 @@ async def test_a_failed_sync_ends_the_bookie(place: Place, store: LedgerStore, m
 
 @in_loop
 async def test_passes_come_by_themselves_and_compactions_when_due(place: Place, store: LedgerStore) -> None:
-    soon = replace(CONFIG, gc_wait_ms=20, minor=CompactionConfig(20, 0.5), major=CompactionConfig(HOUR_MS, 0.8))
+    soon = replace(
+        CONFIG, gc_interval_ms=20, **minor(CompactionSettings(20, 0.5)), **major(CompactionSettings(HOUR_MS, 0.8))
+    )
     async with running(place) as bookie:
         await fill(bookie, store)
         for ledger_id in range(2, 11):
@@ -341,7 +344,7 @@ async def test_suspended_by_disks_or_by_an_operator(place: Place, store: LedgerS
 
 @in_loop
 async def test_a_compaction_that_is_off_is_forced_only_where_that_is_allowed(place: Place, store: LedgerStore) -> None:
-    off = replace(CONFIG, minor=CompactionConfig(0, 0.2), major=CompactionConfig(0, 0.0))
+    off = replace(CONFIG, **minor(CompactionSettings(0, 0.2)), **major(CompactionSettings(0, 0.0)))
     async with running(place) as bookie:
         async with collecting(bookie, store, off) as collector:
             assert (await collector.run(force_minor=True, force_major=True)).minor_count == 0

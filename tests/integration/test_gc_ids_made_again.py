@@ -16,7 +16,6 @@ from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
-from bookie_server.gc.brake import BrakeLimits
 from bookie_server.local import LocalCluster
 from tests.support.collected_bookie import CONFIG, OTHER, SOON, Bookie, Steered, collected, create, metadata
 from tests.support.running_storage import Place, in_loop, stored
@@ -25,7 +24,7 @@ LEDGERS = list(range(1, 160))
 #: Made again before the reading of the znodes ends; the others while ledgers are being removed.
 AT_ONCE = LEDGERS[-41:]
 #: Without the brake.
-CONFIG_WITHOUT = replace(CONFIG, brake=BrakeLimits(share=1.0))
+CONFIG_WITHOUT = replace(CONFIG, gc_brake_share=1.0)
 
 
 @pytest.fixture

@@ -20,9 +20,8 @@ from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerSta
 from bk_spark.protocol.metadata.ledger_paths import LedgerManager
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
+from bookie_server.config.config import BookieConfig
 from bookie_server.gc import collection_steps
-from bookie_server.gc.brake import BrakeLimits
-from bookie_server.gc.collector_config import GarbageCollectorConfig
 from bookie_server.local import LocalCluster
 from bookie_server.storage import files
 from tests.support.collected_bookie import (
@@ -200,7 +199,7 @@ def test_g1_another_cluster_is_not_believed(
     place: Place,
     zk: Steered,
     store: LedgerStore,
-    config: GarbageCollectorConfig,
+    config: BookieConfig,
     first: bool,
     name: str,
     other: bytes,
@@ -287,7 +286,7 @@ async def test_metadata_reads_are_throttled(place: Place, store: LedgerStore, mo
     monkeypatch.setattr(collection_steps, "READS_AT_ONCE", 10)
     ledgers = list(range(100))
     create(store, *ledgers)
-    config = replace(CONFIG, metadata_ops_per_second=200)
+    config = replace(CONFIG, gc_metadata_operations_per_s=200)
     async with collected(place, store, config) as bookie:
         await bookie.add(*ledgers)
         begun = asyncio.get_running_loop().time()
@@ -426,7 +425,7 @@ async def test_c15_a_fenced_copy_that_went_can_come_again(place: Place, store: L
 
 # --- the brake ---------------------------------------------------------------------------------------
 
-BRAKED = replace(CONFIG, brake=BrakeLimits(0.5, 5))
+BRAKED = replace(CONFIG, gc_brake_share=0.5, gc_brake_ledgers=5)
 
 
 @in_loop
@@ -460,7 +459,7 @@ async def test_g3_too_many_copies_of_others_ledgers_at_once_wait_for_a_word(plac
     ledgers = list(range(1, 11))
     for ledger_id in ledgers:
         store.create(metadata(OTHER, state=LedgerState.CLOSED), ledger_id=ledger_id)
-    config = replace(BRAKED, over_replicated_wait_ms=100)
+    config = replace(BRAKED, gc_over_replicated_interval_ms=100)
     async with collected(place, store, config) as bookie:
         await bookie.add(*ledgers)
         await asyncio.sleep(0.1)

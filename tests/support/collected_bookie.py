@@ -12,17 +12,17 @@ from bk_spark.bookie.metadata.zookeeper import WatchCallback, ZooKeeper
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bk_spark.protocol.quorum import Quorum
-from bookie_server.gc.collector_config import CompactionConfig, GarbageCollectorConfig
+from bookie_server.config.config import BookieConfig
 from bookie_server.gc.collector_status import GarbageCollectorStatus
 from bookie_server.gc.garbage_collector import GarbageCollector
+from tests.support.bookie_settings import OFF, bookie_config, major, minor
 from tests.support.cluster_identity import joined
 from tests.support.running_storage import Place, Running, running, stored
 
 BOOKIE = "127.0.0.1:3181"
 OTHER = "127.0.0.1:3182"
-OFF = CompactionConfig(0, 0.0)
-CONFIG = GarbageCollectorConfig(gc_wait_ms=3_600_000, over_replicated_wait_ms=0, minor=OFF, major=OFF)
-SOON = replace(CONFIG, over_replicated_wait_ms=1)
+CONFIG = bookie_config(gc_interval_ms=3_600_000, gc_over_replicated_interval_ms=0, **minor(OFF), **major(OFF))
+SOON = replace(CONFIG, gc_over_replicated_interval_ms=1)
 Listed = Callable[[list[str] | None], list[str] | None]
 
 
@@ -71,7 +71,7 @@ class Bookie:
 
 
 @contextlib.asynccontextmanager
-async def collected(place: Place, store: LedgerStore, config: GarbageCollectorConfig = CONFIG) -> AsyncIterator[Bookie]:
+async def collected(place: Place, store: LedgerStore, config: BookieConfig = CONFIG) -> AsyncIterator[Bookie]:
     failures: list[Exception] = []
     async with running(place) as bookie:
         collector = GarbageCollector(

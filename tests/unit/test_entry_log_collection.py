@@ -13,21 +13,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bookie_server.config.config import BookieConfig, CompactionSettings
 from bookie_server.gc import compaction
-from bookie_server.gc.collector_config import CompactionConfig, GarbageCollectorConfig
 from bookie_server.gc.collector_status import GarbageCollectorCounters
 from bookie_server.gc.entry_log_collection import EntryLogCollection
 from bookie_server.gc.throttle import StopSignal
 from bookie_server.storage import files
+from tests.support.bookie_settings import bookie_config, major, minor
 from tests.support.collected_storage import SmallStorage, payload
 
-CONFIG = GarbageCollectorConfig(rate_by_entries=10**9)
+CONFIG = bookie_config(compaction_entries_per_s=10**9)
 
 
 class Logs:
     """The log part of a collector over a small storage."""
 
-    def __init__(self, storage: SmallStorage, config: GarbageCollectorConfig = CONFIG) -> None:
+    def __init__(self, storage: SmallStorage, config: BookieConfig = CONFIG) -> None:
         self.storage = storage
         self.config = config
         self.counters = GarbageCollectorCounters()
@@ -44,7 +45,7 @@ class Logs:
 
         return asyncio.run(work())
 
-    def compact(self, which: CompactionConfig, is_suspended: Callable[[], bool] = lambda: False) -> dict[int, str]:
+    def compact(self, which: CompactionSettings, is_suspended: Callable[[], bool] = lambda: False) -> dict[int, str]:
         async def work() -> dict[int, str]:
             await self.logs.finish_leftovers()
             await self.logs.remove_dead()
@@ -125,7 +126,7 @@ def test_b4_a_log_that_cannot_be_told_stays_while_the_index_points_at_it(storage
     }[damage]
     Path(path).write_bytes(content)
     logs = Logs(storage)
-    assert logs.compact(CONFIG.major)[1].startswith("cannot be read: entry 0 of ledger 1 is not at")
+    assert logs.compact(CONFIG.major_compaction)[1].startswith("cannot be read: entry 0 of ledger 1 is not at")
     assert storage.names() == {"1.log", "2.log"}
     assert Path(path).read_bytes() == content
     storage.index.remove(1)
@@ -139,7 +140,7 @@ def test_b4_a_log_with_a_broken_header_is_read_nevertheless(storage: SmallStorag
     storage.index.remove(2)
     logs = Logs(storage)
     assert logs.look() == {1: "waits for major compaction: live 49%"}
-    assert logs.compact(CONFIG.major) == {2: "not looked at yet"}
+    assert logs.compact(CONFIG.major_compaction) == {2: "not looked at yet"}
     assert [storage.read(1, entry) for entry in range(20)] == [payload(1, entry) for entry in range(20)]
 
 
@@ -152,7 +153,7 @@ def test_b5_one_damaged_log_does_not_keep_others(storage: SmallStorage) -> None:
     storage.index.remove(2)
     storage.index.remove(3)
     logs = Logs(storage)
-    assert logs.compact(CONFIG.major)[1].startswith("cannot be read: entry 3 of ledger 1")
+    assert logs.compact(CONFIG.major_compaction)[1].startswith("cannot be read: entry 3 of ledger 1")
     assert storage.names() == {"1.log"}
 
 
@@ -200,11 +201,11 @@ def test_emptiest_first_and_only_below_the_threshold(storage: SmallStorage, monk
 
     monkeypatch.setattr(compaction.Compactor, "compact", noted)
     logs = Logs(storage)
-    reasons = logs.compact(CONFIG.minor)
+    reasons = logs.compact(CONFIG.minor_compaction)
     assert order == [2, 4]
     assert reasons[1] == "waits for major compaction: live 71%"
     assert reasons[3] == "live 91% is not below 80%"
-    logs.compact(CONFIG.major)
+    logs.compact(CONFIG.major_compaction)
     assert order == [2, 4, 1]
     assert logs.counters.entry_logs_compacted == 3
     assert logs.counters.entries_moved == 95
@@ -217,7 +218,7 @@ def test_emptiest_first_and_only_below_the_threshold(storage: SmallStorage, monk
 def test_usage_against_the_size_limit(storage: SmallStorage) -> None:
     storage.write_log(1, entries(1))
     limit = 10 * os.path.getsize(storage.entry_log_path(1))
-    config = replace(CONFIG, use_target_entry_log_size=True, entry_log_size_limit_bytes=limit)
+    config = replace(CONFIG, gc_use_target_log_size=True, entry_log_size_limit_bytes=limit)
     assert Logs(storage, config).look()[1].startswith("waits for minor compaction: live ")
 
 
@@ -226,9 +227,9 @@ def test_a_suspension_and_the_time_limit_end_a_compaction(storage: SmallStorage)
         storage.write_log(entry_log_id, entries(entry_log_id, 2) + entries(9, 90))
     storage.index.remove(9)
     logs = Logs(storage)
-    logs.compact(CONFIG.major, lambda: logs.counters.entry_logs_compacted == 1)
+    logs.compact(CONFIG.major_compaction, lambda: logs.counters.entry_logs_compacted == 1)
     assert logs.counters.entry_logs_compacted == 1
-    logs.compact(replace(CONFIG.major, max_time_ms=-5))
+    logs.compact(replace(CONFIG.major_compaction, max_time_ms=-5))
     assert logs.counters.entry_logs_compacted == 3
 
 
@@ -238,9 +239,9 @@ def test_no_room_is_said_and_dead_logs_go_nevertheless(storage: SmallStorage) ->
     storage.index.remove(9)
     for path in storage.directories.paths:
         storage.directories.set_writable(path, False, "full")
-    assert Logs(storage).compact(CONFIG.minor) == {1: "no room: no ledger directory takes a new entry log"}
-    full = replace(CONFIG, allow_force_when_full=True)
-    assert Logs(storage, full).compact(CONFIG.minor) == {2: "not looked at yet"}
+    assert Logs(storage).compact(CONFIG.minor_compaction) == {1: "no room: no ledger directory takes a new entry log"}
+    full = replace(CONFIG, force_gc_when_no_space=True)
+    assert Logs(storage, full).compact(CONFIG.minor_compaction) == {2: "not looked at yet"}
 
 
 def test_a_full_disk_ends_the_compaction_of_this_time(storage: SmallStorage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,10 +257,10 @@ def test_a_full_disk_ends_the_compaction_of_this_time(storage: SmallStorage, mon
 
     monkeypatch.setattr(files, "create_file", full)
     logs = Logs(storage)
-    assert logs.compact(CONFIG.minor)[1].startswith("compaction failed: [Errno 28] No space left")
+    assert logs.compact(CONFIG.minor_compaction)[1].startswith("compaction failed: [Errno 28] No space left")
     assert tries == 1
     monkeypatch.undo()
-    assert logs.compact(CONFIG.minor).keys() == {3, 4}
+    assert logs.compact(CONFIG.minor_compaction).keys() == {3, 4}
     assert storage.names() == {"3.log", "4.log"}
 
 
@@ -272,7 +273,7 @@ def test_a_failed_sync_is_not_taken_for_a_failed_write(storage: SmallStorage, mo
 
     monkeypatch.setattr(files, "sync_data", failed)
     with pytest.raises(files.SyncFailedError):
-        Logs(storage).compact(CONFIG.minor)
+        Logs(storage).compact(CONFIG.minor_compaction)
     assert "1.log" in storage.names()
 
 
@@ -310,7 +311,7 @@ def test_the_index_is_asked_once_about_a_damaged_log(storage: SmallStorage, monk
 def test_disabled_compactions_are_named(storage: SmallStorage) -> None:
     storage.write_log(1, entries(1, 2) + entries(9, 98))
     storage.index.remove(9)
-    off = replace(CONFIG, minor=CompactionConfig(0, 0.2), major=CompactionConfig(1000, 0.0))
+    off = replace(CONFIG, **minor(CompactionSettings(0, 0.2)), **major(CompactionSettings(1000, 0.0)))
     assert Logs(storage, off).look() == {1: "live 1%, and compaction is off"}
     forced = replace(off, force_allow_compaction=True)
     assert Logs(storage, forced).look() == {1: "waits for minor compaction: live 1%"}

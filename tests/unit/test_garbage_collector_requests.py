@@ -16,10 +16,10 @@ from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import MetadataUnavailableError
 from bk_spark.protocol.metadata.ledger_paths import LedgerManager
-from bookie_server.gc.brake import BrakeLimits
-from bookie_server.gc.collector_config import CompactionConfig, GarbageCollectorConfig
+from bookie_server.config.config import CompactionSettings
 from bookie_server.gc.garbage_collector import DISKS, MAJOR, MINOR, OPERATOR, CollectionRefusedError, GarbageCollector
 from bookie_server.identity.cluster_identity import ClusterIdentity
+from tests.support.bookie_settings import bookie_config, major, minor
 from tests.support.collected_storage import SmallStorage
 
 
@@ -55,7 +55,7 @@ class Running:
         self.failures: list[Exception] = []
         self.collector = GarbageCollector(
             cast(Any, self.storage),
-            GarbageCollectorConfig(**config),
+            bookie_config(**config),
             cast(LedgerStore, NoZooKeeper()),
             cast(ClusterIdentity, SimpleNamespace(bookie_id="b:1")),
             self.failures.append,
@@ -108,13 +108,13 @@ def test_a_pass_is_forced_from_the_request_to_its_end(tmp_path: Path) -> None:
 
 
 def test_what_would_not_be_done_is_refused(tmp_path: Path) -> None:
-    off = {"minor": CompactionConfig(0, 0.2), "major": CompactionConfig(1000, 0)}
+    off = {**minor(CompactionSettings(0, 0.2)), **major(CompactionSettings(1000, 0))}
 
     async def check() -> None:
         async with running(tmp_path, **off) as here:
-            for major, minor in ((True, None), (None, True)):
+            for wanted in ({"major": True, "minor": None}, {"major": None, "minor": True}):
                 with pytest.raises(CollectionRefusedError, match="compaction is off"):
-                    here.collector.force(major=major, minor=minor)
+                    here.collector.force(**wanted)
             assert not here.collector.status().forced
         async with running(tmp_path, **off, force_allow_compaction=True) as here:
             here.collector.force(major=None, minor=True)
@@ -167,7 +167,7 @@ def test_operators_and_disks_do_not_undo_each_other(tmp_path: Path) -> None:
 
 def test_g3_a_word_releases_what_waits_for_it_and_begins_a_pass(tmp_path: Path) -> None:
     async def check() -> None:
-        async with running(tmp_path, brake=BrakeLimits(0.5, 2)) as here:
+        async with running(tmp_path, gc_brake_share=0.5, gc_brake_ledgers=2) as here:
             with pytest.raises(CollectionRefusedError, match="word 'tea': none is stopped"):
                 here.collector.release("tea")
             brake, _ = here.collector.brakes

@@ -16,7 +16,6 @@ import pytest
 from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.errors import MetadataUnavailableError
-from bookie_server.gc.collector_config import GarbageCollectorConfig
 from bookie_server.gc.compaction import Compactor
 from bookie_server.gc.entry_log_usage import read_usage
 from bookie_server.gc.garbage_collector import GarbageCollector
@@ -28,12 +27,13 @@ from tests.crash.crashes import empty_directory
 from tests.crash.disk import Disk
 from tests.crash.recorder import Recorder, materialise
 from tests.crash.subject import Shape, Subject, key_of, make_directories, stored as small_entry
+from tests.support.bookie_settings import bookie_config
 from tests.support.cluster_identity import ANY_IDENTITY
 from tests.support.disk_faults import fail_at, record_at
 from tests.support.failing_os import FailingOs
 from tests.support.running_storage import KEY, Place, in_loop, running, stored
 
-COLLECTOR = GarbageCollectorConfig(force_allow_compaction=True, rate_by_entries=10**9)
+COLLECTOR = bookie_config(force_allow_compaction=True, compaction_entries_per_s=10**9)
 
 
 class _NoStore:
