@@ -16,21 +16,24 @@ from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.metadata.registration import Endpoint, native_service_info
-from bookie_server import parts
 from bookie_server.admin.actions import AdminActions, RefusedError
 from bookie_server.admin.endpoints import admin_routes, metrics_routes
 from bookie_server.bookie import Bookie
 from bookie_server.bookie_status import read_status, write_status
 from bookie_server.config.config import BookieConfig
 from bookie_server.disks.disk_monitor import CollectorHooks, DiskMonitor
+from bookie_server.disks.file_limit import last_indexable_entry
 from bookie_server.gc.garbage_collector import DISKS, MAJOR, MINOR, GarbageCollector
 from bookie_server.identity.cluster_identity import ClusterIdentity
+from bookie_server.identity.cookies import current_directory
 from bookie_server.identity.dirty import clear_dirty, mark_dirty
 from bookie_server.identity.registration import BookieMode, RegistrationManager
 from bookie_server.metrics import metrics_wiring
 from bookie_server.metrics.bookie_metrics import BookieMetrics
+from bookie_server.net.common.limits import NetConfig
 from bookie_server.net.native.server import NativeServer
 from bookie_server.state import FORCED, MANUAL, BookieState
+from bookie_server.storage.directories import LedgerDirectories
 from bookie_server.storage.ledger_storage import LedgerStorage
 from bookie_server.storage.upkeep import Upkeep
 
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
     from bookie_server.admin.server import AdminServer
 
 _LOG: Final = logging.getLogger(__name__)
+#: Connections are read again when only this share of the adds that stopped it is left.
+_LOW_SHARE: Final = 3
 _EXIT_OK: Final = 0
 _EXIT_BOOKIE_ERROR: Final = 5
 
@@ -67,7 +72,11 @@ class BookieService:
         #: One request of an operator's after the other: what is written down last is what counts.
         self._mode_asked = asyncio.Lock()
         self._metrics = BookieMetrics()
-        self._directories = parts.ledger_directories(config)
+        self._directories = LedgerDirectories(
+            [current_directory(directory) for directory in config.ledger_directories],
+            [current_directory(directory) for directory in config.index_directories],
+        )
+        self._journal_directories = tuple(current_directory(directory) for directory in config.journal_directories)
         self._state = BookieState()
         self._state.unclean_start = mark_dirty(self._directories.paths)
         if self._state.unclean_start:
@@ -151,18 +160,20 @@ class BookieService:
 
     def _make_storage(self) -> LedgerStorage:
         return LedgerStorage(
-            parts.storage_config(self._config),
+            self._config,
             self._directories,
+            self._journal_directories,
             on_failure=self._storage_failed,
             on_trouble=self._storage_troubled,
-            on_group=metrics_wiring.journal_observer(self._metrics, len(self._config.journal_directories)),
+            on_group=metrics_wiring.journal_observer(self._metrics, len(self._journal_directories)),
+            find_last_entry=functools.partial(last_indexable_entry, self._directories.index_paths),
         )
 
     def _make_monitor(self) -> DiskMonitor:
         return DiskMonitor(
             self._config,
             self._directories,
-            parts.journal_directories(self._config),
+            self._journal_directories,
             self._state,
             flush=self._storage.checkpoint,
             probe_journals=self._storage.journals.probe,
@@ -181,7 +192,7 @@ class BookieService:
         return NativeServer(
             bookie,
             disk_space=monitor.space,
-            config=parts.net_config(self._config),
+            config=_net_config(self._config),
             times=self._metrics.requests,
             on_loop_delay=self._metrics.observe_loop_delay,
         )
@@ -198,7 +209,7 @@ class BookieService:
                 bookie_id=config.bookie_id,
                 state=self._state,
                 directories=self._directories,
-                journal_directories=parts.journal_directories(config),
+                journal_directories=self._journal_directories,
                 collection=collector,
                 running=lambda: self._serves,
                 disk_space=monitor.space,
@@ -301,3 +312,16 @@ class BookieService:
 
     async def _in_thread(self, function: Callable[..., None], *arguments: object) -> None:
         await asyncio.get_running_loop().run_in_executor(None, functools.partial(function, *arguments))
+
+
+def _net_config(config: BookieConfig) -> NetConfig:
+    return NetConfig(
+        max_frame_bytes=config.max_frame_bytes,
+        max_batch_read_bytes=config.max_batch_read_bytes,
+        max_adds_in_progress=config.max_adds_in_progress,
+        max_reads_in_progress=config.max_reads_in_progress,
+        max_pending_adds=config.max_pending_adds,
+        max_pending_reads=config.max_pending_reads,
+        adds_high_bytes=config.journal_max_memory_bytes,
+        adds_low_bytes=config.journal_max_memory_bytes // _LOW_SHARE,
+    )

@@ -11,15 +11,16 @@ import asyncio
 import contextlib
 import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import StorageError
+from bookie_server.config.config import BookieConfig
+from bookie_server.disks.open_files import share_open_files
 from bookie_server.storage import files
 from bookie_server.storage.deleted_ledgers import DeletedLedgers
 from bookie_server.storage.directories import LedgerDirectories
@@ -30,7 +31,7 @@ from bookie_server.storage.flush import Flusher
 from bookie_server.storage.index.index import IndexFiles
 from bookie_server.storage.index.ledger_cache import LedgerCache
 from bookie_server.storage.journal.group_commit import Append, DoneCallback, Group, GroupStats
-from bookie_server.storage.journal.journals import Journals, JournalsConfig
+from bookie_server.storage.journal.journals import Journals
 from bookie_server.storage.journal.log_mark import LogMark, read_marks
 from bookie_server.storage.journal.replay import replay_journals
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor, LedgerDescriptors
@@ -43,52 +44,53 @@ _LOG: Final = logging.getLogger(__name__)
 _MOST_UNWRITTEN: Final = 2048
 
 
-@dataclass(frozen=True, slots=True)
-class StorageConfig:
-    """Sizes in bytes. ``write_cache_bytes`` is of one half of the write cache: twice that may be in memory."""
-
-    journals: JournalsConfig
-    entry_log_size_limit_bytes: int = 1024 * 1024 * 1024
-    write_cache_bytes: int = 64 * 1024 * 1024
-    index_cache_bytes: int = 64 * 1024 * 1024
-    descriptor_limit: int = 20_000
-    flush_interval_ms: int = 10_000
-    #: Finds the highest entry id that all index files have room for. Blocking.
-    find_last_entry: Callable[[], int] = lambda: MAX_ENTRY_ID
-    #: Files kept open for reading.
-    open_index_files: int = 256
-    open_entry_logs: int = 256
-
-
 class LedgerStorage:
-    """Opens the directories and replays the journals (blocking); then :meth:`start` in a running event loop.
+    """The storage of a bookie. Opens the directories and replays the journals (blocking).
 
-    ``on_failure`` is called once, in the loop, when what was written may be lost: nothing more will be accepted and
-    the process should end. ``on_trouble(source, reason)`` says that writing fails for now ("journal", "storage"), and
-    with None as the reason that it works again. Raises StorageError, OSError.
+    Then call :meth:`start` in a running event loop. Raises StorageError, OSError.
+
+    Parameters
+    ----------
+    config
+        The bookie's configuration.
+    directories
+        Directories of entry logs and index files (``current`` ones).
+    journal_directories
+        Directories of journals (``current`` ones), one journal each.
+    on_failure
+        Called once, in the loop, when data may be lost: nothing more is accepted, and the process should end.
+    on_trouble
+        Called with a source ("journal", "storage") and why writing fails for now; with None when it works again.
+    on_group
+        Called with the number of a journal and the figures of each group that was written.
+    find_last_entry
+        Finds the highest entry id that all index files have room for. Blocking.
     """
 
     def __init__(
         self,
-        config: StorageConfig,
+        config: BookieConfig,
         directories: LedgerDirectories,
+        journal_directories: Sequence[str],
         *,
         on_failure: Callable[[Exception], None],
         on_trouble: Callable[[str, str | None], None],
         on_group: Callable[[int, GroupStats], None] | None = None,
+        find_last_entry: Callable[[], int] = lambda: MAX_ENTRY_ID,
     ) -> None:
         self._config = config
+        open_files = share_open_files()
         self.directories = directories
         self._on_failure = on_failure
         self._on_trouble = on_trouble
         self._failed = False
         self._trouble: str | None = None
         self.deleted = DeletedLedgers()
-        self.index = IndexFiles(directories.index_paths, directories.writable_index, config.open_index_files)
+        self.index = IndexFiles(directories.index_paths, directories.writable_index, open_files.index_files)
         self.descriptors = LedgerDescriptors(self.index, config.descriptor_limit, self._has_changes)
         self.cache = LedgerCache(self.index, config.index_cache_bytes)
         self.write_cache = WriteCache(config.write_cache_bytes)
-        self.reader = EntryLogReader(directories.paths, config.open_entry_logs)
+        self.reader = EntryLogReader(directories.paths, open_files.entry_logs)
         self.entry_log_ids = EntryLogIds(directories)
         self.entry_log_writer = EntryLogWriter(directories, self.entry_log_ids, config.entry_log_size_limit_bytes)
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="flush")
@@ -97,9 +99,9 @@ class LedgerStorage:
         self._stop = asyncio.Event()
         self._started = False
 
-        files.sync_what_was_left((*config.journals.directories, *directories.paths, *directories.index_paths))
-        self.entry_limit = EntryLimit(config.find_last_entry, directories.paths)
-        marks = read_marks(directories.paths, len(config.journals.directories))
+        files.sync_what_was_left((*journal_directories, *directories.paths, *directories.index_paths))
+        self.entry_limit = EntryLimit(find_last_entry, directories.paths)
+        marks = read_marks(directories.paths, len(journal_directories))
         self._journals: Journals | None = None
         self.flusher = Flusher(
             directories=directories,
@@ -115,10 +117,11 @@ class LedgerStorage:
             executor=self.executor,
         )
         self.descriptors.replaying = True
-        ends = replay_journals(config.journals.directories, marks, self)
+        ends = replay_journals(journal_directories, marks, self)
         self.descriptors.replaying = False
         self._journals = Journals(
-            config.journals,
+            config,
+            journal_directories,
             ends,
             on_failure=self.fail,
             on_write_error=lambda error: self._on_trouble("journal", f"a journal cannot be written: {error}"),

@@ -17,16 +17,17 @@ import numpy as np
 from bk_spark.protocol.arrays import Int32s
 from bk_spark.protocol.codes import Code
 from bookie_server.bookie import Bookie
+from bookie_server.config.config import BookieConfig
 from bookie_server.gc.compaction import Compactor
 from bookie_server.gc.entry_log_usage import read_usage
 from bookie_server.gc.throttle import StopSignal, Throttle
 from bookie_server.state import BookieState
 from bookie_server.storage.directories import LedgerDirectories
-from bookie_server.storage.journal.journals import JournalsConfig
-from bookie_server.storage.ledger_storage import LedgerStorage, StorageConfig
+from bookie_server.storage.ledger_storage import LedgerStorage
 from bookie_server.storage.records import Records
 from bookie_server.storage.upkeep import Upkeep
 from tests.crash.expectations import CrashError
+from tests.support.bookie_settings import bookie_config
 
 LIMIT_BYTES = 1 << 20
 #: How names of threads begin.
@@ -73,8 +74,9 @@ class Subject:
         self.failures: list[Exception] = []
         try:
             self.storage = LedgerStorage(
-                _config(root, shape),
+                _config(shape),
                 LedgerDirectories([str(root / name) for name in ledger_directories(shape)]),
+                [str(root / name) for name in journal_directories(shape)],
                 on_failure=self.failures.append,
                 on_trouble=lambda source, reason: None,
             )
@@ -178,14 +180,11 @@ class Subject:
         return [bytes(part.entry(i)) for part in parts for i in range(len(part.sizes))] if code == Code.OK else []
 
 
-def _config(root: Path, shape: Shape) -> StorageConfig:
-    return StorageConfig(
-        journals=JournalsConfig(
-            directories=tuple(str(root / name) for name in journal_directories(shape)),
-            max_file_bytes=shape.journal_max_bytes,
-            preallocate_bytes=shape.preallocate_bytes,
-            max_backups=shape.journal_max_backups,
-        ),
+def _config(shape: Shape) -> BookieConfig:
+    return bookie_config(
+        journal_max_bytes=shape.journal_max_bytes,
+        journal_preallocate_bytes=shape.preallocate_bytes,
+        journal_max_backups=shape.journal_max_backups,
         entry_log_size_limit_bytes=shape.entry_log_size_limit_bytes,
         write_cache_bytes=shape.write_cache_bytes,
         flush_interval_ms=3_600_000,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bookie_server.config.config import BookieConfig, CompactionSettings
@@ -31,3 +31,10 @@ def _fields(name: str, compaction: CompactionSettings) -> dict[str, Any]:
         f"{name}_compaction_threshold": compaction.threshold,
         f"{name}_compaction_max_ms": compaction.max_time_ms,
     }
+
+
+class JournalPlace(NamedTuple):
+    """A configuration and the directories of the journals that are made with it."""
+
+    config: BookieConfig
+    directories: tuple[str, ...]

@@ -18,13 +18,14 @@ import numpy as np
 from bk_spark.protocol.arrays import Int32s
 from bk_spark.protocol.codes import Code
 from bookie_server.bookie import Bookie
+from bookie_server.config.config import BookieConfig
 from bookie_server.state import BookieState
 from bookie_server.storage.directories import LedgerDirectories
-from bookie_server.storage.journal.journals import JournalsConfig
 from bookie_server.storage.journal.log_mark import LogMark, read_marks
-from bookie_server.storage.ledger_storage import LedgerStorage, StorageConfig
-from bookie_server.storage.records import Records
+from bookie_server.storage.ledger_storage import LedgerStorage
+from bookie_server.storage.records import MAX_ENTRY_ID, Records
 from bookie_server.storage.upkeep import Upkeep
+from tests.support.bookie_settings import bookie_config
 
 P = ParamSpec("P")
 KEY = bytes(range(20))
@@ -60,33 +61,34 @@ class Place:
     """Directories of a bookie below ``root``, and how its storage is to be made."""
 
     root: Path
-    config: StorageConfig
+    config: BookieConfig
+    journals: tuple[str, ...]
     ledgers: tuple[str, ...]
     indexes: tuple[str, ...]
+    find_last_entry: Callable[[], int] = lambda: MAX_ENTRY_ID
 
     @classmethod
     def make(cls, root: Path, *, journals: int = 1, ledgers: int = 1, indexes: int = 0, **settings: Any) -> Place:
-        """Make the directories. ``settings`` are of StorageConfig, but for those that JournalsConfig knows. Nothing is
-        flushed but when the write cache is full or on demand."""
+        """Make the directories. ``settings`` as for :meth:`with_settings`. Flushes come on demand, or
+        when the write cache is full."""
         names = {
             kind: tuple(str(root / (kind if count == 1 else f"{kind}{i}")) for i in range(count))
             for kind, count in (("journal", journals), ("ledgers", ledgers), ("index", indexes))
         }
         for path in (path for paths in names.values() for path in paths):
             os.makedirs(path)
-        place = cls(root, StorageConfig(JournalsConfig(directories=names["journal"])), names["ledgers"], names["index"])
-        return place.with_settings(**{"flush_interval_ms": HOUR_MS, "preallocate_bytes": 4096, **settings})
+        place = cls(root, bookie_config(), names["journal"], names["ledgers"], names["index"])
+        return place.with_settings(**{"flush_interval_ms": HOUR_MS, "journal_preallocate_bytes": 4096, **settings})
 
     def with_settings(self, **settings: Any) -> Place:
-        of_journals = {name: settings.pop(name) for name in list(settings) if hasattr(self.config.journals, name)}
-        return replace(
-            self, config=replace(self.config, journals=replace(self.config.journals, **of_journals), **settings)
-        )
+        """``settings`` are fields of this class, or of BookieConfig."""
+        own = {name: settings.pop(name) for name in list(settings) if hasattr(self, name)}
+        return replace(self, config=replace(self.config, **settings), **own)
 
     @property
     def journal(self) -> Path:
         """The first journal directory."""
-        return Path(self.config.journals.directories[0])
+        return Path(self.journals[0])
 
     @property
     def ledger(self) -> Path:
@@ -94,7 +96,7 @@ class Place:
         return Path(self.ledgers[0])
 
     def marks(self) -> list[LogMark]:
-        return read_marks(self.ledgers, len(self.config.journals.directories))
+        return read_marks(self.ledgers, len(self.journals))
 
     def logs(self) -> list[Path]:
         """Entry logs in all directories."""
@@ -105,7 +107,8 @@ class Place:
         given: dict[str, Any] = {
             "on_failure": lambda error: None, "on_trouble": lambda source, reason: None, **callbacks
         }  # fmt: skip
-        return LedgerStorage(self.config, LedgerDirectories(self.ledgers, self.indexes or None), **given)
+        directories = LedgerDirectories(self.ledgers, self.indexes or None)
+        return LedgerStorage(self.config, directories, self.journals, find_last_entry=self.find_last_entry, **given)
 
     def killed(self, to: Path) -> Place:
         """The files as they are now, as a kill -9 would leave them, in ``to``."""
@@ -114,8 +117,9 @@ class Place:
         def moved(paths: Sequence[str]) -> tuple[str, ...]:
             return tuple(str(to / Path(path).relative_to(self.root)) for path in paths)
 
-        place = replace(self, root=to, ledgers=moved(self.ledgers), indexes=moved(self.indexes))
-        return place.with_settings(directories=moved(self.config.journals.directories))
+        return replace(
+            self, root=to, journals=moved(self.journals), ledgers=moved(self.ledgers), indexes=moved(self.indexes)
+        )
 
 
 class Running:

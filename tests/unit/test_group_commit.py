@@ -21,10 +21,11 @@ from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.group_commit import Group, GroupStats
 from bookie_server.storage.journal.journal import JournalEnd, MasterKeyRecord
 from bookie_server.storage.journal.journal_reader import JournalReader
-from bookie_server.storage.journal.journals import Journals, JournalsConfig
+from bookie_server.storage.journal.journals import Journals
 from bookie_server.storage.journal.log_mark import LogMark
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 from bookie_server.storage.records import Records
+from tests.support.bookie_settings import JournalPlace, bookie_config
 from tests.support.failing_os import FailingOs
 
 P = ParamSpec("P")
@@ -97,16 +98,16 @@ class Told:
         self.stats: list[GroupStats] = []
 
 
-def config(tmp_path: Path, **values: Any) -> JournalsConfig:
-    return JournalsConfig(directories=(str(tmp_path),), **{"preallocate_bytes": 1 << 16, **values})
+def config(tmp_path: Path, **values: Any) -> JournalPlace:
+    return JournalPlace(bookie_config(**{"journal_preallocate_bytes": 1 << 16, **values}), (str(tmp_path),))
 
 
 @asynccontextmanager
-async def running(settings: JournalsConfig, told: Told | None = None, next_id: int = 16) -> AsyncIterator[Running]:
+async def running(settings: JournalPlace, told: Told | None = None, next_id: int = 16) -> AsyncIterator[Running]:
     """Journals that have started; stopped and closed at the end. What went wrong must be what the test expects."""
     expected = told or Told()
     journals = Journals(
-        settings,
+        *settings,
         [JournalEnd(LogMark(0, 0), next_id)] * len(settings.directories),
         on_failure=expected.failures.append,
         on_write_error=expected.write_errors.append,
@@ -215,8 +216,10 @@ async def test_barrier(tmp_path: Path, disk: FailingOs) -> None:
 @pytest.mark.parametrize("threshold", ["bytes", "entries"])
 @in_loop
 async def test_without_adaptive_writes_a_group_waits_for_its_threshold(tmp_path: Path, threshold: str) -> None:
-    limits = {"bytes": {"buffered_writes_threshold_bytes": 2000}, "entries": {"buffered_entries_threshold": 11}}
-    settings = config(tmp_path, adaptive_group_writes=False, max_group_wait_ms=HOUR_MS, **limits[threshold])
+    limits = {"bytes": {"journal_group_bytes": 2000}, "entries": {"journal_group_entries": 11}}
+    settings = config(
+        tmp_path, journal_adaptive_group_writes=False, journal_max_group_wait_ms=HOUR_MS, **limits[threshold]
+    )
     told = Told()
     async with running(settings, told) as here:
         adds = [here.submit(1, i, 160) for i in range(10)]
@@ -233,7 +236,9 @@ async def test_without_adaptive_writes_a_group_waits_for_its_threshold(tmp_path:
 @in_loop
 async def test_without_adaptive_writes_a_group_goes_when_its_oldest_entry_is_old_enough(tmp_path: Path) -> None:
     told = Told()
-    async with running(config(tmp_path, adaptive_group_writes=False, max_group_wait_ms=60), told) as here:
+    async with running(
+        config(tmp_path, journal_adaptive_group_writes=False, journal_max_group_wait_ms=60), told
+    ) as here:
         start = time.monotonic()
         first = here.submit(1, 0)
         await asyncio.wait([first], timeout=0.02)
@@ -245,10 +250,12 @@ async def test_without_adaptive_writes_a_group_goes_when_its_oldest_entry_is_old
     assert told.stats[0].queue_seconds >= 0.06
 
 
-@pytest.mark.parametrize("values", [{"flush_when_queue_empty": True}, {"max_group_wait_ms": 0}])
+@pytest.mark.parametrize("values", [{"journal_flush_when_queue_empty": True}, {"journal_max_group_wait_ms": 0}])
 @in_loop
 async def test_an_empty_queue_lets_a_group_go(tmp_path: Path, values: dict[str, Any]) -> None:
-    settings = config(tmp_path, **{"adaptive_group_writes": False, "max_group_wait_ms": HOUR_MS, **values})
+    settings = config(
+        tmp_path, **{"journal_adaptive_group_writes": False, "journal_max_group_wait_ms": HOUR_MS, **values}
+    )
     async with running(settings) as here:
         assert await here.submit(1, 0)
 
@@ -409,7 +416,7 @@ async def test_space_that_cannot_be_allocated_in_advance_is_no_error(
     tmp_path: Path, disk: FailingOs, error: int
 ) -> None:
     disk.fail("posix_fallocate", error)
-    async with running(config(tmp_path, preallocate_bytes=4096)) as here:
+    async with running(config(tmp_path, journal_preallocate_bytes=4096)) as here:
         for i in range(20):
             assert await here.submit(1, i, 500)
         # Tried once for each step, not for each group.
@@ -421,7 +428,7 @@ async def test_space_that_cannot_be_allocated_in_advance_is_no_error(
 @in_loop
 async def test_a_next_file_that_cannot_be_begun(tmp_path: Path, disk: FailingOs, call: str) -> None:
     told = Told()
-    async with running(config(tmp_path, max_file_bytes=1200), told) as here:
+    async with running(config(tmp_path, journal_max_bytes=1200), told) as here:
         assert await here.submit(1, 0, 600)  # the file is beyond its limit now
         marks = here.journals.durable_marks()
         disk.fail(call, times=1)
@@ -518,7 +525,7 @@ async def test_groups_filled_before_the_loop_has_learnt_of_a_failed_sync_fail_to
 async def test_a_failed_sync_at_a_new_file_is_final(tmp_path: Path, disk: FailingOs, number: int) -> None:
     """The old file's, the new one's and the directory's."""
     told = Told()
-    async with running(config(tmp_path, max_file_bytes=1200), told) as here:
+    async with running(config(tmp_path, journal_max_bytes=1200), told) as here:
         assert await here.submit(1, 0, 600)
         count = 0
 
@@ -579,7 +586,7 @@ async def test_a_group_that_cannot_be_applied_holds_the_mark_for_good(tmp_path: 
 
 @in_loop
 async def test_b2_without_syncs_the_mark_waits_for_one(tmp_path: Path, disk: FailingOs) -> None:
-    settings = config(tmp_path, sync_data=False, page_cache_flush_interval_ms=HOUR_MS)
+    settings = config(tmp_path, journal_sync_data=False, journal_page_cache_flush_interval_ms=HOUR_MS)
     async with running(settings) as here:
         before = here.journals.durable_marks()
         for i in range(5):
@@ -598,7 +605,7 @@ async def test_b2_without_syncs_the_mark_waits_for_one(tmp_path: Path, disk: Fai
 
 @in_loop
 async def test_without_syncs_one_follows_after_the_interval(tmp_path: Path, disk: FailingOs) -> None:
-    async with running(config(tmp_path, sync_data=False, page_cache_flush_interval_ms=30)) as here:
+    async with running(config(tmp_path, journal_sync_data=False, journal_page_cache_flush_interval_ms=30)) as here:
         assert await here.submit(1, 0)
         mark = here.finished[-1][0].mark
         deadline = time.monotonic() + 30
@@ -613,7 +620,9 @@ async def test_without_syncs_one_follows_after_the_interval(tmp_path: Path, disk
 
 @in_loop
 async def test_without_syncs_a_file_is_synced_before_the_next_begins(tmp_path: Path, disk: FailingOs) -> None:
-    settings = config(tmp_path, sync_data=False, page_cache_flush_interval_ms=HOUR_MS, max_file_bytes=1200)
+    settings = config(
+        tmp_path, journal_sync_data=False, journal_page_cache_flush_interval_ms=HOUR_MS, journal_max_bytes=1200
+    )
     async with running(settings) as here:
         assert await here.submit(1, 0, 600)
         assert await here.submit(1, 1)
@@ -626,7 +635,9 @@ async def test_without_syncs_a_file_is_synced_before_the_next_begins(tmp_path: P
 @in_loop
 async def test_without_syncs_a_failed_one_in_between_is_final(tmp_path: Path, disk: FailingOs) -> None:
     told = Told()
-    async with running(config(tmp_path, sync_data=False, page_cache_flush_interval_ms=20), told) as here:
+    async with running(
+        config(tmp_path, journal_sync_data=False, journal_page_cache_flush_interval_ms=20), told
+    ) as here:
         disk.fail("fdatasync", errno.EIO)
         before = here.journals.durable_marks()
         await here.submit(1, 0)  # answered before, unless the disk is slower than the interval

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from bookie_server.storage.journal import journal
-from bookie_server.storage.journal.journals import Journals, JournalsConfig
+from bookie_server.storage.journal.journals import Journals
 from bookie_server.storage.journal.log_mark import LogMark
+from tests.support.bookie_settings import JournalPlace, bookie_config
 from tests.support.failing_os import FailingOs
 from tests.unit.test_group_commit import Told, entries, in_loop, running
 
@@ -20,16 +21,14 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> FailingOs:
     return FailingOs(monkeypatch)
 
 
-def config(tmp_path: Path, count: int = 3, max_file_bytes: int = 1 << 30, max_backups: int = 5) -> JournalsConfig:
+def config(tmp_path: Path, count: int = 3, max_file_bytes: int = 1 << 30, max_backups: int = 5) -> JournalPlace:
     paths = [tmp_path / f"journal{number}" for number in range(count)]
     for path in paths:
         path.mkdir()
-    return JournalsConfig(
-        directories=tuple(map(str, paths)),
-        max_file_bytes=max_file_bytes,
-        preallocate_bytes=1 << 16,
-        max_backups=max_backups,
+    settings = bookie_config(
+        journal_max_bytes=max_file_bytes, journal_preallocate_bytes=1 << 16, journal_max_backups=max_backups
     )
+    return JournalPlace(settings, tuple(map(str, paths)))
 
 
 @in_loop
@@ -115,4 +114,4 @@ def test_each_journal_needs_its_end(tmp_path: Path) -> None:
         raise AssertionError(error)
 
     with pytest.raises(ValueError, match="shorter"):
-        Journals(config(tmp_path), [], on_failure=unexpected, on_write_error=unexpected)
+        Journals(*config(tmp_path), [], on_failure=unexpected, on_write_error=unexpected)

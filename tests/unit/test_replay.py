@@ -21,11 +21,12 @@ from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.group_commit import Group
 from bookie_server.storage.journal.journal import JournalEnd
 from bookie_server.storage.journal.journal_writer import JournalWriter
-from bookie_server.storage.journal.journals import Journals, JournalsConfig
+from bookie_server.storage.journal.journals import Journals
 from bookie_server.storage.journal.log_mark import LogMark
 from bookie_server.storage.journal.replay import replay_journals
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 from bookie_server.storage.records import LedgerPart, Records
+from tests.support.bookie_settings import bookie_config
 from tests.support.failing_os import FailingOs
 from tests.unit.test_group_commit import in_loop
 
@@ -330,13 +331,12 @@ async def test_b1_b2_the_journal_rolls_and_the_bookie_starts_again_from_any_mark
     was answered after it is there."""
     current = tmp_path / "current"
     current.mkdir()
-    config = JournalsConfig(
-        directories=(str(current),),
-        max_file_bytes=2000,
-        preallocate_bytes=4096,
-        max_backups=0,
-        sync_data=sync_data,
-        page_cache_flush_interval_ms=10,
+    config = bookie_config(
+        journal_max_bytes=2000,
+        journal_preallocate_bytes=4096,
+        journal_max_backups=0,
+        journal_sync_data=sync_data,
+        journal_page_cache_flush_interval_ms=10,
     )
     applied: dict[tuple[int, int], bytes] = {}
     flushed: dict[tuple[int, int], bytes] = {}
@@ -348,7 +348,7 @@ async def test_b1_b2_the_journal_rolls_and_the_bookie_starts_again_from_any_mark
         storage = MemoryStorage(LedgerDescriptor(1, KEY))
         end = replay(storage, current, last_mark)
         assert flushed | storage.entries == applied
-        journals = Journals(config, [end], on_failure=failures.append, on_write_error=failures.append)
+        journals = Journals(config, (str(current),), [end], on_failure=failures.append, on_write_error=failures.append)
         journals.start(loop, lambda group, error: [done(error is None) for done in group.done])  # type: ignore[func-returns-value]
         (mark,) = journals.durable_marks()
         assert mark > last_mark
@@ -400,14 +400,14 @@ async def test_a_torn_write_is_never_followed_by_another_journal(
     """A torn journal and a full disk once ended in a bookie that never starts."""
     current = tmp_path / "current"
     current.mkdir()
-    config = JournalsConfig(directories=(str(current),), max_file_bytes=1100, preallocate_bytes=4096)
+    config = bookie_config(journal_max_bytes=1100, journal_preallocate_bytes=4096)
     disk = FailingOs(monkeypatch)
     errors: list[Exception] = []
     loop = asyncio.get_running_loop()
     answered: list[tuple[int, int]] = []
     end = JournalEnd(NO_MARK, 16)
     for start in range(3):
-        journals = Journals(config, [end], on_failure=errors.append, on_write_error=lambda error: None)
+        journals = Journals(config, (str(current),), [end], on_failure=errors.append, on_write_error=lambda error: None)
         journals.start(loop, lambda group, error: [done(error is None) for done in group.done])  # type: ignore[func-returns-value]
         descriptor = LedgerDescriptor(1, KEY)
         for i in range(12):

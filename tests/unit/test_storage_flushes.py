@@ -48,7 +48,7 @@ PHASES = [("pwritev", ".log"), ("fdatasync", ".log"), ("pwritev", ".idx"), ("fsy
 
 @in_loop
 async def test_each_step_is_durable_before_the_next(place: Place, disk: FailingOs) -> None:
-    place = place.with_settings(max_file_bytes=100, max_backups=0)
+    place = place.with_settings(journal_max_bytes=100, journal_max_backups=0)
     async with running(place) as bookie:
         await bookie.add(stored(1, 0), stored(2, 0))
         await bookie.add(stored(1, 1))

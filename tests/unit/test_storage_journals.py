@@ -29,8 +29,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> FailingOs:
 def contents(place: Place) -> list[bytes]:
     """All there is in each journal directory."""
     return [
-        b"".join(path.read_bytes() for path in sorted(Path(directory).glob("*.txn")))
-        for directory in place.config.journals.directories
+        b"".join(path.read_bytes() for path in sorted(Path(directory).glob("*.txn"))) for directory in place.journals
     ]
 
 
@@ -110,7 +109,7 @@ async def test_where_one_of_the_journals_fails_the_run_does(place: Place, disk: 
 @in_loop
 async def test_one_ledger_directory_of_two_is_lost_to_marks(place: Place, disk: FailingOs) -> None:
     """The highest mark counts: old journals were removed by it."""
-    place = place.with_settings(max_file_bytes=100, max_backups=0)
+    place = place.with_settings(journal_max_bytes=100, journal_max_backups=0)
     async with running(place) as bookie:
         await bookie.add(*[stored(ledger, 0) for ledger in range(3)])
         await bookie.storage.checkpoint()

@@ -75,7 +75,7 @@ async def test_everything_answered_is_there_after_a_restart(place: Place, tmp_pa
 
 @in_loop
 async def test_checkpoint_moves_the_mark_forward_and_drops_journals(place: Place) -> None:
-    place = place.with_settings(max_file_bytes=10_000, max_backups=2)
+    place = place.with_settings(journal_max_bytes=10_000, journal_max_backups=2)
     directory = place.journal
     marks = []
     async with running(place) as bookie:

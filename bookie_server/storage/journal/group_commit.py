@@ -31,6 +31,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeGuard
 
+from bookie_server.config.config import BookieConfig
 from bookie_server.storage.files import Buffer, SyncFailedError
 from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.journal_writer import JournalWriter
@@ -45,20 +46,6 @@ _RETRY_PAUSE_MS: Final = 50
 #: Called in the event loop when a group is through; True if it is durable.
 DoneCallback = Callable[[bool], None]
 FlushReason = Literal["queue_empty", "max_wait", "threshold"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupPolicy:
-    """When groups are written and synced. ``buffered_entries_threshold`` 0: no such threshold; ``max_group_wait_ms``
-    0: as if ``flush_when_queue_empty``."""
-
-    sync_data: bool = True
-    page_cache_flush_interval_ms: int = 1000
-    adaptive_group_writes: bool = True
-    max_group_wait_ms: int = 2
-    buffered_writes_threshold_bytes: int = 512 * 1024
-    buffered_entries_threshold: int = 0
-    flush_when_queue_empty: bool = False
 
 
 @dataclass(slots=True)
@@ -132,7 +119,7 @@ class GroupCommit:
     def __init__(
         self,
         writer: JournalWriter,
-        policy: GroupPolicy,
+        config: BookieConfig,
         end: LogMark,
         *,
         name: str,
@@ -141,13 +128,17 @@ class GroupCommit:
         on_group: Callable[[GroupStats], None] | None = None,
     ) -> None:
         self._writer = writer
-        self._policy = policy
+        self._config = config
         self._applied = self._synced = end
         self._on_failure = on_failure
         self._on_write_error = on_write_error
         self._on_group = on_group
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._at_once = policy.adaptive_group_writes or policy.flush_when_queue_empty or policy.max_group_wait_ms <= 0
+        self._at_once = (
+            config.journal_adaptive_group_writes
+            or config.journal_flush_when_queue_empty
+            or config.journal_max_group_wait_ms <= 0
+        )
         self.outstanding_bytes = 0
         #: Why the last write failed; None after one that succeeded.
         self.write_error: OSError | None = None
@@ -205,7 +196,7 @@ class GroupCommit:
         """Call ``done`` when everything added so far is through and synced; False where nothing is outstanding."""
         with self._condition:
             group = self._pending if self._filled else self._in_flight
-            if self._policy.sync_data:
+            if self._config.journal_sync_data:
                 if group is None:
                     return False
                 group.done.append(done)
@@ -247,10 +238,8 @@ class GroupCommit:
             self._condition.notify()
 
     def _is_large(self, group: Group) -> bool:
-        policy = self._policy
-        return group.journal_bytes > policy.buffered_writes_threshold_bytes or (
-            0 < policy.buffered_entries_threshold < group.entries
-        )
+        config = self._config
+        return group.journal_bytes > config.journal_group_bytes or (0 < config.journal_group_entries < group.entries)
 
     def _through(self, group: Group, error: Exception | None, synced: LogMark, stats: GroupStats | None) -> None:
         error = error or self._loop_failure
@@ -370,7 +359,7 @@ class GroupCommit:
             return "queue_empty", pause
         if self._is_large(self._pending):
             return "threshold", pause
-        return "max_wait", max(pause, self._pending.since + self._policy.max_group_wait_ms / 1000 - now)
+        return "max_wait", max(pause, self._pending.since + self._config.journal_max_group_wait_ms / 1000 - now)
 
     def _commit(self, group: Group, reason: FlushReason) -> None:
         error: Exception | None = self._fatal or self._held
@@ -387,7 +376,7 @@ class GroupCommit:
             if group.journal or group.probes:
                 group.mark = self._writer.write(group.journal, group.journal_bytes)
             written = time.monotonic()
-            if self._policy.sync_data or group.must_sync or group.probes or written >= self._sync_due_at():
+            if self._config.journal_sync_data or group.must_sync or group.probes or written >= self._sync_due_at():
                 self._writer.sync()
             if self._failing:
                 _LOG.info("the journal in %s can be written again", self._writer.directory)
@@ -422,7 +411,7 @@ class GroupCommit:
             self._fatal = error
 
     def _sync_due_at(self) -> float:
-        return self._unsynced_since + self._policy.page_cache_flush_interval_ms / 1000
+        return self._unsynced_since + self._config.journal_page_cache_flush_interval_ms / 1000
 
     def _sync_alone(self) -> None:
         if self._fatal is not None or not self._writer.unsynced:

@@ -11,9 +11,9 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+from bookie_server.config.config import BookieConfig
 from bookie_server.storage import files
 from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.group_commit import (
@@ -21,7 +21,6 @@ from bookie_server.storage.journal.group_commit import (
     FinishedCallback,
     Group,
     GroupCommit,
-    GroupPolicy,
     GroupStats,
 )
 from bookie_server.storage.journal.journal import JournalEnd
@@ -31,25 +30,12 @@ from bookie_server.storage.journal.log_mark import LogMark
 _LOG: Final = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JournalsConfig(GroupPolicy):
-    """``directories`` are the ``current`` directories of the journals, as configured. A file is left after the group
-    that takes it beyond ``max_file_bytes``; its space is allocated in steps of ``preallocate_bytes``;
-    ``max_backups`` files are kept that no mark needs any more. While :attr:`Journals.outstanding_bytes` is above
-    ``max_memory_bytes`` the front ends should take no more."""
-
-    directories: tuple[str, ...]
-    max_file_bytes: int = 2048 * 1024 * 1024
-    preallocate_bytes: int = 16 * 1024 * 1024
-    max_backups: int = 5
-    remove_from_page_cache: bool = True
-    max_memory_bytes: int = 24 * 1024 * 1024
-
-
 class Journals:
-    """All journals of a bookie. Made before the event loop runs, with ``ends`` as ``replay_journals`` gave them; begins
-    a new file in each directory. Where that fails, as on a full disk, the error goes to ``on_write_error`` at
-    :meth:`start`, and the first group tries again.
+    """All journals of a bookie, one in each of ``directories`` (``current`` ones).
+
+    Made before the event loop runs, with ``ends`` as ``replay_journals`` gave them. Begins a new file in each
+    directory. Where that fails, as on a full disk, ``on_write_error`` gets the error at :meth:`start`, and the first
+    group tries again.
 
     Called in the event loop, with the number of the journal or the error:
 
@@ -62,7 +48,8 @@ class Journals:
 
     def __init__(
         self,
-        config: JournalsConfig,
+        config: BookieConfig,
+        directories: Sequence[str],
         ends: Sequence[JournalEnd],
         *,
         on_failure: Callable[[Exception], None],
@@ -70,17 +57,18 @@ class Journals:
         on_group: Callable[[int, GroupStats], None] | None = None,
     ) -> None:
         self._config = config
+        self._directories = tuple(directories)
         self._on_failure = on_failure
         self._failed = False
         self._commits: list[GroupCommit] = []
-        for number, (directory, end) in enumerate(zip(config.directories, ends, strict=True)):
+        for number, (directory, end) in enumerate(zip(directories, ends, strict=True)):
             writer = JournalWriter(
                 directory,
                 end.next_id,
-                max_file_bytes=config.max_file_bytes,
-                preallocate_bytes=config.preallocate_bytes,
-                remove_from_page_cache=config.remove_from_page_cache,
-                sync_data=config.sync_data,
+                max_file_bytes=config.journal_max_bytes,
+                preallocate_bytes=config.journal_preallocate_bytes,
+                remove_from_page_cache=config.journal_remove_from_page_cache,
+                sync_data=config.journal_sync_data,
             )
             commit = GroupCommit(
                 writer,
@@ -174,10 +162,10 @@ class Journals:
     def remove_below(self, marks: Sequence[LogMark]) -> None:
         """Remove files below the marks but for the newest ``max_backups`` of them, oldest first. Blocking, for any
         thread. The marks must be durable in every ledger directory. What cannot be removed stays until next time."""
-        for directory, mark in zip(self._config.directories, marks, strict=True):
+        for directory, mark in zip(self._directories, marks, strict=True):
             try:
                 below = [journal_id for journal_id in journal.journal_ids(directory) if journal_id < mark.journal_id]
-                for journal_id in below[: max(0, len(below) - self._config.max_backups)]:
+                for journal_id in below[: max(0, len(below) - self._config.journal_max_backups)]:
                     path = os.path.join(directory, journal.file_name(journal_id))
                     files.remove(path)
                     _LOG.info("removed journal %s: below the mark %x:%d", path, mark.journal_id, mark.offset)
