@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 
 import pytest
 
 import bk_spark.log
+from tests.support.environments import REPOSITORY
 
 pytestmark = pytest.mark.unit
 
@@ -36,3 +39,43 @@ def test_names_of_logs_are_found_where_they_are() -> None:
         assert getattr(bk_spark.log, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'LogStor'"):
         _ = bk_spark.log.LogStor
+
+
+def _imports_at_module_level() -> dict[str, set[str]]:
+    """What each of our modules imports at its top, under TYPE_CHECKING, too. A package's module is no import of it."""
+    paths = {}
+    for package in ("bk_spark", "bookie_server"):
+        for path in (REPOSITORY / package).rglob("*.py"):
+            paths[".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__")] = path
+
+    def found(nodes: Iterable[ast.AST]) -> Iterator[str]:
+        for node in nodes:
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+                yield from (name if name in paths else str(node.module) for name in names)
+            elif isinstance(node, ast.If | ast.Try | ast.With):
+                yield from found(ast.iter_child_nodes(node))
+
+    return {
+        name: {other for other in found(ast.parse(path.read_text("utf-8")).body) if other in paths} - {name}
+        for name, path in paths.items()
+    }
+
+
+def _in_circles(graph: dict[str, set[str]]) -> set[str]:
+    """The modules that import themselves through others, and those between circles."""
+    left = {name: set(others) for name, others in graph.items()}
+    while ends := {name for name, others in left.items() if not others & left.keys()}:
+        left = {name: others for name, others in left.items() if name not in ends}
+    while begins := left.keys() - {other for others in left.values() for other in others}:
+        left = {name: others for name, others in left.items() if name not in begins}
+    return set(left)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert _in_circles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == {"b", "c"}
+    circles = _in_circles(_imports_at_module_level())
+    # A connection and what it hands its requests to know each other.
+    assert not {name for name in circles if not name.startswith("bookie_server.net.")}
