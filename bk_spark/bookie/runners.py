@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, Generic, TypeVar, cast
 
+from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.machine import EndedBy, Machine, StartTimer, StopRequest, StopTimer, Succeeded, TimerFired
 
 _LOG = logging.getLogger(__name__)
@@ -129,6 +130,8 @@ class AsyncRunner(Generic[A, E, R]):
                 request.cancel()
         else:
             answer = self._perform(action)
+            if answer is None:
+                return
             if isinstance(answer, Coroutine):
                 task = asyncio.get_running_loop().create_task(self._await(answer))
                 self._tasks.add(task)
@@ -136,7 +139,7 @@ class AsyncRunner(Generic[A, E, R]):
                 if request_id is not None:
                     self._requests[request_id] = task
                 task.add_done_callback(functools.partial(self._task_ended, request_id, answer))
-            elif answer is not None:
+            else:
                 self._tell(answer)
 
     def _tell(self, event: E) -> None:
@@ -151,7 +154,8 @@ class AsyncRunner(Generic[A, E, R]):
         try:
             event = await work
         except Exception as error:
-            _LOG.debug("%s: an action failed", self._what, exc_info=True)
+            expected = isinstance(error, BookKeeperError)
+            _LOG.log(logging.DEBUG if expected else logging.ERROR, "%s: an action failed", self._what, exc_info=True)
             self.machine.fail(error)
             self.run()
         else:

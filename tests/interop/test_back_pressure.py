@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from bk_spark.bookie.client import Client
-from bk_spark.bookie.writing.writer_driver import WriterDriver
 from bk_spark.protocol.entries.payloads import Payloads
+from bk_spark.protocol.ledger.failed_bookies import BusyBookies
+from bk_spark.protocol.machine import StartTimer
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bookie_server.local import LocalCluster
 from tests.interop.apache import ApacheBookies
@@ -34,13 +35,13 @@ def narrow(
 
 def test_b9_back_pressure_is_no_failure(narrow: ApacheBookies, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[str] = []
-    pause = WriterDriver._pause
+    on_refused = BusyBookies.on_refused
 
-    async def counted(driver: WriterDriver, bookie_id: str) -> None:
+    def counted(busy: BusyBookies, bookie_id: str, *, took_some: bool) -> list[StartTimer]:
         pauses.append(bookie_id)
-        await pause(driver, bookie_id)
+        return on_refused(busy, bookie_id, took_some=took_some)
 
-    monkeypatch.setattr(WriterDriver, "_pause", counted)
+    monkeypatch.setattr(BusyBookies, "on_refused", counted)
     payloads = [b"%06d" % number + bytes(94) for number in range(COUNT)]
 
     async def play() -> None:

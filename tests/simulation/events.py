@@ -19,6 +19,7 @@ label                         event
 ``nap t1``                    a pause of a client ends
 ``expire b2→t1``              a bookie has held a poll for as long as it was asked to
 ``changed zk→t1``             who watches the metadata hears that they changed
+``progress w``                a timer of a writer fires (also ``search again w``)
 ``append w 2``, ``crash b1``  somebody decides something (see the parts for their commands)
 ============================= ==============================================================
 
@@ -206,6 +207,23 @@ class Slow:
 
 
 @dataclass(frozen=True, slots=True)
+class Tick:
+    """The writer's timer ``name`` fires. It may take as long as it likes."""
+
+    actor: str
+    tag: tuple[str | int, ...]
+    name: str
+
+    @property
+    def target(self) -> str:
+        return self.actor
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.actor}"
+
+
+@dataclass(frozen=True, slots=True)
 class Nap:
     """A client pauses. What it waits for may take for ever, so a nap that is under way does not count as unrest."""
 
@@ -264,7 +282,7 @@ class Command:
         return " ".join([self.verb, self.target, *map(str, self.arguments)])
 
 
-Event = Request | Answer | MetaCall | MetaReply | Sync | Choose | Retry | Slow | Nap | Expire | Changed | Command
+Event = Request | Answer | MetaCall | MetaReply | Sync | Choose | Retry | Slow | Tick | Nap | Expire | Changed | Command
 
 
 def label_of(event: Event, way: Way) -> str:

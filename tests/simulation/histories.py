@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from random import Random
 
 from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.ledger.writer import LedgerWriter
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
 from bk_spark.protocol.quorum import Quorum
 from tests.simulation.events import (
@@ -31,6 +32,7 @@ from tests.simulation.events import (
     Nap,
     Request,
     Slow,
+    Tick,
     Way,
 )
 from tests.simulation.invariants import InvariantError
@@ -63,7 +65,7 @@ MOST_STEPS = 20_000
 class Cast:
     """Who plays; mutants replace somebody. ``deferred_sync``: by chance if None."""
 
-    publish: bool = True
+    writer: type[LedgerWriter] = LedgerWriter
     deferred_sync: bool | None = None
     recovery: type[RecoveryActor] = RecoveryActor
     tail: type[TailActor] = TailActor
@@ -146,7 +148,7 @@ class RandomWorld(World):
         if isinstance(event, Nap):
             self.naps.append(event)
             return
-        if isinstance(event, Slow | Expire) and self.random.random() < 0.8:
+        if isinstance(event, Slow | Expire | Tick) and self.random.random() < 0.8:
             return
         slowness = self.weather.slowness
         (self.slow if slowness and self.random.random() < slowness else self.pending).append(event)
@@ -246,7 +248,7 @@ class History:
         self.world = RandomWorld(random, self.weather, metadata, self.quorum.ensemble_size + self.spares)
         deferred_sync = random.random() < 0.12
         self.deferred_sync = deferred_sync if self.cast.deferred_sync is None else self.cast.deferred_sync
-        self.writer = WriterActor("w", metadata, publish=self.cast.publish, deferred_sync=self.deferred_sync)
+        self.writer = WriterActor("w", metadata, self.cast.writer, deferred_sync=self.deferred_sync)
         self.world.add(self.writer)
         self.actors: list[Actor] = [self.writer]
 
@@ -286,6 +288,19 @@ class History:
         for bookie in self.random.choices(bookies, k=2):
             self._post("crash", bookie)
             self._post("restart", bookie)
+        if not self.world.run(MOST_STEPS):
+            raise InvariantError("the history does not come to rest")
+        self._live()
+        return self._result()
+
+    def play_a_change(self) -> Result:
+        """A writer that loses messages and closes, and closes again, and a recoverer: many ensemble changes."""
+        self.world.weather = Weather(loss=0.15, slowness=0.2)
+        for _ in range(3):
+            self._post("append", "w", self.random.randint(1, 3))
+        for _ in range(2):
+            self._post("close", "w")
+        self._join("r", self.cast.recovery)
         if not self.world.run(MOST_STEPS):
             raise InvariantError("the history does not come to rest")
         self._live()
@@ -332,7 +347,7 @@ class History:
         for _ in range(random.choice([0, 0, 0, 0, 1])):
             index = random.randrange(self.quorum.ensemble_size)
             self._join("c", ReplicationActor, random.choice([0, 0, 1]), index, random.choice(bookies))
-        if random.random() < 0.3:
+        for _ in range(random.choice([0, 0, 0, 0, 0, 1, 1, 2])):
             self._post("close", "w")
         if random.random() < 0.1:
             self._post("kill", "w")
@@ -380,7 +395,7 @@ class History:
         machine = self.writer.pipeline.machine
         if not self.writer.ended and machine.pending_entries:
             raise InvariantError("the writer's entries are not acknowledged although nothing fails any more")
-        if not self.writer.ended and self.random.random() < 0.5:
+        if not self.writer.ended and (self.writer.wants_close or self.random.random() < 0.5):
             world.command("close", "w")
             self._come_to_rest()
             if not self.writer.ended:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Any
 from unittest.mock import patch
 
 from bk_spark.protocol.codes import Code, FlagV2
+from bk_spark.protocol.errors import BookieUnavailableError
 from bk_spark.protocol.ledger import recovery
+from bk_spark.protocol.ledger.closing import LedgerClosing
+from bk_spark.protocol.ledger.metadata_calls import MetadataEvent, MetadataFailed, MetadataWritten
+from bk_spark.protocol.ledger.pending_adds import PendingAdds
 from bk_spark.protocol.ledger.reading import lac, tail
 from bk_spark.protocol.ledger.reading.lac import LacAnswer
 from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey
 from bk_spark.protocol.ledger.reading.read_actions import LacTold, MetadataChanged
 from bk_spark.protocol.ledger.reading.tail import Event, LedgerTail
 from bk_spark.protocol.ledger.recovery import LedgerRecovery, RecoveryState
+from bk_spark.protocol.ledger.writer import LedgerWriter, WriterState
 from bk_spark.protocol.machine import Succeeded
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Answer, Quorum
@@ -22,6 +28,106 @@ from tests.simulation.events import Effect
 from tests.simulation.recoverers import RecoveryActor
 from tests.simulation.servers import ModelBookie
 from tests.simulation.tails import TailActor
+
+# --- writers ----------------------------------------------------------------------------------------
+
+
+class PublishesNothing(LedgerWriter):
+    """It acknowledges on ensembles that nobody else knows."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, publish=False, **settings)
+
+
+class AcknowledgesUnpublished(LedgerWriter):
+    """C8: it acknowledges while the compare-and-set of an ensemble change is under way."""
+
+    def _acknowledge(self) -> None:
+        state = self.state
+        if state is WriterState.CHANGING:
+            self.state = WriterState.OPEN
+        super()._acknowledge()
+        self.state = state
+
+
+class TakesConflictsForItsOwn(LedgerWriter):
+    """It takes an ensemble change for published whatever became of the compare-and-set."""
+
+    def _on_metadata(self, event: MetadataEvent) -> None:
+        if isinstance(event, MetadataFailed):
+            event = MetadataWritten(self._proposed, self.version + 1)
+        super()._on_metadata(event)
+
+
+class SendsReplacementsNothing(LedgerWriter):
+    """What a replaced bookie held counts for the one that takes its place, which is sent nothing."""
+
+    def _on_published(self, metadata: LedgerMetadata, version: int) -> None:
+        def keep(pending: PendingAdds, index: int, first_entry_id: int) -> tuple[list[memoryview], int]:
+            pending.give_up(index)
+            return [], 0
+
+        with patch.object(PendingAdds, "replace", keep):
+            super()._on_published(metadata, version)
+
+
+class ClosesUndrained(LedgerWriter):
+    """It closes at the last entry added, acknowledged or not."""
+
+    @property
+    def pending_entries(self) -> int:
+        return 0 if self._close_wanted else super().pending_entries
+
+    def _begin_closing(self) -> None:
+        self._closing = LedgerClosing(
+            self.ledger_id, self.metadata, self.version, self.last_add_pushed, self._pushed_length
+        )
+        self._advance_closing(self._closing)
+
+    @property
+    def _drained(self) -> bool:
+        return self._close_wanted
+
+
+class TrustsTheFirstClose(LedgerWriter):
+    """A second close takes the first for done, though its outcome is unknown."""
+
+    def _begin_closing(self) -> None:
+        if self.close_attempts:
+            self.outcome = Succeeded(self.metadata.closed(self.last_add_confirmed, self.length))
+            return
+        self.close_attempts += 1
+        super()._begin_closing()
+
+    close_attempts = 0
+
+
+class GoesOnAfterAFailedForce(LedgerWriter):
+    """The next force is to make up for one that failed."""
+
+    def fail(self, error: Exception) -> None:
+        if isinstance(error, BookieUnavailableError):
+            self._forces.clear()
+        else:
+            super().fail(error)
+
+
+class ReplacesBookiesWithDeferredSync(LedgerWriter):
+    """It replaces a bookie that may have lost what it acknowledged without syncing, and confirms that all the same."""
+
+    def _refuse_change(self, why: str) -> None:
+        pass
+
+
+class ConfirmsUnforced(LedgerWriter):
+    """With deferred sync it confirms what is only acknowledged."""
+
+    def _acknowledge(self) -> None:
+        super()._acknowledge()
+        self._confirm(self.last_add_acknowledged, self._acknowledged_length)
+
+
+# --- recoverers -------------------------------------------------------------------------------------
 
 
 class ReadsDoNotFence(RecoveryActor):

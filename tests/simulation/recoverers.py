@@ -15,11 +15,12 @@ from bk_spark.protocol.ledger.recovery import (
     StartWriteBack,
     WriteBack,
 )
+from bk_spark.protocol.ledger.writer import LedgerWriter
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, encode
 from bk_spark.protocol.quorum import Answer as Said
 from bk_spark.protocol.wire.answers_v2 import ReadAnswer
-from tests.simulation.bytes_cache import answer_in, entry_in, metadata_in, read_request
-from tests.simulation.events import Answer, Choose, Command, Event, MetaCall, MetaReply, Request, Retry, Way
+from tests.simulation.bytes_cache import CachedPackager, answer_in, entry_in, metadata_in, read_request
+from tests.simulation.events import Answer, Choose, Command, Event, MetaCall, MetaReply, Request, Retry, Tick, Way
 from tests.simulation.writers import Actor, AddPipeline
 from tests.support.ledgers import LEDGER
 
@@ -61,7 +62,7 @@ class RecoveryActor(Actor):
                 self._on_reply(event)
             case Answer(tag=(kind, epoch, *_)) if epoch == self._epoch and kind != "add":
                 self._on_read(event)
-            case Answer() | Choose() | Retry() if self._pipeline is not None and event.tag[1] == self._epoch:
+            case Answer() | Choose() | Retry() | Tick() if self._pipeline is not None and event.tag[1] == self._epoch:
                 self._pipeline.on(event, way)
                 self._run()
 
@@ -135,16 +136,17 @@ class RecoveryActor(Actor):
                         self._read("length", bookie, entry_id, FlagV2.NONE)
                     case StartWriteBack(last_entry_id, length):
                         assert self._metadata is not None
-                        self._pipeline = AddPipeline(
-                            self.name,
+                        assert isinstance(self._metadata.digest_type, DigestType)
+                        writer = LedgerWriter(
+                            LEDGER,
                             self._metadata,
                             self._version,
-                            epoch=self._epoch,
+                            CachedPackager(self._metadata.digest_type, FlagV2.RECOVERY_ADD | FlagV2.HIGH_PRIORITY),
                             last_entry_id=last_entry_id,
                             length=length,
-                            recovery=True,
                             publish=False,
                         )
+                        self._pipeline = AddPipeline(self.name, self._epoch, writer)
                     case WriteBack(payloads, lac):
                         assert self._pipeline is not None
                         if self._pipeline.machine.error is None:

@@ -57,6 +57,7 @@ from tests.simulation.events import (
     Saw,
     Slow,
     Sync,
+    Tick,
     Way,
 )
 from tests.simulation.histories import Cast
@@ -146,7 +147,7 @@ class ToldWorld(World):
 
     def _may_run(self, event: Event, actor: str, servers: frozenset[str]) -> bool:
         match event:
-            case Slow() | Nap() | Expire() | Command():
+            case Slow() | Tick() | Nap() | Expire() | Command():
                 return False
             case Sync(bookie):
                 waiting = self.bookie(bookie).waiting
@@ -339,7 +340,7 @@ def _over_servers(notes: Iterable[Note]) -> Iterator[Note]:
 
 
 _KINDS: dict[str, Callable[[str, LedgerMetadata, Cast], Actor]] = {
-    "writer": lambda name, metadata, cast: WriterActor(name, metadata, publish=cast.publish),
+    "writer": lambda name, metadata, cast: WriterActor(name, metadata, cast.writer),
     "recoverer": lambda name, metadata, cast: cast.recovery(name),
     "reader": lambda name, metadata, cast: ReaderActor(name),
     "replicator": lambda name, metadata, cast: ReplicationActor(name),

@@ -35,7 +35,7 @@ class SmallWorld:
         cast = cast or Cast()
         metadata = ledger(self.quorum, *self.segments, digest_type=DigestType.DUMMY)
         world = World(metadata, self.bookies)
-        world.add(WriterActor("w", metadata, publish=cast.publish, deferred_sync=self.deferred_sync))
+        world.add(WriterActor("w", metadata, cast.writer, deferred_sync=self.deferred_sync))
         for _ in range(self.entries):
             world.post(Command("append", "w", (1,)))
         if self.deferred_sync:

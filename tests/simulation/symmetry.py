@@ -33,6 +33,7 @@ from tests.simulation.events import (
     Slow,
     Stored,
     Sync,
+    Tick,
     Way,
     Withdraw,
 )
@@ -76,6 +77,8 @@ class _Renaming:
                 return replace(event, actor=self.name(event.actor), data=data)
             case MetaReply():
                 return replace(event, actor=self.name(event.actor), data=self.metadata(event.data))
+            case Tick():
+                return replace(event, actor=self.name(event.actor))
             case Sync():
                 return Sync(self.name(event.bookie))
             case Command():

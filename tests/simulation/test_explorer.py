@@ -64,7 +64,7 @@ def test_unknown_counted_as_absent(quorum: Quorum) -> None:
 
 def test_acknowledging_before_the_ensemble_is_published() -> None:
     small = SmallWorld(Quorum(2, 2, 2), 3, 1, Budget(losses=1))
-    report = explore(small.world(Cast(publish=False)), small.budget)
+    report = explore(small.world(Cast(writer=mutants.PublishesNothing)), small.budget)
     assert isinstance(report.error, InvariantError)
     assert "where readers look for entry 0" in str(report.error)
 

@@ -75,7 +75,23 @@ def _tail_rule(breaks: Callable[[ExitStack], None]) -> Mutant:
 
 
 MUTANTS = {
-    "acknowledges before the ensemble is published": Mutant(Cast(publish=False)),
+    "publishes nothing": Mutant(Cast(writer=mutants.PublishesNothing)),
+    "acknowledges before the ensemble is published": Mutant(
+        Cast(writer=mutants.AcknowledgesUnpublished), play=History.play_a_change
+    ),
+    "takes conflicts for its own change": Mutant(
+        Cast(writer=mutants.TakesConflictsForItsOwn), play=History.play_a_change
+    ),
+    "sends replacements nothing": Mutant(Cast(writer=mutants.SendsReplacementsNothing), play=History.play_a_change),
+    "closes before it is drained": Mutant(Cast(writer=mutants.ClosesUndrained), play=History.play_a_change),
+    "a second close trusts the first": Mutant(Cast(writer=mutants.TrustsTheFirstClose), play=History.play_a_change),
+    "goes on after a failed force": Mutant(
+        Cast(writer=mutants.GoesOnAfterAFailedForce, deferred_sync=True), play=History.play
+    ),
+    "replaces bookies with deferred sync": Mutant(
+        Cast(writer=mutants.ReplacesBookiesWithDeferredSync, deferred_sync=True), play=History.play
+    ),
+    "confirms what is not forced": Mutant(Cast(writer=mutants.ConfirmsUnforced, deferred_sync=True), play=History.play),
     "recovery reads do not fence": Mutant(Cast(recovery=mutants.ReadsDoNotFence)),
     "unknown counts as absent": Mutant(Cast(recovery=mutants.UnknownIsAbsent)),
     "write-backs carry the newest LAC": Mutant(Cast(recovery=mutants.WritesBackTheNewestLac)),

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from bk_spark.protocol.errors import InvalidArgumentError
+from bk_spark.protocol.ledger.writer import LedgerWriter
 from tests.simulation import broken_rules, mutants
 from tests.simulation.histories import Cast
 from tests.simulation.invariants import InvariantError
@@ -51,7 +52,7 @@ GUARDED: dict[str, list[Broken]] = {
         (broken_rules.damaged_is_absent, InvariantError, "acknowledged, the ledger closed at 1"),
     ],
     "c8_zookeeper_stalls_while_three_bookies_fail": [
-        (Cast(publish=False), InvariantError, "where readers look for entry 2, 1 hold it"),
+        (Cast(writer=mutants.PublishesNothing), InvariantError, "where readers look for entry 2, 1 hold it"),
     ],
     "c9_a_bookie_is_replaced_twice": [
         (broken_rules.a_place_is_filled_once, ScenarioError, "b1→w: add 0 OK"),
@@ -104,7 +105,7 @@ def _cases() -> list[object]:
     def called(broken: Cast | Callable[[ExitStack], None]) -> str:
         if not isinstance(broken, Cast):
             return broken.__name__
-        return broken.recovery.__name__ if broken.publish else "acknowledges_unpublished"
+        return (broken.recovery if broken.writer is LedgerWriter else broken.writer).__name__
 
     return [
         pytest.param(name, *guarded, id=f"{name}-{called(guarded[0])}")

@@ -1,24 +1,29 @@
-"""The writer of the model world, and the part of it that writes for a recovery."""
+"""The writer of the model world: it performs what the machine asks for."""
 
 from __future__ import annotations
 
 from typing import cast
 
 from bk_spark.protocol.codes import Code, DigestType, FlagV2
-from bk_spark.protocol.errors import BookieUnavailableError, MetadataUnavailableError, NotEnoughBookiesError
-from bk_spark.protocol.ledger.closing import LedgerClosing
+from bk_spark.protocol.errors import BookieUnavailableError, NotEnoughBookiesError
+from bk_spark.protocol.ledger.metadata_calls import CompareAndSet, ReadMetadata
 from bk_spark.protocol.ledger.writer import LedgerWriter, WriterState
 from bk_spark.protocol.ledger.writer_actions import (
-    Acknowledge,
+    AddsAnswered,
+    BookieFailed,
+    BookieForced,
+    BookiesChanged,
+    BookiesChosen,
     ChooseBookies,
-    Failed,
     ForceBookie,
+    NoBookies,
     SendAdds,
-    Throttled,
-    WriteMetadata,
+    SendRefused,
+    WriterEvent,
+    WriterTimer,
 )
-from bk_spark.protocol.machine import EndedBy, Succeeded
-from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, encode
+from bk_spark.protocol.machine import EndedBy, StartTimer, Succeeded, TimerFired
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.wire.answers_v2 import AddAnswers
 from tests.simulation.bytes_cache import (
     AddSeen,
@@ -27,7 +32,6 @@ from tests.simulation.bytes_cache import (
     code_in,
     force_request,
     length_of,
-    metadata_in,
     payloads_of,
     request_in,
     split,
@@ -41,16 +45,14 @@ from tests.simulation.events import (
     Effect,
     Ended,
     Event,
-    MetaCall,
     MetaReply,
     Request,
     Retry,
+    Tick,
     Way,
 )
 from tests.simulation.metadata_calls import metadata_call, metadata_event
 from tests.support.ledgers import LEDGER
-
-PUBLISH, CLOSE = "publish", "close"
 
 
 class Actor:
@@ -90,137 +92,113 @@ class Actor:
 
 
 class AddPipeline:
-    """Drives a :class:`LedgerWriter` as WriteHandle does. ``epoch`` keeps its messages apart from those of
-    another pipeline of the same actor."""
+    """Performs what a :class:`LedgerWriter` asks for. ``epoch`` keeps its messages apart from those of another
+    pipeline of the same actor."""
 
-    def __init__(
-        self,
-        actor: str,
-        metadata: LedgerMetadata,
-        version: int,
-        *,
-        epoch: int = 0,
-        last_entry_id: int,
-        length: int,
-        recovery: bool = False,
-        publish: bool = True,
-        deferred_sync: bool = False,
-    ) -> None:
+    def __init__(self, actor: str, epoch: int, machine: LedgerWriter) -> None:
         self.actor = actor
-        self.version = version
         self.epoch = epoch
-        flags = FlagV2.RECOVERY_ADD | FlagV2.HIGH_PRIORITY if recovery else FlagV2.NONE
-        assert isinstance(metadata.digest_type, DigestType)
-        self.machine = LedgerWriter(
-            LEDGER,
-            metadata,
-            CachedPackager(metadata.digest_type, flags, deferred_sync),
-            last_entry_id=last_entry_id,
-            length=length,
-            publish=publish,
-            deferred_sync=deferred_sync,
-        )
+        self.machine = machine
 
     def on(self, event: Event, way: Way) -> None:
         """An event of this epoch. :meth:`run` must follow."""
-        machine = self.machine
-        match event:
-            case Answer(_, bookie, tag=("force", _, int(last))):
-                if event.frame is not None and code_in(event.frame) is Code.OK:
-                    machine.on_forced(bookie, last)
-                else:
-                    machine.fail(BookieUnavailableError("the bookie did not sync", bookie_id=bookie))
-            case Answer(_, bookie, frame=None):
-                machine.on_bookie_failed(bookie)
-            case Answer(_, bookie, frame=bytes(frame)):
-                answers = answer_in(frame)
-                assert isinstance(answers, AddAnswers)
-                machine.on_add_answers(bookie, answers.entry_ids, answers.codes)
-            case Choose():
-                if way == SLOW:
-                    machine.on_search_slow()
-                elif way:
-                    assert isinstance(way, tuple)
-                    machine.on_bookies_chosen(dict(way))
-                else:
-                    machine.on_no_bookies(NotEnoughBookiesError("none left"))
-            case Retry(_, _, bookie):
-                machine.retry_refused(bookie)
-            case MetaReply():
-                self._on_reply(event)
-            case _:
-                raise AssertionError(event)
-
-    def _on_reply(self, reply: MetaReply) -> None:
-        if reply.was_write:
-            if reply.outcome == "ok":
-                self.version = reply.version
-                self.machine.on_metadata_written(metadata_in(reply.data))
-        elif reply.outcome == "ok":
-            self.version = reply.version
-            self.machine.on_metadata_conflict(metadata_in(reply.data))
+        if isinstance(event, Answer) and event.tag[0] == "force" and not _is_ok(event.frame):
+            self.machine.fail(BookieUnavailableError("the bookie did not sync", bookie_id=event.bookie))
         else:
-            self.machine.fail(MetadataUnavailableError("the metadata cannot be read"))
+            self.machine.handle(_told_by(event, way))
 
-    def run(self, out: list[Effect], *, user: bool = False, after: Event | None = None) -> None:
-        """Do what the machine wants. ``user``: somebody is told of acknowledgements."""
-        if isinstance(after, MetaReply) and after.was_write and after.outcome != "ok":
-            # Whatever became of the compare-and-set: what is there now decides.
-            out.append(MetaCall(self.actor, (PUBLISH, self.epoch)))
-        while actions := self.machine.take_actions():
-            for action in actions:
-                match action:
-                    case SendAdds(bookie, views):
-                        for frame in split(views):
-                            entry_id = cast(AddSeen, request_in(frame)).entry_id
-                            out.append(Request(self.actor, bookie, f"add {entry_id}", ("add", self.epoch), frame))
-                    case ForceBookie(bookie, last):
-                        tag = ("force", self.epoch, last)
-                        out.append(Request(self.actor, bookie, f"force {last}", tag, force_request()))
-                    case ChooseBookies(failed, exclude, avoid):
-                        out.append(Choose(self.actor, ("choose", self.epoch), failed, exclude, avoid))
-                    case WriteMetadata(metadata):
-                        out.append(MetaCall(self.actor, (PUBLISH, self.epoch), encode(metadata), self.version))
-                    case Throttled(bookie):
-                        out.append(Retry(self.actor, ("retry", self.epoch), bookie))
-                    case Acknowledge(lac) if user:
-                        out.append(Acknowledged(self.actor, lac))
-                    case Acknowledge() | Failed():
-                        pass
+    def run(self, out: list[Effect]) -> None:
+        """Do what the machine wants."""
+        for action in self.machine.take_actions():
+            match action:
+                case SendAdds(bookie, views):
+                    for frame in split(views):
+                        entry_id = cast(AddSeen, request_in(frame)).entry_id
+                        out.append(Request(self.actor, bookie, f"add {entry_id}", ("add", self.epoch), frame))
+                case ForceBookie(bookie, last):
+                    tag = ("force", self.epoch, last)
+                    out.append(Request(self.actor, bookie, f"force {last}", tag, force_request()))
+                case ChooseBookies(failed, exclude, avoid):
+                    out.append(Choose(self.actor, ("choose", self.epoch), failed, exclude, avoid))
+                case CompareAndSet() | ReadMetadata():
+                    out.append(metadata_call(self.actor, ("meta", self.epoch), action))
+                case StartTimer(SendRefused(bookie)):
+                    out.append(Retry(self.actor, ("retry", self.epoch), bookie))
+                case StartTimer(WriterTimer() as timer) if timer is not WriterTimer.SLOW_SEARCH:
+                    out.append(Tick(self.actor, ("tick", self.epoch), timer.value))
+                case _:
+                    pass  # connections are always there, and a slow search is one of the ways of Choose
+
+
+def _told_by(event: Event, way: Way) -> WriterEvent:
+    """What the machine is told."""
+    match event:
+        case Answer(_, bookie, frame=None):
+            return BookieFailed(bookie)
+        case Answer(_, bookie, tag=("force", _, int(last))):
+            return BookieForced(bookie, last)
+        case Answer(_, bookie, frame=bytes(frame)):
+            answers = answer_in(frame)
+            assert isinstance(answers, AddAnswers)
+            return AddsAnswered(bookie, answers.entry_ids, answers.codes)
+        case Choose() if way == SLOW:
+            return TimerFired(WriterTimer.SLOW_SEARCH)
+        case Choose() if way:
+            assert isinstance(way, tuple)
+            return BookiesChosen(dict(way))
+        case Choose():
+            return NoBookies(NotEnoughBookiesError("none left"))
+        case Retry(_, _, bookie):
+            return TimerFired(SendRefused(bookie))
+        case Tick(_, _, name):
+            return TimerFired(WriterTimer(name))
+        case MetaReply():
+            return metadata_event(event)
+    raise AssertionError(event)
+
+
+def _is_ok(frame: bytes | None) -> bool:
+    return frame is not None and code_in(frame) is Code.OK
 
 
 class WriterActor(Actor):
-    """Commands: ``append <count>``, ``close``, ``renew`` (look again for what could not be replaced), ``force`` (with
-    deferred sync)."""
+    """Commands: ``append <count>``, ``close`` (again after one that failed), ``renew`` (bookies came or went),
+    ``force`` (with deferred sync)."""
 
     def __init__(
-        self, name: str, metadata: LedgerMetadata, *, publish: bool = True, deferred_sync: bool = False
+        self,
+        name: str,
+        metadata: LedgerMetadata,
+        machine_class: type[LedgerWriter] = LedgerWriter,
+        *,
+        deferred_sync: bool = False,
     ) -> None:
-        """It stands at the beginning of the last segment. ``publish`` is for a mutant."""
+        """It stands at the beginning of the last segment."""
         super().__init__(name)
         last = metadata.last_segment.first_entry_id - 1
-        self.pipeline = AddPipeline(
-            name,
+        assert isinstance(metadata.digest_type, DigestType)
+        machine = machine_class(
+            LEDGER,
             metadata,
             0,
+            CachedPackager(metadata.digest_type, FlagV2.NONE, deferred_sync),
             last_entry_id=last,
             length=length_of(last),
-            publish=publish,
             deferred_sync=deferred_sync,
         )
+        self.pipeline = AddPipeline(name, 0, machine)
         self.wants_close = False
-        self._closing: LedgerClosing | None = None
+        self._acknowledged = last
 
     @property
     def idle(self) -> bool:
         machine = self.pipeline.machine
+        if self.ended or machine.close_error is not None:
+            return True
         confirmed = machine.last_add_confirmed == machine.last_add_pushed
-        return self.ended or (machine.state is WriterState.OPEN and confirmed and not self.wants_close)
+        return machine.state is WriterState.OPEN and confirmed and not self.wants_close
 
     def on(self, event: Event, way: Way) -> None:
-        if isinstance(event, MetaReply) and event.tag[0] == CLOSE:
-            self._on_close_reply(event)
-            return
         machine = self.pipeline.machine
         match event:
             case Command("append"):
@@ -229,35 +207,19 @@ class WriterActor(Actor):
                     machine.add(payloads_of(first, first + int(event.arguments[0]) - 1))
             case Command("close"):
                 self.wants_close = True
+                machine.close()
             case Command("force"):
-                machine.force()
+                if machine.error is None:
+                    machine.force()
             case Command("renew"):
-                machine.on_bookies_changed()
+                machine.handle(BookiesChanged())
             case _:
                 self.pipeline.on(event, way)
-        self.pipeline.run(self.out, user=True, after=event)
-        if machine.error is not None:
-            self.end(machine.error)
-        elif self.wants_close and self._closing is None and not machine.pending_entries:
-            if machine.last_add_confirmed < machine.last_add_acknowledged:
-                machine.force()
-                self.pipeline.run(self.out, user=True)
-                return
-            machine.seal()
-            if machine.state is WriterState.OPEN:
-                self._closing = LedgerClosing(
-                    LEDGER, machine.metadata, self.pipeline.version, machine.last_add_confirmed, machine.length
-                )
-                self._run_closing(self._closing)
-
-    def _on_close_reply(self, reply: MetaReply) -> None:
-        assert self._closing is not None
-        self._closing.handle(metadata_event(reply))
-        self._run_closing(self._closing)
-
-    def _run_closing(self, closing: LedgerClosing) -> None:
-        self.out += [metadata_call(self.name, (CLOSE, 0), action) for action in closing.take_actions()]
-        match closing.outcome:
+        self.pipeline.run(self.out)
+        if machine.last_add_confirmed > self._acknowledged:
+            self._acknowledged = machine.last_add_confirmed
+            self.out.append(Acknowledged(self.name, self._acknowledged))
+        match machine.outcome:
             case Succeeded(metadata):
                 self.end("done", metadata.last_entry_id)
             case EndedBy(error):

@@ -8,17 +8,32 @@ import numpy as np
 
 from bk_spark.protocol.codes import Code, DigestType, FlagV2
 from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.errors import BookKeeperError
-from bk_spark.protocol.ledger.writer import UNLIMITED, LedgerWriter
-from bk_spark.protocol.ledger.writer_actions import (
-    Acknowledge,
-    ChooseBookies,
-    Failed,
-    ForceBookie,
-    SendAdds,
-    Throttled,
-    WriteMetadata,
+from bk_spark.protocol.errors import BookKeeperError, MetadataConflictError
+from bk_spark.protocol.ledger.metadata_calls import (
+    CompareAndSet,
+    MetadataFailed,
+    MetadataFound,
+    MetadataWritten,
+    ReadMetadata,
 )
+from bk_spark.protocol.ledger.writer import LedgerWriter
+from bk_spark.protocol.ledger.writer_actions import (
+    AddsAnswered,
+    BookieFailed,
+    BookieForced,
+    BookiesChosen,
+    ChooseBookies,
+    ForceBookie,
+    LeaveBookie,
+    NoBookies,
+    SendAdds,
+    SendRefused,
+    WriteLac,
+    WriterEvent,
+    WriterLimits,
+    WriterTimer,
+)
+from bk_spark.protocol.machine import StartTimer, StopTimer, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bk_spark.protocol.quorum import Quorum
 from bk_spark.protocol.wire.add_frames import EntryPackager
@@ -76,45 +91,73 @@ class WriterUnderTest:
         last_entry_id: int = -1,
         length: int = 0,
         deferred_sync: bool = False,
-        max_ensemble_changes: int = UNLIMITED,
+        **limits: int,
     ) -> None:
         self.start = ledger() if metadata is None else metadata
         flags = FlagV2.NONE if publish else FlagV2.RECOVERY_ADD | FlagV2.HIGH_PRIORITY
         self.machine = LedgerWriter(
             LEDGER,
             self.start,
+            0,
             EntryPackager(LEDGER, DigestType.CRC32C, PASSWORD, flags),
             last_entry_id=last_entry_id,
             length=length,
             publish=publish,
             deferred_sync=deferred_sync,
-            max_ensemble_changes=max_ensemble_changes,
+            limits=WriterLimits(**limits),
         )
         self._sent: dict[str, list[int]] = {}
+        self._told = last_entry_id
+        #: Each last add confirmed that an event led to.
         self.acknowledged: list[int] = []
         self.choices: list[ChooseBookies] = []
         self.proposals: list[LedgerMetadata] = []
-        self.throttled: list[str] = []
+        self.versions: list[int] = []
+        #: How often the metadata are to be read.
+        self.reads = 0
+        #: Pauses of busy bookies.
+        self.pauses: list[tuple[str, float]] = []
+        self.timers: dict[object, float] = {}
         self.forces: list[ForceBookie] = []
-        self.failures: list[Failed] = []
+        self.left: list[str] = []
+        self.lacs: list[WriteLac] = []
 
     def take(self) -> None:
+        if self.lac != self._told:
+            self._told = self.lac
+            self.acknowledged.append(self.lac)
         for action in self.machine.take_actions():
             match action:
                 case SendAdds(bookie_id):
                     self._sent.setdefault(bookie_id, []).extend(entry_ids_of(action))
-                case Acknowledge(lac):
-                    self.acknowledged.append(lac)
                 case ChooseBookies():
                     self.choices.append(action)
-                case WriteMetadata(metadata):
+                case CompareAndSet(metadata, version):
                     self.proposals.append(metadata)
-                case Throttled(bookie_id):
-                    self.throttled.append(bookie_id)
+                    self.versions.append(version)
+                case ReadMetadata():
+                    self.reads += 1
+                case StartTimer(SendRefused(bookie_id), after_ms):
+                    self.pauses.append((bookie_id, after_ms))
+                case StartTimer(name, after_ms):
+                    self.timers[name] = after_ms
+                case StopTimer(name):
+                    self.timers.pop(name, None)
                 case ForceBookie():
                     self.forces.append(action)
-                case Failed():
-                    self.failures.append(action)
+                case LeaveBookie(bookie_id):
+                    self.left.append(bookie_id)
+                case WriteLac():
+                    self.lacs.append(action)
+
+    def handle(self, event: WriterEvent) -> None:
+        self.machine.handle(event)
+        self.take()
+
+    def fire(self, name: object) -> None:
+        """The time of a timer has come."""
+        self.timers.pop(name, None)
+        self.handle(TimerFired(name))
 
     def sent(self) -> dict[str, list[int]]:
         """What was sent since the last call."""
@@ -133,30 +176,35 @@ class WriterUnderTest:
 
     def answers(self, bookie_id: str, answers: list[tuple[int, Code]]) -> None:
         ids = np.array([entry_id for entry_id, _ in answers], np.int64)
-        self.machine.on_add_answers(bookie_id, ids, np.array([int(code) for _, code in answers], np.int32))
-        self.take()
+        self.handle(AddsAnswered(bookie_id, ids, np.array([int(code) for _, code in answers], np.int32)))
 
     def fail(self, *bookies: str) -> None:
         for bookie_id in bookies:
-            self.machine.on_bookie_failed(bookie_id)
-        self.take()
+            self.handle(BookieFailed(bookie_id))
+
+    def send_refused(self, bookie_id: str) -> None:
+        """The pause of a busy bookie is over."""
+        self.handle(TimerFired(SendRefused(bookie_id)))
 
     def chosen(self, replacements: dict[int, str]) -> None:
-        self.machine.on_bookies_chosen(replacements)
-        self.take()
+        self.handle(BookiesChosen(replacements))
+
+    def search_is_slow(self) -> None:
+        self.handle(TimerFired(WriterTimer.SLOW_SEARCH))
 
     def written(self) -> None:
         """The last proposal was stored."""
-        self.machine.on_metadata_written(self.proposals[-1])
-        self.take()
+        self.handle(MetadataWritten(self.proposals[-1], self.versions[-1] + 1))
 
     def conflict(self, found: LedgerMetadata) -> None:
-        self.machine.on_metadata_conflict(found)
-        self.take()
+        """The compare-and-set lost, or its reply was. The store holds ``found``."""
+        reads = self.reads
+        self.handle(MetadataFailed(MetadataConflictError("changed by another client")))
+        assert self.reads == reads + 1
+        self.handle(MetadataFound(found, self.versions[-1] + 1))
 
     def no_bookies(self, error: BookKeeperError) -> None:
-        self.machine.on_no_bookies(error)
-        self.take()
+        self.handle(NoBookies(error))
 
     def force(self) -> None:
         self.machine.force()
@@ -165,7 +213,10 @@ class WriterUnderTest:
     def forced(self, last_entry_id: int, *bookies: str) -> None:
         """These bookies, or all, have synced."""
         for bookie_id in bookies or self.machine.ensemble:
-            self.machine.on_forced(bookie_id, last_entry_id)
+            self.handle(BookieForced(bookie_id, last_entry_id))
+
+    def close(self) -> None:
+        self.machine.close()
         self.take()
 
     @property

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from bk_spark.bookie.writing import writer_driver
 from bk_spark.protocol.errors import (
     AddQuorumTimeoutError,
     EnsembleChangeRefusedError,
@@ -14,6 +13,7 @@ from bk_spark.protocol.errors import (
     MetadataUnavailableError,
     NotEnoughBookiesError,
 )
+from bk_spark.protocol.ledger import writer
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState, Segment
 from bk_spark.protocol.quorum import Quorum
 from tests.support.write_stage import Stage, entries, staged, until
@@ -85,7 +85,7 @@ async def test_a_bookie_that_comes_is_used_at_once(stage: Stage) -> None:
 
 def test_without_news_it_looks_again_from_time_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bookie that hung and came to itself never left ZooKeeper."""
-    monkeypatch.setattr(writer_driver, "_RETRY_REPLACEMENT_S", 0.2)
+    monkeypatch.setattr(writer, "SEARCH_AGAIN_MS", 200.0)
 
     @staged(running=4)
     async def play(stage: Stage) -> None:

@@ -103,7 +103,7 @@ test_a_close_that_was_cancelled_during_an_ensemble_change_goes_on = cancelled_cl
 
 
 @staged()
-async def test_a_close_that_was_cancelled_after_it_took_effect_is_found_out(stage: Stage) -> None:
+async def test_a_close_goes_on_when_its_caller_is_cancelled_and_the_next_caller_waits_for_it(stage: Stage) -> None:
     await stage.handle.append_many(entries(10))
     gate = asyncio.Event()
     write = stage.services.write
@@ -116,8 +116,34 @@ async def test_a_close_that_was_cancelled_after_it_took_effect_is_found_out(stag
     stage.services.write = write_late  # type: ignore[method-assign]
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(stage.handle.close(), 0.05)
-    closed = await stage.handle.close()
+    second = asyncio.ensure_future(stage.handle.close())
+    await asyncio.sleep(0)
+    assert not second.done()
+    gate.set()
+    closed = await second
     assert (closed.state, closed.last_entry_id, closed.length) == (LedgerState.CLOSED, 9, 100)
+    assert stage.services.calls.count("write") == 1
+
+
+@staged()
+async def test_a_close_that_failed_after_it_took_effect_is_found_out(stage: Stage) -> None:
+    away = True
+
+    def lose() -> None:
+        raise OutcomeUnknownError("connection lost")
+
+    async def before(call: str) -> None:
+        if away and call == "read_latest":
+            raise MetadataUnavailableError("away")
+
+    await stage.handle.append_many(entries(10))
+    stage.services.after_write, stage.services.before = lose, before
+    with pytest.raises(MetadataUnavailableError):
+        await stage.handle.close()
+    assert stage.services.metadata.state is LedgerState.CLOSED
+    away = False
+    closed = await stage.handle.close()
+    assert (closed.last_entry_id, closed.length, stage.services.version) == (9, 100, 1)
 
 
 @staged(deferred_sync=True, add_timeout_ms=8_000)

@@ -17,7 +17,10 @@ from bk_spark.protocol.errors import (
     NotEnoughBookiesError,
     UnauthorizedError,
 )
+from bk_spark.protocol.ledger.metadata_calls import MetadataFound
 from bk_spark.protocol.ledger.writer import WriterState
+from bk_spark.protocol.ledger.writer_actions import BookiesChanged, SendAdds
+from bk_spark.protocol.machine import EndedBy
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState, Segment
 from bk_spark.protocol.quorum import Quorum
 from tests.support.ledgers import WriterUnderTest, ledger, payload_of
@@ -111,8 +114,8 @@ def test_the_lac_travels_with_later_entries() -> None:
         writer.answer(bookie, [0])
     first = writer.machine.last_add_pushed + 1
     writer.machine.add(Payloads.of([b"x"]))
-    action = writer.machine.take_actions()[0]
-    header = bytes(action.frames[0])[28:60]  # type: ignore[union-attr]
+    action = next(action for action in writer.machine.take_actions() if isinstance(action, SendAdds))
+    header = bytes(action.frames[0])[28:60]
     assert int.from_bytes(header[8:16], "big") == first
     assert int.from_bytes(header[16:24], "big") == 0
 
@@ -120,7 +123,7 @@ def test_the_lac_travels_with_later_entries() -> None:
 def test_adding_nothing_does_nothing() -> None:
     writer = WriterUnderTest()
     assert writer.machine.add(Payloads.of([])) == -1
-    assert writer.machine.take_actions() == []
+    assert writer.sent() == {}
 
 
 # --- limits and back-pressure -------------------------------------------------------------------
@@ -149,19 +152,19 @@ def test_b9_too_many_requests_is_no_failure() -> None:
         writer.answer(bookie, range(6))
     writer.answers("b3", [(0, Code.OK), (1, Code.TOO_MANY_REQUESTS), (2, Code.OK)])
     writer.answer("b3", [4, 3], Code.TOO_MANY_REQUESTS)
-    assert (writer.throttled, writer.choices, writer.machine.throttled) == (["b3"], [], True)
+    assert ([name for name, _ in writer.pauses], writer.choices, writer.machine.throttled) == (["b3"], [], True)
     assert writer.sent() == {}
     # Sent again once and in order, though all of it was acknowledged long ago; not what is still under way.
-    writer.machine.retry_refused("b3")
+    writer.send_refused("b3")
     assert writer.sent() == {"b3": [1, 3, 4]}
     assert not writer.machine.throttled
-    writer.machine.retry_refused("b3")
+    writer.send_refused("b3")
     assert writer.sent() == {}
     writer.answer("b3", [1], Code.TOO_MANY_REQUESTS)
-    assert writer.throttled == ["b3", "b3"]
+    assert [name for name, _ in writer.pauses] == ["b3", "b3"]
     writer.answer("b3", [3, 4, 5])
     assert writer.machine.oldest_retained == 1
-    writer.machine.retry_refused("b3")
+    writer.send_refused("b3")
     assert writer.sent() == {"b3": [1]}
     writer.answer("b3", 1)
     assert (writer.machine.oldest_retained, writer.machine.most_unanswered) == (6, 0)
@@ -173,12 +176,12 @@ def test_b9_a_throttled_bookie_that_is_given_up_is_replaced_like_any_other() -> 
     writer.answer("b3", [0, 1], Code.TOO_MANY_REQUESTS)
     writer.fail("b3")
     assert not writer.machine.throttled
-    writer.machine.retry_refused("b3")
+    writer.send_refused("b3")
     writer.sent()
     writer.chosen({2: "b4"})
     writer.written()
     assert writer.sent() == {"b4": [0, 1]}
-    writer.machine.retry_refused("b3")
+    writer.send_refused("b3")
     assert writer.sent() == {}
 
 
@@ -186,7 +189,7 @@ def test_b9_a_refusal_beside_a_failure_is_a_failure() -> None:
     writer = WriterUnderTest()
     writer.add(2)
     writer.answers("b3", [(0, Code.TOO_MANY_REQUESTS), (1, Code.IO_ERROR)])
-    assert (writer.throttled, [choice.failed for choice in writer.choices]) == ([], [(2,)])
+    assert (writer.pauses, [choice.failed for choice in writer.choices]) == ([], [(2,)])
 
 
 def test_a_bookie_that_is_given_up_owes_nothing() -> None:
@@ -386,7 +389,7 @@ def test_a_change_replaces_what_it_can() -> None:
     writer.chosen({0: "b4"})
     writer.written()
     assert writer.choices[-1].failed == (1,)
-    writer.machine.on_no_bookies(NO_MORE)
+    writer.no_bookies(NO_MORE)
     writer.answer("b4", 0)
     writer.answer("b3", 0)
     assert writer.acknowledged == [0]
@@ -399,7 +402,7 @@ def test_without_a_replacement_the_writer_goes_on_while_the_ack_quorum_can_be_re
     writer = WriterUnderTest()
     writer.add(1)
     writer.fail("b1")
-    writer.machine.on_no_bookies(NO_MORE)
+    writer.no_bookies(NO_MORE)
     assert writer.machine.state is WriterState.OPEN
     writer.answer("b2", 0)
     writer.answer("b3", 0)
@@ -409,8 +412,7 @@ def test_without_a_replacement_the_writer_goes_on_while_the_ack_quorum_can_be_re
     assert writer.sent() == {"b2": [1], "b3": [1]}
     # The same bookie is not looked for again at every add …
     assert len(writer.choices) == 1
-    writer.machine.on_bookies_changed()
-    writer.take()
+    writer.handle(BookiesChanged())
     # … but when bookies came or went, and then it may be one that failed before.
     assert len(writer.choices) == 2
     assert writer.choices[-1].avoid == set()
@@ -438,8 +440,7 @@ def test_while_a_replacement_is_looked_for_long_the_published_ensemble_counts() 
     for bookie in ("b2", "b3"):
         writer.answer(bookie, 0)
     assert writer.acknowledged == []
-    writer.machine.on_search_slow()
-    writer.take()
+    writer.search_is_slow()
     assert writer.acknowledged == [0]
     writer.add(2)
     for bookie in ("b2", "b3"):
@@ -450,8 +451,7 @@ def test_while_a_replacement_is_looked_for_long_the_published_ensemble_counts() 
     assert writer.proposals[-1].segments == (Segment(0, ("b1", "b2", "b3")), Segment(2, ("b4", "b2", "b3")))
     for bookie in ("b2", "b3"):
         writer.answer(bookie, 2)
-    writer.machine.on_search_slow()
-    writer.take()
+    writer.search_is_slow()
     assert writer.acknowledged == [0, 1]
     writer.sent()
     writer.written()
@@ -482,7 +482,7 @@ def test_bookies_that_come_during_a_search_are_not_missed() -> None:
     writer = WriterUnderTest()
     writer.add(1)
     writer.fail("b1")
-    writer.machine.on_bookies_changed()
+    writer.handle(BookiesChanged())
     writer.no_bookies(NO_MORE)
     assert len(writer.choices) == 2
     writer.no_bookies(NO_MORE)
@@ -529,7 +529,7 @@ def test_without_a_replacement_the_writer_ends_when_some_write_set_is_lost(
     for _ in failing.split():
         writer.no_bookies(NO_MORE)
     assert (writer.machine.error is NO_MORE) is ends
-    assert len(writer.failures) == ends
+    assert (writer.machine.outcome is not None) is ends
 
 
 @pytest.mark.parametrize(
@@ -549,7 +549,7 @@ def test_whether_a_replacement_is_needed(quorum: Quorum, failing: str, needed: l
     for bookie in failing.split():
         writer.fail(bookie)
         if writer.machine.state is WriterState.CHOOSING:
-            writer.machine.on_no_bookies(NO_MORE)
+            writer.no_bookies(NO_MORE)
     assert [choice.needed for choice in writer.choices] == needed
 
 
@@ -557,7 +557,7 @@ def test_a_later_failure_looks_for_both() -> None:
     writer = WriterUnderTest(ledger(Quorum(3, 3, 1)))
     writer.add(1)
     writer.fail("b1")
-    writer.machine.on_no_bookies(NO_MORE)
+    writer.no_bookies(NO_MORE)
     writer.fail("b2")
     assert [(choice.failed, choice.needed) for choice in writer.choices] == [((0,), False), ((0, 1), False)]
     writer.chosen({0: "b4"})
@@ -574,7 +574,11 @@ def test_a_fenced_answer_ends_the_writer() -> None:
     writer.add(2)
     writer.answer("b1", 0, Code.FENCED)
     assert isinstance(writer.machine.error, LedgerFencedError)
-    assert (writer.machine.error.bookie_id, len(writer.failures), writer.choices) == ("b1", 1, [])
+    assert (writer.machine.error.bookie_id, writer.machine.outcome, writer.choices) == (
+        "b1",
+        EndedBy(writer.machine.error),
+        [],
+    )
     for bookie in ("b2", "b3"):
         writer.answer(bookie, [0, 1])
     writer.fail("b2")
@@ -685,44 +689,6 @@ def test_no_more_changes_than_allowed() -> None:
     assert "maxNumEnsembleChanges" in error.message
 
 
-# --- sealing ------------------------------------------------------------------------------------
-
-
-def test_a_sealed_writer_takes_no_more() -> None:
-    writer = WriterUnderTest()
-    writer.add(1)
-    for bookie in ("b1", "b2"):
-        writer.answer(bookie, 0)
-    writer.machine.seal()
-    with pytest.raises(LedgerClosedError):
-        writer.add(1)
-    # An idle bookie may fail: the ledger is closed as it is.
-    writer.fail("b2")
-    assert (writer.choices, writer.machine.state) == ([], WriterState.OPEN)
-
-
-def test_sealing_drops_a_search_but_not_a_change_that_may_be_published() -> None:
-    for chosen in (False, True):
-        writer = WriterUnderTest()
-        writer.add(1)
-        writer.fail("b1")
-        for bookie in ("b2", "b3"):
-            writer.answer(bookie, 0)
-        writer.machine.on_search_slow()
-        if chosen:
-            writer.chosen({0: "b4"})
-            writer.machine.seal()
-            assert writer.machine.state is WriterState.CHANGING
-            writer.written()
-            assert writer.machine.metadata.last_segment == Segment(1, ("b4", "b2", "b3"))
-        else:
-            writer.machine.seal()
-            assert writer.machine.state is WriterState.OPEN
-            writer.chosen({0: "b4"})
-            assert writer.proposals == []
-        assert (writer.lac, writer.machine.state) == (0, WriterState.OPEN)
-
-
 # --- deferred sync ------------------------------------------------------------------------------
 
 
@@ -823,9 +789,9 @@ def test_a_bookie_that_fails_after_the_last_force_does_not_hinder_closing() -> N
     writer = deferred(1)
     writer.force()
     writer.forced(0)
-    writer.machine.seal()
+    writer.close()
     writer.fail("b1")
-    assert (writer.machine.error, writer.lac) == (None, 0)
+    assert (writer.machine.state, writer.machine.outcome, writer.lac) == (WriterState.CLOSING, None, 0)
 
 
 def test_a_failed_change_ends_the_writer() -> None:
@@ -834,13 +800,13 @@ def test_a_failed_change_ends_the_writer() -> None:
     writer.machine.fail(error)
     writer.machine.fail(LedgerClosedError("too late"))
     writer.take()
-    assert [failure.error for failure in writer.failures] == [error]
+    assert writer.machine.outcome == EndedBy(error)
     writer.written()
-    writer.conflict(writer.start)
+    writer.handle(MetadataFound(writer.start, 1))
     writer.chosen({2: "b5"})
-    writer.machine.on_no_bookies(NO_MORE)
-    writer.machine.on_bookies_changed()
-    writer.machine.retry_refused("b1")
+    writer.no_bookies(NO_MORE)
+    writer.handle(BookiesChanged())
+    writer.send_refused("b1")
     writer.take()
     assert (writer.acknowledged, writer.machine.state, len(writer.proposals)) == ([0], WriterState.FAILED, 1)
 
@@ -925,9 +891,9 @@ def test_any_order_of_events(quorum: Quorum, seed: int) -> None:
         elif step < 0.36:
             settle_change()
         elif step < 0.40:
-            machine.on_search_slow()
+            writer.search_is_slow()
         elif step < 0.46:
-            machine.retry_refused(random_.choice(machine.ensemble))
+            writer.send_refused(random_.choice(machine.ensemble))
         elif on_the_way:
             deliver()
         absorb()
@@ -936,7 +902,7 @@ def test_any_order_of_events(quorum: Quorum, seed: int) -> None:
         if on_the_way:
             deliver()
         for bookie in machine.ensemble:
-            machine.retry_refused(bookie)
+            writer.send_refused(bookie)
         absorb()
     assert machine.error is None
     assert (machine.pending_entries, machine.length) == (0, length_of(machine.last_add_pushed))

@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.writing.write_handle import CLOSED_TEXT, WriteHandle
+from bk_spark.bookie.writing.write_handle import WriteHandle
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookKeeperError, EntryGapError, InvalidArgumentError, LedgerClosedError
 from bk_spark.protocol.ledger.adv_order import EntryOrder, EntryRun
+from bk_spark.protocol.ledger.writer import CLOSED_TEXT
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 
 

@@ -6,15 +6,12 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
-from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.connection.pool import ConnectionPool
 from bk_spark.bookie.connection.v3 import BookieConnectionV3
 from bk_spark.protocol.codes import Code, DigestType
 from bk_spark.protocol.entries.digest import digest_function, master_key
 from bk_spark.protocol.entries.entry import pack_lac
 from bk_spark.protocol.errors import BookieTimeoutError, BookKeeperError
-from bk_spark.protocol.ledger.explicit_lac import ExplicitLac
-from bk_spark.protocol.ledger.writer import LedgerWriter
 from bk_spark.protocol.wire.code_errors import error_of
 
 _LOG = logging.getLogger(__name__)
@@ -46,46 +43,29 @@ async def force_all(
             raise result
 
 
-class LacPublisher:
-    """Tells readers of an idle writer's LAC, every ``explicitLacInterval``."""
+class LacSender:
+    """Sends WRITE_LAC for one ledger."""
 
     def __init__(
         self,
-        writer: LedgerWriter,
         digest_type: DigestType,
         password: bytes,
         pool: ConnectionPool[BookieConnectionV3],
-        config: ClientConfig,
+        timeout_ms: int,
     ) -> None:
-        self.told = ExplicitLac()
-        self._writer = writer
         self._digest = digest_function(digest_type, password)
         self._key = master_key(password)
         self._pool = pool
-        self._interval_s = config.explicit_lac_interval_ms / 1000
-        self._timeout_s = config.add_timeout_ms / 1000
+        self._timeout_s = timeout_ms / 1000
 
-    async def run(self) -> None:
-        """Until the writer ends or this is cancelled."""
-        while self._writer.error is None:
-            await asyncio.sleep(self._interval_s)
-            lac = self._writer.last_add_confirmed
-            if self.told.due(lac) and await self._tell(lac):
-                self.told.on_told(lac)
-
-    async def _tell(self, lac: int) -> bool:
-        """Whether an ack quorum took it. Failures do no harm: readers know the LAC later."""
-        quorum, ensemble = self._writer.metadata.quorum, self._writer.ensemble
-        packet = pack_lac(self._writer.ledger_id, lac, self._digest)
-        taken = await asyncio.gather(*(self._tell_one(ensemble[index], packet) for index in quorum.write_set(lac)))
-        return sum(taken) >= quorum.ack_quorum_size
-
-    async def _tell_one(self, bookie_id: str, packet: bytes) -> bool:
+    async def send(self, ledger_id: int, bookie_id: str, last_add_confirmed: int) -> bool:
+        """Returns whether the bookie took it."""
+        packet = pack_lac(ledger_id, last_add_confirmed, self._digest)
         try:
             async with asyncio.timeout(self._timeout_s):
                 connection = await self._pool.get(bookie_id)
-                code = await connection.write_lac(self._writer.ledger_id, packet, self._key)
+                code = await connection.write_lac(ledger_id, packet, self._key)
         except (BookKeeperError, TimeoutError) as error:
-            _LOG.info("ledger %d: bookie %s did not take the LAC: %r", self._writer.ledger_id, bookie_id, error)
+            _LOG.info("ledger %d: bookie %s did not take the LAC: %r", ledger_id, bookie_id, error)
             return False
         return code is Code.OK

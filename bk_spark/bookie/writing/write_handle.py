@@ -1,12 +1,11 @@
-"""The handle of a ledger being written: drives :class:`bk_spark.protocol.ledger.writer.LedgerWriter`."""
+"""The handle of a ledger being written: runs :class:`bk_spark.protocol.ledger.writer.LedgerWriter`."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,29 +15,22 @@ from bk_spark.bookie.connection.base import LedgerConnection
 from bk_spark.bookie.connection.pool import ConnectionPool
 from bk_spark.bookie.connection.v3 import BookieConnectionV3
 from bk_spark.bookie.metadata.ledger_store import StoredMetadata
+from bk_spark.bookie.runners import AsyncRunner
 from bk_spark.bookie.services import ClusterServices
-from bk_spark.bookie.writing.closing import close_ledger
-from bk_spark.bookie.writing.forcing import LacPublisher, force_all
-from bk_spark.bookie.writing.writer_driver import WriterDriver
-from bk_spark.protocol.codes import NO_ENTRY, DigestType, FlagV2
+from bk_spark.bookie.writing.forcing import LacSender, force_all
+from bk_spark.bookie.writing.waiters import Waiters
+from bk_spark.bookie.writing.writer_performer import WriterPerformer
+from bk_spark.bookie.writing.writer_settings import limits_of, packager_of
+from bk_spark.protocol.codes import NO_ENTRY, DigestType
 from bk_spark.protocol.entries.digest import Buffer
+from bk_spark.protocol.entries.gathering import EntryGatherer, pieces
 from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.errors import (
-    BookKeeperError,
-    InvalidArgumentError,
-    LedgerClosedError,
-)
-from bk_spark.protocol.ledger.writer import UNLIMITED, LedgerWriter, WriterState
-from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
-from bk_spark.protocol.wire.add_frames import EntryPackager, Packager
-from bk_spark.protocol.wire.add_frames_v3 import EntryPackagerV3
+from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError
+from bk_spark.protocol.ledger.writer import LedgerWriter
+from bk_spark.protocol.ledger.writer_actions import WriterAction, WriterEvent
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 
 _LOG = logging.getLogger(__name__)
-#: Entries are packaged and sent in pieces of about this size, so that sending, syncing and
-#: acknowledging overlap.
-_PIECE_BYTES: Final = 1024 * 1024
-_PIECE_ENTRIES: Final = 2_000
-CLOSED_TEXT: Final = "close() or abandon() was called on this handle: it takes no more entries"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,44 +71,41 @@ class WriteHandle:
         deferred_sync: bool = False,
     ) -> None:
         self.ledger_id = ledger_id
-        self._services = services
         self._pool_v3 = pool_v3
         self._config = config
-        flags = FlagV2.NONE if recovery is None else FlagV2.RECOVERY_ADD | FlagV2.HIGH_PRIORITY
-        self._packager: Packager
         if deferred_sync:
             assert pool_v3 is not None
             pool = pool_v3
-            self._packager = EntryPackagerV3(ledger_id, digest_type, password, flags, deferred_sync=True)
-        elif config.use_v2_wire_protocol:
-            self._packager = EntryPackager(ledger_id, digest_type, password, flags)
-        else:
-            self._packager = EntryPackagerV3(ledger_id, digest_type, password, flags)
+        recovers = recovery is not None
+        self._packager = packager_of(
+            config, ledger_id, digest_type, password, recovers=recovers, deferred_sync=deferred_sync
+        )
         self._max_payload_bytes = config.max_payload_bytes(digest_type)
         self._machine = LedgerWriter(
             ledger_id,
             stored.metadata,
+            stored.version,
             self._packager,
             last_entry_id=NO_ENTRY if recovery is None else recovery.last_entry_id,
             length=0 if recovery is None else recovery.length,
-            publish=recovery is None,
+            publish=not recovers,
             deferred_sync=deferred_sync,
-            max_ensemble_changes=config.max_ensemble_changes if recovery is None else UNLIMITED,
+            limits=limits_of(config, recovers=recovers or pool_v3 is None),
         )
-        self._driver = WriterDriver(self._machine, stored.version, services, pool, config)
-        self._lac = None
-        if config.explicit_lac_interval_ms and pool_v3 is not None and recovery is None:
-            self._lac = LacPublisher(self._machine, digest_type, password, pool_v3, config)
-        #: Entries of single calls, not sent yet, and the bytes of their frames.
-        self._gathered: list[bytes] = []
-        self._gathered_bytes = 0
+        sender = None if pool_v3 is None else LacSender(digest_type, password, pool_v3, config.add_timeout_ms)
+        self._performer = WriterPerformer(self._machine, services, pool, config, self._tell, sender)
+        self._runner = AsyncRunner[WriterAction, WriterEvent, LedgerMetadata](
+            self._machine,
+            self._performer.perform,
+            what=f"writer of ledger {ledger_id}",
+            on_progress=self._on_progress,
+        )
+        self._waiters = Waiters()
+        #: Entries of single calls, not sent yet.
+        self._gathered = EntryGatherer()
         #: Calls of :meth:`append` that wait for room, and whether a call of :meth:`append_many` has not returned.
         self._waiting_appends = 0
         self._appending_many = False
-        self._closing = False
-        self._close_lock = asyncio.Lock()
-        #: (last entry, length) when everything was drained.
-        self._end: tuple[int, int] | None = None
 
     @property
     def metadata(self) -> LedgerMetadata:
@@ -149,19 +138,19 @@ class WriteHandle:
 
     async def start(self) -> None:
         """Connect to the ensemble. A bookie that cannot be reached is replaced at the first add."""
-        await self._driver.start()
-        if self._lac is not None:
-            self._driver.background.spawn(self._lac.run())
+        self._runner.run()
+        await self._performer.connections.connected()
 
     async def append(self, payload: Buffer) -> int:
         """Append one entry; its id. Entries of calls that follow one another go out together, at the latest when
         the event loop gets its turn. Raises as :meth:`append_many`."""
-        self.check_open()
+        self._machine.check_open()
         self._check_alone(self._appending_many)
         # What the caller may change later must not change here.
         entry = payload if isinstance(payload, bytes) else bytes(payload)
         self._check_size(len(entry))
         size = len(entry) + self._packager.overhead_bytes
+        gathered = self._gathered
         if not self._has_room(1, size):
             self._send_gathered()
             self._waiting_appends += 1
@@ -169,11 +158,10 @@ class WriteHandle:
                 await self._admit(1, size)
             finally:
                 self._waiting_appends -= 1
-        if not self._gathered:
+        if not len(gathered):
             asyncio.get_running_loop().call_soon(self._on_turn)
-        self._gathered.append(entry)
-        self._gathered_bytes += size
-        if self._gathered_bytes >= _PIECE_BYTES or len(self._gathered) >= _PIECE_ENTRIES:
+        gathered.add(entry, size)
+        if gathered.is_full:
             self._send_gathered()
         return self.last_add_pushed
 
@@ -181,21 +169,18 @@ class WriteHandle:
         """Append entries in order; the id of the last one. Raises InvalidArgumentError for one that no
         bookie would take, before any is sent; LedgerClosedError, LedgerFencedError, PeerError. The buffers must not
         change before it returns. A call that is cancelled may have appended some of them."""
-        self.check_open()
+        self._machine.check_open()
         self._check_alone(self._appending_many or self._waiting_appends > 0)
         self._send_gathered()
         offsets = payloads.offsets if isinstance(payloads, Payloads) else Payloads.offsets_of(payloads)
         self.check_sizes(offsets)
-        first = 0
         self._appending_many = True
         try:
-            while first < len(payloads):
-                last = _piece_end(offsets, first)
-                piece = payloads.part(first, last) if isinstance(payloads, Payloads) else payloads[first:last]
-                size = int(offsets[last] - offsets[first]) + (last - first) * self._packager.overhead_bytes
-                await self._admit(last - first, size)
-                self._send(piece, size, last_add_confirmed)
-                first = last
+            for first, end in pieces(offsets):
+                piece = payloads.part(first, end) if isinstance(payloads, Payloads) else payloads[first:end]
+                size = int(offsets[end] - offsets[first]) + (end - first) * self._packager.overhead_bytes
+                await self._admit(end - first, size)
+                self._send(piece, last_add_confirmed)
         finally:
             self._appending_many = False
         return self._machine.last_add_pushed
@@ -203,7 +188,7 @@ class WriteHandle:
     async def flush(self) -> int:
         """Wait until everything appended is acknowledged; the last add confirmed."""
         self._send_gathered()
-        await self._driver.wait_until(lambda: not self._machine.pending_entries)
+        await self._wait_until(lambda: not self._machine.pending_entries)
         return self._machine.last_add_confirmed
 
     async def wait_confirmed(self, entry_id: int) -> None:
@@ -219,8 +204,8 @@ class WriteHandle:
     async def wait_for(self, entry_id: int) -> None:
         """As :meth:`wait_confirmed`, of entries that are yet to be appended, too."""
         if entry_id > self._machine.last_add_confirmed:
-            self._driver.raise_error()
-            await self._driver.waiters.reached(entry_id)
+            self.raise_error()
+            await self._waiters.reached(entry_id)
 
     async def force(self) -> int:
         """Flush, and have every bookie of the ensemble sync what it took; the last add confirmed.
@@ -229,50 +214,75 @@ class WriteHandle:
         could not; with deferred sync the handle has ended then.
         """
         self.check_open()
-        return await self._force()
+        machine = self._machine
+        await self.flush()
+        head = machine.last_add_acknowledged
+        if machine.deferred_sync:
+            machine.force()
+            self._runner.run()
+            await self._wait_until(lambda: machine.last_add_confirmed >= head)
+        elif head != NO_ENTRY:
+            assert self._pool_v3 is not None
+            await force_all(self._pool_v3, self.ledger_id, machine.ensemble, self._config.add_timeout_ms)
+        return machine.last_add_confirmed
 
     async def close(self) -> LedgerMetadata:
         """Acknowledge (with deferred sync: force) everything, then close the ledger at its last entry; the final
         metadata. Appends are refused from now on.
 
-        Raises LedgerFencedError where another client closed it elsewhere. The outcome is unknown after
-        MetadataUnavailableError, and where the call was cancelled: call again, it goes on where it was.
+        Raises LedgerFencedError where another client closed it elsewhere. After MetadataUnavailableError the outcome is
+        unknown: retry. Where the call is cancelled, closing goes on. Another call waits for its end.
         """
-        self._closing = True
-        async with self._close_lock:
-            if self._machine.metadata.state is not LedgerState.CLOSED:
-                if self._end is None:
-                    self._end = await self._drain()
-                await self._release()
-                stored = StoredMetadata(self._machine.metadata, self._driver.version)
-                self._machine.metadata = await close_ledger(self._services, self.ledger_id, stored, *self._end)
-            return self._machine.metadata
+        machine = self._machine
+        self._send_gathered()
+        machine.close()
+        self._runner.run()
+        while machine.outcome is None and machine.close_error is None:
+            await self._waiters.woken()
+        if machine.close_error is not None:
+            raise machine.close_error
+        await self._runner.stop()
+        return await self._runner.result()
 
     async def abandon(self) -> None:
         """Let go without closing the ledger: it stays open until somebody recovers it."""
-        self._closing = True
-        await self._release()
-
-    async def _release(self) -> None:
-        """End all that runs for the handle."""
-        self._machine.fail(LedgerClosedError(CLOSED_TEXT, ledger_id=self.ledger_id))
-        await self._driver.stop()
+        self._machine.abandon()
+        self._runner.run()
+        await self._runner.stop()
 
     # --- appending ---
 
     def raise_error(self) -> None:
         """Raises what ended the handle."""
-        self._driver.raise_error()
+        if self._machine.error is not None:
+            raise self._machine.error
 
     async def changed(self) -> None:
         """Until anything happened: entries sent or answered, or the end."""
-        await self._driver.waiters.woken()
+        await self._waiters.woken()
 
     def check_open(self) -> None:
         """Raises what ended the handle; LedgerClosedError where it is being closed."""
+        self._machine.check_open()
+
+    def _tell(self, event: WriterEvent) -> None:
+        self._runner.handle(event)
+
+    def _on_progress(self) -> None:
+        machine, waiters = self._machine, self._waiters
+        waiters.reach(machine.last_add_confirmed)
+        if machine.error is not None:
+            waiters.fail(machine.error)
+            self._performer.detach()
+        # Whatever happened may be what somebody waits for, also the end of a bookie that held up the window.
+        waiters.wake()
+
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
+        """Raises what ended the handle before."""
         self.raise_error()
-        if self._closing:
-            raise LedgerClosedError(CLOSED_TEXT, ledger_id=self.ledger_id)
+        while not condition():
+            self.raise_error()
+            await self._waiters.woken()
 
     def _check_alone(self, taken: bool) -> None:
         if taken:
@@ -305,62 +315,22 @@ class WriteHandle:
         except Exception as error:
             # Their ids were given out: nothing may be appended after a gap.
             _LOG.exception("ledger %d: sending entries", self.ledger_id)
-            self._machine.fail(error if isinstance(error, BookKeeperError) else BookKeeperError(repr(error)))
-            self._driver.run()
+            self._machine.fail(error)
+            self._runner.run()
 
     def _send_gathered(self) -> None:
-        gathered, size = self._gathered, self._gathered_bytes
-        if gathered and self._machine.error is None:
-            self._gathered, self._gathered_bytes = [], 0
-            self._send(gathered, size)
+        if len(self._gathered) and self._machine.error is None:
+            self._send(self._gathered.take())
 
-    def _send(self, payloads: Payloads | Sequence[Buffer], size: int, last_add_confirmed: int | None = None) -> None:
-        """Send entries whose frames have ``size`` bytes together, and which were admitted."""
-        if self._lac is not None:
-            self._lac.told.on_told(self._machine.last_add_confirmed)
-        self._driver.appended(self._machine.add(payloads, last_add_confirmed), size)
+    def _send(self, payloads: Payloads | Sequence[Buffer], last_add_confirmed: int | None = None) -> None:
+        """Send entries that were admitted."""
+        self._machine.add(payloads, last_add_confirmed)
+        self._runner.run()
 
     async def _admit(self, count: int, size: int) -> None:
-        await self._driver.wait_until(lambda: self._has_room(count, size))
+        await self._wait_until(lambda: self._has_room(count, size))
         self.check_open()
 
     def _has_room(self, count: int, size: int) -> bool:
-        config = self._config
-        pending = self._driver.pending_bytes + self._gathered_bytes
-        unanswered = self._machine.most_unanswered + len(self._gathered)
-        return not (
-            self._machine.throttled
-            or (pending and pending + size > config.max_pending_bytes)
-            or (unanswered and unanswered + count > config.max_unanswered_entries)
-        )
-
-    async def _force(self) -> int:
-        machine = self._machine
-        await self.flush()
-        head = machine.last_add_acknowledged
-        if machine.deferred_sync:
-            machine.force()
-            self._driver.run()
-            await self._driver.wait_until(lambda: machine.last_add_confirmed >= head)
-        elif head != NO_ENTRY:
-            assert self._pool_v3 is not None
-            await force_all(self._pool_v3, self.ledger_id, machine.ensemble, self._config.add_timeout_ms)
-        return machine.last_add_confirmed
-
-    async def _drain(self) -> tuple[int, int]:
-        """Wait until everything is acknowledged; last entry and length. May be cancelled and called again."""
-        machine = self._machine
-        try:
-            await (self._force() if machine.deferred_sync else self.flush())
-            machine.seal()
-            # An ensemble change that may already be published comes to its end before the ledger is closed.
-            await self._driver.wait_until(lambda: machine.state is not WriterState.CHANGING)
-            return machine.last_add_confirmed, machine.length
-        except Exception:
-            await self._release()
-            raise
-
-
-def _piece_end(offsets: npt.NDArray[np.int64], first: int) -> int:
-    last = int(np.searchsorted(offsets, offsets[first] + _PIECE_BYTES, side="right")) - 1
-    return min(max(last, first + 1), first + _PIECE_ENTRIES, len(offsets) - 1)
+        gathered = self._gathered
+        return self._machine.has_room(count, size, len(gathered), gathered.size_bytes)

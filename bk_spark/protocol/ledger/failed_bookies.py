@@ -1,11 +1,17 @@
-"""Which bookies of a writer's ensemble failed, and what was tried to replace them."""
+"""Which bookies of a writer's ensemble failed or are busy, and what was tried to replace them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
-from bk_spark.protocol.ledger.writer_actions import ChooseBookies
+from bk_spark.protocol.ledger.writer_actions import ChooseBookies, SendRefused
+from bk_spark.protocol.machine import StartTimer
 from bk_spark.protocol.quorum import Quorum
+
+#: Pause before a bookie gets again what it refused for being busy. It doubles while the bookie refuses everything.
+FIRST_PAUSE_MS: Final = 20.0
+LAST_PAUSE_MS: Final = 1_000.0
 
 
 class FailedBookies:
@@ -52,3 +58,35 @@ class FailedBookies:
         exclude = frozenset(ensemble)
         avoid = frozenset(self.quarantine) - exclude
         return ChooseBookies(tuple(sorted(self.failed)), exclude, avoid, not quorum.can_spare(self.failed))
+
+
+class BusyBookies:
+    """Bookies that refused adds for having too many requests, and how long each is left alone."""
+
+    def __init__(self) -> None:
+        #: Those whose refused adds wait to be sent again.
+        self.waiting: set[str] = set()
+        #: The next pause of each, until it takes an add.
+        self.pauses_ms: dict[str, float] = {}
+
+    def on_refused(self, bookie_id: str, *, took_some: bool) -> list[StartTimer]:
+        if took_some:
+            self.on_taken(bookie_id)
+        if bookie_id in self.waiting:
+            return []
+        self.waiting.add(bookie_id)
+        pause_ms = self.pauses_ms.get(bookie_id, FIRST_PAUSE_MS)
+        self.pauses_ms[bookie_id] = min(2 * pause_ms, LAST_PAUSE_MS)
+        return [StartTimer(SendRefused(bookie_id), pause_ms)]
+
+    def on_taken(self, bookie_id: str) -> None:
+        """The bookie took an add."""
+        self.pauses_ms.pop(bookie_id, None)
+
+    def forget(self, bookie_id: str) -> None:
+        self.waiting.discard(bookie_id)
+        self.pauses_ms.pop(bookie_id, None)
+
+    def clear(self) -> None:
+        self.waiting.clear()
+        self.pauses_ms.clear()

@@ -1,42 +1,49 @@
-"""The ledger writer as a state machine without I/O. Source: compatibility.md §4.3–§4.6, §4.10.
+"""The ledger writer, as a machine. Source: compatibility.md §4.3–§4.7, §4.10.
 
 Rules:
 
-* Entries go to their write set; an entry is complete once Qa of its bookies hold it; entries are
-  acknowledged in order, so the last add confirmed (LAC) is the end of the complete prefix.
-* A bookie that has too many requests has not failed: what it refused is sent again later, also when it is
-  acknowledged by then. Its driver gives it up when nothing gets through for too long.
-* A failed bookie is replaced by an *ensemble change*: a new segment from LAC + 1 on. While the metadata are
-  being changed nothing is acknowledged: an acknowledgement on an ensemble that is not yet published could be
-  lost to a reader who knows only the old one. Entries not yet acknowledged are sent to the replacement again.
-* So that they are many, acknowledging stops already while a replacement is looked for; but only for a moment:
-  until something new is written, an ack quorum of the published ensemble is as good as ever.
-* Where no replacement can be had, the writer goes on without the bookie as long as every write set can
-  still reach Qa; else it ends.
-* A writer that recovers a ledger (``publish=False``) keeps its ensemble changes to itself until the
-  closing compare-and-set publishes them.
+* Entries go to their write set. An entry is complete once Qa of its bookies hold it. Entries are acknowledged in
+  order, so the last add confirmed (LAC) is the end of the complete prefix.
+* A bookie that has too many requests has not failed. What it refused is sent again after a pause, even if the entry is
+  acknowledged by then. The pause doubles while the bookie refuses everything.
+* A bookie has failed when its connection breaks, when it answers with an error, or when it owes adds and takes none for
+  the add timeout.
+* A failed bookie is replaced by an *ensemble change*: a new segment from LAC + 1 on. While the metadata are being
+  changed nothing is acknowledged. A reader who knows only the old ensemble could miss an entry that was acknowledged on
+  one that is not yet published. Entries not yet acknowledged are sent to the replacement again.
+* Acknowledging stops already while a replacement is looked for, so that many entries get all their copies. It stops for
+  a second only: until something new is written, an ack quorum of the published ensemble is as good as ever.
+* Where no replacement can be had, the writer goes on without the bookie as long as every write set can still reach Qa.
+  It looks again when bookies come or go, and after 30 s. Where some write set cannot reach Qa, the writer ends.
+* A conflict of the compare-and-set, or a lost reply, means reading the metadata. What is found decides.
+* A writer that recovers a ledger (``publish=False``) keeps its ensemble changes to itself until the closing
+  compare-and-set publishes them.
 * A fenced answer, or metadata found not OPEN, ends the writer: another client owns the ledger.
-* With *deferred sync* an acknowledged entry is only held, not yet synced: it becomes the LAC when every bookie
-  of the ensemble was forced after it was acknowledged. A bookie that failed may have lost what it held, so
-  the ensemble can be changed only before the first acknowledgement; later a failure ends the writer.
+* With *deferred sync* an acknowledged entry is held but not synced. It becomes the LAC when every bookie of the
+  ensemble was forced after it was acknowledged. A bookie that failed may have lost what it held, so the ensemble can be
+  changed only before the first acknowledgement. Later a failure ends the writer, and so does a force that fails: the
+  next force would not notice what the first one lost.
+* Closing drains first: everything is acknowledged (with deferred sync: forced), and a change that may be published has
+  ended. Then :class:`~bk_spark.protocol.ledger.closing.LedgerClosing` decides. A close that failed may have taken
+  effect all the same. So a second one asks the store again.
 
-======== ========================================= ========
-state    event                                     next
-======== ========================================= ========
-OPEN     a bookie failed, adds pending             CHOOSING
-CHOOSING bookies chosen                            CHANGING
-CHOOSING none to be had, can go on without; seal() OPEN
-CHANGING segment published, conflict with another  OPEN
-any      fail(), fenced, cannot go on, …           FAILED
-======== ========================================= ========
-
-Events are method calls; what is to be done comes back from :meth:`take_actions`.
+======== ================================================== ========
+state    event                                              next
+======== ================================================== ========
+OPEN     a bookie failed, adds pending                      CHOOSING
+CHOOSING bookies chosen                                     CHANGING
+CHOOSING none to be had, can go on without; close() drained OPEN
+CHANGING segment published, conflict with another           OPEN
+OPEN     close() drained                                    CLOSING
+CLOSING  the ledger is closed                               CLOSED
+any      fail(), abandon(), fenced, cannot go on, …         FAILED
+======== ================================================== ========
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -46,6 +53,7 @@ from bk_spark.protocol.codes import NO_ENTRY, Code
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import (
+    AddQuorumTimeoutError,
     BookKeeperError,
     EnsembleChangeRefusedError,
     LedgerClosedError,
@@ -53,52 +61,94 @@ from bk_spark.protocol.errors import (
     MetadataConflictError,
     UnauthorizedError,
 )
-from bk_spark.protocol.ledger.failed_bookies import FailedBookies
+from bk_spark.protocol.ledger.add_window import AddWindow
+from bk_spark.protocol.ledger.closing import LedgerClosing
+from bk_spark.protocol.ledger.explicit_lac import ExplicitLac
+from bk_spark.protocol.ledger.failed_bookies import BusyBookies, FailedBookies
 from bk_spark.protocol.ledger.forcing import Forces
+from bk_spark.protocol.ledger.metadata_calls import (
+    CompareAndSet,
+    MetadataEvent,
+    MetadataFailed,
+    MetadataFound,
+    MetadataWritten,
+    ReadMetadata,
+)
 from bk_spark.protocol.ledger.pending_adds import PendingAdds
 from bk_spark.protocol.ledger.writer_actions import (
-    Acknowledge,
-    Action,
-    Failed,
+    AddsAnswered,
+    BookieFailed,
+    BookieForced,
+    BookiesChanged,
+    BookiesChosen,
+    ConnectBookie,
+    LacAnswered,
+    LeaveBookie,
+    NoBookies,
     SendAdds,
-    Throttled,
-    WriteMetadata,
+    SendRefused,
+    WriterAction,
+    WriterEvent,
+    WriterLimits,
+    WriterTimer,
 )
+from bk_spark.protocol.machine import EndedBy, StartTimer, StopTimer, Succeeded, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bk_spark.protocol.wire.add_frames import Packager
 from bk_spark.protocol.wire.code_errors import reason_of
 
-#: As Apache's maxNumEnsembleChanges has it.
-UNLIMITED: Final = 2**31 - 1
+#: Looking for a replacement holds up acknowledgements for no longer than this.
+SLOW_SEARCH_MS: Final = 1_000.0
+#: A writer that goes on without a failed bookie looks for a replacement this often although no bookie came or went:
+#: one that hung may have recovered.
+SEARCH_AGAIN_MS: Final = 30_000.0
+CLOSED_TEXT: Final = "close() or abandon() was called on this handle: it takes no more entries"
 
 
 class WriterState(enum.Enum):
     OPEN = "open"
     CHOOSING = "choosing bookies"
     CHANGING = "changing ensemble"
+    CLOSING = "closing"
+    CLOSED = "closed"
     FAILED = "failed"
 
 
 class LedgerWriter:
-    """Adds entries to one ledger. Not thread-safe; drives nothing itself.
+    """Adds entries to one ledger, and closes it. A machine (:mod:`bk_spark.protocol.machine`). Its result are the
+    metadata of the closed ledger. Not thread-safe.
 
-    ``last_entry_id`` and ``length`` are where the ledger stands when a recovery takes it over.
+    Parameters
+    ----------
+    metadata, version
+        What is known to be stored.
+    packager
+        Makes frames of the wire protocol of the ledger's connections.
+    last_entry_id, length
+        Where the ledger stands when a recovery takes it over.
+    publish
+        False for a recovery, which publishes ensemble changes when it closes the ledger.
+    deferred_sync
+        Entries are confirmed by :meth:`force` only.
     """
 
     def __init__(
         self,
         ledger_id: int,
         metadata: LedgerMetadata,
+        version: int,
         packager: Packager,
         *,
         last_entry_id: int = NO_ENTRY,
         length: int = 0,
         publish: bool = True,
         deferred_sync: bool = False,
-        max_ensemble_changes: int = UNLIMITED,
+        limits: WriterLimits | None = None,
     ) -> None:
+        self.outcome: Succeeded[LedgerMetadata] | EndedBy | None = None
         self.ledger_id = ledger_id
         self.metadata = metadata
+        self.version = version
         self.state = WriterState.OPEN
         self.last_add_pushed = last_entry_id
         #: End of the run of entries that an ack quorum holds.
@@ -107,30 +157,79 @@ class LedgerWriter:
         self.last_add_confirmed = last_entry_id
         #: Payload bytes of confirmed entries.
         self.length = length
+        #: Why nothing more is added and confirmed: what ended the writer, or that the ledger is drained to be closed.
         self.error: BookKeeperError | None = None
+        #: Why the last :meth:`close` did not close the ledger. None while it goes on.
+        self.close_error: Exception | None = None
         self.deferred_sync = deferred_sync
         self._packager = packager
         self._publish = publish
+        self._limits = limits = limits or WriterLimits()
         self._pushed_length = self._acknowledged_length = length
         self._ensemble = list(metadata.last_segment.ensemble)
         self._pending = PendingAdds(metadata.quorum, last_entry_id + 1)
+        self._window = AddWindow(limits)
+        self._progress_timer_runs = False
         self._failures = FailedBookies()
-        #: Bookies with refused entries that wait to be sent again.
-        self._throttled: set[str] = set()
+        self._busy = BusyBookies()
         #: The ensemble change that waits to be published.
         self._replacements: dict[int, str] = {}
         self._proposed = metadata
-        self._changes_left = max_ensemble_changes
+        self._reading = False
+        self._changes_left = limits.max_ensemble_changes
         self._forces = Forces()
-        self._sealed = False
-        self._actions: list[Action] = []
+        self._lac = ExplicitLac(limits.explicit_lac_interval_ms, metadata.quorum.ack_quorum_size)
+        self._close_wanted = False
+        self._closing: LedgerClosing | None = None
+        self._actions: list[WriterAction] = [ConnectBookie(bookie_id) for bookie_id in self._ensemble]
 
-    # --- what the driver asks ---
+    # --- the contract ---
 
-    def take_actions(self) -> list[Action]:
-        """What is to be done now, in order; each action is given once."""
+    def take_actions(self) -> list[WriterAction]:
         actions, self._actions = self._actions, []
         return actions
+
+    def handle(self, event: WriterEvent) -> None:
+        if self.outcome is not None:
+            return
+        if self.state is WriterState.CLOSING:
+            self._on_closing_event(event)
+            return
+        match event:
+            case AddsAnswered(bookie_id, entry_ids, codes):
+                self._on_add_answers(bookie_id, entry_ids, codes)
+            case BookieFailed(bookie_id):
+                self._on_bookie_failed(bookie_id)
+            case BookiesChosen():
+                self._on_bookies_chosen(event)
+            case NoBookies(error):
+                self._on_no_bookies(error)
+            case BookiesChanged():
+                self._on_bookies_changed()
+            case BookieForced(bookie_id, last_entry_id):
+                length = self._forces.on_forced(bookie_id, last_entry_id)
+                if length is not None:
+                    self._confirm(last_entry_id, length)
+            case LacAnswered(last_add_confirmed, taken):
+                self._lac.on_answer(last_add_confirmed, taken=taken)
+            case TimerFired(name):
+                self._on_timer(name)
+            case _:
+                if self.state is WriterState.CHANGING:
+                    self._on_metadata(event)
+        if self._close_wanted:
+            self._drain()
+
+    def fail(self, error: Exception) -> None:
+        """Pending entries stay unacknowledged. While the ledger is being closed only this attempt fails."""
+        error = error if isinstance(error, BookKeeperError) else BookKeeperError(repr(error))
+        if self._closing is not None:
+            self._closing.fail(error)
+            self._advance_closing(self._closing)
+        elif self.outcome is None:
+            self._end_with(error)
+
+    # --- what the owner asks ---
 
     @property
     def ensemble(self) -> tuple[str, ...]:
@@ -159,24 +258,35 @@ class LedgerWriter:
     @property
     def throttled(self) -> bool:
         """Whether a bookie has too many requests."""
-        return bool(self._throttled)
+        return bool(self._busy.waiting)
 
     def unanswered(self, bookie_id: str) -> int:
-        """Adds that ``bookie_id`` owes; none where it has been given up."""
+        """Adds that ``bookie_id`` owes. 0 where it has been given up."""
         return self._pending.owed(self._ensemble.index(bookie_id)) if bookie_id in self._ensemble else 0
 
-    # --- adding ---
+    def has_room(self, entries: int, size_bytes: int, waiting_entries: int = 0, waiting_bytes: int = 0) -> bool:
+        """Whether ``entries``, in frames of ``size_bytes``, may be added now. ``waiting_…`` go before them."""
+        if self._busy.waiting:
+            return False
+        unanswered = self.most_unanswered + waiting_entries
+        return self._window.has_room(entries, size_bytes, waiting_bytes, unanswered)
+
+    def check_open(self) -> None:
+        """Raises what ended the writer, and LedgerClosedError after :meth:`close`."""
+        if self.error is not None:
+            raise self.error
+        if self._close_wanted:
+            raise LedgerClosedError(CLOSED_TEXT, ledger_id=self.ledger_id)
+
+    # --- commands ---
 
     def add(self, payloads: Payloads | Sequence[Buffer], last_add_confirmed: int | None = None) -> int:
-        """Add entries; the id of the last one. Raises the error that ended the writer.
+        """Add entries; the id of the last one. Raises as :meth:`check_open`.
 
         ``last_add_confirmed`` replaces the writer's own in the entries' headers (recovery writes back
         the LAC it began with).
         """
-        if self.error is not None:
-            raise self.error
-        if self._sealed:
-            raise LedgerClosedError("the ledger is being closed", ledger_id=self.ledger_id)
+        self.check_open()
         first = self.last_add_pushed + 1
         if not len(payloads):
             return self.last_add_pushed
@@ -185,39 +295,13 @@ class LedgerWriter:
         self.last_add_pushed += len(frames)
         self._pushed_length = int(frames.lengths[-1])
         live = [index not in self._failures.failed for index in range(len(self._ensemble))]
+        self._window.added(self.last_add_pushed, frames.data.nbytes)
         for index, (sent, count) in enumerate(self._pending.append(frames, live)):
             if count:
                 self._send(index, sent, count)
+        self._lac.on_carried(lac)
         self._change_ensemble_if_needed()
         return self.last_add_pushed
-
-    def on_add_answers(self, bookie_id: str, entry_ids: npt.NDArray[np.int64], codes: npt.NDArray[np.int32]) -> None:
-        """Answers of one bookie, of any entries, in any order."""
-        if self.state is WriterState.FAILED or bookie_id not in self._ensemble:
-            return
-        index = self._ensemble.index(bookie_id)
-        if codes.any():
-            held, refused = codes == Code.OK, codes == Code.TOO_MANY_REQUESTS
-            bad = {Code.from_v2(code) for code in codes[~(held | refused)].tolist()}
-            if bad:
-                self._on_error_codes(bookie_id, bad)
-            if self.error is not None:
-                return
-            if refused.any() and index not in self._failures.failed:
-                self._pending.on_refused(index, entry_ids[refused])
-                self._throttle(bookie_id)
-            entry_ids = entry_ids[held]
-        self._pending.on_held(index, entry_ids)
-        self._acknowledge()
-
-    def retry_refused(self, bookie_id: str) -> None:
-        """Some time after :class:`Throttled`: send again what the bookie refused."""
-        if bookie_id in self._throttled:
-            self._throttled.discard(bookie_id)
-            index = self._ensemble.index(bookie_id)
-            frames, count = self._pending.take_refused(index)
-            if count:
-                self._send(index, frames, count)
 
     def force(self) -> None:
         """With deferred sync: confirm what is acknowledged now, once every bookie has synced it."""
@@ -228,63 +312,170 @@ class LedgerWriter:
         if head > self.last_add_confirmed:
             self._actions += self._forces.begin(head, self._acknowledged_length, self._ensemble)
 
-    def on_forced(self, bookie_id: str, last_entry_id: int) -> None:
-        """The bookie has synced all it was sent before :class:`ForceBookie` of ``last_entry_id``."""
-        length = self._forces.on_forced(bookie_id, last_entry_id)
-        if length is not None:
-            self._confirm(last_entry_id, length)
+    def close(self) -> None:
+        """Take no more entries, drain, and close the ledger at its last entry.
 
-    def seal(self) -> None:
-        """The ledger is about to be closed: no more adds, and no ensemble change but one being published."""
-        self._sealed = True
-        if self.state is WriterState.CHOOSING:
-            self.state = WriterState.OPEN
+        ``outcome`` and ``close_error`` tell the end. A call while another goes on changes nothing. A call after
+        ``close_error`` asks the store again: the first attempt may have taken effect.
+        """
+        if self.outcome is not None:
+            return
+        self._close_wanted = True
+        self.close_error = None
+        if self.state is not WriterState.CLOSING:
+            self._drain()
+        elif self._closing is None:
+            self._begin_closing()
+
+    def abandon(self) -> None:
+        """End without closing the ledger. It stays open until a client recovers it."""
+        if self.outcome is None:
+            self._closing = None
+            self._end_with(LedgerClosedError(CLOSED_TEXT, ledger_id=self.ledger_id))
+
+    # --- adds ---
+
+    def _on_add_answers(self, bookie_id: str, entry_ids: npt.NDArray[np.int64], codes: npt.NDArray[np.int32]) -> None:
+        if bookie_id not in self._ensemble:
+            return
+        index = self._ensemble.index(bookie_id)
+        if codes.any():
+            held, refused = codes == Code.OK, codes == Code.TOO_MANY_REQUESTS
+            bad = {Code.from_v2(code) for code in codes[~(held | refused)].tolist()}
+            if bad:
+                self._on_error_codes(bookie_id, bad)
+            if self.outcome is not None:
+                return
+            entry_ids, refused_ids = entry_ids[held], entry_ids[refused]
+            if len(refused_ids) and index not in self._failures.failed:
+                self._pending.on_refused(index, refused_ids)
+                self._actions += self._busy.on_refused(bookie_id, took_some=len(entry_ids) > 0)
+        elif self._busy.pauses_ms:
+            self._busy.on_taken(bookie_id)
+        self._pending.on_held(index, entry_ids)
+        owed = self._pending.owed(index)
+        if len(entry_ids) or not owed:
+            self._window.took(bookie_id, owes=owed > 0)
+        self._acknowledge()
+
+    def _send(self, index: int, frames: list[memoryview], entries: int) -> None:
+        bookie_id = self._ensemble[index]
+        self._actions.append(SendAdds(bookie_id, frames, entries))
+        self._window.sent(bookie_id)
+        if not self._progress_timer_runs:
+            self._start_progress_timer()
+
+    def _send_refused(self, bookie_id: str) -> None:
+        if bookie_id in self._busy.waiting:
+            self._busy.waiting.discard(bookie_id)
+            index = self._ensemble.index(bookie_id)
+            frames, count = self._pending.take_refused(index)
+            if count:
+                self._send(index, frames, count)
+
+    def _on_error_codes(self, bookie_id: str, codes: set[Code]) -> None:
+        if Code.FENCED in codes:
+            self._end(LedgerFencedError, "another client fenced the ledger", bookie_id, Code.FENCED)
+        elif Code.UNAUTHORIZED in codes:
+            said = reason_of(Code.UNAUTHORIZED, with_key=True)
+            self._end(UnauthorizedError, f"add: the bookie {said}", bookie_id, Code.UNAUTHORIZED)
+        else:
+            self._on_bookie_failed(bookie_id)
+
+    def _acknowledge(self) -> None:
+        # Without the ensemble whole, nothing more could be forced: better replace the bookie first.
+        held_up = self.deferred_sync and self._failures.failed
+        slow = self.state is WriterState.CHOOSING and self._failures.search_is_slow
+        if (self.state is WriterState.OPEN or slow) and not held_up:
+            complete = self._pending.complete_through(self.last_add_acknowledged)
+            if complete > self.last_add_acknowledged:
+                self.last_add_acknowledged = complete
+                self._acknowledged_length = self._pending.length_at(complete)
+                if not self.deferred_sync:
+                    self._confirm(complete, self._acknowledged_length)
+        self._pending.release(self.last_add_acknowledged)
+        self._window.release(self._pending.first_entry_id)
+
+    def _confirm(self, last_entry_id: int, length: int) -> None:
+        if last_entry_id > self.last_add_confirmed:
+            self.last_add_confirmed, self.length = last_entry_id, length
+            self._actions += self._lac.on_confirmed(last_entry_id)
+
+    # --- time ---
+
+    def _on_timer(self, name: object) -> None:
+        match name:
+            case SendRefused(bookie_id):
+                self._send_refused(bookie_id)
+            case WriterTimer.PROGRESS:
+                self._check_progress()
+            case WriterTimer.SLOW_SEARCH:
+                if self.state is WriterState.CHOOSING:
+                    self._failures.search_is_slow = True
+                    self._acknowledge()
+            case WriterTimer.SEARCH_AGAIN:
+                self._on_bookies_changed()
+            case WriterTimer.EXPLICIT_LAC:
+                lac = self.last_add_confirmed
+                write_set = [self._ensemble[index] for index in self.metadata.quorum.write_set(lac)]
+                self._actions += self._lac.on_timer(lac, write_set)
+
+    def _start_progress_timer(self) -> None:
+        self._progress_timer_runs = True
+        self._actions.append(StartTimer(WriterTimer.PROGRESS, self._window.tick_ms))
+
+    def _check_progress(self) -> None:
+        self._progress_timer_runs = False
+        for bookie_id in self._window.tick():
+            self._on_bookie_failed(bookie_id)
+        acknowledged = self.last_add_acknowledged
+        if self._window.is_overdue(acknowledged):
+            self.fail(
+                AddQuorumTimeoutError(
+                    f"no ack quorum within {self._limits.add_quorum_timeout_ms} ms (addEntryQuorumTimeoutSec)",
+                    ledger_id=self.ledger_id,
+                    entry_id=acknowledged + 1,
+                )
+            )
+        elif self.outcome is None and self._window.waits and not self._progress_timer_runs:
+            self._start_progress_timer()
 
     # --- failures and ensemble changes ---
 
-    def on_bookie_failed(self, bookie_id: str) -> None:
-        """The bookie is away: its connection broke, could not be made, or it did not answer in time."""
-        if self.state is WriterState.FAILED:
-            return
+    def _on_bookie_failed(self, bookie_id: str) -> None:
         if bookie_id in self._ensemble:
             index = self._ensemble.index(bookie_id)
             self._failures.failed[index] = bookie_id
             self._pending.give_up(index)
+            self._window.took(bookie_id, owes=False)
             self._acknowledge()
         elif bookie_id not in self._replacements.values():
             return
-        # A replacement that fails before it is published is dealt with in on_metadata_written.
+        # A replacement that fails before it is published is dealt with in _on_published.
         self._failures.quarantine.add(bookie_id)
-        self._throttled.discard(bookie_id)
+        self._busy.forget(bookie_id)
+        self._actions.append(LeaveBookie(bookie_id))
         self._change_ensemble_if_needed()
 
-    def on_bookies_chosen(self, replacements: Mapping[int, str]) -> None:
-        """``replacements`` gives a new bookie for some or all of the failed indexes; at least one."""
+    def _on_bookies_chosen(self, event: BookiesChosen) -> None:
         if self.state is not WriterState.CHOOSING:
             return
-        self.state = WriterState.CHANGING
+        self._end_search(WriterState.CHANGING)
         ensemble = list(self._ensemble)
-        for index, bookie_id in replacements.items():
+        for index, bookie_id in event.replacements.items():
             ensemble[index] = bookie_id
             self._failures.quarantine.discard(bookie_id)
-        self._replacements = dict(replacements)
+        self._replacements = dict(event.replacements)
         self._proposed = self.metadata.with_segment(Segment(self.last_add_acknowledged + 1, tuple(ensemble)))
         if self._publish:
-            self._actions.append(WriteMetadata(self._proposed))
+            self._actions.append(CompareAndSet(self._proposed, self.version))
         else:
-            self.on_metadata_written(self._proposed)
+            self._on_published(self._proposed, self.version)
 
-    def on_search_slow(self) -> None:
-        """Choosing bookies takes long: what an ack quorum holds need not wait for it."""
-        if self.state is WriterState.CHOOSING:
-            self._failures.search_is_slow = True
-            self._acknowledge()
-
-    def on_no_bookies(self, error: BookKeeperError) -> None:
-        """No bookie can take the place of any that failed; ``error`` says why."""
+    def _on_no_bookies(self, error: BookKeeperError) -> None:
         if self.state is not WriterState.CHOOSING:
             return
-        self.state = WriterState.OPEN
+        self._end_search(WriterState.OPEN)
         self._acknowledge()
         if not self._failures.answers_what_is_wanted(self._ensemble, self.metadata.quorum):
             self._change_ensemble_if_needed()
@@ -292,18 +483,34 @@ class LedgerWriter:
             self.fail(error)
         else:
             self._failures.irreplaceable |= set(self._failures.failed)
+            self._actions.append(StartTimer(WriterTimer.SEARCH_AGAIN, SEARCH_AGAIN_MS))
 
-    def on_bookies_changed(self) -> None:
-        """Bookies came or went: what could not be replaced before may be replaced now, perhaps by one that
-        failed and runs again."""
+    def _end_search(self, state: WriterState) -> None:
+        self.state = state
+        self._actions.append(StopTimer(WriterTimer.SLOW_SEARCH))
+
+    def _on_bookies_changed(self) -> None:
+        """What could not be replaced before may be replaced now, perhaps by a bookie that failed and runs again."""
         if self._failures.on_bookies_changed():
             self._change_ensemble_if_needed()
 
-    def on_metadata_written(self, metadata: LedgerMetadata) -> None:
-        """The ensemble of ``metadata`` is published: entries may be acknowledged on it."""
-        if self.state is not WriterState.CHANGING:
-            return
-        self.metadata = metadata
+    def _on_metadata(self, event: MetadataEvent) -> None:
+        """The answer to the ensemble change, or to the reading of what became of it."""
+        match event:
+            case MetadataWritten(metadata, version):
+                self._on_published(metadata, version)
+            case MetadataFound(metadata, version):
+                self._reading = False
+                self._on_found(metadata, version)
+            case MetadataFailed() if event.must_read and not self._reading:
+                self._reading = True
+                self._actions.append(ReadMetadata())
+            case MetadataFailed(error):
+                self.fail(error)
+
+    def _on_published(self, metadata: LedgerMetadata, version: int) -> None:
+        """Entries may be acknowledged on the ensemble of ``metadata``."""
+        self.metadata, self.version = metadata, version
         self.state = WriterState.OPEN
         self._changes_left -= 1
         replacements, self._replacements = self._replacements, {}
@@ -319,78 +526,31 @@ class LedgerWriter:
         self._acknowledge()
         self._change_ensemble_if_needed()
 
-    def on_metadata_conflict(self, found: LedgerMetadata) -> None:
-        """The compare-and-set lost; ``found`` is what the store holds now."""
-        if self.state is not WriterState.CHANGING:
-            return
+    def _on_found(self, found: LedgerMetadata, version: int) -> None:
+        """The compare-and-set may have lost. ``found`` is what the store holds now."""
         if found.state is LedgerState.CLOSED:
             self._end(LedgerClosedError, "another client closed the ledger")
         elif found.state is LedgerState.IN_RECOVERY:
             self._end(LedgerFencedError, "another client is recovering the ledger")
         elif found.last_segment == self._proposed.last_segment:
             # It was ours, only the reply got lost.
-            self.on_metadata_written(found)
+            self._on_published(found, version)
         elif found.last_segment != self.metadata.last_segment:
             self._end(MetadataConflictError, "another client changed the open segment")
         else:
             # Something else changed (re-replication of an older segment): the same change upon the new base.
-            self.metadata = found
+            self.metadata, self.version = found, version
             self.state = WriterState.OPEN
             self._replacements = {}
             self._change_ensemble_if_needed()
 
-    def fail(self, error: BookKeeperError) -> None:
-        """End the writer with ``error``. Pending entries stay unacknowledged."""
-        if self.state is WriterState.FAILED:
-            return
-        self.state = WriterState.FAILED
-        self.error = error
-        self._pending.clear()
-        self._forces.clear()
-        self._actions.append(Failed(error))
-
-    # --- inside ---
-
-    def _send(self, index: int, frames: list[memoryview], entries: int) -> None:
-        self._actions.append(SendAdds(self._ensemble[index], frames, entries))
-
-    def _on_error_codes(self, bookie_id: str, codes: set[Code]) -> None:
-        if Code.FENCED in codes:
-            self._end(LedgerFencedError, "another client fenced the ledger", bookie_id, Code.FENCED)
-        elif Code.UNAUTHORIZED in codes:
-            said = reason_of(Code.UNAUTHORIZED, with_key=True)
-            self._end(UnauthorizedError, f"add: the bookie {said}", bookie_id, Code.UNAUTHORIZED)
-        else:
-            self.on_bookie_failed(bookie_id)
-
-    def _throttle(self, bookie_id: str) -> None:
-        if bookie_id not in self._throttled:
-            self._throttled.add(bookie_id)
-            self._actions.append(Throttled(bookie_id))
-
-    def _acknowledge(self) -> None:
-        # Without the ensemble whole, nothing more could be forced: better replace the bookie first.
-        held_up = self.deferred_sync and self._failures.failed
-        slow = self.state is WriterState.CHOOSING and self._failures.search_is_slow
-        if (self.state is WriterState.OPEN or slow) and not held_up:
-            complete = self._pending.complete_through(self.last_add_acknowledged)
-            if complete > self.last_add_acknowledged:
-                self.last_add_acknowledged = complete
-                self._acknowledged_length = self._pending.length_at(complete)
-                if not self.deferred_sync:
-                    self._confirm(complete, self._acknowledged_length)
-        self._pending.release(self.last_add_acknowledged)
-
-    def _confirm(self, last_entry_id: int, length: int) -> None:
-        if last_entry_id > self.last_add_confirmed:
-            self.last_add_confirmed, self.length = last_entry_id, length
-            self._actions.append(Acknowledge(last_entry_id))
-
     def _change_ensemble_if_needed(self) -> None:
-        if self._sealed:
-            return
         if self._failures.failed and self.deferred_sync and self.last_add_acknowledged != NO_ENTRY:
-            self._refuse_change("a ledger with deferred sync cannot replace it; recover the ledger, write a new one")
+            if not self._drained:
+                self._refuse_change(
+                    "a ledger with deferred sync cannot replace it; recover the ledger, write a new one"
+                )
+            return
         # An idle ledger keeps its ensemble: most failures heal before the next add.
         replaceable = self._failures.failed.keys() - self._failures.irreplaceable
         if self.state is not WriterState.OPEN or not replaceable or not self.pending_entries:
@@ -399,15 +559,74 @@ class LedgerWriter:
             self._refuse_change("the ensemble was changed as often as maxNumEnsembleChanges allows")
             return
         self.state = WriterState.CHOOSING
-        self._actions.append(self._failures.begin_search(self._ensemble, self.metadata.quorum))
+        search = self._failures.begin_search(self._ensemble, self.metadata.quorum)
+        self._actions += [search, StartTimer(WriterTimer.SLOW_SEARCH, SLOW_SEARCH_MS)]
 
     def _refuse_change(self, why: str) -> None:
         self._end(
             EnsembleChangeRefusedError, f"bookie {', '.join(sorted(self._failures.failed.values()))} failed; {why}"
         )
 
+    # --- the end ---
+
+    @property
+    def _drained(self) -> bool:
+        """Whether the ledger can be closed at the last entry that was added."""
+        return self._close_wanted and self.last_add_confirmed == self.last_add_pushed
+
+    def _drain(self) -> None:
+        """Bring what was added to its end, then begin to close the ledger."""
+        if self.outcome is not None or self.pending_entries:
+            return
+        if not self._drained:
+            self.force()
+            return
+        if self.state is WriterState.CHOOSING:
+            self._end_search(WriterState.OPEN)
+        # A change that may be published comes to its end before the ledger is closed.
+        if self.state is WriterState.OPEN:
+            self.state = WriterState.CLOSING
+            self.error = LedgerClosedError(CLOSED_TEXT, ledger_id=self.ledger_id)
+            self._forget_adds()
+            self._begin_closing()
+
+    def _begin_closing(self) -> None:
+        end = (self.last_add_confirmed, self.length)
+        self._closing = LedgerClosing(self.ledger_id, self.metadata, self.version, *end)
+        self._advance_closing(self._closing)
+
+    def _on_closing_event(self, event: WriterEvent) -> None:
+        if self._closing is not None and isinstance(event, MetadataEvent):
+            self._closing.handle(event)
+            self._advance_closing(self._closing)
+
+    def _advance_closing(self, closing: LedgerClosing) -> None:
+        self._actions += closing.take_actions()
+        match closing.outcome:
+            case Succeeded(metadata):
+                self.metadata = metadata
+                self.state = WriterState.CLOSED
+                self.outcome = closing.outcome
+            case EndedBy(error):
+                self._closing = None
+                self.close_error = error
+
     def _end(
         self, kind: type[BookKeeperError], message: str, bookie_id: str | None = None, code: Code | None = None
     ) -> None:
         name = None if code is None else code.name
-        self.fail(kind(message, ledger_id=self.ledger_id, bookie_id=bookie_id, code=name))
+        self._end_with(kind(message, ledger_id=self.ledger_id, bookie_id=bookie_id, code=name))
+
+    def _end_with(self, error: BookKeeperError) -> None:
+        self.state = WriterState.FAILED
+        self.error = error
+        self.outcome = EndedBy(error)
+        self._forget_adds()
+        # Whom it left before is told yet; nothing else is to be done.
+        self._actions = [action for action in self._actions if isinstance(action, LeaveBookie)]
+
+    def _forget_adds(self) -> None:
+        self._pending.clear()
+        self._window.clear()
+        self._busy.clear()
+        self._forces.clear()

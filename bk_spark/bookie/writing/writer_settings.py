@@ -1,0 +1,40 @@
+"""What a client's configuration means to its writers."""
+
+from __future__ import annotations
+
+from bk_spark.bookie.config import ClientConfig
+from bk_spark.protocol.codes import DigestType, FlagV2
+from bk_spark.protocol.ledger.writer_actions import UNLIMITED, WriterLimits
+from bk_spark.protocol.wire.add_frames import EntryPackager, Packager
+from bk_spark.protocol.wire.add_frames_v3 import EntryPackagerV3
+
+
+def packager_of(
+    config: ClientConfig,
+    ledger_id: int,
+    digest_type: DigestType,
+    password: bytes,
+    *,
+    recovers: bool = False,
+    deferred_sync: bool = False,
+) -> Packager:
+    """Makes frames for the wire protocol of the ledger's connections: v3 with deferred sync, else as configured.
+
+    ``recovers`` is for a recovery's writer, whose adds fenced bookies take.
+    """
+    flags = FlagV2.RECOVERY_ADD | FlagV2.HIGH_PRIORITY if recovers else FlagV2.NONE
+    if config.use_v2_wire_protocol and not deferred_sync:
+        return EntryPackager(ledger_id, digest_type, password, flags)
+    return EntryPackagerV3(ledger_id, digest_type, password, flags, deferred_sync=deferred_sync)
+
+
+def limits_of(config: ClientConfig, *, recovers: bool = False) -> WriterLimits:
+    """A recovery may change the ensemble as often as it must, and tells no explicit LAC."""
+    return WriterLimits(
+        max_unanswered_entries=config.max_unanswered_entries,
+        max_pending_bytes=config.max_pending_bytes,
+        add_timeout_ms=config.add_timeout_ms,
+        add_quorum_timeout_ms=config.add_quorum_timeout_ms,
+        max_ensemble_changes=UNLIMITED if recovers else config.max_ensemble_changes,
+        explicit_lac_interval_ms=0 if recovers else config.explicit_lac_interval_ms,
+    )
