@@ -17,14 +17,19 @@ from tests.support.environments import environment_variables, make_environment
 
 CLIENT = """
 import sys
-from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.protocol.quorum import Quorum
+import bk_spark
 
-with BlockingClient(sys.argv[1]) as client:
-    writer = client.create(quorum=Quorum(1, 1, 1))
+with bk_spark.connect(sys.argv[1]) as bk:
+    one = bk_spark.Quorum(1, 1, 1)
+    writer = bk.create_ledger(quorum=one)
     writer.append_many([b"one", b"two"])
     writer.close()
-    print(client.open_for_reading(writer.ledger_id).read(0, 1))
+    print(bk.open_ledger_for_reading(writer.ledger_id).read(0, 1))
+    log = bk.create_log("from-python", quorum=one)
+    with log.open_writer() as writer:
+        writer.append_many([b"three", b"four"])
+    print([bytes(payload) for block in log.open_reader().read(0, 2) for payload in block.payloads])
+    bk.delete_log("from-python")
 assert "pyspark" not in sys.modules
 """
 
@@ -90,7 +95,7 @@ def test_a_bookie_the_client_and_bkctl_need_no_pyspark(
             assert bookie.poll() is None, (tmp_path / "bookie.log").read_text()
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        assert installed.ok("python", "-c", CLIENT, uri) == "[b'one', b'two']\n"
+        assert installed.ok("python", "-c", CLIENT, uri).splitlines() == ["[b'one', b'two']", "[b'three', b'four']"]
 
         cluster = ("--metadata-service-uri", uri, "--log-root", f"{fresh_root}-logs")
         sizes = ("--ensemble-size", "1", "--write-quorum-size", "1", "--ack-quorum-size", "1")
