@@ -16,8 +16,8 @@ from bk_spark.protocol.wire.add_frames import EntryPackager
 from bk_spark.settings.kinds import BOOLEAN, MAX_INT, OPTIONAL_TEXT, Kind, did_you_mean, whole
 from bk_spark.settings.setting import Setting, check_fields, declare, markdown_table, settings_of
 
-#: What an answer that carries an entry may have beyond the ADD frame that carried it: a v2 batch read 12
-#: bytes, a v3 read some 60. Entries stay that much smaller than a frame, so that every client can read them.
+#: An answer that carries an entry is longer than the ADD frame that brought it: by 12 bytes in a v2 batch read, by some
+#: 60 in a v3 read. Entries stay this much smaller than a frame, so that every client can read them.
 ANSWER_RESERVE_BYTES: Final = 128
 
 
