@@ -61,7 +61,7 @@ def test_n1_many_fencing_reads_of_unknown_ledgers_begin_a_few_in_a_turn() -> Non
             for peer in greedy:
                 assert await peer.codes(400) == [Code.OK] * 400
             assert await honest.codes(1) == [Code.OK]
-            assert max(bookie.fences_by_turn.values()) <= 16
+            assert max(bookie.fences_by_turn.values()) <= 8
             bookie.turns.stop()
 
     run(test)

@@ -19,7 +19,7 @@ from bookie_server.bookie import Bookie
 if TYPE_CHECKING:
     from bookie_server.net.native.connection import NativeConnection
 
-_PER_TURN: Final = 8
+_PER_TURN: Final = 4
 _UNDER_WAY: Final = 256
 #: How often it is looked whether index files were written.
 _LOOK_INTERVAL_S: Final = 0.02

@@ -31,7 +31,7 @@ _URGENT: Final = FlagV2.HIGH_PRIORITY | FlagV2.FENCING
 #: Runs of requests that one connection gets handled before it is others' turn: about a millisecond.
 RUNS_PER_TURN: Final = 32
 #: Fencing reads, the same.
-_FENCES_PER_TURN: Final = 32
+_FENCES_PER_TURN: Final = 16
 #: About how many bytes of entries one round of a read request fetches.
 READ_ROUND_BYTES: Final = 512 * 1024
 #: A batch read counts these before its first entry: answer header, request id, frame length.
