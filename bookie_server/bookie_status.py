@@ -1,7 +1,7 @@
 """``BOOKIE_STATUS``: the mode kept over restarts. Source: compatibility.md §5.9.
 
 One line in ``current`` of each ledger directory: ``1,READ_ONLY|READ_WRITE,<epoch ms>,<manual>``. The newest counts.
-Bookies of before 4.18 wrote three fields; then a read-only mode counts as an operator's.
+Bookies before 4.18 wrote three fields: a read-only mode of theirs counts as requested by an operator.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ _WRITING: Final = threading.Lock()
 
 
 def write_status(directories: Sequence[str], mode: BookieMode) -> None:
-    """Keep ``mode`` in each directory that takes it; those that do not are logged. Any thread. Raises OSError where
-    none does."""
+    """Write ``mode`` to every directory; failures are logged. Any thread. Raises OSError if all of them fail."""
     with _WRITING:
         _write(directories, mode)
 

@@ -1,7 +1,7 @@
-"""Whether the bookie takes adds, and if not, why. Source: compatibility.md §5.9.
+"""Whether the bookie takes adds, and the reasons if not. Source: compatibility.md §5.9.
 
-Several parts may hold the bookie in read-only mode at once, each under its own name (the source), and each takes
-back only what it said itself: a disk that has room again does not end what an operator asked for.
+Several parts may hold the bookie in read-only mode at once. Each has a name (the source) and takes back only its own
+reason: a disk that has room again does not end the read-only mode that an operator requested.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MANUAL: Final = "manual"
 FORCED: Final = "forced"
 _SOURCES: Final = (DISK, JOURNAL, STORAGE, MANUAL, FORCED)
 
-#: In these cases nothing can be written, by whomever.
+#: With these reasons, adds of high priority are refused, too.
 _NOTHING_CAN_BE_WRITTEN: Final = frozenset((JOURNAL, STORAGE))
 
 
@@ -50,7 +50,7 @@ class BookieState:
 
     @property
     def manually_read_only(self) -> bool:
-        """Whether an operator asked for read-only mode, which then does not end by itself."""
+        """Whether an operator requested read-only mode, which then does not end by itself."""
         return MANUAL in self.reasons
 
     @property
@@ -59,7 +59,7 @@ class BookieState:
         return self._takes_high_priority
 
     def may_add(self, high_priority: bool) -> bool:
-        """Whether an add is taken now. In read-only mode those of high priority are, as long as there is room."""
+        """Whether an add is taken now. In read-only mode adds of high priority are taken while there is room."""
         return self._takes_high_priority if high_priority else self._takes
 
     def set_read_only(self, source: str, reason: str) -> None:
@@ -73,7 +73,7 @@ class BookieState:
             self._update()
 
     def clear(self, source: str) -> None:
-        """Take the reason of ``source`` back, if there is one; without any other the bookie takes adds again."""
+        """Take back the reason of ``source``, if any. The bookie takes adds again once no reason is left."""
         if self.reasons.pop(source, None) is None:
             return
         if self.reasons:
@@ -90,7 +90,7 @@ class BookieState:
             self._update()
 
     def subscribe(self, callback: Callable[[], None]) -> None:
-        """``callback()`` in the event loop after each change of what is taken or of the sources."""
+        """Call ``callback`` in the event loop after each change of the mode or of the sources."""
         self._subscribers.append(callback)
 
     def _update(self) -> None:

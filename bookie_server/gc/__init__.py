@@ -1,4 +1,4 @@
-"""Garbage collection: which ledgers the cluster still has, and compaction of entry logs.
+"""Garbage collection: removal of ledgers that the cluster no longer has, and compaction of entry logs.
 
 The service starts :class:`garbage_collector.GarbageCollector`; the admin API asks it.
 """

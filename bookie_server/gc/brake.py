@@ -1,9 +1,9 @@
-"""The brake of collection: what would remove very much at once waits for an operator. No I/O.
+"""The brake of collection: a pass that would remove very many ledgers waits for an operator. No I/O.
 
-Metadata that were lost look like ledgers that were deleted. So a pass counts its victims before it removes the first.
-Where they are many, and a large share of all ledgers here, none goes; the brake keeps them, with a *word* that names
-exactly this set. An operator who gives the word releases these ledgers, and no others, for the next pass that counts.
-The word is kept in memory alone: a restart takes it back.
+Lost metadata look like deleted ledgers. So a pass counts its victims before it removes the first one. If they are many,
+and a large share of all ledgers here, none is removed: the brake keeps them, with a *word* that names exactly this set.
+An operator who gives the word releases these ledgers, and no others, for the next pass. The word is kept in memory
+only: a restart takes it back.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAMED: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class BrakeLimits:
-    """More than ``least`` ledgers that are more than ``share`` of all here are too many; a share of 1 turns it off."""
+    """A pass is stopped that would remove more than ``least`` ledgers and more than ``share`` of all (1: never)."""
 
     share: float = 0.5
     least: int = 100
@@ -32,7 +32,7 @@ class BrakeLimits:
 
 @dataclass(frozen=True, slots=True)
 class StoppedPass:
-    """What waits: ``ledgers`` (ascending) of ``held`` that are here, counted at ``counted_ms`` (epoch)."""
+    """A pass that waits: ``ledgers`` (ascending) of the ``held`` ones here, counted at ``counted_ms`` (epoch)."""
 
     ledgers: Int64s
     held: int
@@ -47,7 +47,7 @@ class StoppedPass:
 
 
 class Brake:
-    """Of one kind of collection; ``kind`` says what it removes. Event loop only."""
+    """The brake of one kind of collection; ``kind`` says what it removes. Event loop only."""
 
     def __init__(self, kind: str, limits: BrakeLimits, now_ms: Callable[[], int] | None = None) -> None:
         self.kind = kind
@@ -58,8 +58,10 @@ class Brake:
         self.stopped: StoppedPass | None = None
 
     def stops(self, victims: Int64s, held: int) -> StoppedPass | None:
-        """Whether a pass that would remove ``victims`` (ascending) of ``held`` ledgers must not. Uses up the word: of
-        ledgers that it does not name, only so many may go as without it."""
+        """Stop a pass that would remove too many: ``victims`` (ascending) of ``held`` ledgers. None: go on.
+
+        Uses up a word that was given. Ledgers that it does not name count as without it.
+        """
         released, self._released = self._released, None
         unnamed = len(victims) if released is None else len(np.setdiff1d(victims, released, assume_unique=True))
         self.stopped = None
@@ -73,7 +75,7 @@ class Brake:
         return 0 if self._released is None else len(self._released)
 
     def release(self) -> None:
-        """An operator gave the word of what is stopped."""
+        """An operator gave the word: the next pass may remove what is stopped."""
         if self.stopped is not None:
             self._released = self.stopped.ledgers
 

@@ -1,4 +1,4 @@
-"""What the collector needs of the storage that it cleans up."""
+"""What garbage collection needs of the storage that it cleans up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 
 
 class RunBlocking(Protocol):
-    """Runs a function in the collector's thread; waits for it in the event loop."""
+    """Runs a function in the collector's thread and waits for it in the event loop."""
 
     def __call__(self, function: Callable[..., _T], /, *arguments: object) -> Awaitable[_T]: ...
 
@@ -26,33 +26,33 @@ class CollectedStorage(Protocol):
         """All ledgers that exist here, ascending. Raises OSError rather than give a part."""
 
     def mark_ledger(self, ledger_id: int) -> bool:
-        """Take nothing more of the ledger until it is removed or unmarked; False where it is not here.
+        """Refuse adds and fences of the ledger until it is removed or unmarked. False if it is not here.
 
         Raises OSError."""
 
     async def settle(self) -> None:
-        """Wait until all that was taken before is decided."""
+        """Wait until everything accepted before is durable or failed."""
 
     async def remove_ledger(self, ledger_id: int) -> None:
         """Forget a marked ledger and remove its index file. Raises OSError."""
 
     def unmark_ledger(self, ledger_id: int) -> None:
-        """A ledger that was marked serves again. One that was removed is none."""
+        """A marked ledger serves again. Does nothing for one that was removed."""
 
     async def sync_deletions(self) -> None:
         """Make the deletions so far durable. Raises OSError, SyncFailedError."""
 
     async def locations_of(self, ledger_id: int, entry_ids: Int64s) -> Int64s:
-        """Where the index has entries (ids ascending), 0 for absent ones. Raises OSError."""
+        """Locations of entries (ids ascending) in the index; 0 for absent ones. Raises OSError."""
 
     async def replace_locations(self, ledger_id: int, entry_ids: Int64s, old: Int64s, new: Int64s) -> int:
-        """Set those entries (ids ascending) to ``new`` that the index has at ``old``; how many. Raises OSError."""
+        """Set entries (ids ascending) that the index has at ``old`` to ``new``. Returns how many. Raises OSError."""
 
     def allocate_entry_log_id(self) -> int:
         """An id for a new entry log. Any thread."""
 
     def entry_logs_being_written(self) -> set[int]:
-        """Logs that the index does not speak of completely yet."""
+        """Entry logs whose entries are not yet all in the index."""
 
     async def remove_entry_log(self, entry_log_id: int) -> None:
         """Remove an entry log's file, durably. Raises OSError."""
@@ -67,7 +67,7 @@ class CollectedStorage(Protocol):
         """The ledger's index file; None where it has none. Any thread."""
 
     async def flush(self) -> None:
-        """Make everything that is in memory durable and let the marks pass it. Raises OSError, SyncFailedError."""
+        """Make everything in memory durable and move the marks. Raises OSError, SyncFailedError."""
 
     async def sync_index(self) -> None:
-        """Make what the index says durable, whatever is in memory. Raises OSError, SyncFailedError."""
+        """Sync the index files, without what is in memory. Raises OSError, SyncFailedError."""

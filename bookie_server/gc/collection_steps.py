@@ -1,16 +1,16 @@
-"""Which ledgers are removed, and in which order that is found out. No I/O.
+"""The rules of collection: which ledgers are removed, and in which order the checks are made. No I/O.
 
-Generators that yield steps and are sent what each found. What fails is thrown into them; they then take back what they
+The generators yield steps and are sent the result of each. Errors are thrown into them: they then release what they
 hold and let the error pass. ``ledger_collection.py`` and ``over_replication.py`` drive them in the bookie,
 ``tests/simulation/collection`` in a model world.
 
 1. *Count.* Every ledger here is compared with the store; victims are noted. Nothing is removed yet.
-2. *Brake.* Too many victims at once: an operator decides (brake.py).
-3. *Remove*, a few at a time: mark them, so that nothing more is taken of them; bring the store's server up to date;
-   read their znodes again; remove those that still may go; take back the other marks.
+2. *Brake.* If there are too many victims, an operator decides (brake.py).
+3. *Remove*, a few at a time: mark them, so that adds and fences of them are refused; sync with the store; read their
+   znodes again; remove those that are still absent; unmark the others.
 
-The order in 3 is what keeps a ledger that is made again under its old id. An entry that was acknowledged before the
-mark has its znode before that, so the reading after the mark sees it. An entry that comes after the mark is refused.
+The order in step 3 keeps a ledger that is created again under its old id. If an entry was acknowledged before the mark,
+the ledger's znode existed before the mark, and the read after the mark sees it. Later entries are refused.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ DIRECT_READS: Final = 16
 
 @dataclass(slots=True)
 class LedgerPass:
-    """What a pass did. ``problem`` is "" where it came to its end; ``stopped`` is what the brake held back;
-    ``foreign_cluster``: ZooKeeper is not that of the bookie's cluster."""
+    """What a pass did. ``problem`` is "" if it was completed; ``stopped`` is what the brake held back;
+    ``foreign_cluster``: this is not the ZooKeeper of the bookie's cluster."""
 
     deleted: list[int] = field(default_factory=list)
     failed: int = 0
@@ -54,13 +54,13 @@ class LedgerPass:
 
 @dataclass(frozen=True, slots=True)
 class SyncStore:
-    """Bring the store's server up to date, in the session that all readings up to the next one must be of."""
+    """Sync with the store. All reads up to the next sync must be made in this session."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListRange:
     """List the store's ledgers in the range of these. Sent: those of ``ledger_ids`` that the list lacks. A list may be
-    a part of the truth (scenario B8), so it never decides."""
+    incomplete (scenario B8), so it never decides."""
 
     ledger_ids: list[int]
 
@@ -103,22 +103,22 @@ class ReleaseLock:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Take nothing more of these ledgers; wait until what was taken is decided. Sent: those that are here, and the
-    number of those of which that cannot be found out."""
+    """Refuse adds and fences of these ledgers and wait for those accepted before. Sent: the ledgers that are here, and
+    for how many that is unknown."""
 
     ledger_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Unmark:
-    """Those that were not removed serve again."""
+    """Serve those again that were not removed."""
 
     ledger_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Remove these, which are marked. Sent: those that went, and the number of those that could not."""
+    """Remove these marked ledgers. Sent: those that were removed, and for how many that failed."""
 
     ledger_ids: list[int]
 
@@ -138,8 +138,8 @@ Steps = Generator[Step, Any, None]
 
 
 def deletion_steps(report: LedgerPass, local: Int64s, ids_per_range: int, brake: Brake) -> Steps:
-    """Remove those of ``local`` (ascending, not negative) that the store does not know. Ledgers that come later are in
-    no danger: they are not in ``local``."""
+    """Remove those of ``local`` (ascending, not negative) that the store does not know. Ledgers that are created later
+    are safe: they are not in ``local``."""
     yield SyncStore()
     found: list[Int64s] = []
     for ledger_ids in _ranges(local, ids_per_range):
@@ -208,7 +208,7 @@ def _remove_superfluous(report: LedgerPass, ledger_id: int, bookie_id: str) -> S
 
 
 def is_superfluous(ledger_id: int, content: bytes | None, bookie_id: str) -> bool:
-    """Whether the ledger needs no copy at the bookie, by the ``content`` of its znode."""
+    """Whether the ledger's znode with this ``content`` says that the bookie needs no copy of it."""
     if content is None:
         return False  # for the collection of deleted ledgers
     try:

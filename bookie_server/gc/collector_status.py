@@ -1,4 +1,4 @@
-"""What the collector tells of itself."""
+"""Status, counters and figures of garbage collection."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Timing:
-    """How often something was done since the start, and how long it took."""
+    """How often something was done since the start, and the time that it took."""
 
     done: int = 0
     failed: int = 0
@@ -63,8 +63,8 @@ class GarbageCollectorStatus:
 
 @dataclass(frozen=True, slots=True)
 class EntryLogTotals:
-    """All entry logs and ledgers, as the last pass saw them. ``live_bytes`` are of ledgers that exist, and all bytes of
-    logs of which that is not known."""
+    """All entry logs and ledgers, as the last pass saw them. ``live_bytes`` are bytes of ledgers that exist; for entry
+    logs where that is unknown, all their bytes count."""
 
     logs: int
     size_bytes: int
@@ -74,8 +74,8 @@ class EntryLogTotals:
 
 @dataclass(frozen=True, slots=True)
 class EntryLogStatus:
-    """An entry log and the ``reason`` why it is there. ``size_bytes`` is the file's; ``live_bytes`` and ``usage`` (0 to
-    1) are -1 where they are not known."""
+    """An entry log and the ``reason`` why it is kept. ``size_bytes`` is the size of its file; ``live_bytes`` and
+    ``usage`` (0 to 1) are -1 if they are unknown."""
 
     entry_log_id: int
     directory: str

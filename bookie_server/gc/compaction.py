@@ -1,7 +1,7 @@
-"""Compaction: the live entries of an entry log move to a new one, and the old one goes. Source: compatibility.md §5.12.
+"""Compaction: copies the live entries of an entry log to a new one and removes the old one. compatibility.md §5.12.
 
-Always a transaction, under the names of Apache's transactional compaction, so that a crash at any point loses nothing
-and leaves nothing that the next start would not clean up:
+A compaction is a transaction with the file names of Apache's transactional compaction. A crash at any point loses
+nothing, and the next start cleans up what is left:
 
 1. ``<new>.log.compacting`` gets the live entries by (ledger, entry), the ledgers map and the header; synced
 2. it is linked to ``<new>.log.<old>.compacted``, the marker; directory synced: the new log is complete
@@ -9,8 +9,9 @@ and leaves nothing that the next start would not clean up:
 4. the index: entries that it has in the old log are pointed into the new one; synced
 5. ``.compacting``, the old log and then the marker are removed; directory synced
 
-Without a marker a ``.compacting`` is rubbish. With one, steps 3 to 5 are done again from the new log alone: none of
-them needs to know how far it came. All names of one compaction are in one directory, which need not be the old log's.
+A ``.compacting`` file without a marker is removed. With a marker, steps 3 to 5 are repeated from the new log alone;
+none of them depends on how far the first attempt came. All names of one compaction are in one directory, which need not
+be the old log's.
 """
 
 from __future__ import annotations
@@ -57,12 +58,12 @@ _ROOM_LEFT_BYTES: Final = 16 * 1024 * 1024
 
 
 class CompactionRefusedError(Exception):
-    """The log stays as it is; the text says why."""
+    """The entry log was not compacted; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """``new_id`` is -1 where nothing was live. Bytes are sizes of files."""
+    """The result of a compaction. ``new_id`` is -1 if no entry was live. Bytes are sizes of files."""
 
     new_id: int
     entries: int
@@ -72,7 +73,7 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """A compaction whose new log is complete. ``directory`` holds all its names."""
+    """A compaction whose new entry log is complete. ``directory`` holds all its files."""
 
     directory: str
     new_id: int
@@ -88,7 +89,7 @@ def compacting_path(directory: str, new_id: int) -> str:
 
 
 class Compactor:
-    """Compacts logs of ``storage``, one at a time. Event loop; files are worked on by ``run_blocking``."""
+    """Compacts entry logs of ``storage``, one at a time. Event loop; file work goes through ``run_blocking``."""
 
     def __init__(
         self,

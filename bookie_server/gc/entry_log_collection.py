@@ -1,8 +1,8 @@
-"""Which entry logs may go, which are worth compacting, and why the others stay.
+"""Which entry logs can be removed, which are worth compacting, and why the others stay.
 
-The order in which a pass looks makes it safe: first the list of log files, then which of them are being written, then
-the local ledgers. A log that is in the list and not being written was complete, and in the index, before the
-ledgers were listed; so a ledger that is not among these has nothing live in it, even if it comes again later.
+The order of a pass makes it safe: first it lists the entry log files, then those being written, then the local ledgers.
+An entry log that is listed and not being written was complete, and in the index, before the ledgers were listed. So it
+holds nothing live of any other ledger, even if that ledger is created again later.
 
 What a sound log holds is known from its map or a scan (entry_log_usage.py). A log that is not sound cannot tell, so the
 index files of all ledgers are asked which of them point into it (index_pointers.py). They are asked once, because
@@ -39,7 +39,7 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class EntryLogCollection:
-    """The entry logs of ``storage``. Event loop."""
+    """Removes and compacts the entry logs of ``storage``. Event loop only."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class EntryLogCollection:
         return states
 
     def totals(self) -> EntryLogTotals:
-        """As the last pass left it; nothing before the first."""
+        """All entry logs together after the last pass; zeros before the first."""
         states = self._states.values()
         return EntryLogTotals(
             logs=len(states),
@@ -92,7 +92,7 @@ class EntryLogCollection:
         )
 
     async def finish_leftovers(self) -> None:
-        """See Compactor.finish_leftovers."""
+        """Finish compactions that were cut short; see :meth:`Compactor.finish_leftovers`."""
         self._held = await self._compactor.finish_leftovers()
 
     async def remove_dead(self) -> None:
@@ -153,13 +153,13 @@ class EntryLogCollection:
                     return
 
     def explain_waiting(self) -> None:
-        """Say of the logs that stay what they wait for."""
+        """Set the reason of every entry log that stays."""
         for row in list(self._states.values()):
             if not row.reason or row.reason.startswith(("live ", "waits ")):
                 self._states[row.entry_log_id] = replace(row, reason=self._why_not_compacted(row))
 
     async def _compact(self, entry_log_id: int) -> bool:
-        """False where no further log should be tried."""
+        """Compact one entry log. False if no further one should be tried."""
         usage = await self._usage(entry_log_id)
         ledgers = None if usage is None else self._live_ledgers(usage)
         if usage is None or ledgers is None:
@@ -204,7 +204,7 @@ class EntryLogCollection:
             return None
 
     async def _ask_index(self, entry_log_ids: set[int]) -> None:
-        """Which ledgers point into these logs, as far as it can be told."""
+        """Find out which ledgers point into these entry logs, unless an index file cannot be read."""
         if not entry_log_ids:
             return
         index_path, check = self._storage.index_path, self._stop.check
@@ -214,7 +214,7 @@ class EntryLogCollection:
             _LOG.error("damaged entry logs stay, for an index file cannot be read: %s", error)
 
     def _live_ledgers(self, usage: EntryLogUsage) -> Int64s | None:
-        """Local ledgers that may have something in the log; None where that is not known."""
+        """Local ledgers that may have entries in the entry log; None if that is unknown."""
         if not usage.problem:
             return usage.live_ledgers(self._local)
         pointing = self._pointing.get(usage.entry_log_id)
@@ -247,7 +247,7 @@ class EntryLogCollection:
             self._states[entry_log_id] = state
 
     def _unread(self, entry_log_id: int, reason: str) -> EntryLogStatus | None:
-        """None where the log was removed meanwhile."""
+        """The status of an entry log that was not read; None if it was removed meanwhile."""
         try:
             path = self._storage.entry_log_path(entry_log_id)
             size = os.stat(path).st_size

@@ -1,4 +1,4 @@
-"""What holds the collector back: a rate, and the wish to stop. Waits end at once when the collector is to stop."""
+"""Rate limits and the stop signal of garbage collection. Waits end at once when it is to stop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LONGEST_WAIT_S = 60.0
 
 
 class GarbageCollectorStoppedError(Exception):
-    """The collector is to stop: leave what is under way, so that nothing is half done."""
+    """Garbage collection is to stop. Whatever is under way must be left in a state that the next start can finish."""
 
 
 class StopSignal:
@@ -52,7 +52,7 @@ class StopSignal:
 
 
 class Throttle:
-    """At most ``rate_per_s`` units a second on average; 0 or less: no limit. What is not used is not saved up."""
+    """At most ``rate_per_s`` units per second on average; 0 or less: no limit. Unused units are not saved up."""
 
     def __init__(self, rate_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate_per_s = rate_per_s

@@ -1,11 +1,11 @@
-"""The bookie's znode: that it is up, where, and whether it takes adds. Source: compatibility.md §3.4.
+"""Registration: the znode that says where the bookie listens and whether it takes adds. compatibility.md §3.4.
 
 ``<R>/available/<bookie id>``            ephemeral: the bookie is up and takes adds
-``<R>/available/readonly/<bookie id>``   ephemeral: the bookie is up and does not
+``<R>/available/readonly/<bookie id>``   ephemeral: the bookie is up and read-only
 
-Both only in the bookie's own cluster: a client of another one would find a bookie whose ledgers are not its.
+The bookie registers only in its own cluster: in another one its ledger ids name other ledgers.
 
-A change of mode makes the new znode before it removes the old one, so that a client that looks finds the bookie.
+A change of mode creates the new znode before it removes the old one, so that clients always find the bookie.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from bookie_server.identity.cluster_identity import ClusterIdentity
 
 _LOG: Final = logging.getLogger(__name__)
 _RETRY_S: Final = 1.0
-#: ZooKeeper has so long for one attempt; then it is tried again.
+#: Time for one attempt; then it is repeated.
 _ATTEMPT_MS: Final = 3_000
-#: The end of the process waits so long for a ZooKeeper that does not answer.
+#: How long the end of the process waits for ZooKeeper.
 _STOP_MS: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class BookieMode:
-    """What others are to know: whether the bookie takes adds, and if not, whether an operator wanted it so."""
+    """The mode that others see: whether the bookie is read-only, and whether an operator requested that."""
 
     read_only: bool = False
     manual: bool = False
 
 
 class RegistrationManager:
-    """Keeps the bookie's znode there, in its mode and over lost sessions, from :meth:`start` to :meth:`stop`.
+    """Keeps the bookie registered, in its mode and over lost sessions, from :meth:`start` to :meth:`stop`.
 
     ``before_move`` is called with each new mode, in the thread that moves the znode, before it moves.
     """
@@ -104,7 +104,7 @@ class RegistrationManager:
             self._wake.set()
 
     def stop(self) -> None:
-        """Take the znode away. Blocking, a few seconds at most; never raises."""
+        """Remove the znode. Blocking, a few seconds at most; never raises."""
         self._stopping.set()
         self._wake.set()
         if self._thread.is_alive():
@@ -144,14 +144,13 @@ class RegistrationManager:
         self.status = 0 if mode.read_only else 1
 
     def _check_cluster(self) -> list[CheckOp]:
-        """What holds a transaction to the bookie's cluster: in another one its ledger ids name other ledgers. Raises
-        ForeignClusterError."""
+        """Checks that bind a transaction to the bookie's cluster. Raises ForeignClusterError."""
         found = self._zookeeper.get_many(self._identity.paths)
         self._identity.check(found)
         return [CheckOp(path, node.version) for path, node in found.items() if node is not None]
 
     def _wait_for_others(self, path: str, deadline: float) -> None:
-        """Until no other session holds ``path``: that of this bookie before its restart ends by its timeout."""
+        """Wait until no other session holds ``path``. The session before a restart ends by its timeout."""
         told = False
         while not self._stopping.is_set():
             changed = threading.Event()
@@ -188,8 +187,7 @@ class RegistrationManager:
             self.status = -1
 
     def _keep(self) -> None:
-        """After each change of mode and each reconnection, see to it that the znode is there: the session may be a new
-        one."""
+        """Register again after each change of mode and each reconnection, since the session may be a new one."""
         pause_s: float | None = None
         told = ""
         while True:

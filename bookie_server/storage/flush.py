@@ -1,9 +1,9 @@
-"""Flushes: what the journals hold up to a mark becomes durable in entry logs and index files.
+"""Flushes: entries that the journals hold up to a mark become durable in entry logs and index files.
 
-Order, which is what makes it safe (compatibility.md §5.3): take the marks and the full half of the write cache in
+The order makes it safe (compatibility.md §5.3): take the marks and the full half of the write cache in
 one step → write and sync entry logs, sorted by ledger → write and sync index files → write the marks to every ledger
-directory → remove journals. A half that could not be written stays in memory, is found there by readers, and is tried
-again, with its own marks, at the next flush; until then no mark moves. Entries that no index file has room for are left
+directory → remove journals. A half that could not be written stays in memory, where readers find it, and is
+retried with its own marks at the next flush. Until then no mark moves. Entries that no index file has room for are left
 out of the index files (entry_limit.py).
 """
 
@@ -39,7 +39,7 @@ _LEDGERS_PER_TURN: Final = 500
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """What one flush has to make durable, and how far that is."""
+    """What one flush makes durable, and its progress."""
 
     half: CacheHalf
     headers: dict[int, IndexHeader]
@@ -149,7 +149,7 @@ class Flusher:
     # --- the steps ---------------------------------------------------------------------------------
 
     def _batches(self) -> Iterator[_Batch]:
-        """What is left of a flush that failed, if one did, then what is in memory now."""
+        """First what a failed flush has left, if any; then what is in memory now."""
         if self._batch is not None:
             yield self._batch
         half, headers = self._write_cache.swap(), self._descriptors.take_headers()
@@ -181,7 +181,7 @@ class Flusher:
         self._index.sync()
 
     def _leave_out(self, batch: _Batch) -> None:
-        """Entries that no index file has room for stay out of it, so that all else is written."""
+        """Leave out entries that no index file has room for, so that everything else is written."""
         entries, limit = batch.entries, self._entry_limit.last
         assert entries is not None
         ids = entries.entry_ids
@@ -226,7 +226,7 @@ class Flusher:
                 yield
 
     def _drop(self, batch: _Batch) -> None:
-        """Entries are found by the index from now on."""
+        """Drop the half: from now on the index finds its entries."""
         assert batch is self._batch
         self._batch = None
         self._write_cache.drop_flushed()

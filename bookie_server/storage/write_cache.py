@@ -1,10 +1,10 @@
 """Entries that are durable in the journal and not yet in an entry log, in memory.
 
-Two halves: entries are put into the *active* one; a flush takes it away as the *flushing* one, writes it to entry logs
-sorted by ledger, and drops it once the index points there. Lookups go through the active half, the flushing half, the
-index (ledger_storage.py), so the newest copy of an entry wins.
+The cache has two halves. Entries are added to the *active* half. A flush takes it as the *flushing* half, writes it to
+entry logs sorted by ledger, and drops it once the index points there. Lookups go through the active half, the flushing
+half and the index (ledger_storage.py), so the newest copy of an entry wins.
 
-A half keeps bytes in *extents*, arrays that are only ever appended to, so what was read may be sent without a copy.
+A half keeps bytes in *extents*, arrays that are only ever appended to, so entries can be sent without a copy.
 A position is ``extent << 32 | offset of the stored entry``, whose 4-byte size lies before it, as in an entry log.
 """
 
@@ -23,14 +23,14 @@ from bookie_server.storage.records import LENGTH_BYTES, gather, gather_int32
 
 _EXTENT_BITS: Final = 32
 _EXTENT_MASK: Final = (1 << _EXTENT_BITS) - 1
-#: Large enough for the kernel to back it with huge pages: faults of small ones cost more than the copy.
+#: Large enough for huge pages: page faults of small pages cost more than the copy.
 _EXTENT_BYTES: Final = 4 * 1024 * 1024
 #: Larger ones are kept as they came, without a copy.
 _COPY_BELOW_BYTES: Final = 1024 * 1024
 #: Buffers of one size up to this are joined for a flush: a copy is cheaper than an object for each.
 _GATHER_UP_TO_BYTES: Final = 4 * 1024
 _SPANS_AT_ONCE: Final = 2048
-#: What Python needs for a ledger, about.
+#: About what Python needs for a ledger.
 _LEDGER_OVERHEAD_BYTES: Final = 400
 
 
@@ -217,8 +217,8 @@ class CacheHalf:
 
 
 class WriteCache:
-    """The two halves. ``limit_bytes`` is of one half; the active one may grow beyond while the other is written, by
-    what was accepted before. Used in the event loop."""
+    """The two halves. ``limit_bytes`` is the limit of one half. While the other half is written, the active one may
+    exceed it by what was accepted before. Event loop only."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -235,18 +235,18 @@ class WriteCache:
 
     @property
     def excess_bytes(self) -> int:
-        """By how much the active half is larger than it should be."""
+        """Bytes of the active half above the limit."""
         return max(0, self.active.size_bytes - self.limit_bytes)
 
     def swap(self) -> CacheHalf:
-        """Take the active half away to be flushed; the one before must have been dropped."""
+        """Take the active half for a flush. The previous one must have been dropped."""
         if self.flushing is not None:
             raise AssertionError("a half is being flushed")
         self.flushing, self.active = self.active, CacheHalf()
         return self.flushing
 
     def drop_flushed(self) -> None:
-        """The flushing half is in entry logs and indexes."""
+        """Drop the flushing half, which is in entry logs and index files now."""
         self.flushing = None
 
     def drop(self, ledger_id: int) -> None:
