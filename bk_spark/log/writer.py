@@ -24,7 +24,7 @@ from bk_spark.log.core.reading import sync_steps
 from bk_spark.log.core.roll import RollLimits
 from bk_spark.log.core.steps import Closed
 from bk_spark.log.core.tail import KeepTail, ReleaseTail, SealTail, TailPlace
-from bk_spark.log.core.writer_steps import drain_steps, fenced_error, move_steps, next_ledger_steps, open_steps
+from bk_spark.log.core.writer_steps import Roll, drain_steps, fenced_error, open_steps
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.log.formats.znodes import Owner
 from bk_spark.log.rolling import WrittenTail
@@ -38,11 +38,9 @@ from bk_spark.protocol.errors import (
     LedgerFencedError,
     LogFencedError,
     LogReplacedError,
-    MetadataError,
     MetadataUnavailableError,
     NoSuchLedgerError,
     NoSuchLogError,
-    PeerError,
 )
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 
@@ -358,20 +356,21 @@ class LogWriter:
     def _roll_if_due(self) -> None:
         if self._tail.due_in_s > 0:
             return
-        log, owner, now_ms = self._log, self._owner, self._now_ms
+        log = self._log
+        roll = Roll(log.paths, self._owner, self._ledger_id, self._now_ms)
         try:
-            next_ledger_id = log.run(next_ledger_steps(log.paths, owner, now_ms))
-        except (PeerError, MetadataError) as error:
-            _LOG.warning("log %s: no new ledger, going on with ledger %d: %s", log.name, self._ledger_id, error)
-            self._tail.put_off(_ROLL_AGAIN_S)
-            return
-        try:
-            closed = log.run(drain_steps(log.paths, owner, self._ledger_id))
-            place = log.run(move_steps(log.paths, owner, closed, next_ledger_id, now_ms))
+            place = log.run(roll.steps())
+            if place is None:
+                _LOG.warning(
+                    "log %s: no new ledger, going on with ledger %d: %s", log.name, self._ledger_id, roll.put_off_by
+                )
+                self._tail.put_off(_ROLL_AGAIN_S)
+                return
             assert place.base_offset == self._tail.place.base_offset + self._tail.entries
             self._tail = self._tail_at(place)
         except BaseException:
-            log.ledgers.abandon(next_ledger_id)
+            if roll.next_ledger_id is not None:
+                log.ledgers.abandon(roll.next_ledger_id)
             raise
 
     @property

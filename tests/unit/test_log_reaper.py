@@ -10,7 +10,7 @@ from bk_spark.log.core.changes import MIN_CONFLICTS, change_steps
 from bk_spark.log.core.index_move import MoveReport, move_steps
 from bk_spark.log.core.steps import Read, RecoverLedger, Steps, Transact
 from bk_spark.log.core.tail import TailPlace
-from bk_spark.log.core.writer_steps import open_steps, roll_steps
+from bk_spark.log.core.writer_steps import Roll, open_steps
 from bk_spark.log.formats.names import INDEX, WRITERS
 from bk_spark.log.formats.segment import COMMIT_TIME_LAG_MS
 from bk_spark.log.formats.znodes import Appended, Owner, Registration, encode_appended, encode_registration
@@ -364,7 +364,7 @@ def rolling(world: ReapWorld) -> Machine[TailPlace]:
             if not ledger.fenced:
                 ledger.entries += [b"entry"] * 10
                 ledger.acknowledged += 10
-            place = yield from roll_steps(world.paths, OWNER, place.ledger_id, world.clock)
+            place = yield from Roll(world.paths, OWNER, place.ledger_id, world.clock).steps()
         return place
 
     return world.machine(steps())
@@ -404,7 +404,7 @@ def test_l1_the_reaper_is_stopped_anywhere_while_a_log_writer_rolls_and_its_log_
         return world, world.reaping()
 
     def roll(world: ReapWorld) -> None:
-        machine = world.machine(roll_steps(world.paths, OWNER, max(world.listed()), world.clock))
+        machine = world.machine(Roll(world.paths, OWNER, max(world.listed()), world.clock).steps())
         machine.finish()
         world.truncate(world.head().next_offset)
         world.now_ms += HOUR_MS

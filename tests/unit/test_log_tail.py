@@ -21,7 +21,7 @@ from bk_spark.log.core.steps import (
     Transact,
 )
 from bk_spark.log.core.tail import KeepTail, ReleaseTail, TailPlace
-from bk_spark.log.core.writer_steps import close_steps, open_steps, roll_steps
+from bk_spark.log.core.writer_steps import Roll, close_steps, open_steps
 from bk_spark.log.formats.names import WRITERS
 from bk_spark.log.formats.znodes import Registration, encode_registration
 from bk_spark.protocol.errors import (
@@ -79,7 +79,7 @@ def test_a_writer_opens_rolls_and_closes(world: TailWorld) -> None:
     assert owner_is(world) == "a"
     assert world.add(first.ledger_id, "one")
     assert world.add(first.ledger_id, "two")
-    second = world.run(roll_steps(PATHS, A, first.ledger_id, world.clock))
+    second = world.run(Roll(PATHS, A, first.ledger_id, world.clock).steps())
     assert second.base_offset == 4
     assert world.open_tail is not None
     assert world.open_tail.ledger_id == second.ledger_id
@@ -103,7 +103,7 @@ def test_an_empty_tail_is_removed(world: TailWorld, how: str) -> None:
         assert world.run(close_steps(PATHS, A, place.ledger_id, world.clock)) == 0
         assert world.zk.segments() == []
     elif how == "roll":
-        place = world.run(roll_steps(PATHS, A, place.ledger_id, world.clock))
+        place = world.run(Roll(PATHS, A, place.ledger_id, world.clock).steps())
         assert [s.ledger_id for s in world.zk.segments()] == [place.ledger_id]
     else:
         world.expire_owner()
@@ -141,7 +141,7 @@ def test_taking_over_fences_the_owner(world: TailWorld) -> None:
     assert not world.add(place.ledger_id, "two")
     assert world.add(other.ledger_id, "three")
     for steps in (
-        roll_steps(PATHS, A, place.ledger_id, world.clock),
+        Roll(PATHS, A, place.ledger_id, world.clock).steps(),
         change_steps(KeepTail(PATHS, A), world.clock),
     ):
         with pytest.raises(LogFencedError, match=r"log writer a holds the tail no more.*writer b \(host host"):
@@ -160,7 +160,7 @@ def test_a_commit_seals_the_tail_of_a_writer_that_is_gone(world: TailWorld) -> N
     assert (result.start_offset, result.end_offset) == (1, 3)
     assert world.entries() == ["one", "s0", "s1"]
     with pytest.raises(LogFencedError, match="sealed by a commit"):
-        world.run(roll_steps(PATHS, A, place.ledger_id, world.clock))
+        world.run(Roll(PATHS, A, place.ledger_id, world.clock).steps())
 
 
 def test_a_commit_with_fence_tail_ends_a_live_writer(world: TailWorld) -> None:
@@ -221,7 +221,7 @@ def test_a_writer_keeps_its_tail_after_its_session_expired(world: TailWorld) -> 
     assert world.run(change_steps(KeepTail(PATHS, A), world.clock)) == place
     assert owner_is(world) == "a"
     world.expire_owner()
-    place = world.run(roll_steps(PATHS, A, place.ledger_id, world.clock))
+    place = world.run(Roll(PATHS, A, place.ledger_id, world.clock).steps())
     assert owner_is(world) == "a", "a roll makes it too"
     world.expire_owner()
     assert world.run(close_steps(PATHS, A, place.ledger_id, world.clock)) == 0
@@ -261,7 +261,7 @@ def test_a_ledger_that_was_condemned_meanwhile_is_not_listed(world: TailWorld) -
     assert place.ledger_id == 102
     assert world.add(place.ledger_id, "one")
 
-    rolling = world.start(roll_steps(PATHS, A, place.ledger_id, world.clock))
+    rolling = world.start(Roll(PATHS, A, place.ledger_id, world.clock).steps())
     rolling.until(writes)
     world.expire_owner()
     condemn(103, "a")
@@ -295,7 +295,7 @@ def test_the_last_two_ledgers_of_writers_are_recovered(world: TailWorld) -> None
     first = run(opening(world))
     assert recovered == [], "ledgers of commits are still written"
     world.add(first.ledger_id, "one")
-    second = world.run(roll_steps(PATHS, A, first.ledger_id, world.clock))
+    second = world.run(Roll(PATHS, A, first.ledger_id, world.clock).steps())
     world.expire_owner()
     run(opening(world, "b"))
     assert set(recovered) == {first.ledger_id, second.ledger_id}
@@ -314,7 +314,7 @@ def test_a_sealed_segment_that_does_not_fit_goes_into_the_next_page(
     assert znode is not None
     monkeypatch.setattr("bk_spark.log.formats.page.MAX_PAGE_BYTES", len(znode.data))
     monkeypatch.setattr("bk_spark.log.formats.page._FULL_BYTES", len(znode.data))
-    place = world.run(roll_steps(PATHS, A, place.ledger_id, world.clock))
+    place = world.run(Roll(PATHS, A, place.ledger_id, world.clock).steps())
     assert world.zk.head().tail_page > 0
     world.add(place.ledger_id, "end")
     world.run(close_steps(PATHS, A, place.ledger_id, world.clock))
@@ -391,7 +391,7 @@ def begun(operation: str) -> tuple[TailWorld, Machine[TailPlace | int]]:
     place = world.run(opening(world))
     assert world.add(place.ledger_id, "a0")
     if operation == "roll":
-        return world, world.start(roll_steps(PATHS, A, place.ledger_id, world.clock))
+        return world, world.start(Roll(PATHS, A, place.ledger_id, world.clock).steps())
     return world, world.start(close_steps(PATHS, A, place.ledger_id, world.clock))
 
 

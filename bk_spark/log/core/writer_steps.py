@@ -40,8 +40,10 @@ from bk_spark.protocol.errors import (
     LedgerRefusedError,
     LogFencedError,
     MetadataConflictError,
+    MetadataError,
     MetadataUnavailableError,
     NoSuchLedgerError,
+    PeerError,
 )
 
 #: New ledgers made in a row because the reaper took them for left-overs, or took the run's znode.
@@ -75,14 +77,36 @@ def open_steps(paths: LogPaths, owner: Owner, now_ms: Clock, *, take_over: bool 
     raise AssertionError
 
 
-def roll_steps(paths: LogPaths, owner: Owner, ledger_id: int, now_ms: Clock) -> Steps[TailPlace]:
-    """The open tail ``ledger_id`` is drained, closed and sealed, and a new ledger is the open tail.
+class Roll:
+    """A log writer goes on to its next ledger: ``ledger_id``, the open tail, is drained, closed and sealed, and a new
+    ledger is the open tail.
 
-    Raises LogFencedError where another has taken the tail; else as its parts do.
+    ``next_ledger_id`` is the new ledger, once there is one. Its writer must be let go where the steps do not end well.
     """
-    new_ledger_id = yield from next_ledger_steps(paths, owner, now_ms)
-    closed = yield from drain_steps(paths, owner, ledger_id)
-    return (yield from move_steps(paths, owner, closed, new_ledger_id, now_ms))
+
+    def __init__(self, paths: LogPaths, owner: Owner, ledger_id: int, now_ms: Clock) -> None:
+        self.next_ledger_id: int | None = None
+        #: Why no new ledger could be had.
+        self.put_off_by: BookKeeperError | None = None
+        self._paths = paths
+        self._owner = owner
+        self._ledger_id = ledger_id
+        self._now_ms = now_ms
+
+    def steps(self) -> Steps[TailPlace | None]:
+        """The new tail; None where no new ledger could be had: the writer goes on with the old one.
+
+        Raises LogFencedError where another has taken the tail; else as its parts do.
+        """
+        paths, owner, now_ms = self._paths, self._owner, self._now_ms
+        try:
+            # Before the old one is closed. Without a new one nothing is lost yet.
+            self.next_ledger_id = yield from next_ledger_steps(paths, owner, now_ms)
+        except (PeerError, MetadataError) as error:
+            self.put_off_by = error
+            return None
+        closed = yield from drain_steps(paths, owner, self._ledger_id)
+        return (yield from _move_steps(paths, owner, closed, self.next_ledger_id, now_ms))
 
 
 def close_steps(paths: LogPaths, owner: Owner, ledger_id: int, now_ms: Clock) -> Steps[int]:
@@ -127,7 +151,7 @@ def drain_steps(paths: LogPaths, owner: Owner, ledger_id: int) -> Steps[Closed]:
     return event
 
 
-def move_steps(paths: LogPaths, owner: Owner, closed: Closed, new_ledger_id: int, now_ms: Clock) -> Steps[TailPlace]:
+def _move_steps(paths: LogPaths, owner: Owner, closed: Closed, new_ledger_id: int, now_ms: Clock) -> Steps[TailPlace]:
     """Second half of a roll: the ledger is closed. Raises LogFencedError."""
     for _ in range(_MAX_LEDGERS):
         try:

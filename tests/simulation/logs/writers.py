@@ -9,7 +9,7 @@ from bk_spark.log.core.changes import change_steps
 from bk_spark.log.core.reading import sync_steps
 from bk_spark.log.core.steps import Failed
 from bk_spark.log.core.tail import KeepTail, ReleaseTail, TailPlace
-from bk_spark.log.core.writer_steps import close_steps, open_steps, roll_steps
+from bk_spark.log.core.writer_steps import Roll, close_steps, open_steps
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.znodes import Owner
 from bk_spark.protocol.errors import (
@@ -121,13 +121,13 @@ class LogWriter(Actor):
                     raise LogFencedError("its keeper says so")
                 self.kept += keeper.ended == "kept"
             if len(self._entries(place)) >= self._roll_entries:
-                closed = place
                 try:
-                    place = yield from roll_steps(self.paths, owner, place.ledger_id, self.now_ms)
+                    rolled = yield from Roll(self.paths, owner, place.ledger_id, self.now_ms).steps()
                 finally:
-                    told = self._tell(closed, told)
-                self.rolls += 1
-                told = -1
+                    told = self._tell(place, told)
+                if rolled is not None:
+                    place, told = rolled, -1
+                    self.rolls += 1
             self._numbers += 1
             sent = yield Send(place.ledger_id, (WriterEntry(owner.writer_id, self._numbers),))
             if isinstance(sent, Failed):
