@@ -1,8 +1,7 @@
-"""The connections there are, and who makes way for a newcomer when there are as many as may be.
+"""The connections of a server, and which one is closed for a newcomer when their number is at its limit.
 
-First those go that have not sent anything, then those without a whole frame, then those that are idle, the longest
-first. One that waits for
-something which the bookie is doing is not idle. A long poll is no work: who waits for one may be the idlest.
+Connections that have not sent anything go first, then those without a whole frame, then the one idle longest. A
+connection that waits for work of the bookie is not idle. A long poll is not work.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class Connections(Generic[P]):
         self._active.pop(connection, None)
 
     def idlest(self, now: float) -> P | Newcomer | None:
-        """Who is to make way for a newcomer; None where nobody is idle."""
+        """The connection to close for a newcomer. None if no connection is idle."""
         if self._newcomers:
             return next(iter(self._newcomers))
         if self._silent:

@@ -1,8 +1,8 @@
-"""Who may do the next piece of work that takes the event loop's time or memory.
+"""Which connection may do the next piece of work that takes the event loop's time or memory.
 
-Work waits in line: so much of it is done in one turn of the event loop, so others' requests come in between. Who was
-served least lately goes first, so one who asks for little does not wait behind those that ask for much; waiting counts
-like being served less, so everybody's turn comes.
+Work waits in line. One turn of the event loop does a bounded amount of it, so other requests come in between. The
+connection served least lately goes first, so a small request does not wait behind large ones. Time spent waiting counts
+as being served less, so no connection waits forever.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Beginnings of frames, over all connections: bounded in bytes and in time.
 
-A peer that is served normally finishes a frame at once, so the oldest beginning belongs to the slowest peer. That
-one loses its connection when there are too many, and anyone who does not finish in time.
+A normal peer finishes a frame at once, so the oldest beginning belongs to the slowest peer. Its connection is closed
+when there are too many beginnings. A connection that does not finish its frame in time is closed, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ class Half(Protocol):
 
 
 class HalfFrames:
-    """Who has begun a frame, since when, and how many bytes of it are kept. Times are the event loop's, in seconds."""
+    """The connections with an unfinished frame: since when, and how many bytes are kept. Times are the event loop's, in
+    seconds."""
 
     def __init__(self, max_bytes: int, timeout_s: float) -> None:
         self._max_bytes = max_bytes
@@ -55,7 +56,7 @@ class HalfFrames:
             self.bytes -= item[1]
 
     def expire(self, now: float) -> None:
-        """Abort who has not finished in time. Time in which the bookie did not read from it does not count."""
+        """Abort connections that have not finished in time. Time in which the bookie did not read does not count."""
         while self._since:
             connection, (since, size_bytes) = next(iter(self._since.items()))
             if now - since < self._timeout_s:

@@ -1,14 +1,14 @@
 """Bounds the memory for frames larger than the common buffer, over all connections.
 
-A frame of megabytes needs a buffer of its size until it is whole. What a peer announces costs nothing; the buffer is
-given in steps, each for at most as much again as has come. So many bytes are given in all. Beyond that:
+A frame of megabytes needs a buffer of its size until it is whole. What a peer announces costs nothing: the buffer is
+given in steps, and each step at most doubles what has come. The total is bounded. At the bound:
 
 * The oldest of these frames gets its steps nevertheless: one frame is always on its way.
 * Any other gets a further step only if as much as it has already is free then. So a few that stall near their ends
   leave room for newcomers, and the more there are the less each may have.
 * Connections with other frames are not read until there is room for their step, in the order in which they came. A
   small step may pass a large one. Where even the beginnings are too many, the next one is closed.
-* When one waits, those that were given room and bring hardly anything lose their connections.
+* While a frame waits, connections that were given room and send almost nothing are closed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final, Protocol
 _FIRST_STEP_BYTES: Final = 128 * 1024
 #: Frames that are looked at when there is room again.
 _SERVED_AT_ONCE: Final = 64
-#: A peer that is not held up by us and brings less than this within the timeout has stalled.
+#: Below this within the timeout a peer counts as stalled, unless the bookie itself holds it up.
 _STALLED_BYTES: Final = 64 * 1024
 
 

@@ -1,9 +1,9 @@
 """Fences, a few in each turn of the event loop.
 
-A fence of a ledger that nobody has heard of makes it: a handle, journal records, an index file. So many are begun in a
-turn, so many are under way to the journal, and while too many new ledgers wait for their index files none is begun.
-The others wait: of each connection in order, one of each connection after the other. A fence takes effect when it is
-begun, and is answered once it is durable.
+A fence of an unknown ledger creates the ledger: a descriptor, journal records, an index file. The number of fences that
+begin in a turn is bounded, and so is the number on their way to the journal. While too many new ledgers wait for their
+index files, no fence begins. The others wait, in order within a connection, and the connections take turns. A fence
+takes effect when it begins. It is answered once it is durable.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _PER_TURN: Final = 4
 _UNDER_WAY: Final = 256
-#: How often it is looked whether index files were written.
+#: How often to check whether index files were written.
 _LOOK_INTERVAL_S: Final = 0.02
 
 
@@ -45,7 +45,7 @@ class Fences:
         return outcome
 
     def forget(self, connection: NativeConnection) -> None:
-        """It is gone: what it waits for is not begun."""
+        """The connection is gone. Its waiting fences do not begin."""
         self._waiting.pop(connection, None)
 
     @property
@@ -71,7 +71,7 @@ class Fences:
             self._look = self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Begin some of those that wait."""
+        """Begin some of the waiting fences."""
         self._look = None
         self._begun = 0
         while self._waiting and self._may_begin:
