@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.same_docs import documented_as
 from bk_spark.bookie.writing.write_handle import WriteHandle
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.payloads import Payloads
@@ -19,11 +20,12 @@ from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 
 
 class AdvWriteHandle:
-    """A :class:`WriteHandle` whose caller chooses the ids 0, 1, 2, …, in any order. One event loop; several tasks may
-    append at once.
+    """Appends entries to one ledger, with ids that the caller chooses. For one event loop. Several tasks may append at
+    once.
 
-    Entries are sent in order of their ids, so an entry that comes early waits here, not at the bookies, for all
-    with lower ids. A caller finds room to wait for ``entry_gap_timeout_ms`` only; then it is EntryGapError.
+    The ids are 0, 1, 2 and so on, in any order. Entries are sent in the order of their ids. An entry that comes early
+    waits here, not on the bookies, for all entries with lower ids. If there is no room to wait within
+    ``entry_gap_timeout_ms``, the call raises EntryGapError.
     """
 
     def __init__(self, handle: WriteHandle, config: ClientConfig) -> None:
@@ -35,49 +37,84 @@ class AdvWriteHandle:
 
     @property
     def ledger_id(self) -> int:
+        """The ledger's id."""
         return self._handle.ledger_id
 
     @property
+    @documented_as(WriteHandle.metadata)
     def metadata(self) -> LedgerMetadata:
         return self._handle.metadata
 
     @property
+    @documented_as(WriteHandle.last_add_confirmed)
     def last_add_confirmed(self) -> int:
-        """As :attr:`WriteHandle.last_add_confirmed`."""
         return self._handle.last_add_confirmed
 
     @property
+    @documented_as(WriteHandle.last_add_acknowledged)
     def last_add_acknowledged(self) -> int:
-        """As :attr:`WriteHandle.last_add_acknowledged`."""
         return self._handle.last_add_acknowledged
 
     @property
+    @documented_as(WriteHandle.length)
     def length(self) -> int:
-        """Payload bytes of the confirmed entries."""
         return self._handle.length
 
     @property
+    @documented_as(WriteHandle.error)
     def error(self) -> BookKeeperError | None:
-        """What ended this handle, if anything did."""
         return self._handle.error
 
     @property
     def waiting_entries(self) -> int:
-        """Entries taken that were not sent yet."""
+        """How many entries were appended and wait for lower ids."""
         return self._order.waiting_entries
 
     async def append(self, entry_id: int, payload: Buffer) -> None:
-        """Append one entry. As :meth:`append_many`."""
+        """Append one entry.
+
+        Parameters
+        ----------
+        entry_id
+            The entry's id, from 0 on.
+        payload
+            The bytes of the entry.
+
+        Raises
+        ------
+        DuplicateEntryError
+            If the id was used before.
+        EntryGapError
+            If there is no room to wait for lower ids, and nobody appends these within ``entry_gap_timeout_ms``.
+        InvalidArgumentError
+            If the entry is larger than a bookie accepts.
+        LedgerFencedError
+            If another client has recovered the ledger.
+        """
         await self.append_many([entry_id], Payloads.of([payload]))
 
     async def append_many(
         self, entry_ids: Sequence[int] | npt.NDArray[np.int64], payloads: Payloads | Sequence[Buffer]
     ) -> None:
-        """Append entries, all or (where an error says so before any is taken) none. Returns when they are under way,
-        or wait for lower ids; see :meth:`flush` and :meth:`wait_confirmed`.
+        """Append entries. If an argument is wrong, no entry is appended.
 
-        Raises DuplicateEntryError for an id that was taken before; EntryGapError where too much waits for lower
-        ids; InvalidArgumentError; what ended the handle.
+        Parameters
+        ----------
+        entry_ids
+            The entries' ids, from 0 on, in any order.
+        payloads
+            The bytes of each entry.
+
+        Raises
+        ------
+        DuplicateEntryError
+            If an id was used before.
+        EntryGapError
+            If there is no room to wait for lower ids, and nobody appends these within ``entry_gap_timeout_ms``.
+        InvalidArgumentError
+            If an entry is larger than a bookie accepts.
+        LedgerFencedError
+            If another client has recovered the ledger.
         """
         self._check_open()
         payloads = payloads if isinstance(payloads, Payloads) else Payloads.of(payloads)
@@ -87,30 +124,28 @@ class AdvWriteHandle:
         self._order.put(runs)
         await self._send_ready()
 
+    @documented_as(WriteHandle.flush)
     async def flush(self) -> int:
-        """Wait until everything appended is acknowledged; the last add confirmed. Raises EntryGapError where entries
-        wait for lower ids and nobody appends these in time."""
         while self._order.waiting_entries:
             await self._wait_for_progress("flush")
             await self._send_ready()
         return await self._handle.flush()
 
+    @documented_as(WriteHandle.force)
     async def force(self) -> int:
-        """Flush, then as :meth:`WriteHandle.force`."""
         self._check_open()
         await self.flush()
         return await self._handle.force()
 
+    @documented_as(WriteHandle.wait_confirmed)
     async def wait_confirmed(self, entry_id: int) -> None:
-        """Wait until ``entry_id`` is confirmed, as :meth:`WriteHandle.wait_confirmed`; that may wait for lower ids."""
         if entry_id >= 0 and entry_id not in self._order:
             raise InvalidArgumentError(f"entry {entry_id} was not appended", ledger_id=self.ledger_id)
         await self._send_ready()
         await self._handle.wait_for(entry_id)
 
+    @documented_as(WriteHandle.close)
     async def close(self) -> LedgerMetadata:
-        """As :meth:`WriteHandle.close`. Raises EntryGapError while entries wait for lower ids: the handle stays open
-        then, for these to be appended. (To drop what waits: :meth:`abandon`, and recover the ledger.)"""
         if not self._closing and self._handle.error is None:
             await self._send_ready()
             if self._order.gap is not None:
@@ -118,8 +153,8 @@ class AdvWriteHandle:
             self._closing = True
         return await self._handle.close()
 
+    @documented_as(WriteHandle.abandon)
     async def abandon(self) -> None:
-        """Let go without closing the ledger. What waits for lower ids is dropped."""
         self._closing = True
         await self._handle.abandon()
 

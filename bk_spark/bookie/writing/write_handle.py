@@ -42,18 +42,19 @@ class RecoveryStart:
 
 
 class WriteHandle:
-    """Appends entries to one ledger, pipelined. One event loop; one user at a time: a call of ``append_many`` while
-    another call of it or of ``append`` has not returned raises InvalidArgumentError, and so does ``append`` during
-    ``append_many``. Calls of ``append`` may overlap.
+    """Appends entries to one ledger, with the ids 0, 1, 2 and so on. For one event loop.
 
-    ``append`` and ``append_many`` return when the entries are under way (waiting while too much is);
-    ``flush`` returns when everything appended is acknowledged. Any failure ends the handle: later calls
-    raise the same error, and ``last_add_confirmed`` tells what is safe.
+    ``append`` and ``append_many`` return when the entries are on their way, and wait while too many are. ``flush``
+    waits until they are acknowledged. Any failure ends the handle, and every later call raises the same error.
+    ``last_add_confirmed`` then tells which entries are safe.
 
-    With ``deferred_sync`` (over v3) bookies acknowledge before they have synced. What is acknowledged is safe,
-    and readable, only after :meth:`force` or :meth:`close`, and a failing bookie ends the handle.
+    Calls of ``append`` may overlap. While a call of ``append_many`` has not returned, another call of either raises
+    InvalidArgumentError.
 
-    ``pool`` carries the adds. ``pool_v3`` is for what v2 cannot do: forcing, and the explicit LAC.
+    With ``deferred_sync`` (over v3) bookies acknowledge entries before they sync them. Entries are safe, and readable,
+    only after :meth:`force` or :meth:`close`, and a failing bookie ends the handle.
+
+    ``pool`` carries the adds. ``pool_v3`` carries what v2 cannot do: forcing, and the explicit LAC.
     """
 
     def __init__(
@@ -109,31 +110,34 @@ class WriteHandle:
 
     @property
     def metadata(self) -> LedgerMetadata:
+        """The ledger's metadata as this writer has stored them."""
         return self._machine.metadata
 
     @property
     def last_add_confirmed(self) -> int:
-        """Id of the last entry that is acknowledged, with deferred sync that was forced; -1 for none."""
+        """The id of the last confirmed entry, -1 if there is none. With deferred sync only forced entries are
+        confirmed.
+        """
         return self._machine.last_add_confirmed
 
     @property
     def last_add_acknowledged(self) -> int:
-        """Id of the last entry up to which an ack quorum holds all, synced or not; -1 for none."""
+        """The id of the last entry up to which an ack quorum holds all entries, synced or not. -1 if there is none."""
         return self._machine.last_add_acknowledged
 
     @property
     def last_add_pushed(self) -> int:
-        """Id of the last entry that was appended."""
+        """The id of the last appended entry, -1 if there is none."""
         return self._machine.last_add_pushed + len(self._gathered)
 
     @property
     def length(self) -> int:
-        """Payload bytes of the confirmed entries."""
+        """The payload bytes of all confirmed entries."""
         return self._machine.length
 
     @property
     def error(self) -> BookKeeperError | None:
-        """What ended this handle, if anything did."""
+        """The error that ended this writer, or None."""
         return self._machine.error
 
     async def start(self) -> None:
@@ -142,8 +146,29 @@ class WriteHandle:
         await self._performer.connections.connected()
 
     async def append(self, payload: Buffer) -> int:
-        """Append one entry; its id. Entries of calls that follow one another go out together, at the latest when
-        the event loop gets its turn. Raises as :meth:`append_many`."""
+        """Append one entry.
+
+        Parameters
+        ----------
+        payload
+            The bytes of the entry.
+
+        Returns
+        -------
+        int
+            The entry's id.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the entry is larger than a bookie accepts.
+        LedgerFencedError
+            If another client has recovered the ledger.
+        LedgerClosedError
+            If this writer was closed or abandoned.
+        PeerError
+            If too many bookies failed. The writer has ended.
+        """
         self._machine.check_open()
         self._check_alone(self._appending_many)
         # What the caller may change later must not change here.
@@ -166,9 +191,31 @@ class WriteHandle:
         return self.last_add_pushed
 
     async def append_many(self, payloads: Payloads | Sequence[Buffer], last_add_confirmed: int | None = None) -> int:
-        """Append entries in order; the id of the last one. Raises InvalidArgumentError for one that no
-        bookie would take, before any is sent; LedgerClosedError, LedgerFencedError, PeerError. The buffers must not
-        change before it returns. A call that is cancelled may have appended some of them."""
+        """Append entries in order. This is the fastest way. A call that is cancelled may have appended some of them.
+
+        Parameters
+        ----------
+        payloads
+            The bytes of each entry. They must not change before the call returns.
+        last_add_confirmed
+            The last add confirmed that the entries carry. For recovery. Default: the ledger's own.
+
+        Returns
+        -------
+        int
+            The id of the last entry.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If an entry is larger than a bookie accepts. No entry was appended.
+        LedgerFencedError
+            If another client has recovered the ledger.
+        LedgerClosedError
+            If this handle was closed or abandoned.
+        PeerError
+            If too many bookies failed. The handle has ended.
+        """
         self._machine.check_open()
         self._check_alone(self._appending_many or self._waiting_appends > 0)
         self._send_gathered()
@@ -186,14 +233,43 @@ class WriteHandle:
         return self._machine.last_add_pushed
 
     async def flush(self) -> int:
-        """Wait until everything appended is acknowledged; the last add confirmed."""
+        """Wait until all appended entries are acknowledged.
+
+        Returns
+        -------
+        int
+            The last add confirmed.
+
+        Raises
+        ------
+        LedgerFencedError
+            If another client has recovered the ledger.
+        EntryGapError
+            If entries wait for lower ids that nobody appends in time. Only where the caller chooses the ids.
+        PeerError
+            If too many bookies failed. The writer has ended.
+        """
         self._send_gathered()
         await self._wait_until(lambda: not self._machine.pending_entries)
         return self._machine.last_add_confirmed
 
     async def wait_confirmed(self, entry_id: int) -> None:
-        """Wait until ``entry_id`` is confirmed: acknowledged, with deferred sync also forced. Ends by an error
-        where it never will be. Raises InvalidArgumentError for an entry that was not appended."""
+        """Wait until an entry is confirmed.
+
+        Parameters
+        ----------
+        entry_id
+            The entry. It must have been appended.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the entry was not appended.
+        LedgerFencedError
+            If another client has recovered the ledger.
+        PeerError
+            If too many bookies failed. The writer has ended.
+        """
         if entry_id > self.last_add_pushed:
             raise InvalidArgumentError(
                 f"entry {entry_id} was not appended; the last one is {self.last_add_pushed}",
@@ -208,10 +284,19 @@ class WriteHandle:
             await self._waiters.reached(entry_id)
 
     async def force(self) -> int:
-        """Flush, and have every bookie of the ensemble sync what it took; the last add confirmed.
+        """Flush, and let every bookie of the ensemble sync its entries. With deferred sync, this confirms them.
 
-        With deferred sync this is what confirms entries; else it does no harm. Raises PeerError where a bookie
-        could not; with deferred sync the handle has ended then.
+        Returns
+        -------
+        int
+            The last add confirmed.
+
+        Raises
+        ------
+        LedgerFencedError
+            If another client has recovered the ledger.
+        PeerError
+            If a bookie could not sync. With deferred sync the writer has ended.
         """
         self.check_open()
         machine = self._machine
@@ -227,11 +312,24 @@ class WriteHandle:
         return machine.last_add_confirmed
 
     async def close(self) -> LedgerMetadata:
-        """Acknowledge (with deferred sync: force) everything, then close the ledger at its last entry; the final
-        metadata. Appends are refused from now on.
+        """Flush (with deferred sync: force), and close the ledger at its last entry.
 
-        Raises LedgerFencedError where another client closed it elsewhere. After MetadataUnavailableError the outcome is
-        unknown: retry. Where the call is cancelled, closing goes on. Another call waits for its end.
+        It may be repeated, also after it was cancelled.
+
+        Returns
+        -------
+        LedgerMetadata
+            The final metadata.
+
+        Raises
+        ------
+        LedgerFencedError
+            If another client has closed the ledger at another entry.
+        EntryGapError
+            If entries wait for lower ids. The writer stays open: append what is missing, or abandon it and recover the
+            ledger.
+        MetadataUnavailableError
+            If ZooKeeper does not answer. The outcome is unknown. Retry.
         """
         machine = self._machine
         self._send_gathered()
@@ -245,7 +343,7 @@ class WriteHandle:
         return await self._runner.result()
 
     async def abandon(self) -> None:
-        """Let go without closing the ledger: it stays open until somebody recovers it."""
+        """Stop writing without closing the ledger. It stays open until a client recovers it."""
         self._machine.abandon()
         self._runner.run()
         await self._runner.stop()
