@@ -17,7 +17,7 @@ from bk_spark.protocol.metadata.znodes import Znode
 
 
 class ForeignClusterError(MetadataUnavailableError):
-    """The metadata store is not that of the bookie's cluster: what it says of ledgers is not believed."""
+    """The metadata store is not that of the bookie's cluster: its answers about ledgers do not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class ClusterIdentity:
 
     @property
     def paths(self) -> list[str]:
-        """The znodes that tell."""
+        """The znodes that identify the cluster."""
         return [self.instance_path, self.cookie_path]
 
     def check(self, found: Mapping[str, Znode | None]) -> None:
-        """``found`` holds what is at :attr:`paths`. Raises ForeignClusterError."""
+        """Check the znodes ``found`` at :attr:`paths`. Raises ForeignClusterError."""
         instance = found[self.instance_path]
         there = None if instance is None else instance.data.decode(errors="replace")
         if there != self.instance_id:

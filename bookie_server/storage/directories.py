@@ -9,8 +9,8 @@ from collections.abc import Sequence
 class LedgerDirectories:
     """Configured ``current`` directories. Thread-safe.
 
-    The disk monitor says which are too full (:meth:`set_writable`); a failed write takes a directory out until
-    it says so again (:meth:`note_failed`).
+    The disk monitor takes out those that are too full (:meth:`set_writable`). A failed write takes a directory out, too
+    (:meth:`note_failed`), until the monitor puts it back.
     """
 
     def __init__(self, paths: Sequence[str], index_paths: Sequence[str] | None = None) -> None:
@@ -21,26 +21,26 @@ class LedgerDirectories:
         self._failed: set[str] = set()
 
     def writable(self) -> list[str]:
-        """Ledger directories in which new entry logs may be made, as configured."""
+        """Ledger directories that take new entry logs, in the configured order."""
         with self._lock:
             return [path for path in self.paths if path not in self._reasons]
 
     def for_flushes(self) -> list[str]:
-        """The same for flushes: where none is writable, all in which no write failed since the disk monitor looked.
-        What is to be written has been acknowledged, and a directory is called full long before it is."""
+        """The same for flushes. If none is writable: all without a failed write since the disk monitor's last check.
+        The entries were acknowledged, and a directory counts as full long before it is."""
         with self._lock:
             good = [path for path in self.paths if path not in self._reasons]
             return good or [path for path in self.paths if path not in self._failed]
 
     def writable_index(self) -> list[str]:
-        """Directories in which index files of new ledgers may be made; all of them where none has room: an index file
-        is small, and what is to be written has been acknowledged."""
+        """Directories that take new index files. All of them if none has room: an index file is small, and its entries
+        were acknowledged."""
         with self._lock:
             good = [path for path in self.index_paths if path not in self._reasons]
         return good or list(self.index_paths)
 
     def set_writable(self, path: str, writable: bool, reason: str) -> None:
-        """Take ``path`` out for ``reason``, or back."""
+        """Take ``path`` out for ``reason``, or put it back."""
         with self._lock:
             self._failed.discard(path)
             if writable:
@@ -55,6 +55,6 @@ class LedgerDirectories:
             self._reasons[path] = f"a write failed: {error.strerror or error}"
 
     def failures(self) -> dict[str, str]:
-        """Why each directory that is taken out is."""
+        """The reason for each directory that is taken out."""
         with self._lock:
             return dict(self._reasons)

@@ -1,4 +1,4 @@
-"""What the bookie knows of each ledger, in memory, bounded. Used in the event loop only."""
+"""Ledger descriptors: what the bookie knows of each ledger, bounded, in memory. Event loop only."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ class PendingGroup(Protocol):
 class LedgerDescriptor:
     """One ledger's state.
 
-    ``fenced`` and ``explicit_lac`` hold from the moment they are asked for; what was asked is durable when
-    its group is. ``last_entry`` and ``last_add_confirmed`` speak of durable entries only; the latter is -1
-    where nothing is known (``lac_loaded`` says whether the last entry was looked at for it).
-    ``deleting`` says that the ledger is about to be removed here: nothing more is taken, and the descriptor stays.
-    ``group`` is the newest group that holds something of the ledger and is not through yet; its entries'
-    ids lie in ``pending_first`` … ``pending_last``.
+    ``fenced`` and ``explicit_lac`` take effect at the request, and become durable with its group. ``last_entry`` and
+    ``last_add_confirmed`` count durable entries only. The latter is -1 if it is unknown; ``lac_loaded`` says whether
+    the last entry was read for it. ``deleting``: the ledger is about to be removed here, so adds and fences are refused
+    and the descriptor stays. ``group`` is the newest undecided group with records of the ledger; its entry ids lie in
+    ``pending_first`` … ``pending_last``.
     """
 
     __slots__ = (
@@ -62,9 +61,9 @@ class LedgerDescriptor:
         self.fence_group: PendingGroup | None = None
         self.pending_first = 0
         self.pending_last = -1
-        #: Called when what a long poll waits for may have come: a LAC above the number beside it, or the ledger's end.
+        #: Long polls to wake: callback → the LAC that must be exceeded. The end of the ledger wakes them, too.
         self.lac_watchers: dict[Callable[[], None], int] | None = None
-        #: The least of these numbers, or less. No one need be asked before the LAC is above it.
+        #: At most the least of these LACs: nobody need be woken before the LAC exceeds it.
         self.lac_awaited = 0
 
     def __repr__(self) -> str:
@@ -87,7 +86,7 @@ class LedgerDescriptor:
         self.lac_awaited = min(self.lac_awaited, above)
 
     def tell_watchers(self) -> None:
-        """The LAC has grown: call those that waited for it, of however many others."""
+        """The LAC has grown: call those that waited for it."""
         lac = self.last_add_confirmed
         if not self.lac_watchers or lac <= self.lac_awaited:
             return
@@ -131,7 +130,7 @@ class LedgerDescriptors:
         return iter(self._descriptors.values())
 
     def get(self, ledger_id: int) -> LedgerDescriptor | None:
-        """None where this bookie has never heard of the ledger. Raises CorruptFileError, OSError."""
+        """The descriptor; None if this bookie does not know the ledger. Raises CorruptFileError, OSError."""
         descriptor = self._descriptors.get(ledger_id)
         if descriptor is not None:
             return descriptor
@@ -174,7 +173,7 @@ class LedgerDescriptors:
         self._descriptors.pop(ledger_id, None)
 
     def take_headers(self) -> dict[int, IndexHeader]:
-        """Headers to be written to index files, by ledger, ascending. They count as written now."""
+        """The headers to write to index files, by ledger, ascending. From now on they count as written."""
         dirty = sorted(descriptor.ledger_id for descriptor in self._descriptors.values() if descriptor.header_dirty)
         self.unwritten = 0
         headers = {}
@@ -185,7 +184,7 @@ class LedgerDescriptors:
         return headers
 
     def give_back_headers(self, ledger_ids: Iterable[int]) -> None:
-        """These were not written after all."""
+        """The headers of these ledgers were not written after all."""
         for ledger_id in ledger_ids:
             descriptor = self._descriptors.get(ledger_id)
             if descriptor is not None:
@@ -197,7 +196,7 @@ class LedgerDescriptors:
         self._descriptors[descriptor.ledger_id] = descriptor
 
     def _sweep(self) -> None:
-        """Drop the oldest descriptors that hold nothing which is not in the index file as well."""
+        """Drop the oldest descriptors that can be restored from their index files."""
         share = max(1, self._limit // _SWEEP_SHARE)
         wanted = len(self._descriptors) - self._limit + share
         idle = []
@@ -208,5 +207,5 @@ class LedgerDescriptors:
                     break
         for ledger_id in idle:
             del self._descriptors[ledger_id]
-        # Where few could go, looking through all of them again at each new ledger would cost too much.
+        # If only few could go, another sweep at each new ledger would cost too much.
         self._sweep_at = max(self._limit, len(self._descriptors) + share)

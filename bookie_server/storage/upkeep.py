@@ -1,7 +1,7 @@
-"""What garbage collection does to the storage: removing ledgers, moving entries, removing entry logs.
+"""What garbage collection does to the storage: it removes ledgers, moves entries and removes entry logs.
 
-Called in the event loop unless it says otherwise. File work is done in the flush thread, with the flusher's lock
-held, so that it never meets a flush.
+Methods are called in the event loop unless they say otherwise. File work runs in the flush thread under the flusher's
+lock, so it never overlaps a flush.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Marked:
 
 
 class Upkeep:
-    """Upkeep of ``storage``."""
+    """The interface of ``storage`` to garbage collection (CollectedStorage)."""
 
     def __init__(self, storage: LedgerStorage) -> None:
         self._storage = storage

@@ -1,10 +1,10 @@
 """Reading an entry log from its beginning to its end. Format: entry_log.py.
 
-A log after a crash may hold anything: a header of zeros or garbage, zeros where blocks were never written, a record
-cut short, garbage sizes (scenarios B4, B5). The scan tells every record that it can tell: behind bytes that cannot be
-a record it looks for the next place where two records in a row, or one and the end of the file, make sense. A log is
-*sound* only where nothing had to be skipped. A size of 0 or less is padding in Apache's logs; behind it the scan looks
-byte by byte as well. Memory is bounded by the chunk, whatever a size field says.
+After a crash an entry log may hold anything: a header of zeros or garbage, zeros where blocks were never written, a
+record that is cut, garbage sizes (scenarios B4, B5). The scan finds every record that it can: after bytes that cannot
+be a record it searches for the next place with two plausible records in a row, or one record and the end of the file.
+An entry log is *sound* only if nothing was skipped. A size of 0 or less is padding in Apache's entry logs; after it the
+scan searches byte by byte, too. Memory is bounded by the chunk, whatever a size field says.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ CHUNK_BYTES: Final = 1024 * 1024
 _HEAD: Final = struct.Struct(">iqq")
 _MAP_LEDGER: Final = -1
 _MAP_ENTRY: Final = -2
-#: Records of one size in a row that are worth numpy.
+#: Number of equal-sized records in a row from which numpy pays.
 _RUN: Final = 16
-#: Records read one by one after a run was looked for in vain.
+#: Records read one by one after no such run was found.
 _SINGLES: Final = 64
-#: Places behind garbage that are tried, in one log.
+#: Places after garbage that are tried in one entry log.
 _MAX_TRIES: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class FoundEntries:
-    """Entries of a log in the order of the file: ``offsets`` of the stored entries, and their ``sizes`` in bytes
+    """Entries of an entry log in file order: ``offsets`` of the stored entries, and their ``sizes`` in bytes
     (without the size field)."""
 
     ledger_ids: Int64s

@@ -1,8 +1,8 @@
-"""Writing entry logs: what a flush takes out of memory, sorted by ledger. Format: entry_log.py.
+"""Writing the entries of a flush, sorted by ledger, to entry logs. Format: entry_log.py.
 
-One log is written at a time, in one of the directories that have room; a full one is left for the next. The header
-of a log is written before anything else, the ledgers map and the header's pointer to it when the log is left, in
-this order, each synced before the next. Used by the flush thread, but for :meth:`EntryLogIds.allocate`.
+One entry log is written at a time, in one of the directories that have room. When it is full, the next one begins. The
+header is written first; the ledgers map and then the header's pointer to it are written at the end, each synced before
+the next. Only the flush thread uses this, except for :meth:`EntryLogIds.allocate`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SYNC_STEP_BYTES: Final = 16 * 1024 * 1024
 
 
 class EntryLogIds:
-    """Gives out ids of entry logs, ascending over all directories and starts. Thread-safe."""
+    """Assigns ids to entry logs, ascending over all directories and starts. Thread-safe."""
 
     def __init__(self, directories: LedgerDirectories) -> None:
         self._directories = directories
@@ -38,8 +38,10 @@ class EntryLogIds:
         self._last = max(entry_log.last_log_id(path) for path in directories.paths)
 
     def allocate(self) -> int:
-        """The next id, noted in ``lastId`` of every directory that takes it. Raises CorruptFileError where none is
-        left, SyncFailedError."""
+        """The next id, written to ``lastId`` in every directory that takes it.
+
+        Raises CorruptFileError if no id is left, SyncFailedError.
+        """
         with self._lock:
             if self._last >= LAST_LOG_ID:
                 raise CorruptFileError(f"entry log ids are used up at {LAST_LOG_ID:x}")
@@ -55,8 +57,11 @@ class EntryLogIds:
 
 
 class EntryLogWriter:
-    """Appends entries to the current log. Where that cannot be written, what it got is cut off again, its directory is
-    taken out, and a new log in another one gets all of it."""
+    """Appends entries to the current entry log.
+
+    If a write fails, the partial append is cut off, the directory is taken out, and a new entry log in another
+    directory gets all of it.
+    """
 
     def __init__(self, directories: LedgerDirectories, ids: EntryLogIds, size_limit_bytes: int) -> None:
         self._directories = directories
@@ -68,9 +73,9 @@ class EntryLogWriter:
         self._path = ""
         self._ledger_bytes: dict[int, int] = {}
         self._next_directory = 0
-        #: Id of the log that is written to; -1 for none.
+        #: Id of the current entry log; -1 for none.
         self.entry_log_id = -1
-        #: Logs with entries that the index does not know yet: a flush is under way, or has failed.
+        #: Entry logs with entries that are not yet in the index: a flush is under way, or has failed.
         self.unfinished: set[int] = set()
 
     def append(self, half: CacheHalf, ledgers: list[tuple[int, int, int]], positions: Int64s, sizes: Int64s) -> Int64s:
