@@ -17,7 +17,7 @@ from bk_spark.log import CommitMessage, CommitRequest, EntryFormat, LedgerRange,
 from bk_spark.log.formats.znodes import Owner, Policy, Registration, encode_owner, encode_registration
 from bk_spark.log.gc.deletion import BeginDeletion
 from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.errors import NoSuchLedgerError
+from bk_spark.protocol.errors import LedgerFencedError, NoSuchLedgerError
 from bk_spark.protocol.metadata.znodes import SetOp
 from bk_spark.protocol.quorum import Quorum
 from tests.support.logs import registered_ledgers
@@ -143,6 +143,23 @@ def test_append_with_a_batch_number_is_done_once(bkctl: Bkctl, log: Log) -> None
     }
     assert "--app and --batch belong together" in bkctl.fails("append", "events", "--app", "x", stdin=b"a")
     assert log.snapshot().next_offset == 33
+
+
+def test_append_takes_over_from_the_applications_run_before(bkctl: Bkctl, log: Log) -> None:
+    """What that run still writes to is fenced, as after a commit of Spark."""
+    writer = log.ledgers.create(log.ledger_registrar("import", "old run"))
+    writer.append(b"a")
+    writer.flush()
+    part = LedgerRange(writer.ledger_id, 0, 0, 1, 1)
+    message = CommitMessage(log.log_id, "import", "old run", "query", 1, 0, (part,))
+    log.commit(CommitRequest(log.log_id, "import", "old run", "query", 1, (message,)))
+    assert bkctl.ok("append", "events", "--app", "import", "--batch", 2, stdin=b"b\n").out.startswith(
+        "appended 1 entries"
+    )
+    writer.append(b"late")
+    with pytest.raises(LedgerFencedError):
+        writer.flush()
+    log.ledgers.abandon(writer.ledger_id)
 
 
 def test_list(bkctl: Bkctl, log: Log, store: LogStore) -> None:
