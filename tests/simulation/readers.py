@@ -74,8 +74,8 @@ class ReadRunner:
     def on(self, event: Event) -> None:
         """Tell the machine. :meth:`run` must follow."""
         match event:
-            case Slow(tag=(kind, _, request_id)):
-                self.machine.handle(TimerFired((kind, request_id)))
+            case Slow(tag=("slow", _, request_id)):
+                self.machine.handle(TimerFired(request_id))
             case Answer(tag=("lac", _, request_id)):
                 self._requests.pop(request_id, None)
                 self.machine.handle(broken(request_id) if event.frame is None else lac_told(request_id, event.frame))
@@ -107,7 +107,7 @@ class ReadRunner:
                 out.append(Request(self.actor, bookie, "lac", ("lac", self.number, request_id), frame))
             case ReadMetadata():
                 out.append(metadata_call(self.actor, ("again",), action))
-            case StartTimer(("slow", int(request_id))):
+            case StartTimer(int(request_id), after_ms) if after_ms == SETTINGS.speculation.first_ms:
                 out.append(Slow(self.actor, ("slow", self.number, request_id), self.bookie_of(request_id)))
             case StartTimer("pause"):
                 self.machine.handle(TimerFired("pause"))

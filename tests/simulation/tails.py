@@ -66,6 +66,8 @@ class TailRun(ReadRunner):
                 else:
                     told = poll_answer_in(event.frame)
                     self.machine.handle(PollAnswered(request_id, told.code, told.max_lac))
+            case Slow(tag=(kind, _, request_id)):
+                self.machine.handle(TimerFired((kind, request_id)))
             case Changed():
                 self.machine.handle(MetadataChanged())
             case Nap(tag=(_, *name)):
@@ -88,8 +90,8 @@ class TailRun(ReadRunner):
                 tag = ("poll", self.number, request_id)
                 frame = poll_request(previous_lac, wait_ms)
                 out.append(Request(self.actor, bookie, f"poll {previous_lac}", tag, frame))
-            case StartTimer(("early", int(request_id))):
-                out.append(Slow(self.actor, ("early", self.number, request_id), self.bookie_of(request_id)))
+            case StartTimer(("slow" | "early" as kind, int(request_id))):
+                out.append(Slow(self.actor, (kind, self.number, request_id), self.bookie_of(request_id)))
             case StartTimer("metadata" | "wait" | ("pause", _) as name):
                 self._naps |= {name}
                 out.append(self._nap(name))

@@ -127,7 +127,8 @@ class ReaderUnderTest:
         return [(request.bookie_id, list(request.entry_ids)) for request in self.asked]
 
     def slow_after_ms(self, request: ReadEntries | ReadBatch) -> float | None:
-        return self.timers.get(("slow", request.request_id))
+        after_ms = self.timers[request.request_id]
+        return after_ms if after_ms < 1_000 else None
 
     def answer(self, request: ReadEntries | ReadBatch, count: int | None = None, lac: int = -1) -> None:
         """The first ``count`` entries are there, or all."""
@@ -158,13 +159,15 @@ class ReaderUnderTest:
         self.machine.handle(event)
         self.take()
 
-    def fire(self, kind: str, request: ReadEntries | ReadBatch) -> None:
-        self.timers.pop((kind, request.request_id), None)
-        self.machine.handle(TimerFired((kind, request.request_id)))
+    def fire(self, request: ReadEntries | ReadBatch) -> None:
+        del self.timers[request.request_id]
+        self.machine.handle(TimerFired(request.request_id))
         self.take()
 
     def slow(self, request: ReadEntries | ReadBatch) -> None:
-        self.fire("slow", request)
+        """It takes long."""
+        assert self.slow_after_ms(request) is not None
+        self.fire(request)
 
     def read(self) -> list[EntryBlock]:
         """Blocks that are ready, checked to be the next entries."""
@@ -338,8 +341,7 @@ def test_answers_to_unknown_requests_are_ignored() -> None:
     reader.answer(request)
     reader.machine.handle(EntriesRead(request.request_id, answers(request.entry_ids)))
     reader.machine.handle(RequestFailed(request.request_id, BookieUnavailableError("late")))
-    reader.machine.handle(TimerFired(("slow", request.request_id)))
-    reader.machine.handle(TimerFired(("late", request.request_id)))
+    reader.machine.handle(TimerFired(request.request_id))
     reader.machine.handle(EntriesRead(999, answers(range(5))))
     assert [len(one) for one in reader.read()] == [4]
     assert reader.finished
@@ -401,9 +403,8 @@ def test_a_slow_replica_is_left_under_way_while_the_next_is_asked() -> None:
     assert reader.open() == [("b1", [0, 1, 2, 3]), ("b2", [0, 1, 2, 3])]
     assert reader.slow_after_ms(reader.asked[1]) == 200
     reader.slow(reader.asked[1])
-    # Nobody is left to be asked: no further call of on_slow is wanted.
+    # Nobody is left to be asked.
     assert reader.slow_after_ms(reader.asked[2]) is None
-    reader.slow(reader.asked[2])
     assert [bookie for bookie, _ in reader.open()] == ["b1", "b2", "b3"]
 
 
@@ -575,8 +576,10 @@ def test_which_failures_are_reported_as_the_bookies() -> None:
     """What broke, and what did not answer in time. A bookie that answers works, whatever it says."""
     reader = ReaderUnderTest(ledger(Quorum(5, 5, 3)), 0, 0)
     one = reader.asked[0]
-    assert reader.timers[("late", one.request_id)] == 5_000
-    reader.fire("late", one)
+    reader.slow(one)
+    # What is left of its time.
+    assert reader.timers[one.request_id] == 5_000 - 100
+    reader.fire(one)
     assert (reader.stopped, reader.reported) == ([one], ["b1"])
     reader.error(reader.asked[0], "broke", Answer.UNKNOWN)
     assert reader.reported == ["b1", "b2"]
@@ -623,7 +626,7 @@ def test_a_bookie_that_refuses_batch_reads_is_asked_one_by_one_and_remembered() 
     (again,) = reader.asked
     assert (again.request_id, isinstance(again, ReadEntries)) == (batch.request_id, True)
     # The time that the bookie has does not begin anew.
-    assert ("late", batch.request_id) in reader.timers
+    assert batch.request_id in reader.timers
     reader.answer(again)
     assert reader.without_batch_reads == {"b1"}
     reader.read()
@@ -823,7 +826,7 @@ def test_any_order_of_answers(metadata: LedgerMetadata, seed: int) -> None:
     while reader.asked:
         assert len(reader.machine._chunks) <= reader.machine._chunks_in_flight
         request = random_.choice(reader.asked)
-        if random_.random() < 0.2:
+        if random_.random() < 0.2 and reader.slow_after_ms(request) is not None:
             reader.slow(request)
         members = metadata.segment_of(request.entry_ids[0]).ensemble
         assert all(

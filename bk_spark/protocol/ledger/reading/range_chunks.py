@@ -48,5 +48,7 @@ class Part:
     #: By request id, those that may still answer; and which of the requests take long.
     asked: dict[int, str] = field(default_factory=dict)
     slow: set[int] = field(default_factory=set)
+    #: Of requests that are not slow yet, by id: the time they have left when they become slow.
+    late_after_ms: dict[int, int] = field(default_factory=dict)
     failed: dict[str, tuple[Answer, str]] = field(default_factory=dict)
     speculations: int = 0

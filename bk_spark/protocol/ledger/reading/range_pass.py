@@ -61,9 +61,6 @@ _MAX_SINGLE_READS: Final = 250
 #: An answer to a batch read has so much beside the entries.
 _BATCH_RESERVE_BYTES: Final = 1024
 _LOST_REMEDY: Final = "it was written there: were their disks or directories replaced? Bring back what they held"
-#: Timers of a request: when it counts as slow, and when it is given up.
-_SLOW: Final = "slow"
-_LATE: Final = "late"
 
 
 Action = ReadEntries | ReadBatch | ReportFailure | StartTimer | StopTimer | StopRequest
@@ -156,12 +153,8 @@ class RangePass:
             case RequestFailed(int(request_id), error):
                 broken = isinstance(error, BookieUnavailableError | BookieTimeoutError)
                 self._on_error(request_id, Answer.UNKNOWN, reason_of_failure(error), failed=broken)
-            case TimerFired((kind, int(request_id))):
-                if kind == _SLOW:
-                    self._on_slow(request_id)
-                elif request_id in self._parts:
-                    self._actions.append(StopRequest(request_id))
-                    self._on_error(request_id, Answer.UNKNOWN, NO_ANSWER, failed=True)
+            case TimerFired(int(request_id)):
+                self._on_timer(request_id)
 
     def fail(self, error: Exception) -> None:
         if self.outcome is None:
@@ -245,11 +238,17 @@ class RangePass:
             self._refused.add(request_id)
             self._actions.append(ReadEntries(request_id, part.asked[request_id], part.entry_ids[:_MAX_SINGLE_READS]))
 
-    def _on_slow(self, request_id: int) -> None:
-        """The request may still be answered."""
+    def _on_timer(self, request_id: int) -> None:
+        """The request takes long, or too long. One that takes long may still be answered."""
         part = self._parts.get(request_id)
-        if part is None or request_id in part.slow:
+        if part is None:
             return
+        left_ms = part.late_after_ms.pop(request_id, None)
+        if left_ms is None:
+            self._actions.append(StopRequest(request_id))
+            self._on_error(request_id, Answer.UNKNOWN, NO_ANSWER, failed=True)
+            return
+        self._actions.append(StartTimer(request_id, left_ms))
         part.slow.add(request_id)
         self._suspects.add(part.asked[request_id])
         if self._all_slow(part) and part.replicas:
@@ -303,10 +302,14 @@ class RangePass:
         else:
             assert most is not None
             self._actions.append(ReadBatch(request_id, bookie_id, entry_ids, most - _BATCH_RESERVE_BYTES))
-        if part.replicas:
-            slow_after_ms = self._settings.speculation.wait_ms(part.speculations)
-            self._actions.append(StartTimer((_SLOW, request_id), slow_after_ms))
-        self._actions.append(StartTimer((_LATE, request_id), self._settings.timeout_ms))
+        slow_after_ms = self._settings.speculation.wait_ms(part.speculations) if part.replicas else None
+        late_after_ms = self._settings.timeout_ms
+        if slow_after_ms is None or slow_after_ms >= late_after_ms:
+            self._actions.append(StartTimer(request_id, late_after_ms))
+        else:
+            # One timer for each request: what is left of its time begins when this fires.
+            part.late_after_ms[request_id] = late_after_ms - slow_after_ms
+            self._actions.append(StartTimer(request_id, slow_after_ms))
 
     @staticmethod
     def _all_slow(part: Part) -> bool:
@@ -318,7 +321,8 @@ class RangePass:
         part = self._parts.pop(request_id)
         part.slow.discard(request_id)
         self._refused.discard(request_id)
-        self._actions += (StopTimer((_SLOW, request_id)), StopTimer((_LATE, request_id)))
+        part.late_after_ms.pop(request_id, None)
+        self._actions.append(StopTimer(request_id))
         return part.asked.pop(request_id)
 
     def _stop(self, part: Part) -> None:
