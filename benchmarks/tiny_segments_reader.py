@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from bk_spark.datasource.batch.planner import batch_splits
 from bk_spark.datasource.entries.schemas import RAW_SCHEMA
 from bk_spark.datasource.entries.split_rows import read_split
-from bk_spark.datasource.options.options import parse_options
+from bk_spark.datasource.options.parse import parse_options
 from bk_spark.datasource.pushdown import Conditions
 from bk_spark.datasource.stream.planner import StreamPlanner
 
