@@ -10,32 +10,36 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
+
 from bk_spark.protocol.codes import Code, DigestType, FlagV2, OpV2
+from bk_spark.protocol.entries.entry import Entry
 from bk_spark.protocol.ledger.pending_adds import PendingAdds
 from bk_spark.protocol.ledger.reading import lac
 from bk_spark.protocol.ledger.reading.lac import LacAnswer
 from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey
 from bk_spark.protocol.ledger.reading.read_actions import LacTold
+from bk_spark.protocol.ledger.recovery import LedgerRecovery
+from bk_spark.protocol.ledger.writer import LedgerWriter
+from bk_spark.protocol.ledger.writer_actions import AddsAnswered
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bk_spark.protocol.quorum import Answer as Said
 from tests.simulation import readers
 from tests.simulation.bytes_cache import CachedPackager, ReadSeen, code_answer, entry_in, metadata_in
-from tests.simulation.events import Effect, Event, MetaCall, Request, Way
-from tests.simulation.recoverers import RecoveryActor
+from tests.simulation.events import Effect, Event, MetaCall, Way
 from tests.simulation.servers import ModelBookie, ModelStore
 from tests.simulation.world import World
 
 
-class WritesNothingBack(RecoveryActor):
+class WritesNothingBack(LedgerRecovery):
     """It takes its write-backs for done."""
 
-    def handle(self, event: Event, way: Way) -> list[Effect]:
-        return [
-            effect.answer(code_answer(OpV2.ADD, int(effect.what.split()[1]), Code.OK))
-            if isinstance(effect, Request) and effect.what.startswith("add ")
-            else effect
-            for effect in super().handle(event, way)
-        ]
+    def _write_back(self, writer: LedgerWriter, entries: list[Entry], last_add_confirmed: int) -> None:
+        super()._write_back(writer, entries, last_add_confirmed)
+        writer.take_actions()
+        entry_ids = np.array([entry.entry_id for entry in entries])
+        for bookie_id in writer.ensemble:
+            writer.handle(AddsAnswered(bookie_id, entry_ids, np.zeros(len(entries), np.int32)))
 
 
 # --- bookies ----------------------------------------------------------------------------------------

@@ -114,9 +114,8 @@ def answer_in(frame: bytes) -> AddAnswers | ReadAnswer:
 
 
 @lru_cache(200_000)
-def read_request(entry_id: int, flags: FlagV2) -> bytes:
-    key = _KEY if flags & FlagV2.FENCING else None
-    return wire_v2.read_requests(LEDGER, np.array([entry_id]), flags, key)
+def read_request(entry_id: int, flags: FlagV2, with_key: bool = False) -> bytes:
+    return wire_v2.read_requests(LEDGER, np.array([entry_id]), flags, _KEY if with_key else None)
 
 
 @lru_cache(200_000)

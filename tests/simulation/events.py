@@ -321,6 +321,13 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
+class Fenced:
+    """A bookie takes no more adds of a writer."""
+
+    bookie: str
+
+
+@dataclass(frozen=True, slots=True)
 class Forgot:
     """A bookie's disk holds less than before."""
 
@@ -357,5 +364,5 @@ class Ended:
     last_entry_id: int | None = None
 
 
-Observation = Acknowledged | Stored | Forgot | MetadataChanged | Saw | Ended
+Observation = Acknowledged | Stored | Fenced | Forgot | MetadataChanged | Saw | Ended
 Effect = Event | Withdraw | Observation

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from random import Random
 
 from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.ledger.recovery import LedgerRecovery
 from bk_spark.protocol.ledger.writer import LedgerWriter
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
 from bk_spark.protocol.quorum import Quorum
@@ -67,8 +68,12 @@ class Cast:
 
     writer: type[LedgerWriter] = LedgerWriter
     deferred_sync: bool | None = None
-    recovery: type[RecoveryActor] = RecoveryActor
+    recovery: type[LedgerRecovery] = LedgerRecovery
     tail: type[TailActor] = TailActor
+
+    def recoverer(self, name: str, metadata: LedgerMetadata, *, read_ahead_entries: int = 3) -> RecoveryActor:
+        assert metadata.digest_type is not None
+        return RecoveryActor(name, metadata.digest_type, self.recovery, read_ahead_entries=read_ahead_entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +273,7 @@ class History:
         for _ in range(3):
             self._post("append", "w", self.random.randint(1, 3))
         for _ in range(2):
-            self._join("r", self.cast.recovery)
+            self._join("r", self._recoverer)
         if not self.world.run(MOST_STEPS):
             raise InvariantError("the history does not come to rest")
         self._live()
@@ -300,13 +305,16 @@ class History:
             self._post("append", "w", self.random.randint(1, 3))
         for _ in range(2):
             self._post("close", "w")
-        self._join("r", self.cast.recovery)
+        self._join("r", self._recoverer)
         if not self.world.run(MOST_STEPS):
             raise InvariantError("the history does not come to rest")
         self._live()
         return self._result()
 
     # --- what happens ---
+
+    def _recoverer(self, name: str) -> RecoveryActor:
+        return self.cast.recoverer(name, self.world.metadata)
 
     def _draw_metadata(self, digest_type: DigestType) -> LedgerMetadata:
         """Sometimes the ledger has finished segments already."""
@@ -337,7 +345,7 @@ class History:
         for _ in range(random.choice([0, 1, 2]) if self.deferred_sync else 0):
             self._post("force", "w")
         for _ in range(random.choice([0, 0, 1, 1, 2, 3])):
-            recoverer = self._join("r", self.cast.recovery)
+            recoverer = self._join("r", self._recoverer)
             if random.random() < 0.15:
                 self._post("kill", recoverer.name)
         for _ in range(random.choice([0, 0, 1, 2])):
@@ -400,7 +408,7 @@ class History:
             self._come_to_rest()
             if not self.writer.ended:
                 raise InvariantError("the writer's close does not end although nothing fails any more")
-        self._must_be_done(self._join("r", self.cast.recovery))
+        self._must_be_done(self._join("r", self._recoverer))
         if world.metadata.state is not LedgerState.CLOSED:
             raise InvariantError("recovered, and not closed")
         self._must_be_done(self._join("q", ReaderActor))

@@ -6,6 +6,7 @@
   the end; no reader was given an entry past it; no bookie tells readers of one.
 * No reader is given an entry that is neither acknowledged nor in a closed ledger. A tail gives each entry once, in
   order, and ends as done with the last entry of a closed ledger only.
+* Only a ledger whose metadata say that it is in recovery is fenced: else its writer could go on at other bookies.
 * Entries are acknowledged in order. What bookies store, and what readers see, is what was appended.
 """
 
@@ -18,7 +19,7 @@ from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.entries.entry import Entry
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
 from tests.simulation.bytes_cache import entry_in, length_of, metadata_in
-from tests.simulation.events import Acknowledged, Ended, Followed, Forgot, MetadataChanged, Saw, Stored
+from tests.simulation.events import Acknowledged, Ended, Fenced, Followed, Forgot, MetadataChanged, Saw, Stored
 from tests.support.ledgers import payload_of
 
 if TYPE_CHECKING:
@@ -68,6 +69,10 @@ class Watch:
         metadata = self._world.metadata
         if metadata.state is LedgerState.CLOSED:
             self._check_told(effect.bookie, metadata, content)
+
+    def on_fenced(self, effect: Fenced) -> None:
+        if self._world.metadata.state is LedgerState.OPEN:
+            raise InvariantError(f"{effect.bookie} is fenced, the metadata say OPEN")
 
     def on_forgot(self, effect: Forgot) -> None:
         self._check_all_copies(self._world.metadata)

@@ -7,25 +7,26 @@ from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
-from bk_spark.protocol.codes import Code, FlagV2
+from bk_spark.protocol.codes import NO_ENTRY, Code, FlagV2
+from bk_spark.protocol.entries.entry import Entry
 from bk_spark.protocol.errors import BookieUnavailableError
-from bk_spark.protocol.ledger import recovery
+from bk_spark.protocol.ledger import end_search
 from bk_spark.protocol.ledger.closing import LedgerClosing
-from bk_spark.protocol.ledger.metadata_calls import MetadataEvent, MetadataFailed, MetadataWritten
+from bk_spark.protocol.ledger.end_search import EndSearch, EntryFailed, EntryRead, Purpose
+from bk_spark.protocol.ledger.metadata_calls import CompareAndSet, MetadataEvent, MetadataFailed, MetadataWritten
 from bk_spark.protocol.ledger.pending_adds import PendingAdds
 from bk_spark.protocol.ledger.reading import lac, tail
 from bk_spark.protocol.ledger.reading.lac import LacAnswer
 from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey
 from bk_spark.protocol.ledger.reading.read_actions import LacTold, MetadataChanged
 from bk_spark.protocol.ledger.reading.tail import Event, LedgerTail
-from bk_spark.protocol.ledger.recovery import LedgerRecovery, RecoveryState
+from bk_spark.protocol.ledger.recovery import LedgerRecovery
 from bk_spark.protocol.ledger.writer import LedgerWriter, WriterState
 from bk_spark.protocol.machine import Succeeded
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Answer, Quorum
 from tests.simulation.bytes_cache import lac_in
 from tests.simulation.events import Effect
-from tests.simulation.recoverers import RecoveryActor
 from tests.simulation.servers import ModelBookie
 from tests.simulation.tails import TailActor
 
@@ -130,39 +131,86 @@ class ConfirmsUnforced(LedgerWriter):
 # --- recoverers -------------------------------------------------------------------------------------
 
 
-class ReadsDoNotFence(RecoveryActor):
+class _FencesOnceOnly(EndSearch):
+    def _flags(self, purpose: Purpose) -> FlagV2:
+        return FlagV2.NONE if purpose is Purpose.SEARCH else super()._flags(purpose)
+
+
+class ReadsDoNotFence(LedgerRecovery):
     """Issue 2614: only the reading of the last entry fences."""
 
-    def rule_read_flags(self) -> FlagV2:
+    search_class = _FencesOnceOnly
+
+
+class _FencesNothing(EndSearch):
+    def _flags(self, purpose: Purpose) -> FlagV2:
         return FlagV2.NONE
 
 
-class UnknownIsAbsent(RecoveryActor):
-    """A bookie that does not answer counts as one that has nothing."""
+class DoesNotFence(LedgerRecovery):
+    search_class = _FencesNothing
 
-    def rule_no_answer(self) -> Answer:
+
+class _TakesUnknownForAbsent(EndSearch):
+    def _unknown(self) -> Answer:
         return Answer.ABSENT
 
 
-class WritesBackTheNewestLac(RecoveryActor):
+class UnknownIsAbsent(LedgerRecovery):
+    """A bookie that does not answer, or answers with an error, counts as one that has nothing."""
+
+    search_class = _TakesUnknownForAbsent
+
+
+class _TakesErrorsForAbsent(EndSearch):
+    def _understand(self, event: EntryRead | EntryFailed) -> tuple[Answer, Entry | None]:
+        failed = isinstance(event, EntryRead) and event.answer.code is not Code.OK
+        return (Answer.ABSENT, None) if failed else super()._understand(event)
+
+
+class ErrorsAreAbsent(LedgerRecovery):
+    """A bookie that answers with an error counts as one that has nothing."""
+
+    search_class = _TakesErrorsForAbsent
+
+
+class WritesBackTheNewestLac(LedgerRecovery):
     """What a recovery wrote back itself counts as confirmed."""
 
-    def rule_write_back_lac(self, found_at_start: int) -> int | None:
-        return None
+    def _write_back(self, writer: LedgerWriter, entries: list[Entry], last_add_confirmed: int) -> None:
+        super()._write_back(writer, entries, writer.last_add_confirmed)
 
 
-class _NoFloor(LedgerRecovery):
-    def _begin_reading(self) -> None:
-        self.state = RecoveryState.READING
-        self._next = self._asked = self._lac + 1
-        self._written_back = self._lac
-        self._ask_ahead()
+class _NoFloor(EndSearch):
+    def _floor(self) -> int:
+        return NO_ENTRY
 
 
-class RecoversFromTheBeginning(RecoveryActor):
+class RecoversFromTheBeginning(LedgerRecovery):
     """Issue 2615: the last segment's beginning is no floor under the LAC that was heard."""
 
-    machine_class = _NoFloor
+    search_class = _NoFloor
+
+
+class DoesNotMark(LedgerRecovery):
+    """It fences and closes a ledger whose metadata say OPEN."""
+
+    def _on_open(self, metadata: LedgerMetadata, version: int) -> None:
+        self._begin(metadata, version)
+
+
+class GoesOnAfterAConflict(LedgerRecovery):
+    """It does not read what the compare-and-set lost against."""
+
+    proposed: CompareAndSet | None = None
+
+    def _compare_and_set(self, metadata: LedgerMetadata, version: int) -> None:
+        self.proposed = CompareAndSet(metadata, version)
+        super()._compare_and_set(metadata, version)
+
+    def _read_metadata(self) -> None:
+        assert self.proposed is not None
+        self._on_stored(self.proposed.metadata, self.proposed.version + 1)
 
 
 def let_any_ack_quorum_decide(stack: ExitStack) -> None:
@@ -173,7 +221,7 @@ def let_any_ack_quorum_decide(stack: ExitStack) -> None:
         definite = sum(answer in (Answer.PRESENT, Answer.ABSENT) for answer in answers)
         return definite >= quorum.ack_quorum_size
 
-    stack.enter_context(patch.object(recovery, "covered", any_ack_quorum))
+    stack.enter_context(patch.object(end_search, "covered", any_ack_quorum))
     stack.enter_context(patch.object(Quorum, "absent_needed", property(lambda quorum: quorum.ack_quorum_size)))
 
 

@@ -341,7 +341,7 @@ def _over_servers(notes: Iterable[Note]) -> Iterator[Note]:
 
 _KINDS: dict[str, Callable[[str, LedgerMetadata, Cast], Actor]] = {
     "writer": lambda name, metadata, cast: WriterActor(name, metadata, cast.writer),
-    "recoverer": lambda name, metadata, cast: cast.recovery(name),
+    "recoverer": lambda name, metadata, cast: cast.recoverer(name, metadata),
     "reader": lambda name, metadata, cast: ReaderActor(name),
     "replicator": lambda name, metadata, cast: ReplicationActor(name),
 }

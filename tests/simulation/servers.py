@@ -26,6 +26,7 @@ from tests.simulation.events import (
     Effect,
     Event,
     Expire,
+    Fenced,
     Forgot,
     MetaCall,
     MetadataChanged,
@@ -126,12 +127,13 @@ class ModelBookie:
             return self._poll(request, seen)
         if way == REFUSE:
             return _answer(request, code_answer(OpV2.READ, seen.entry_id, Code.TOO_MANY_REQUESTS))
+        fenced: list[Effect] = [Fenced(self.name)] if seen.fencing and not self.fenced else []
         woken = self._answer_polls(self.polls) if seen.fencing else []
         self.fenced |= seen.fencing
         answer = self._read(seen)
         if seen.fencing and not self.fenced_on_disk:
-            return [*self._wait(request, answer), *woken]
-        return [*_answer(request, answer), *woken]
+            return [*fenced, *self._wait(request, answer), *woken]
+        return [*fenced, *_answer(request, answer), *woken]
 
     @property
     def last_add_confirmed(self) -> int:

@@ -43,7 +43,7 @@ class SmallWorld:
         if self.closes:
             world.post(Command("close", "w"))
         for number in range(1, self.recoverers + 1):
-            world.add(cast.recovery(f"r{number}", read_ahead_entries=1))
+            world.add(cast.recoverer(f"r{number}", metadata, read_ahead_entries=1))
             world.post(Command("start", f"r{number}"))
         return world
 

@@ -23,6 +23,7 @@ from tests.simulation.events import (
     Effect,
     Ended,
     Event,
+    Fenced,
     Forgot,
     MetaCall,
     MetadataChanged,
@@ -105,7 +106,7 @@ class _Renaming:
                 return Withdraw(self.event(event))
             case Acknowledged() | Saw() | Ended():
                 return replace(effect, actor=self.name(effect.actor))
-            case Stored() | Forgot():
+            case Stored() | Fenced() | Forgot():
                 return replace(effect, bookie=self.name(effect.bookie))
             case MetadataChanged():
                 return MetadataChanged(self.metadata(effect.before), self.metadata(effect.after))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bk_spark.protocol.errors import InvalidArgumentError
-from bk_spark.protocol.ledger import recovery
+from bk_spark.protocol.ledger import end_search
 from bk_spark.protocol.quorum import Quorum
 from tests.simulation import mutants, runner
 from tests.simulation.histories import Cast, History
@@ -93,6 +93,10 @@ MUTANTS = {
     ),
     "confirms what is not forced": Mutant(Cast(writer=mutants.ConfirmsUnforced, deferred_sync=True), play=History.play),
     "recovery reads do not fence": Mutant(Cast(recovery=mutants.ReadsDoNotFence)),
+    "recovery does not fence": Mutant(Cast(recovery=mutants.DoesNotFence)),
+    "recovery does not mark the ledger": Mutant(Cast(recovery=mutants.DoesNotMark)),
+    "recovery goes on after a conflict": Mutant(Cast(recovery=mutants.GoesOnAfterAConflict)),
+    "errors count as absent": Mutant(Cast(recovery=mutants.ErrorsAreAbsent), play=History.play),
     "unknown counts as absent": Mutant(Cast(recovery=mutants.UnknownIsAbsent)),
     "write-backs carry the newest LAC": Mutant(Cast(recovery=mutants.WritesBackTheNewestLac)),
     "any ack quorum decides": Mutant(quorum=Quorum(2, 2, 1), breaks=mutants.let_any_ack_quorum_decide),
@@ -117,7 +121,9 @@ def test_mutants_are_caught(name: str) -> None:
     mutant = MUTANTS[name]
     with ExitStack() as stack:
         mutant.breaks(stack)
-        error = next(filter(None, (_failure(mutant, seed) for seed in range(MOST_SEEDS))))
+        failures = ((seed, _failure(mutant, seed)) for seed in range(MOST_SEEDS))
+        seed, error = next((seed, error) for seed, error in failures if error is not None)
+    print(f"{name}: found by history {seed + 1}: {error}")
     if name == "no floor under the LAC" and isinstance(error, InvalidArgumentError):
         # It would write a segment before the last one.
         assert "increasing first entries" in str(error)
@@ -137,7 +143,7 @@ def test_a_failing_history_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def nobody_is_covered(quorum: Quorum, answers: object) -> bool:
         return False
 
-    monkeypatch.setattr(recovery, "covered", nobody_is_covered)
+    monkeypatch.setattr(end_search, "covered", nobody_is_covered)
     summary = runner.play(range(30))
     assert len(summary.failures) == runner.MOST_FAILURES
     told = summary.failures[0]

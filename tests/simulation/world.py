@@ -25,6 +25,7 @@ from tests.simulation.events import (
     Effect,
     Ended,
     Event,
+    Fenced,
     Followed,
     Forgot,
     MetaCall,
@@ -45,6 +46,7 @@ from tests.simulation.writers import Actor
 LINKS = "links"
 _OBSERVE: Final[dict[type, Callable[[Watch, Any], None]]] = {
     Stored: Watch.on_stored,
+    Fenced: Watch.on_fenced,
     Forgot: Watch.on_forgot,
     Acknowledged: Watch.on_acknowledged,
     MetadataChanged: Watch.on_metadata,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import cast
 
 from bk_spark.protocol.codes import Code, DigestType, FlagV2
@@ -19,6 +20,7 @@ from bk_spark.protocol.ledger.writer_actions import (
     NoBookies,
     SendAdds,
     SendRefused,
+    WriterAction,
     WriterEvent,
     WriterTimer,
 )
@@ -105,32 +107,36 @@ class AddPipeline:
         if isinstance(event, Answer) and event.tag[0] == "force" and not _is_ok(event.frame):
             self.machine.fail(BookieUnavailableError("the bookie did not sync", bookie_id=event.bookie))
         else:
-            self.machine.handle(_told_by(event, way))
+            self.machine.handle(writer_event(event, way))
 
     def run(self, out: list[Effect]) -> None:
         """Do what the machine wants."""
         for action in self.machine.take_actions():
-            match action:
-                case SendAdds(bookie, views):
-                    for frame in split(views):
-                        entry_id = cast(AddSeen, request_in(frame)).entry_id
-                        out.append(Request(self.actor, bookie, f"add {entry_id}", ("add", self.epoch), frame))
-                case ForceBookie(bookie, last):
-                    tag = ("force", self.epoch, last)
-                    out.append(Request(self.actor, bookie, f"force {last}", tag, force_request()))
-                case ChooseBookies(failed, exclude, avoid):
-                    out.append(Choose(self.actor, ("choose", self.epoch), failed, exclude, avoid))
-                case CompareAndSet() | ReadMetadata():
-                    out.append(metadata_call(self.actor, ("meta", self.epoch), action))
-                case StartTimer(SendRefused(bookie)):
-                    out.append(Retry(self.actor, ("retry", self.epoch), bookie))
-                case StartTimer(WriterTimer() as timer) if timer is not WriterTimer.SLOW_SEARCH:
-                    out.append(Tick(self.actor, ("tick", self.epoch), timer.value))
-                case _:
-                    pass  # connections are always there, and a slow search is one of the ways of Choose
+            out += writer_effects(self.actor, self.epoch, action)
 
 
-def _told_by(event: Event, way: Way) -> WriterEvent:
+def writer_effects(actor: str, epoch: int, action: WriterAction) -> Iterator[Effect]:
+    """What comes of an action of a writer's machine. ``epoch`` goes into the tags."""
+    match action:
+        case SendAdds(bookie, views):
+            for frame in split(views):
+                entry_id = cast(AddSeen, request_in(frame)).entry_id
+                yield Request(actor, bookie, f"add {entry_id}", ("add", epoch), frame)
+        case ForceBookie(bookie, last):
+            yield Request(actor, bookie, f"force {last}", ("force", epoch, last), force_request())
+        case ChooseBookies(failed, exclude, avoid):
+            yield Choose(actor, ("choose", epoch), failed, exclude, avoid)
+        case CompareAndSet() | ReadMetadata():
+            yield metadata_call(actor, ("meta", epoch), action)
+        case StartTimer(SendRefused(bookie)):
+            yield Retry(actor, ("retry", epoch), bookie)
+        case StartTimer(WriterTimer() as timer) if timer is not WriterTimer.SLOW_SEARCH:
+            yield Tick(actor, ("tick", epoch), timer.value)
+        case _:
+            pass  # connections are always there, and a slow search is one of the ways of Choose
+
+
+def writer_event(event: Event, way: Way) -> WriterEvent:
     """What the machine is told."""
     match event:
         case Answer(_, bookie, frame=None):
@@ -148,13 +154,16 @@ def _told_by(event: Event, way: Way) -> WriterEvent:
             return BookiesChosen(dict(way))
         case Choose():
             return NoBookies(NotEnoughBookiesError("none left"))
-        case Retry(_, _, bookie):
-            return TimerFired(SendRefused(bookie))
-        case Tick(_, _, name):
-            return TimerFired(WriterTimer(name))
+        case Retry() | Tick():
+            return TimerFired(timer_of(event))
         case MetaReply():
             return metadata_event(event)
     raise AssertionError(event)
+
+
+def timer_of(event: Retry | Tick) -> SendRefused | WriterTimer:
+    """The name of the timer that fires."""
+    return SendRefused(event.bookie) if isinstance(event, Retry) else WriterTimer(event.name)
 
 
 def _is_ok(frame: bytes | None) -> bool:

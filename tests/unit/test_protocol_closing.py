@@ -9,9 +9,11 @@ from random import Random
 
 import pytest
 
-from bk_spark.protocol.codes import NO_ENTRY
-from bk_spark.protocol.entries.entry import Entry
+from bk_spark.protocol.codes import LAST_ENTRY, NO_ENTRY, Code, DigestType
+from bk_spark.protocol.entries.digest import Buffer, digest_function
+from bk_spark.protocol.entries.entry import Entry, pack_entry, verify_entry
 from bk_spark.protocol.errors import (
+    BookieUnavailableError,
     BookKeeperError,
     LedgerFencedError,
     MetadataConflictError,
@@ -20,6 +22,7 @@ from bk_spark.protocol.errors import (
     OutcomeUnknownError,
 )
 from bk_spark.protocol.ledger.closing import ATTEMPTS, LedgerClosing
+from bk_spark.protocol.ledger.end_search import EndSearch, EntryFailed, EntryRead, ReadEntry
 from bk_spark.protocol.ledger.metadata_calls import (
     CompareAndSet,
     MetadataFailed,
@@ -27,20 +30,11 @@ from bk_spark.protocol.ledger.metadata_calls import (
     MetadataWritten,
     ReadMetadata,
 )
-from bk_spark.protocol.ledger.recovery import (
-    EndFound,
-    FenceBookie,
-    FencingRead,
-    LedgerRecovery,
-    LengthRead,
-    RecoveryFailed,
-    StartWriteBack,
-    WriteBack,
-)
 from bk_spark.protocol.machine import EndedBy, Succeeded
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment
-from bk_spark.protocol.quorum import Answer, Quorum
-from tests.support.ledgers import LEDGER, ledger
+from bk_spark.protocol.quorum import Quorum
+from bk_spark.protocol.wire.answers_v2 import ReadAnswer
+from tests.support.ledgers import LEDGER, PASSWORD, ledger
 
 PLAIN = Quorum(3, 3, 2)
 START = ledger(PLAIN, (0, "b1 b2 b3"), (5, "b1 b2 b4"))
@@ -304,49 +298,44 @@ def test_c14_every_interleaving_gives_one_end(others: Clients, lost_reply: int) 
 
 # --- why closing over IN_RECOVERY is safe -------------------------------------------------------
 
+DIGEST = digest_function(DigestType.CRC32C, PASSWORD)
 PAYLOADS = [b"first", b"second one"]
 DRAINED = (1, sum(map(len, PAYLOADS)))
 
 
-def stored(entry_id: int, lac: int) -> Entry:
-    length = sum(map(len, PAYLOADS[: entry_id + 1]))
-    return Entry(LEDGER, entry_id, lac, length, memoryview(PAYLOADS[entry_id]))
+def answer(holders: Sequence[frozenset[str]], read: ReadEntry) -> ReadAnswer:
+    held = [entry_id for entry_id, at in enumerate(holders) if read.bookie_id in at]
+    wanted = max(held, default=NO_ENTRY) if read.entry_id == LAST_ENTRY else read.entry_id
+    if wanted not in held:
+        return ReadAnswer(LEDGER, read.entry_id, Code.NO_ENTRY, memoryview(b""))
+    length = sum(map(len, PAYLOADS[: wanted + 1]))
+    stored = pack_entry(LEDGER, wanted, wanted - 1, length, PAYLOADS[wanted], DIGEST)
+    return ReadAnswer(LEDGER, read.entry_id, Code.OK, memoryview(stored))
+
+
+def verify(stored: Buffer, entry_id: int | None) -> Entry:
+    return verify_entry(stored, LEDGER, entry_id, DigestType.CRC32C, DIGEST)
 
 
 def recovered_end(holders: Sequence[frozenset[str]], silent: str | None, order: Random) -> tuple[int, int] | None:
     """Where a recovery ends whose bookies answer in any order; None where it cannot tell."""
-    machine = LedgerRecovery(LEDGER, ledger(PLAIN).in_recovery(), read_ahead_entries=2)
-    actions: list[object] = []
-    start, written = (NO_ENTRY, 0), 0
-    while True:
-        actions += machine.take_actions()
-        order.shuffle(actions)
-        # What comes back in order is what the machine decided, not what bookies say.
-        actions.sort(key=lambda action: isinstance(action, EndFound | RecoveryFailed))
-        match actions.pop(0):
-            case FenceBookie(bookie) if bookie == silent:
-                machine.on_fence_answer(bookie, Answer.UNKNOWN)
-            case FenceBookie(bookie):
-                held = [entry_id for entry_id, at in enumerate(holders) if bookie in at]
-                if held:
-                    machine.on_fence_answer(bookie, Answer.PRESENT, stored(held[-1], held[-1] - 1))
-                else:
-                    machine.on_fence_answer(bookie, Answer.ABSENT)
-            case FencingRead(bookie, entry_id) | LengthRead(bookie, entry_id):
-                if bookie == silent:
-                    machine.on_read_answer(bookie, entry_id, Answer.UNKNOWN)
-                elif entry_id < len(holders) and bookie in holders[entry_id]:
-                    machine.on_read_answer(bookie, entry_id, Answer.PRESENT, stored(entry_id, entry_id - 1))
-                else:
-                    machine.on_read_answer(bookie, entry_id, Answer.ABSENT)
-            case StartWriteBack(last_entry_id, length):
-                start = (last_entry_id, length)
-            case WriteBack(payloads):
-                written += payloads.size_bytes
-            case EndFound(last_entry_id):
-                return last_entry_id, start[1] + written
-            case RecoveryFailed():
-                return None
+    search = EndSearch(LEDGER, ledger(PLAIN).in_recovery(), verify, read_timeout_ms=1, read_ahead_entries=2)
+    reads: list[ReadEntry] = []
+    written = 0
+    while search.outcome is None:
+        reads += [action for action in search.take_actions() if isinstance(action, ReadEntry)]
+        order.shuffle(reads)
+        read = reads.pop(0)
+        if read.bookie_id == silent:
+            error = BookieUnavailableError("away")
+            search.handle(EntryFailed(read.attempt, read.bookie_id, read.entry_id, error))
+        else:
+            search.handle(EntryRead(read.attempt, read.bookie_id, read.entry_id, answer(holders, read)))
+        written += sum(len(entry.payload) for entry in search.take_found())
+    if isinstance(search.outcome, EndedBy):
+        return None
+    assert search.length is not None
+    return search.outcome.result, search.length + written
 
 
 BOOKIES = ("b1", "b2", "b3")

@@ -1,411 +1,383 @@
-"""Recovery, event by event. Bookies are b1, b2, …; scenario ids (C1, …) are those of the protocol's known bugs."""
+"""Recovery: marking, writing back and closing, among other clients. The search has tests of its own."""
 
 from __future__ import annotations
 
-import random
+from collections import deque
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 
-from bk_spark.protocol.entries.entry import Entry
-from bk_spark.protocol.errors import EntryUnknownError
-from bk_spark.protocol.ledger.recovery import (
-    READ_AHEAD_ENTRIES,
-    EndFound,
-    FenceBookie,
-    FencingRead,
-    LedgerRecovery,
-    LengthRead,
-    RecoveryFailed,
-    RecoveryState,
-    StartWriteBack,
-    WriteBack,
+from bk_spark.protocol.codes import LAST_ENTRY, Code, DigestType, FlagV2
+from bk_spark.protocol.entries.digest import Buffer, digest_function
+from bk_spark.protocol.entries.entry import Entry, pack_entry, verify_entry
+from bk_spark.protocol.errors import (
+    BookieUnavailableError,
+    EntryUnknownError,
+    LedgerFencedError,
+    MetadataConflictError,
+    MetadataUnavailableError,
+    OutcomeUnknownError,
 )
+from bk_spark.protocol.ledger.end_search import READ_AHEAD_ENTRIES, EntryFailed, EntryRead, Purpose, ReadEntry
+from bk_spark.protocol.ledger.metadata_calls import (
+    CompareAndSet,
+    MetadataEvent,
+    MetadataFailed,
+    MetadataFound,
+    MetadataWritten,
+    ReadMetadata,
+)
+from bk_spark.protocol.ledger.recovery import (
+    ATTEMPTS,
+    AwaitConnections,
+    ForWriteBacks,
+    LedgerRecovery,
+    ToldWriteBacks,
+    WriteBacksReady,
+)
+from bk_spark.protocol.ledger.writer_actions import (
+    AddsAnswered,
+    BookieFailed,
+    BookiesChosen,
+    ChooseBookies,
+    ConnectBookie,
+    LeaveBookie,
+    SendAdds,
+    WriterAction,
+    WriterEvent,
+    WriterLimits,
+)
+from bk_spark.protocol.machine import EndedBy, Succeeded
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
-from bk_spark.protocol.quorum import Answer, Quorum
-from tests.support.ledgers import LEDGER, ledger, payload_of
+from bk_spark.protocol.quorum import Quorum
+from bk_spark.protocol.wire.add_frames import EntryPackager
+from bk_spark.protocol.wire.answers_v2 import ReadAnswer
+from bk_spark.protocol.wire.wire_v2 import AddRun, parse_requests
+from tests.support.ledgers import LEDGER, PASSWORD, ledger, payload_of
+from tests.support.wire import frames
 
-PRESENT, ABSENT, UNKNOWN = Answer.PRESENT, Answer.ABSENT, Answer.UNKNOWN
+DIGEST = digest_function(DigestType.CRC32C, PASSWORD)
+LOST = OutcomeUnknownError("connection lost")
+#: What another client does to the metadata, or the error of the call.
+Meddling = Callable[[LedgerMetadata], LedgerMetadata] | Exception
 
 
 def length_of(last_entry_id: int) -> int:
     return sum(len(payload_of(entry)) for entry in range(last_entry_id + 1))
 
 
-def entry_of(entry_id: int, lac: int | None = None) -> Entry:
-    lac = entry_id - 1 if lac is None else lac
-    return Entry(LEDGER, entry_id, lac, length_of(entry_id), memoryview(payload_of(entry_id)))
+def verify(entry: Buffer, entry_id: int | None) -> Entry:
+    return verify_entry(entry, LEDGER, entry_id, DigestType.CRC32C, DIGEST)
 
 
-class RecoveryUnderTest:
-    """A recovery whose actions are sorted. ``reads`` are the fencing reads asked so far."""
+class Stage:
+    """Bookies that answer at once, a store, and one recovery. ``held`` says who holds which entries."""
 
-    def __init__(self, metadata: LedgerMetadata | None = None, *, follow: bool = True) -> None:
-        self.machine = LedgerRecovery(LEDGER, metadata or ledger(state=LedgerState.IN_RECOVERY))
-        self.fences: list[str] = []
-        self.reads: list[tuple[str, int]] = []
-        self.length_reads: list[tuple[str, int]] = []
-        self.start: StartWriteBack | None = None
-        self.written: list[bytes] = []
-        self.lacs: set[int] = set()
-        self.end: int | None = None
-        self.failed: RecoveryFailed | None = None
-        self._follow = follow
-        self.take()
+    def __init__(self, metadata: LedgerMetadata | None = None, *, lac: int = -1, **held: range) -> None:
+        self.metadata, self.version = metadata or ledger(), 3
+        self.held = {bookie: {entry: min(lac, entry - 1) for entry in entries} for bookie, entries in held.items()}
+        self.silent: set[str] = set()
+        #: Adds are answered while this is set.
+        self.answering = True
+        #: Connections are made while this is set.
+        self.connected = True
+        #: What happens before each write and each read that come next; what happens after each write.
+        self.before_writes: deque[Meddling] = deque()
+        self.before_reads: deque[Meddling] = deque()
+        self.lost_replies = 0
+        #: What reached the store and the bookies, in order.
+        self.calls: list[str] = []
+        #: What the writer of write-backs asked for, but its adds.
+        self.asked: list[WriterAction] = []
+        self.reads: list[ReadEntry] = []
+        #: Entry id, LAC and flags of each add, for each bookie.
+        self.adds: dict[str, list[tuple[int, int, FlagV2]]] = {}
+        self.machine = LedgerRecovery(
+            LEDGER,
+            verify,
+            lambda flags: EntryPackager(LEDGER, DigestType.CRC32C, PASSWORD, flags),
+            read_timeout_ms=1_000,
+            limits=WriterLimits(max_unanswered_entries=200),
+        )
 
-    def take(self) -> None:
-        while actions := self.machine.take_actions():
+    def run(self) -> LedgerMetadata:
+        """The recovery's result. Raises its error, and AssertionError where it waits for something."""
+        self.settle()
+        match self.machine.outcome:
+            case Succeeded(metadata):
+                return metadata
+            case EndedBy(error):
+                raise error
+        raise AssertionError("it has not ended")
+
+    def settle(self) -> None:
+        while True:
+            actions = self.machine.take_actions()
+            if not actions:
+                return
             for action in actions:
-                assert self.end is None, "nothing may follow the end"
                 match action:
-                    case FenceBookie(bookie_id):
-                        self.fences.append(bookie_id)
-                    case FencingRead(bookie_id, entry_id):
-                        self.reads.append((bookie_id, entry_id))
-                    case LengthRead(bookie_id, entry_id):
-                        self.length_reads.append((bookie_id, entry_id))
-                    case StartWriteBack():
-                        assert self.start is None
-                        self.start = action
-                    case WriteBack(payloads, lac):
-                        self.written += [bytes(payload) for payload in payloads]
-                        self.lacs.add(lac)
-                        if self._follow:
-                            self.follow()
-                    case EndFound(last_entry_id):
-                        self.end = last_entry_id
-                    case RecoveryFailed():
-                        self.failed = action
-
-    def follow(self) -> None:
-        assert self.start is not None
-        self.machine.on_written_back(self.start.last_entry_id + len(self.written))
-        self.take()
-
-    def fence(self, bookie_id: str, answer: Answer, last_entry: Entry | None = None) -> None:
-        self.machine.on_fence_answer(bookie_id, answer, last_entry)
-        self.take()
-
-    def read(self, bookie_id: str, entry_id: int, answer: Answer) -> None:
-        entry = entry_of(entry_id) if answer is PRESENT else None
-        self.machine.on_read_answer(bookie_id, entry_id, answer, entry)
-        self.take()
-
-    def all_say(self, answer: Answer, *entry_ids: int) -> None:
-        for entry_id in entry_ids:
-            for bookie_id in [bookie for bookie, asked in self.reads if asked == entry_id]:
-                self.read(bookie_id, entry_id, answer)
-
-    def asked(self, entry_id: int) -> list[str]:
-        return [bookie for bookie, asked in self.reads if asked == entry_id]
-
-
-def fenced(lac: int = -1, metadata: LedgerMetadata | None = None) -> RecoveryUnderTest:
-    """A recovery that heard ``lac`` from all bookies."""
-    recovery = RecoveryUnderTest(metadata)
-    for bookie_id in recovery.fences:
-        recovery.fence(bookie_id, PRESENT, entry_of(lac + 1, lac) if lac >= 0 else entry_of(0))
-    return recovery
-
-
-# --- fencing ------------------------------------------------------------------------------------
-
-
-def test_every_bookie_of_the_last_ensemble_is_fenced_first() -> None:
-    metadata = ledger(Quorum(2, 2, 2), (0, "b1 b2"), (5, "b3 b2"))
-    recovery = RecoveryUnderTest(metadata)
-    assert (recovery.fences, recovery.reads) == (["b3", "b2"], [])
-
-
-def test_reading_begins_when_no_write_quorum_can_still_acknowledge() -> None:
-    recovery = RecoveryUnderTest()
-    recovery.fence("b1", PRESENT, entry_of(5, 3))
-    assert recovery.reads == []
-    recovery.fence("b3", ABSENT)
-    assert recovery.asked(4) == ["b2", "b3", "b1"]
-    assert min(entry for _, entry in recovery.reads) == 4
-    # What comes later changes nothing.
-    recovery.fence("b2", PRESENT, entry_of(9, 8))
-    assert recovery.machine.state is RecoveryState.READING
-    assert min(entry for _, entry in recovery.reads) == 4
-
-
-def test_the_highest_lac_heard_counts() -> None:
-    recovery = RecoveryUnderTest(ledger(Quorum(3, 3, 1)))
-    recovery.fence("b1", PRESENT, entry_of(5, 3))
-    recovery.fence("b2", PRESENT, entry_of(9, 7))
-    recovery.fence("b3", PRESENT, entry_of(9, 2))
-    assert min(entry for _, entry in recovery.reads) == 8
-
-
-def test_too_few_definite_answers_end_the_recovery() -> None:
-    recovery = RecoveryUnderTest()
-    recovery.fence("b1", UNKNOWN)
-    recovery.fence("b2", PRESENT, entry_of(0))
-    assert recovery.failed is None
-    recovery.fence("b3", UNKNOWN)
-    assert recovery.failed is not None
-    assert isinstance(recovery.failed.error, EntryUnknownError)
-    assert "b1, b3" in str(recovery.failed.error)
-    assert recovery.reads == []
-
-
-def test_one_unknown_answer_does_not_hold_up_the_others() -> None:
-    recovery = RecoveryUnderTest()
-    recovery.fence("b1", UNKNOWN)
-    recovery.fence("b2", ABSENT)
-    recovery.fence("b3", ABSENT)
-    assert recovery.asked(0) == ["b1", "b2", "b3"]
-
-
-# --- finding the end ----------------------------------------------------------------------------
-
-
-def test_an_empty_ledger() -> None:
-    recovery = RecoveryUnderTest()
-    for bookie_id in ("b1", "b2", "b3"):
-        recovery.fence(bookie_id, ABSENT)
-    recovery.read("b1", 0, ABSENT)
-    assert recovery.end is None
-    recovery.read("b2", 0, ABSENT)
-    assert (recovery.end, recovery.start, recovery.written) == (-1, StartWriteBack(-1, 0), [])
-
-
-def test_entries_beyond_the_lac_are_written_back_until_the_first_gap() -> None:
-    recovery = fenced(lac=4)
-    recovery.all_say(PRESENT, 6, 5)
-    assert recovery.start == StartWriteBack(4, length_of(4))
-    assert recovery.written == [payload_of(5), payload_of(6)]
-    # Entry 8 is there, but 7 is not: it was never acknowledged.
-    recovery.all_say(PRESENT, 8)
-    recovery.all_say(ABSENT, 7)
-    assert recovery.end == 6
-    assert recovery.written == [payload_of(5), payload_of(6)]
-
-
-@pytest.mark.parametrize(
-    ("quorum", "needed"),
-    [(Quorum(3, 3, 2), 2), (Quorum(3, 3, 3), 1), (Quorum(3, 3, 1), 3), (Quorum(5, 3, 2), 2)],
-    ids=str,
-)
-def test_absent_needed(quorum: Quorum, needed: int) -> None:
-    recovery = RecoveryUnderTest(ledger(quorum))
-    for bookie_id in recovery.fences:
-        recovery.fence(bookie_id, ABSENT)
-    for number, bookie_id in enumerate(recovery.asked(0), 1):
-        assert (recovery.end is not None) is (number > needed)
-        recovery.read(bookie_id, 0, ABSENT)
-    assert recovery.end == -1
-
-
-def test_one_replica_is_enough_for_present() -> None:
-    recovery = fenced()
-    recovery.read("b1", 0, ABSENT)
-    recovery.read("b2", 0, PRESENT)
-    assert recovery.written == [payload_of(0)]
-
-
-def test_c5_c7_unknown_never_truncates() -> None:
-    """A bookie lost the entry in a crash (C5) or cannot read its bytes (C7): it says unknown."""
-    recovery = fenced()
-    recovery.read("b1", 0, UNKNOWN)
-    recovery.read("b2", 0, ABSENT)
-    assert (recovery.end, recovery.failed) == (None, None)
-    recovery.read("b3", 0, UNKNOWN)
-    assert recovery.end is None
-    assert recovery.failed is not None
-    assert recovery.failed.error.entry_id == 0
-    for part in ("b1 unknown", "b2 absent", "b3 unknown"):
-        assert part in str(recovery.failed.error)
-
-
-def test_unknown_beside_enough_absent_answers_is_an_end() -> None:
-    recovery = fenced()
-    recovery.read("b3", 0, UNKNOWN)
-    recovery.read("b1", 0, ABSENT)
-    recovery.read("b2", 0, ABSENT)
-    assert recovery.end == -1
-
-
-def test_c5_an_acknowledged_entry_is_found_behind_unknown_answers() -> None:
-    recovery = fenced()
-    recovery.read("b1", 0, UNKNOWN)
-    recovery.read("b2", 0, ABSENT)
-    recovery.read("b3", 0, PRESENT)
-    assert recovery.written == [payload_of(0)]
-
-
-def test_the_first_answer_of_a_bookie_counts() -> None:
-    recovery = fenced()
-    for _ in range(3):
-        recovery.read("b1", 0, ABSENT)
-    assert recovery.end is None
-    recovery.read("b9", 0, ABSENT)
-    recovery.read("b1", 99, ABSENT)
-    assert recovery.end is None
-
-
-def test_every_read_of_the_search_fences() -> None:
-    """C1, C2: only FencingRead is ever asked before the end, and of the whole write set."""
-    recovery = fenced(lac=2)
-    recovery.all_say(PRESENT, 3, 4)
-    assert recovery.length_reads == []
-    for entry_id in range(3, 5 + READ_AHEAD_ENTRIES):
-        assert sorted(recovery.asked(entry_id)) == ["b1", "b2", "b3"]
-
-
-def test_reads_go_no_further_ahead_than_the_writer_follows() -> None:
-    recovery = RecoveryUnderTest(follow=False)
-    for bookie_id in recovery.fences:
-        recovery.fence(bookie_id, PRESENT, entry_of(0))
-    found = 0
-    while recovery.asked(found):
-        recovery.all_say(PRESENT, found)
-        found += 1
-    assert found == 4 * READ_AHEAD_ENTRIES
-    assert len(recovery.written) == found
-    assert (recovery.end, recovery.failed) == (None, None)
-    recovery.follow()
-    recovery.all_say(PRESENT, found)
-    recovery.all_say(ABSENT, found + 1)
-    assert (recovery.end, len(recovery.written)) == (found, found + 1)
-
-
-# --- length -------------------------------------------------------------------------------------
-
-
-def test_the_length_comes_from_the_entry_at_the_lac_where_nothing_lies_beyond() -> None:
-    recovery = fenced(lac=4)
-    recovery.all_say(ABSENT, 5)
-    assert (recovery.end, recovery.length_reads) == (None, [("b2", 4), ("b3", 4), ("b1", 4)])
-    recovery.read("b2", 4, ABSENT)
-    recovery.read("b3", 4, PRESENT)
-    assert (recovery.end, recovery.start) == (4, StartWriteBack(4, length_of(4)))
-
-
-def test_the_entry_at_the_lac_was_acknowledged_absent_or_not() -> None:
-    recovery = fenced(lac=4)
-    recovery.all_say(ABSENT, 5)
-    for bookie_id in ("b1", "b2", "b3"):
-        recovery.read(bookie_id, 4, ABSENT)
-    assert (recovery.end, recovery.failed is not None) == (None, True)
-
-
-def test_the_length_is_that_of_the_last_entry_written_back() -> None:
-    recovery = fenced(lac=4)
-    recovery.all_say(PRESENT, 5)
-    recovery.all_say(ABSENT, 6)
-    assert (recovery.end, recovery.length_reads, recovery.start) == (5, [], StartWriteBack(4, length_of(4)))
-
-
-# --- segments -----------------------------------------------------------------------------------
-
-
-def test_c3_recovery_starts_at_the_last_segment_and_touches_no_earlier_one() -> None:
-    metadata = ledger(Quorum(2, 2, 2), (0, "b1 b2"), (1000, "b2 b3"), (2000, "b4 b5"), state=LedgerState.IN_RECOVERY)
-    recovery = RecoveryUnderTest(metadata)
-    assert recovery.fences == ["b4", "b5"]
-    for bookie_id in ("b4", "b5"):
-        recovery.fence(bookie_id, ABSENT)
-    assert {bookie for bookie, _ in recovery.reads} == {"b4", "b5"}
-    assert min(entry for _, entry in recovery.reads) == 2000
-    recovery.read("b4", 2000, ABSENT)
-    # The length lies in the segment before, which is read and not fenced.
-    assert recovery.length_reads == [("b3", 1999), ("b2", 1999)]
-    recovery.read("b2", 1999, PRESENT)
-    assert (recovery.end, recovery.start, recovery.written) == (1999, StartWriteBack(1999, length_of(1999)), [])
-
-
-def test_c3_an_old_lac_does_not_lead_back_into_an_earlier_segment() -> None:
-    metadata = ledger(Quorum(2, 2, 2), (0, "b1 b2"), (10, "b3 b2"))
-    recovery = RecoveryUnderTest(metadata)
-    recovery.fence("b2", PRESENT, entry_of(9, 2))
-    recovery.fence("b3", PRESENT, entry_of(10, 2))
-    assert min(entry for _, entry in recovery.reads) == 10
-    recovery.all_say(PRESENT, 10)
-    assert recovery.lacs == {9}
-
-
-# --- scenarios with a writer --------------------------------------------------------------------
-
-
-def test_c10_write_backs_carry_the_lac_that_was_found_at_the_start() -> None:
-    recovery = fenced(lac=4)
-    for entry_id in (5, 6, 7):
-        recovery.all_say(PRESENT, entry_id)
-    recovery.all_say(ABSENT, 8)
-    assert (recovery.lacs, recovery.end) == ({4}, 7)
-
-
-def test_c16_after_a_crash_between_write_back_and_close_the_next_ends_alike() -> None:
-    first = fenced(lac=4)
-    first.all_say(PRESENT, 5, 6)
-    first.all_say(ABSENT, 7)
-    assert (first.end, first.written) == (6, [payload_of(5), payload_of(6)])
-    # The next one meets the write-backs, whose LAC is still 4.
-    second = RecoveryUnderTest()
-    second.fence("b1", PRESENT, entry_of(6, 4))
-    second.fence("b2", PRESENT, entry_of(6, 4))
-    second.all_say(PRESENT, 5, 6)
-    second.all_say(ABSENT, 7)
-    assert (second.end, second.written, second.lacs) == (first.end, first.written, {4})
-
-
-def test_nothing_happens_after_the_end_or_a_failure() -> None:
-    ended = fenced()
-    ended.all_say(ABSENT, 0)
-    ended.read("b3", 0, PRESENT)
-    ended.read("b1", 1, PRESENT)
-    ended.machine.on_written_back(5)
-    ended.take()
-    assert (ended.end, ended.written) == (-1, [])
-    failed = fenced()
-    failed.all_say(UNKNOWN, 0)
-    failed.all_say(PRESENT, 1)
-    failed.machine.on_written_back(5)
-    failed.take()
-    assert (failed.end, failed.written, failed.machine.state) == (None, [], RecoveryState.FAILED)
-
-
-@pytest.mark.parametrize("quorum", [Quorum(3, 3, 2), Quorum(5, 3, 2), Quorum(4, 4, 1), Quorum(3, 2, 2)], ids=str)
-@pytest.mark.parametrize("seed", range(20))
-def test_any_order_of_answers_ends_at_or_beyond_every_acknowledged_entry(quorum: Quorum, seed: int) -> None:
-    """Entries up to ``acknowledged`` lie on an ack quorum, some beyond on fewer; some bookies cannot tell."""
-    random_ = random.Random(f"{seed} {quorum}")
-    acknowledged = random_.randint(-1, 6)
-    pushed = acknowledged + random_.randint(0, 5)
-    holds: dict[int, set[str]] = {}
-    for entry in range(pushed + 1):
-        members = [f"b{index + 1}" for index in quorum.write_set(entry)]
-        least = quorum.ack_quorum_size if entry <= acknowledged else 0
-        holds[entry] = set(random_.sample(members, random_.randint(least, len(members))))
-    recovery = RecoveryUnderTest(ledger(quorum))
-    fences, done = list(recovery.fences), 0
-    while recovery.end is None and recovery.failed is None and (fences or done < len(recovery.reads)):
-        if fences and (done == len(recovery.reads) or random_.random() < 0.5):
-            bookie = fences.pop(random_.randrange(len(fences)))
-            held = [entry for entry in holds if bookie in holds[entry]]
-            if random_.random() < 0.1:
-                recovery.fence(bookie, UNKNOWN)
-            elif held:
-                lac = random_.randint(-1, min(acknowledged, max(held) - 1))
-                recovery.fence(bookie, PRESENT, entry_of(max(held), lac))
-            else:
-                recovery.fence(bookie, ABSENT)
+                    case ReadMetadata() | CompareAndSet():
+                        self.machine.handle(self.call(action))
+                    case ReadEntry():
+                        self.reads.append(action)
+                        self.machine.handle(self.answer(action))
+                    case ForWriteBacks(attempt, SendAdds() as adds):
+                        assert attempt == self.machine.attempt
+                        self.add(adds)
+                    case ForWriteBacks(_, ConnectBookie() | LeaveBookie() | ChooseBookies() as for_writer):
+                        self.asked.append(for_writer)
+                    case AwaitConnections(attempt) if self.connected:
+                        self.machine.handle(WriteBacksReady(attempt))
+                    case ForWriteBacks():
+                        raise AssertionError(action)
+
+    def call(self, action: ReadMetadata | CompareAndSet) -> MetadataEvent:
+        meddling = self.before_reads if isinstance(action, ReadMetadata) else self.before_writes
+        meddler = meddling.popleft() if meddling else None
+        if isinstance(meddler, MetadataUnavailableError):
+            return MetadataFailed(meddler)
+        if callable(meddler):
+            self.metadata, self.version = meddler(self.metadata), self.version + 1
+        if isinstance(action, ReadMetadata):
+            self.calls.append("read")
+            return MetadataFound(self.metadata, self.version)
+        self.calls.append(action.metadata.state.name)
+        if action.version != self.version:
+            return MetadataFailed(MetadataConflictError("changed by another client"))
+        self.metadata, self.version = action.metadata, self.version + 1
+        if self.lost_replies:
+            self.lost_replies -= 1
+            return MetadataFailed(LOST)
+        return MetadataWritten(self.metadata, self.version)
+
+    def answer(self, read: ReadEntry) -> EntryRead | EntryFailed:
+        if read.purpose is not Purpose.LENGTH:
+            assert self.metadata.state is not LedgerState.OPEN, "it fences before the metadata say IN_RECOVERY"
+        held = self.held.get(read.bookie_id, {})
+        if read.bookie_id in self.silent:
+            error = BookieUnavailableError("away", bookie_id=read.bookie_id)
+            return EntryFailed(read.attempt, read.bookie_id, read.entry_id, error)
+        wanted = max(held, default=None) if read.entry_id == LAST_ENTRY else read.entry_id
+        if wanted is None or wanted not in held:
+            answer = ReadAnswer(LEDGER, read.entry_id, Code.NO_ENTRY, memoryview(b""))
         else:
-            pick = random_.randrange(done, len(recovery.reads))
-            recovery.reads[done], recovery.reads[pick] = recovery.reads[pick], recovery.reads[done]
-            bookie, entry = recovery.reads[done]
-            done += 1
-            answer = PRESENT if bookie in holds.get(entry, ()) else ABSENT
-            recovery.read(bookie, entry, UNKNOWN if random_.random() < 0.1 else answer)
-    for bookie, entry in recovery.length_reads:
-        if recovery.end is None:
-            recovery.read(bookie, entry, PRESENT if bookie in holds[entry] else ABSENT)
-    if recovery.failed is None:
-        assert recovery.end is not None
-        assert recovery.end >= acknowledged
-        assert recovery.end <= pushed
-        assert recovery.start is not None
-        begin = recovery.start.last_entry_id
-        assert recovery.written == [payload_of(entry) for entry in range(begin + 1, recovery.end + 1)]
-        assert recovery.start.length == length_of(begin)
+            stored = pack_entry(LEDGER, wanted, held[wanted], length_of(wanted), payload_of(wanted), DIGEST)
+            answer = ReadAnswer(LEDGER, read.entry_id, Code.OK, memoryview(stored))
+        return EntryRead(read.attempt, read.bookie_id, read.entry_id, answer)
+
+    def add(self, action: SendAdds) -> None:
+        ids: list[int] = []
+        for run in parse_requests(frames(bytes(view) for view in action.frames)):
+            assert isinstance(run, AddRun)
+            for start, end in zip(run.offsets[:-1].tolist(), run.offsets[1:].tolist(), strict=True):
+                entry = verify(bytes(run.records[start + 4 : end]), None)
+                ids.append(entry.entry_id)
+                assert (entry.payload, entry.length) == (payload_of(entry.entry_id), length_of(entry.entry_id))
+                said = (entry.entry_id, entry.last_add_confirmed, FlagV2(run.flags))
+                self.adds.setdefault(action.bookie_id, []).append(said)
+        if self.answering:
+            self.add_answers(action.bookie_id, ids, Code.OK)
+
+    def add_answers(self, bookie_id: str, ids: list[int], code: Code) -> None:
+        self.tell(AddsAnswered(bookie_id, np.array(ids), np.full(len(ids), code, np.int32)))
+
+    def tell(self, event: WriterEvent) -> None:
+        """The writer of the present search."""
+        self.machine.handle(ToldWriteBacks(self.machine.attempt, event))
+
+
+def test_an_empty_ledger_is_marked_fenced_and_closed() -> None:
+    stage = Stage()
+    closed = stage.run()
+    assert stage.calls == ["read", "IN_RECOVERY", "CLOSED"]
+    assert (closed.state, closed.last_entry_id, closed.length) == (LedgerState.CLOSED, -1, 0)
+    assert closed == stage.metadata
+    assert stage.machine.take_actions() == []
+
+
+def test_a_closed_ledger_is_left_as_it_is() -> None:
+    stage = Stage(ledger().closed(4, 44))
+    assert stage.run() == stage.metadata
+    assert (stage.calls, stage.reads) == (["read"], [])
+
+
+def test_a_ledger_that_is_in_recovery_is_not_marked_again() -> None:
+    stage = Stage(ledger().in_recovery(), b1=range(3), b2=range(3))
+    assert stage.run().last_entry_id == 2
+    assert stage.calls == ["read", "CLOSED"]
+
+
+def test_c10_what_lies_beyond_the_lac_is_written_back_with_the_lac_of_the_start() -> None:
+    """A reader must not see an entry that another recovery may still cut off."""
+    stage = Stage(lac=1, b1=range(5), b2=range(5))
+    closed = stage.run()
+    assert (closed.last_entry_id, closed.length) == (4, length_of(4))
+    wanted = [(entry, 1, FlagV2.RECOVERY_ADD | FlagV2.HIGH_PRIORITY) for entry in (2, 3, 4)]
+    assert stage.adds == {"b1": wanted, "b2": wanted, "b3": wanted}
+
+
+def test_it_closes_only_when_all_that_was_found_lies_on_an_ack_quorum() -> None:
+    stage = Stage(b1=range(2), b2=range(2), b3=range(2))
+    stage.answering = False
+    stage.settle()
+    for bookie_id, ids in (("b1", [0, 1]), ("b2", [0])):
+        stage.add_answers(bookie_id, ids, Code.OK)
+        stage.settle()
+        assert (stage.calls[-1], stage.machine.outcome) == ("IN_RECOVERY", None)
+    stage.add_answers("b3", [1], Code.OK)
+    assert stage.run().last_entry_id == 1
+
+
+def test_the_close_publishes_the_ensemble_of_the_write_backs() -> None:
+    stage = Stage(b1=range(2), b2=range(2), b3=range(2))
+    stage.answering = False
+    stage.settle()
+    assert stage.asked == [ConnectBookie(bookie_id) for bookie_id in ("b1", "b2", "b3")]
+    stage.tell(BookieFailed("b2"))
+    stage.settle()
+    assert isinstance(stage.asked[-1], ChooseBookies)
+    stage.tell(BookiesChosen({1: "b4"}))
+    stage.answering = True
+    stage.settle()
+    assert stage.machine.outcome is None
+    stage.add_answers("b1", [0, 1], Code.OK)
+    closed = stage.run()
+    assert [segment.ensemble for segment in closed.segments] == [("b1", "b4", "b3")]
+    # Nobody but the closing compare-and-set tells of it.
+    assert stage.calls == ["read", "IN_RECOVERY", "CLOSED"]
+
+
+def test_a_bookie_that_cannot_be_reached_is_replaced_before_it_misses_a_write_back() -> None:
+    stage = Stage(b1=range(100), b2=range(100), b3=range(100))
+    stage.connected = False
+    stage.settle()
+    assert stage.adds == {}
+    stage.tell(BookieFailed("b2"))
+    stage.machine.handle(WriteBacksReady(stage.machine.attempt))
+    stage.settle()
+    assert stage.machine.outcome is None
+    stage.tell(BookiesChosen({1: "b4"}))
+    closed = stage.run()
+    assert (closed.last_entry_id, closed.last_segment.ensemble) == (99, ("b1", "b4", "b3"))
+    assert [add[0] for add in stage.adds["b4"]] == list(range(100))
+
+
+def test_what_ends_the_write_backs_ends_the_recovery() -> None:
+    stage = Stage(b1=range(2), b2=range(2))
+    stage.answering = False
+    stage.settle()
+    stage.add_answers("b1", [0], Code.FENCED)
+    with pytest.raises(LedgerFencedError):
+        stage.run()
+
+
+def test_what_cannot_be_proven_ends_the_recovery_and_leaves_the_ledger() -> None:
+    stage = Stage(b1=range(2), b2=range(2))
+    stage.silent = {"b2", "b3"}
+    with pytest.raises(EntryUnknownError):
+        stage.run()
+    assert stage.metadata.state is LedgerState.IN_RECOVERY
+
+
+def test_nothing_more_is_read_while_a_bookie_owes_too_much() -> None:
+    stage = Stage(b1=range(600), b2=range(600), b3=range(600))
+    stage.answering = False
+    stage.settle()
+    read = max(read.entry_id for read in stage.reads)
+    assert 200 < read < 200 + 5 * READ_AHEAD_ENTRIES
+    # The ack quorum has them all. The third bookie still owes them.
+    for bookie_id in ("b1", "b2"):
+        stage.add_answers(bookie_id, list(range(read + 1)), Code.OK)
+    stage.settle()
+    assert max(read.entry_id for read in stage.reads) == read
+    stage.answering = True
+    stage.add_answers("b3", list(range(read + 1)), Code.OK)
+    assert stage.run().last_entry_id == 599
+
+
+# --- metadata that change, replies that are lost ---------------------------------------------------
+
+
+def test_marking_is_tried_again_upon_what_is_there() -> None:
+    stage = Stage(b1=range(3), b2=range(3), b4=range(3))
+    # The writer changes its ensemble before it hears of the recovery.
+    changed = ledger(Quorum(3, 3, 2), (0, "b1 b2 b4"))
+    stage.before_writes.append(lambda found: changed)
+    closed = stage.run()
+    assert stage.calls == ["read", "IN_RECOVERY", "read", "IN_RECOVERY", "CLOSED"]
+    assert (closed.last_entry_id, closed.segments) == (2, changed.segments)
+    assert {read.bookie_id for read in stage.reads} == {"b1", "b2", "b4"}
+
+
+@pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY], ids=lambda state: state.name)
+def test_c13_a_lost_reply_is_found_out(state: LedgerState) -> None:
+    """The reply of the first compare-and-set: marking or closing."""
+    stage = Stage(ledger(state=state), b1=range(3), b2=range(3))
+    stage.lost_replies = 1
+    assert stage.run().last_entry_id == 2
+    marked = ["read", "IN_RECOVERY", "read", "CLOSED"]
+    assert stage.calls == (marked if state is LedgerState.OPEN else ["read", "CLOSED", "read"])
+
+
+def test_another_client_closes_while_it_is_marked() -> None:
+    stage = Stage()
+    stage.before_writes.append(lambda found: found.closed(7, 70))
+    assert stage.run().last_entry_id == 7
+    assert stage.reads == []
+
+
+def test_another_client_closes_first_and_its_end_counts() -> None:
+    stage = Stage(ledger().in_recovery(), b1=range(3), b2=range(3))
+    stage.before_writes.append(lambda found: found.closed(1, length_of(1)))
+    assert (stage.run().last_entry_id, stage.calls) == (1, ["read", "CLOSED", "read"])
+
+
+def test_metadata_that_changed_are_searched_anew() -> None:
+    stage = Stage(ledger().in_recovery(), lac=0, b1=range(3), b2=range(3), b4=range(5), b5=range(5))
+    changed = ledger(Quorum(3, 3, 2), (0, "b1 b2 b3"), (3, "b4 b5 b1")).in_recovery()
+    stage.before_writes.append(lambda found: changed)
+    closed = stage.run()
+    assert (closed.last_entry_id, closed.length, closed.segments) == (4, length_of(4), changed.segments)
+    assert {read.attempt for read in stage.reads} == {1, 2}
+    again = {read.bookie_id for read in stage.reads if read.attempt == 2 and read.purpose is Purpose.FENCE}
+    assert again == {"b4", "b5", "b1"}
+    # What is written back again carries what the second search began with.
+    assert [add[:2] for add in stage.adds["b4"]] == [(3, 2), (4, 2)]
+
+
+@pytest.mark.parametrize(("state", "most"), [(LedgerState.OPEN, 8), (LedgerState.IN_RECOVERY, ATTEMPTS)])
+def test_metadata_that_keep_changing_end_the_recovery(state: LedgerState, most: int) -> None:
+    stage = Stage(ledger(state=state))
+    stage.before_writes.extend([lambda found: found] * 100)
+    with pytest.raises(MetadataConflictError, match="keeps changing"):
+        stage.run()
+    assert len(stage.calls) - stage.calls.count("read") == most
+
+
+def test_metadata_that_cannot_be_read_or_written_end_the_recovery() -> None:
+    away = MetadataUnavailableError("away")
+    for reads, writes in (([away], []), ([], [away]), ([None, away], [lambda found: found]), ([], [None, away])):
+        stage = Stage()
+        stage.before_reads.extend(reads)  # type: ignore[arg-type]
+        stage.before_writes.extend(writes)  # type: ignore[arg-type]
+        with pytest.raises(MetadataUnavailableError, match="away"):
+            stage.run()
+        assert stage.metadata.state is not LedgerState.CLOSED
+
+
+def test_a_read_whose_outcome_is_unknown_is_not_repeated() -> None:
+    stage = Stage()
+    stage.before_reads.append(LOST)
+    with pytest.raises(OutcomeUnknownError):
+        stage.run()
+
+
+def test_an_error_nobody_thought_of_ends_the_recovery() -> None:
+    stage = Stage()
+    stage.machine.fail(RuntimeError("nobody thought of this"))
+    stage.machine.handle(MetadataFound(ledger(), 3))
+    with pytest.raises(RuntimeError):
+        stage.run()
+    assert stage.calls == []

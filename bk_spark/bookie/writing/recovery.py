@@ -1,44 +1,39 @@
-"""Recovering a ledger: drives :class:`bk_spark.protocol.ledger.recovery.LedgerRecovery`, then closes it."""
+"""Recovering a ledger: runs :class:`bk_spark.protocol.ledger.recovery.LedgerRecovery`."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any
 
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.connection.base import LedgerConnection
 from bk_spark.bookie.connection.pool import ConnectionPool
-from bk_spark.bookie.metadata.ledger_store import StoredMetadata
+from bk_spark.bookie.runners import AsyncRunner
 from bk_spark.bookie.services import ClusterServices
-from bk_spark.bookie.tasks import TaskSet
-from bk_spark.bookie.writing.write_handle import RecoveryStart, WriteHandle
-from bk_spark.protocol.codes import LAST_ENTRY, Code, DigestType, FlagV2
-from bk_spark.protocol.entries.digest import digest_function, master_key
+from bk_spark.bookie.writing.metadata_calls import call_metadata
+from bk_spark.bookie.writing.writer_performer import WriterPerformer
+from bk_spark.bookie.writing.writer_settings import limits_of, packager_of
+from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.entries.digest import Buffer, digest_function, master_key
 from bk_spark.protocol.entries.entry import Entry, verify_entry
-from bk_spark.protocol.errors import (
-    BookKeeperError,
-    DigestMismatchError,
-    MetadataConflictError,
-    OutcomeUnknownError,
-    PeerError,
-)
+from bk_spark.protocol.errors import BookKeeperError
+from bk_spark.protocol.ledger.end_search import EntryFailed, EntryRead, ReadEntry, Unclear
+from bk_spark.protocol.ledger.metadata_calls import CompareAndSet, ReadMetadata
 from bk_spark.protocol.ledger.recovery import (
-    EndFound,
-    FenceBookie,
-    FencingRead,
+    AwaitConnections,
+    ForWriteBacks,
     LedgerRecovery,
-    LengthRead,
-    RecoveryFailed,
-    StartWriteBack,
-    WriteBack,
+    RecoveryAction,
+    RecoveryEvent,
+    ToldWriteBacks,
+    WriteBacksReady,
 )
-from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
-from bk_spark.protocol.quorum import Answer
-from bk_spark.protocol.wire.code_errors import error_of
+from bk_spark.protocol.ledger.writer_actions import WriterEvent
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 
 _LOG = logging.getLogger(__name__)
-_ATTEMPTS: Final = 5
 
 
 async def recover_ledger(
@@ -49,165 +44,127 @@ async def recover_ledger(
     pool: ConnectionPool[LedgerConnection],
     config: ClientConfig,
 ) -> LedgerMetadata:
-    """Fence and close a ledger; its final metadata. A closed one is left as it is.
+    """Fence and close a ledger. Returns its final metadata. A closed ledger is left as it is.
 
     ``pool`` must serve nobody else: v2 answers carry no request id, so those to a writer of the same
     ledger could be taken for ours. Raises EntryUnknownError where the end cannot be proven, and
-    NotEnoughBookiesError; the ledger then stays IN_RECOVERY and can be recovered again.
+    NotEnoughBookiesError. The ledger then stays IN_RECOVERY and can be recovered again.
     """
-    for _ in range(_ATTEMPTS):
-        stored = await services.update(
-            ledger_id, lambda found: found.in_recovery() if found.state is LedgerState.OPEN else None
-        )
-        if stored.metadata.state is LedgerState.CLOSED:
-            return stored.metadata
-        attempt = _Recovery(ledger_id, stored, digest_type, password, services, pool, config)
-        try:
-            return await attempt.run()
-        except MetadataConflictError:
-            # Somebody else changed the ledger's metadata: begin again from what it is now.
-            continue
-        finally:
-            await attempt.stop()
-    raise MetadataConflictError("the ledger's metadata keeps changing", ledger_id=ledger_id)
+    recovery = _Performer(ledger_id, digest_type, password, services, pool, config)
+    recovery.runner.run()
+    try:
+        metadata = await recovery.runner.result()
+    finally:
+        await recovery.stop()
+    _LOG.info("ledger %d: recovered, last entry %d", ledger_id, metadata.last_entry_id)
+    return metadata
 
 
-class _Recovery:
+class _Performer:
+    """Performs what a recovery asks for: metadata calls, reads, and the actions of its writers."""
+
     def __init__(
         self,
         ledger_id: int,
-        stored: StoredMetadata,
         digest_type: DigestType,
         password: bytes,
         services: ClusterServices,
         pool: ConnectionPool[LedgerConnection],
         config: ClientConfig,
     ) -> None:
+        digest = digest_function(digest_type, password)
+
+        def verify(stored: Buffer, entry_id: int | None) -> Entry:
+            return verify_entry(stored, ledger_id, entry_id, digest_type, digest)
+
         self._ledger_id = ledger_id
-        self._stored = stored
-        self._digest_type = digest_type
-        self._password = password
         self._key = master_key(password)
-        self._digest = digest_function(digest_type, password)
         self._services = services
         self._pool = pool
         self._config = config
-        self._machine = LedgerRecovery(ledger_id, stored.metadata)
-        self._tasks = TaskSet(f"recovery of ledger {ledger_id}", self._fail)
         self._warned: set[str] = set()
-        self._writer: WriteHandle | None = None
-        #: Write-backs in order; None marks the end.
-        self._to_write: asyncio.Queue[StartWriteBack | WriteBack | EndFound | RecoveryFailed] = asyncio.Queue()
-
-    async def run(self) -> LedgerMetadata:
-        self._run()
-        while True:
-            match await self._to_write.get():
-                case StartWriteBack(last_entry_id, length):
-                    self._writer = WriteHandle(
-                        self._ledger_id,
-                        self._stored,
-                        self._digest_type,
-                        self._password,
-                        self._services,
-                        self._pool,
-                        self._config,
-                        recovery=RecoveryStart(last_entry_id, length),
-                    )
-                    await self._writer.start()
-                case WriteBack(payloads, last_add_confirmed):
-                    assert self._writer is not None
-                    written_back = await self._writer.append_many(payloads, last_add_confirmed)
-                    self._machine.on_written_back(written_back)
-                    self._run()
-                case EndFound(last_entry_id):
-                    return await self._close(last_entry_id)
-                case RecoveryFailed(error):
-                    raise error
+        #: What writes back for the present search, and its number.
+        self._write_backs: WriterPerformer | None = None
+        self._attempt = 0
+        self._writing: set[asyncio.Task[Any]] = set()
+        self._machine = LedgerRecovery(
+            ledger_id,
+            verify,
+            lambda flags: packager_of(config, ledger_id, digest_type, password, flags),
+            read_timeout_ms=config.read_timeout_ms,
+            limits=limits_of(config, recovers=True),
+        )
+        self.runner: AsyncRunner[RecoveryAction, RecoveryEvent, LedgerMetadata] = AsyncRunner(
+            self._machine, self._perform, what=f"recovery of ledger {ledger_id}"
+        )
 
     async def stop(self) -> None:
-        await self._tasks.cancel()
-        if self._writer is not None:
-            await self._writer.abandon()
+        await self.runner.stop()
+        if self._write_backs is not None:
+            self._write_backs.detach()
 
-    async def _close(self, last_entry_id: int) -> LedgerMetadata:
-        writer = self._writer
-        assert writer is not None
-        written_back = await writer.flush()
-        assert written_back == last_entry_id, (written_back, last_entry_id)
-        closed = writer.metadata.closed(last_entry_id, writer.length)
+    def _perform(self, action: RecoveryAction) -> Coroutine[Any, Any, RecoveryEvent | None] | RecoveryEvent | None:
+        match action:
+            case ReadMetadata() | CompareAndSet():
+                return call_metadata(self._services, self._ledger_id, action)
+            case ReadEntry():
+                return self._read(action)
+            case ForWriteBacks(attempt, for_writer):
+                answer = self._writer_performer(attempt).perform(for_writer)
+                if isinstance(answer, Coroutine):
+                    return self._told(attempt, answer)
+                return None if answer is None else ToldWriteBacks(attempt, answer)
+            case AwaitConnections(attempt):
+                return _connected(attempt, self._writer_performer(attempt))
+            case Unclear(bookie_id, reason, silent):
+                if silent:
+                    self._services.bookie_failed(bookie_id)
+                # Once per bookie: a broken connection fails all that was asked there.
+                if bookie_id not in self._warned:
+                    self._warned.add(bookie_id)
+                    _LOG.warning("ledger %d: recovery: bookie %s: %s", self._ledger_id, bookie_id, reason)
+        return None
+
+    async def _read(self, read: ReadEntry) -> EntryRead | EntryFailed:
+        bookie_id, entry_id = read.bookie_id, read.entry_id
         try:
-            stored = await self._services.write(self._ledger_id, closed, self._stored.version)
-        except (MetadataConflictError, OutcomeUnknownError) as error:
-            found = await self._services.read_latest(self._ledger_id)
-            if found.metadata.state is LedgerState.CLOSED:
-                return found.metadata
-            raise MetadataConflictError("the metadata changed during recovery", ledger_id=self._ledger_id) from error
-        _LOG.info("ledger %d: recovered, last entry %d", self._ledger_id, last_entry_id)
-        return stored.metadata
-
-    def _run(self) -> None:
-        while actions := self._machine.take_actions():
-            for action in actions:
-                match action:
-                    case FenceBookie(bookie_id):
-                        self._tasks.spawn(self._fence(bookie_id))
-                    case FencingRead(bookie_id, entry_id):
-                        self._tasks.spawn(self._read(bookie_id, entry_id, FlagV2.FENCING | FlagV2.HIGH_PRIORITY))
-                    case LengthRead(bookie_id, entry_id):
-                        self._tasks.spawn(self._read(bookie_id, entry_id, FlagV2.NONE))
-                    case _:
-                        self._to_write.put_nowait(action)
-
-    async def _fence(self, bookie_id: str) -> None:
-        answer, entry = await self._ask(bookie_id, LAST_ENTRY, FlagV2.FENCING)
-        self._machine.on_fence_answer(bookie_id, answer, entry)
-        self._run()
-
-    async def _read(self, bookie_id: str, entry_id: int, flags: FlagV2) -> None:
-        answer, entry = await self._ask(bookie_id, entry_id, flags)
-        self._machine.on_read_answer(bookie_id, entry_id, answer, entry)
-        self._run()
-
-    async def _ask(self, bookie_id: str, entry_id: int, flags: FlagV2) -> tuple[Answer, Entry | None]:
-        """What the bookie knows of the entry. Whatever is not a clear yes or no is unknown."""
-        try:
-            async with asyncio.timeout(self._config.read_timeout_ms / 1000):
-                connection = await self._pool.get(bookie_id)
-                key = self._key if flags & FlagV2.FENCING else None
-                answers = await connection.read(self._ledger_id, range(entry_id, entry_id + 1), flags=flags, key=key)
-            answer = answers[entry_id]
-            if answer.code in (Code.NO_ENTRY, Code.NO_LEDGER):
-                return Answer.ABSENT, None
-            if answer.code is Code.UNAUTHORIZED:
-                raise error_of(
-                    answer.code,
-                    "recovery",
-                    ledger_id=self._ledger_id,
-                    entry_id=entry_id,
-                    bookie_id=bookie_id,
-                    with_key=key is not None,
-                )
-            if answer.code is not Code.OK:
-                self._warn(bookie_id, f"answered {answer.code.name}")
-                return Answer.UNKNOWN, None
-            expected = None if entry_id == LAST_ENTRY else entry_id
-            entry = verify_entry(answer.stored, self._ledger_id, expected, self._digest_type, self._digest)
-            return Answer.PRESENT, entry
-        except (PeerError, TimeoutError) as error:
-            self._warn(bookie_id, str(error) or "no answer in time")
-            if not isinstance(error, DigestMismatchError):
-                self._services.bookie_failed(bookie_id)
-            return Answer.UNKNOWN, None
+            connection = await self._pool.get(bookie_id)
+            key = self._key if read.with_key else None
+            entry_ids = range(entry_id, entry_id + 1)
+            answers = await connection.read(self._ledger_id, entry_ids, flags=read.flags, key=key)
         except BookKeeperError as error:
-            self._fail(error)
-            return Answer.UNKNOWN, None
+            return EntryFailed(read.attempt, bookie_id, entry_id, error)
+        return EntryRead(read.attempt, bookie_id, entry_id, answers[entry_id])
 
-    def _warn(self, bookie_id: str, what: str) -> None:
-        """Once per bookie: a broken connection fails all that was asked there."""
-        if bookie_id not in self._warned:
-            self._warned.add(bookie_id)
-            _LOG.warning("ledger %d: recovery: bookie %s: %s", self._ledger_id, bookie_id, what)
+    def _writer_performer(self, attempt: int) -> WriterPerformer:
+        if self._write_backs is None or attempt != self._attempt:
+            if self._write_backs is not None:
+                # One writer at a time listens to a connection.
+                for task in self._writing:
+                    task.cancel()
+                self._write_backs.detach()
+            assert self._machine.writer is not None
+            self._attempt = attempt
+            self._write_backs = WriterPerformer(
+                self._machine.writer,
+                self._services,
+                self._pool,
+                self._config,
+                lambda event: self.runner.handle(ToldWriteBacks(attempt, event)),
+            )
+        return self._write_backs
 
-    def _fail(self, error: BookKeeperError) -> None:
-        self._to_write.put_nowait(RecoveryFailed(error))
+    async def _told(self, attempt: int, work: Coroutine[Any, Any, WriterEvent | None]) -> ToldWriteBacks | None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._writing.add(task)
+        try:
+            event = await work
+        finally:
+            self._writing.discard(task)
+        return None if event is None else ToldWriteBacks(attempt, event)
+
+
+async def _connected(attempt: int, write_backs: WriterPerformer) -> WriteBacksReady:
+    await write_backs.connections.connected()
+    return WriteBacksReady(attempt)

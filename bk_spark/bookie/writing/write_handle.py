@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -31,14 +30,6 @@ from bk_spark.protocol.ledger.writer_actions import WriterAction, WriterEvent
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class RecoveryStart:
-    """Where a recovery's writer takes over."""
-
-    last_entry_id: int
-    length: int
 
 
 class WriteHandle:
@@ -68,7 +59,6 @@ class WriteHandle:
         config: ClientConfig,
         *,
         pool_v3: ConnectionPool[BookieConnectionV3] | None = None,
-        recovery: RecoveryStart | None = None,
         deferred_sync: bool = False,
     ) -> None:
         self.ledger_id = ledger_id
@@ -77,21 +67,15 @@ class WriteHandle:
         if deferred_sync:
             assert pool_v3 is not None
             pool = pool_v3
-        recovers = recovery is not None
-        self._packager = packager_of(
-            config, ledger_id, digest_type, password, recovers=recovers, deferred_sync=deferred_sync
-        )
+        self._packager = packager_of(config, ledger_id, digest_type, password, deferred_sync=deferred_sync)
         self._max_payload_bytes = config.max_payload_bytes(digest_type)
         self._machine = LedgerWriter(
             ledger_id,
             stored.metadata,
             stored.version,
             self._packager,
-            last_entry_id=NO_ENTRY if recovery is None else recovery.last_entry_id,
-            length=0 if recovery is None else recovery.length,
-            publish=not recovers,
             deferred_sync=deferred_sync,
-            limits=limits_of(config, recovers=recovers or pool_v3 is None),
+            limits=limits_of(config, recovers=pool_v3 is None),
         )
         sender = None if pool_v3 is None else LacSender(digest_type, password, pool_v3, config.add_timeout_ms)
         self._performer = WriterPerformer(self._machine, services, pool, config, self._tell, sender)

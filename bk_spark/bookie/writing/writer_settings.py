@@ -14,15 +14,11 @@ def packager_of(
     ledger_id: int,
     digest_type: DigestType,
     password: bytes,
+    flags: FlagV2 = FlagV2.NONE,
     *,
-    recovers: bool = False,
     deferred_sync: bool = False,
 ) -> Packager:
-    """Makes frames for the wire protocol of the ledger's connections: v3 with deferred sync, else as configured.
-
-    ``recovers`` is for a recovery's writer, whose adds fenced bookies take.
-    """
-    flags = FlagV2.RECOVERY_ADD | FlagV2.HIGH_PRIORITY if recovers else FlagV2.NONE
+    """Makes frames for the wire protocol of the ledger's connections: v3 with deferred sync, else as configured."""
     if config.use_v2_wire_protocol and not deferred_sync:
         return EntryPackager(ledger_id, digest_type, password, flags)
     return EntryPackagerV3(ledger_id, digest_type, password, flags, deferred_sync=deferred_sync)

@@ -1,248 +1,291 @@
-"""Recovery of a ledger as a state machine without I/O: fence, find the end, write back, close.
+"""Recovering a ledger, as a machine: mark it, find its end, write back, close it.
 
-Source: compatibility.md §4.9, §4.14; docs/design/client.md. Rules:
+Source: compatibility.md §4.9, §4.14. Rules:
 
-* Every bookie of the last segment's ensemble gets a *fencing* read of the last entry. Enough answers
-  are there when no write quorum can still reach its ack quorum among bookies that did not answer
-  (:func:`bk_spark.protocol.quorum.covered`).
-* The search begins after the highest LAC heard, but never before the last segment: entries of earlier
-  segments were acknowledged when that segment was published.
-* Every recovery read fences too (issue 2614): a fence lost on the way must not let an add through
-  after a bookie said "absent".
-* An entry is *present* when one replica gives it with a right digest; *absent* when Qw - Qa + 1
-  replicas say so; else *unknown*, and unknown never truncates: recovery stops with an error.
-* What is found beyond the LAC is written back to its whole write quorum, with the LAC that was found at
-  the start, so that no reader sees an entry which a concurrent recovery cuts off.
-* Where nothing is found beyond the LAC, the entry at the LAC tells the ledger's length. It may lie in an
-  earlier segment, which recovery reads but does not touch (issue 2615).
-* The closing compare-and-set publishes the end together with the ensemble changes made meanwhile.
-  Whoever finds the ledger closed takes over that end.
+* Nothing is read from bookies before the metadata say IN_RECOVERY. A writer that changes its ensemble later then loses
+  its compare-and-set, so nothing is acknowledged by bookies that this recovery does not fence.
+* :class:`~bk_spark.protocol.ledger.end_search.EndSearch` fences the bookies and finds the end.
+* What it finds beyond the LAC is written back to its whole write quorum, with the LAC that was found at the start. So
+  no reader sees an entry that a concurrent recovery cuts off.
+* When all of that is acknowledged, one compare-and-set closes the ledger. It publishes the ensemble changes of the
+  write-backs too.
+
+What the store holds decides, whoever wrote it and whatever became of a compare-and-set:
+
+=========== ===========================================================================
+found       then
+=========== ===========================================================================
+OPEN        compare-and-set to IN_RECOVERY
+IN_RECOVERY search, from the beginning: bookies and segments may be others than before
+CLOSED      done: that is the ledger's end, whoever found it
+=========== ===========================================================================
 """
 
 from __future__ import annotations
 
-import enum
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Final
 
-from bk_spark.protocol.codes import NO_ENTRY
+from bk_spark.protocol.codes import FlagV2
 from bk_spark.protocol.entries.entry import Entry
 from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.errors import AWAY_REMEDY, BookKeeperError, EntryUnknownError
-from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
-from bk_spark.protocol.quorum import Answer, covered
+from bk_spark.protocol.errors import MetadataConflictError
+from bk_spark.protocol.ledger.end_search import (
+    READ_AHEAD_ENTRIES,
+    EndSearch,
+    EntryFailed,
+    EntryRead,
+    SearchAction,
+    Verify,
+)
+from bk_spark.protocol.ledger.metadata_calls import (
+    CompareAndSet,
+    MetadataAction,
+    MetadataEvent,
+    MetadataFailed,
+    MetadataFound,
+    MetadataWritten,
+    ReadMetadata,
+)
+from bk_spark.protocol.ledger.writer import LedgerWriter
+from bk_spark.protocol.ledger.writer_actions import WriterAction, WriterEvent, WriterLimits
+from bk_spark.protocol.machine import EndedBy, StartTimer, StopTimer, Succeeded, TimerFired
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
+from bk_spark.protocol.wire.add_frames import Packager
 
-#: Entries read ahead of the end that is being looked for.
-READ_AHEAD_ENTRIES: Final = 32
-#: How many times that may be read beyond what the writer of write-backs took over; bounds what is held here.
-_AHEAD_OF_WRITER: Final = 4
-
-
-@dataclass(frozen=True, slots=True)
-class FenceBookie:
-    """Fence ``bookie_id`` and read its last entry; answer with :meth:`LedgerRecovery.on_fence_answer`."""
-
-    bookie_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class FencingRead:
-    """Read ``entry_id`` at ``bookie_id``, fencing; answer with :meth:`LedgerRecovery.on_read_answer`."""
-
-    bookie_id: str
-    entry_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class LengthRead:
-    """Read ``entry_id`` at ``bookie_id`` without fencing; answer with :meth:`LedgerRecovery.on_read_answer`."""
-
-    bookie_id: str
-    entry_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class WriteBack:
-    """Add ``payloads`` after the entries written back so far, with ``last_add_confirmed`` in their
-    headers, to the whole write quorum; then call :meth:`LedgerRecovery.on_written_back`."""
-
-    payloads: Payloads
-    last_add_confirmed: int
+#: Searches before recovery fails. Each but the first means that another client changed the metadata meanwhile.
+ATTEMPTS: Final = 5
+#: Compare-and-sets to IN_RECOVERY for each of them.
+_MARKS: Final = 8
+#: Of adds that write back.
+WRITE_BACK_FLAGS: Final = FlagV2.RECOVERY_ADD | FlagV2.HIGH_PRIORITY
 
 
 @dataclass(frozen=True, slots=True)
-class StartWriteBack:
-    """Begin the writer that writes back: it stands at ``last_entry_id`` with ``length`` bytes."""
+class ForWriteBacks:
+    """Do what the writer of write-backs asks for. Each search of a recovery has a writer of its own; ``attempt`` says
+    which one. What it is told is :class:`ToldWriteBacks` with the same number."""
 
-    last_entry_id: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class EndFound:
-    """The ledger ends at ``last_entry_id``. When all write-backs are acknowledged, close it there."""
-
-    last_entry_id: int
+    attempt: int
+    action: WriterAction
 
 
 @dataclass(frozen=True, slots=True)
-class RecoveryFailed:
-    error: BookKeeperError
+class ToldWriteBacks:
+    attempt: int
+    event: WriterEvent
 
 
-Action = FenceBookie | FencingRead | LengthRead | StartWriteBack | WriteBack | EndFound | RecoveryFailed
+@dataclass(frozen=True, slots=True)
+class AwaitConnections:
+    """Wait until each :class:`ConnectBookie` of the writer has succeeded or failed. The answer is
+    :class:`WriteBacksReady`. So bookies that cannot be reached are replaced before they miss a write-back."""
+
+    attempt: int
 
 
-class RecoveryState(enum.Enum):
-    FENCING = "fencing"
-    READING = "reading forward"
-    READING_LENGTH = "reading the length"
-    ENDED = "end found"
-    FAILED = "failed"
+@dataclass(frozen=True, slots=True)
+class WriteBacksReady:
+    attempt: int
 
 
-@dataclass(slots=True)
-class _Search:
-    """What the write set of one entry said."""
+@dataclass(frozen=True, slots=True)
+class WriteBackTimer:
+    """Name of a timer of the writer of write-backs."""
 
-    answers: dict[str, Answer]
-    found: Entry | None = None
+    attempt: int
+    name: Hashable
+
+
+RecoveryAction = MetadataAction | SearchAction | ForWriteBacks | AwaitConnections
+RecoveryEvent = MetadataEvent | EntryRead | EntryFailed | TimerFired | ToldWriteBacks | WriteBacksReady
 
 
 class LedgerRecovery:
-    """Finds the end of one ledger whose metadata says IN_RECOVERY (``metadata``, as first read)."""
+    """Fences one ledger and closes it. The result are its final metadata. A closed ledger is left as it is.
+
+    Parameters
+    ----------
+    verify
+        Checks stored entries with the ledger's digest.
+    packager_of
+        Makes the packager of write-backs, given the flags of their adds.
+    read_timeout_ms
+        A bookie that has not answered a read then is unknown.
+    limits
+        Of the writer of write-backs. Nothing more is read while that has no room.
+    """
+
+    search_class: type[EndSearch] = EndSearch
 
     def __init__(
-        self, ledger_id: int, metadata: LedgerMetadata, *, read_ahead_entries: int = READ_AHEAD_ENTRIES
+        self,
+        ledger_id: int,
+        verify: Verify,
+        packager_of: Callable[[FlagV2], Packager],
+        *,
+        read_timeout_ms: float,
+        limits: WriterLimits,
+        read_ahead_entries: int = READ_AHEAD_ENTRIES,
     ) -> None:
-        self.ledger_id = ledger_id
-        self.state = RecoveryState.FENCING
-        self._metadata = metadata
+        self.outcome: Succeeded[LedgerMetadata] | EndedBy | None = None
+        #: How many searches have begun.
+        self.attempt = 0
+        #: Writes back what the present search finds.
+        self.writer: LedgerWriter | None = None
+        self._ledger_id = ledger_id
+        self._verify = verify
+        self._packager_of = packager_of
+        self._read_timeout_ms = read_timeout_ms
+        self._limits = limits
         self._read_ahead_entries = read_ahead_entries
-        self._ensemble = metadata.last_segment.ensemble
-        self._fence_answers = dict.fromkeys(self._ensemble, Answer.UNHEARD)
-        self._lac = NO_ENTRY
-        self._next = 0
-        self._asked = 0
-        self._written_back = 0
-        self._searches: dict[int, _Search] = {}
-        self._writing = False
-        self._actions: list[Action] = [FenceBookie(bookie) for bookie in self._ensemble]
+        self._marks = 0
+        self._metadata: LedgerMetadata | None = None
+        self._version = -1
+        self._search: EndSearch | None = None
+        #: Whether the writer's bookies are connected, as far as they can be.
+        self._ready = False
+        #: Whether the answer that is awaited is that of a read.
+        self._reading = True
+        self._actions: list[RecoveryAction] = [ReadMetadata()]
 
-    def take_actions(self) -> list[Action]:
-        """What is to be done now, in order; each action is given once."""
+    def take_actions(self) -> list[RecoveryAction]:
         actions, self._actions = self._actions, []
         return actions
 
-    def on_fence_answer(self, bookie_id: str, answer: Answer, last_entry: Entry | None = None) -> None:
-        """``last_entry`` is the (verified) highest entry of a bookie whose answer is PRESENT."""
-        if self.state is not RecoveryState.FENCING:
+    def handle(self, event: RecoveryEvent) -> None:
+        if self.outcome is not None:
             return
-        self._fence_answers[bookie_id] = answer
-        if last_entry is not None and last_entry.last_add_confirmed > self._lac:
-            self._lac = last_entry.last_add_confirmed
-        answers = [self._fence_answers[bookie] for bookie in self._ensemble]
-        if covered(self._metadata.quorum, answers):
-            self._begin_reading()
-        elif Answer.UNHEARD not in answers:
-            silent = [bookie for bookie in self._ensemble if self._fence_answers[bookie] is Answer.UNKNOWN]
-            said = f"too few bookies could be fenced; no definite answer from {', '.join(silent)}"
-            self._fail(f"{said}; {AWAY_REMEDY}", None)
+        match event:
+            case MetadataFound(metadata, version):
+                self._reading = False
+                self._on_stored(metadata, version)
+            case MetadataWritten(metadata, version):
+                self._on_stored(metadata, version)
+            case MetadataFailed() if event.must_read and not self._reading:
+                self._read_metadata()
+            case MetadataFailed(error):
+                self.fail(error)
+            case TimerFired(WriteBackTimer(attempt, name)):
+                self._tell_writer(attempt, TimerFired(name))
+            case ToldWriteBacks(attempt, told):
+                self._tell_writer(attempt, told)
+            case WriteBacksReady(attempt):
+                self._ready = self._ready or attempt == self.attempt
+            case _ if self._search is not None:
+                self._search.handle(event)
+        self._advance()
 
-    def on_read_answer(self, bookie_id: str, entry_id: int, answer: Answer, entry: Entry | None = None) -> None:
-        """``entry`` is verified, and there exactly when ``answer`` is PRESENT."""
-        search = self._searches.get(entry_id)
-        if search is None or search.answers.get(bookie_id) is not Answer.UNHEARD:
+    def fail(self, error: Exception) -> None:
+        self._end(EndedBy(error))
+
+    # --- metadata ---
+
+    def _read_metadata(self) -> None:
+        self._reading = True
+        self._actions.append(ReadMetadata())
+
+    def _on_stored(self, metadata: LedgerMetadata, version: int) -> None:
+        if metadata.state is LedgerState.CLOSED:
+            self._end(Succeeded(metadata))
+        elif metadata.state is LedgerState.OPEN:
+            self._on_open(metadata, version)
+        else:
+            self._begin(metadata, version)
+
+    def _on_open(self, metadata: LedgerMetadata, version: int) -> None:
+        if self._marks == _MARKS:
+            self._fail_changing()
             return
-        search.answers[bookie_id] = answer
-        if entry is not None and search.found is None:
-            search.found = entry
-        if self.state is RecoveryState.READING:
-            self._advance()
-        elif self.state is RecoveryState.READING_LENGTH:
-            self._advance_length()
+        self._marks += 1
+        self._compare_and_set(metadata.in_recovery(), version)
 
-    def on_written_back(self, last_entry_id: int) -> None:
-        """Write-backs up to ``last_entry_id`` are under way."""
-        self._written_back = last_entry_id
-        if self.state is RecoveryState.READING:
-            self._ask_ahead()
+    def _compare_and_set(self, metadata: LedgerMetadata, version: int) -> None:
+        self._actions.append(CompareAndSet(metadata, version))
 
-    def _begin_reading(self) -> None:
-        self.state = RecoveryState.READING
-        self._lac = max(self._lac, self._metadata.last_segment.first_entry_id - 1)
-        self._next = self._asked = self._lac + 1
-        self._written_back = self._lac
-        self._ask_ahead()
+    def _fail_changing(self) -> None:
+        self.fail(MetadataConflictError("the ledger's metadata keeps changing", ledger_id=self._ledger_id))
 
-    def _ask_ahead(self) -> None:
-        ahead = self._read_ahead_entries
-        while self._asked < min(self._next + ahead, self._written_back + 1 + _AHEAD_OF_WRITER * ahead):
-            self._actions += [FencingRead(bookie, self._asked) for bookie in self._ask(self._asked)]
-            self._asked += 1
+    def _end(self, outcome: Succeeded[LedgerMetadata] | EndedBy) -> None:
+        if self.outcome is None:
+            self.outcome = outcome
+            self._actions.clear()
 
-    def _ask(self, entry_id: int) -> list[str]:
-        segment = self._metadata.segment_of(entry_id)
-        members = [segment.ensemble[index] for index in self._metadata.quorum.write_set(entry_id)]
-        self._searches[entry_id] = _Search(dict.fromkeys(members, Answer.UNHEARD))
-        return members
+    # --- searching and writing back ---
+
+    def _begin(self, metadata: LedgerMetadata, version: int) -> None:
+        if self.attempt == ATTEMPTS:
+            self._fail_changing()
+            return
+        self.attempt += 1
+        self._marks = 0
+        self._metadata, self._version = metadata, version
+        self.writer = None
+        self._ready = False
+        self._search = self.search_class(
+            self._ledger_id,
+            metadata,
+            self._verify,
+            attempt=self.attempt,
+            read_timeout_ms=self._read_timeout_ms,
+            read_ahead_entries=self._read_ahead_entries,
+        )
+
+    def _tell_writer(self, attempt: int, event: WriterEvent) -> None:
+        if self.writer is not None and self._search is not None and attempt == self.attempt:
+            self.writer.handle(event)
 
     def _advance(self) -> None:
-        found: list[Entry] = []
-        while self._next < self._asked and (entry := self._searches[self._next].found) is not None:
-            if not self._writing:
-                self._start_writing(entry.length - len(entry.payload))
-            found.append(entry)
-            del self._searches[self._next]
-            self._next += 1
-            self._ask_ahead()
-        if found:
-            self._actions.append(WriteBack(Payloads.of([entry.payload for entry in found]), self._lac))
-        if self._next == self._asked:
-            return  # until the writer of write-backs follows
-        answers = list(self._searches[self._next].answers.values())
-        if answers.count(Answer.ABSENT) >= self._metadata.quorum.absent_needed:
-            self._end()
-        elif Answer.UNHEARD not in answers:
-            self._fail_unknown(self._next)
+        """Do what the search and the writer make possible."""
+        search = self._search
+        if search is None or self.outcome is not None:
+            return
+        if self.writer is None and search.length is not None:
+            self._start_writer(search.last_add_confirmed, search.length)
+        writer = self.writer
+        if writer is not None and self._ready and writer.error is None:
+            found = search.take_found()
+            if found:
+                self._write_back(writer, found, search.last_add_confirmed)
+            if writer.has_room(1, 0):
+                search.on_written_back(writer.last_add_pushed)
+        self._actions += search.take_actions()
+        if writer is not None:
+            self._actions += map(self._passed_on, writer.take_actions())
+        if isinstance(search.outcome, EndedBy):
+            self.fail(search.outcome.error)
+        elif writer is not None and writer.error is not None:
+            self.fail(writer.error)
+        elif writer is not None and search.outcome is not None and writer.last_add_confirmed == search.outcome.result:
+            self._close(writer)
 
-    def _end(self) -> None:
-        self._searches.clear()
-        if self._writing or self._lac == NO_ENTRY:
-            if not self._writing:
-                self._start_writing(0)
-            self.state = RecoveryState.ENDED
-            self._actions.append(EndFound(self._next - 1))
-        else:
-            # Nothing lies beyond the LAC, so no entry told the ledger's length: that at the LAC does.
-            self.state = RecoveryState.READING_LENGTH
-            self._actions += [LengthRead(bookie, self._lac) for bookie in self._ask(self._lac)]
-
-    def _advance_length(self) -> None:
-        search = self._searches[self._lac]
-        if search.found is not None:
-            self._start_writing(search.found.length)
-            self.state = RecoveryState.ENDED
-            self._searches.clear()
-            self._actions.append(EndFound(self._lac))
-        elif Answer.UNHEARD not in search.answers.values():
-            # It was acknowledged: here even "absent" from all replicas proves nothing.
-            self._fail_unknown(self._lac)
-
-    def _start_writing(self, length: int) -> None:
-        self._writing = True
-        self._actions.append(StartWriteBack(self._lac, length))
-
-    def _fail_unknown(self, entry_id: int) -> None:
-        answers = self._searches[entry_id].answers
-        said = ", ".join(f"{bookie} {answer.value}" for bookie, answer in answers.items())
-        self._fail(f"no replica gave the entry and it is not proven absent: {said}; {AWAY_REMEDY}", entry_id)
-
-    def _fail(self, message: str, entry_id: int | None) -> None:
-        self.state = RecoveryState.FAILED
-        self._searches.clear()
-        self._actions.append(
-            RecoveryFailed(
-                EntryUnknownError(f"recovery stopped: {message}", ledger_id=self.ledger_id, entry_id=entry_id)
-            )
+    def _start_writer(self, last_entry_id: int, length: int) -> None:
+        assert self._metadata is not None
+        self.writer = LedgerWriter(
+            self._ledger_id,
+            self._metadata,
+            self._version,
+            self._packager_of(WRITE_BACK_FLAGS),
+            last_entry_id=last_entry_id,
+            length=length,
+            publish=False,
+            limits=self._limits,
         )
+        self._actions += map(self._passed_on, self.writer.take_actions())
+        self._actions.append(AwaitConnections(self.attempt))
+
+    def _write_back(self, writer: LedgerWriter, entries: list[Entry], last_add_confirmed: int) -> None:
+        writer.add(Payloads.of([entry.payload for entry in entries]), last_add_confirmed)
+
+    def _passed_on(self, action: WriterAction) -> RecoveryAction:
+        match action:
+            case StartTimer(name, after_ms):
+                return StartTimer(WriteBackTimer(self.attempt, name), after_ms)
+            case StopTimer(name):
+                return StopTimer(WriteBackTimer(self.attempt, name))
+        return ForWriteBacks(self.attempt, action)
+
+    def _close(self, writer: LedgerWriter) -> None:
+        self._search = None
+        self._compare_and_set(writer.metadata.closed(writer.last_add_confirmed, writer.length), self._version)

@@ -1,0 +1,376 @@
+"""Finding a ledger's end, for a recovery: fence its bookies, then read forward. A machine.
+
+Source: compatibility.md §4.9, §4.14. Rules:
+
+* Every bookie of the last segment's ensemble gets a *fencing* read of its last entry. There are enough answers when
+  no write quorum can still reach its ack quorum among bookies that did not answer
+  (:func:`bk_spark.protocol.quorum.covered`).
+* The search begins after the highest LAC heard, but never before the last segment: entries of earlier segments were
+  acknowledged when that segment was published.
+* Every read of the search fences too (issue 2614). A fence that was lost on the way must not let an add through after a
+  bookie said "absent".
+* An entry is *present* when one replica gives it with a right digest. It is *absent* when Qw - Qa + 1 replicas say so.
+  Else it is *unknown*, and unknown never truncates: the search ends with an error.
+* Where nothing is found beyond the LAC, the entry at the LAC tells the ledger's length. It may lie in an earlier
+  segment, which is read but not fenced (issue 2615).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from bk_spark.protocol.codes import LAST_ENTRY, NO_ENTRY, Code, FlagV2
+from bk_spark.protocol.entries.digest import Buffer
+from bk_spark.protocol.entries.entry import Entry
+from bk_spark.protocol.errors import AWAY_REMEDY, BookKeeperError, DigestMismatchError, EntryUnknownError, PeerError
+from bk_spark.protocol.machine import EndedBy, StartTimer, StopRequest, StopTimer, Succeeded, TimerFired
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
+from bk_spark.protocol.quorum import Answer, covered
+from bk_spark.protocol.wire.answers_v2 import ReadAnswer
+from bk_spark.protocol.wire.code_errors import error_of
+
+#: Entries read ahead of the end that is being looked for.
+READ_AHEAD_ENTRIES: Final = 32
+#: How many times that may be read beyond what the writer of write-backs took over. Bounds what is held here.
+_AHEAD_OF_WRITER: Final = 4
+
+#: Checks a stored entry as a reader must. The entry id is None where any is right. Raises DigestMismatchError.
+Verify = Callable[[Buffer, int | None], Entry]
+
+
+class Purpose(enum.Enum):
+    """What an entry is read for."""
+
+    FENCE = "fence"
+    SEARCH = "read"
+    LENGTH = "length"
+
+
+FLAGS: Final[Mapping[Purpose, FlagV2]] = {
+    Purpose.FENCE: FlagV2.FENCING,
+    Purpose.SEARCH: FlagV2.FENCING | FlagV2.HIGH_PRIORITY,
+    Purpose.LENGTH: FlagV2.NONE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadEntry:
+    """Read an entry at one bookie. The answer is :class:`EntryRead` or :class:`EntryFailed` with the same first three
+    fields.
+
+    Parameters
+    ----------
+    attempt
+        Which search of the recovery asks.
+    entry_id
+        LAST_ENTRY for the last entry that the bookie has.
+    with_key
+        Whether the ledger's master key goes with the request.
+    """
+
+    attempt: int
+    bookie_id: str
+    entry_id: int
+    purpose: Purpose
+    flags: FlagV2
+    with_key: bool
+
+    @property
+    def request_id(self) -> tuple[int, str, int]:
+        return self.attempt, self.bookie_id, self.entry_id
+
+
+@dataclass(frozen=True, slots=True)
+class Unclear:
+    """Tell operators that the bookie could not say what was asked. ``silent``: it did not answer, so it should be
+    chosen last for other ledgers."""
+
+    bookie_id: str
+    reason: str
+    silent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRead:
+    """The bookie answered, whatever its answer says."""
+
+    attempt: int
+    bookie_id: str
+    entry_id: int
+    answer: ReadAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class EntryFailed:
+    """No answer came: PeerError, or why the bookie could not be asked at all."""
+
+    attempt: int
+    bookie_id: str
+    entry_id: int
+    error: BookKeeperError
+
+
+SearchAction = ReadEntry | Unclear | StartTimer | StopTimer | StopRequest
+SearchEvent = EntryRead | EntryFailed | TimerFired
+
+
+class SearchState(enum.Enum):
+    FENCING = "fencing"
+    READING = "reading forward"
+    READING_LENGTH = "reading the length"
+    ENDED = "ended"
+
+
+@dataclass(slots=True)
+class _Replicas:
+    """What the write set of one entry said."""
+
+    answers: dict[str, Answer]
+    found: Entry | None = None
+
+
+class EndSearch:
+    """Finds the last entry of one ledger whose metadata say IN_RECOVERY. That is its result.
+
+    Commands: :meth:`take_found`, :meth:`on_written_back`.
+
+    Parameters
+    ----------
+    metadata
+        As stored when the search began.
+    attempt
+        Tells the reads of this search from those of another one of the same recovery.
+    read_timeout_ms
+        A bookie that has not answered then is unknown.
+    """
+
+    def __init__(
+        self,
+        ledger_id: int,
+        metadata: LedgerMetadata,
+        verify: Verify,
+        *,
+        attempt: int = 1,
+        read_timeout_ms: float,
+        read_ahead_entries: int = READ_AHEAD_ENTRIES,
+    ) -> None:
+        self.outcome: Succeeded[int] | EndedBy | None = None
+        self.state = SearchState.FENCING
+        #: The highest LAC that was heard, and no less than the last segment proves. Final once reading begins.
+        self.last_add_confirmed = NO_ENTRY
+        #: Bytes of payload up to ``last_add_confirmed``. None until an entry has told.
+        self.length: int | None = None
+        self._ledger_id = ledger_id
+        self._metadata = metadata
+        self._verify = verify
+        self._attempt = attempt
+        self._read_timeout_ms = read_timeout_ms
+        self._read_ahead_entries = read_ahead_entries
+        self._ensemble = metadata.last_segment.ensemble
+        self._fence_answers = dict.fromkeys(self._ensemble, Answer.UNHEARD)
+        self._next = 0
+        self._asked = 0
+        self._written_back = 0
+        self._replicas: dict[int, _Replicas] = {}
+        self._found: list[Entry] = []
+        self._actions: list[SearchAction] = []
+        for bookie_id in self._ensemble:
+            self._read(bookie_id, LAST_ENTRY, Purpose.FENCE)
+
+    def take_actions(self) -> list[SearchAction]:
+        actions, self._actions = self._actions, []
+        return actions
+
+    def take_found(self) -> list[Entry]:
+        """Entries beyond the LAC that must be written back, each once and in order."""
+        found, self._found = self._found, []
+        return found
+
+    def on_written_back(self, last_entry_id: int) -> None:
+        """The writer of write-backs has room again, and took over what was found up to ``last_entry_id``."""
+        self._written_back = last_entry_id
+        if self.state is SearchState.READING:
+            self._ask_ahead()
+
+    def handle(self, event: SearchEvent) -> None:
+        if isinstance(event, TimerFired):
+            self._on_timeout(event)
+            return
+        bookie_id, entry_id = event.bookie_id, event.entry_id
+        if event.attempt != self._attempt:
+            return
+        self._actions.append(StopTimer((event.attempt, bookie_id, entry_id)))
+        if isinstance(event, EntryFailed) and isinstance(event.error, PeerError):
+            self._actions.append(Unclear(bookie_id, str(event.error), silent=True))
+        if self._waits_for(bookie_id, entry_id):
+            answer, entry = self._understand(event)
+            if self.outcome is None:
+                self._on_answer(bookie_id, entry_id, answer, entry)
+
+    def fail(self, error: Exception) -> None:
+        if self.outcome is None:
+            self.state = SearchState.ENDED
+            self.outcome = EndedBy(error)
+            self._replicas.clear()
+
+    # --- what answers mean ---
+
+    def _understand(self, event: EntryRead | EntryFailed) -> tuple[Answer, Entry | None]:
+        """Whatever is not a clear yes or no is unknown."""
+        if isinstance(event, EntryFailed):
+            if not isinstance(event.error, PeerError):
+                self.fail(event.error)
+            return self._unknown(), None
+        code = event.answer.code
+        if code in (Code.NO_ENTRY, Code.NO_LEDGER):
+            return Answer.ABSENT, None
+        if code is Code.OK:
+            wanted = None if event.entry_id == LAST_ENTRY else event.entry_id
+            try:
+                return Answer.PRESENT, self._verify(event.answer.stored, wanted)
+            except DigestMismatchError as error:
+                self._actions.append(Unclear(event.bookie_id, str(error), silent=False))
+                return self._unknown(), None
+        if code is Code.UNAUTHORIZED:
+            self.fail(
+                error_of(
+                    code,
+                    "recovery",
+                    ledger_id=self._ledger_id,
+                    entry_id=event.entry_id,
+                    bookie_id=event.bookie_id,
+                    with_key=self.state is not SearchState.READING_LENGTH,
+                )
+            )
+        self._actions.append(Unclear(event.bookie_id, f"answered {code.name}", silent=False))
+        return self._unknown(), None
+
+    def _unknown(self) -> Answer:
+        """What counts where a bookie could not say."""
+        return Answer.UNKNOWN
+
+    def _on_timeout(self, timer: TimerFired) -> None:
+        assert isinstance(timer.name, tuple)
+        attempt, bookie_id, entry_id = timer.name
+        self._actions += [
+            StopRequest(timer.name),
+            Unclear(bookie_id, f"no answer in {self._read_timeout_ms:g} ms", silent=True),
+        ]
+        if attempt == self._attempt and self._waits_for(bookie_id, entry_id):
+            self._on_answer(bookie_id, entry_id, self._unknown(), None)
+
+    def _waits_for(self, bookie_id: str, entry_id: int) -> bool:
+        """Whether the bookie's answer still counts. Its first one does."""
+        if entry_id == LAST_ENTRY:
+            return self.state is SearchState.FENCING and self._fence_answers.get(bookie_id) is Answer.UNHEARD
+        replicas = self._replicas.get(entry_id)
+        return replicas is not None and replicas.answers.get(bookie_id) is Answer.UNHEARD
+
+    def _on_answer(self, bookie_id: str, entry_id: int, answer: Answer, entry: Entry | None) -> None:
+        if entry_id == LAST_ENTRY:
+            self._on_fence_answer(bookie_id, answer, entry)
+            return
+        replicas = self._replicas[entry_id]
+        replicas.answers[bookie_id] = answer
+        replicas.found = replicas.found or entry
+        if self.state is SearchState.READING:
+            self._advance()
+        else:
+            self._advance_length()
+
+    # --- fencing ---
+
+    def _on_fence_answer(self, bookie_id: str, answer: Answer, last_entry: Entry | None) -> None:
+        self._fence_answers[bookie_id] = answer
+        if last_entry is not None:
+            self.last_add_confirmed = max(self.last_add_confirmed, last_entry.last_add_confirmed)
+        answers = [self._fence_answers[bookie] for bookie in self._ensemble]
+        if covered(self._metadata.quorum, answers):
+            self._begin_reading()
+        elif Answer.UNHEARD not in answers:
+            silent = [bookie for bookie in self._ensemble if self._fence_answers[bookie] is Answer.UNKNOWN]
+            said = f"too few bookies could be fenced; no definite answer from {', '.join(silent)}"
+            self._fail_unknown(f"{said}; {AWAY_REMEDY}", None)
+
+    # --- reading ---
+
+    def _begin_reading(self) -> None:
+        self.last_add_confirmed = max(self.last_add_confirmed, self._floor())
+        self.state = SearchState.READING
+        self._next = self._asked = self.last_add_confirmed + 1
+        self._written_back = self.last_add_confirmed
+        self._ask_ahead()
+
+    def _floor(self) -> int:
+        """What the last segment proves to be confirmed."""
+        return self._metadata.last_segment.first_entry_id - 1
+
+    def _ask_ahead(self) -> None:
+        ahead = self._read_ahead_entries
+        while self._asked < min(self._next + ahead, self._written_back + 1 + _AHEAD_OF_WRITER * ahead):
+            self._ask(self._asked, Purpose.SEARCH)
+            self._asked += 1
+
+    def _ask(self, entry_id: int, purpose: Purpose) -> None:
+        """Read the entry at all of its write set."""
+        segment = self._metadata.segment_of(entry_id)
+        members = [segment.ensemble[index] for index in self._metadata.quorum.write_set(entry_id)]
+        self._replicas[entry_id] = _Replicas(dict.fromkeys(members, Answer.UNHEARD))
+        for bookie_id in members:
+            self._read(bookie_id, entry_id, purpose)
+
+    def _read(self, bookie_id: str, entry_id: int, purpose: Purpose) -> None:
+        flags = self._flags(purpose)
+        read = ReadEntry(self._attempt, bookie_id, entry_id, purpose, flags, bool(flags & FlagV2.FENCING))
+        self._actions += [StartTimer(read.request_id, self._read_timeout_ms), read]
+
+    def _flags(self, purpose: Purpose) -> FlagV2:
+        return FLAGS[purpose]
+
+    def _advance(self) -> None:
+        while self._next < self._asked and (entry := self._replicas[self._next].found) is not None:
+            if self.length is None:
+                self.length = entry.length - len(entry.payload)
+            self._found.append(entry)
+            del self._replicas[self._next]
+            self._next += 1
+            self._ask_ahead()
+        if self._next == self._asked:
+            return  # until the writer of write-backs follows
+        answers = list(self._replicas[self._next].answers.values())
+        if answers.count(Answer.ABSENT) >= self._metadata.quorum.absent_needed:
+            self._end_at(self._next - 1)
+        elif Answer.UNHEARD not in answers:
+            self._fail_entry(self._next)
+
+    def _end_at(self, last_entry_id: int) -> None:
+        self._replicas.clear()
+        if self.length is None and self.last_add_confirmed == NO_ENTRY:
+            self.length = 0
+        if self.length is None:
+            # Nothing lies beyond the LAC, so no entry told the ledger's length. The one at the LAC does.
+            self.state = SearchState.READING_LENGTH
+            self._ask(last_entry_id, Purpose.LENGTH)
+        else:
+            self.state = SearchState.ENDED
+            self.outcome = Succeeded(last_entry_id)
+
+    def _advance_length(self) -> None:
+        replicas = self._replicas[self.last_add_confirmed]
+        if replicas.found is not None:
+            self.length = replicas.found.length
+            self._end_at(self.last_add_confirmed)
+        elif Answer.UNHEARD not in replicas.answers.values():
+            # It was acknowledged. So "absent" proves nothing here, even from all replicas.
+            self._fail_entry(self.last_add_confirmed)
+
+    def _fail_entry(self, entry_id: int) -> None:
+        answers = self._replicas[entry_id].answers
+        said = ", ".join(f"{bookie} {answer.value}" for bookie, answer in answers.items())
+        self._fail_unknown(f"no replica gave the entry and it is not proven absent: {said}; {AWAY_REMEDY}", entry_id)
+
+    def _fail_unknown(self, message: str, entry_id: int | None) -> None:
+        self.fail(EntryUnknownError(f"recovery stopped: {message}", ledger_id=self._ledger_id, entry_id=entry_id))
