@@ -1,6 +1,6 @@
-"""``bkctl``: look at bookies, ledgers and logs of a cluster from the command line, and look after logs.
+"""``bkctl``: inspect bookies, ledgers and logs of a cluster from the command line, and maintain logs.
 
-What it can do: docs/bkctl.md.
+See docs/bkctl.md.
 """
 
 from bk_spark.bkctl.command import main

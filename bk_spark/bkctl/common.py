@@ -25,15 +25,15 @@ _MAX_OFFSET: Final = (1 << 63) - 1
 class ExitStatus(enum.IntEnum):
     OK = 0
     ERROR = 1
-    """It could not be done; one line on stderr says why."""
+    """The command failed. One line on stderr says why."""
     WRONG_COMMAND_LINE = 2
     PROBLEMS_FOUND = 3
-    """Of ``log verify`` and ``doctor``: something is wrong. Of ``log gc``: not all could be done."""
+    """``log verify`` and ``doctor`` found a problem, or ``log gc`` could not finish."""
     INTERRUPTED = 130
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong with a command line in one line."""
+    """Reports an error in the command line in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(ExitStatus.WRONG_COMMAND_LINE, f"{self.prog}: {message} (see {self.prog} --help)\n")
@@ -57,7 +57,7 @@ def argument(kind: Kind) -> Callable[[str], Any]:
 def offset(value: str) -> int:
     """A log offset or an entry id."""
     if not value.isascii() or not value.isdecimal() or int(value) > _MAX_OFFSET:
-        raise argparse.ArgumentTypeError(f"{value!r} is no offset: give a whole number from 0 on")
+        raise argparse.ArgumentTypeError(f"{value!r} is not an offset: give a whole number, 0 or larger")
     return int(value)
 
 
@@ -69,7 +69,7 @@ def unix_time_ms(value: str) -> int:
         moment = datetime.datetime.fromisoformat(value)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{value!r} is no time: give one like 2026-01-31T12:00:00Z, or milliseconds since 1970"
+            f"{value!r} is not a time: give one like 2026-01-31T12:00:00Z, or milliseconds since 1970"
         ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)

@@ -30,7 +30,9 @@ class _Level:
 
 
 def add_commands(groups: Any, parser: argparse.ArgumentParser) -> None:
-    completion = groups.add_parser("completion", help="print a script that completes bkctl's commands and options")
+    completion = groups.add_parser(
+        "completion", help="print a shell script that completes bkctl's commands and options"
+    )
     completion.add_argument("shell", choices=_SHELLS)
 
     def run(options: argparse.Namespace) -> ExitStatus:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from bk_spark import __version__
-from bk_spark.bkctl import bookies, completion, doctor, ledgers, logs
+from bk_spark.bkctl import bookies, completion, ledgers
 from bk_spark.bkctl.common import OneLineParser
+from bk_spark.bkctl.doctor import commands as doctor
+from bk_spark.bkctl.logs import commands as logs
 from bk_spark.log.formats.names import DEFAULT_ROOT
 
 URI_VARIABLE: Final = "BK_METADATA_SERVICE_URI"
@@ -19,8 +21,8 @@ URI_VARIABLE: Final = "BK_METADATA_SERVICE_URI"
 def make_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="bkctl",
-        description="Look at bookies, ledgers and logs of a cluster, and look after logs.",
-        epilog="Options of all commands may stand before or after the command.",
+        description="Inspect bookies, ledgers and logs of a cluster, and maintain logs.",
+        epilog="Options of all commands may come before or after the command.",
     )
     parser.add_argument("--version", action="version", version=f"bkctl {__version__}")
     parser.set_defaults(metadata_service_uri=os.environ.get(URI_VARIABLE) or None, log_root=DEFAULT_ROOT)

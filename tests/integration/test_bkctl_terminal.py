@@ -102,7 +102,7 @@ def test_at_a_terminal_a_truncation_asks_and_only_yes_goes_on(log: Log, shared: 
             asked.until(r"10 entries \(offsets 0 to 10; .*\) would be dropped, for good\. Go on\? \[y/N\] $")
             asked.type(answer)
             assert asked.ended() == status
-            assert ("not agreed to: nothing was changed" in asked.printed) is (status == 1)
+            assert ("not confirmed; nothing was changed" in asked.printed) is (status == 1)
         assert log.snapshot().first_offset == first_offset
 
 

@@ -116,7 +116,7 @@ def test_no_java(doctor: Doctor, tmp_path: Path) -> None:
     told = doctor(PATH=str(tmp_path / "empty"), JAVA_HOME="").problem("java")
     assert told.startswith("JAVA_HOME is not set, and no java is on PATH: install Java 17 or newer")
     told = doctor(JAVA_HOME=str(tmp_path / "empty")).problem("java")
-    assert "empty, where no bin/java is: set JAVA_HOME right, or unset it" in told
+    assert "empty, where no bin/java is: correct JAVA_HOME, or unset it" in told
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_an_unfit_pyspark(doctor: Doctor, tmp_path: Path) -> None:
     told = doctor(PYTHONPATH=str(info.parent)).problem("pyspark")
     assert told.startswith("PySpark 4.1.4 is too old: the data source needs PySpark 4.2 to ")
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pyspark\nVersion: 9.0.0\n")
-    assert "newer than all that were tried" in doctor(PYTHONPATH=str(info.parent)).told("pyspark", "warning")
+    assert "newer than all tested versions" in doctor(PYTHONPATH=str(info.parent)).told("pyspark", "warning")
 
 
 def test_another_spark_in_spark_home(doctor: Doctor, tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_zookeeper_is_down(doctor: Doctor) -> None:
         closed.bind(("127.0.0.1", 0))
         server = f"127.0.0.1:{closed.getsockname()[1]}"
         found = doctor(uri=f"zk://{server}/ledgers")
-    assert found.problem("zookeeper").startswith(f"nobody listens at {server}: start ZooKeeper, or mend the address")
+    assert found.problem("zookeeper").startswith(f"nobody listens at {server}: start ZooKeeper, or correct the address")
     assert list(found.by_check) == [*MACHINE, "zookeeper"]
 
 
@@ -222,7 +222,7 @@ def test_a_path_without_cluster_and_no_uri_at_all(doctor: Doctor, cluster: Local
 
 def test_no_bookies(doctor: Doctor, zookeeper: ZooKeeper, ledgers_root: str) -> None:
     found = doctor(uri=f"zk://{zookeeper.servers}{ledgers_root}")
-    assert found.problem("bookies").startswith("none is registered: start bookies, or mend the path")
+    assert found.problem("bookies").startswith("no bookie is registered: start bookies, or correct the path")
 
 
 def test_a_clock_that_is_days_off(
@@ -257,7 +257,7 @@ def test_few_bookies_read_only_ones_and_one_that_hangs(
         first.end()
         second.end()
     told = found.problem("bookies")
-    assert told.startswith(f"1 take writes, 1 are read-only ({first.id}): make room on their disks; their logs say why")
+    assert told.startswith(f"1 take writes, 1 are read-only ({first.id}): free disk space on them; their logs say why")
     told = found.problem("bookies reached")
     assert told.startswith(f"1 of 2 do not answer from here: {second.id} (")
-    assert "see that they run, and that this machine reaches the address they advertise" in told
+    assert "check that they run, and that this machine can reach the address they advertise" in told

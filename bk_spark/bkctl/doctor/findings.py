@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Status(enum.StrEnum):
     OK = "ok"
     WARNING = "warning"
-    """It works, and may not for long, or not for all."""
+    """It works now, but may stop working, or does not work for everybody."""
     PROBLEM = "problem"
 
 

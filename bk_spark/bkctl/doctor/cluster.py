@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from bk_spark.bkctl.findings import Finding, ok, problem, warning
+from bk_spark.bkctl.doctor.findings import Finding, ok, problem, warning
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.connection.pool import ConnectionPool
@@ -35,7 +35,7 @@ def connected(uri: str) -> Iterator[tuple[BlockingClient | None, Finding]]:
     try:
         servers = MetadataServiceUri.parse(uri).servers.split(",")
     except BookKeeperError as error:
-        yield None, problem("zookeeper", error.message, "mend --metadata-service-uri")
+        yield None, problem("zookeeper", error.message, "correct --metadata-service-uri")
         return
     away = [server for server in servers if not _listens(server)]
     try:
@@ -44,7 +44,7 @@ def connected(uri: str) -> Iterator[tuple[BlockingClient | None, Finding]]:
         if len(away) == len(servers):
             # Which of several reasons it is, is known better here than there.
             seen = f"nobody listens at {', '.join(away)}"
-            yield None, problem("zookeeper", seen, "start ZooKeeper, or mend the address in --metadata-service-uri")
+            yield None, problem("zookeeper", seen, "start ZooKeeper, or correct the address in --metadata-service-uri")
         else:
             seen, _, remedy = error.message.partition("; ")
             yield None, problem("zookeeper", seen, remedy or "see ZooKeeper's log")
@@ -85,7 +85,11 @@ def bookies(client: BlockingClient) -> list[Finding]:
     except BookKeeperError as error:
         return [problem("bookies", error.message, "see ZooKeeper's log")]
     if not registered:
-        return [problem("bookies", "none is registered", "start bookies, or mend the path in --metadata-service-uri")]
+        return [
+            problem(
+                "bookies", "no bookie is registered", "start bookies, or correct the path in --metadata-service-uri"
+            )
+        ]
     asked = asyncio.run(_ask_all(registered))
     return [_registered(registered), _reached(asked), _disks(asked)]
 
@@ -97,7 +101,7 @@ def _registered(registered: tuple[RegisteredBookie, ...]) -> Finding:
     if read_only:
         make = warning if writable >= _ENOUGH_BOOKIES else problem
         seen += f", {len(read_only)} are read-only ({', '.join(read_only)})"
-        return make("bookies", seen, "make room on their disks; their logs say why they are read-only")
+        return make("bookies", seen, "free disk space on them; their logs say why they are read-only")
     if writable < _ENOUGH_BOOKIES:
         remedy = f"start more, or write with ensembleSize {writable} and quorums no larger; the default needs 3"
         return warning("bookies", seen, remedy)
@@ -111,21 +115,23 @@ def _reached(asked: list[_Asked]) -> Finding:
     return problem(
         "bookies reached",
         f"{len(away)} of {len(asked)} do not answer from here: {'; '.join(away)}",
-        "see that they run, and that this machine reaches the address they advertise (advertisedAddress, firewall)",
+        "check that they run, and that this machine can reach the address they advertise (advertisedAddress, firewall)",
     )
 
 
 def _disks(asked: list[_Asked]) -> Finding:
     known = {one.bookie.bookie_id: one.used for one in asked if one.used is not None}
     if not known:
-        return warning("bookies' disks", "no bookie told how full its disks are", "look at their disks")
+        return warning(
+            "bookies' disks", "no bookie reported how full its disks are", "check the disks on the bookies' hosts"
+        )
     full = [f"{bookie_id} {used:.0%}" for bookie_id, used in known.items() if used > _FULL_SHARE]
     if not full:
         return ok("bookies' disks", f"at most {max(known.values()):.0%} used")
     return warning(
         "bookies' disks",
         f"nearly full: {', '.join(full)}",
-        "make room (retention, bkctl log gc) or add bookies: at diskUsageThreshold, 95 %, they take no more writes",
+        "free disk space (retention, bkctl log gc) or add bookies: at diskUsageThreshold, 95 %, they refuse writes",
     )
 
 

@@ -1,4 +1,4 @@
-"""How far a streaming query has come, from its checkpoint directory.
+"""The progress of a streaming query, read from its checkpoint directory.
 
 Spark writes ``offsets/<batch>`` before a batch and ``commits/<batch>`` after it. An offsets file has lines of text: its
 version, Spark's own metadata, and the offset of each source as JSON, or ``-``. In version 2 (Spark 4.1 and later, where

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from bk_spark.bkctl.findings import Finding, ok, problem, warning
+from bk_spark.bkctl.doctor.findings import Finding, ok, problem, warning
 from bk_spark.datasource.spark_versions import NEWEST, RANGE, minor_version, unfit
 
 OLDEST_JAVA: Final = 17
@@ -66,7 +66,7 @@ def java(environment: Mapping[str, str]) -> Finding:
         program = os.path.join(home, "bin", "java")
         if not os.access(program, os.X_OK):
             return problem(
-                "java", f"JAVA_HOME is {home}, where no bin/java is", f"set JAVA_HOME right, or unset it; {_GET_JAVA}"
+                "java", f"JAVA_HOME is {home}, where no bin/java is", f"correct JAVA_HOME, or unset it; {_GET_JAVA}"
             )
     else:
         on_path = shutil.which("java", path=environment.get("PATH"))
@@ -81,7 +81,7 @@ def java(environment: Mapping[str, str]) -> Finding:
         return problem("java", f"{program} cannot be run ({error})", _GET_JAVA)
     told = re.search(r'version "(\d+)(?:\.(\d+))?[^"]*"', answer.stderr + answer.stdout)
     if told is None:
-        return problem("java", f"{program} does not tell its version", _GET_JAVA)
+        return problem("java", f"{program} does not print its version", _GET_JAVA)
     # Up to Java 8 versions began with 1.
     major = int(told[2]) if told[1] == "1" and told[2] else int(told[1])
     if major < OLDEST_JAVA:
@@ -104,7 +104,7 @@ def pyspark(environment: Mapping[str, str]) -> Finding:
     if home:
         found = _version_of(Path(home))
         if found is None:
-            return problem("pyspark", f"SPARK_HOME is {home}, where no Spark is", "unset SPARK_HOME, or set it right")
+            return problem("pyspark", f"SPARK_HOME is {home}, where no Spark is", "unset SPARK_HOME, or correct it")
         if found != version:
             return problem(
                 "pyspark",
@@ -115,7 +115,7 @@ def pyspark(environment: Mapping[str, str]) -> Finding:
     if minor is not None and minor > NEWEST:
         return warning(
             "pyspark",
-            f"PySpark {version} is newer than all that were tried ({RANGE})",
+            f"PySpark {version} is newer than all tested versions ({RANGE})",
             f'if something fails: pip install "pyspark<{NEWEST[0]}.{NEWEST[1] + 1}"',
         )
     return ok("pyspark", f"PySpark {version}")

@@ -7,14 +7,14 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from bk_spark.bkctl import doctor_cluster, doctor_machine
 from bk_spark.bkctl.common import ExitStatus, print_json
-from bk_spark.bkctl.findings import Finding, Status, warning
+from bk_spark.bkctl.doctor import cluster as doctor_cluster, machine as doctor_machine
+from bk_spark.bkctl.doctor.findings import Finding, Status, warning
 
 
 def add_commands(groups: Any) -> None:
     doctor = groups.add_parser(
-        "doctor", help="look for what keeps Spark from reading and writing on this machine, and say what to do"
+        "doctor", help="find what keeps Spark from reading and writing on this machine, and say what to do"
     )
     doctor.add_argument(
         "--python", metavar="PROGRAM", help="Python of Spark's workers; default: $PYSPARK_PYTHON, or python3"

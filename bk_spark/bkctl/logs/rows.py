@@ -49,15 +49,17 @@ def add_commands(log: Any) -> None:
     start.add_argument("--last", type=offset, metavar="N", help="begin N entries before the end")
     read.add_argument("--to", dest="end", type=offset, metavar="OFFSET", help="not included; default: the end")
     read.add_argument("--count", type=offset, metavar="N", help="at most N entries")
-    read.add_argument("--follow", action="store_true", help="go on with what comes, until interrupted")
-    read.add_argument("--offsets", action="store_true", help="before each line its offset and commit time, and a tab")
+    read.add_argument("--follow", action="store_true", help="continue with new entries until interrupted")
+    read.add_argument("--offsets", action="store_true", help="print offset, commit time and a tab before each line")
     read.set_defaults(run=_read)
 
-    append = log.add_parser("append", help="append each line of stdin as an entry, all or none (raw logs)")
+    append = log.add_parser("append", help="append each line of stdin as an entry, all or nothing (raw logs)")
     append.add_argument("name")
-    append.add_argument("--app", metavar="NAME", help="with --batch: appended once, however often it is asked for")
-    append.add_argument("--batch", type=offset, metavar="N", help="must grow from one batch of the --app to the next")
-    append.add_argument("--fence-tail", action="store_true", help="end a log writer that holds the tail open")
+    append.add_argument(
+        "--app", metavar="NAME", help="with --batch: append once, however often the command is repeated"
+    )
+    append.add_argument("--batch", type=offset, metavar="N", help="must be larger than the previous batch of the --app")
+    append.add_argument("--fence-tail", action="store_true", help="fence a log writer that holds the tail open")
     append.set_defaults(run=_append)
 
 

@@ -1,4 +1,4 @@
-"""Commands that lose rows or ledgers: they tell what would go, and go on when somebody agrees."""
+"""Confirmation of commands that remove rows or ledgers. They print what would be removed and ask."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from bk_spark.protocol.errors import InvalidArgumentError
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--yes", action="store_true", help="do not ask; without a terminal nothing is lost without it")
-    command.add_argument("--dry-run", action="store_true", help="change nothing, tell what would go")
+    command.add_argument(
+        "--yes", action="store_true", help="do not ask for confirmation; required where there is no terminal"
+    )
+    command.add_argument("--dry-run", action="store_true", help="change nothing, print what would be removed")
 
 
 def require(options: argparse.Namespace, loss: str) -> None:
-    """Return when ``loss`` was agreed to: by ``--yes``, or by whoever sits at the terminal. Raises
-    InvalidArgumentError."""
+    """Return if ``loss`` is confirmed, by ``--yes`` or at the terminal. Raises InvalidArgumentError otherwise."""
     if options.yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InvalidArgumentError(f"{loss}: give --yes to do so")
     print(f"{loss}. Go on? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise InvalidArgumentError("not agreed to: nothing was changed")
+        raise InvalidArgumentError("not confirmed; nothing was changed")
 
 
 @dataclass(frozen=True, slots=True)

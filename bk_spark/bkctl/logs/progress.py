@@ -1,4 +1,4 @@
-"""How far a long command has come: a line on stderr that is drawn over, where that is a terminal."""
+"""A progress bar on stderr, if that is a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CLEAR_LINE: Final = "\r\x1b[K"
 
 
 class Progress:
-    """A context manager; the line is gone at its end."""
+    """A context manager. It removes the bar at its end."""
 
     def __init__(self) -> None:
         self._shows = sys.stderr.isatty()
@@ -41,7 +41,7 @@ class Progress:
         self._drawn = True
 
     def clear(self) -> None:
-        """For who is about to print something else; it is drawn again at the next update."""
+        """Remove the bar before something else is printed. The next update draws it again."""
         if self._drawn:
             print(_CLEAR_LINE, end="", file=sys.stderr, flush=True)
             self._drawn = False

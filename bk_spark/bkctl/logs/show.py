@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from bk_spark.bkctl.checkpoint import Checkpoint, read_checkpoint
 from bk_spark.bkctl.common import (
     ExitStatus,
     iso_time,
@@ -17,6 +16,7 @@ from bk_spark.bkctl.common import (
     print_json,
     print_table,
 )
+from bk_spark.bkctl.logs.checkpoint import Checkpoint, read_checkpoint
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.datasource.stream.offsets import Position
@@ -36,7 +36,7 @@ _KEPT: Final = ("time_ms", "size_bytes")
 
 def add_commands(log: Any) -> None:
     list_ = log.add_parser("list", help="names of all logs, one a line")
-    list_.add_argument("--long", action="store_true", help="with their offsets, last commit and more, as a table")
+    list_.add_argument("--long", action="store_true", help="as a table with offsets, last commit and more")
     list_.set_defaults(run=_list)
 
     show = log.add_parser("show", help="offsets, settings, segments, applications, owner of a log")
@@ -47,7 +47,7 @@ def add_commands(log: Any) -> None:
     show.add_argument(
         "--checkpoint",
         metavar="DIRECTORY",
-        help="the checkpointLocation of a streaming query: how far it has read, and how much there is beyond",
+        help="the checkpointLocation of a streaming query: show how far it has read, and its lag",
     )
     show.set_defaults(run=_show)
 

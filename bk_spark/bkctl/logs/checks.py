@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from bk_spark.bkctl import consent
 from bk_spark.bkctl.common import ExitStatus, open_log, print_json
-from bk_spark.bkctl.consent import Dropped
-from bk_spark.bkctl.progress import Progress
+from bk_spark.bkctl.logs import consent
+from bk_spark.bkctl.logs.consent import Dropped
+from bk_spark.bkctl.logs.progress import Progress
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.log.gc.maintenance import MaintenanceReport
 from bk_spark.log.gc.reaper import ReapReport
@@ -25,14 +25,16 @@ _MAX_IN_JSON: Final = 10_000
 def add_commands(log: Any) -> None:
     verify = log.add_parser(
         "verify",
-        help="hold the list against ledger metadata and bookies; exit status 3 where something is wrong",
+        help="compare the list with ledger metadata and bookies; exit status 3 if something is wrong",
     )
     verify.add_argument("name")
-    verify.add_argument("--no-entries", action="store_true", help="do not read the entries, which takes longest")
+    verify.add_argument(
+        "--no-entries", action="store_true", help="do not read the entries, which takes most of the time"
+    )
     verify.set_defaults(run=_verify)
 
     gc = log.add_parser(
-        "gc", help="maintenance, now: retention, moving old pages out of ZooKeeper, deleting ledgers nothing refers to"
+        "gc", help="run maintenance now: apply retention, move old pages out of ZooKeeper, delete unreferenced ledgers"
     )
     gc.add_argument("name")
     consent.add_options(gc)
@@ -144,4 +146,4 @@ def _print_maintenance(report: MaintenanceReport, reaped: ReapReport, failed: Se
         f"{len(reaped.waiting)} wait, {len(failed)} failures"
     )
     if not (reaped.complete or failed):
-        print("there is more to do: run it again")
+        print("not finished: run it again")

@@ -6,7 +6,6 @@ import argparse
 from dataclasses import replace
 from typing import Any, Final
 
-from bk_spark.bkctl import consent
 from bk_spark.bkctl.common import (
     ExitStatus,
     argument,
@@ -17,8 +16,9 @@ from bk_spark.bkctl.common import (
     print_json,
     wrong_password,
 )
-from bk_spark.bkctl.consent import Dropped
-from bk_spark.bkctl.log_show import policy_record
+from bk_spark.bkctl.logs import consent
+from bk_spark.bkctl.logs.consent import Dropped
+from bk_spark.bkctl.logs.show import policy_record
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.client import DEFAULT_QUORUM
 from bk_spark.log.formats.settings import EntryFormat, LogSettings
@@ -32,7 +32,7 @@ _MAX: Final = (1 << 63) - 1
 
 
 def add_commands(log: Any) -> None:
-    create = log.add_parser("create", help="make an empty raw log, whose entries are rows")
+    create = log.add_parser("create", help="create an empty raw log, in which each entry is a row")
     create.add_argument("name")
     for option, default in (
         ("--ensemble-size", DEFAULT_QUORUM.ensemble_size),
@@ -53,10 +53,10 @@ def add_commands(log: Any) -> None:
     append.add_argument("ledger_id", type=offset, metavar="LEDGER")
     append.set_defaults(run=_append_ledger)
 
-    truncate = log.add_parser("truncate", help="let the log begin at the segment that holds an offset")
+    truncate = log.add_parser("truncate", help="drop all segments before the one that holds an offset")
     truncate.add_argument("name")
     truncate.add_argument(
-        "offset", type=offset, metavar="OFFSET", help="the log's end drops everything; one beyond it is refused"
+        "offset", type=offset, metavar="OFFSET", help="the log's end drops everything; a larger offset is refused"
     )
     consent.add_options(truncate)
     truncate.set_defaults(run=_truncate)
@@ -73,15 +73,15 @@ def add_commands(log: Any) -> None:
         "--orphan-retention",
         type=argument(duration(0, _MAX)),
         metavar="DURATION",
-        help="age of ledgers that go though their run may be at work (7d)",
+        help="delete unreferenced ledgers of a run that may still be active after this age (7d)",
     )
     retention.add_argument(
         "--delete-grace",
         type=argument(duration(0, _MAX)),
         metavar="DURATION",
-        help="from a ledger's condemnation to its deletion, for who reads it (1h)",
+        help="wait this long between condemning and deleting a ledger, so that readers can finish (1h)",
     )
-    retention.add_argument("--apply", action="store_true", help="drop now; else the next maintenance does")
+    retention.add_argument("--apply", action="store_true", help="drop rows now instead of at the next maintenance")
     consent.add_options(retention)
     retention.set_defaults(run=_retention)
 
@@ -198,5 +198,5 @@ def _delete(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
         return ExitStatus.OK
     print(f"deleted log {options.name} and {report.ledgers} ledgers")
     if report.not_fenced:
-        print(f"not fenced, for lack of bookies: ledgers {', '.join(map(str, report.not_fenced))}")
+        print(f"not fenced, because too few bookies answered: ledgers {', '.join(map(str, report.not_fenced))}")
     return ExitStatus.OK
