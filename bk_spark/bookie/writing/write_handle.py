@@ -75,7 +75,7 @@ class WriteHandle:
             stored.version,
             self._packager,
             deferred_sync=deferred_sync,
-            limits=limits_of(config, recovers=pool_v3 is None),
+            limits=limits_of(config),
         )
         sender = None if pool_v3 is None else LacSender(digest_type, password, pool_v3, config.add_timeout_ms)
         self._performer = WriterPerformer(self._machine, services, pool, config, self._tell, sender)
@@ -174,15 +174,13 @@ class WriteHandle:
             self._send_gathered()
         return self.last_add_pushed
 
-    async def append_many(self, payloads: Payloads | Sequence[Buffer], last_add_confirmed: int | None = None) -> int:
+    async def append_many(self, payloads: Payloads | Sequence[Buffer]) -> int:
         """Append entries in order. This is the fastest way. A call that is cancelled may have appended some of them.
 
         Parameters
         ----------
         payloads
             The bytes of each entry. They must not change before the call returns.
-        last_add_confirmed
-            The last add confirmed that the entries carry. For recovery. Default: the ledger's own.
 
         Returns
         -------
@@ -211,7 +209,7 @@ class WriteHandle:
                 piece = payloads.part(first, end) if isinstance(payloads, Payloads) else payloads[first:end]
                 size = int(offsets[end] - offsets[first]) + (end - first) * self._packager.overhead_bytes
                 await self._admit(end - first, size)
-                self._send(piece, last_add_confirmed)
+                self._send(piece)
         finally:
             self._appending_many = False
         return self._machine.last_add_pushed
@@ -404,9 +402,9 @@ class WriteHandle:
         if len(self._gathered) and self._machine.error is None:
             self._send(self._gathered.take())
 
-    def _send(self, payloads: Payloads | Sequence[Buffer], last_add_confirmed: int | None = None) -> None:
+    def _send(self, payloads: Payloads | Sequence[Buffer]) -> None:
         """Send entries that were admitted."""
-        self._machine.add(payloads, last_add_confirmed)
+        self._machine.add(payloads)
         self._runner.run()
 
     async def _admit(self, count: int, size: int) -> None:
