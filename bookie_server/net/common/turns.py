@@ -1,9 +1,9 @@
 """How long requests hold the event loop in one turn of it, over all connections.
 
 What a connection received is handled at once while there is time in this turn. Beyond that it waits in line, and so
-does what comes of a connection that was served a lot lately while others wait. Each turn takes some out of the line,
-first who was served least: one small request passes any number of connections with many. A long receive is handled in
-slices.
+does what comes of a connection that was served more than one in line. Each turn takes some out of the line, first who
+was served least: one small request passes any number of connections with many. A long receive is handled in slices.
+Time is the thread's processor time: what other processes take is nobody's here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bookie_server.net.common.fair_slots import Share
 
 #: Time for what waits in line, and as much for what is received, in one turn. A slice that has begun is finished.
 _TURN_US: Final = 500
-#: Time for what is received of connections that were served little lately.
+#: Time for what is received of connections that were served little lately, or less than those in line.
 _MOST_US: Final = 1_500
 _LITTLE_US: Final = 2_000
 #: What a slice counts at least in the line: a connection may be read again only then.
@@ -52,13 +52,15 @@ class Turns:
 
     def may_go(self, asker: Asker) -> bool:
         """Whether what ``asker`` has received now may be handled at once; otherwise it is to :meth:`wait`."""
-        if asker.time_share.served(self._loop.time()) < _LITTLE_US:
-            return self._received_us < _MOST_US
-        return self._received_us < _TURN_US and not self._line
+        if self._received_us >= _MOST_US:
+            return False
+        if self._line:
+            return self._order(asker) < self._line[0][0]
+        return self._received_us < _TURN_US or asker.time_share.served(self._loop.time()) < _LITTLE_US
 
     def receiving(self) -> None:
         """The event loop is about to receive for a connection."""
-        self._begun = time.perf_counter()
+        self._begun = time.thread_time()
 
     def received(self, asker: Asker) -> None:
         """It has received for ``asker``, and handled what it did."""
@@ -70,14 +72,16 @@ class Turns:
         """Call ``handle_backlog`` of ``asker`` once when its turn comes."""
         if asker not in self._in_line:
             self._in_line.add(asker)
-            now = self._loop.time()
             self._number += 1
-            order = asker.time_share.served(now) + now * _WAITING_US_PER_S
-            heapq.heappush(self._line, (order, self._number, asker))
+            heapq.heappush(self._line, (self._order(asker), self._number, asker))
         self._look_soon()
 
+    def _order(self, asker: Asker) -> float:
+        now = self._loop.time()
+        return asker.time_share.served(now) + now * _WAITING_US_PER_S
+
     def _served(self, asker: Asker, begun: float) -> int:
-        took_us = int((time.perf_counter() - begun) * 1e6)
+        took_us = int((time.thread_time() - begun) * 1e6)
         asker.time_share.serve(took_us, self._loop.time())
         return took_us
 
@@ -92,7 +96,7 @@ class Turns:
         while self._line and spent_us < _TURN_US:
             _, _, asker = heapq.heappop(self._line)
             self._in_line.discard(asker)
-            begun = time.perf_counter()
+            begun = time.thread_time()
             asker.handle_backlog()
             spent_us += max(_SLICE_US, self._served(asker, begun))
         if self._line:
