@@ -12,27 +12,26 @@ from bk_spark.log.gc.maintenance import INTERVAL_MS
 from bk_spark.log.log import Log
 
 _LOG: Final = logging.getLogger(__name__)
-#: A commit waits no longer for it: time enough for all of it, unless there is much to do. The rest goes on as long as
-#: the process lives.
+#: The longest time a commit waits for maintenance. Usually enough to finish. The rest continues while the process
+#: lives.
 WAIT_S: Final = 2.0
 
 _LOCK: Final = threading.Lock()
-#: (process, log) -> when its maintenance was begun here last, and the thread. A forked child shares no threads.
+#: (process, log) -> when this process last began its maintenance, and the thread. A forked child shares no threads.
 _BACKGROUND: Final[dict[tuple[int, str], tuple[float, threading.Thread]]] = {}
 
 
 def look_after(log: Log) -> None:
-    """As :func:`start_in_background`, and wait WAIT_S for the end: a job that commits once may be over right after."""
+    """Like :func:`start_in_background`, then wait up to WAIT_S: a job that commits once may end right after."""
     thread = start_in_background(log)
     if thread is not None:
         thread.join(WAIT_S)
 
 
 def start_in_background(log: Log) -> threading.Thread | None:
-    """Look after ``log`` in a thread of its own, if this process has not done so for INTERVAL_MS; else None.
+    """Maintain ``log`` in a separate thread. Returns None if this process has done so within INTERVAL_MS.
 
-    Never raises: what fails is logged. The thread ends with the process, whenever that is; what it leaves undone
-    is done by the next one.
+    Never raises: errors are logged. The thread ends with the process. The next round does what it leaves undone.
     """
     key, now = (os.getpid(), log.log_id), time.monotonic()
     with _LOCK:
@@ -61,5 +60,5 @@ def _maintain_quietly(log: Log) -> None:
                 len(report.reaped.waiting),
                 len(report.failed) + len(report.reaped.failed),
             )
-    except Exception as error:  # nobody waits for the thread: what it leaves is done by the next one
+    except Exception as error:  # nobody waits for the thread, and the next round does what it leaves undone
         _LOG.warning("maintenance of log %s was not done: %s", log.name, error)

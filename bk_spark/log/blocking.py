@@ -1,4 +1,4 @@
-"""One log as blocking code reaches it: machines run in the caller's thread, against ZooKeeper and bookies."""
+"""Blocking access to one log: machines run in the caller's thread, against ZooKeeper and bookies."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ _T = TypeVar("_T")
 
 
 class BlockingLog:
-    """What blocking code needs of one log. Thread-safe.
+    """What blocking code needs for one log. Thread-safe.
 
     Parameters
     ----------
     now_ms
-        Gives the cluster's time in milliseconds of Unix time, or a little less.
+        Returns the cluster's time in Unix milliseconds, or slightly less.
     ledgers
-        The log's ledgers. None where the log was opened without its password, or from a store without a client.
+        The log's ledgers. None if the log was opened without its password, or by a store without a client.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class BlockingLog:
 
     @property
     def ledgers(self) -> LogLedgers:
-        """Raises InvalidArgumentError where they are out of reach."""
+        """The log's ledgers. Raises InvalidArgumentError if they are not accessible."""
         if self._ledgers is None:
             raise InvalidArgumentError(
                 f"log {self.name} was opened without its password, or from a store without a client: its ledgers are "
@@ -101,24 +101,24 @@ class BlockingLog:
         return self._ledgers
 
     def snapshot(self, *, sync: bool = True) -> LogSnapshot:
-        """As :meth:`bk_spark.log.log.Log.snapshot`."""
+        """See :meth:`bk_spark.log.log.Log.snapshot`."""
         if sync:
             self.zk.sync(self.paths.head)
         return LogSnapshot(self.name, self.pages.head(), self.pages)
 
     def run(self, steps: Steps[_T]) -> _T:
-        """The result of a machine that works on this log. Raises what the machine raises. The log's lock is let go of
-        whatever happens."""
+        """Run a machine on this log and return its result. Raises what the machine raises. Always releases the log's
+        lock."""
         with AdvisoryLock(self.zk, self.paths.lock) as lock:
             return run_blocking(LogMachine(steps), _Performer(self, lock))
 
     def change(self, change: Change[_T]) -> _T:
-        """Carry out one change. Raises what :func:`bk_spark.log.core.changes.change_steps` raises."""
+        """Make one change. Raises what :func:`bk_spark.log.core.changes.change_steps` raises."""
         return self.run(change_steps(change, self.now_ms))
 
 
 class _Performer:
-    """Does what one machine asks for, in the caller's thread."""
+    """Performs the actions of one machine in the caller's thread."""
 
     def __init__(self, log: BlockingLog, lock: AdvisoryLock) -> None:
         self._log = log

@@ -1,4 +1,4 @@
-"""A log's ledgers: made, closed, recovered and read with the log's settings and password."""
+"""A log's ledgers: created, closed, recovered and read with the log's settings and password."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from bk_spark.protocol.metadata.ledger_paths import LedgerManager, parse_layout
 
 
 class LogLedgers:
-    """Ledgers of one log, through ``client``. Thread-safe, but for the ledgers that one thread has made and not
-    closed. Methods raise the ledger client's errors."""
+    """Ledgers of one log, accessed through ``client``. Methods raise the ledger client's errors.
+
+    Thread-safe, except that a ledger created here belongs to its thread until it is closed.
+    """
 
     def __init__(self, client: BlockingClient, settings: LogSettings, password: bytes, paths: LogPaths) -> None:
         self.client = client
@@ -34,7 +36,7 @@ class LogLedgers:
         return f"LogLedgers({self.client})"
 
     def ledger_path(self, ledger_id: int) -> str:
-        """Path of the znode with the ledger's metadata. Raises MetadataUnavailableError."""
+        """Return the path of the ledger's metadata znode. Raises MetadataUnavailableError."""
         root = self.client.root
         if self._manager is None:
             layout = self.client.zookeeper.get(f"{root}/LAYOUT")
@@ -44,7 +46,7 @@ class LogLedgers:
         return self._manager.ledger_path(root, ledger_id)
 
     def create(self, register: LedgerRegistrar) -> BlockingWriter:
-        """A new ledger, registered as it is made."""
+        """Create a ledger and register it in the same transaction."""
         writer = self.client.create(
             quorum=self.settings.quorum,
             digest_type=self.settings.digest_type,
@@ -56,17 +58,17 @@ class LogLedgers:
         return writer
 
     def writer(self, ledger_id: int) -> BlockingWriter:
-        """The writer of a ledger made here and not closed."""
+        """Return the writer of a ledger that was created here and is not closed."""
         return self._writers[ledger_id]
 
     def close(self, ledger_id: int) -> Closed:
-        """Drain and close a ledger made here."""
+        """Drain and close a ledger that was created here."""
         metadata = self._writers[ledger_id].close()
         del self._writers[ledger_id]
         return Closed(ledger_id, metadata.last_entry_id, metadata.length)
 
     def abandon(self, ledger_id: int) -> None:
-        """Let go of a ledger made here without closing it; no error where it is let go already."""
+        """Abandon a ledger that was created here, without closing it. No error if that was done already."""
         writer = self._writers.pop(ledger_id, None)
         if writer is not None:
             writer.abandon()
@@ -79,12 +81,12 @@ class LogLedgers:
     def recover_all(
         self, ledger_ids: Sequence[int], timeout_s: float
     ) -> tuple[Mapping[int, BookKeeperError], Sequence[int]]:
-        """Fence and close those ledgers of the log that are neither closed nor gone, several at once. What failed and
-        why, and what was not done in time."""
+        """Fence and close the given ledgers that are neither closed nor deleted, several at once. Returns the failures
+        with their reasons, and the ledgers that were not done in time."""
         deadline = time.monotonic() + timeout_s
         paths = {self.ledger_path(ledger_id): ledger_id for ledger_id in ledger_ids}
         znodes = self.client.zookeeper.get_many(list(paths))
-        # What is closed stays closed; whether what looks open still is, the recovery asks again.
+        # A closed ledger stays closed. For one that looks open, the recovery checks again.
         may_be_open = []
         for path, ledger_id in paths.items():
             znode = znodes[path]
@@ -93,7 +95,7 @@ class LogLedgers:
         return self.client.recover_all(may_be_open, self._password, timeout_s=deadline - time.monotonic())
 
     def write(self, register: LedgerRegistrar, entries: tuple[bytes, ...]) -> int:
-        """A new closed ledger that holds ``entries``; its id."""
+        """Create a closed ledger that holds ``entries``, and return its id."""
         writer = self.create(register)
         try:
             writer.append_many(entries)
@@ -104,14 +106,14 @@ class LogLedgers:
         return writer.ledger_id
 
     def reader(self, ledger_id: int) -> BlockingReader:
-        """A ledger opened for reading without fencing, up to its end if it is closed."""
+        """Open a ledger for reading without fencing. Reads up to its end if it is closed."""
         return self.client.open_for_reading(ledger_id, self._password, read_lac=False)
 
     def read_series(self, ranges: Sequence[EntryRange]) -> Generator[Payloads, None, None]:
-        """Entries that are known to exist, range after range, the next ones read ahead."""
+        """Read entries that are known to exist, range after range, with read-ahead."""
         return self.client.read_series(ranges, self._password)
 
     def read_entry(self, ledger_id: int, entry_id: int) -> bytes:
-        """One entry of a closed ledger."""
+        """Read one entry of a closed ledger."""
         (payload,) = self.reader(ledger_id).read(entry_id, entry_id)
         return payload

@@ -1,8 +1,8 @@
-"""The log's advisory lock: a queue of ephemeral znodes below ``<log>/lock``. Who is first in it holds the lock.
+"""The log's advisory lock: a queue of ephemeral znodes below ``<log>/lock``. The first in the queue holds the lock.
 
-It keeps a change from starving where many want to write the head (:mod:`bk_spark.log.core.changes`). Correctness rests
-on versions, so nobody waits for ever: a holder that stays for ``hold_ms`` is removed (it hangs, or its session has not
-expired yet), and who is not first after ``wait_ms`` goes on without the lock.
+It keeps a change from starving when many processes write the head (:mod:`bk_spark.log.core.changes`). Correctness
+depends on versions, not on the lock, so nobody waits forever. A holder that stays for ``hold_ms`` is removed: it hangs,
+or its session has not expired yet. A process that is not first after ``wait_ms`` continues without the lock.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from bk_spark.protocol.errors import MetadataError, NoNodeError
 
 _LOG: Final = logging.getLogger(__name__)
 
-#: Longer than a change of any usual size takes to read and send; short for who waits behind one that hangs.
+#: Longer than a change of usual size needs to read and send; short for a process waiting behind one that hangs.
 DEFAULT_HOLD_MS: Final = 5_000
 DEFAULT_WAIT_MS: Final = 30_000
 
 
 class AdvisoryLock:
-    """A context manager that lets go of the lock at its end. For one thread."""
+    """A context manager that releases the lock on exit. For one thread."""
 
     def __init__(
         self, zk: ZooKeeper, path: str, *, hold_ms: int = DEFAULT_HOLD_MS, wait_ms: int = DEFAULT_WAIT_MS
@@ -35,15 +35,14 @@ class AdvisoryLock:
         self._path = path
         self._hold_s = hold_ms / 1000
         self._wait_s = wait_ms / 1000
-        #: Tells this one's places from those of others in the same session.
+        #: Distinguishes this lock's places from those of others in the same session.
         self._token = uuid.uuid4().hex
-        #: Whether there may be a place of this one in the queue; its name, where it is known.
+        #: Whether this lock may have a place in the queue; and the place's name, if known.
         self._asked = False
         self._place: str | None = None
 
     def try_take(self) -> bool:
-        """Whether the lock is held now: at once where it was held already, else after waiting for it. ZooKeeper's
-        failures count as no."""
+        """Acquire the lock, waiting if necessary. Returns whether it is held now; False on ZooKeeper errors."""
         try:
             return self._take()
         except MetadataError as error:
@@ -51,7 +50,7 @@ class AdvisoryLock:
             return False
 
     def release(self) -> None:
-        """Leave the queue. Safe to repeat. Where this fails the session's end does it, or who waits for too long."""
+        """Leave the queue. Safe to repeat. If it fails, the session's end or a waiter's timeout removes the place."""
         if self._asked:
             self._asked, place, self._place = False, self._place, None
             with contextlib.suppress(MetadataError):
@@ -67,7 +66,7 @@ class AdvisoryLock:
 
     def _take(self) -> bool:
         if not (self._asked and any(map(self._is_mine, self._queue()))):
-            # Where the answer is lost, there may be a place whose name nobody has told.
+            # If the reply is lost, a place with an unknown name may exist.
             self._asked, self._place = True, None
             made = self._zk.create(f"{self._path}/{self._token}-", ephemeral=True, sequence=True)
             self._place = made.rpartition("/")[2]
@@ -77,7 +76,7 @@ class AdvisoryLock:
             queue = self._queue()
             place = next((index for index, name in enumerate(queue) if self._is_mine(name)), None)
             if place is None:
-                # Others took this one for a holder that hangs.
+                # Others removed this place: they assumed that its holder hangs.
                 return False
             if place == 0:
                 return True
@@ -97,11 +96,11 @@ class AdvisoryLock:
         return name.startswith(self._token)
 
     def _queue(self) -> list[str]:
-        """Who is in the queue, the first one first."""
+        """Return the names in the queue, first one first."""
         return sorted(self._zk.children(self._path) or (), key=lambda name: name.rpartition("-")[2])
 
     def _wait_for(self, name: str, seconds: float) -> None:
-        """Until ``name`` leaves the queue, or so long."""
+        """Wait until ``name`` leaves the queue, or for ``seconds``."""
         left = threading.Event()
         if self._zk.exists(f"{self._path}/{name}", watch=lambda _: left.set()) is not None:
             left.wait(seconds)

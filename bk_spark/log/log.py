@@ -1,4 +1,4 @@
-"""One log: its settings, its list of segments, commits to it."""
+"""One log: its settings, its segment list, and commits to it."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ _T = TypeVar("_T")
 class Log:
     """A log: its settings, its list of segments, and the ways to write, read and maintain it. Thread-safe.
 
-    Every call is for the log with this ``log_id``. If it was deleted, calls raise NoSuchLogError. If a new log has its
-    name since, they raise LogReplacedError. A :class:`LogStore` makes these objects.
+    Every call applies to the log with this ``log_id``. If that log was deleted, calls raise NoSuchLogError. If a new
+    log has its name, they raise LogReplacedError. Created by :class:`LogStore`.
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class Log:
         return self._log.ledgers
 
     def snapshot(self, *, sync: bool = True) -> LogSnapshot:
-        """Read the list of segments as it is now.
+        """Read the current segment list.
 
         Parameters
         ----------
         sync
-            Include every commit that was acknowledged before the call. It costs one more request to ZooKeeper.
+            Include every commit acknowledged before the call. Costs one more request to ZooKeeper.
 
         Returns
         -------
@@ -114,17 +114,20 @@ class Log:
         return self._log.snapshot(sync=sync)
 
     def snapshot_at(self, head: Znode | None, session: int) -> LogSnapshot:
-        """The list as ``head`` tells, this log's head as it was read in ``session`` of ZooKeeper, which was synced
-        before. Raises NoSuchLogError, LogReplacedError."""
+        """Return the list at ``head``.
+
+        ``head`` is this log's head, read in ZooKeeper session ``session`` after a sync. Raises NoSuchLogError,
+        LogReplacedError.
+        """
         found = head_of(head, self._paths).head
         self._pages.synced(session)
         return LogSnapshot(self.name, found, self._pages)
 
     def commit(self, request: CommitRequest) -> CommitResult:
-        """Append a batch, exactly once however often the same batch is committed.
+        """Append a batch exactly once, even if the same batch is committed several times.
 
-        If this commit takes over from another run of the application, it then fences and closes that run's ledgers. If
-        that fails, the error is logged and the commit stands.
+        If this commit takes over from another run of the application, it then fences and closes that run's ledgers.
+        If that fails, the error is logged and the commit stands.
 
         Parameters
         ----------
@@ -146,7 +149,7 @@ class Log:
         LedgerRefusedError
             If a ledger or a range in a message cannot become part of the log.
         LogTailOpenError
-            If a log writer holds the tail and lives, and the request does not ask to fence it.
+            If a live log writer holds the tail, and the request does not ask to fence it.
         MetadataConflictError, MetadataUnavailableError
             Nothing was changed. Retry.
         OutcomeUnknownError
@@ -165,11 +168,11 @@ class Log:
         return committed.result
 
     def change(self, change: Change[_T]) -> _T:
-        """Carry out one change of this log. Raises what :func:`bk_spark.log.core.changes.change_steps` raises."""
+        """Make one change to this log. Raises what :func:`bk_spark.log.core.changes.change_steps` raises."""
         return self._log.change(change)
 
     def run(self, steps: Steps[_T]) -> _T:
-        """The result of a machine that works on this log."""
+        """Run a machine on this log and return its result."""
         return self._log.run(steps)
 
     def truncate(self, up_to_offset: int, *, dry_run: bool = False) -> int:
@@ -185,7 +188,7 @@ class Log:
         Returns
         -------
         int
-            The log's first offset, after this call or, with ``dry_run``, after a real one.
+            The log's first offset after this call. With ``dry_run``: after a real one.
 
         Raises
         ------
@@ -203,7 +206,7 @@ class Log:
         Returns
         -------
         Policy
-            What maintenance keeps. Without a policy that is everything.
+            What maintenance keeps. Without a policy: everything.
         """
         self._zk.sync(self._paths.head)
         znode = self._pages.get(self._paths.policy)
@@ -226,7 +229,7 @@ class Log:
         self.change(SetPolicy(self._paths, policy))
 
     def apply_retention(self, policy: Policy | None = None, *, dry_run: bool = False) -> int:
-        """Truncate the log as a policy asks for.
+        """Truncate the log according to a policy.
 
         Parameters
         ----------
@@ -238,19 +241,19 @@ class Log:
         Returns
         -------
         int
-            The log's first offset, after this call or, with ``dry_run``, after a real one.
+            The log's first offset after this call. With ``dry_run``: after a real one.
 
         Raises
         ------
         ClockDifferenceError
-            If the clocks of this machine and of ZooKeeper differ by more than a minute.
+            If the clocks of this machine and ZooKeeper differ by more than a minute.
         """
         return self.run(retention_steps(self._paths, self._now_ms, self._zk.clock.check, policy, dry_run=dry_run))
 
     def append_ledger(self, ledger_id: int) -> range:
         """Append a closed ledger that was not made for this log. The log must be raw.
 
-        The log never deletes the ledger. Keep it as long as the log may hold it.
+        The log never deletes the ledger. Keep the ledger as long as the log may contain it.
 
         Parameters
         ----------
@@ -302,13 +305,13 @@ class Log:
         Parameters
         ----------
         take_over
-            If another writer holds the tail, end it.
+            If another writer holds the tail, end that writer.
         roll_bytes
-            Start a new ledger after so many bytes of payload.
+            Start a new ledger after this many bytes of payload.
         roll_ms
-            Start a new ledger after so many milliseconds.
+            Start a new ledger after this many milliseconds.
         roll_entries
-            Start a new ledger after so many entries. Default: no limit.
+            Start a new ledger after this many entries. Default: no limit.
 
         Returns
         -------
@@ -318,7 +321,7 @@ class Log:
         Raises
         ------
         LogTailOpenError
-            If another writer holds the tail and lives. The error names it.
+            If another live writer holds the tail. The error names it.
         InvalidArgumentError
             If the log is not raw, was opened without its password, or the client's settings do not allow log writers.
         NotEnoughBookiesError
@@ -338,7 +341,7 @@ class Log:
         Returns
         -------
         LogReader
-            A reader for one thread at a time. It reads ranges of offsets, and follows the log as it grows.
+            A reader. Use it from one thread at a time. It reads ranges of offsets, and follows the log as it grows.
 
         Raises
         ------
@@ -355,8 +358,9 @@ class Log:
         limits: ReapLimits | None = None,
         on_progress: OnReapProgress | None = None,
     ) -> MaintenanceReport:
-        """Run one bounded round of maintenance: apply retention, move pages of the list into an index ledger, delete
-        unused ledgers.
+        """Run one bounded round of maintenance.
+
+        A round applies retention, moves list pages into an index ledger, and deletes unused ledgers.
 
         An error in one part does not stop the others.
 
@@ -367,7 +371,7 @@ class Log:
         dry_run
             Change nothing. The report says what a real round would do.
         limits
-            Bounds of the reaper's part.
+            Limits for the reaper.
         on_progress
             Called as the reaper makes progress.
 
@@ -402,11 +406,10 @@ class Log:
         return report
 
     def ledger_registrar(self, app: str, run: str) -> LedgerRegistrar:
-        """Prepare to register the ledgers of a writer. It creates the znodes above the registrations, if they do not
-        exist.
+        """Prepare to register a writer's ledgers. Creates the parent znodes of the registrations if they are missing.
 
         A ledger is registered in the transaction that creates its metadata, so neither exists without the other. The
-        transaction fails if the log is not this one any more.
+        transaction fails if the log was deleted or replaced.
 
         Parameters
         ----------
@@ -423,14 +426,15 @@ class Log:
         return self.registrar_at(app_key(app), run_key(run))
 
     def registrar_at(self, app_key: str, run_key: str) -> LedgerRegistrar:
-        """The same for znodes of these names, see :meth:`bk_spark.log.formats.names.LogPaths.run_at`."""
+        """Like :meth:`ledger_registrar`, but for znode names, see
+        :meth:`bk_spark.log.formats.names.LogPaths.run_at`."""
         run_path = self._paths.run_at(app_key, run_key)
         if self._zk.exists(run_path) is None:
             self.change(MakeZnodes(self._paths, self._paths.runs_at(app_key), run_path))
         return registrar(self._paths, run_path)
 
     def run_ledgers(self, app: str, run: str) -> list[int]:
-        """List the ledgers that are registered for a run.
+        """List the ledgers registered for a run.
 
         Parameters
         ----------
@@ -458,7 +462,7 @@ class Log:
         Returns
         -------
         Application or None
-            Its last batch and its runs. None if it has committed nothing, or was forgotten.
+            Its last batch and its runs. None if it has committed nothing, or its record was removed.
         """
         self._zk.sync(self._paths.head)
         self._pages.head()
@@ -467,7 +471,7 @@ class Log:
         return None if znode is None else decode_application(znode.data, path)
 
     def check_run(self, app: str, run: str) -> None:
-        """Check that a run may still commit. For tasks whose ledger was fenced.
+        """Check that a run may still commit. Used by tasks whose ledger was fenced.
 
         Parameters
         ----------
@@ -484,7 +488,7 @@ class Log:
         check_run(self.application(app), run, self.name)
 
     def _truncation(self, up_to_offset: int) -> Truncate:
-        """The change that truncates the log as its list stands now."""
+        """Return the change that truncates the current list."""
         snapshot = self.snapshot()
         if snapshot.first_offset < up_to_offset < snapshot.next_offset:
             page, segment = snapshot.segment_at(up_to_offset)
@@ -495,11 +499,13 @@ class Log:
         return Truncate(self._paths, up_to_offset, tail_end=tail_end)
 
     def _check_readable(self, ledger_id: int) -> None:
-        """Read the last entry with the log's password: old ledgers name neither password nor digest in their
-        metadata."""
+        """Read the last entry with the log's password.
+
+        Metadata of old ledgers holds neither password nor digest.
+        """
         metadata = self.ledgers.client.metadata(ledger_id)
         if metadata.state is not LedgerState.CLOSED or metadata.last_entry_id < 0:
-            return  # the change refuses it, and says why
+            return  # the change refuses it and gives the reason
         try:
             self.ledgers.read_entry(ledger_id, metadata.last_entry_id)
         except (UnauthorizedError, DigestMismatchError) as error:

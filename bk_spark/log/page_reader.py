@@ -1,8 +1,8 @@
-"""Reads pages of one log from where they are: from ZooKeeper, or from index ledgers.
+"""Reads pages of one log from ZooKeeper or from index ledgers.
 
-Pages before the tail page never change, and one that leaves ZooKeeper is in an index ledger before it goes. So a page
-that is in neither place of the head at hand is looked for with the present head: it was moved, or truncated, or the
-list is damaged.
+Pages before the tail page never change. A page is in an index ledger before it leaves ZooKeeper. If a page
+is in neither place of the head at hand, it is looked up with the current head: it was moved or truncated, or the list
+is damaged.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from bk_spark.protocol.errors import (
 )
 from bk_spark.protocol.metadata.znodes import Znode
 
-#: In columns a segment takes 56 bytes.
+#: A segment takes 56 bytes in columns.
 _MAX_CACHED_SEGMENTS: Final = 1 << 17
 _MAX_INDEXES: Final = 4
 _MAX_READERS: Final = 4
-#: Pages of up to 32 KiB that are read at once when many follow each other.
+#: Pages (up to 32 KiB each) that are read at once when many consecutive ones are needed.
 _MAX_AHEAD: Final = 16
 _MAX_SESSIONS: Final = 3
 _MAX_TRIES: Final = 3
@@ -53,7 +53,7 @@ class _NotThereError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A page's bytes; ``index`` is None for those of a znode."""
+    """A page's bytes. ``index`` is None for a page read from a znode."""
 
     number: int
     data: bytes
@@ -61,9 +61,9 @@ class _Found:
 
 
 class PageReader:
-    """Reads the head and pages of one log, and keeps pages that can no longer change, within bounds. Thread-safe.
+    """Reads the head and pages of one log. Caches immutable pages, up to a limit. Thread-safe.
 
-    Without ``ledgers`` pages that have left ZooKeeper are out of reach (InvalidArgumentError).
+    Without ``ledgers``, pages that have left ZooKeeper cannot be read (InvalidArgumentError).
     """
 
     def __init__(self, zk: ZooKeeper, paths: LogPaths, ledgers: LogLedgers | None) -> None:
@@ -71,44 +71,44 @@ class PageReader:
         self._paths = paths
         self._ledgers = ledgers
         self._synced_session: int | None = None
-        #: Guards what follows.
+        #: Guards the fields below.
         self._lock = threading.Lock()
         self._cache: OrderedDict[int, SegmentPage] = OrderedDict()
         self._cached_segments = 0
         self._indexes: OrderedDict[IndexPosition, PageIndex] = OrderedDict()
         self._readers: OrderedDict[int, BlockingReader] = OrderedDict()
-        #: Of the newest head that a page was found through.
+        #: Index of the newest head that led to a page.
         self._newest: IndexPosition | None = None
 
     def head(self) -> Head:
-        """The present head, as the server knows it. Raises NoSuchLogError, LogReplacedError."""
+        """Return the current head as the server knows it. Raises NoSuchLogError, LogReplacedError."""
         return head_of(self.get(self._paths.head), self._paths).head
 
     def get(self, path: str) -> Znode | None:
-        """A znode of the log, or None."""
+        """Return a znode of the log, or None."""
         return self._in_session(lambda: self._zk.get(path))
 
     def synced(self, session: int) -> None:
-        """Somebody else has brought this session's server up to date."""
+        """Note that the caller has synced this session's server."""
         self._synced_session = session
 
     def tail_path(self, head: Head) -> str:
         return self._paths.page(head.tail_page)
 
     def tail_page(self, head: Head, znode: Znode) -> SegmentPage:
-        """The tail page, which somebody else has read. Raises MetadataFormatError where it is damaged."""
+        """Return the tail page from a znode that the caller has read. Raises MetadataFormatError if it is damaged."""
         return self._decode(_Found(head.tail_page, znode.data, None))
 
     def page(self, number: int, head: Head) -> SegmentPage:
-        """Page ``number`` of the list of ``head``.
+        """Return page ``number`` of the list of ``head``.
 
-        Raises LogRangeGoneError where it was dropped since, MetadataFormatError where it is missing or damaged, and
-        what reading a ledger raises.
+        Raises LogRangeGoneError if the page was dropped since, MetadataFormatError if it is missing or damaged, and
+        the errors of reading a ledger.
         """
         return next(self.pages(number, number + 1, head))
 
     def pages(self, first: int, end: int, head: Head) -> Iterator[SegmentPage]:
-        """Pages ``[first, end)`` of the list of ``head``, some of them read ahead. Raises as :meth:`page`."""
+        """Yield pages ``[first, end)`` of the list of ``head``, with read-ahead. Raises the errors of :meth:`page`."""
         ahead = 1
         while first < end:
             page = self._cached(first)
@@ -125,8 +125,10 @@ class PageReader:
             ahead = min(2 * ahead, _MAX_AHEAD)
 
     def last_indexed(self, head: Head, column: Callable[[PageIndex], Int64s], bound: int) -> int:
-        """Of the pages that ``head.index`` leads to, the last whose value in ``column`` is below ``bound``;
-        ``head.first_page`` where there is none. The column must not decrease."""
+        """Find the last page in ``head.index`` whose value in ``column`` is below ``bound``.
+
+        Returns ``head.first_page`` if there is none. The column must not decrease.
+        """
         assert head.index is not None
         index = self._through_index(
             head.first_page,
@@ -137,8 +139,11 @@ class PageReader:
         return max(head.first_page, index.first_page + line)
 
     def _in_session(self, read: Callable[[], _T]) -> _T:
-        """Within a session a later reading is never older than an earlier one; a new session may have come to a
-        server that is behind. So each is synced before its first reading."""
+        """Call ``read`` in a synced session.
+
+        Within a session, a later read is never older than an earlier one. A new session may be connected to a server
+        that is behind, so each session is synced before its first read.
+        """
         for _ in range(_MAX_SESSIONS):
             session = self._zk.session_id
             if session != self._synced_session:
@@ -172,7 +177,7 @@ class PageReader:
         return decode_page(found.data, path, log_id=self._paths.log_id, number=found.number)
 
     def _fetch(self, first: int, count: int, head: Head) -> list[_Found]:
-        """Page ``first``, and up to ``count - 1`` that follow it."""
+        """Fetch page ``first``, and up to ``count - 1`` pages after it."""
         position = self._covering(first, head)
         if position is None:
             paths = [self._paths.page(number) for number in range(first, first + count)]
@@ -187,15 +192,17 @@ class PageReader:
         return self._through_index(first, position, lambda position: self._fetch_indexed(first, count, position))
 
     def _covering(self, number: int, head: Head) -> IndexPosition | None:
-        """What leads to a page that is known to have left ZooKeeper: first of all its own head's index, which may lead
-        to pages that were truncated since."""
+        """Return the index position for a page that has left ZooKeeper.
+
+        Prefer the index of ``head``: it may still lead to pages that were truncated since.
+        """
         for position in (head.index, self._newest):
             if position is not None and number < position.end_page:
                 return position
         return None
 
     def _moved_to(self, number: int) -> IndexPosition | None:
-        """What leads to the page now, or None. Raises LogRangeGoneError where it was dropped."""
+        """Return the position that leads to the page now, or None. Raises LogRangeGoneError if the page was dropped."""
         head = self.head()
         if number < head.first_page:
             raise LogRangeGoneError(
@@ -210,16 +217,18 @@ class PageReader:
         return head.index
 
     def _through_index(self, number: int, position: IndexPosition, read: Callable[[IndexPosition], _T]) -> _T:
-        """``read`` what is found through ``position``, or through the present head's index where ledgers are gone:
-        a later move leads to the page by other directories."""
+        """Call ``read`` with ``position``. If its ledgers are gone, use the current head's index.
+
+        After a later move, other directories lead to the page.
+        """
         lost: Exception | None = None
         for _ in range(_MAX_TRIES):
             try:
                 return read(position)
             except (NoSuchLedgerError, NoSuchEntryError, _NotThereError) as error:
                 lost = error
-                # The ledger client may have a session of its own, with a server that is behind: it may have read
-                # metadata of before the ledger was closed.
+                # The ledger client may have its own session with a server that is behind. It may have read metadata
+                # from before the ledger was closed.
                 self._need_ledgers().client.zookeeper.sync(self._paths.head)
                 with self._lock:
                     self._readers.clear()
@@ -232,7 +241,7 @@ class PageReader:
     def _fetch_indexed(self, first: int, count: int, position: IndexPosition) -> list[_Found]:
         index = self._index(position, first, lambda known: known.first_page <= first)
         if index.first_page > first:
-            # Only what leads to truncated pages is dropped from an index.
+            # An index drops only what leads to truncated pages.
             raise _NotThereError(f"its directories begin at page {index.first_page}")
         ledger_id, entry_id = index.place(first)
         count = min(count, index.end_page - first)
@@ -243,7 +252,7 @@ class PageReader:
         return [_Found(first + n, payload, index) for n, payload in enumerate(payloads)]
 
     def _index(self, position: IndexPosition, page: int, enough: Callable[[PageIndex], bool]) -> PageIndex:
-        """What ``position`` leads to, as far back as ``enough`` asks or ``page`` lies."""
+        """Read the index at ``position``, back to ``page`` or until ``enough`` is satisfied."""
         with self._lock:
             index = self._indexes.get(position)
         if index is None:

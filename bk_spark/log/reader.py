@@ -1,8 +1,8 @@
-"""Reading a log without Spark: ranges of it, and following it as it grows.
+"""Reads a log without Spark: ranges of offsets, or following the log as it grows.
 
-What is read moves in blocks of verified entries, never entry by entry. Beyond the sealed segments there may be an open
-tail, the ledger that a log writer is writing: it is read up to its last add confirmed. What is confirmed stays in the
-log whoever seals the tail, so its offsets are final.
+Data moves in blocks of verified entries, never entry by entry. After the sealed segments there may be an open tail: the
+ledger that a log writer is writing. It is read up to its last add confirmed. Confirmed entries stay in the log no
+matter who seals the tail, so their offsets are final.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from bk_spark.protocol.errors import (
 )
 from bk_spark.protocol.machine import EndedBy, StepMachine
 
-#: Of a part of an open tail, of which the list does not know it: too large to be read ahead at once.
+#: Assumed size of a part of an open tail, whose size the list does not hold. Too large to be read ahead at once.
 _UNKNOWN_BYTES: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class LogBlock:
-    """Entries at consecutive offsets, all of one segment.
+    """Entries at consecutive offsets in one segment.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class LogBlock:
     ledger_id
         The ledger that holds the entries.
     commit_time_ms
-        When the entries were committed, in Unix milliseconds. For entries of a log writer: when their ledger was begun.
+        When the entries were committed, in Unix milliseconds. Entries of a log writer: when their ledger was opened.
     block
         The entries, with their ids in the ledger.
     """
@@ -88,19 +88,18 @@ class LogBlock:
 
 
 class LogReader:
-    """Reads one log, in blocks of entries. For one thread at a time.
+    """Reads one log in blocks of entries. Use it from one thread at a time.
 
-    The iterators stop what they have under way when they are closed (``contextlib.closing``). Made by
-    :meth:`Log.open_reader`.
+    Closing an iterator stops its pending work (``contextlib.closing``). Created by :meth:`Log.open_reader`.
     """
 
     def __init__(self, log: BlockingLog) -> None:
         self._log = log
         self._ledgers = log.ledgers
-        #: The head changed, or may have.
+        #: The head has changed, or may have.
         self._changed = threading.Event()
         self._watch = ZnodeWatch(log.zk, log.paths.head, self._changed)
-        #: Of the open tail whose end was asked for last.
+        #: Reader of the open tail whose end was asked for last.
         self._tail: BlockingReader | None = None
 
     def __repr__(self) -> str:
@@ -124,9 +123,9 @@ class LogReader:
         Raises
         ------
         LogRangeGoneError
-            If a part of the range was truncated, or is not written yet.
+            If part of the range was truncated, or is not written yet.
         EntryUnknownError
-            If bookies could not give an entry. The entries before it were right.
+            If bookies could not return an entry. The entries before it are valid.
         """
         seen = -1
         while True:
@@ -134,7 +133,7 @@ class LogReader:
             tail = snapshot.open_tail if end > snapshot.next_offset else None
             if tail is not None or end <= snapshot.next_offset or snapshot.next_offset == seen:
                 break
-            # The tail was perhaps sealed after the snapshot was taken.
+            # The tail may have been sealed after the snapshot was taken.
             seen = snapshot.next_offset
         if tail is None:
             snapshot.tables(start, end)
@@ -156,13 +155,13 @@ class LogReader:
         start
             The first offset.
         max_wait_ms
-            End when nothing new has come for so long, in milliseconds. By default never end. What was readable before
-            the call is returned in any case.
+            End when nothing new has arrived for this long, in milliseconds. Default: never end. Entries that were
+            readable before the call are returned in any case.
 
         Yields
         ------
         LogBlock
-            The entries, each once. To resume, also after an error, follow from the ``end_offset`` of the last block.
+            The entries, each once. To resume, even after an error, follow from the ``end_offset`` of the last block.
 
         Raises
         ------
@@ -171,7 +170,7 @@ class LogReader:
         NoSuchLogError
             If the log was deleted.
         EntryUnknownError
-            If bookies could not give an entry.
+            If bookies could not return an entry.
         """
         if max_wait_ms is not None and max_wait_ms < 0:
             raise InvalidArgumentError(f"max_wait_ms must not be negative, got {max_wait_ms}")
@@ -195,12 +194,12 @@ class LogReader:
             raise machine.outcome.error
 
     def readable_end(self, snapshot: LogSnapshot | None = None) -> int:
-        """Find the end of what can be read. If a log writer holds the tail, this asks bookies.
+        """Find the end of the readable entries. If a log writer holds the tail, this asks bookies.
 
         Parameters
         ----------
         snapshot
-            The list to use. Default: the list as it is now.
+            The list to use. Default: the current list.
 
         Returns
         -------
@@ -210,7 +209,7 @@ class LogReader:
         Raises
         ------
         EntryUnknownError
-            If too few bookies of the open tail answer.
+            If too few bookies of the open tail respond.
         """
         if snapshot is None:
             snapshot = self._log.snapshot()
@@ -231,12 +230,12 @@ class LogReader:
         ----------
         time_ms
             Unix time in milliseconds. It is compared with the time of each commit. Entries of a log writer have the
-            time when their ledger was begun.
+            time when their ledger was opened.
 
         Returns
         -------
         int
-            The offset. The end of the sealed segments if all are older.
+            The offset. If all entries are older: the end of the sealed segments.
         """
         return self._log.snapshot().offset_at(time_ms)
 
@@ -256,7 +255,7 @@ class LogReader:
             )
 
     def _series(self, parts: list[Segment]) -> Iterator[LogBlock]:
-        """The entries of sealed segments, one after the other."""
+        """Read the entries of sealed segments, one after the other."""
         ranges = [
             EntryRange(part.ledger_id, part.first_entry, part.entry_at(part.end_offset - 1), part.size_bytes)
             for part in parts
@@ -285,7 +284,7 @@ class LogReader:
                 ) from error
 
     def _follow_tail(self, action: FollowTail) -> Generator[LogBlock, None, None]:
-        """Entries of the open tail as they are confirmed, until its ledger is closed or the time is up."""
+        """Read entries of the open tail as they are confirmed, until its ledger is closed or the time is up."""
         tail = action.tail
         left_ms = None if action.until_ms is None else int(max(0.0, action.until_ms - _now_ms()))
         with closing(self._ledgers.reader(tail.ledger_id).tail(action.first_entry, max_wait_ms=left_ms)) as blocks:
@@ -300,7 +299,7 @@ class LogReader:
 
 
 class _Following:
-    """Performs what :class:`bk_spark.log.core.follow.Follow` asks for. It gives blocks to be handed over."""
+    """Performs the actions of :class:`bk_spark.log.core.follow.Follow`. Returns blocks for the caller to hand over."""
 
     def __init__(self, reader: LogReader) -> None:
         self._reader = reader

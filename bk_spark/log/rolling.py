@@ -11,7 +11,7 @@ from bk_spark.protocol.arrays import Int64s
 
 
 class WrittenTail:
-    """The ledger being written, and what was sent to it."""
+    """The ledger being written, and how much was sent to it."""
 
     def __init__(self, place: TailPlace, ledger: BlockingWriter, limits: RollLimits) -> None:
         self.place = place
@@ -28,7 +28,7 @@ class WrittenTail:
 
     @property
     def due_in_s(self) -> float:
-        """Seconds until the next ledger is due; 0 or less where it is now. An empty ledger is kept."""
+        """Seconds until the next ledger is due; 0 or less if it is due now. An empty ledger is kept."""
         age_s = self._limits.age_ms / 1000
         if not self.entries:
             return age_s
@@ -36,9 +36,9 @@ class WrittenTail:
         return max(due_s, self._not_before_s) - time.monotonic()
 
     def put_off(self, delay_s: float) -> None:
-        """The next ledger cannot be had now."""
+        """Delay the next roll, because no new ledger could be created."""
         self._not_before_s = time.monotonic() + delay_s
 
     def part_end(self, offsets: Int64s, first: int) -> int:
-        """As :meth:`RollLimits.part_end`, for this ledger."""
+        """Like :meth:`RollLimits.part_end`, for this ledger."""
         return self._limits.part_end(offsets, first, self.size_bytes, self.entries)

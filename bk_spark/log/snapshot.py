@@ -1,8 +1,8 @@
-"""A log's list of segments as it stood at one moment.
+"""A log's segment list as it was at one moment.
 
-The head is read once; pages are read when they are asked for, from ZooKeeper or from index ledgers. Pages before the
-tail page never change, and the tail page only gains segments at its end, so what a snapshot returns does not depend
-on when it is asked.
+The head is read once. Pages are read on demand, from ZooKeeper or from index ledgers. Pages before the tail page never
+change, and the tail page only gains segments at its end. So the result of a snapshot does not depend on when it is
+asked.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ _NEVER_MS: Final = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """A value of each page that does not decrease from page to page."""
+    """A value of each page. It does not decrease from page to page."""
 
     of_page: Callable[[SegmentPage], int]
     of_index: Callable[[PageIndex], Int64s]
 
 
 _OFFSET: Final = _Key(lambda page: page.base_offset, lambda index: index.base_offset)
-# Only a tail page can be empty.
+# Only the tail page can be empty.
 _TIME: Final = _Key(
     lambda page: int(page.table.commit_time_ms[0]) if len(page.table) else _NEVER_MS, lambda index: index.first_time_ms
 )
 
 
 class LogSnapshot:
-    """A log's list of segments as it was at one moment: the offsets ``[first_offset, next_offset)``.
+    """A log's segment list as it was at one moment: the offsets ``[first_offset, next_offset)``.
 
-    ``last_commit_time_ms`` is the time of the last commit that changed the list, in Unix milliseconds, 0 before the
-    first.
+    ``last_commit_time_ms`` is the time of the last commit that changed the list, in Unix milliseconds. It is 0 before
+    the first commit.
 
-    Methods raise LogRangeGoneError if a part of a range was truncated or is not written yet, MetadataFormatError if the
-    list is damaged, and InvalidArgumentError if a part of the list is in index ledgers and the log was opened without
+    Methods raise LogRangeGoneError if part of a range was truncated or is not written yet, MetadataFormatError if the
+    list is damaged, and InvalidArgumentError if part of the list is in index ledgers and the log was opened without
     its password.
     """
 
@@ -67,9 +67,9 @@ class LogSnapshot:
 
     @property
     def open_tail(self) -> Segment | None:
-        """The segment that a log writer is writing, from ``next_offset`` on, or None.
+        """The segment that a log writer is writing, which starts at ``next_offset``, or None.
 
-        It is read anew at each call. After the tail was sealed it is None, and ``next_offset`` stays what it was.
+        Each call reads it again. After the tail was sealed it is None, and ``next_offset`` does not change.
         """
         return self.look_at_tail()[0]
 
@@ -79,7 +79,7 @@ class LogSnapshot:
         return self._pages.tail_path(self._head)
 
     def look_at_tail(self, read: Znode | None = None) -> tuple[Segment | None, bool]:
-        """Read the open tail, and whether the tail was sealed since this snapshot.
+        """Read the open tail, and check whether the tail was sealed since this snapshot.
 
         Parameters
         ----------
@@ -89,10 +89,10 @@ class LogSnapshot:
         Returns
         -------
         tail : Segment or None
-            As :attr:`open_tail`.
+            See :attr:`open_tail`.
         is_outdated : bool
-            Whether the tail page has more sealed entries than this snapshot. Then the log does not end at
-            ``next_offset``, even without an open tail.
+            Whether the tail page has more sealed entries than this snapshot. If so, the log does not end at
+            ``next_offset``, even if there is no open tail.
         """
         page = self._tail_page_now() if read is None else self._pages.tail_page(self._head, read)
         tail = next(iter(page.table[-1:])) if page.open_tail else None
@@ -113,12 +113,12 @@ class LogSnapshot:
         Returns
         -------
         iterator of Segment
-            The segments in order. The first and the last may reach beyond the range.
+            The segments in order. The first and the last may extend beyond the range.
         """
         return chain.from_iterable(self.tables(start, end))
 
     def tables(self, start: int | None = None, end: int | None = None) -> Iterator[SegmentTable]:
-        """List the segments that hold a range of offsets, in columns. For long lists.
+        """List the segments that hold a range of offsets, in columns. Suited to long lists.
 
         Parameters
         ----------
@@ -185,7 +185,7 @@ class LogSnapshot:
         Returns
         -------
         int
-            The offset. ``next_offset`` if all are older.
+            The offset. If all entries are older: ``next_offset``.
         """
         page = self._page(self._last_page(_TIME, time_ms))
         position = int(np.searchsorted(page.table.commit_time_ms, time_ms, side="left"))
@@ -225,13 +225,13 @@ class LogSnapshot:
             )
 
     def _page_of(self, offset: int) -> int:
-        """The last page that starts at or before ``offset``."""
+        """Return the last page that starts at or before ``offset``."""
         return self._last_page(_OFFSET, offset + 1)
 
     def _last_page(self, key: _Key, bound: int) -> int:
-        """The last page whose ``key`` is below ``bound``; the first page where there is none.
+        """Return the last page whose ``key`` is below ``bound``, or the first page if there is none.
 
-        From the tail backwards in growing steps: most readers are near it.
+        Searches backwards from the tail in growing steps, because most readers are near the tail.
         """
         head, index = self._head, self._head.index
         if index is None or key is not _OFFSET or bound > index.end_offset:
@@ -246,7 +246,7 @@ class LogSnapshot:
         return self._pages.last_indexed(head, key.of_index, bound)
 
     def _bisect(self, key: _Key, bound: int, low: int, high: int) -> int:
-        """The last of the pages ``[low, high)`` that is below ``bound``; page ``low`` is."""
+        """Return the last page of ``[low, high)`` that is below ``bound``. Page ``low`` must be below it."""
         while high - low > 1:
             middle = (low + high) // 2
             if key.of_page(self._page(middle)) < bound:
@@ -264,7 +264,7 @@ class LogSnapshot:
         return self._pages.page(number, self._head)
 
     def _tail_pages(self) -> Iterator[SegmentPage]:
-        """The tail page, which is read once: what it gains later is not in this snapshot."""
+        """Yield the tail page. It is read once, so later segments are not in this snapshot."""
         if self._tail is None:
             self._tail = self._tail_page_now()
         yield self._tail

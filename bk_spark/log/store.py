@@ -51,15 +51,15 @@ class LogStore:
     root
         The znode that holds the logs.
     client
-        The client for the logs' ledgers. The caller closes it. Without a client logs cannot be written, read or
+        The client for the logs' ledgers. The caller closes it. Without a client, logs cannot be written, read or
         maintained.
     now_ms
-        Returns the cluster's time, in Unix milliseconds. By default the session with ZooKeeper tells it.
+        Returns the cluster's time in Unix milliseconds. Default: the clock of the ZooKeeper session.
 
     Raises
     ------
     InvalidArgumentError
-        If ``root`` is no path of a znode.
+        If ``root`` is not a valid znode path.
 
     Examples
     --------
@@ -87,7 +87,7 @@ class LogStore:
     def of(
         cls, client: BlockingClient, root: str = DEFAULT_ROOT, *, now_ms: Callable[[], int] | None = None
     ) -> LogStore:
-        """Use one client for the logs and for their ledgers.
+        """Create a store that uses one client for the logs and their ledgers.
 
         Parameters
         ----------
@@ -96,7 +96,7 @@ class LogStore:
         root
             The znode that holds the logs.
         now_ms
-            Returns the cluster's time, in Unix milliseconds. By default the client's session with ZooKeeper tells it.
+            Returns the cluster's time in Unix milliseconds. Default: the clock of the client's ZooKeeper session.
 
         Returns
         -------
@@ -106,12 +106,12 @@ class LogStore:
         return cls(client.zookeeper, root, client=client, now_ms=now_ms)
 
     def clock_difference(self) -> ClockDifference:
-        """Measure how far this machine's clock is from ZooKeeper's. It costs one write below the root of logs.
+        """Measure how far this machine's clock is from ZooKeeper's. Costs one write below the root of the logs.
 
         Returns
         -------
         ClockDifference
-            The difference. Unless ``is_small`` is true, retention and reaping are refused on this machine.
+            The difference. If ``is_small`` is false, this machine refuses to run retention and reaping.
 
         Raises
         ------
@@ -131,7 +131,7 @@ class LogStore:
         settings
             Quorum, digest type, entry format, schema and password. They cannot be changed later.
         password
-            The password in ``settings``. Without it the log is returned without access to its ledgers.
+            The password in ``settings``. Without it, the returned log has no access to its ledgers.
 
         Returns
         -------
@@ -143,13 +143,13 @@ class LogStore:
         LogExistsError
             If a log with this name exists.
         InvalidArgumentError
-            If no log can have this name.
+            If the name is not valid.
         UnauthorizedError
-            If ``password`` is not the one in ``settings``.
+            If ``password`` differs from the one in ``settings``.
         MetadataUnavailableError
             If ZooKeeper does not answer.
         OutcomeUnknownError
-            If the log may or may not have been created. Look whether it exists.
+            If the log may or may not have been created. Check whether it exists.
         """
         paths = LogPaths(self.root, check_log_name(name), str(uuid.uuid4()))
         ledgers = self._ledgers(paths, settings, password)
@@ -180,16 +180,16 @@ class LogStore:
         raise OutcomeUnknownError(f"log {name} may or may not have been made: look whether it exists")
 
     def open_log(self, name: str, *, log_id: str | None = None, password: bytes | None = None) -> Log:
-        """Open a log that exists.
+        """Open an existing log.
 
         Parameters
         ----------
         name
             The name of the log.
         log_id
-            If given, only the log with this id is opened.
+            If given, open only the log with this id.
         password
-            The password of the log. Without it the log is returned without access to its ledgers.
+            The password of the log. Without it, the returned log has no access to its ledgers.
 
         Returns
         -------
@@ -221,7 +221,7 @@ class LogStore:
         return Log(self._zk, paths, settings, self._now_ms, self._ledgers(paths, settings, password))
 
     def _find(self, name: str) -> tuple[Head, LogPaths, LogSettings] | None:
-        """The log of this name, also one whose deletion has begun; None where there is none."""
+        """Return the log with this name, or None. A log whose deletion has begun is included."""
         for _ in range(_MAX_TRIES):
             head = self._head(name)
             if head is None:
@@ -232,17 +232,17 @@ class LogStore:
                 settings_id, settings = decode_settings(znode.data, paths.settings)
                 if settings_id == head.log_id:
                     return head, paths, settings
-            # The log was deleted, and perhaps made again, between the two readings.
+            # The log was deleted, and perhaps created again, between the two reads.
         raise MetadataFormatError(f"log {name}: its settings {paths.settings} are missing, or of another log")
 
     def _head(self, name: str) -> Head | None:
-        """The head that the name has now."""
+        """Return the current head for this name."""
         path = head_path(self.root, check_log_name(name))
         znode = self._zk.get_latest(path)
         return None if znode is None else decode_head(znode.data, path)
 
     def known_log(self, name: str, log_id: str, settings: LogSettings, password: bytes | None = None) -> Log:
-        """Return a log that the caller has opened before. Nothing is read: errors show when the log is used.
+        """Return a log that the caller has opened before. Reads nothing: errors show up when the log is used.
 
         Parameters
         ----------
@@ -253,7 +253,7 @@ class LogStore:
         settings
             The settings of the log.
         password
-            The password of the log. Without it the log is returned without access to its ledgers.
+            The password of the log. Without it, the returned log has no access to its ledgers.
 
         Returns
         -------
@@ -275,7 +275,7 @@ class LogStore:
         return None if self._client is None else LogLedgers(self._client, settings, password, paths)
 
     def exists(self, name: str) -> bool:
-        """Look whether a log exists. A log whose deletion has begun does not.
+        """Check whether a log exists. A log whose deletion has begun does not.
 
         Parameters
         ----------
@@ -296,7 +296,7 @@ class LogStore:
         Parameters
         ----------
         deleted
-            List the logs whose deletion has begun and is not complete, instead of the others.
+            List instead the logs whose deletion has begun but is not complete.
 
         Returns
         -------
@@ -314,7 +314,7 @@ class LogStore:
         ]
 
     def delete_log(self, name: str, password: bytes) -> DeletionReport:
-        """Delete a log and its ledgers, except those that came by ``append_ledger``.
+        """Delete a log and its ledgers, except those added by ``append_ledger``.
 
         Parameters
         ----------
@@ -326,7 +326,7 @@ class LogStore:
         Returns
         -------
         DeletionReport
-            How many ledgers were deleted, and which of them may not have been fenced before.
+            How many ledgers were deleted, and which of them may not have been fenced.
 
         Raises
         ------
@@ -354,7 +354,7 @@ def _is_deleted(data: bytes, path: str) -> bool:
     try:
         return decode_head(data, path).deleted_time_ms != 0
     except MetadataFormatError:
-        # One log of a newer release must not hide the others: whoever opens it is told.
+        # One log of a newer release must not hide the others. Opening that log raises the error.
         return False
 
 

@@ -1,4 +1,4 @@
-"""Watches a log writer's place at the tail: a thread that looks whenever the owner's znode changed or may have."""
+"""Watches a log writer's hold on the tail: a thread checks whenever the owner's znode changed or may have changed."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from bk_spark.protocol.errors import BookKeeperError, OutcomeUnknownError
 
 _LOG: Final = logging.getLogger(__name__)
 
-#: For one look, so that nobody who stops the keeper waits for long.
+#: For one check. Keeps ``stop`` from waiting long.
 _LOOK_MS: Final = 5_000
 _PAUSE_S: Final = 1.0
 
 
 class TailKeeper:
-    """Calls ``look`` in a thread of its own when the znode ``path`` was made, changed or deleted, and after every loss
-    of the connection; again after a pause while ZooKeeper is away, no more after any other error of it.
+    """Calls ``look`` in its own thread when the znode ``path`` is created, changed or deleted, and after every lost
+    connection. While ZooKeeper is unavailable it calls again after a pause. Any other ZooKeeper error ends the thread.
 
-    ``look`` may ask ZooKeeper, for no longer than a few seconds together.
+    ``look`` may send requests to ZooKeeper, for a few seconds in total.
     """
 
     def __init__(self, zk: ZooKeeper, path: str, look: Callable[[], object]) -> None:
@@ -39,7 +39,7 @@ class TailKeeper:
         self._thread.start()
 
     def stop(self) -> None:
-        """``look`` is not called any more once this returns. Safe to repeat, and from any other thread."""
+        """Stop. ``look`` is not called after this returns. Safe to repeat, and to call from any other thread."""
         self._stopped.set()
         self._changed.set()
         if self._thread.is_alive():
@@ -53,7 +53,7 @@ class TailKeeper:
             self._changed.clear()
             try:
                 with self._zk.within(_LOOK_MS):
-                    # Before the look: what changes after it is told.
+                    # Arm before the look, so that later changes are noticed.
                     self._watch.arm()
                     self._look()
             except BookKeeperError as error:

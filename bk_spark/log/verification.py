@@ -1,7 +1,7 @@
-"""Whether a log is whole: its list against ledger metadata, registrations and what bookies hold.
+"""Checks a log: compares its list with ledger metadata, registrations and the entries on bookies.
 
-Nothing is changed. Entries are read as any reader would read them, digests and all, so a log without a problem can be
-read from its first to its last entry now.
+Nothing is changed. Entries are read as any reader reads them, including digests. So a log without a problem can
+currently be read from its first to its last entry.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from bk_spark.protocol.errors import (
 from bk_spark.protocol.metadata import ledger_metadata
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 
-#: Gets what is looked at (``ledgers``, then ``entries``), how many of them so far, and how many there are.
+#: Receives what is being checked (``ledgers``, then ``entries``), how many were checked so far, and the total.
 OnProgress: TypeAlias = Callable[[str, int, int], None]
 
-#: Entries in a row that cannot be read, after which the rest of a segment is left. Each takes some seconds.
+#: After this many consecutive unreadable entries, the rest of a segment is skipped. Each one takes some seconds.
 MAX_UNREADABLE_IN_A_ROW: Final = 4
 _LEDGERS_AT_ONCE: Final = 256
 _MAX_READERS: Final = 32
@@ -48,22 +48,22 @@ class Kind(enum.Enum):
     LISTED_TWICE = "listed-twice"
     """Entries are in the list more than once."""
     NOT_REGISTERED = "not-registered"
-    """The ledger is the log's by no registration: deleting the log would leave it behind."""
+    """No registration assigns the ledger to the log. Deleting the log would leave the ledger behind."""
     CONDEMNED = "condemned"
-    """The ledger is marked for deletion, though the list refers to it."""
+    """The ledger is marked for deletion, but the list refers to it."""
     METADATA_UNREADABLE = "metadata-unreadable"
-    """The ledger's metadata, or its registration, cannot be understood."""
+    """The ledger's metadata or its registration cannot be decoded."""
     ENTRY_MISSING = "entry-missing"
-    """Every bookie that should have the entry says that it has not."""
+    """Every bookie that should have the entry reports that it does not."""
     ENTRY_UNREADABLE = "entry-unreadable"
-    """No bookie gave the entry, and not all of them could say whether they have it."""
+    """No bookie returned the entry, and not all of them could say whether they have it."""
     NOT_READ = "not-read"
-    """Left out, after entries before these could not be read."""
+    """Skipped because preceding entries could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something is wrong with the entries at offsets ``[start, end)``, which are in ``ledger_id``."""
+    """A problem with the entries at offsets ``[start, end)``, which are in ``ledger_id``."""
 
     kind: Kind
     start: int
@@ -81,8 +81,8 @@ class Counts:
 
 
 class Verification:
-    """One look at ``log``, which must have been opened with its password. :meth:`problems` may be gone through once;
-    ``counts`` tells how much was looked at so far."""
+    """One check of ``log``, which must have been opened with its password. :meth:`problems` can be iterated once.
+    ``counts`` says how much was checked so far."""
 
     def __init__(self, log: Log, *, read_entries: bool = True, on_progress: OnProgress | None = None) -> None:
         self.counts = Counts()
@@ -90,18 +90,18 @@ class Verification:
         self._log = log
         self._zk = log.ledgers.client.zookeeper
         self._read_entries = read_entries
-        #: Last entry of each ledger that exists; no limit for one that is not closed.
+        #: Last entry of each existing ledger. Effectively unlimited for a ledger that is not closed.
         self._ends: dict[int, int] = {}
         self._given_up: set[int] = set()
         self._readers: OrderedDict[int, BlockingReader] = OrderedDict()
 
     def problems(self) -> Iterator[Problem]:
-        """Raises what reading the list raises; MetadataFormatError where it is broken itself."""
+        """Yield the problems. Raises the errors of reading the list, and MetadataFormatError if the list is damaged."""
         snapshot = self._log.snapshot()
         first_offset = snapshot.first_offset
         for problem in self._problems(snapshot):
             if problem.end > first_offset or problem.start == problem.end:
-                # What is truncated meanwhile is deleted by right.
+                # Data truncated in the meantime may be gone.
                 first_offset = self._log.snapshot().first_offset
             if problem.end > first_offset or problem.start == problem.end:
                 yield problem
@@ -166,7 +166,7 @@ class Verification:
     def _entry_problems(self, segment: Segment, first_offset: int) -> Iterator[Problem]:
         entry = segment.first_entry
         last = min(entry + segment.entries - 1, self._ends[segment.ledger_id])
-        # Where a ledger could not be read before, one more failure is enough.
+        # In a ledger that failed before, one more failure is enough.
         in_a_row = MAX_UNREADABLE_IN_A_ROW - 1 if segment.ledger_id in self._given_up else 0
         while entry <= last:
             try:
@@ -201,7 +201,7 @@ class Verification:
 
 
 class _Listed:
-    """What the list says of each ledger. In columns: a list may have millions of segments."""
+    """The list's segments for each ledger. In columns, because a list may have millions of segments."""
 
     def __init__(self, tables: list[SegmentTable]) -> None:
         table = SegmentTable.concat(tables)
@@ -210,13 +210,13 @@ class _Listed:
         self.ledger_ids: list[int] = np.unique(self.table.ledger_id).tolist()
 
     def segments(self, ledger_id: int) -> list[Segment]:
-        """By first entry."""
+        """Return the ledger's segments, ordered by first entry."""
         start, end = np.searchsorted(self.table.ledger_id, [ledger_id, ledger_id + 1])
         return list(self.table[start:end])
 
 
 def _range_problems(segments: list[Segment], last_entry: int) -> Iterator[Problem]:
-    """``segments`` of one ledger, by first entry."""
+    """Yield problems of the ``segments`` of one ledger, which are ordered by first entry."""
     for segment in segments:
         last = segment.first_entry + segment.entries - 1
         if last > last_entry:

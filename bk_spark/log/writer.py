@@ -1,8 +1,8 @@
 """The continuous writer of a log: one producer that holds the log's tail open.
 
-Entries go to one ledger after another, each in the list before anything is written to it (see
-:mod:`bk_spark.log.core.writer_steps`). Single entries are gathered while others are under way and go out together, at
-the latest when a thread of the writer gets its turn.
+Entries go to one ledger after another. Each ledger is in the list before anything is written to it (see
+:mod:`bk_spark.log.core.writer_steps`). Single entries are collected while others are in flight, and sent together. They
+are sent at the latest when a thread of the writer gets its turn.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 
 _LOG: Final = logging.getLogger(__name__)
 
-#: Single entries that wait to be sent.
+#: Limits for single entries waiting to be sent.
 _GATHERED_BYTES: Final = 4 * 1024 * 1024
 _GATHERED_ENTRIES: Final = 10_000
-#: A ledger that could not be made is missed only when the next roll is due.
+#: Without a new ledger the writer keeps using the old one, so there is no hurry to retry.
 _ROLL_AGAIN_S: Final = 10.0
 _RELEASE_MS: Final = 5_000
 
@@ -57,9 +57,9 @@ _RELEASE_MS: Final = 5_000
 class LogWriter:
     """Appends entries to a raw log, in order. It holds the log's tail. Thread-safe.
 
-    ``append`` and ``append_many`` return when the entries are on their way. :meth:`flush` waits until they are
-    acknowledged. Any error except InvalidArgumentError ends the writer, and every later call raises the same error.
-    Entries below ``acknowledged_offset`` are then in the log. Of later entries some may be in the log.
+    ``append`` and ``append_many`` return once the entries are handed over for sending. :meth:`flush` waits until they
+    are acknowledged. Any error except InvalidArgumentError ends the writer, and every later call raises the same error.
+    Entries below ``acknowledged_offset`` are then in the log. Some later entries may be in the log too.
 
     Use it as a context manager, or call :meth:`close` or :meth:`abandon`. An error inside the ``with`` block abandons
     the writer. Made by :meth:`Log.open_writer`.
@@ -76,25 +76,25 @@ class LogWriter:
                 "a log writer needs explicitLacInterval (explicit_lac_interval_ms of ClientConfig, such as 1000): "
                 "without it readers do not see the last entries of a writer that pauses"
             )
-        # The owner's znode tells since when it is there, by the cluster's clock.
+        # The owner's znode records when it was created, in cluster time.
         log.run(sync_steps(log.paths))
         self._log = log
         self._now_ms = now_ms = log.now_ms
         self._limits = limits
         self._max_payload_bytes = config.max_payload_bytes(log.settings.digest_type)
         self._owner = Owner(str(uuid.uuid4()), socket.gethostname(), os.getpid(), now_ms())
-        #: Held while entries are sent and ledgers are changed; taken before ``_changed``.
+        #: Held while entries are sent and ledgers are changed. Acquired before ``_changed``.
         self._sending = threading.Lock()
-        #: Guards what follows; notified when it changes.
+        #: Guards the fields below; notified when they change.
         self._changed = threading.Condition()
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
         self._closing = False
         self._failure: BookKeeperError | None = None
         self._abandoned = False
-        #: The owner's znode is not to be made again.
+        #: The owner's znode must not be created again.
         self._ending = False
-        #: Where the last ledger ended, when it is closed for good; and where the log ended, when that is sealed.
+        #: Where the last ledger ended, once it is closed; and where the log ended, once it is sealed.
         self._closed: Closed | None = None
         self._end_offset: int | None = None
         self._tail = self._tail_at(log.run(open_steps(log.paths, self._owner, now_ms, take_over=take_over)))
@@ -125,12 +125,12 @@ class LogWriter:
 
     @property
     def next_offset(self) -> int:
-        """The offset of the entry that is appended next."""
+        """The offset of the next entry to be appended."""
         return self._next_offset
 
     @property
     def acknowledged_offset(self) -> int:
-        """All entries below this offset are in the log for good."""
+        """All entries below this offset are permanently in the log."""
         return self._tail.acknowledged_offset
 
     def append(self, payload: Buffer) -> int:
@@ -155,7 +155,7 @@ class LogWriter:
         LedgerClosedError
             If this writer was closed or abandoned.
         """
-        # What the caller may change later must not change here.
+        # The caller may change its buffer later, so copy it.
         entry = payload if isinstance(payload, bytes) else bytes(memoryview(payload))
         size = len(entry)
         if size > self._max_payload_bytes:
@@ -203,7 +203,7 @@ class LogWriter:
             self._send_gathered()
             with self._changed:
                 self._check_open()
-                # Entries that came in between have lower offsets, so they go first.
+                # Entries appended in between have lower offsets, so they go first.
                 gathered = self._take_gathered()
                 start = self._next_offset
                 self._next_offset = start + len(payloads)
@@ -235,7 +235,7 @@ class LogWriter:
             return self._tail.acknowledged_offset
 
     def close(self) -> int:
-        """Flush, then seal the tail. May be repeated.
+        """Flush, then seal the tail. Safe to repeat.
 
         Returns
         -------
@@ -263,12 +263,12 @@ class LogWriter:
             return self._end_offset
 
     def abandon(self) -> None:
-        """Stop writing without sealing the tail. The next writer or the next commit seals it. May be repeated.
+        """Stop writing without sealing the tail. The next writer or the next commit seals it. Safe to repeat.
 
-        Calls under way in other threads raise LedgerClosedError.
+        Pending calls in other threads raise LedgerClosedError.
         """
         self._closing = True
-        # First of all: who waits for bookies waits no more.
+        # First: release the threads that wait for bookies.
         self._tail.ledger.abandon()
         self._stop()
         with self._sending:
@@ -305,7 +305,7 @@ class LogWriter:
         self._send(gathered, Payloads.offsets_of(gathered))
 
     def _send(self, payloads: Payloads | Sequence[Buffer], offsets: npt.NDArray[np.int64]) -> None:
-        """``offsets`` are those of the payloads, as in :class:`Payloads`."""
+        """Send the payloads. ``offsets`` are theirs, as in :class:`Payloads`."""
         first, count = 0, len(payloads)
         try:
             while first < count:
@@ -324,12 +324,12 @@ class LogWriter:
         except BookKeeperError as error:
             self._fail(error)
         except BaseException:
-            # Their offsets were given out, and it is not known which of them are under way.
+            # The entries' offsets were given out, and it is unknown which entries were sent.
             self._end(LedgerClosedError(f"log {self._log.name}: this log writer was interrupted while it sent entries"))
             raise
 
     def _serve(self) -> None:
-        """Sends what was gathered, and closes ledgers that are old."""
+        """Send collected entries, and close ledgers that have reached the age limit."""
         while True:
             with self._changed:
                 while not self._gathered and not self._closing and self._failure is None:
@@ -344,7 +344,7 @@ class LogWriter:
                     self._send_gathered()
                     self._roll_if_due()
                 except BookKeeperError as error:
-                    # Who calls next is told.
+                    # The next call raises the error.
                     self._end(error)
                     return
 
@@ -384,7 +384,7 @@ class LogWriter:
             try:
                 self._closed = log.run(drain_steps(log.paths, owner, self._ledger_id))
             except MetadataUnavailableError:
-                # It may be closed, and can be asked again.
+                # The ledger may be closed already. The caller can retry.
                 raise
             except BookKeeperError as error:
                 self._fail(error)
@@ -393,7 +393,7 @@ class LogWriter:
     # --- the end ---
 
     def _stop(self) -> None:
-        """The writer's threads end."""
+        """Stop the writer's threads."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -401,11 +401,11 @@ class LogWriter:
         self._sender.join()
 
     def _fail(self, error: BookKeeperError) -> NoReturn:
-        """Raises what ended the writer, as :meth:`_end`."""
+        """Raise the error that ended the writer, see :meth:`_end`."""
         raise self._end(error)
 
     def _end(self, error: BookKeeperError) -> BookKeeperError:
-        """What ended the writer: ``error``, where nothing did before. Called with ``_sending`` held."""
+        """End the writer with ``error``, unless it has ended already. Return what ended it. Requires ``_sending``."""
         if self._failure is not None:
             return self._failure
         self._ending = True
@@ -430,7 +430,7 @@ class LogWriter:
         return error
 
     def _release(self) -> str:
-        """The owner's znode is removed, so that nobody waits for this writer; what has become of the tail, if known."""
+        """Remove the owner's znode, so that nobody waits for this writer. Return the state of the tail, if known."""
         log = self._log
         try:
             with log.zk.within(_RELEASE_MS):
@@ -447,12 +447,12 @@ class LogWriter:
             self._release()
 
     def _look(self) -> None:
-        """The owner's znode changed, or the session did. Called by the keeper."""
+        """Check the tail after the owner's znode or the session changed. Called by the keeper."""
         log = self._log
         while not (self._ending or self._closing):
             tail = self._tail
             try:
-                # A ledger that another has fenced is as good as lost: holding on to the tail would keep that other out.
+                # A ledger fenced by someone else is lost. Keeping the tail would only keep that other writer out.
                 if log.ledgers.client.metadata(tail.place.ledger_id).state is LedgerState.OPEN:
                     log.change(KeepTail(log.paths, self._owner))
                     return
@@ -460,6 +460,6 @@ class LogWriter:
             except (LogFencedError, NoSuchLedgerError, NoSuchLogError, LogReplacedError) as error:
                 lost = error
             with self._sending:
-                # Unless it was this writer's own roll, or its end.
+                # Skip this if the writer rolled or closed the tail itself.
                 if self._tail is tail and not self._closing:
                     self._end(lost)

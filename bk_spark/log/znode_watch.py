@@ -1,4 +1,4 @@
-"""Tells of changes of one znode."""
+"""Reports changes of one znode."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 
 
 class ZnodeWatch:
-    """Sets ``changed`` when the znode ``path`` was made, changed or deleted, and after every loss of the connection.
+    """Sets ``changed`` when the znode ``path`` is created, changed or deleted, and after every lost connection.
 
-    A watch in ZooKeeper cannot be taken back: there is never more than one. For one thread at a time.
+    A ZooKeeper watch cannot be withdrawn, so there is never more than one. For one thread at a time.
     """
 
     def __init__(self, zk: ZooKeeper, path: str, changed: threading.Event) -> None:
@@ -20,9 +20,9 @@ class ZnodeWatch:
         self._armed = False
 
     def arm(self) -> None:
-        """From now on the next change is told."""
+        """Make sure that the next change sets ``changed``."""
         if not self._armed:
-            # Before the watch is set: it may fire at once.
+            # Set before the watch, which may fire at once.
             self._armed = True
             try:
                 self._zk.exists(self._path, watch=self._on_change)
