@@ -1,5 +1,5 @@
-# Everything runs in .venv, which is made and filled at first use. The machine needs make, Python 3.11+
-# and Java 17+ (and for `make test` a JDK and Maven); what is missing is installed or named.
+# Everything runs in .venv, which is created at first use. Needs make, Python 3.11+ and Java 17+
+# (`make test` also needs a JDK and Maven). Missing tools are installed, or an error names them.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,7 +13,7 @@ export PYTHON
 
 # Arguments for pytest: make test PYTEST_ARGS="tests/unit -x"
 PYTEST_ARGS ?=
-# Tests run in so many processes, each with a cluster and a Spark session of its own; 0: in one, as for a debugger.
+# Number of test processes, each with its own cluster and Spark session. 0 runs all tests in one process, for debuggers.
 TEST_PROCESSES ?= 2
 # For the explorer: make explore EXPLORE_ARGS="--bigger -k 3/3/2"
 EXPLORE_ARGS ?=
@@ -21,22 +21,22 @@ EXPLORE_ARGS ?=
 .PHONY: help demo notebooks docs test faults stream-faults simulate simulate-logs simulate-collection explore crash lint format bench proto release clean
 
 help:
-	@echo "make demo    real flights through Spark, three bookies and back, with one of them killed"
-	@echo "make notebooks  run the notebooks, each from a clean kernel, and keep their outputs"
-	@echo "make docs    the site with all pages and the Python API, in build/docs/index.html"
-	@echo "make test    all tests: unit, integration, Spark, interop with Apache's Java, faults"
-	@echo "make faults  more runs with failing servers and links: SEEDS=1-50, or 7, or 3,8"
-	@echo "make stream-faults  streaming queries whose processes and servers are killed: SEEDS=1-50"
-	@echo "make simulate  random histories of the protocol on all cores: SEEDS=1000000, or from..to"
-	@echo "make simulate-logs  the same of logs: SEEDS=10000, or from..to"
-	@echo "make simulate-collection  the same of a bookie's garbage collection"
-	@echo "make explore   every order of events in small worlds of the protocol"
-	@echo "make crash     a bookie's storage, cut at every write and sync: SEEDS=1-50, or 7, or 3,8"
-	@echo "make lint    ruff, mypy --strict, import contract, docs without warnings"
-	@echo "make format  let ruff rewrite what it can"
-	@echo "make bench   speed of writing and reading"
+	@echo "make demo    write real flight data with Spark to three bookies, kill one, and read it back"
+	@echo "make notebooks  run the notebooks, each in a clean kernel, and save their outputs"
+	@echo "make docs    build the site with all pages and the Python API: build/docs/index.html"
+	@echo "make test    run all tests: unit, integration, Spark, interop with Apache's Java, faults"
+	@echo "make faults  run more fault tests with failing servers and links: SEEDS=1-50, or 7, or 3,8"
+	@echo "make stream-faults  run streaming queries while their processes and servers are killed: SEEDS=1-50"
+	@echo "make simulate  play random histories of the protocol on all cores: SEEDS=1000000, or from..to"
+	@echo "make simulate-logs  the same for logs: SEEDS=10000, or from..to"
+	@echo "make simulate-collection  the same for a bookie's garbage collection"
+	@echo "make explore   try every order of events in small worlds of the protocol"
+	@echo "make crash     crash a bookie's storage at every write and sync: SEEDS=1-50, or 7, or 3,8"
+	@echo "make lint    run ruff, mypy --strict and the import contracts, and build the docs without warnings"
+	@echo "make format  apply the fixes and formatting of ruff"
+	@echo "make bench   measure the speed of writes and reads"
 	@echo "make proto   regenerate the protobuf modules"
-	@echo "make release  build wheel and sdist, and run the demo from each of them in a fresh environment"
+	@echo "make release  build wheel and sdist, and run the demo from each in a fresh environment"
 	@echo "make clean   remove caches and the virtual environments"
 
 $(STAMP): pyproject.toml scripts/make_venv.sh
@@ -52,12 +52,12 @@ notebooks: $(STAMP)
 	@scripts/ensure_java.sh
 	$(BIN)/python notebooks/run.py
 
-# Warnings are errors: a broken link, a page that no index names, a gap in a docstring.
-# -E reads all pages again, because Sphinx does not repeat the warnings of pages that did not change.
+# Warnings are errors: broken links, pages missing from every index, incomplete docstrings.
+# -E reads all pages again, because Sphinx does not repeat the warnings of unchanged pages.
 docs: $(STAMP)
 	$(BIN)/sphinx-build -q -E -W --keep-going docs build/docs
 
-# Spark's classes in an archive of Java's: sessions of tests start in half of the time.
+# Spark's classes in a Java AppCDS archive, which halves the start time of test sessions.
 $(CLASSES): $(STAMP)
 	@scripts/ensure_java.sh
 	$(BIN)/python -m tests.support.class_archive $@ 2>/dev/null
@@ -103,7 +103,7 @@ bench: $(STAMP)
 	@scripts/ensure_java.sh --build
 	$(BIN)/python -m benchmarks
 
-# A generator older than the oldest protobuf we support: its output works with that and with newer ones.
+# This generator is older than the oldest protobuf that we support, so its output works with all supported versions.
 $(PROTO_STAMP): Makefile scripts/make_venv.sh
 	@scripts/make_venv.sh $(PROTO_VENV)
 	$(PROTO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check grpcio-tools==1.76.0

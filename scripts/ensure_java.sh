@@ -1,19 +1,18 @@
 #!/bin/sh
-# Makes sure that Java 17 or newer is there; with --build also a JDK (javac) and Maven, which the
-# interop tests need. Installs what is missing where that can be done (root on Debian or Ubuntu), else
-# says what to install and fails.
+# Checks for Java 17 or newer; with --build also for a JDK (javac) and Maven, which the interop tests need.
+# Installs what is missing as root on Debian or Ubuntu. Otherwise prints what to install, and fails.
 set -eu
 
 oldest=17
 build=no
 [ "${1:-}" = --build ] && build=yes
 
-# Major version of a java or javac program; empty where it does not run.
+# Print the major version of a java or javac program; nothing if it does not run.
 major() {
     "$1" -version 2>&1 | sed -n -E -e 's/^(javac |.* version ")(1\.)?([0-9]+).*/\3/p' | head -n 1 || true
 }
 
-# The program that will be used: below JAVA_HOME, else on PATH.
+# Print the path of the program in use: from JAVA_HOME, else from PATH.
 program() {
     if [ -n "${JAVA_HOME:-}" ] && [ -x "$JAVA_HOME/bin/$1" ]; then echo "$JAVA_HOME/bin/$1"; else command -v "$1" || true; fi
 }
@@ -39,7 +38,7 @@ lacking=$(missing)
 packages=
 case " $lacking" in
 *" java "* | *" javac "*)
-    # The newest that the distribution has of what is known to work; default-jdk otherwise.
+    # Java 17 is known to work. Fall back to the distribution's default.
     kind=jre-headless
     [ "$build" = yes ] && kind=jdk-headless
     packages="openjdk-17-$kind"

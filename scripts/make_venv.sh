@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the virtual environment in directory $1 with Python 3.11 or newer, unless a usable one is there.
+# Creates a virtual environment in directory $1 with Python 3.11 or newer, unless it already has a usable one.
 set -eu
 
 directory=$1
@@ -10,7 +10,7 @@ if [ -x "$directory/bin/python" ] && "$directory/bin/python" -c "$usable" 2>/dev
     exit 0
 fi
 
-# The first that runs and is new enough. A name can be on PATH and still not run (pyenv's shims).
+# Take the first candidate that runs and is new enough. A name on PATH may not run (pyenv's shims).
 python=
 for candidate in ${PYTHON:-} python3 python3.13 python3.12 python3.11 python; do
     if "$candidate" -c "$usable" >/dev/null 2>&1; then
@@ -24,7 +24,7 @@ if [ -z "$python" ]; then
     exit 1
 fi
 
-# Debian ships venv without the part that puts pip in; it is a package of its own.
+# Debian ships venv without ensurepip, which is in a separate package.
 if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
     package="$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Builds a wheel and a source distribution into dist/ and checks that they work: their metadata, what they contain, and
-# the demo, run from each of them in a fresh virtual environment outside of the checkout.
-# $1 is a Python that has the packages build and twine.
+# Builds a wheel and a source distribution into dist/ and checks them: their metadata, their content, and the demo, run
+# from each of them in a fresh virtual environment outside the checkout.
+# $1 is a Python with the packages build and twine.
 set -eu
 
 python=$1
@@ -23,7 +23,7 @@ tar -xzf "$dist"/*.tar.gz -C "$work/source" --strip-components 1
 commit=$(git rev-parse --short HEAD)
 version=$("$python" -c 'import sys, tomllib; print(tomllib.load(open(sys.argv[1], "rb"))["project"]["version"])' pyproject.toml)
 
-# Nothing of the checkout may help: neither its directory nor the variables of an activated environment.
+# The checkout must not help: leave its directory, and unset the variables of an activated environment.
 cd "$work"
 unset PYTHONPATH PYTHONHOME VIRTUAL_ENV PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON SPARK_HOME || true
 for artifact in "$dist"/*.whl "$dist"/*.tar.gz; do
