@@ -1,1 +1,1 @@
-"""Entry logs: layout, writing by flushes, reading, scanning. Storage and the collector come in here."""
+"""Entry logs: layout, writing by flushes, reading, scanning. Storage and the collector import from here."""

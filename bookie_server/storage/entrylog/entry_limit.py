@@ -1,15 +1,15 @@
-"""Which entry ids the index files have room for, and which entries were taken nevertheless.
+"""The highest entry id that index files have room for, and a record of entries above it.
 
-An add beyond the limit is refused (bookie.py). Entries beyond it can be in memory all the same: a journal is replayed
-that was written when files could be longer, or the limit was lowered, or could not be found out. A flush leaves them
-out of the index, so that it succeeds for all else, and puts down from which id on the ledger lacks entries:
+An add above the limit is refused (bookie.py). Entries above it can still be in memory: a journal is replayed that was
+written when files could be longer, or the limit was lowered, or it could not be determined. A flush leaves these
+entries out of the index, so that it succeeds for all others, and records the id from which the ledger lacks entries:
 
-``<ledger dir>/current/unindexed``, in every ledger directory that takes it; at start all are read::
+``<ledger dir>/current/unindexed``, in every ledger directory that can be written; at start all are read::
 
     one line for each ledger: its id, the lowest entry id that is not in the index
 
-It is written before the marks let the journal go. Reads of such a ledger at or above that id get an I/O error where
-nothing is found, for "no such entry" would be wrong. The entries are in an entry log until that is compacted.
+It is written before the marks release the journal. If a read of such a ledger at or above that id finds nothing, it
+gets an I/O error, because "no such entry" would be wrong. The entries stay in an entry log until it is compacted.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _NAME: Final = "unindexed"
 
 
 class EntryLimit:
-    """``find`` says the highest entry id that all index files have room for; ``directories`` are the ``current``
+    """``find`` returns the highest entry id that all index files have room for; ``directories`` are the ``current``
     directories of ledgers. Raises CorruptFileError, OSError."""
 
     def __init__(self, find: Callable[[], int], directories: Sequence[str]) -> None:
         self._find = find
         self._directories = tuple(directories)
-        #: The highest entry id that can be taken.
+        #: The highest entry id that is accepted.
         self.last = find()
         self._lacking: dict[int, int] = {}
         for directory in self._directories:
@@ -42,12 +42,12 @@ class EntryLimit:
                 self._lacking[ledger_id] = min(first, self._lacking.get(ledger_id, first))
 
     def find_again(self) -> bool:
-        """A file was too long. Whether the limit is lower now."""
+        """Determine the limit again after a file was too long. Return whether it is lower now."""
         before, self.last = self.last, min(self.last, self._find())
         return self.last < before
 
     def lacks(self, ledger_id: int, entry_id: int) -> bool:
-        """Whether an entry of the ledger that is not found may have been left out of the index."""
+        """Whether a missing entry of the ledger may have been left out of the index."""
         first = self._lacking.get(ledger_id)
         return first is not None and first <= entry_id <= MAX_ENTRY_ID
 
@@ -56,11 +56,11 @@ class EntryLimit:
         return ledger_id in self._lacking
 
     def first_lacking(self, ledger_id: int) -> int:
-        """From which entry id on the ledger may lack entries; beyond all ids where it does not."""
+        """The entry id from which the ledger may lack entries; above all ids if it lacks none."""
         return self._lacking.get(ledger_id, MAX_ENTRY_ID + 1)
 
     def note(self, left_out: dict[int, int]) -> None:
-        """Put down ledgers with their lowest entry that was left out, durably. Raises OSError, SyncFailedError."""
+        """Durably record ledgers with their lowest entry that was left out. Raises OSError, SyncFailedError."""
         new = {ledger_id: min(first, self.first_lacking(ledger_id)) for ledger_id, first in left_out.items()}
         for ledger_id, first in left_out.items():
             _LOG.error(
@@ -73,7 +73,7 @@ class EntryLimit:
         self._write({**self._lacking, **new})
 
     def forget(self, ledger_id: int) -> None:
-        """The ledger is removed. Raises OSError, SyncFailedError."""
+        """Remove the record of a removed ledger. Raises OSError, SyncFailedError."""
         if ledger_id in self._lacking:
             self._write({other: first for other, first in self._lacking.items() if other != ledger_id})
 

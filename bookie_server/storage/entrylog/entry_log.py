@@ -2,16 +2,16 @@
 
 ``<ledger dir>/current/<hex id>.log``::
 
-    header   1024 bytes: "BKLO", i32 version 1, i64 offset of the ledgers map, i32 its ledgers, zeros
+    header   1024 bytes: "BKLO", i32 version 1, i64 offset of the ledgers map, i32 number of its ledgers, zeros
              (offset and count stay 0 until the log is rotated)
     entry    i32 size, stored entry
     map      at rotation, as entries: i32 size, i64 -1, i64 -2, i32 n, n × (i64 ledger, i64 bytes with
              size fields); at most 10,000 ledgers in each
 
-The location of an entry is ``log id << 32 | offset of the stored entry``; 0 means absent. ``lastId`` beside the
-logs holds the newest id in hex and a line feed. A bookie begins a new log at each start.
+The location of an entry is ``log id << 32 | offset of the stored entry``; 0 means absent. ``lastId``, in the same
+directory, holds the newest id in hex and a line feed. A bookie starts a new log at each start.
 
-Logs are written by flushes only (entry_log_writer.py) and by compaction.
+Only flushes (entry_log_writer.py) and compaction write logs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HEADER_BYTES: Final = 1024
 OFFSET_BITS: Final = 32
 OFFSET_MASK: Final = (1 << OFFSET_BITS) - 1
 LAST_LOG_ID: Final = (1 << 31) - 1
-#: Where in the header :func:`map_pointer` goes.
+#: Offset of :func:`map_pointer` in the header.
 MAP_POINTER_AT: Final = 8
 _MAP_HEAD: Final = struct.Struct(">iqqi")
 _MAP_ITEM: Final = struct.Struct(">qq")
@@ -46,13 +46,13 @@ def file_name(entry_log_id: int) -> str:
 
 
 def entry_log_ids(directory: str) -> list[int]:
-    """Ids of the entry logs in ``directory`` (a ``current``), ascending."""
+    """Ids of the entry logs in ``directory`` (a ``current`` directory), ascending."""
     matches = (_FILE_NAME.fullmatch(name) for name in os.listdir(directory))
     return sorted(int(match[1], 16) for match in matches if match)
 
 
 def last_log_id(directory: str) -> int:
-    """The highest id that ``lastId`` or a log's name in ``directory`` tells; -1 for none. Raises CorruptFileError."""
+    """The highest id in ``lastId`` or a log's name in ``directory``; -1 if there is none. Raises CorruptFileError."""
     last = -1
     path = os.path.join(directory, "lastId")
     try:
@@ -69,7 +69,7 @@ def last_log_id(directory: str) -> int:
                 "names of the entry logs decide"
             ) from error
     names = os.listdir(directory)
-    # A name may be of a compaction under way: "<new>.log.compacting", "<new>.log.<old>.compacted".
+    # A name may belong to a compaction in progress: "<new>.log.compacting", "<new>.log.<old>.compacted".
     ids = [int(match[1], 16) for match in map(_ANY_NAME.match, names) if match]
     return max([last, *ids])
 
@@ -79,12 +79,12 @@ def file_header(map_offset: int = 0, ledger_count: int = 0) -> bytes:
 
 
 def map_pointer(map_offset: int, ledger_count: int) -> bytes:
-    """What the header says of the map, to be written at MAP_POINTER_AT once the map is durable."""
+    """The header's pointer to the map, written at MAP_POINTER_AT once the map is durable."""
     return struct.pack(">qi", map_offset, ledger_count)
 
 
 def ledgers_map(ledger_bytes: dict[int, int]) -> bytes:
-    """The map as pseudo entries, ready to be written behind the last entry."""
+    """The map as pseudo entries, to be written after the last entry."""
     items = sorted(ledger_bytes.items())
     parts = []
     for first in range(0, len(items), _MAP_BATCH):
@@ -96,7 +96,7 @@ def ledgers_map(ledger_bytes: dict[int, int]) -> bytes:
 
 
 def read_ledgers_map(path: str) -> dict[int, int] | None:
-    """Ledger → bytes of a rotated log; None where there is no (sound) map and the log must be scanned."""
+    """Ledger → bytes of a rotated log; None if there is no valid map and the log must be scanned."""
     fd = os.open(path, os.O_RDONLY)
     try:
         size = os.fstat(fd).st_size

@@ -1,8 +1,8 @@
-"""Reading entries out of entry logs, many at once. Format and locations: entry_log.py.
+"""Reading many entries at once from entry logs. Format and locations: entry_log.py.
 
-Neighbouring entries are fetched with one read. Every entry is checked as Apache's bookie does: a plausible size,
-the right ledger id and entry id. One that fails the check, or whose log is missing or too short, is an
-I/O error, never "absent".
+One read fetches neighbouring entries. Every entry is checked as Apache's bookie does: a plausible size, the right
+ledger id and entry id. An entry that fails the check, or whose log is missing or too short, is an I/O error, never
+"absent".
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from bookie_server.storage.files import WouldBlockError, exists
 from bookie_server.storage.records import LENGTH_BYTES, MAX_RECORD_BYTES, MIN_RECORD_BYTES, gather_int32, gather_int64
 
 _LOG: Final = logging.getLogger(__name__)
-#: Entries with less than this between their beginnings are fetched by one read: copying some bytes in vain is
-#: cheaper than another system call.
+#: Entries that begin less than this apart are fetched by one read: copying some unneeded bytes is cheaper than
+#: another system call.
 MAX_GAP_BYTES: Final = 32 * 1024
 _FIRST_GUESS_BYTES: Final = 4 * 1024
 _MAX_GUESS_BYTES: Final = 64 * 1024
@@ -34,8 +34,8 @@ _RECORD_HEAD: Final = struct.Struct(">iqq")
 
 @dataclass(frozen=True, slots=True)
 class StoredEntries:
-    """Entries read: entry ``i`` is ``data[starts[i] : starts[i] + sizes[i]]``, its 4-byte size lies before it.
-    ``sizes[i]`` is -1 for one that could not be read."""
+    """Entries read: entry ``i`` is ``data[starts[i] : starts[i] + sizes[i]]``; its 4-byte size precedes it.
+    ``sizes[i]`` is -1 for an entry that could not be read."""
 
     data: Bytes
     starts: Int64s
@@ -47,7 +47,7 @@ class StoredEntries:
 
     @property
     def contiguous(self) -> bool:
-        """All were read, and lie in ``data`` one after the other with nothing but their sizes between."""
+        """Whether all were read and lie consecutively in ``data``, with nothing but their sizes between them."""
         ends = self.starts + self.sizes
         return bool((self.sizes >= 0).all() and (self.starts[1:] == ends[:-1] + LENGTH_BYTES).all())
 
@@ -64,7 +64,7 @@ class EntryLogReader:
         self._fds.close()
 
     def path(self, entry_log_id: int) -> str:
-        """Where log ``entry_log_id`` is. Raises FileNotFoundError; another OSError where that cannot be found out."""
+        """Path of log ``entry_log_id``. Raises FileNotFoundError, or OSError if the path cannot be determined."""
         name = file_name(entry_log_id)
         for directory in self._directories:
             path = os.path.join(directory, name)
@@ -73,7 +73,7 @@ class EntryLogReader:
         raise FileNotFoundError(errno.ENOENT, f"no entry log {name} in {', '.join(self._directories)}")
 
     def forget(self, entry_log_id: int) -> None:
-        """Close the log: it is about to be removed."""
+        """Close a log that is about to be removed."""
         self._fds.discard(entry_log_id)
 
     def read(
@@ -85,8 +85,8 @@ class EntryLogReader:
         *,
         may_wait: bool,
     ) -> StoredEntries:
-        """The entries at the first of ``locations`` (none of them 0): at least one, and as many as come to about
-        ``limit_bytes`` fetched. Raises WouldBlockError only with ``may_wait=False``."""
+        """Read the entries at the first of ``locations`` (none of them 0): at least one, and as many as fit into about
+        ``limit_bytes`` of fetched bytes. Raises WouldBlockError only with ``may_wait=False``."""
         starts: list[Int64s] = []
         ends: list[int] = []
         parts: list[Bytes] = []
@@ -134,8 +134,8 @@ class EntryLogReader:
         return StoredEntries(data, where, sizes)
 
     def read_one(self, ledger_id: int, entry_id: int, location: int) -> memoryview | None:
-        """One entry that is in the page cache and no larger than those read lately; None for any other, or one that
-        is not as it should be: :meth:`read` finds out."""
+        """Read one entry that is in the page cache and no larger than recently read ones. Return None for any other
+        entry and for an invalid one; :meth:`read` then gives the result."""
         entry_log_id, offset = location >> OFFSET_BITS, (location & OFFSET_MASK) - LENGTH_BYTES
         if offset < HEADER_BYTES:
             return None
@@ -153,7 +153,7 @@ class EntryLogReader:
         return memoryview(buffer)[LENGTH_BYTES : LENGTH_BYTES + size]
 
     def _read_region(self, first_location: int, last_location: int, may_wait: bool) -> Bytes | None:
-        """The bytes from the first entry's size to the last entry's end; None where they cannot be had."""
+        """The bytes from the first entry's size to the last entry's end; None if they cannot be read."""
         entry_log_id, first = first_location >> OFFSET_BITS, (first_location & OFFSET_MASK) - LENGTH_BYTES
         last = (last_location & OFFSET_MASK) - LENGTH_BYTES
         if first < HEADER_BYTES:
@@ -181,7 +181,7 @@ class EntryLogReader:
 
 
 def _fetch(fd: int, start: int, end: int, may_wait: bool) -> Bytes:
-    """The bytes of [start, end). Raises OSError where the file ends before, WouldBlockError."""
+    """The bytes of [start, end). Raises OSError if the file ends before ``end``, WouldBlockError."""
     buffer = np.empty(end - start, np.uint8)
     view = buffer.data
     have = 0
@@ -201,7 +201,7 @@ def _fetch(fd: int, start: int, end: int, may_wait: bool) -> Bytes:
 
 
 def _measure(data: Bytes, starts: Int64s, limits: Int64s) -> Int64s:
-    """The size before each of ``starts`` (-1: nothing there); -1 where it cannot be right or goes beyond its limit."""
+    """The sizes before ``starts``; -1 if there is nothing, or the size is implausible or exceeds its limit."""
     there = np.flatnonzero(starts >= 0)
     sizes = np.full(len(starts), -1, np.int64)
     if not len(there):

@@ -1,10 +1,10 @@
-"""Reading an entry log from its beginning to its end. Format: entry_log.py.
+"""Scanning an entry log from beginning to end. Format: entry_log.py.
 
 After a crash an entry log may hold anything: a header of zeros or garbage, zeros where blocks were never written, a
-record that is cut, garbage sizes (scenarios B4, B5). The scan finds every record that it can: after bytes that cannot
-be a record it searches for the next place with two plausible records in a row, or one record and the end of the file.
-An entry log is *sound* only if nothing was skipped. A size of 0 or less is padding in Apache's entry logs; after it the
-scan searches byte by byte, too. Memory is bounded by the chunk, whatever a size field says.
+truncated record, garbage sizes (scenarios B4, B5). The scan finds every record that it can: after bytes that cannot be
+a record it searches for the next place with two plausible records in a row, or one record and the end of the file. An
+entry log is *sound* only if nothing was skipped. A size of 0 or less is padding in Apache's entry logs; after it the
+scan also searches byte by byte. The chunk size bounds memory, whatever a size field says.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ CHUNK_BYTES: Final = 1024 * 1024
 _HEAD: Final = struct.Struct(">iqq")
 _MAP_LEDGER: Final = -1
 _MAP_ENTRY: Final = -2
-#: Number of equal-sized records in a row from which numpy pays.
+#: Number of equal-sized records in a row from which numpy is faster.
 _RUN: Final = 16
 #: Records read one by one after no such run was found.
 _SINGLES: Final = 64
-#: Places after garbage that are tried in one entry log.
+#: Number of places tried after garbage in one entry log.
 _MAX_TRIES: Final = 100_000
 
 
@@ -48,12 +48,12 @@ class FoundEntries:
         return len(self.ledger_ids)
 
     def select(self, which: Int64s) -> FoundEntries:
-        """Those at the positions ``which``, in its order."""
+        """The entries at positions ``which``, in that order."""
         return FoundEntries(self.ledger_ids[which], self.entry_ids[which], self.offsets[which], self.sizes[which])
 
 
 def joined(parts: list[FoundEntries]) -> FoundEntries:
-    """All of ``parts``, one after the other."""
+    """Concatenate ``parts``."""
     return FoundEntries(
         *(
             np.concatenate([getattr(part, name) for part in parts]) if parts else np.empty(0, np.int64)
@@ -63,14 +63,14 @@ def joined(parts: list[FoundEntries]) -> FoundEntries:
 
 
 class EntryLogScan:
-    """Reads the log at ``path``, a step at a time. Blocking; one thread at a time."""
+    """Reads the log at ``path`` in steps. Blocking; one thread at a time."""
 
     def __init__(self, path: str) -> None:
         """Raises OSError."""
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._position = HEADER_BYTES
         self._tries = 0
-        #: What is wrong with the log; "" as long as nothing is.
+        #: What is wrong with the log; "" if nothing so far.
         self.problem = ""
         try:
             self._size = os.fstat(self._fd).st_size
@@ -92,11 +92,11 @@ class EntryLogScan:
 
     @property
     def position(self) -> int:
-        """Bytes of the file that have been looked at."""
+        """Bytes of the file scanned so far."""
         return min(self._position, self._size)
 
     def step(self) -> FoundEntries:
-        """The entries of the next megabyte or so. Raises OSError."""
+        """The entries of the next megabyte, approximately. Raises OSError."""
         chunk = read_at(self._fd, min(CHUNK_BYTES, self._size - self._position), self._position)
         if len(chunk) < min(CHUNK_BYTES, self._size - self._position):
             self._note(f"the file became shorter, at {self._position + len(chunk)}")
@@ -116,8 +116,8 @@ class EntryLogScan:
         return found if len(real) == len(found) else found.select(real)
 
     def _chain(self, chunk: bytes) -> tuple[list[Int64s], list[Int64s], int]:
-        """Records one behind the other from the beginning of ``chunk``: where their entries begin in it, their sizes,
-        and where the first record begins that is not whole, not sound, or not in the chunk with its ids."""
+        """Consecutive records from the beginning of ``chunk``: where their entries begin in it, their sizes, and where
+        the first record begins that is incomplete, not sound, or whose ids are not in the chunk."""
         starts: list[Int64s] = []
         sizes: list[Int64s] = []
         room = self._size - self._position
@@ -150,7 +150,7 @@ class EntryLogScan:
         return starts, sizes, at
 
     def _find_next(self) -> None:
-        """Nothing sensible begins at the position: go on to the next place where something does."""
+        """Skip to the next place where a record may begin: none begins at the current position."""
         self._note(f"no entry at {self._position}")
         at = self._position + 1
         chunk = read_at(self._fd, CHUNK_BYTES, at)
@@ -162,12 +162,12 @@ class EntryLogScan:
             if self._tries > _MAX_TRIES:
                 self._position = self._size
                 return
-        # A record may begin in the last bytes, and be recognised with those of the next chunk.
+        # A record may begin in the last bytes; it is recognised together with the next chunk.
         whole = at + len(chunk) >= self._size
         self._position = self._size if whole else at + len(chunk) - _HEAD.size
 
     def _leads_on(self, position: int) -> bool:
-        """Whether a sound record begins at ``position`` and ends at the file's end or before another one."""
+        """Whether a sound record begins at ``position`` and ends at the end of the file or before another one."""
         for _ in range(2):
             head = read_at(self._fd, _HEAD.size, position)
             if len(head) < _HEAD.size:
@@ -191,7 +191,7 @@ def _plausible(size: int, ledger_id: int, entry_id: int, room: int) -> bool:
 
 
 def _run_length(chunk: bytes, at: int, step: int) -> int:
-    """How many records from ``at`` on have the same size, as far as all of them lie in ``chunk``."""
+    """How many records from ``at`` on have the same size and lie completely in ``chunk``."""
     most = (len(chunk) - at) // step
     if most < _RUN:
         return 0
@@ -202,7 +202,7 @@ def _run_length(chunk: bytes, at: int, step: int) -> int:
 
 
 def _plausible_ids(chunk: bytes, starts: Int64s) -> int:
-    """How many of the entries at ``starts`` from the first on have ids that can be."""
+    """How many of the entries at ``starts``, counted from the first, have plausible ids."""
     ids = gather_int64(np.frombuffer(chunk, np.uint8), starts, 2)
     good = (ids[:, 0] >= 0) & (ids[:, 1] >= 0) & (ids[:, 1] <= MAX_ENTRY_ID)
     good |= (ids[:, 0] == _MAP_LEDGER) & (ids[:, 1] == _MAP_ENTRY)
@@ -211,12 +211,12 @@ def _plausible_ids(chunk: bytes, starts: Int64s) -> int:
 
 
 def _candidates(chunk: bytes) -> list[int]:
-    """Where in ``chunk`` a record's head may lie, ascending."""
+    """Offsets in ``chunk`` where a record may begin, ascending."""
     data: Bytes = np.frombuffer(chunk, np.uint8)
     count = len(data) - _HEAD.size + 1
     if count <= 0 or not data.any():
         return []
-    # Sizes up to 128 MiB, ids that are not negative, entry ids below 2**40; and no size of 0.
+    # Sizes up to 128 MiB and not 0, ids that are not negative, entry ids below 2**40.
     fits = (data[:count] <= 0x08) & (data[4 : count + 4] < 0x80)
     for place in (12, 13, 14):
         fits &= data[place : count + place] == 0

@@ -1,8 +1,8 @@
 """Writing the entries of a flush, sorted by ledger, to entry logs. Format: entry_log.py.
 
-One entry log is written at a time, in one of the directories that have room. When it is full, the next one begins. The
-header is written first; the ledgers map and then the header's pointer to it are written at the end, each synced before
-the next. Only the flush thread uses this, except for :meth:`EntryLogIds.allocate`.
+One entry log is written at a time, in one of the directories with room. When it is full, the next one is started. The
+header is written first. At the end the ledgers map is written and synced, then the header's pointer to it. Only the
+flush thread uses this module, except for :meth:`EntryLogIds.allocate`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from bookie_server.storage.records import LENGTH_BYTES
 from bookie_server.storage.write_cache import CacheHalf
 
 _LOG: Final = logging.getLogger(__name__)
-#: Written bytes are synced in steps of about this size, so that a journal's sync never waits for much of them.
+#: Written bytes are synced in steps of about this size, so that a journal's sync never waits for many of them.
 _SYNC_STEP_BYTES: Final = 16 * 1024 * 1024
 
 
 class EntryLogIds:
-    """Assigns ids to entry logs, ascending over all directories and starts. Thread-safe."""
+    """Assigns ids to entry logs, ascending across all directories and starts. Thread-safe."""
 
     def __init__(self, directories: LedgerDirectories) -> None:
         self._directories = directories
@@ -38,7 +38,7 @@ class EntryLogIds:
         self._last = max(entry_log.last_log_id(path) for path in directories.paths)
 
     def allocate(self) -> int:
-        """The next id, written to ``lastId`` in every directory that takes it.
+        """Take the next id and write it to ``lastId`` in every directory that can be written.
 
         Raises CorruptFileError if no id is left, SyncFailedError.
         """
@@ -59,8 +59,8 @@ class EntryLogIds:
 class EntryLogWriter:
     """Appends entries to the current entry log.
 
-    If a write fails, the partial append is cut off, the directory is taken out, and a new entry log in another
-    directory gets all of it.
+    If a write fails, the partial append is cut off, the directory is taken out of use, and the whole append goes to a
+    new entry log in another directory.
     """
 
     def __init__(self, directories: LedgerDirectories, ids: EntryLogIds, size_limit_bytes: int) -> None:
@@ -73,15 +73,15 @@ class EntryLogWriter:
         self._path = ""
         self._ledger_bytes: dict[int, int] = {}
         self._next_directory = 0
-        #: Id of the current entry log; -1 for none.
+        #: Id of the current entry log; -1 if there is none.
         self.entry_log_id = -1
-        #: Entry logs with entries that are not yet in the index: a flush is under way, or has failed.
+        #: Entry logs with entries that are not yet in the index: a flush is running or has failed.
         self.unfinished: set[int] = set()
 
     def append(self, half: CacheHalf, ledgers: list[tuple[int, int, int]], positions: Int64s, sizes: Int64s) -> Int64s:
-        """Write entries of ``half`` and make them durable; their locations. ``ledgers`` as in SortedEntries.
+        """Write entries of ``half`` and make them durable. Return their locations. ``ledgers`` as in SortedEntries.
 
-        Raises OSError where no directory takes them, SyncFailedError.
+        Raises OSError if no directory can be written, SyncFailedError.
         """
         locations = np.empty(len(positions), np.int64)
         failure: OSError | None = None
@@ -101,35 +101,35 @@ class EntryLogWriter:
         raise failure
 
     def finished(self) -> None:
-        """The index knows all that was appended."""
+        """Note that the index has all appended entries."""
         self.unfinished = set()
 
     def leave(self) -> None:
-        """Finish the current log, if there is one: write its map. Raises OSError, SyncFailedError."""
+        """Finish the current log, if any: write its map. Raises OSError, SyncFailedError."""
         if self._fd < 0:
             return
         files.write_at(self._fd, [entry_log.ledgers_map(self._ledger_bytes)], self._position)
-        files.sync_data(self._fd)  # the header must not point at a map that is not there
+        files.sync_data(self._fd)  # the header must not point to a missing map
         pointer = entry_log.map_pointer(self._position, len(self._ledger_bytes))
         files.write_at(self._fd, [pointer], entry_log.MAP_POINTER_AT)
         files.sync_file(self._fd)
         self.close()
 
     def close(self) -> None:
-        """Leave the current log as it is."""
+        """Close the current log as it is."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self.entry_log_id, self._ledger_bytes, self._unsynced = -1, -1, {}, False
 
     def end(self) -> None:
-        """Leave a log whose directory takes no more; without its map where that cannot be written: it is scanned."""
+        """Finish a log whose directory is full. If its map cannot be written, the log has none and will be scanned."""
         try:
             self.leave()
         except files.SyncFailedError:
             raise
         except OSError as error:
             _LOG.warning("no ledgers map in %s: %s", self._path, error.strerror)
-            if self._unsynced:  # the append that fills the next log goes on, and says in the end that all is durable
+            if self._unsynced:  # the append continues in the next log, and reports in the end that all is durable
                 files.sync_data(self._fd)
             self.close()
 
@@ -159,7 +159,7 @@ class EntryLogWriter:
         first: int,
         locations: Int64s,
     ) -> int:
-        """Write as many entries from ``first`` on as the log takes; where to go on."""
+        """Write as many entries, from ``first`` on, as the log has room for. Return where to continue."""
         if self._fd >= 0 and os.path.dirname(self._path) not in self._directories.for_flushes():
             self.end()
         if self._fd < 0:
@@ -199,7 +199,7 @@ class EntryLogWriter:
         directory = writable[self._next_directory % len(writable)]
         self._next_directory += 1
         entry_log_id = self._ids.allocate()
-        self.unfinished.add(entry_log_id)  # before there is a file: it is never seen as one that nobody writes to
+        self.unfinished.add(entry_log_id)  # before the file exists, so that it always counts as being written
         self._path = os.path.join(directory, entry_log.file_name(entry_log_id))
         self._fd = files.create_file(self._path)
         self.entry_log_id, self._ledger_bytes = entry_log_id, {}
@@ -207,7 +207,7 @@ class EntryLogWriter:
         files.sync_directory(directory)
 
     def _give_up(self, begun_log: int, begun_at: int, error: OSError) -> None:
-        """Cut off what a failed append wrote to the current log, leave that, and take its directory out."""
+        """Cut off what a failed append wrote to the current log, close the log, and take its directory out of use."""
         self._directories.note_failed(os.path.dirname(self._path), error)
         _LOG.warning("cannot write entry log %s: %s", self._path, error.strerror or error)
         if self._fd < 0:
@@ -223,4 +223,4 @@ class EntryLogWriter:
 
 
 class NoWritableDirectoryError(OSError):
-    """Writing has failed in every ledger directory."""
+    """Writes have failed in every ledger directory."""

@@ -1,1 +1,1 @@
-"""Index files: which entry is where; their pages in memory. Storage and the collector come in here."""
+"""Index files, which map entries to locations, and their cached pages. Storage and the collector import from here."""

@@ -1,4 +1,4 @@
-"""Index files in Apache's format: one per ledger. Source: compatibility.md §5.6.
+"""Index files in Apache's format, one per ledger. Source: compatibility.md §5.6.
 
 ``<index dir>/current/<hex (id >> 8 & 0xff)>/<hex (id & 0xff)>/<hex id>.idx``::
 
@@ -36,12 +36,12 @@ HEADER_BYTES: Final = 1024
 PAGE_SLOTS: Final = 1024
 PAGE_BYTES: Final = 8 * PAGE_SLOTS
 _FENCED: Final = 1
-#: More files than this are synced with the whole file system at once, which is cheaper.
+#: With more files than this, the whole file system is synced at once, which is cheaper.
 _SYNC_ONE_BY_ONE: Final = 16
-#: Slots read at a time where a whole file is looked through.
+#: Slots read at a time when a whole file is scanned.
 _CHUNK_SLOTS: Final = 64 * PAGE_SLOTS
 _I32: Final = struct.Struct(">i")
-#: Of ids that an i64 holds.
+#: Ids that fit into an i64.
 _FILE_NAME: Final = re.compile(r"([0-7]?[0-9a-f]{1,15})\.idx")
 _PART: Final = re.compile(r"[0-9a-f]{1,2}")
 
@@ -52,7 +52,7 @@ PAGE_DTYPE: Final = np.dtype(">i8")
 
 @dataclass(frozen=True, slots=True)
 class IndexHeader:
-    """What the header says about the ledger. ``explicit_lac`` is the LAC packet as the client sent it."""
+    """The content of the header. ``explicit_lac`` is the LAC packet as the client sent it."""
 
     master_key: bytes
     fenced: bool
@@ -80,7 +80,7 @@ class IndexHeader:
 
     @classmethod
     def decode(cls, header: bytes, path: str) -> IndexHeader:
-        """Raises CorruptFileError naming ``path``."""
+        """Decode a header. Raises CorruptFileError, whose text names ``path``."""
         if len(header) < 16 or header[:4] != MAGIC:
             raise CorruptFileError(f"{path} does not begin with {MAGIC.decode()}: not an index file")
         version, key_bytes = struct.unpack_from(">ii", header, 4)
@@ -98,9 +98,9 @@ class IndexHeader:
 
 
 class IndexFiles:
-    """The index files in ``directories`` (``current`` directories). Thread-safe, but one writer at a time.
+    """The index files in ``directories`` (``current`` directories). Thread-safe, but only one writer at a time.
 
-    A ledger's file is where it was made; a new one is made in one of ``directories_for_new()``.
+    A ledger's file stays where it was created; a new one is created in one of ``directories_for_new()``.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class IndexFiles:
         self._unsynced_ledgers: set[int] = set()
 
     def path(self, ledger_id: int) -> str | None:
-        """Where the ledger's file is; None where there is none. Raises OSError where that cannot be found out."""
+        """Path of the ledger's file; None if there is none. Raises OSError if that cannot be determined."""
         name = _relative_path(ledger_id)
         for directory in self._directories:
             path = os.path.join(directory, name)
@@ -128,11 +128,11 @@ class IndexFiles:
     # --- reading -----------------------------------------------------------------------------------
 
     def read_header(self, ledger_id: int, *, replaying: bool = False) -> IndexHeader | None:
-        """None where the ledger has no index file. Raises CorruptFileError, OSError.
+        """Read the header; None if the ledger has no index file. Raises CorruptFileError, OSError.
 
-        A file that holds nothing, cut short while it was made, is no file: what it was to hold is still in
-        the journal. While the journal is being replayed this goes for a header of zeros before pages, too: a power
-        cut may have kept either.
+        An empty file, left by an interrupted creation, counts as no file: its content is still in the journal. While
+        the journal is being replayed, the same applies to a header of zeros before pages: a power failure may have kept
+        either.
         """
         try:
             with self._fds.borrow(ledger_id) as fd:
@@ -144,7 +144,7 @@ class IndexFiles:
             return None
 
     def read_page(self, ledger_id: int, number: int, *, may_wait: bool) -> bytes:
-        """The bytes of page ``number``; fewer at the end of the file, none without a file.
+        """The bytes of page ``number``; fewer at the end of the file, none if there is no file.
 
         Raises OSError; WouldBlockError only with ``may_wait=False``.
         """
@@ -155,7 +155,7 @@ class IndexFiles:
             return b""
 
     def last_entry(self, ledger_id: int) -> int:
-        """The highest entry id with a location in the file; -1 where there is none. Raises OSError."""
+        """The highest entry id with a location in the file; -1 if there is none. Raises OSError."""
         try:
             with self._fds.borrow(ledger_id) as fd:
                 slots = (os.fstat(fd).st_size - HEADER_BYTES) // 8
@@ -166,7 +166,7 @@ class IndexFiles:
                 used = np.flatnonzero(np.frombuffer(data, PAGE_DTYPE, len(data) // 8))
                 if len(used):
                     return first + int(used[-1])
-                # A flush made the file longer and did not come to its entries: the rest may be one long hole.
+                # A flush extended the file but did not write its entries: the rest may be one long hole.
                 last = -1
                 for ids in _used_slots(fd):
                     last = int(ids[-1])
@@ -184,7 +184,7 @@ class IndexFiles:
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def ledger_ids(self) -> npt.NDArray[np.int64]:
-        """All ledgers that have a file, ascending. Raises OSError: what cannot be listed is not taken for empty."""
+        """All ledgers that have a file, ascending. Raises OSError: a directory that cannot be listed is not empty."""
         found = [
             int(match[1], 16)
             for directory in self._directories
@@ -196,7 +196,7 @@ class IndexFiles:
         return np.unique(np.array(found, np.int64))
 
     def read_slots(self, ledger_id: int, entry_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Locations of entries (ids ascending), 0 for one that is absent. Raises OSError."""
+        """Locations of entries (ids ascending), 0 for an absent one. Raises OSError."""
         locations = np.zeros(len(entry_ids), np.int64)
         try:
             with self._fds.borrow(ledger_id) as fd:
@@ -220,9 +220,9 @@ class IndexFiles:
         entry_ids: npt.NDArray[np.int64],
         locations: npt.NDArray[np.int64],
     ) -> None:
-        """Write what is given (ids ascending); a ledger without a file needs its ``header``. Nothing is synced.
+        """Write the given header and locations (ids ascending) without a sync. A ledger without a file needs a header.
 
-        Raises FileNotFoundError for one without both, OSError.
+        Raises FileNotFoundError if there is neither file nor ``header``, OSError.
         """
         slots = locations.astype(PAGE_DTYPE)
         with self._lock:
@@ -234,7 +234,7 @@ class IndexFiles:
             _write_content(fd, header, entry_ids, slots)
 
     def sync(self) -> None:
-        """Make all that was written durable, and the names of new files. Raises SyncFailedError, OSError."""
+        """Make everything written, and the names of new files, durable. Raises SyncFailedError, OSError."""
         with self._lock:
             ledgers, self._unsynced_ledgers = sorted(self._unsynced_ledgers), set()
             directories, self._unsynced_directories = self._unsynced_directories, set()
@@ -261,17 +261,17 @@ class IndexFiles:
             files.sync_directory(directory)
 
     def remove(self, ledger_id: int) -> None:
-        """Take the ledger's file away; durable with the next :meth:`sync`. Raises OSError."""
+        """Remove the ledger's file; durable with the next :meth:`sync`. Raises OSError."""
         path = self.path(ledger_id)
         if path is not None:
             files.remove(path)
             with self._lock:
                 self._unsynced_ledgers.discard(ledger_id)
                 self._unsynced_directories.add(os.path.dirname(path))
-        self._fds.discard(ledger_id)  # last: a reader may open the file until it is gone
+        self._fds.discard(ledger_id)  # last: a reader may open the file until it is removed
 
     def _create(self, ledger_id: int, header: IndexHeader, entry_ids: npt.NDArray[np.int64], slots: Page) -> None:
-        """A file with this content, in the first directory that takes it."""
+        """Create a file with this content in the first directory that can be written."""
         candidates = self._directories_for_new()
         first = ledger_id % len(candidates)
         failure: OSError | None = None
@@ -287,7 +287,7 @@ class IndexFiles:
                 return
             except OSError as error:
                 failure = error
-                files.remove(path)  # if it stays, no other directory may get one: only one would be found
+                files.remove(path)  # if it stays, no other directory may get one: only one of them would be found
             finally:
                 os.close(fd)
         assert failure is not None
@@ -301,7 +301,7 @@ class IndexFiles:
             files.make_directory(inner)
             fd = files.create_file(path)
         with self._lock:
-            # All, whoever made them: a process that ended before its sync may have.
+            # Every directory, even an existing one: the process that created it may have ended before its sync.
             self._unsynced_directories |= {inner, os.path.dirname(inner), directory}
         return fd
 
@@ -329,7 +329,7 @@ def _relative_path(ledger_id: int) -> str:
 
 
 def _used_slots(fd: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Ids of the entries with a location, ascending, a part at a time; holes are passed over."""
+    """Ids of the entries with a location, ascending, in parts. Holes are skipped."""
     position = HEADER_BYTES
     while (data_at := _next_data(fd, position)) >= 0:
         first = max(data_at - HEADER_BYTES, 0) // 8
@@ -341,7 +341,7 @@ def _used_slots(fd: int) -> Iterator[npt.NDArray[np.int64]]:
 
 
 def _next_data(fd: int, position: int) -> int:
-    """Where the file holds data from ``position`` on; -1 where there is none any more."""
+    """Offset of the next data in the file at or after ``position``; -1 if there is none."""
     try:
         return os.lseek(fd, position, os.SEEK_DATA)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""One page of locations in memory: of up to 1024 entries that follow one another.
+"""One page of locations in memory: up to 1024 consecutive entries.
 
-Most ledgers of a busy bookie are short, so a page in memory is only as long as its last entry needs, in powers
-of two. In the file it always has 1024 slots (index.py).
+Most ledgers of a busy bookie are short, so a page in memory is only as long as its last entry needs, rounded up to a
+power of two. In the file it always has 1024 slots (index.py).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from bookie_server.storage.index.index import PAGE_BYTES, PAGE_DTYPE, PAGE_SLOTS
 PAGE_SHIFT: Final = 10
 PAGE_MASK: Final = PAGE_SLOTS - 1
 _LEAST_SLOTS: Final = 16
-#: What Python and numpy need beside the locations, about.
+#: Approximate overhead of Python and numpy beside the locations.
 _OVERHEAD_BYTES: Final = 400
 
 
 class IndexPage:
-    """Slots that are not there are 0, which is "absent", as in the file."""
+    """Missing slots are 0, which means "absent", as in the file."""
 
     __slots__ = ("_slots",)
 
@@ -34,7 +34,7 @@ class IndexPage:
         return _OVERHEAD_BYTES + self._slots.nbytes
 
     def reserve(self, count: int) -> int:
-        """Make room for ``count`` slots; the bytes by which the page grew."""
+        """Make room for ``count`` slots. Return the number of bytes by which the page grew."""
         have = len(self._slots)
         if count <= have:
             return 0
@@ -76,7 +76,7 @@ def empty_page() -> IndexPage:
 
 
 def page_of(data: bytes) -> IndexPage:
-    """The page whose bytes in the file are ``data`` (fewer than a page's at the end of the file)."""
+    """The page whose bytes in the file are ``data`` (shorter at the end of the file)."""
     slots = np.frombuffer(data[: min(len(data) // 8 * 8, PAGE_BYTES)], PAGE_DTYPE)
     used = np.flatnonzero(slots)
     page = empty_page()
@@ -88,13 +88,13 @@ def page_of(data: bytes) -> IndexPage:
 
 
 def follow_each_other(entry_ids: Int64s) -> bool:
-    """Whether each id is the one before plus one."""
+    """Whether the ids are consecutive."""
     count = len(entry_ids)
     return int(entry_ids[-1]) - int(entry_ids[0]) == count - 1 and (count < 3 or bool((np.diff(entry_ids) == 1).all()))
 
 
 def by_page(entry_ids: Int64s) -> Iterator[tuple[int, Int64s | slice]]:
-    """(page number, which of ``entry_ids`` lie in it), the order within a page kept."""
+    """(page number, positions in ``entry_ids`` that lie in it), in the original order within a page."""
     first, last = int(entry_ids[0]) >> PAGE_SHIFT, int(entry_ids[-1]) >> PAGE_SHIFT
     if follow_each_other(entry_ids):
         start, count = int(entry_ids[0]), len(entry_ids)
@@ -111,8 +111,8 @@ def by_page(entry_ids: Int64s) -> Iterator[tuple[int, Int64s | slice]]:
 
 
 def set_locations(page_to_change: Callable[[int, int], IndexPage | None], entry_ids: Int64s, locations: Int64s) -> None:
-    """Set locations page by page. ``page_to_change(number, slots)`` gives the page with room for so many slots, or None
-    for one to be left out."""
+    """Set locations page by page. ``page_to_change(number, slots)`` returns the page with room for that many slots, or
+    None to skip it."""
     for number, which in by_page(entry_ids):
         ids = entry_ids[which] & PAGE_MASK
         page = page_to_change(number, int(ids.max()) + 1)

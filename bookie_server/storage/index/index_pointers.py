@@ -1,7 +1,7 @@
-"""What index files say about entry logs, read from the files without the memory in front of them. Format: index.py.
+"""Finding which entries the index files locate in given entry logs. Bypasses the cached pages. Format: index.py.
 
-For a log that is complete and checkpointed this is never too little: its last pointer was in a file before, and
-pointers to it only become fewer. Used where a log itself cannot tell what it holds.
+For a complete, checkpointed log the result never lacks an entry: its last pointer was already in a file, and pointers
+to it are only removed. Used when a log itself cannot tell what it holds.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _CHUNK_BYTES: Final = 512 * 1024
 def ledgers_pointing(
     entry_log_ids: set[int], ledger_ids: Int64s, index_path: Callable[[int], str | None], check_stop: Callable[[], None]
 ) -> dict[int, Int64s]:
-    """For each of ``entry_log_ids`` those of ``ledger_ids`` whose index has an entry in it. Blocking; opens every
-    ledger's file. Raises OSError where one cannot be read, and what ``check_stop`` raises."""
+    """For each of ``entry_log_ids``, those of ``ledger_ids`` whose index has an entry in it. Blocking; opens every
+    ledger's file. Raises OSError if one cannot be read, and whatever ``check_stop`` raises."""
     wanted = np.array(sorted(entry_log_ids), np.int64)
     found: dict[int, list[int]] = {entry_log_id: [] for entry_log_id in entry_log_ids}
     for ledger_id in ledger_ids.tolist():
@@ -38,23 +38,23 @@ def ledgers_pointing(
 
 
 def pointers_into(entry_log_id: int, index_path: str | None) -> Iterator[tuple[Int64s, Int64s]]:
-    """(entry ids, locations) of a ledger's entries in the log, a part at a time, ascending. Raises OSError."""
+    """(entry ids, locations) of a ledger's entries in the log, in parts, ascending. Raises OSError."""
     for first, slots in _pages(index_path):
         which = np.flatnonzero(slots >> OFFSET_BITS == entry_log_id)
-        # Log 0 begins behind its header, so a location is never 0.
+        # Log 0 begins with its header, so a location is never 0.
         which = which[slots[which] != 0]
         if len(which):
             yield which + first, slots[which]
 
 
 def _pages(path: str | None) -> Iterator[tuple[int, Int64s]]:
-    """(first entry id, locations) of the parts of the file that are no holes."""
+    """(first entry id, locations) of the parts of the file that are not holes."""
     if path is None:
         return
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        return  # the ledger was deleted meanwhile
+        return  # the ledger was deleted in the meantime
     try:
         position = HEADER_BYTES
         while True:
@@ -72,7 +72,7 @@ def _pages(path: str | None) -> Iterator[tuple[int, Int64s]]:
 
 
 def _next_data(fd: int, position: int) -> int:
-    """Where the next slot that is not in a hole begins; -1 at the end."""
+    """Offset of the next slot outside a hole; -1 at the end."""
     try:
         found = os.lseek(fd, position, os.SEEK_DATA)
     except OSError as error:

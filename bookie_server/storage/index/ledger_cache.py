@@ -1,7 +1,7 @@
-"""Pages of index files in memory, bounded, least recently used ones out first. Used in the event loop only.
+"""A bounded LRU cache of index file pages. Used in the event loop only.
 
-Pages are what the files hold. What changes is kept in the write cache until a flush has written it, in order, to the
-files; then the pages that are here are changed, too (:meth:`LedgerCache.update`).
+Pages hold what the files hold. A change stays in the write cache until a flush has written it to the files, in order;
+then the cached pages are updated (:meth:`LedgerCache.update`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bookie_server.storage.files import WouldBlockError
 from bookie_server.storage.index.index import PAGE_BYTES, IndexFiles
 from bookie_server.storage.index.index_page import PAGE_MASK, PAGE_SHIFT, IndexPage, page_of, set_locations
 
-#: Share of the memory that is made free at once when there is too little.
+#: Share of the memory that is freed at once when the cache is full.
 _SWEEP_SHARE: Final = 32
 _LEAST_BYTES: Final = 64 * PAGE_BYTES
 
@@ -26,7 +26,7 @@ PageKey = tuple[int, int]
 
 
 class ColdPageError(Exception):
-    """Pages are neither here nor in the system's page cache: :meth:`LedgerCache.load` them, and ask again."""
+    """Pages are neither cached here nor in the page cache. Load them with :meth:`LedgerCache.load` and retry."""
 
     def __init__(self, keys: list[PageKey]) -> None:
         super().__init__(f"{len(keys)} pages are to be read, the first is page {keys[0][1]} of ledger {keys[0][0]}")
@@ -34,7 +34,7 @@ class ColdPageError(Exception):
 
 
 class _Load:
-    """A page that is being read. ``stale``: it was changed meanwhile, and what is read may lack that."""
+    """A page that is being read. ``stale``: it was changed meanwhile, so the bytes read may lack the change."""
 
     __slots__ = ("stale",)
 
@@ -50,12 +50,12 @@ class LedgerCache:
         self._limit_bytes = max(_LEAST_BYTES, limit_bytes)
         self._pages: dict[PageKey, IndexPage] = {}
         self._loading: dict[PageKey, list[_Load]] = {}
-        #: Memory taken by the pages, about.
+        #: Approximate memory used by the pages.
         self.size_bytes = 0
         self.hits = self.misses = 0
 
     def get(self, ledger_id: int, entry_ids: Int64s, *, may_wait: bool = False) -> Int64s:
-        """Locations of the entries, 0 where absent. Entry ids must not be negative.
+        """Locations of the entries, 0 for absent ones. Entry ids must not be negative.
 
         Raises OSError; ColdPageError only with ``may_wait=False``.
         """
@@ -76,11 +76,11 @@ class LedgerCache:
         return result
 
     def get_one(self, ledger_id: int, entry_id: int) -> int:
-        """Location of one entry, 0 where absent. Raises ColdPageError, OSError."""
+        """Location of one entry, 0 if absent. Raises ColdPageError, OSError."""
         return self._page(ledger_id, entry_id >> PAGE_SHIFT, False).get_one(entry_id & PAGE_MASK)
 
     def update(self, ledger_id: int, entry_ids: Int64s, locations: Int64s) -> None:
-        """These locations were written to the ledger's file."""
+        """Update cached pages with locations that were written to the ledger's file."""
 
         def page_to_change(number: int, slots: int) -> IndexPage | None:
             key = (ledger_id, number)
@@ -94,7 +94,7 @@ class LedgerCache:
         set_locations(page_to_change, entry_ids, locations)
 
     def drop(self, ledger_id: int, last_entry_id: int) -> None:
-        """Forget the ledger's pages: its file is removed."""
+        """Drop the pages of a ledger whose file was removed."""
         for key, loads in self._loading.items():
             if key[0] == ledger_id:
                 for load in loads:
@@ -108,7 +108,7 @@ class LedgerCache:
             self.size_bytes -= self._pages.pop(key).size_bytes
 
     async def load(self, key: PageKey, executor: Executor) -> None:
-        """Read a page from its file in a thread of ``executor``. It is kept unless it changed meanwhile.
+        """Read a page from its file in a thread of ``executor``. It is cached unless it changed meanwhile.
 
         Raises OSError.
         """

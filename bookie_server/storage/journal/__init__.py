@@ -1,1 +1,1 @@
-"""Journals: layout, group commit, reading back, replay, marks. Only storage comes in here."""
+"""Journals: file layout, group commit, reading, replay and marks. Only storage imports from here."""

@@ -1,24 +1,24 @@
-"""Group commit: while one group is being written and synced, the next one gathers.
+"""Group commit: the next group fills while the current one is written and synced.
 
-The event loop fills the pending group; the journal's thread takes it whole, writes and syncs it, and reports back
-to the loop. A group succeeds or fails as a whole.
+The event loop fills the pending group. The journal's thread takes the whole group, writes and syncs it, and reports
+back to the loop. A group succeeds or fails as a whole.
 
-**When a group goes** (compatibility.md §5.4): with ``adaptive_group_writes`` as soon as the thread is free. Without,
-when its oldest entry is ``max_group_wait_ms`` old, its bytes or entries reach their thresholds, or, with
+**When a group is written** (compatibility.md §5.4): with ``adaptive_group_writes``, as soon as the thread is free.
+Otherwise when its oldest entry is ``max_group_wait_ms`` old, when its bytes or entries reach their thresholds, or, with
 ``flush_when_queue_empty``, when the thread is free.
 
-**Without ``sync_data``** a group is answered when it is written. A sync follows at each new file, at a barrier, at the
-end, and ``page_cache_flush_interval_ms`` after the first write since the last one; :attr:`GroupCommit.durable_mark`
-waits for it.
+**Without ``sync_data``** a group is acknowledged once it is written. The file is synced before a new file begins, at a
+barrier, at shutdown, and ``page_cache_flush_interval_ms`` after the first unsynced write.
+:attr:`GroupCommit.durable_mark` advances only with these syncs.
 
-**When a write fails** (no room, I/O error) the writer has cut the file back, so the journal is as it was before. Yet
-what was filled since may lean on the failed group: entries on a master key record in it, say. So the thread writes
-nothing until the loop knows: there the failed group and the pending one fail together, and what they had promised is
-undone (``Group.keys``, ``Group.undo``), newest first, before anybody is answered. Groups filled after that are tried
-again, a short pause after the failure.
+**When a write fails** (no room, I/O error), the writer has cut the file back, so the journal is unchanged. But the
+pending group may depend on the failed one: its entries may need a master key record in it, for example. So the thread
+writes nothing until the loop has handled the failure. The loop fails the failed group and the pending one together. It
+reverts their effects (``Group.keys``, ``Group.undo``), newest first, before it answers anybody. Groups filled later are
+written after a short pause.
 
-**When a sync fails**, or a file cannot be cut back, nobody knows what is on the disk: ``on_failure`` is called once,
-and every group from then on gets the same error.
+**When a sync fails**, or a file cannot be cut back, the content of the disk is unknown. ``on_failure`` is called once,
+and every later group fails with the same error.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 from bookie_server.storage.records import LedgerPart, Records
 
 _LOG: Final = logging.getLogger(__name__)
-#: After a failed write nothing is tried for so long.
+#: Pause after a failed write before the next attempt.
 _RETRY_PAUSE_MS: Final = 50
 
-#: Called in the event loop when a group is through; True if it is durable.
+#: Called in the event loop when a group is decided; True if it is durable.
 DoneCallback = Callable[[bool], None]
 FlushReason = Literal["queue_empty", "max_wait", "threshold"]
 
@@ -58,10 +58,10 @@ class Append:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """What is written and synced together. Filled in the event loop, inside :meth:`GroupCommit.add`.
+    """Records that are written and synced together. Filled in the event loop, inside :meth:`GroupCommit.add`.
 
-    ``undo``: called in the loop, newest first, if the group fails, before ``finished`` is.
-    ``mark``: the position behind the group, once it is written.
+    ``undo``: if the group fails, called in the loop, newest first, before ``finished``.
+    ``mark``: the position after the group, once it is written.
     """
 
     journal: list[Buffer] = field(default_factory=list)
@@ -77,13 +77,13 @@ class Group:
     probes: bool = False
 
     def add_journal(self, record: Buffer, entries: int = 1) -> None:
-        """Append to the journal: a record, or ``entries`` of them one after another."""
+        """Append one record, or ``entries`` consecutive ones, to the journal."""
         self.journal.append(record)
         self.journal_bytes += len(record)
         self.entries += entries
 
     def add_key(self, descriptor: LedgerDescriptor) -> None:
-        """Append the ledger's master key record, unless the journal has it."""
+        """Append the ledger's master key record unless the journal already has it."""
         if not descriptor.key_journaled:
             self.add_journal(journal.master_key_record(descriptor.ledger_id, descriptor.master_key))
             descriptor.key_journaled = True
@@ -92,8 +92,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """One group: records, their bytes; how long the oldest waited for the thread, and what the thread needed.
-    ``ok`` is False where writing or syncing failed."""
+    """Figures of one group: its records and bytes, how long the oldest record waited for the thread, and the time the
+    thread took. ``ok`` is False if the write or sync failed."""
 
     entries: int
     size_bytes: int
@@ -104,16 +104,16 @@ class GroupStats:
     ok: bool
 
 
-#: Called in the event loop when a group is decided; the error is None if it is durable. It applies the group and
-#: calls all of ``group.done``.
+#: Called in the event loop when a group is decided; the error is None if it is durable. Applies the group and calls
+#: every callback in ``group.done``.
 FinishedCallback = Callable[[Group, Exception | None], None]
 
 
 class GroupCommit:
-    """The thread of one journal, and the groups on their way to it. ``end`` is where the replayed files end.
+    """The thread of one journal and its queued groups. ``end`` is where the replayed files end.
 
-    First :meth:`open`, then :meth:`start`; all else is called in the event loop, but :meth:`join` and :meth:`close`,
-    which block.
+    Call :meth:`open`, then :meth:`start`. All methods are called in the event loop, except :meth:`join` and
+    :meth:`close`, which block.
     """
 
     def __init__(
@@ -140,9 +140,9 @@ class GroupCommit:
             or config.journal_max_group_wait_ms <= 0
         )
         self.outstanding_bytes = 0
-        #: Why the last write failed; None after one that succeeded.
+        #: Why the last write failed; None if it succeeded.
         self.write_error: OSError | None = None
-        #: What the loop could not apply, or the thread not sync: from then on every group fails.
+        #: Set when the loop could not apply a group or the thread could not sync. Every later group fails.
         self._loop_failure: Exception | None = None
 
         # Shared with the thread, under the condition's lock.
@@ -150,11 +150,11 @@ class GroupCommit:
         self._pending = Group()
         self._filled = False
         self._in_flight: Group | None = None
-        self._held: OSError | None = None  # a write failed, and the loop does not know yet
+        self._held: OSError | None = None  # a write failed, and the loop has not handled it yet
         self._waiting = False
         self._stopping = False
 
-        # Of the thread.
+        # Used by the thread only.
         self._ended = False
         self._fatal: Exception | None = None
         self._failing = False
@@ -164,8 +164,8 @@ class GroupCommit:
     # --- in the event loop -------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Begin a new file. Where that cannot be written the first group tries again, and until then the journal is
-        needed from the end of the old ones on. Raises SyncFailedError."""
+        """Start a new file. If that fails, the first group tries again; until then the journal is needed from the end
+        of the old files. Raises SyncFailedError."""
         try:
             self._applied = self._synced = self._writer.open()
         except SyncFailedError:
@@ -175,7 +175,7 @@ class GroupCommit:
             self.write_error = error
 
     def start(self, loop: asyncio.AbstractEventLoop, finished: FinishedCallback) -> None:
-        """Begin to take groups."""
+        """Start accepting groups."""
         self._loop = loop
         self._finished = finished
         if self.write_error is not None:
@@ -183,7 +183,7 @@ class GroupCommit:
         self._thread.start()
 
     def add(self, fill: Callable[[Group], None]) -> Group:
-        """Let ``fill`` put something into the pending group; that group."""
+        """Let ``fill`` add to the pending group. Return that group."""
         with self._condition:
             group = self._pending
             before = group.journal_bytes
@@ -193,7 +193,7 @@ class GroupCommit:
         return group
 
     def barrier(self, done: DoneCallback) -> bool:
-        """Call ``done`` when everything added so far is through and synced; False where nothing is outstanding."""
+        """Call ``done`` when everything added so far is decided and synced. Return False if nothing is outstanding."""
         with self._condition:
             group = self._pending if self._filled else self._in_flight
             if self._config.journal_sync_data:
@@ -209,7 +209,7 @@ class GroupCommit:
         return True
 
     def probe(self, done: DoneCallback) -> bool:
-        """Try whether the journal can be written again; False, and no call, where the last write did not fail."""
+        """Test whether the journal can be written again. Return False, without a call, if the last write succeeded."""
         if self.write_error is None:
             return False
         with self._condition:
@@ -220,7 +220,7 @@ class GroupCommit:
 
     @property
     def durable_mark(self) -> LogMark:
-        """The position behind the last group that is synced and whose ``finished`` callback has run."""
+        """The position after the last group that is synced and whose ``finished`` callback has run."""
         return min(self._applied, self._synced)
 
     @property
@@ -283,7 +283,7 @@ class GroupCommit:
         try:
             self._finished(group, error)
         except Exception as failure:
-            # The mark must never pass what was not applied.
+            # The mark must never pass a group that was not applied.
             _LOG.exception("a group of the journal in %s could not be applied", self._writer.directory)
             self._loop_failure = failure
             self._on_failure(failure)
@@ -301,18 +301,18 @@ class GroupCommit:
     # --- stopping ----------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Let the thread finish and sync what is pending, then end. Callbacks still to come run in the loop."""
+        """Let the thread write and sync what is pending, then end. Remaining callbacks still run in the loop."""
         with self._condition:
             self._stopping = True
             self._condition.notify()
 
     def join(self) -> None:
-        """Wait for the end of the thread. Blocks."""
+        """Wait for the thread to end. Blocks."""
         if self._thread.is_alive():
             self._thread.join()
 
     def close(self) -> None:
-        """Close the file; to be called when the thread has ended. Blocks."""
+        """Close the file. Call only after the thread has ended. Blocks."""
         self._writer.close(intact=self._fatal is None)
 
     # --- in the thread -----------------------------------------------------------------------------
@@ -326,7 +326,7 @@ class GroupCommit:
                 self._commit(*taken)
 
     def _take(self) -> tuple[Group, FlushReason] | None:
-        """The next group, as soon as it may go; None when a sync is due, and at the end."""
+        """Wait for the next group that may be written. Return None when a sync is due, and at the end."""
         with self._condition:
             while True:
                 now = time.monotonic()
@@ -351,7 +351,7 @@ class GroupCommit:
                 self._waiting = False
 
     def _go(self, now: float) -> tuple[FlushReason, float]:
-        """Why the pending group goes, and in how many seconds."""
+        """Return why the pending group is written, and in how many seconds."""
         if self._stopping or self._fatal is not None:
             return "queue_empty", 0.0
         pause = self._resume_at - now
@@ -429,5 +429,5 @@ class GroupCommit:
 
 
 def may_pass(error: Exception) -> TypeGuard[OSError]:
-    """Whether writing may succeed another time: the write failed, and the file is as before."""
+    """Whether a later write may succeed: the write failed and the file is unchanged."""
     return isinstance(error, OSError) and not isinstance(error, SyncFailedError)

@@ -4,33 +4,33 @@
 
     header    "BKLG", i32 version; from version 5 on padded with zeros to 512 bytes, before that 8 bytes
     record    i32 length, bytes
-    padding   i32 -0x100, i32 padLength, padLength bytes that readers skip: before each flush (version 5 and
-              up), so that a flush ends at a multiple of 512
-    the rest  zeros (space allocated in advance), or the end of the file
+    padding   i32 -0x100, i32 padLength, padLength bytes that readers skip: written before each flush (version 5
+              and up), so that a flush ends at a multiple of 512
+    the rest  zeros (preallocated space), or the end of the file
 
-A record begins with ledger id and entry id; entry ids below zero say what else it is::
+A record begins with ledger id and entry id. A negative entry id gives the record's type::
 
     -0x1000   master key of the ledger: i32 length, key
     -0x2000   the ledger is fenced: nothing follows
     -0x8000   explicit LAC: i32 length, LAC packet
 
-Apache's records carry no checksum. What this bookie writes has one for each group of records that is synced
-together, where Apache's readers do not look. The header goes on::
+Apache's records have no checksum. This bookie writes one for each group of records that it syncs together, in places
+that Apache's readers skip. The header continues::
 
-    8     "BKS2": sealed groups, its last letter is the version of all that is described here
+    8     "BKS2": sealed groups; the last letter is the version of everything described here
     12    i32 flags; bit 0: groups were not synced one by one
     16    nonce: 16 random bytes of this file
-    32    u32 CRC-32C of the 32 bytes before
+    32    u32 CRC-32C of the preceding 32 bytes
 
-Every group ends with a padding, and a padding's bytes begin with a *seal*::
+Every group ends with a padding, and the padding's bytes begin with a *seal*::
 
     nonce of the file, i64 offset at which the group begins, u32 CRC-32C of the group's bytes before the padding,
     u32 CRC-32C of the padding's mask and length and of the seal up to here
 
-The header is synced before the first group is written. The nonce is in no answer and in no log, so no payload holds a
-seal of the file that it lies in. Copies of seals of other files have another nonce.
+The header is synced before the first group is written. The nonce never appears in an answer or a log, so no payload can
+contain a seal of its own file. Seals copied from other files have another nonce.
 
-How the end of a journal is told from damage is described in journal_reader.py.
+journal_reader.py describes how the end of a journal is told from damage.
 """
 
 from __future__ import annotations
@@ -65,23 +65,23 @@ I32: Final = struct.Struct(">i")
 U32: Final = struct.Struct(">I")
 IDS: Final = struct.Struct(">qq")
 PADDING: Final = struct.Struct(">ii")
-#: Nonce, start, CRC of the group; then the CRC of the seal.
+#: Nonce, start and CRC of the group; then the CRC of the seal.
 SEAL: Final = struct.Struct(">16sqII")
 _SEALED_HEADER: Final = struct.Struct(">4si4si16s")
 NONCE_BYTES: Final = 16
-#: What of our header is not zeros.
+#: The part of our header that is not zeros.
 SEALED_HEADER_BYTES: Final = _SEALED_HEADER.size + 4
 _FILE_NAME: Final = re.compile(r"([0-9a-f]{1,16})\.txn")
 _MIN_END_BYTES: Final = PADDING.size + SEAL.size
 _SEAL_CHECKSUM_AT: Final = _MIN_END_BYTES - 4
-#: No padding is longer.
+#: Upper limit for the length of a padding.
 MAX_PADDING_BYTES: Final = 2 * ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class JournalEnd:
-    """What replay found of one journal: ``mark``, the end of its records ((0, 0) where there is no file), and the id
-    that its next file gets."""
+    """What replay found in one journal: ``mark``, the end of its records ((0, 0) without a file), and the id of its
+    next file."""
 
     mark: LogMark
     next_id: int
@@ -115,13 +115,13 @@ def file_name(journal_id: int) -> str:
 
 
 def journal_ids(directory: str) -> list[int]:
-    """Ids of the journals in ``directory`` (a ``current``), ascending."""
+    """Ids of the journals in ``directory`` (a ``current`` directory), ascending."""
     matches = (_FILE_NAME.fullmatch(name) for name in os.listdir(directory))
     return sorted(int(match[1], 16) for match in matches if match)
 
 
 def new_nonce() -> bytes:
-    """For one file."""
+    """Draw the nonce of a new file."""
     return os.urandom(NONCE_BYTES)
 
 
@@ -132,7 +132,7 @@ def file_header(nonce: bytes, *, sync_data: bool = True) -> bytes:
 
 
 def sealed_header(header: bytes) -> tuple[int, bytes] | None:
-    """Flags and nonce of a header with sealed groups; None where it is not whole."""
+    """Flags and nonce of a header with sealed groups; None if the header is incomplete."""
     if len(header) < SEALED_HEADER_BYTES:
         return None
     *_, flags, nonce = _SEALED_HEADER.unpack_from(header)
@@ -144,14 +144,14 @@ def sealed_header(header: bytes) -> tuple[int, bytes] | None:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What the end of a group says of it."""
+    """The content of a group's seal."""
 
     start: int
     checksum: int
 
 
 def group_end(nonce: bytes, start: int, buffers: Sequence[Buffer], size_bytes: int) -> bytes:
-    """The sealed padding behind a group of ``size_bytes`` in ``buffers`` that begins at file offset ``start``."""
+    """The sealed padding after a group of ``size_bytes`` in ``buffers`` that begins at file offset ``start``."""
     checksum = 0
     for buffer in buffers:
         checksum = crc32c.crc32c(buffer, checksum)
@@ -164,8 +164,8 @@ def group_end(nonce: bytes, start: int, buffers: Sequence[Buffer], size_bytes: i
 
 
 def seal_at(data: bytes, position: int, nonce: bytes) -> Seal | None:
-    """The seal of a group whose padding begins at ``position`` of ``data``; None where no whole one of the file with
-    this nonce is there."""
+    """The seal of a group whose padding begins at ``position`` of ``data``; None if there is no complete seal with this
+    nonce."""
     if not 0 <= position <= len(data) - _MIN_END_BYTES:
         return None
     found, start, checksum, own = SEAL.unpack_from(data, position + PADDING.size)
@@ -187,7 +187,7 @@ def explicit_lac_record(ledger_id: int, packet: bytes) -> bytes:
 
 
 def special_record(body: bytes) -> JournalItem | None:
-    """What a record with an entry id below zero says; None for one that is to be ignored."""
+    """Decode a record with a negative entry id; None if the record is to be ignored."""
     ledger_id, kind = IDS.unpack_from(body)
     rest = body[IDS.size :]
     if kind == FENCE_RECORD:

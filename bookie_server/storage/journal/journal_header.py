@@ -1,7 +1,7 @@
-"""The header of a journal file, read back: who wrote the file, and where its records begin. Layout: journal.py.
+"""Reading the header of a journal file: who wrote the file, and where its records begin. Layout: journal.py.
 
-A header is synced before anything follows it. So one that is not whole with only zeros behind it is left of a file
-whose creation was cut short, and one with anything else behind it is damaged.
+A header is synced before anything follows it. An incomplete header followed only by zeros is therefore left from a file
+whose creation was interrupted. An incomplete header followed by anything else is damage.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from bookie_server.storage.journal.journal import I32, SEALS_MARK
 
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
 _SHORT_HEADER_BYTES: Final = 8
-#: How every header of ours begins; the first eight bytes are Apache's, too.
+#: The first bytes of every header of ours; the first eight are the same in Apache's.
 _BEGINNING: Final = journal.file_header(b"")[:12]
 _KNOWN_VERSIONS: Final = range(2, 7)
-#: What to do about a file that lacks something.
+#: What the operator should do about an incomplete file.
 REMEDY: Final = (
     "put the file back from a snapshot or a backup; if there is none, keep a copy of all directories, re-replicate "
     "this bookie's ledgers from the other bookies, and only then let it start anew with empty ones"
@@ -28,8 +28,8 @@ REMEDY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class JournalHeader:
-    """``nonce`` is None in a journal of Apache's, which has no seals. ``synced_groups``: each group was synced before
-    the next was written, so that only the last one can be torn."""
+    """``nonce`` is None in a journal written by Apache's bookie, which has no seals. ``synced_groups``: each group was
+    synced before the next was written, so only the last one can be torn."""
 
     first_record: int
     nonce: bytes | None = None
@@ -37,8 +37,8 @@ class JournalHeader:
 
 
 def read_header(fd: int, path: str, size: int, position: int) -> JournalHeader | None:
-    """The header; None where the file's creation was cut short, and nobody can have written behind it. A header of ours
-    that is not whole says nothing of seals; it passes if only zeros follow it and ``position``.
+    """Read the header. Return None if the file's creation was interrupted and nothing can follow the header. An
+    incomplete header of ours says nothing about seals; it is accepted if only zeros follow it and ``position``.
 
     Raises CorruptFileError.
     """
@@ -79,13 +79,13 @@ def read_header(fd: int, path: str, size: int, position: int) -> JournalHeader |
 
 
 def holds_records(path: str) -> bool:
-    """Whether anything follows the header; False also for a file whose creation was cut short."""
+    """Whether anything follows the header. False also for a file whose creation was interrupted."""
     beginning = _beginning(path)
     return bool(beginning[journal.SEALED_HEADER_BYTES if _is_ours(beginning) else len(_BEGINNING) :].strip(b"\0"))
 
 
 def is_ours(path: str) -> bool:
-    """Whether a bookie of this kind made the file."""
+    """Whether this bookie implementation wrote the file."""
     return _is_ours(_beginning(path))
 
 

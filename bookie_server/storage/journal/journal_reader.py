@@ -1,30 +1,32 @@
 """Reading journals back, and telling a torn tail from damage. Layout: journal.py.
 
-The writer has one group under way at a time and begins the next when that is synced. So:
+The writer writes one group at a time and starts the next after the sync of the last. This gives the following rules.
 
-*A journal of this bookie* (sealed groups): a group counts if its seal is right, and is left out whole if not: none
-of it was answered, if it is the last one. A seal of a group that begins further on proves that the bad group had
-been synced, and was answered: that is damage. Such a seal must have the file's nonce and its own checksum, for what
-lies behind the bad group may be a payload, which a client chose, or a seal that is torn itself. It need not be the
-seal of a whole group: before any part of a later group was written, this one was synced. A copy of a seal of this very
-file would prove nothing either: it can only be of a group before.
+*A journal of this bookie* (sealed groups): a group counts if its seal is right and is skipped as a whole if not. If it
+is the last group, none of it was acknowledged. A seal of a later group proves that the bad group was synced and
+acknowledged: that is damage. Such a seal must have the file's nonce and a valid checksum of its own, because the bytes
+after the bad group may be a client's payload or a torn seal. The later group need not be complete: the bad group was
+synced before any part of a later group was written. A copied seal of the same file proves nothing wrong: it can only
+belong to an earlier group.
 
-*A journal of Apache's* (no seals) is read as Apache's bookie does, up to the first place that is no record.
-There a complete padding that is followed by a plausible record, further on, is taken for damage. That is no proof, for
-payloads can look so, and Apache's bookie may write one batch before it has synced the last; but there is no better.
+*A journal of Apache's bookie* (no seals) is read as Apache's bookie reads it, up to the first bytes that are not a
+record. If a complete padding followed by a plausible record comes later, that counts as damage. This is a heuristic:
+payloads can look like that, and Apache's bookie may write a batch before it has synced the previous one. The format
+allows nothing better.
 
-*Marks of Apache's bookie*, in its journals and in ours: at its start it reads to the first length of zero, or to the
-end of the file, and marks where its reader then stands. That is four bytes behind our last group, where zeros follow
-that were allocated in advance; four more after each start; or anywhere within a torn group. What follows such a mark is
-what it has passed over. In our journals seals still tell: one of a later group proves damage, and a whole group around
-the mark that the mark is wrong. In its own nothing is looked for: no batch of Apache's begins at such a place.
+*Marks set by Apache's bookie*, in its journals and in ours: at start it reads to the first length of zero or the end of
+the file, and marks where its reader stopped. If preallocated zeros follow, that is four bytes after our last group, and
+four more after each start. It can also be anywhere inside a torn group. The bytes after such a mark are what it
+skipped. In our journals the seals still help: a seal of a later group proves damage, and a complete group around the
+mark proves that the mark is wrong. In Apache's journals the reader does not search: no batch of Apache's begins at such
+a place.
 
-*A torn end* may be found in the newest journal that holds records, and in one that a journal of Apache's follows: at
-our start it is cut off before the next journal begins (see replay.py), at Apache's it stays. After the records of any
-other journal only zeros may follow.
+*A torn end* is allowed in the newest journal that holds records, and in one followed by a journal of Apache's. Our
+start cuts it off before the next journal begins (see replay.py); Apache's leaves it. After the records of any other
+journal only zeros may follow.
 
 *A journal whose groups were not synced one by one* (``journalSyncData=false``) may lose any of its last groups in a
-power failure, and keep later ones. It too is read up to the first place that makes no sense.
+power failure, yet keep later ones. It is also read up to the first bytes that are not a record.
 """
 
 from __future__ import annotations
@@ -48,16 +50,16 @@ from bookie_server.storage.records import LENGTH_BYTES, MAX_RECORD_BYTES, MIN_RE
 
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
 _PADDING_MARK: Final = I32.pack(PADDING_MASK)
-#: From this many records of one length in a row on, look ahead with numpy.
+#: After this many consecutive records of one length, look ahead with numpy.
 _UNIFORM_RUN: Final = 8
 
 
 class JournalReader:
     """Reads one journal file from ``offset`` (0: its beginning) to its end.
 
-    ``may_end_torn``: no later journal holds records, or the next one that does is Apache's. After :meth:`items` was
-    exhausted, ``position`` is where the records end and ``torn`` whether something was cut off there. Raises
-    CorruptFileError (file and offset in its text) for an unknown header, damage, or an offset that cannot be.
+    ``may_end_torn``: no later journal holds records, or the next one that does is Apache's. After :meth:`items` is
+    exhausted, ``position`` is where the records end, and ``torn`` says whether something follows that is no record.
+    Raises CorruptFileError (its text names file and offset) for an unknown header, damage, or an impossible offset.
     """
 
     def __init__(self, path: str, offset: int = 0, *, may_end_torn: bool = True) -> None:
@@ -67,7 +69,7 @@ class JournalReader:
         self._nonce: bytes | None = None
         self.position = offset
         self.torn = False
-        #: Whether each group was synced before the next was written, so that only the last one can be torn.
+        #: Whether each group was synced before the next was written. Then only the last one can be torn.
         self.synced_groups = True
 
     def items(self) -> Iterator[JournalItem]:
@@ -86,7 +88,7 @@ class JournalReader:
             os.close(fd)
 
     def _check_start(self, header: JournalHeader | None, size: int) -> None:
-        """The mark must be within the file. Where the header was not written, Apache's reader counted it as records."""
+        """Check that the mark is within the file. Apache's reader counted an unwritten header as records."""
         end = journal.HEADER_BYTES - 1 if header is None else size
         if self.position > end:
             raise CorruptFileError(
@@ -126,15 +128,15 @@ class JournalReader:
             )
 
     def _find_batch(self, fd: int, size: int) -> int | None:
-        """Where a batch of Apache's seems to begin behind ``position``; None if none does, or none is looked for."""
+        """Where a batch of Apache's seems to begin after ``position``; None if there is none or no search is made."""
         if self._mark % journal.ALIGNMENT_BYTES:
             return None
         found = (_start_after(fd, at, size) for at in _find(fd, _PADDING_MARK, self.position, size))
         return next((start for start in found if start is not None and start > self.position), None)
 
     def _find_group(self, fd: int, size: int) -> int | None:
-        """Where a group of ours begins that was written after the one at, or around, ``position``, and after that one
-        was synced; None if there is none. Raises CorruptFileError where ``position`` is within a whole group."""
+        """Where a group of ours begins that was written after the group at, or around, ``position`` was synced; None if
+        there is none. Raises CorruptFileError if ``position`` is inside a complete group."""
         assert self._nonce is not None
         for at in _find(fd, self._nonce, self.position, size):
             end = at - PADDING.size
@@ -164,7 +166,7 @@ def _checksum(fd: int, position: int, end: int) -> int:
 
 
 def _find(fd: int, wanted: bytes, position: int, size: int) -> Iterator[int]:
-    """Where ``wanted`` is in the file from ``position`` on."""
+    """Offsets of ``wanted`` in the file, from ``position`` on."""
     while position < size:
         data = read_at(fd, min(_CHUNK_BYTES, size - position), position)
         found = data.find(wanted)
@@ -178,8 +180,8 @@ def _find(fd: int, wanted: bytes, position: int, size: int) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Whole records in a piece of a journal: where they start (after the length) and their lengths, without
-    padding; the bytes they take; and how many bytes the piece must have to hold more (0: no more can come)."""
+    """Complete records in a piece of a journal: where they start (after the length) and their lengths, without padding;
+    the bytes they take; and how many bytes the piece needs to hold more (0: no more can follow)."""
 
     starts: Int64s
     lengths: Int64s
@@ -188,7 +190,8 @@ class _Cut:
 
 
 def _cut(data: bytes, base: int, nonce: bytes | None) -> _Cut:
-    """Cut ``data``, which lies at ``base`` in its file. With a ``nonce`` only whole groups with a right seal count."""
+    """Cut ``data``, which starts at ``base`` in its file. With a ``nonce``, only complete groups with a right seal
+    count."""
     starts: list[int] = []
     lengths: list[int] = []
     position, end, group_start, groups_records = 0, len(data), 0, 0
@@ -243,7 +246,7 @@ def _seal_is_right(data: bytes, base: int, group_start: int, position: int, nonc
 
 
 def _items_of(data: bytes, starts: Int64s, lengths: Int64s) -> Iterator[JournalItem]:
-    """What the records at ``starts`` are, in order; neighbouring data records joined."""
+    """Decode the records at ``starts``, in order; adjacent data records are joined."""
     array = np.frombuffer(data + bytes(24), np.uint8)  # records may be shorter than the 24 bytes gathered
     ids = gather_int64(array, starts, 3)
     special = np.flatnonzero(ids[:, 1] < 0).tolist()
@@ -274,7 +277,7 @@ def _data_records(data: bytes, starts: Int64s, lengths: Int64s, ids: Int64s) -> 
 
 
 def _start_after(fd: int, at: int, size: int) -> int | None:
-    """Where a group begins that follows a sound padding without a seal at ``at``; None if there is no such thing."""
+    """Where a group begins after a valid padding without a seal at ``at``; None if either is missing."""
     head = read_at(fd, PADDING.size, at)
     if len(head) < PADDING.size:
         return None

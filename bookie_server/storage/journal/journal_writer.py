@@ -1,11 +1,10 @@
-"""Writing a journal: one group of records at a time, sealed, rolled by size. Format: journal.py.
+"""Writing a journal: one sealed group of records at a time, with a new file at the size limit. Format: journal.py.
 
-Used by the journal's thread only, but for :attr:`JournalWriter.unsynced`, and :meth:`JournalWriter.open` before it
-runs.
+Only the journal's thread uses the writer, except :attr:`JournalWriter.unsynced`, and :meth:`JournalWriter.open` before
+the thread runs.
 
-A write that fails leaves the journal as it was: the file is cut back to the end of the last group, so that a torn
-group is never followed by a good one, nor by a later file. A new file that cannot be begun is taken away again, and
-its id is not used another time.
+A failed write leaves the journal unchanged: the file is cut back to the end of the last group, so that no good group
+and no later file ever follows a torn group. A new file that cannot be started is removed, and its id is not reused.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from bookie_server.storage.files import Buffer
 from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.log_mark import LogMark
 
-#: Synced bytes are dropped from the page cache in steps of this size: nobody reads a journal back while it grows.
+#: Synced bytes are dropped from the page cache in steps of this size: a growing journal is never read back.
 _DROP_STEP_BYTES: Final = 16 * 1024 * 1024
 
 
 class JournalWriter:
     """Appends groups to journals in ``directory``; the first new file gets the id ``next_id``.
 
-    ``max_file_bytes``: a file is left after the write that takes it beyond. ``preallocate_bytes``: space is
-    allocated in such steps, where that succeeds. ``sync_data``: the caller syncs each group before it writes the next.
+    ``max_file_bytes``: the write that exceeds this is the file's last. ``preallocate_bytes``: space is allocated in
+    steps of this size, if possible. ``sync_data``: the caller syncs each group before it writes the next.
 
-    After SyncFailedError or StorageError the writer must not be used again but to :meth:`close` it; after any other
-    OSError it may.
+    After SyncFailedError or StorageError only :meth:`close` may be called. After any other OSError the writer can still
+    be used.
     """
 
     def __init__(
@@ -57,13 +56,13 @@ class JournalWriter:
         self._position = 0
         self._allocated = 0
         self._dropped = 0
-        #: Everything before this is durable. (0, 0) before there is a file.
+        #: Everything before this position is durable. (0, 0) before there is a file.
         self.synced = LogMark(0, 0)
         #: Whether something was written since the last sync.
         self.unsynced = False
 
     def open(self) -> LogMark:
-        """Begin a new file; where its groups begin. Raises OSError with no file left, SyncFailedError."""
+        """Start a new file. Return where its groups begin. Raises OSError with no file left, SyncFailedError."""
         journal_id, self._next_id = self._next_id, self._next_id + 1
         path = os.path.join(self.directory, journal.file_name(journal_id))
         nonce = journal.new_nonce()
@@ -87,10 +86,9 @@ class JournalWriter:
         return self.synced
 
     def write(self, buffers: Sequence[Buffer], size_bytes: int) -> LogMark:
-        """Append ``buffers`` (``size_bytes`` in all) as one group; where the next group begins. Not synced.
+        """Append ``buffers`` (``size_bytes`` in total) as one group, without a sync. Return where the next one begins.
 
-        Raises OSError with the journal as it was before, SyncFailedError, StorageError where it could not be brought
-        back to that.
+        Raises OSError with the journal unchanged, SyncFailedError, StorageError if the journal could not be restored.
         """
         self._have_file()
         ending = journal.group_end(self._nonce, self._position, buffers, size_bytes)
@@ -107,7 +105,7 @@ class JournalWriter:
         return LogMark(self._journal_id, end)
 
     def reserve(self) -> None:
-        """Make sure that the disk has room for one more step. Raises OSError, SyncFailedError."""
+        """Make sure that the disk has room for another step. Raises OSError, SyncFailedError."""
         self._have_file()
         files.allocate(self._fd, self._position, self._preallocate_bytes)
         self._allocated = max(self._allocated, self._position + self._preallocate_bytes)
@@ -123,8 +121,8 @@ class JournalWriter:
             self._dropped = self._position
 
     def close(self, *, intact: bool = True) -> None:
-        """Close the present file. ``intact``: no write or sync has failed for good, so what is written is synced,
-        and space allocated and not used is given back. Raises OSError."""
+        """Close the current file. ``intact``: no write or sync has failed for good, so written data is synced and
+        unused allocated space is released. Raises OSError."""
         if self._fd < 0:
             return
         try:
@@ -135,7 +133,7 @@ class JournalWriter:
             self._fd = -1
 
     def _have_file(self) -> None:
-        """A file to append to; a new one after the size limit. The old file is complete before there is a new one."""
+        """Make sure there is a file to append to, a new one after the size limit. The old file is completed first."""
         if self._fd < 0:
             self.open()
         elif self._position > self._max_file_bytes:
@@ -153,8 +151,8 @@ class JournalWriter:
         self.unsynced = False
 
     def _allocate(self, fd: int, allocated: int, end: int) -> int:
-        """Allocate space up to ``end`` at least, in whole steps, so that syncs need not touch metadata; the end of it.
-        Where that fails, the write will show whether there is room; it is not tried again for these steps."""
+        """Allocate space up to at least ``end`` in whole steps, so that syncs need not touch metadata. Return its end.
+        If that fails, the write will show whether there is room; these steps are not allocated again."""
         steps = -(-(end - allocated) // self._preallocate_bytes)
         size_bytes = steps * self._preallocate_bytes
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """The bookie's journals: one file writer and one commit thread for each journal directory.
 
-A ledger belongs to journal ``ledger id mod number of journals`` (compatibility.md §5.3), so its records keep
-their order. How groups are made and what a failure means is said in group_commit.py.
+Journal ``ledger id mod number of journals`` holds a ledger's records (compatibility.md §5.3), so they keep their order.
+group_commit.py describes how groups are formed and what a failure means.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class Journals:
-    """All journals of a bookie, one in each of ``directories`` (``current`` ones).
+    """All journals of a bookie, one in each of ``directories`` (``current`` directories).
 
-    Made before the event loop runs, with ``ends`` as ``replay_journals`` gave them. Begins a new file in each
-    directory. Where that fails, as on a full disk, ``on_write_error`` gets the error at :meth:`start`, and the first
-    group tries again.
+    Created before the event loop runs, with the ``ends`` that ``replay_journals`` returned. Starts a new file in each
+    directory. If that fails, as on a full disk, ``on_write_error`` gets the error at :meth:`start`, and the first group
+    tries again.
 
     Called in the event loop, with the number of the journal or the error:
 
-    ``on_failure(error)``: once; nothing more will be accepted and the process should end.
-    ``on_write_error(error)``: each time that groups failed and later ones may succeed.
-    ``on_group(number, stats)``: for each group that was written.
+    ``on_failure(error)``: once; nothing more is accepted and the process should end.
+    ``on_write_error(error)``: each time groups have failed and later ones may succeed.
+    ``on_group(number, stats)``: for each written group.
 
     Raises SyncFailedError.
     """
@@ -85,20 +85,20 @@ class Journals:
     # --- life --------------------------------------------------------------------------------------
 
     def start(self, loop: asyncio.AbstractEventLoop, finished: FinishedCallback) -> None:
-        """Begin to take groups. ``finished(group, error)`` is called in ``loop``, in order for each journal."""
+        """Start accepting groups. ``finished(group, error)`` is called in ``loop``, in order for each journal."""
         for commit in self._commits:
             commit.start(loop, finished)
 
     def stop(self) -> None:
-        """Let the threads finish what is pending, then end. Blocks: not for the event loop, where callbacks still to
-        come run afterwards."""
+        """Let the threads finish what is pending, then end. Blocks, so do not call it in the event loop. Remaining
+        callbacks run there afterwards."""
         for commit in self._commits:
             commit.stop()
         for commit in self._commits:
             commit.join()
 
     def close(self) -> None:
-        """Close the files, after :meth:`stop`; space allocated and not used is given back."""
+        """Close the files after :meth:`stop`. Unused allocated space is released."""
         for commit in self._commits:
             commit.close()
 
@@ -112,39 +112,39 @@ class Journals:
         return ledger_id % len(self._commits)
 
     def add(self, ledger_id: int, fill: Callable[[Group], None]) -> Group:
-        """Let ``fill`` put something into the pending group of the ledger's journal; that group."""
+        """Let ``fill`` add to the pending group of the ledger's journal. Return that group."""
         return self._commits[ledger_id % len(self._commits)].add(fill)
 
     def barrier(self, done: DoneCallback, ledger_id: int | None = None) -> bool:
         """Call ``done(ok)`` once everything added so far to the ledger's journal (None: to all) is decided and synced,
-        also where ``sync_data`` is off. False where that is so already; ``done`` is not called then."""
+        even with ``sync_data`` off. Return False, without a call, if that is already so."""
         if ledger_id is not None:
             return self._commits[ledger_id % len(self._commits)].barrier(done)
         return _all_of([commit.barrier for commit in self._commits], done)
 
     def probe(self, done: DoneCallback) -> bool:
-        """Find out whether journals whose last write failed can be written again: each allocates a whole step and
-        writes an empty group. ``done(ok)`` after that; False, and no call, where no journal's last write failed."""
+        """Test whether journals whose last write failed can be written again: each allocates a whole step and writes an
+        empty group. Then call ``done(ok)``. Return False, without a call, if no journal's last write failed."""
         return _all_of([commit.probe for commit in self._commits], done)
 
     @property
     def outstanding_bytes(self) -> int:
-        """Bytes added whose group is not through yet."""
+        """Bytes added whose group is not decided yet."""
         return sum(commit.outstanding_bytes for commit in self._commits)
 
     @property
     def queued_entries(self) -> int:
-        """Entries and other records that wait for their group to be written."""
+        """Entries and other records in groups that are not being written yet."""
         return sum(commit.queued_entries for commit in self._commits)
 
     @property
     def write_error(self) -> OSError | None:
-        """Why the last write of a journal failed; None where none did, or all have been written since."""
+        """Why the last write of a journal failed; None if none did, or all have been written since."""
         return next((commit.write_error for commit in self._commits if commit.write_error is not None), None)
 
     @property
     def failed(self) -> bool:
-        """Whether ``on_failure`` was called: every group fails from then on."""
+        """Whether ``on_failure`` was called. Then every group fails."""
         return self._failed
 
     def _fail(self, error: Exception) -> None:
@@ -155,13 +155,13 @@ class Journals:
     # --- checkpoints -------------------------------------------------------------------------------
 
     def durable_marks(self) -> list[LogMark]:
-        """For each journal: the position behind the last group that is synced and whose ``finished`` callback has run.
+        """For each journal, the position after the last group that is synced and whose ``finished`` callback has run.
         Call in the loop."""
         return [commit.durable_mark for commit in self._commits]
 
     def remove_below(self, marks: Sequence[LogMark]) -> None:
-        """Remove files below the marks but for the newest ``max_backups`` of them, oldest first. Blocking, for any
-        thread. The marks must be durable in every ledger directory. What cannot be removed stays until next time."""
+        """Remove files below the marks, oldest first; keep the newest ``max_backups`` of them. Blocking, any thread.
+        The marks must be durable in every ledger directory. Files that cannot be removed stay until next time."""
         for directory, mark in zip(self._directories, marks, strict=True):
             try:
                 below = [journal_id for journal_id in journal.journal_ids(directory) if journal_id < mark.journal_id]
@@ -174,7 +174,7 @@ class Journals:
 
 
 def _all_of(asks: Sequence[Callable[[DoneCallback], bool]], done: DoneCallback) -> bool:
-    """Ask all; ``done`` once the last that took it has called it. False where none took it."""
+    """Call all ``asks``. Call ``done`` once every ask that accepted has reported. Return False if none accepted."""
     left, good = 1, True
 
     def one(ok: bool) -> None:

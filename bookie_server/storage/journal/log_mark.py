@@ -1,9 +1,9 @@
-"""The marks: how far each journal is needed no more. Source: compatibility.md §5.3.
+"""The marks: the position before which each journal is no longer needed. Source: compatibility.md §5.3.
 
 ``<ledger dir>/current/lastMark`` (with several journals ``lastMark.<i>``, one for each): i64 journal id, i64 offset.
-Everything before the mark is durable in entry logs and index files of every ledger directory, so a mark is
-the minimum over what the directories have made durable; it is written to all of them after all were flushed.
-A directory that could not be written keeps an older one, so at start the highest counts.
+Everything before the mark is durable in the entry logs and index files of every ledger directory. So a mark is the
+minimum of what the directories have made durable, and it is written to all of them after all were flushed. A directory
+that could not be written keeps an older mark, so the highest mark counts at start.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class LogMark:
 
 
 def mark_name(journal: int, journals: int) -> str:
-    """Name of the file that holds the mark of journal number ``journal`` of ``journals``."""
+    """Name of the mark file of journal number ``journal`` of ``journals``."""
     return "lastMark" if journals == 1 else f"lastMark.{journal}"
 
 
 def read_marks(directories: Sequence[str], journals: int) -> list[LogMark]:
-    """The highest mark of each journal in ``directories`` (``current`` directories of ledgers); (0, 0) where none
-    has one.
+    """The highest mark of each journal in ``directories`` (``current`` directories of ledgers); (0, 0) if there is
+    none.
 
-    Raises CorruptFileError where the marks are of more journals than there are, OSError.
+    Raises CorruptFileError if there are marks of more journals than configured, OSError.
     """
     for directory in directories:
         for name in os.listdir(directory):
@@ -57,9 +57,9 @@ def read_marks(directories: Sequence[str], journals: int) -> list[LogMark]:
 
 
 def write_marks(directories: Sequence[str], marks: Sequence[LogMark]) -> None:
-    """Write the marks, one of each journal, to every directory that takes them.
+    """Write the marks, one per journal, to every directory that can be written.
 
-    Raises OSError where none does, SyncFailedError.
+    Raises OSError if none can, SyncFailedError.
     """
     written, failure = 0, None
     for directory in directories:

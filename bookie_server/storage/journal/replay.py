@@ -1,15 +1,15 @@
 """Replay: bringing the storage up to date from the journals at start. Rules: compatibility.md §5.2.
 
-Every record from the marks on is done again, in order; doing one twice changes nothing but the place of the
-entry. Fencing is not checked: an add that is in the journal was accepted. Each journal directory is replayed from its
-own mark, one after another: a ledger's records are all in one of them, in order.
+Every record after the marks is applied again, in order. Applying one twice changes nothing but the entry's location.
+Fencing is not checked: an add that is in the journal was accepted. The journal directories are replayed one after
+another, each from its own mark: all records of a ledger are in one of them, in order.
 
-A torn end is cut off once everything is replayed: none of it was answered, and were it to stay, then the
-journal that comes next would make it look like damage, should the bookie be stopped before the mark has moved on (a
-full ledger disk). Apache's bookie cuts nothing off, so what comes before a journal of its own may end torn.
+A torn end is cut off once everything is replayed; none of it was acknowledged. If it stayed and the bookie stopped
+before the mark advanced (a full ledger disk), the next journal would make it look like damage. Apache's bookie cuts
+nothing off, so a journal followed by one of Apache's may end torn.
 
-An explicit LAC is not replaced by a lower one. (Apache's bookie keeps the packet that comes last, and the highest LAC
-beside it; its writers never send a lower one.)
+A lower explicit LAC does not replace a higher one. (Apache's bookie keeps the last packet and, separately, the highest
+LAC; its writers never send a lower one.)
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from bookie_server.storage.ledger_descriptors import LedgerDescriptor, LedgerDes
 from bookie_server.storage.records import MAX_ENTRY_ID, LedgerPart, Records
 
 _LOG: Final = logging.getLogger(__name__)
-#: Ledgers named in one line of the log.
+#: Number of ledgers named in one log line.
 _NAMED: Final = 10
 
 
@@ -53,11 +53,11 @@ class ReplayTarget(Protocol):
 
 
 def replay_journals(directories: Sequence[str], marks: Sequence[LogMark], storage: ReplayTarget) -> list[JournalEnd]:
-    """Replay the journals in each of ``directories`` (``current`` ones) from its mark on into ``storage``; where they
-    end. Blocking.
+    """Replay the journals in each of ``directories`` (``current`` directories), from its mark on, into ``storage``.
+    Return where they end. Blocking.
 
-    Raises CorruptFileError where a mark's journal is missing or shorter than that, or a journal is damaged before
-    its end; OSError.
+    Raises CorruptFileError if a mark's journal is missing or ends before the mark, or a journal is damaged before its
+    end; OSError.
     """
     replay = _Replay(storage)
     ends: list[JournalEnd] = []
@@ -152,7 +152,7 @@ class _Replay:
             ledger_id = part.ledger_id
             descriptor = self._descriptor(ledger_id)
             if descriptor is None and ledger_id in self._broken:
-                # Its index file's header is broken: keep the entries and their places for whoever repairs it.
+                # The header of its index file is broken: keep the entries and their locations for a later repair.
                 descriptor = LedgerDescriptor(ledger_id, b"")
             if descriptor is None:
                 self._unknown.add(ledger_id)
@@ -178,7 +178,8 @@ class _Replay:
             return None
 
     def report(self) -> None:
-        """Complain of what was skipped."""
+        """Log what was skipped."""
+
         if self._unknown:
             named = ", ".join(map(str, sorted(self._unknown)[:_NAMED]))
             _LOG.warning(
