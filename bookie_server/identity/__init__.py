@@ -1,3 +1,3 @@
-"""Who this bookie is: cookies, its cluster, its registration, the locks on its directories. The start of the
-process comes in here.
+"""The identity of this bookie: cookies, its cluster, its registration, the locks on its directories. Process startup
+imports from here.
 """

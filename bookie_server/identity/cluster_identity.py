@@ -1,9 +1,9 @@
-"""Which cluster this bookie belongs to, and whether a metadata store is that one's. No I/O.
+"""Checking that a metadata store belongs to this bookie's cluster. No I/O.
 
-Two znodes tell: ``INSTANCEID``, drawn when a cluster is made, and the bookie's own cookie. A root that was deleted and
-made anew has another instance and no cookie, and so has another ensemble that the same host name leads to. Where a
-cookie of an old release names no instance, the instance that was there at the start is held to, and the cookie decides:
-only this bookie makes it, and only while its directories are empty.
+Two znodes identify the cluster: ``INSTANCEID``, drawn when a cluster is created, and the bookie's own cookie. If a root
+was deleted and recreated, or the host name leads to another ensemble, the instance differs and the cookie is missing.
+A cookie of an old release may name no instance. Then the bookie keeps to the instance it found at start, and the cookie
+decides: only this bookie creates it, and only while its directories are empty.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from bk_spark.protocol.metadata.znodes import Znode
 
 
 class ForeignClusterError(MetadataUnavailableError):
-    """The metadata store is not that of the bookie's cluster: its answers about ledgers do not count."""
+    """The metadata store is not that of the bookie's cluster. Its answers about ledgers do not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterIdentity:
-    """``cookie`` is the bookie's; ``instance_id`` the only one that it believes, None: none may be there."""
+    """``cookie`` is the bookie's; ``instance_id`` the only one that it accepts. None: there may be none."""
 
     root: str
     cookie: Cookie

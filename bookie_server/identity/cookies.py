@@ -1,11 +1,11 @@
-"""Whether a bookie's directories, its id and the cluster belong together. Source: compatibility.md §3.5.
+"""Checking that a bookie's directories, its id and the cluster belong together. Source: compatibility.md §3.5.
 
-The same cookie lies in ZooKeeper (``<R>/cookies/<bookie id>``) and as ``current/VERSION`` in every journal, ledger
-and index directory. A bookie that lost a directory would answer "absent" for entries it had acknowledged,
-so it does not start: not even where the cookie in ZooKeeper was lost as well.
+The same cookie is stored in ZooKeeper (``<R>/cookies/<bookie id>``) and as ``current/VERSION`` in every journal, ledger
+and index directory. A bookie that lost a directory would answer "absent" for entries it had acknowledged, so it does
+not start. It does not start either if the cookie in ZooKeeper was lost as well.
 
-A first start stamps the directories and then makes the cookie in ZooKeeper; one that ended between can be repeated,
-as long as the directories hold nothing but their stamps. Storage is expanded in the same order.
+A first start stamps the directories and then creates the cookie in ZooKeeper. If it is interrupted in between, it can
+be repeated as long as the directories hold only their stamps. Adding storage uses the same order.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from bookie_server.storage import files
 
 _LOG: Final = logging.getLogger(__name__)
 _VERSION_FILE: Final = "VERSION"
-#: What a first start that ended half-way leaves in a directory.
+#: Files that an interrupted first start leaves in a directory.
 _STAMP_FILES: Final = {_VERSION_FILE, _VERSION_FILE + ".tmp"}
 
 
 def check_cookies(zookeeper: ZooKeeper, config: BookieConfig) -> ClusterIdentity:
-    """Make sure that the directories and the bookie id belong together; stamp them where both are new. What the bookie
-    is to believe from now on.
+    """Check that the directories and the bookie id belong together; stamp them if both are new. Return the cluster
+    identity to accept from now on.
 
-    Raises CookieMismatchError (naming every field that differs, with nothing written), MetadataError where the
-    cluster is not initialised, OSError.
+    Raises CookieMismatchError (naming every field that differs, with nothing written), MetadataError if the cluster is
+    not initialised, OSError.
     """
     check = _Check(zookeeper, config)
     check.compare()
@@ -55,17 +55,17 @@ def check_cookies(zookeeper: ZooKeeper, config: BookieConfig) -> ClusterIdentity
 
 
 def current_directory(directory: str) -> str:
-    """Where the files of a configured directory are."""
+    """The subdirectory that holds the files of a configured directory."""
     return os.path.join(directory, "current")
 
 
 def all_directories(config: BookieConfig) -> list[str]:
-    """Every directory that belongs to the bookie, once."""
+    """Every directory of the bookie, once."""
     return list(dict.fromkeys((*config.journal_directories, *config.ledger_directories, *config.index_directories)))
 
 
 class _Check:
-    """What is expected, and what was found in ZooKeeper and in the directories."""
+    """The expected cookie, and the cookies found in ZooKeeper and in the directories."""
 
     def __init__(self, zookeeper: ZooKeeper, config: BookieConfig) -> None:
         self._zookeeper = zookeeper
@@ -75,7 +75,7 @@ class _Check:
         self._root = config.metadata_service_uri.root
         self._path = f"{self._root}/cookies/{config.bookie_id}"
         self.node: Znode | None = zookeeper.get(self._path)
-        #: Cookies found, by where they were found.
+        #: Cookies found, by their place.
         self._found: dict[str, Cookie] = {}
         self._unstamped: list[str] = []
         if self.node is not None:
@@ -98,10 +98,10 @@ class _Check:
                 )
 
     def require_stamps(self) -> None:
-        """The cookie is in ZooKeeper, so every directory has its stamp; new ones where storage may be expanded."""
+        """The cookie is in ZooKeeper, so every directory needs its stamp; new ones only if storage may be expanded."""
         lost = self._unstamped
         if self._config.allow_storage_expansion:
-            # Stamps may name a new directory already that ZooKeeper does not: an expansion that ended half-way.
+            # An interrupted expansion: stamps may already name a new directory that ZooKeeper does not know.
             known = self._found[f"znode {self._path}"].storage_directories() | {*self._config.journal_directories}
             lost = [directory for directory in lost if directory in known]
         if lost:
@@ -113,7 +113,7 @@ class _Check:
         self._require_empty(self._unstamped, "to be added")
 
     def require_new(self) -> None:
-        """No cookie in ZooKeeper: nothing may be in the directories but what a first start leaves."""
+        """No cookie is in ZooKeeper, so the directories may hold only what a first start leaves."""
         stamped = [directory for directory in self._directories if directory not in self._unstamped]
         used = [directory for directory in stamped if not _holds_stamp_only(directory)]
         if used:
@@ -127,7 +127,7 @@ class _Check:
         self._require_empty(self._unstamped, f"of the new bookie {self._config.bookie_id}")
 
     def identity(self) -> ClusterIdentity:
-        """The cluster to believe. Where no cookie names its instance, the one that is there now."""
+        """The cluster to accept. If no cookie names its instance, the current one."""
         named = [cookie.instance_id for cookie in self._found.values() if cookie.instance_id is not None]
         return ClusterIdentity(self._root, self._expected, named[0] if named else self._expected.instance_id)
 
@@ -136,14 +136,14 @@ class _Check:
         try:
             self._zookeeper.create(self._path, self._expected.encode(), make_parents=True)
         except NodeExistsError:
-            # Another process made it, or this one did and the reply was lost.
+            # Another process created it, or this one did and the reply was lost.
             node = self._zookeeper.get(self._path)
             source = f"znode {self._path}"
             _require_equal(self._expected, Cookie.decode(node.data if node else b"", source), source)
         _LOG.info("stamped directories=%s bookie=%s", ",".join(self._directories), self._config.bookie_id)
 
     def expand(self) -> None:
-        """Bring the cookie in ZooKeeper and every stamp to the configured directories."""
+        """Update the cookie in ZooKeeper and every stamp to the configured directories."""
         old = [
             directory
             for directory in self._directories
@@ -196,8 +196,8 @@ def _expected_cookie(zookeeper: ZooKeeper, config: BookieConfig) -> Cookie:
 
 
 def _read_stamp(path: str) -> Cookie | None:
-    """The cookie in a directory, or None where there is none. One that cannot be read counts as none where nothing
-    else is in the directory; else it raises CookieMismatchError."""
+    """Read the stamp of a directory; None if there is none. An unreadable one counts as none if nothing else is in the
+    directory; otherwise raises CookieMismatchError."""
     try:
         with open(path, "rb") as file:
             content = file.read()
@@ -214,7 +214,7 @@ def _read_stamp(path: str) -> Cookie | None:
 
 
 def _holds_stamp_only(directory: str) -> bool:
-    """Whether nothing was ever written to the directory but its stamp."""
+    """Whether nothing but the stamp was ever written to the directory."""
     try:
         return set(os.listdir(current_directory(directory))) <= _STAMP_FILES
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A bookie's directories belong to one process at a time."""
+"""Locks that give a bookie's directories to one process at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bookie_server.storage import files
 
 
 class DirectoryLocks:
-    """Holds the directories against a second process, with locks that end with this process."""
+    """Locks the directories against a second process. The locks end with this process."""
 
     def __init__(self, directories: Sequence[str]) -> None:
         self._directories = list(dict.fromkeys(os.path.realpath(directory) for directory in directories))
@@ -20,9 +20,9 @@ class DirectoryLocks:
         self._made: list[str] = []
 
     def acquire(self) -> None:
-        """Make missing directories, durably, and lock all.
+        """Durably create missing directories and lock all.
 
-        Raises StorageError naming the one in use, or that cannot be made; SyncFailedError."""
+        Raises StorageError naming the directory that is in use or cannot be created; SyncFailedError."""
         for directory in self._directories:
             try:
                 self._make(directory)
@@ -38,7 +38,7 @@ class DirectoryLocks:
                 raise StorageError(f"directory {directory} is in use by another bookie process") from error
 
     def release(self, *, remove_made: bool = False) -> None:
-        """Give the locks back; with ``remove_made`` also remove directories made here, as far as they are empty."""
+        """Release the locks. With ``remove_made``, also remove directories created here, if they are empty."""
         for fd in self._fds:
             os.close(fd)
         self._fds.clear()

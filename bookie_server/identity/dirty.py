@@ -1,6 +1,6 @@
 """``DIRTY``: whether the last shutdown was clean. Source: compatibility.md §5.14.
 
-An empty file in ``current`` of every ledger directory, made at start and removed by a clean shutdown only.
+An empty file in ``current`` of every ledger directory, created at start and removed only by a clean shutdown.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _NAME: Final = "DIRTY"
 
 
 def mark_dirty(directories: Sequence[str]) -> bool:
-    """Mark all directories; whether one was marked already, so that the last shutdown was not clean.
+    """Mark all directories. Return whether one was marked already, which means that the last shutdown was not clean.
 
-    A directory that takes no file, such as a full one, is logged and left out. Raises SyncFailedError.
+    A directory where no file can be created, such as a full one, is logged and skipped. Raises SyncFailedError.
     """
     unclean = False
     for directory in directories:
@@ -37,7 +37,7 @@ def mark_dirty(directories: Sequence[str]) -> bool:
 
 
 def clear_dirty(directories: Sequence[str]) -> None:
-    """Everything is written: take the marks away, durably. What stays is logged: the next start replays in vain."""
+    """Durably remove the marks after everything was written. A remaining mark is logged: it costs a needless replay."""
     for directory in directories:
         try:
             with contextlib.suppress(FileNotFoundError):

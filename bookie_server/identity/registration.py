@@ -1,11 +1,11 @@
-"""Registration: the znode that says where the bookie listens and whether it takes adds. compatibility.md §3.4.
+"""Registration: the znode with the bookie's address and whether it accepts adds. compatibility.md §3.4.
 
-``<R>/available/<bookie id>``            ephemeral: the bookie is up and takes adds
+``<R>/available/<bookie id>``            ephemeral: the bookie is up and accepts adds
 ``<R>/available/readonly/<bookie id>``   ephemeral: the bookie is up and read-only
 
-The bookie registers only in its own cluster: in another one its ledger ids name other ledgers.
+The bookie registers only in its own cluster: in another one its ledger ids belong to other ledgers.
 
-A change of mode creates the new znode before it removes the old one, so that clients always find the bookie.
+A mode change creates the new znode before it removes the old one, so that clients always find the bookie.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from bookie_server.identity.cluster_identity import ClusterIdentity
 
 _LOG: Final = logging.getLogger(__name__)
 _RETRY_S: Final = 1.0
-#: Time for one attempt; then it is repeated.
+#: Timeout of one attempt; then it is repeated.
 _ATTEMPT_MS: Final = 3_000
-#: How long the end of the process waits for ZooKeeper.
+#: How long shutdown waits for ZooKeeper.
 _STOP_MS: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class BookieMode:
-    """The mode that others see: whether the bookie is read-only, and whether an operator requested that."""
+    """The visible mode: whether the bookie is read-only, and whether an operator requested that."""
 
     read_only: bool = False
     manual: bool = False
 
 
 class RegistrationManager:
-    """Keeps the bookie registered, in its mode and over lost sessions, from :meth:`start` to :meth:`stop`.
+    """Keeps the bookie registered in its mode, across lost sessions, from :meth:`start` to :meth:`stop`.
 
-    ``before_move`` is called with each new mode, in the thread that moves the znode, before it moves.
+    ``before_move`` is called with each new mode, in the thread that moves the znode, before the move.
     """
 
     def __init__(
@@ -64,20 +64,20 @@ class RegistrationManager:
         self._wait_s = wait_ms / 1000
         self._before_move = before_move
         self._mode = BookieMode()
-        #: The mode that ``before_move`` was told last, and that of the znode.
+        #: The last mode passed to ``before_move``, and the mode of the znode.
         self._told: BookieMode | None = None
         self._moved_to: BookieMode | None = None
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="registration", daemon=True)
-        #: Whether the znode is there, as far as known: 1 up, 0 read-only, -1 not registered.
+        #: The znode's state, as far as known: 1 up, 0 read-only, -1 not registered.
         self.status = -1
 
     def start(self) -> None:
-        """Register in the mode of :meth:`set_mode`; waits for the znode of an earlier session of this bookie to go.
+        """Register in the mode of :meth:`set_mode`. Waits until the znode of an earlier session of this bookie is gone.
         Blocking.
 
-        Raises MetadataError where it does not go, or ZooKeeper cannot be reached.
+        Raises MetadataError if it stays or ZooKeeper cannot be reached.
         """
         deadline = time.monotonic() + self._wait_s
         while not self._stopping.is_set():
@@ -87,24 +87,24 @@ class RegistrationManager:
                     self._zookeeper.ensure_path(self._readonly_root)
                 self._register(deadline)
                 break
-            except MetadataError:  # also where the session ended meanwhile, and its znode with it
+            except MetadataError:  # also if the session ended meanwhile, and its znode with it
                 if time.monotonic() >= deadline:
                     raise
                 self._stopping.wait(_RETRY_S)
         self._zookeeper.add_state_listener(self._on_state)
-        # What happened to the session before there was a listener is found out by looking once more.
+        # Look once more: session events before the listener was added were missed.
         self._wake.set()
         self._thread.start()
 
     def set_mode(self, mode: BookieMode) -> None:
         """Move the znode as soon as ZooKeeper can be reached. Returns at once; the last mode counts. Before
-        :meth:`start`: the mode to begin with; writable where none was set."""
+        :meth:`start` it sets the initial mode, which is writable by default."""
         if mode != self._mode:
             self._mode = mode
             self._wake.set()
 
     def stop(self) -> None:
-        """Remove the znode. Blocking, a few seconds at most; never raises."""
+        """Remove the znode. Blocks for a few seconds at most; never raises."""
         self._stopping.set()
         self._wake.set()
         if self._thread.is_alive():
@@ -115,10 +115,10 @@ class RegistrationManager:
                 self._remove_own(self._readonly_path)
 
     def _register(self, deadline: float) -> None:
-        """Bring both znodes to the mode. Raises MetadataError where a znode of another session does not go."""
+        """Set both znodes to the mode. Raises MetadataError if a znode of another session stays."""
         mode = self._mode
         if mode != self._told:
-            # Not of the znode's mode: one that was told and never reached ZooKeeper must be taken back.
+            # Compare with the last mode passed on, not the znode's: a mode that never reached ZooKeeper must be undone.
             self._before_move(mode)
             self._told = mode
         wanted, other = self._writable_path, self._readonly_path
@@ -144,13 +144,13 @@ class RegistrationManager:
         self.status = 0 if mode.read_only else 1
 
     def _check_cluster(self) -> list[CheckOp]:
-        """Checks that bind a transaction to the bookie's cluster. Raises ForeignClusterError."""
+        """Checks that tie a transaction to the bookie's cluster. Raises ForeignClusterError."""
         found = self._zookeeper.get_many(self._identity.paths)
         self._identity.check(found)
         return [CheckOp(path, node.version) for path, node in found.items() if node is not None]
 
     def _wait_for_others(self, path: str, deadline: float) -> None:
-        """Wait until no other session holds ``path``. The session before a restart ends by its timeout."""
+        """Wait until no other session holds ``path``. The session of a previous run ends by its timeout."""
         told = False
         while not self._stopping.is_set():
             changed = threading.Event()
@@ -187,7 +187,8 @@ class RegistrationManager:
             self.status = -1
 
     def _keep(self) -> None:
-        """Register again after each change of mode and each reconnection, since the session may be a new one."""
+        """Register again after each mode change and each reconnection, since the session may be new."""
+
         pause_s: float | None = None
         told = ""
         while True:

@@ -1,4 +1,4 @@
-"""Entries on disk: journal, write cache, entry logs, index files; :mod:`ledger_storage` is all of it as one thing.
+"""Entries on disk: journal, write cache, entry logs and index files, combined in :mod:`ledger_storage`.
 
-:class:`bookie_server.bookie.Bookie` and the collector come in here.
+:class:`bookie_server.bookie.Bookie` and the collector import from here.
 """

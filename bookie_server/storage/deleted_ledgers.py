@@ -1,7 +1,7 @@
-"""Ledgers that were fenced and then removed from this bookie, for a while.
+"""A temporary memory of ledgers that were fenced and then removed from this bookie.
 
-A writer that was fenced and does not know it must not bring a removed ledger into being again by its next add
-(compatibility.md §5.11: Apache's bookie remembers for seven days). Adds of recovery and re-replication may.
+A fenced writer that does not know of the fence must not recreate a removed ledger with its next add (compatibility.md
+§5.11: Apache's bookie remembers for seven days). Adds of recovery and re-replication may recreate it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MOST: Final = 100_000
 
 
 class DeletedLedgers:
-    """Remembers up to ``most`` ledgers, the oldest go first. In memory only, as Apache's."""
+    """Remembers up to ``most`` ledgers; the oldest are dropped first. In memory only, as in Apache's bookie."""
 
     def __init__(self, most: int = _MOST, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
@@ -23,14 +23,14 @@ class DeletedLedgers:
         self._until: dict[int, float] = {}
 
     def note(self, ledger_id: int) -> None:
-        """The ledger was fenced and is removed now."""
+        """Remember a fenced ledger that is now removed."""
         self._until.pop(ledger_id, None)
         self._until[ledger_id] = self._clock() + _KEEP_S
         while len(self._until) > self._most:
             del self._until[next(iter(self._until))]
 
     def forget(self, ledger_id: int) -> None:
-        """The ledger has come again."""
+        """Forget a ledger that was recreated."""
         self._until.pop(ledger_id, None)
 
     def __contains__(self, ledger_id: int) -> bool:

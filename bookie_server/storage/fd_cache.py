@@ -1,4 +1,4 @@
-"""Open files by id, at most so many, safe to use from several threads."""
+"""A bounded cache of open files by id, safe to use from several threads."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 
 class FdCache:
-    """Keeps up to ``limit`` descriptors open, least recently used ones are closed; never one in use. Where the system
-    has none left, one that is not in use is closed for the next.
+    """Keeps up to ``limit`` descriptors open and closes the least recently used, but never one in use. If the system
+    has no descriptor left, an unused one is closed for the new one.
 
     ``open_file`` opens the file of an id (and may raise OSError).
     """
@@ -21,7 +21,7 @@ class FdCache:
         self._open_file = open_file
         self._lock = threading.Lock()
         self._fds: dict[int, int] = {}
-        #: Users by descriptor: after a discard the same id may have another one.
+        #: Number of users by descriptor. Not by id: after a discard the id may get another descriptor.
         self._users: dict[int, int] = {}
         self._discarded: set[int] = set()
 
@@ -50,7 +50,7 @@ class FdCache:
                         os.close(fd)
 
     def discard(self, key: int) -> None:
-        """Close the descriptor of ``key``, or when its last user is through: its file goes away."""
+        """Close the descriptor of ``key``, once its last user is done: its file is being removed."""
         with self._lock:
             fd = self._fds.pop(key, -1)
             if fd < 0:
@@ -61,7 +61,7 @@ class FdCache:
                 os.close(fd)
 
     def close(self) -> None:
-        """Close all that are not in use."""
+        """Close all descriptors that are not in use."""
         with self._lock:
             for key in [key for key, fd in self._fds.items() if fd not in self._users]:
                 os.close(self._fds.pop(key))

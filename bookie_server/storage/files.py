@@ -1,10 +1,10 @@
-"""Every change that storage makes to files and directories, and whole reads and writes.
+"""Every change that storage makes to files and directories, and complete reads and writes.
 
-Storage calls nothing of ``os`` that changes a file but what is here, so that the crash harness (tests/crash) can record
-all writes and syncs by standing in for this module's ``os``.
+Storage changes files only through this module, never through ``os`` directly. So the crash harness (tests/crash) can
+record all writes and syncs by replacing this module's ``os``.
 
-A sync that failed is told apart from a write that failed: after it nobody knows what is on the disk, and a second
-sync may succeed without having written anything. :class:`SyncFailedError` therefore ends the bookie.
+A failed sync differs from a failed write: afterwards the content of the disk is unknown, and a second sync may succeed
+without having written anything. :class:`SyncFailedError` therefore stops the bookie.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from typing import Final
 Buffer = bytes | bytearray | memoryview
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
-#: Most buffers one writev takes (IOV_MAX on Linux is 1024).
+#: Maximum number of buffers in one writev (IOV_MAX on Linux is 1024).
 _MAX_BUFFERS: Final = 1000
 
 
 class SyncFailedError(OSError):
-    """A sync failed: what was written since the last one may be lost, whatever a later sync says."""
+    """A sync failed. Writes since the last sync may be lost, even if a later sync succeeds."""
 
 
 class WouldBlockError(Exception):
-    """What is to be read is not in the page cache; read it in a thread that may wait."""
+    """The data is not in the page cache. Read it in a thread that may block."""
 
 
 def create_file(path: str) -> int:
-    """A new, empty file, open for reading and writing. Raises FileExistsError, OSError."""
+    """Create an empty file, open for reading and writing. Raises FileExistsError, OSError."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
 
 def open_file(path: str) -> int:
-    """The file at ``path``, open for reading and writing. Raises OSError."""
+    """Open the file at ``path`` for reading and writing. Raises OSError."""
     return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
 
 def exists(path: str) -> bool:
-    """Whether ``path`` is there. Raises OSError where that cannot be found out: ``os.path.exists`` says no to that."""
+    """Whether ``path`` exists. Raises OSError if that is unknown, where ``os.path.exists`` would return False."""
     try:
         os.stat(path)
     except FileNotFoundError:
@@ -49,7 +49,7 @@ def exists(path: str) -> bool:
 
 
 def write_at(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-    """Write all ``buffers`` one after another from ``offset`` on; the offset after the last byte. Raises OSError."""
+    """Write all ``buffers`` consecutively from ``offset``. Return the offset after the last byte. Raises OSError."""
     for first in range(0, len(buffers), _MAX_BUFFERS):
         part: list[Buffer] = list(buffers[first : first + _MAX_BUFFERS])
         remaining = sum(len(buffer) for buffer in part)
@@ -73,7 +73,7 @@ def _skip(buffers: list[Buffer], size_bytes: int) -> list[Buffer]:
 
 
 def read_at(fd: int, size_bytes: int, offset: int) -> bytes:
-    """Up to ``size_bytes`` bytes from ``offset``; fewer only at the end of the file."""
+    """Read up to ``size_bytes`` bytes from ``offset``; fewer only at the end of the file."""
     data = os.pread(fd, size_bytes, offset)
     if len(data) == size_bytes or not data:
         return data
@@ -89,12 +89,12 @@ def read_at(fd: int, size_bytes: int, offset: int) -> bytes:
 
 
 def truncate(fd: int, size_bytes: int) -> None:
-    """Cut the file, or lengthen it with zeros. Raises OSError."""
+    """Truncate the file, or extend it with zeros. Raises OSError."""
     os.ftruncate(fd, size_bytes)
 
 
 def allocate(fd: int, offset: int, size_bytes: int) -> None:
-    """Take room on the disk for ``size_bytes`` from ``offset`` on. Raises OSError."""
+    """Allocate disk space for ``size_bytes`` from ``offset``. Raises OSError."""
     os.posix_fallocate(fd, offset, size_bytes)
 
 
@@ -104,7 +104,7 @@ def sync_data(fd: int) -> None:
 
 
 def sync_file(fd: int) -> None:
-    """The same with all that is known of the file. Raises SyncFailedError."""
+    """Make the file's content and all its metadata durable. Raises SyncFailedError."""
     _synced(os.fsync, fd)
 
 
@@ -118,7 +118,7 @@ def sync_directory(path: str) -> None:
 
 
 def sync_file_system(path: str) -> bool:
-    """Make everything written to the file system of ``path`` durable; False where the platform cannot.
+    """Make everything written to the file system of ``path`` durable. Return False if the platform cannot.
 
     Raises OSError, SyncFailedError."""
     syncfs = getattr(_LIBC, "syncfs", None)
@@ -135,15 +135,17 @@ def sync_file_system(path: str) -> bool:
 
 
 def sync_what_was_left(paths: Iterable[str]) -> None:
-    """To be called before anything below ``paths`` is read. A process that was killed left writes in the page cache
-    that nobody synced; they are read, and built upon, as if they were on the disk: an index that points into a
-    compacted log, a fence, a group of the journal. Raises OSError, SyncFailedError."""
+    """Sync what an earlier process left unsynced below ``paths``. Call this before anything there is read.
+
+    A killed process leaves unsynced writes in the page cache. The bookie would read and use them as if they were on
+    disk: an index that points into a compacted log, a fence, a group of the journal. Raises OSError, SyncFailedError.
+    """
     for path in {os.stat(path).st_dev: path for path in paths}.values():
         sync_file_system(path)
 
 
 def replace_file(path: str, content: bytes) -> None:
-    """Put ``content`` at ``path``, durably and at once: a crash leaves the old or the new, never a mixture.
+    """Replace the content of ``path`` durably and atomically: a crash leaves the old or the new content, never a mix.
 
     Raises OSError with the old content still there, SyncFailedError.
     """
@@ -159,22 +161,22 @@ def replace_file(path: str, content: bytes) -> None:
 
 
 def remove(path: str) -> None:
-    """Take the name away; durable with the directory's next sync. Raises OSError."""
+    """Remove the file; durable with the directory's next sync. Raises OSError."""
     os.remove(path)
 
 
 def rename(path: str, new_path: str) -> None:
-    """Give the file another name, in place of what has it. Raises OSError."""
+    """Rename the file, replacing a file of that name. Raises OSError."""
     os.replace(path, new_path)
 
 
 def link(path: str, new_path: str) -> None:
-    """Give the file a second name. Raises FileExistsError, OSError."""
+    """Create a hard link to the file. Raises FileExistsError, OSError."""
     os.link(path, new_path)
 
 
 def make_directory(path: str) -> None:
-    """Make ``path`` with its parents, as far as missing. Raises OSError."""
+    """Create ``path`` and its missing parents. Raises OSError."""
     os.makedirs(path, exist_ok=True)
 
 

@@ -1,10 +1,10 @@
-"""Flushes: entries that the journals hold up to a mark become durable in entry logs and index files.
+"""Flushes: entries before a mark in the journals become durable in entry logs and index files.
 
-The order makes it safe (compatibility.md §5.3): take the marks and the full half of the write cache in
-one step → write and sync entry logs, sorted by ledger → write and sync index files → write the marks to every ledger
-directory → remove journals. A half that could not be written stays in memory, where readers find it, and is
-retried with its own marks at the next flush. Until then no mark moves. Entries that no index file has room for are left
-out of the index files (entry_limit.py).
+The order makes it safe (compatibility.md §5.3): take the marks and the full half of the write cache in one step → write
+and sync entry logs, sorted by ledger → write and sync index files → write the marks to every ledger directory → remove
+journals. If a half cannot be written, it stays in memory, where readers find it, and the next flush retries it with its
+own marks. Until then no mark advances. Entries above the limit of the index files are left out of them
+(entry_limit.py).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from bookie_server.storage.write_cache import CacheHalf, SortedEntries, WriteCac
 
 _LOG: Final = logging.getLogger(__name__)
 _T = TypeVar("_T")
-#: Ledgers whose cached pages are changed in one turn of the event loop.
+#: Number of ledgers whose cached pages are updated in one turn of the event loop.
 _LEDGERS_PER_TURN: Final = 500
 
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """What one flush makes durable, and its progress."""
+    """The data that one flush makes durable, and its progress."""
 
     half: CacheHalf
     headers: dict[int, IndexHeader]
@@ -51,7 +51,7 @@ class _Batch:
 
 @dataclass(slots=True)
 class FlushCounters:
-    """Since the start. Sizes in bytes, times in seconds."""
+    """Totals since the start. Sizes in bytes, times in seconds."""
 
     flushes: int = 0
     failures: int = 0
@@ -62,9 +62,9 @@ class FlushCounters:
 
 
 class Flusher:
-    """Runs flushes, one at a time; file work is done in ``executor`` (one thread).
+    """Runs flushes one at a time; file work runs in ``executor`` (one thread).
 
-    ``durable_marks`` gives the marks behind everything that is in the write cache, one for each journal.
+    ``durable_marks`` returns the marks after everything in the write cache, one for each journal.
     ``remove_journals(marks)`` is called in the thread once the marks are durable.
     """
 
@@ -98,19 +98,19 @@ class Flusher:
         self.lock = asyncio.Lock()
         self.last_marks = list(last_marks)
         self.counters = FlushCounters()
-        #: Called in the event loop when the active half of the write cache has been taken, so that there is room.
+        #: Called in the event loop when the active half of the write cache was taken, so that there is room again.
         self.on_room: Callable[[], None] = lambda: None
-        #: Called in the event loop with each flush: seconds, bytes of entries, and whether it went well.
+        #: Called in the event loop after each flush: seconds, bytes of entries, and whether it succeeded.
         self.on_flush: Callable[[float, int, bool], None] = lambda seconds, entry_bytes, ok: None
 
     def holds(self, ledger_id: int) -> bool:
-        """Whether the ledger's header is on its way to its file."""
+        """Whether the ledger's header is being written to its file."""
         return self._batch is not None and ledger_id in self._batch.headers
 
     async def run(self) -> None:
-        """Make everything that was in the write cache, or was to be synced, durable; waits for a flush under way.
+        """Make everything durable that is in the write cache or awaits a sync. Waits for a running flush.
 
-        Raises OSError (all of it will be tried again), SyncFailedError, CorruptFileError (the bookie must stop).
+        Raises OSError (everything will be retried), SyncFailedError, CorruptFileError (the bookie must stop).
         """
         async with self.lock:
             started = time.monotonic()
@@ -128,7 +128,7 @@ class Flusher:
                 self._count(batch, started)
 
     def run_blocking(self) -> None:
-        """The same without an event loop: during and after replay."""
+        """Same as :meth:`run`, without an event loop: during and after replay."""
         for batch in self._batches():
             self._write_logs(batch)
             self._write_index(batch)
@@ -138,7 +138,7 @@ class Flusher:
             self._finish(batch.marks)
 
     def forget(self, ledger_id: int) -> None:
-        """The ledger is removed: leave it out where a flush is to be tried again. With the lock held."""
+        """Leave a removed ledger out of a flush that is to be retried. Call with the lock held."""
         batch = self._batch
         if batch is None:
             return
@@ -149,7 +149,7 @@ class Flusher:
     # --- the steps ---------------------------------------------------------------------------------
 
     def _batches(self) -> Iterator[_Batch]:
-        """First what a failed flush has left, if any; then what is in memory now."""
+        """First the rest of a failed flush, if any; then what is in memory now."""
         if self._batch is not None:
             yield self._batch
         half, headers = self._write_cache.swap(), self._descriptors.take_headers()
@@ -181,7 +181,7 @@ class Flusher:
         self._index.sync()
 
     def _leave_out(self, batch: _Batch) -> None:
-        """Leave out entries that no index file has room for, so that everything else is written."""
+        """Leave out entries above the limit of the index files, so that everything else can be written."""
         entries, limit = batch.entries, self._entry_limit.last
         assert entries is not None
         ids = entries.entry_ids
@@ -217,7 +217,7 @@ class Flusher:
             await asyncio.sleep(0)
 
     def _cache_updates(self, batch: _Batch) -> Iterator[None]:
-        """Change the index pages that are in memory; pauses every so many ledgers."""
+        """Update cached index pages; yields every ``_LEDGERS_PER_TURN`` ledgers."""
         entries = batch.entries
         assert entries is not None
         for count, (ledger_id, first, last) in enumerate(entries.ledgers, 1):
@@ -226,7 +226,7 @@ class Flusher:
                 yield
 
     def _drop(self, batch: _Batch) -> None:
-        """Drop the half: from now on the index finds its entries."""
+        """Drop the half. The index finds its entries now."""
         assert batch is self._batch
         self._batch = None
         self._write_cache.drop_flushed()

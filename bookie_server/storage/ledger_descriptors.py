@@ -1,4 +1,4 @@
-"""Ledger descriptors: what the bookie knows of each ledger, bounded, in memory. Event loop only."""
+"""Ledger descriptors: a bounded in-memory cache of the bookie's state of each ledger. Event loop only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SWEEP_SHARE: Final = 16
 
 
 class PendingGroup(Protocol):
-    """A group of the journal that is not yet durable; its callbacks are told the outcome."""
+    """A journal group that is not durable yet; its callbacks get the outcome."""
 
     done: list[Callable[[bool], None]]
 
@@ -20,11 +20,11 @@ class PendingGroup(Protocol):
 class LedgerDescriptor:
     """One ledger's state.
 
-    ``fenced`` and ``explicit_lac`` take effect at the request, and become durable with its group. ``last_entry`` and
-    ``last_add_confirmed`` count durable entries only. The latter is -1 if it is unknown; ``lac_loaded`` says whether
-    the last entry was read for it. ``deleting``: the ledger is about to be removed here, so adds and fences are refused
-    and the descriptor stays. ``group`` is the newest undecided group with records of the ledger; its entry ids lie in
-    ``pending_first`` … ``pending_last``.
+    ``fenced`` and ``explicit_lac`` take effect at the request and become durable with its group. ``last_entry`` and
+    ``last_add_confirmed`` count durable entries only. ``last_add_confirmed`` is -1 if unknown; ``lac_loaded`` says
+    whether the last entry was read to determine it. ``deleting``: the ledger is about to be removed here, so adds and
+    fences are refused and the descriptor stays. ``group`` is the newest undecided group with records of the ledger; its
+    entry ids lie in ``pending_first`` … ``pending_last``.
     """
 
     __slots__ = (
@@ -61,9 +61,9 @@ class LedgerDescriptor:
         self.fence_group: PendingGroup | None = None
         self.pending_first = 0
         self.pending_last = -1
-        #: Long polls to wake: callback → the LAC that must be exceeded. The end of the ledger wakes them, too.
+        #: Long polls to wake: callback → the LAC that must be exceeded. Fencing or removing the ledger wakes them, too.
         self.lac_watchers: dict[Callable[[], None], int] | None = None
-        #: At most the least of these LACs: nobody need be woken before the LAC exceeds it.
+        #: A lower bound of these LACs: no callback is due before the LAC exceeds it.
         self.lac_awaited = 0
 
     def __repr__(self) -> str:
@@ -86,7 +86,7 @@ class LedgerDescriptor:
         self.lac_awaited = min(self.lac_awaited, above)
 
     def tell_watchers(self) -> None:
-        """The LAC has grown: call those that waited for it."""
+        """Call the watchers whose LAC was exceeded."""
         lac = self.last_add_confirmed
         if not self.lac_watchers or lac <= self.lac_awaited:
             return
@@ -109,10 +109,10 @@ class LedgerDescriptor:
 
 
 class LedgerDescriptors:
-    """LedgerDescriptors of the ledgers used last; others are read from their index files when asked for.
+    """LedgerDescriptors of recently used ledgers; others are read from their index files on demand.
 
-    ``has_changes(ledger_id)`` says whether entries of the ledger are in memory that its file does not know: such a
-    descriptor stays, since it could not be made again from the file. ``limit`` is exceeded by those that must stay.
+    ``has_changes(ledger_id)`` says whether memory holds entries of the ledger that its file lacks. Such a descriptor
+    stays, since it cannot be restored from the file. Descriptors that must stay may exceed ``limit``.
     """
 
     def __init__(self, files: IndexFiles, limit: int, has_changes: Callable[[int], bool]) -> None:
@@ -121,9 +121,9 @@ class LedgerDescriptors:
         self._has_changes = has_changes
         self._descriptors: dict[int, LedgerDescriptor] = {}
         self._sweep_at = limit
-        #: New ledgers since headers were taken last.
+        #: New ledgers since :meth:`take_headers` was last called.
         self.unwritten = 0
-        #: Set while the journal is being replayed (see IndexFiles.read_header).
+        #: Set during replay of the journal (see IndexFiles.read_header).
         self.replaying = False
 
     def __iter__(self) -> Iterator[LedgerDescriptor]:
@@ -145,13 +145,13 @@ class LedgerDescriptors:
         return descriptor
 
     def create(self, ledger_id: int, master_key: bytes) -> LedgerDescriptor:
-        """A new ledger. It becomes a file at the next checkpoint."""
+        """Create a new ledger. The next checkpoint writes its file."""
         descriptor = LedgerDescriptor(ledger_id, master_key)
         descriptor.header_dirty = True
         descriptor.lac_loaded = True
         self.unwritten += 1
         if self.replaying:
-            # A power cut may have taken the header of a file and left its entries.
+            # A power failure may have lost the header of a file but kept its entries.
             descriptor.last_entry = self._files.last_entry(ledger_id)
             descriptor.lac_loaded = descriptor.last_entry < 0
         self._put(descriptor)
@@ -173,7 +173,7 @@ class LedgerDescriptors:
         self._descriptors.pop(ledger_id, None)
 
     def take_headers(self) -> dict[int, IndexHeader]:
-        """The headers to write to index files, by ledger, ascending. From now on they count as written."""
+        """The headers to write to index files, by ledger, ascending. They count as written from now on."""
         dirty = sorted(descriptor.ledger_id for descriptor in self._descriptors.values() if descriptor.header_dirty)
         self.unwritten = 0
         headers = {}
@@ -184,7 +184,7 @@ class LedgerDescriptors:
         return headers
 
     def give_back_headers(self, ledger_ids: Iterable[int]) -> None:
-        """The headers of these ledgers were not written after all."""
+        """Note that the headers of these ledgers were not written."""
         for ledger_id in ledger_ids:
             descriptor = self._descriptors.get(ledger_id)
             if descriptor is not None:
@@ -207,5 +207,5 @@ class LedgerDescriptors:
                     break
         for ledger_id in idle:
             del self._descriptors[ledger_id]
-        # If only few could go, another sweep at each new ledger would cost too much.
+        # If few descriptors could be dropped, a sweep at every new ledger would cost too much.
         self._sweep_at = max(self._limit, len(self._descriptors) + share)

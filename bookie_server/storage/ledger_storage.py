@@ -1,8 +1,8 @@
-"""The storage of a bookie as one thing: journals, write cache, entry logs, indexes, flushes, and replay at start.
+"""The complete storage of a bookie: journals, write cache, entry logs, indexes, flushes, and replay at start.
 
-Everything is called in the event loop unless it says otherwise. An append goes: pending group of the ledger's
-journal → the journal's thread writes and syncs it → back in the loop its entries go into the write cache and the
-``done`` callbacks run. So what can be looked up is durable. Flushes (flush.py) take the write cache to the disk.
+Everything is called in the event loop unless stated otherwise. The path of an append: pending group of the ledger's
+journal → the journal's thread writes and syncs it → back in the loop, its entries go into the write cache and the
+``done`` callbacks run. So only durable entries can be looked up. Flushes (flush.py) write the write cache to disk.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from bookie_server.storage.records import LENGTH_BYTES, MAX_ENTRY_ID, LedgerPart
 from bookie_server.storage.write_cache import WriteCache
 
 _LOG: Final = logging.getLogger(__name__)
-#: New ledgers without index files: more make each flush long, and each takes memory.
+#: New ledgers without index files. More would make each flush long, and each takes memory.
 _MOST_UNWRITTEN: Final = 2048
 
 
@@ -58,13 +58,13 @@ class LedgerStorage:
     journal_directories
         Directories of journals (``current`` ones), one journal each.
     on_failure
-        Called once, in the loop, when data may be lost: nothing more is accepted, and the process should end.
+        Called once, in the loop, when data may be lost. Nothing more is accepted, and the process should end.
     on_trouble
-        Called with a source ("journal", "storage") and why writing fails for now; with None when it works again.
+        Called with a source ("journal", "storage") and the reason when writing fails; with None when it works again.
     on_group
-        Called with the number of a journal and the figures of each group that was written.
+        Called for each written group, with the number of its journal and its figures.
     find_last_entry
-        Finds the highest entry id that all index files have room for. Blocking.
+        Returns the highest entry id that all index files have room for. Blocking.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class LedgerStorage:
     # --- life --------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to take appends. Call in the running event loop."""
+        """Start accepting appends. Call in the running event loop."""
         loop = asyncio.get_running_loop()
         self._started = True
         self.journals.start(loop, self._group_through)
@@ -141,9 +141,9 @@ class LedgerStorage:
             self._on_trouble("storage", self._trouble)
 
     async def close(self) -> None:
-        """Write what is pending, flush, and close the files. No append may come after.
+        """Write what is pending, flush, and close the files. No append may follow.
 
-        Raises OSError where the last flush failed: the journals keep what is missing for the next start.
+        Raises OSError if the last flush failed: the journals keep the rest for the next start.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -177,13 +177,13 @@ class LedgerStorage:
 
     @property
     def last_marks(self) -> list[LogMark]:
-        """How far each journal is needed no more."""
+        """The position before which each journal is no longer needed."""
         return list(self.flusher.last_marks)
 
     async def checkpoint(self) -> None:
-        """Make everything acknowledged so far durable outside the journals, and move the marks.
+        """Make everything acknowledged so far durable outside the journals, and advance the marks.
 
-        Raises OSError where it cannot be written now; it stays in memory and in the journals. Any other error ends the
+        Raises OSError if it cannot be written now; it stays in memory and in the journals. Any other error stops the
         bookie.
         """
         try:
@@ -200,25 +200,25 @@ class LedgerStorage:
 
     @property
     def outstanding_bytes(self) -> int:
-        """Bytes accepted and not durable yet, and those by which the write cache is too large."""
+        """Bytes accepted but not durable yet, plus the bytes by which the write cache exceeds its limit."""
         return self.journals.outstanding_bytes + self.write_cache.excess_bytes
 
     @property
     def is_stuck(self) -> bool:
-        """Whether memory is full and cannot be written to the disk: no more entries can be taken."""
+        """Whether memory is full and cannot be written to disk: no more entries can be accepted."""
         return self._trouble is not None and self.write_cache.is_full
 
     @property
     def new_ledgers_wait(self) -> bool:
-        """Whether so many new ledgers wait for their index files that a flush was asked for. Where flushes fail nothing
-        should wait for one."""
+        """Whether so many new ledgers lack index files that a flush was requested. False while flushes fail: then
+        nothing should wait for one."""
         if self.descriptors.unwritten < _MOST_UNWRITTEN or self._trouble is not None:
             return False
         self._flush_wanted.set()
         return True
 
     def append(self, records: Records, parts: list[tuple[LedgerDescriptor, LedgerPart]], done: DoneCallback) -> None:
-        """Store ``records``; ``parts`` says which of them belong to which ledger. ``done(ok)`` once it is decided."""
+        """Store ``records``; ``parts`` maps them to ledgers. ``done(ok)`` is called once the append is decided."""
         if len(self.journals) > 1:
             parts_of: dict[int, list[tuple[LedgerDescriptor, LedgerPart]]] = {}
             for descriptor, part in parts:
@@ -265,8 +265,8 @@ class LedgerStorage:
     def append_journal(
         self, descriptor: LedgerDescriptor, record: bytes, done: DoneCallback, undo: Callable[[], None] | None = None
     ) -> Group:
-        """Journal a fence or explicit LAC record of a ledger; ``done(ok)`` once it is decided. ``undo()`` before that
-        if it failed."""
+        """Journal a fence or explicit LAC record of a ledger. ``done(ok)`` is called once it is decided; if it failed,
+        ``undo()`` is called first."""
 
         def fill(group: Group) -> None:
             group.add_key(descriptor)
@@ -278,19 +278,19 @@ class LedgerStorage:
         return self.journals.add(descriptor.ledger_id, fill)
 
     def barrier(self, done: DoneCallback, ledger_id: int | None = None) -> None:
-        """``done(ok)`` once everything appended before (to the ledger's journal, if one is given) is decided; at once
-        where nothing is outstanding."""
+        """Call ``done(ok)`` once everything appended before (to the ledger's journal, if one is given) is decided; at
+        once if nothing is outstanding."""
         if not self.journals.barrier(done, ledger_id):
             done(not self._failed)
 
     def replay(self, records: Records, parts: list[tuple[LedgerDescriptor, LedgerPart]]) -> None:
-        """Store records read from a journal, without journaling them again. Blocking; before :meth:`start`."""
+        """Store records from a journal without journaling them again. Blocking; before :meth:`start`."""
         self._apply(Append(records, parts))
         if self.write_cache.is_full and self._trouble is None:
             self._flush_at_start()
 
     def _flush_at_start(self) -> None:
-        """What does not find room stays in memory: no more was ever accepted than goes there."""
+        """Flush during start. Entries that cannot be written stay in memory: all entries ever accepted fit there."""
         try:
             self.flusher.run_blocking()
             self._trouble = None
@@ -303,8 +303,8 @@ class LedgerStorage:
     # --- looking up --------------------------------------------------------------------------------
 
     def locate(self, ledger_id: int, entry_ids: Int64s, *, may_wait: bool = False) -> Int64s:
-        """Where the entries are: in an entry log (> 0), in memory (< 0, see locations.py), absent (0). Entry ids must
-        not be negative. Raises OSError; ColdPageError only with ``may_wait=False``."""
+        """Locations of the entries: in an entry log (> 0), in memory (< 0, see locations.py), absent (0). Entry ids
+        must not be negative. Raises OSError; ColdPageError only with ``may_wait=False``."""
         halves = [(0, self.write_cache.active)]
         if self.write_cache.flushing is not None:
             halves.append((1, self.write_cache.flushing))
@@ -336,7 +336,7 @@ class LedgerStorage:
         """Ids of all entries of the ledger, ascending. Raises OSError."""
         if self.entry_limit.lacks_some(ledger_id):
             raise OSError(errno.EFBIG, f"the index of ledger {ledger_id} has no room for all of its entries")
-        # Memory first: what leaves it while the file is read may come to a place that was read already.
+        # Memory first: an entry that leaves it while the file is read may be written to a part that was read already.
         parts = [self.write_cache.active.entry_ids(ledger_id)]
         if self.write_cache.flushing is not None:
             parts.append(self.write_cache.flushing.entry_ids(ledger_id))
@@ -379,19 +379,19 @@ class LedgerStorage:
         return ledger_id in self.write_cache or self.flusher.holds(ledger_id)
 
     def fail(self, error: Exception) -> None:
-        """What was written may be lost: nothing is flushed any more."""
+        """Stop all flushing: written data may be lost."""
         if not self._failed:
             self._failed = True
             self._on_failure(error)
 
     def _note_trouble(self, reason: str | None) -> None:
-        """Tell of a trouble when it comes, with what was its cause, and when it goes."""
+        """Report a problem with its cause when it appears, and report when it ends."""
         if (reason is None) != (self._trouble is None):
             self._trouble = reason
             self._on_trouble("storage", reason)
 
     async def _flush_regularly(self) -> None:
-        """Flush when the write cache is full, and every so often. After a failure only every so often."""
+        """Flush when the write cache is full and at the flush interval. After a failure, only at the interval."""
         while not self._failed:
             await _wait(self._flush_wanted, self._config.flush_interval_ms)
             if self._stop.is_set():

@@ -1,4 +1,4 @@
-"""Where an entry is, as one number: > 0 in an entry log (entry_log.py), < 0 in the write cache, 0 nowhere.
+"""The location of an entry as one number: > 0 in an entry log (entry_log.py), < 0 in the write cache, 0 absent.
 
 In memory: ``-1 - (half << 60 | position)``, half 0 for the active, 1 for the flushing one.
 """
@@ -22,7 +22,7 @@ def in_memory(half: int, positions: Int64s) -> Int64s:
 
 
 def half_and_positions(locations: Int64s) -> tuple[int, Int64s]:
-    """The half of the first of these locations in memory, and the positions of all that follow it in the same half."""
+    """The half of the first in-memory location, and the positions of all consecutive locations in the same half."""
     values = -1 - locations
     halves = values >> _HALF_SHIFT
     others = np.flatnonzero(halves != halves[0])

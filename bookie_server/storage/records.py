@@ -1,8 +1,8 @@
-"""Records as journal and entry log hold them: ``i32 length`` and that many bytes, one after the other.
+"""Records as journals and entry logs hold them: ``i32 length`` and that many bytes, consecutively.
 
-A data record's bytes are a stored entry (bk_spark/protocol/entries/entry.py), so its first 24 bytes are
-ledger id, entry id and last add confirmed. :class:`Records` is the unit in which storage works:
-many entries in one buffer, with their ids in arrays, so that nothing costs Python time per entry.
+A data record's bytes are a stored entry (bk_spark/protocol/entries/entry.py), so its first 24 bytes are ledger id,
+entry id and last add confirmed. Storage works in units of :class:`Records`: many entries in one buffer, with their ids
+in arrays, so that no Python time is spent per entry.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy.typing as npt
 from bk_spark.protocol.arrays import Bytes, Int64s
 
 LENGTH_BYTES: Final = 4
-#: A record holds at least ledger id and entry id.
+#: A record holds at least a ledger id and an entry id.
 MIN_RECORD_BYTES: Final = 16
-#: No record is longer; guards allocations against garbage lengths. Frames are far smaller (codes.py).
+#: No record is longer. Guards allocations against garbage lengths. Frames are far smaller (codes.py).
 MAX_RECORD_BYTES: Final = 128 * 1024 * 1024
-#: Entry ids are bounded because slot ``id`` of an index file lies at ``1024 + 8 * id``, and ext4 ends at 16 TiB.
+#: Entry ids are limited because slot ``id`` of an index file lies at ``1024 + 8 * id``, and ext4 ends at 16 TiB.
 MAX_ENTRY_ID: Final = (1 << 40) - 1
 
 
@@ -29,8 +29,8 @@ _ALL: Final = slice(None)
 
 @dataclass(slots=True)
 class LedgerPart:
-    """What of some records belongs to one ledger: ``which`` of them, and what is needed of them in numbers, so that
-    a run over many ledgers costs little for each."""
+    """The part of some records that belongs to one ledger: their positions, and the needed figures as plain numbers, so
+    that a run over many ledgers costs little for each."""
 
     ledger_id: int
     which: Int64s | slice
@@ -72,7 +72,7 @@ class Records:
         )
 
     def by_ledger(self) -> list[LedgerPart]:
-        """The parts that belong to one ledger each; the order within a ledger is kept."""
+        """Split by ledger; the order within a ledger is kept."""
         ledger_ids, entry_ids, lacs = self.ledger_ids, self.entry_ids, self.last_adds_confirmed
         count = len(ledger_ids)
         first = int(ledger_ids[0])
@@ -100,7 +100,7 @@ class Records:
 
 
 def group_by_ledger(ledger_ids: Int64s) -> list[tuple[int, Int64s | slice]]:
-    """(ledger id, where it is) of each ledger in ``ledger_ids``, positions ascending."""
+    """(ledger id, its positions) for each ledger in ``ledger_ids``, positions ascending."""
     first = int(ledger_ids[0])
     if len(ledger_ids) == 1 or bool((ledger_ids == first).all()):
         return [(first, _ALL)]
@@ -110,7 +110,7 @@ def group_by_ledger(ledger_ids: Int64s) -> list[tuple[int, Int64s | slice]]:
 
 
 def _sort_by_ledger(ledger_ids: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """An order that brings each ledger's positions together, and where each ledger starts and ends in it."""
+    """An order that groups each ledger's positions, and where each ledger starts and ends in it."""
     order = np.argsort(ledger_ids, kind="stable")
     sorted_ids = ledger_ids[order]
     cuts = np.flatnonzero(sorted_ids[1:] != sorted_ids[:-1]) + 1
@@ -118,21 +118,21 @@ def _sort_by_ledger(ledger_ids: Int64s) -> tuple[Int64s, Int64s, Int64s]:
 
 
 def gather_int64(data: Bytes, starts: Int64s, count: int) -> Int64s:
-    """``count`` big-endian i64 from each of ``starts``; shape (starts, count). All must lie within ``data``."""
+    """Read ``count`` big-endian i64 at each of ``starts``; shape (starts, count). All must lie within ``data``."""
     values: Int64s = gather(data, starts, 8 * count).view(">i8").reshape(-1, count).astype(np.int64)
     return values
 
 
 def gather_int32(data: Bytes, starts: Int64s) -> Int64s:
-    """One big-endian i32 from each of ``starts``, widened."""
+    """Read one big-endian i32 at each of ``starts``, widened."""
     values: Int64s = gather(data, starts, 4).view(">i4").astype(np.int64)
     return values
 
 
 def gather(data: Bytes, starts: Int64s, size_bytes: int) -> npt.NDArray[np.void]:
-    """``size_bytes`` bytes from each of ``starts``, one after another. All must lie within ``data``, which has no gaps.
+    """Copy ``size_bytes`` bytes from each of ``starts``, consecutively. All must lie within ``data``, without gaps.
 
-    As items of a type of that size, one at every byte: far cheaper than an index for every byte.
+    Views ``data`` as overlapping items of that size, one at every byte: far cheaper than an index for every byte.
     """
     count = max(len(data) - size_bytes + 1, 0)
     items: npt.NDArray[np.void] = np.ndarray((count,), f"V{size_bytes}", data.data, strides=(1,))

@@ -1,4 +1,4 @@
-"""Waiting in the event loop for what a thread does."""
+"""Awaiting work in a thread from the event loop."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _T = TypeVar("_T")
 async def in_thread(executor: Executor, function: Callable[..., _T], *arguments: object) -> _T:
     """Call ``function`` in a thread of ``executor``.
 
-    A caller that is cancelled waits for the end of the call: a lock that it holds covers all of it, and a sync that
-    failed does not go unnoticed. That error then takes the place of the cancellation.
+    A cancelled caller waits until the call ends, so that a lock it holds covers the whole call and a failed sync does
+    not go unnoticed. That error then replaces the cancellation.
     """
     call = asyncio.get_running_loop().run_in_executor(executor, function, *arguments)
     cancellation: asyncio.CancelledError | None = None

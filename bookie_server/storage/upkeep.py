@@ -1,6 +1,6 @@
-"""What garbage collection does to the storage: it removes ledgers, moves entries and removes entry logs.
+"""The operations of garbage collection on the storage: remove ledgers, move entries, remove entry logs.
 
-Methods are called in the event loop unless they say otherwise. File work runs in the flush thread under the flusher's
+Methods are called in the event loop unless stated otherwise. File work runs in the flush thread under the flusher's
 lock, so it never overlaps a flush.
 """
 
@@ -40,7 +40,7 @@ class _Marked:
 
 
 class Upkeep:
-    """The interface of ``storage`` to garbage collection (CollectedStorage)."""
+    """What ``storage`` offers to garbage collection (CollectedStorage)."""
 
     def __init__(self, storage: LedgerStorage) -> None:
         self._storage = storage
@@ -50,33 +50,33 @@ class Upkeep:
     # --- ledgers -----------------------------------------------------------------------------------
 
     async def local_ledgers(self) -> Int64s:
-        """All ledgers that are here, ascending. Raises OSError where a directory cannot be listed: never a part."""
-        # One without a file at the beginning may get it while files are listed, and leave memory before the end.
+        """All ledgers on this bookie, ascending. Raises OSError if one directory cannot be listed."""
+        # While files are listed, a ledger without a file may get one and leave memory. So memory is read before, too.
         before = self._ledgers_in_memory()
         in_files = await asyncio.get_running_loop().run_in_executor(None, self._storage.index.ledger_ids)
         return np.unique(np.concatenate((before, in_files, self._ledgers_in_memory())))
 
     def mark_ledger(self, ledger_id: int) -> bool:
-        """Take nothing more of the ledger until it is removed or unmarked; False where it is not here. Raises OSError.
+        """Refuse changes to the ledger until it is removed or unmarked. Return False if it is not here. Raises OSError.
 
-        Adds and fences of it get an I/O error, reads are served.
+        Its adds and fences get an I/O error; reads are served.
         """
         storage = self._storage
         readable = True
         try:
             descriptor = storage.descriptors.get(ledger_id)
         except CorruptFileError:
-            descriptor, readable = storage.descriptors.reserve(ledger_id), False  # the file goes nevertheless
+            descriptor, readable = storage.descriptors.reserve(ledger_id), False  # the file is removed anyway
         if descriptor is None:
             if storage.index.path(ledger_id) is None:
                 return False
-            descriptor, readable = storage.descriptors.reserve(ledger_id), False  # a file that holds nothing
+            descriptor, readable = storage.descriptors.reserve(ledger_id), False  # an empty file
         descriptor.deleting = True
         self._marked[ledger_id] = _Marked(descriptor, readable, descriptor.last_entry if readable else MAX_ENTRY_ID)
         return True
 
     def unmark_ledger(self, ledger_id: int) -> None:
-        """A ledger that was marked serves again. One that was removed is none."""
+        """Let a marked ledger serve again. Does nothing for a removed one."""
         marked = self._marked.pop(ledger_id, None)
         if marked is not None:
             marked.descriptor.deleting = False
@@ -84,7 +84,7 @@ class Upkeep:
                 self._storage.descriptors.drop(ledger_id)
 
     async def remove_ledger(self, ledger_id: int) -> None:
-        """Remove a marked ledger from this bookie; its entries' bytes go when their logs do. Raises OSError.
+        """Remove a marked ledger from this bookie. Its entries' bytes are freed with their logs. Raises OSError.
 
         If the ledger was fenced, or may have been, its writer is refused for days.
         """
@@ -98,7 +98,7 @@ class Upkeep:
         _wake_watchers(descriptor)
 
     async def settle(self) -> None:
-        """Wait until all that was taken before is decided."""
+        """Wait until everything accepted before is decided."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._storage.barrier(lambda _: None if done.done() else done.set_result(None))
         await done
@@ -108,7 +108,7 @@ class Upkeep:
         await self._sync_index()
 
     def index_path(self, ledger_id: int) -> str | None:
-        """The ledger's index file; None where it has none. Any thread."""
+        """Path of the ledger's index file; None if it has none. Any thread."""
         return self._storage.index.path(ledger_id)
 
     async def _remove(self, ledger_id: int, last_entry_id: int) -> None:
@@ -131,12 +131,12 @@ class Upkeep:
     # --- entries -----------------------------------------------------------------------------------
 
     async def locations_of(self, ledger_id: int, entry_ids: Int64s) -> Int64s:
-        """Locations in entry logs, as the index has them; 0 where absent. Ids ascending. Raises OSError."""
+        """Locations in entry logs according to the index, 0 if absent. Ids ascending. Raises OSError."""
         return await self._in_thread(self._storage.index.read_slots, ledger_id, entry_ids)
 
     async def replace_locations(self, ledger_id: int, entry_ids: Int64s, old: Int64s, new: Int64s) -> int:
-        """Point the index at ``new`` for those entries (ids ascending) that it has at ``old``; how many. Durable with
-        :meth:`sync_index`. Raises OSError."""
+        """Point the index to ``new`` for the entries (ids ascending) that it has at ``old``. Return how many changed.
+        Durable after :meth:`sync_index`. Raises OSError."""
         if not len(entry_ids):
             return 0
         async with self._storage.flusher.lock:
@@ -146,7 +146,7 @@ class Upkeep:
         return len(which)
 
     def replace_locations_now(self, ledger_id: int, entry_ids: Int64s, old: Int64s, new: Int64s) -> Int64s:
-        """The same in the calling thread, before the bookie serves; which were replaced."""
+        """Same as :meth:`replace_locations`, in the calling thread, before the bookie serves. Return which changed."""
         index = self._storage.index
         which = np.flatnonzero(index.read_slots(ledger_id, entry_ids) == old)
         if len(which):
@@ -154,22 +154,22 @@ class Upkeep:
         return which
 
     async def flush(self) -> None:
-        """Make everything that is in memory durable and let the marks pass it. Raises OSError, SyncFailedError."""
+        """Make everything in memory durable and advance the marks past it. Raises OSError, SyncFailedError."""
         await self._storage.checkpoint()
 
     async def sync_index(self) -> None:
-        """Make what the index files say durable. Nothing is flushed: on a full disk that may be impossible until
+        """Make the changes to index files durable. Flushes nothing: on a full disk a flush may be impossible until
         collection has made room. Raises OSError, SyncFailedError."""
         await self._sync_index()
 
     # --- entry logs --------------------------------------------------------------------------------
 
     def allocate_entry_log_id(self) -> int:
-        """An id for a new entry log. Any thread; blocks. Raises CorruptFileError, SyncFailedError."""
+        """Take an id for a new entry log. Any thread; blocks. Raises CorruptFileError, SyncFailedError."""
         return self._storage.entry_log_ids.allocate()
 
     def entry_logs_being_written(self) -> set[int]:
-        """Logs that are written to, or hold entries that the index does not know yet."""
+        """Logs that are being written, or hold entries that are not yet in the index."""
         writer = self._storage.entry_log_writer
         return writer.unfinished | {writer.entry_log_id}
 
@@ -181,7 +181,7 @@ class Upkeep:
         )
 
     def entry_log_path(self, entry_log_id: int) -> str:
-        """Where an entry log is. Raises FileNotFoundError."""
+        """Path of an entry log. Raises FileNotFoundError."""
         return self._storage.reader.path(entry_log_id)
 
     async def remove_entry_log(self, entry_log_id: int) -> None:

@@ -1,11 +1,11 @@
-"""Entries that are durable in the journal and not yet in an entry log, in memory.
+"""In-memory entries that are durable in the journal but not yet in an entry log.
 
 The cache has two halves. Entries are added to the *active* half. A flush takes it as the *flushing* half, writes it to
-entry logs sorted by ledger, and drops it once the index points there. Lookups go through the active half, the flushing
-half and the index (ledger_storage.py), so the newest copy of an entry wins.
+entry logs sorted by ledger, and drops it once the index points there. Lookups try the active half, then the flushing
+half, then the index (ledger_storage.py), so the newest copy of an entry wins.
 
-A half keeps bytes in *extents*, arrays that are only ever appended to, so entries can be sent without a copy.
-A position is ``extent << 32 | offset of the stored entry``, whose 4-byte size lies before it, as in an entry log.
+A half keeps bytes in *extents*, which are append-only arrays, so entries can be sent without a copy. A position is
+``extent << 32 | offset of the stored entry``. As in an entry log, the 4-byte size precedes the stored entry.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _EXTENT_BITS: Final = 32
 _EXTENT_MASK: Final = (1 << _EXTENT_BITS) - 1
 #: Large enough for huge pages: page faults of small pages cost more than the copy.
 _EXTENT_BYTES: Final = 4 * 1024 * 1024
-#: Larger ones are kept as they came, without a copy.
+#: Larger data is kept as received, without a copy.
 _COPY_BELOW_BYTES: Final = 1024 * 1024
-#: Buffers of one size up to this are joined for a flush: a copy is cheaper than an object for each.
+#: Equal-sized buffers up to this size are joined for a flush: a copy is cheaper than one object for each.
 _GATHER_UP_TO_BYTES: Final = 4 * 1024
 _SPANS_AT_ONCE: Final = 2048
-#: About what Python needs for a ledger.
+#: Approximate Python overhead per ledger.
 _LEDGER_OVERHEAD_BYTES: Final = 400
 
 
 @dataclass(frozen=True, slots=True)
 class SortedEntries:
-    """Entries by ledger and entry id: where each stored entry begins (a position) and its size, without its length
-    field. ``ledgers`` says which ledger's entries lie where in the arrays."""
+    """Entries by ledger and entry id: the position of each stored entry and its size, without its length field.
+    ``ledgers`` says which part of the arrays belongs to which ledger."""
 
     ledgers: list[tuple[int, int, int]]
     entry_ids: Int64s
@@ -46,17 +46,17 @@ class SortedEntries:
 
 
 class CacheHalf:
-    """One half. Filled in the event loop; read by the flush thread, too, once it is not active any more."""
+    """One half. Filled in the event loop; once it is no longer active, the flush thread reads it too."""
 
     def __init__(self) -> None:
         self._extents: list[Bytes] = []
         self._room_in: int = -1
         self._room_at = 0
         self._ledgers: dict[int, dict[int, IndexPage]] = {}
-        #: Memory taken, about; and bytes of entries with their sizes.
+        #: Approximate memory used; and bytes of entries with their sizes.
         self.size_bytes = 0
         self.data_bytes = 0
-        #: Entries put here, one that was repeated as often as it came.
+        #: Entries put here; a repeated one counts each time.
         self.entry_count = 0
 
     def __contains__(self, ledger_id: int) -> bool:
@@ -67,7 +67,7 @@ class CacheHalf:
         return len(self._ledgers)
 
     def store(self, data: memoryview) -> int:
-        """Keep ``data``, records without gaps; the position of its first byte."""
+        """Keep ``data``, records without gaps. Return the position of its first byte."""
         size = len(data)
         self.data_bytes += size
         self.size_bytes += size
@@ -83,25 +83,25 @@ class CacheHalf:
         return self._room_in << _EXTENT_BITS | at
 
     def put_one(self, ledger_id: int, entry_id: int, position: int) -> None:
-        """Say where an entry is; one put before is replaced."""
+        """Set the position of an entry, replacing an earlier one."""
         slot = entry_id & PAGE_MASK
         self.entry_count += 1
         self._page(ledger_id, entry_id >> PAGE_SHIFT, slot + 1).set_one(slot, position + 1)
 
     def put(self, ledger_id: int, entry_ids: Int64s, positions: Int64s) -> None:
-        """The same for many entries of a ledger."""
+        """Set the positions of many entries of a ledger, replacing earlier ones."""
         self.entry_count += len(entry_ids)
         set_locations(lambda number, slots: self._page(ledger_id, number, slots), entry_ids, positions + 1)
 
     def get_one(self, ledger_id: int, entry_id: int) -> int:
-        """The position of an entry, -1 where it is not here."""
+        """The position of an entry, -1 if it is not here."""
         pages = self._ledgers.get(ledger_id)
         page = pages.get(entry_id >> PAGE_SHIFT) if pages is not None else None
         return -1 if page is None else page.get_one(entry_id & PAGE_MASK) - 1
 
     def get(self, ledger_id: int, entry_ids: Int64s) -> Int64s | None:
-        """Positions of the entries, -1 for one that is not here; None where none of the ledger is. Entry ids must
-        not be negative."""
+        """Positions of the entries, -1 for an entry that is not here; None if the ledger has no entries here. Entry ids
+        must not be negative."""
         pages = self._ledgers.get(ledger_id)
         if pages is None:
             return None
@@ -119,7 +119,7 @@ class CacheHalf:
         return result
 
     def fetch(self, positions: Int64s, limit_bytes: int) -> StoredEntries:
-        """The entries at the first of ``positions``: at least one, as many as lie in one extent and come to about
+        """The entries at the first of ``positions``: at least one, and as many as lie in one extent and total about
         ``limit_bytes``. Nothing is copied."""
         extents = positions >> _EXTENT_BITS
         others = np.flatnonzero(extents != extents[0])
@@ -143,7 +143,7 @@ class CacheHalf:
         return np.concatenate(ids) if ids else np.empty(0, np.int64)
 
     def drop(self, ledger_id: int) -> None:
-        """Forget a ledger's entries; their bytes go with the half. Not while a flush reads this half."""
+        """Forget a ledger's entries; their bytes are freed with the half. Not while a flush reads this half."""
         for page in self._ledgers.pop(ledger_id, {}).values():
             self.size_bytes -= page.size_bytes
 
@@ -167,7 +167,7 @@ class CacheHalf:
         return SortedEntries(ledgers, np.concatenate(ids), where, self._sizes(where))
 
     def spans(self, positions: Int64s, sizes: Int64s) -> Iterator[list[memoryview]]:
-        """The bytes of the entries with their sizes, in order, as few buffers as is cheap; some at a time."""
+        """The bytes of the entries with their sizes, in order, in as few buffers as is cheap, in parts."""
         breaks = np.flatnonzero(positions[1:] != positions[:-1] + (sizes[:-1] + LENGTH_BYTES)) + 1
         firsts = positions[np.concatenate(([0], breaks))] - LENGTH_BYTES
         lasts = np.append(breaks, len(positions)) - 1
@@ -217,8 +217,8 @@ class CacheHalf:
 
 
 class WriteCache:
-    """The two halves. ``limit_bytes`` is the limit of one half. While the other half is written, the active one may
-    exceed it by what was accepted before. Event loop only."""
+    """The two halves. ``limit_bytes`` is the limit of one half. While the other half is being written, entries accepted
+    earlier may take the active half above its limit. Event loop only."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -230,12 +230,12 @@ class WriteCache:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to flush."""
+        """Whether a flush is due."""
         return self.active.size_bytes >= self.limit_bytes
 
     @property
     def excess_bytes(self) -> int:
-        """Bytes of the active half above the limit."""
+        """Bytes by which the active half exceeds the limit."""
         return max(0, self.active.size_bytes - self.limit_bytes)
 
     def swap(self) -> CacheHalf:
@@ -246,17 +246,17 @@ class WriteCache:
         return self.flushing
 
     def drop_flushed(self) -> None:
-        """Drop the flushing half, which is in entry logs and index files now."""
+        """Drop the flushing half, which is now in entry logs and index files."""
         self.flushing = None
 
     def drop(self, ledger_id: int) -> None:
-        """Forget a ledger. Not while a flush is under way."""
+        """Forget a ledger. Not while a flush is running."""
         self.active.drop(ledger_id)
         if self.flushing is not None:
             self.flushing.drop(ledger_id)
 
 
 def _equal(values: Int64s) -> list[Int64s]:
-    """Where each of the values is, ascending."""
+    """Groups of positions with equal values, each ascending."""
     order = np.argsort(values, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(values[order])) + 1)
