@@ -1,7 +1,7 @@
-"""Found by Spark through its name: makes ``format("bookkeeper")`` known without a register() call.
+"""Makes ``format("bookkeeper")`` available without a register() call.
 
-Spark imports every module named ``pyspark_*`` on the path and takes its ``DefaultSource``. A module that cannot be
-imported is passed over in silence; so a PySpark that is too old gets a source that says so when it is used.
+Spark imports every module named ``pyspark_*`` on the path and registers its ``DefaultSource``. It silently skips a
+module that cannot be imported. A PySpark that is too old therefore gets a source that reports this when used.
 """
 
 from typing import Any, NoReturn
@@ -15,7 +15,7 @@ _UNFIT = unfit(pyspark.__version__)
 
 
 class _RefusingSource(DataSource):
-    """Stands where the data source does not work."""
+    """Replaces the data source where it is unsupported."""
 
     def __init__(self, options: Any) -> NoReturn:
         raise ImportError(_UNFIT)

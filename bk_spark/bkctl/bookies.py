@@ -1,4 +1,4 @@
-"""``bkctl bookies``: every bookie of the cluster, its state, rack and disks."""
+"""``bkctl bookies``: lists the cluster's bookies with state, rack and disks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_commands(groups: Any) -> None:
 
 def _bookies(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     registered = {bookie.bookie_id: bookie for bookie in client.bookies()}
-    # A bookie leaves its cookie when it starts first, and keeps it while it is down.
+    # A bookie creates its cookie on its first start. The cookie remains while the bookie is down.
     known = {*registered, *(client.zookeeper.children(f"{client.root}/cookies") or ())}
     disks = client.disk_space()
     racks = _racks(client, options.rack_znode, known, registered)

@@ -1,4 +1,4 @@
-"""The command line as a whole: how a command is run, and how it ends."""
+"""Entry point of the command line: runs a command and returns its exit status."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bk_spark.protocol.errors import BookKeeperError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; its :class:`ExitStatus`. Errors are one line on stderr."""
+    """Run one command and return its :class:`ExitStatus`. Errors are one line on stderr."""
     parser = make_parser()
     options = parser.parse_args(arguments)
     status: ExitStatus
@@ -33,6 +33,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return ExitStatus.INTERRUPTED
     except BrokenPipeError:
-        # The reader (head, less) has seen enough; the interpreter would complain about what it could not flush.
+        # The reader (head, less) has quit. Without this the interpreter would complain that it cannot flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitStatus.OK

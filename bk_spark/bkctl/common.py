@@ -1,4 +1,4 @@
-"""What all commands share: how they end, what arguments mean, how results are printed."""
+"""Shared by all commands: exit statuses, types of arguments, printing of results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ExitStatus(enum.IntEnum):
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Reports an error in the command line in one line."""
+    """Reports an invalid command line in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(ExitStatus.WRONG_COMMAND_LINE, f"{self.prog}: {message} (see {self.prog} --help)\n")
@@ -43,7 +43,7 @@ Run = Callable[[BlockingClient, argparse.Namespace], ExitStatus]
 
 
 def argument(kind: Kind) -> Callable[[str], Any]:
-    """A kind of setting as the type of an argument."""
+    """Make an argument type from a kind of setting."""
 
     def parsed(value: str) -> Any:
         try:
@@ -55,14 +55,14 @@ def argument(kind: Kind) -> Callable[[str], Any]:
 
 
 def offset(value: str) -> int:
-    """A log offset or an entry id."""
+    """Parse a log offset or an entry id."""
     if not value.isascii() or not value.isdecimal() or int(value) > _MAX_OFFSET:
         raise argparse.ArgumentTypeError(f"{value!r} is not an offset: give a whole number, 0 or larger")
     return int(value)
 
 
 def unix_time_ms(value: str) -> int:
-    """Milliseconds of Unix time, or a date and time as in ISO 8601; UTC where it names no zone."""
+    """Parse milliseconds of Unix time, or an ISO 8601 date and time, which is UTC if it names no zone."""
     if value.isascii() and value.isdecimal():
         return offset(value)
     try:
@@ -77,13 +77,13 @@ def unix_time_ms(value: str) -> int:
 
 
 def password(options: argparse.Namespace) -> bytes:
-    """Of ``--password-file``, without line ends; empty without it."""
+    """Return the password in ``--password-file`` without line ends, or an empty one without that option."""
     path: Path | None = options.password_file
     return b"" if path is None else password_in(path, "--password-file")
 
 
 def open_log(client: BlockingClient, options: argparse.Namespace) -> Log:
-    """The log that the command names, with its ledgers. Raises UnauthorizedError."""
+    """Open the log that the command names, with its ledgers. Raises UnauthorizedError."""
     given = password(options)
     try:
         return LogStore.of(client, options.log_root).open_log(options.name, password=given)
@@ -92,7 +92,7 @@ def open_log(client: BlockingClient, options: argparse.Namespace) -> Log:
 
 
 def open_list(client: BlockingClient, options: argparse.Namespace) -> Log:
-    """The log that the command names; its ledgers only if the password is right or was given."""
+    """Open the log that the command names. Without ``--password-file``, a log with a password has no ledgers here."""
     try:
         return open_log(client, options)
     except UnauthorizedError:
@@ -108,7 +108,7 @@ def wrong_password(options: argparse.Namespace) -> UnauthorizedError:
 
 
 def iso_time(time_ms: int) -> str:
-    """ISO 8601 in UTC with milliseconds."""
+    """Format as ISO 8601 in UTC with milliseconds."""
     moment = datetime.datetime.fromtimestamp(time_ms / 1000, datetime.UTC)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{time_ms % 1000:03d}Z"
 
@@ -118,12 +118,12 @@ def print_json(value: object) -> None:
 
 
 def print_json_line(value: object) -> None:
-    """As one of many, to the same buffer as entries."""
+    """Print one of many JSON lines, to the same buffer as entries."""
     sys.stdout.buffer.write(json.dumps(value, ensure_ascii=False, default=_plain).encode() + b"\n")
 
 
 def json_value(payload: bytes | memoryview) -> dict[str, str]:
-    """``value`` where the payload is UTF-8 text, else ``value_base64``."""
+    """Return ``value`` if the payload is UTF-8 text, else ``value_base64``."""
     data = bytes(payload)
     try:
         return {"value": data.decode()}
@@ -132,19 +132,19 @@ def json_value(payload: bytes | memoryview) -> dict[str, str]:
 
 
 def _plain(value: object) -> str:
-    """Bytes as hexadecimal digits, all else that JSON does not know (dates, decimals) as Python writes it."""
+    """Format bytes as hexadecimal digits, and other types unknown to JSON (dates, decimals) as Python prints them."""
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
 def print_facts(facts: Mapping[str, object]) -> None:
-    """One a line: its name, blanks, its value."""
+    """Print one fact per line: its name, blanks, its value."""
     width = max(map(len, facts))
     for name, value in facts.items():
         print(f"{name:<{width}}  {value}")
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A line of names, and one for each row; numbers to the right."""
+    """Print a line of names, then one line per row. Numbers are right-aligned."""
     lines = [[str(value) for value in row] for row in rows]
     right = [all(line[n].replace("-", "").isdecimal() for line in lines) for n in range(len(columns))]
     widths = [max(len(line[n]) for line in (list(columns), *lines)) for n in range(len(columns))]

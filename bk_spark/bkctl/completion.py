@@ -1,7 +1,7 @@
-"""``bkctl completion bash|zsh``: completion for a shell, made from the parser.
+"""``bkctl completion bash|zsh``: shell completion, generated from the parser.
 
-The script holds a table: for each command its words (subcommands, options, choices) with what they mean, and the
-options that take a value. It walks along the words typed so far, and never starts Python or asks the cluster.
+The script contains a table: for each command its words (subcommands, options, choices) with descriptions, and the
+options that take a value. It follows the words typed so far, and never starts Python or asks the cluster.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, Final
 from bk_spark.bkctl.common import ExitStatus, print_json
 
 _SHELLS: Final = ("bash", "zsh")
-#: Values of these kinds are paths of this machine.
+#: Values of these kinds are local paths.
 _PATHS: Final = ("FILE", "DIRECTORY")
 
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """What may follow ``path`` (the commands so far): words and what they mean; for each option that takes a value its
-    choices, where they are known, or None for a path."""
+    """What may follow ``path`` (the commands so far): words with descriptions, and for each option that takes a value
+    its choices, if known, or None for a path."""
 
     path: str
     words: dict[str, str]
@@ -47,7 +47,7 @@ def add_commands(groups: Any, parser: argparse.ArgumentParser) -> None:
 
 
 def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Subcommands and their parsers."""
+    """Return the subcommands and their parsers."""
     return {name: one for action in _subcommands(parser) for name, one in (action.choices or {}).items()}
 
 
@@ -97,7 +97,7 @@ def _words_case(shell: str, level: _Level) -> str:
     if shell == "bash":
         words = _quoted(" ".join(level.words))
     else:
-        # zsh shows what stands behind the first colon.
+        # zsh shows the text after the first colon.
         words = "\n      ".join(
             _quoted(f"{word}:{meaning}" if meaning else word) for word, meaning in level.words.items()
         )
@@ -106,7 +106,7 @@ def _words_case(shell: str, level: _Level) -> str:
 
 
 def _value_cases(shell: str, levels: list[_Level]) -> Iterator[str]:
-    """By command and option, where something is known of the value."""
+    """Yield the cases, by command and option, of options whose values are known."""
     for level in levels:
         for option, choices in level.values.items():
             pattern = _quoted(f"{level.path} {option}".strip())
@@ -117,7 +117,7 @@ def _value_cases(shell: str, levels: list[_Level]) -> Iterator[str]:
                 yield f"    {pattern}) {_NAMES[shell]}={words} ;;"
 
 
-#: Of the script's own variable: zsh has a ``words``.
+#: Name of the script's own variable: ``words`` is taken in zsh.
 _NAMES: Final = {"bash": "words", "zsh": "words_"}
 _BASH: Final = """\
 # bash completion of bkctl: source <(bkctl completion bash)

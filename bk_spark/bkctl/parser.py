@@ -1,4 +1,4 @@
-"""The one parser of the command line: commands are added by their modules, options that all share by :func:`share`."""
+"""The parser of the command line. Modules add their commands; :func:`_share` adds the common options."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def parsers_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """The parser and those of its commands."""
+    """Yield the parser and those of its commands."""
     yield parser
     for command in completion.commands_of(parser).values():
         yield from parsers_of(command)
 
 
 def _share(parser: argparse.ArgumentParser) -> None:
-    """Options that every command has, and that may stand before it, too: each parser notes only those it is given."""
+    """Add the common options. They may also precede the command, so each parser stores only the ones it was given."""
     options: Any = parser.add_argument_group("options of all commands", argument_default=argparse.SUPPRESS)
     options.add_argument(
         "--metadata-service-uri",

@@ -1,4 +1,4 @@
 """The PySpark data source ``bookkeeper``. The only package that imports pyspark.
 
-Spark comes in by :mod:`source`; what reading and writing share is here, the rest in rooms.
+Spark enters through :mod:`source`. Modules here are shared by reading and writing; the rest is in subpackages.
 """

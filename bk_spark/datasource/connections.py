@@ -1,10 +1,10 @@
-"""Clients and logs shared by all that runs in one process.
+"""Clients and logs, shared within one process.
 
-Spark builds readers and writers many times, in several kinds of process, and ends those without running
-exit handlers: what is kept here must never be needed for correctness. Sessions with ZooKeeper that end while a
-process is idle or suspended are begun anew by the client.
+Spark builds readers and writers many times, in several kinds of process, and ends these processes without running
+exit handlers. Correctness must therefore never depend on anything kept here. The client starts a new ZooKeeper
+session if one ends while a process is idle or suspended.
 
-What logs need is imported when a log is asked for: tasks that read entries come for a client alone.
+Log modules are imported on first use, because tasks that read entries only need a client.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bk_spark.log.log import Log
     from bk_spark.log.store import LogStore
 
-#: Longer than the pause between two questions of one task; a session is begun in milliseconds.
+#: Longer than the pause between two requests of one task. Starting a session takes milliseconds.
 _TASK_SESSION_REST_MS: Final = 1_000
 #: A log holds up to 32 decoded pages.
 _MAX_LOGS: Final = 64
@@ -37,7 +37,7 @@ _K = TypeVar("_K")
 
 @dataclass(frozen=True, slots=True)
 class LogPlace:
-    """One log of one cluster: a log deleted and made again is at another place."""
+    """One log of one cluster. A log that was deleted and created again has another place."""
 
     metadata_service_uri: str
     log_root: str
@@ -46,8 +46,8 @@ class LogPlace:
 
 
 class _Shared(Generic[_K, _T]):
-    """One ``_T`` for each key, made at first use, the ``limit`` last used ones. Who makes one holds up nobody
-    who wants another."""
+    """One ``_T`` per key, made at first use. Keeps the ``limit`` most recently used. Making one does not block users
+    of other keys."""
 
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limit
@@ -72,16 +72,16 @@ class _Slot(Generic[_T]):
         self.value: _T | None = None
 
 
-# A forked child shares no threads with its parent: the process id makes it connect anew.
+# A forked child does not have its parent's threads. The process id in the key makes it open its own connection.
 _CLIENTS: Final[_Shared[tuple[int, str, bool], BlockingClient]] = _Shared()
 _LOGS: Final[_Shared[tuple[int, LogPlace, bytes], Log]] = _Shared(_MAX_LOGS)
 
 
 def client_of(metadata_service_uri: str) -> BlockingClient:
-    """The process's client of a cluster, connected at first use. Raises MetadataUnavailableError.
+    """Return the process's client of a cluster, connected at first use. Raises MetadataUnavailableError.
 
-    In a task its session with ZooKeeper rests while nothing is asked: a host may run more tasks than ZooKeeper takes
-    connections from it.
+    In a task the client closes its ZooKeeper session while idle: a host may run more tasks than the number of
+    connections that ZooKeeper accepts from it.
     """
     in_task = TaskContext.get() is not None
     config = ClientConfig(zk_session_rest_ms=_TASK_SESSION_REST_MS) if in_task else None
@@ -91,15 +91,15 @@ def client_of(metadata_service_uri: str) -> BlockingClient:
 
 
 def logs_of(metadata_service_uri: str, log_root: str) -> LogStore:
-    """The logs of a cluster."""
+    """Return the log store of a cluster."""
     from bk_spark.log.store import LogStore
 
     return LogStore.of(client_of(metadata_service_uri), log_root)
 
 
 def log_at(place: LogPlace, password: bytes, settings: LogSettings | None = None) -> Log:
-    """The log at ``place``, with its ledgers; read from ZooKeeper at first use, or not at all where the caller knows
-    its ``settings``, which never change. Whether it is still there shows when it is used.
+    """Return the log at ``place``, with its ledgers. Reads ZooKeeper at first use, or never if the caller passes the
+    log's ``settings``, which do not change. A log deleted since then is only noticed when used.
 
     Raises NoSuchLogError, LogReplacedError, UnauthorizedError, MetadataUnavailableError.
     """

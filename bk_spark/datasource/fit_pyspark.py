@@ -1,7 +1,7 @@
-"""Whether this PySpark is one that the data source works with. Importing this module checks it.
+"""Importing this module checks that the data source supports the installed PySpark.
 
-Before 4.2 Spark neither passes limits to streaming sources in Python nor has ``pyspark.sql.streaming.datasource``, and
-before 4.1 no streaming sink gets Arrow batches.
+Before 4.2, Spark has no ``pyspark.sql.streaming.datasource`` and passes no limits to streaming sources in Python.
+Before 4.1, streaming sinks get no Arrow batches.
 """
 
 from __future__ import annotations

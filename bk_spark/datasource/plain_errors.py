@@ -1,7 +1,7 @@
-"""Errors of ours as a Spark user should see them: the text, without the stack of whoever raised it.
+"""Shows this package's errors to Spark users as text, without a traceback.
 
-Spark shows a Python error as a traceback with its text below. The text says what is wrong and what to do;
-the forty lines above it would only hide that.
+Spark prints a Python error as a traceback with the text below it. The text says what is wrong and what to do;
+forty lines of traceback above would hide it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 def plain_errors(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """For what Spark calls: errors of ours leave it without traceback and cause, which go to the debug log."""
+    """Decorate a function that Spark calls: our errors lose traceback and cause, which go to the debug log."""
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -33,7 +33,7 @@ def plain_errors(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def plain_errors_in(function: Callable[_P, Iterator[_T]]) -> Callable[_P, Iterator[_T]]:
-    """The same for a generator function."""
+    """Like :func:`plain_errors`, for a generator function."""
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> Iterator[_T]:

@@ -1,4 +1,4 @@
-"""What a read is of: its logs or ledgers, their schema, and their pieces cut into tasks. For batches and streams."""
+"""Planning shared by batches and streams: a read's logs or ledgers, their schema, and their pieces cut into tasks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from bk_spark.protocol.errors import (
 )
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 
-#: Bytes of an entry of which nothing is known.
+#: Assumed bytes of an entry of unknown size.
 _UNKNOWN_ENTRY_BYTES: Final = 1024
 _SAMPLE_ENTRIES: Final = 16
 
@@ -48,7 +48,7 @@ _SAMPLE_ENTRIES: Final = 16
 
 
 def read_schema(options: SourceOptions) -> StructType:
-    """The schema of a read for which the user gave none: of the logs' settings, or of each ledger's first entry."""
+    """Return the schema of a read without one: from the logs' settings, or from each ledger's first entry."""
     if options.ledgers is None:
         logs = open_logs(options)
         log = next(iter(logs.values()))
@@ -64,7 +64,7 @@ def read_schema(options: SourceOptions) -> StructType:
 
 
 def check_log_schema(schema: StructType, log: Log) -> None:
-    """Raises InvalidArgumentError where ``log`` cannot be read as ``schema``, naming the column."""
+    """Raise InvalidArgumentError, naming the column, if ``log`` cannot be read as ``schema``."""
     if log.settings.entry_format is EntryFormat.RAW:
         check_raw_read(schema)
     else:
@@ -72,7 +72,7 @@ def check_log_schema(schema: StructType, log: Log) -> None:
 
 
 def own_columns(log: Log) -> list[str]:
-    """Columns of an arrow log; a raw one has none but the connector's."""
+    """Return the columns of an arrow log. A raw log has only the connector's columns."""
     return schema_of_json(log.settings.schema_json).fieldNames() if log.settings.schema_json else []
 
 
@@ -80,7 +80,7 @@ def own_columns(log: Log) -> list[str]:
 
 
 def log_names(options: SourceOptions) -> list[str]:
-    """Names of the logs that a read is of; with ``logPattern`` those that there are now, perhaps none, sorted."""
+    """Return the names of the logs to read. With ``logPattern``: the logs that match now, sorted, possibly none."""
     if options.log is not None:
         return [options.log]
     if options.logs is not None:
@@ -92,10 +92,11 @@ def log_names(options: SourceOptions) -> list[str]:
 
 
 def open_logs(options: SourceOptions, schema: StructType | None = None) -> dict[str, Log]:
-    """The logs of a read, by name, with their ledgers within reach.
+    """Open the logs of a read, by name, with access to their ledgers.
 
-    All have one entry format and password; and each can be read as ``schema``, or, without one, all have the same
-    columns. Raises NoSuchLogError (also where a pattern matches nothing), UnauthorizedError, InvalidArgumentError.
+    All must have the same entry format and password. Each must be readable as ``schema``; without a schema, all must
+    have the same columns. Raises NoSuchLogError (also if a pattern matches nothing), UnauthorizedError,
+    InvalidArgumentError.
     """
     names = log_names(options)
     if not names:
@@ -110,7 +111,7 @@ def open_logs(options: SourceOptions, schema: StructType | None = None) -> dict[
 
 
 def open_log(options: SourceOptions, name: str) -> Log:
-    """One of the logs of a read. Raises NoSuchLogError, UnauthorizedError."""
+    """Open one log of a read. Raises NoSuchLogError, UnauthorizedError."""
     try:
         return logs_of(options.metadata_service_uri, options.log_root).open_log(name, password=options.password())
     except UnauthorizedError as error:
@@ -120,7 +121,7 @@ def open_log(options: SourceOptions, name: str) -> Log:
 
 
 def check_alike(options: SourceOptions, logs: Mapping[str, Log], schema: StructType | None) -> None:
-    """Raises InvalidArgumentError where ``logs``, at least one, cannot be read together and with these options."""
+    """Raise InvalidArgumentError if ``logs``, at least one, cannot be read together with these options."""
     first = next(iter(logs.values()))
     for log in logs.values():
         settings = log.settings
@@ -144,18 +145,18 @@ def check_alike(options: SourceOptions, logs: Mapping[str, Log], schema: StructT
 
 
 def log_bounds(log: Log, snapshot: LogSnapshot) -> Bounds:
-    """What of ``log`` can be read now: with what an open tail has confirmed, for which bookies are asked."""
+    """Return the readable part of ``log``. Asks bookies for the confirmed entries of an open tail."""
     return bounds_until(snapshot, log.open_reader().readable_end(snapshot))
 
 
 def bounds_until(snapshot: LogSnapshot, end: int) -> Bounds:
-    """The same where it is known up to which offset it can be read."""
+    """Like :func:`log_bounds`, if the end is already known."""
 
     def offset_at(time_ms: int) -> int:
         offset = snapshot.offset_at(time_ms)
         if offset == snapshot.next_offset < end:
             tail = snapshot.open_tail
-            # An open tail has one time, that of its opening.
+            # An open tail has a single time: when it was opened.
             return end if tail is not None and tail.commit_time_ms < time_ms else offset
         return offset
 
@@ -163,9 +164,9 @@ def bounds_until(snapshot: LogSnapshot, end: int) -> Bounds:
 
 
 def log_pieces(log: Log, snapshot: LogSnapshot, start: int, end: int) -> Pieces:
-    """Offsets ``[start, end)`` of a log; ``end`` may lie in an open tail, up to what that has confirmed.
+    """Return offsets ``[start, end)`` of a log. ``end`` may lie in the confirmed part of an open tail.
 
-    Raises LogRangeGoneError where a part of the range is not in the log (any more).
+    Raises LogRangeGoneError if a part of the range is not, or no longer, in the log.
     """
     if start >= end:
         return Pieces.of(())
@@ -179,13 +180,13 @@ def log_pieces(log: Log, snapshot: LogSnapshot, start: int, end: int) -> Pieces:
         if tail is not None:
             parts.append(Pieces.of([_tail_piece(log, snapshot, tail, first, end)]))
         else:
-            # It was sealed since the snapshot: what it had confirmed is in segments now.
+            # The tail was sealed since the snapshot: its confirmed entries are in segments now.
             parts.append(Pieces.of_segments(log.name, log.snapshot().tables(first, end), first, end))
     return Pieces.concat(parts)
 
 
 def splits_of(options: SourceOptions, entry_format: EntryFormat, pieces: Iterable[Pieces]) -> list[Split]:
-    """The tasks that read ``pieces``, as the options say."""
+    """Cut ``pieces`` into tasks according to the options."""
     cut = cut_splits(
         Pieces.concat(pieces), options.split_bytes, options.min_partitions, options.max_records_per_partition
     )
@@ -197,7 +198,7 @@ def _tail_piece(log: Log, snapshot: LogSnapshot, tail: Segment, start: int, end:
     entries = end - start
     entry_bytes, entry_rows = _UNKNOWN_ENTRY_BYTES, 1
     if snapshot.first_offset < snapshot.next_offset:
-        # The best that is known without asking bookies.
+        # The best estimate without asking bookies.
         (before,) = snapshot.segments(snapshot.next_offset - 1, snapshot.next_offset)
         entry_bytes, entry_rows = before.size_bytes // before.entries, before.rows // before.entries
     return Piece(
@@ -216,7 +217,7 @@ def _tail_piece(log: Log, snapshot: LogSnapshot, tail: Segment, start: int, end:
 
 
 def open_ledger(options: SourceOptions, ledger_id: int) -> BlockingReader:
-    """A ledger with its last add confirmed. Raises NoSuchLedgerError, UnauthorizedError."""
+    """Open a ledger with its last add confirmed. Raises NoSuchLedgerError, UnauthorizedError."""
     try:
         return client_of(options.metadata_service_uri).open_for_reading(ledger_id, options.password())
     except UnauthorizedError as error:
@@ -233,7 +234,7 @@ def open_ledger(options: SourceOptions, ledger_id: int) -> BlockingReader:
 
 
 def check_ledger_schema(options: SourceOptions, schema: StructType, reader: BlockingReader) -> None:
-    """Raises InvalidArgumentError where the ledger cannot be read as ``schema``, naming the column."""
+    """Raise InvalidArgumentError, naming the column, if the ledger cannot be read as ``schema``."""
     if options.entry_format is not EntryFormat.ARROW:
         _refuse_metadata_option(options)
         check_raw_read(schema)
@@ -242,7 +243,7 @@ def check_ledger_schema(options: SourceOptions, schema: StructType, reader: Bloc
 
 
 def ledger_pieces(reader: BlockingReader, start: int, end: int) -> Pieces:
-    """Entries ``[start, end)`` of a ledger, which it has confirmed."""
+    """Return the entries ``[start, end)`` of a ledger. They must be confirmed."""
     if start >= end:
         return Pieces.of(())
     size_bytes, entries = known_size(reader)
@@ -251,8 +252,8 @@ def ledger_pieces(reader: BlockingReader, start: int, end: int) -> Pieces:
 
 
 def known_size(reader: BlockingReader) -> tuple[int, int]:
-    """Payload bytes, and of how many entries: of all of a closed ledger, of the first ones of an open one. It must have
-    entries."""
+    """Return payload bytes and the number of entries they cover: all of a closed ledger, the first ones of an open one.
+    The ledger must have entries."""
     last = reader.last_add_confirmed
     if reader.metadata.state is LedgerState.CLOSED:
         return reader.metadata.length, last + 1
@@ -281,7 +282,7 @@ def _schema_of_ledgers(options: SourceOptions) -> StructType:
 
 
 def _first_schema(reader: BlockingReader) -> StructType:
-    """What the first entry of a ledger says of its columns."""
+    """Return the schema in the first entry of a ledger."""
     (first,) = reader.read(0, 0)
     schema = arrow_format.schema_in(memoryview(first), f"entry 0 of ledger {reader.ledger_id}")
     try:

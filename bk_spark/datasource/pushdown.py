@@ -1,7 +1,7 @@
 """Conditions on ``offset``, ``ledgerId`` and ``timestamp`` that let a batch read less.
 
-Spark hands over conditions that must all hold. They only leave out what cannot fulfil them: all go back to Spark, which
-applies them to the rows, so nothing here has to be exact.
+Spark passes conditions that must all hold. They are only used to skip data that cannot match. Spark applies all of them
+again to the rows, so nothing here has to be exact.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _US: Final = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Values from ``low`` to ``high`` (inclusive), and only those in ``values`` where that is given."""
+    """Values from ``low`` to ``high`` (inclusive). If ``values`` is given, only those."""
 
     low: int = _LEAST
     high: int = _MOST
@@ -56,7 +56,7 @@ class Limits:
         return Limits(max(min(values), self.low), min(max(values), self.high), kept)
 
     def sorted_values(self) -> Int64s | None:
-        """What ``values`` are left, in a column."""
+        """Return ``values`` within the bounds as a sorted column, or None if there are no ``values``."""
         if self.values is None:
             return None
         return np.array(sorted(one for one in self.values if self.low <= one <= self.high), np.int64)
@@ -64,7 +64,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What is known of rows that are wanted; timestamps in microseconds of Unix time."""
+    """Limits on the wanted rows. Timestamps are in microseconds of Unix time."""
 
     offset: Limits = Limits()
     ledger_id: Limits = Limits()
@@ -72,7 +72,7 @@ class Conditions:
 
     @classmethod
     def of(cls, filters: Iterable[Filter]) -> Conditions:
-        """Those of ``filters`` that are of use here."""
+        """Take the usable ones of ``filters``."""
         limits = {"offset": Limits(), "ledgerId": Limits(), "timestamp": Limits()}
         for one in filters:
             path: tuple[str, ...] = getattr(one, "attribute", ())
@@ -82,7 +82,7 @@ class Conditions:
         return cls(limits["offset"], limits["ledgerId"], limits["timestamp"])
 
     def without(self, *names: Iterable[str]) -> Conditions:
-        """For logs that have columns of their own by these names."""
+        """Drop the conditions on these names, for logs that have their own columns by these names."""
         found = set(chain.from_iterable(names))
         return Conditions(
             Limits() if "offset" in found else self.offset,
@@ -91,7 +91,7 @@ class Conditions:
         )
 
     def within(self, start: int, end: int, bounds: Bounds) -> tuple[int, int]:
-        """The part of a log's offsets ``[start, end)`` that may hold wanted rows."""
+        """Return the part of a log's offsets ``[start, end)`` that may hold wanted rows."""
         low, high = self.offset.low, self.offset.high
         times, offset_at = self.timestamp_us, bounds.offset_at
         if offset_at is not None and times.low > _LEAST:
@@ -102,12 +102,12 @@ class Conditions:
         return start, max(start, min(end, high + 1))
 
     def among(self, pieces: Pieces) -> Pieces:
-        """Those of ``pieces`` that may hold wanted rows."""
+        """Return the ``pieces`` that may hold wanted rows."""
         keep = _fulfil(self.ledger_id, pieces.ledger_id)
         has_offsets = pieces.base_offset >= 0
         offsets = self.offset.sorted_values()
         if offsets is not None:
-            # A piece is of use if a wanted offset lies between its first and its end.
+            # Keep a piece if a wanted offset lies between its first offset and its end.
             found = np.searchsorted(offsets, pieces.base_offset + pieces.entries) > np.searchsorted(
                 offsets, pieces.base_offset
             )
@@ -124,9 +124,9 @@ def _fulfil(limits: Limits, column: Int64s) -> npt.NDArray[np.bool_]:
 
 
 def _with(limits: Limits, condition: Filter, number: Callable[[object], int | None]) -> Limits:
-    """``limits`` and ``condition``; unchanged where that is of no use."""
+    """Return ``limits`` narrowed by ``condition``, or unchanged if the condition is unusable."""
     if isinstance(condition, In):
-        # A null is equal to nothing.
+        # Nothing equals null.
         values = [number(one) for one in condition.value if one is not None]
         found = frozenset(one for one in values if one is not None)
         return limits.and_in(found) if len(found) == len(set(values)) else limits

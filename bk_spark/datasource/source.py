@@ -1,13 +1,13 @@
-"""``format("bookkeeper")``: what Spark finds and asks for readers and writers.
+"""``format("bookkeeper")``: the class that Spark asks for readers and writers.
 
-Every process of Spark imports this module, also those that only look which data sources there are; and each process
-has one thing to do. So what it takes to do it is imported where it is made: all together takes longer than Python's
-start.
+Every Spark process imports this module, even those that only list data sources, and each process has one job.
+Readers and writers are therefore imported where they are created: importing everything takes longer than starting
+Python.
 """
 
 from __future__ import annotations
 
-# First: what follows imports what older PySparks lack.
+# Must be first: later imports need names that older PySparks lack.
 import bk_spark.datasource.fit_pyspark  # noqa: F401
 
 # isort: split
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class BookKeeperDataSource(DataSource):
     """Logs and ledgers of Apache BookKeeper as DataFrames.
 
-    Options are those of :data:`bk_spark.datasource.options.options.OPTIONS`. The constructor touches no network:
-    Spark makes these objects often and in several processes.
+    Options are listed in :data:`bk_spark.datasource.options.options.OPTIONS`. The constructor does not use the
+    network: Spark makes these objects often and in several processes.
 
     Examples
     --------
@@ -46,7 +46,7 @@ class BookKeeperDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        #: Pickled by the process that plans a query, for the one that commits and aborts its batches.
+        #: True in the pickled copy that the planning process sends to the one that commits and aborts batches.
         self._for_commits = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class BookKeeperDataSource(DataSource):
     def schema(self) -> StructType:
         from bk_spark.datasource.planning import read_schema
 
-        # Spark asks before it says whether this is a batch or a stream.
+        # Spark asks for the schema before it tells whether this is a batch or a stream.
         return read_schema(self._parsed(writing=False, streaming=None))
 
     @plain_errors

@@ -1,11 +1,11 @@
-"""The range of PySpark that the data source works with. Imports nothing of Spark."""
+"""The PySpark versions that the data source supports. Does not import Spark."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-#: First and last minor version that the tests have run with.
+#: The oldest and newest minor versions that the tests have run with.
 OLDEST: Final = (4, 2)
 NEWEST: Final = (4, 3)
 RANGE: Final = "{}.{} to {}.{}".format(*OLDEST, *NEWEST)
@@ -13,14 +13,14 @@ _INSTALL: Final = 'pip install "pyspark>={}.{}"'.format(*OLDEST)
 
 
 def minor_version(version: str) -> tuple[int, int] | None:
-    """``(4, 2)`` of ``4.2.0.dev1``; None for what is no version."""
+    """Parse ``4.2.0.dev1`` as ``(4, 2)``. None if ``version`` is not a version."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return None if found is None else (int(found[1]), int(found[2]))
 
 
 def unfit(version: str | None) -> str | None:
-    """Why the data source does not work with PySpark ``version`` (None: there is none), and what to do; None where it
-    does, also for versions that are newer than all that were tried."""
+    """Explain why PySpark ``version`` (None: not installed) is unsupported, and what to do. None if it is supported,
+    which includes versions newer than all tested ones."""
     if version is None:
         return f"PySpark is not installed, and the data source needs PySpark {RANGE}: pip install 'bk-spark[spark]'"
     minor = minor_version(version)

@@ -1,4 +1,4 @@
-"""What is to be read, in columns, and its cutting into tasks by bytes. Pure."""
+"""The pieces to read, in columns, and how they are cut into tasks by bytes. Pure."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from bk_spark.log.formats.segment import SegmentTable
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
 
-#: What a piece costs a task beside its bytes, in bytes: it may be a trip to a bookie of its own.
+#: Fixed cost of a piece in bytes, on top of its size: it may need a separate request to a bookie.
 PIECE_BYTES: Final = 1024
-#: A part of a split's size: a cut this close to a piece's end is made there.
+#: As a share of a split's size: a cut this close to a piece's end moves to that end.
 _NEAR: Final = 0.05
-#: Stands for a log, an offset or a time where a ledger is read without a log.
+#: In place of a log, an offset or a time when a ledger is read without a log.
 NO_LOG: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Entries ``first`` to ``last`` (inclusive) of a ledger, of about ``size_bytes`` and ``rows``.
+    """Entries ``first`` to ``last`` (inclusive) of a ledger, with about ``size_bytes`` and ``rows``.
 
-    ``base_offset`` is the offset of ``first`` in ``log``, and ``timestamp_ms`` its segment's commit time; all three
-    None where a ledger is read without a log.
+    ``base_offset`` is the offset of ``first`` in ``log``, and ``timestamp_ms`` its segment's commit time. All three
+    are None when a ledger is read without a log.
     """
 
     ledger_id: int
@@ -47,10 +47,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """Pieces in columns of int64, all of one length; ``log`` counts in ``logs``.
+    """Pieces in int64 columns of equal length. ``log`` is an index into ``logs``.
 
-    A list may have a million segments: nothing here is done for each one in Python but iterating, which only the
-    tasks do, each over its own.
+    A list may have a million segments, so no method loops over pieces in Python. Only the tasks iterate, each over its
+    own pieces.
     """
 
     logs: tuple[str, ...]
@@ -83,7 +83,7 @@ class Pieces:
 
     @classmethod
     def of_segments(cls, log: str, tables: Iterable[SegmentTable], start: int, end: int) -> Pieces:
-        """Offsets ``[start, end)`` of the sealed segments in ``tables``, which cover them."""
+        """Return offsets ``[start, end)`` of the sealed segments in ``tables``, which must cover them."""
         table = SegmentTable.concat(list(tables))
         count = len(table)
         pieces = cls(
@@ -148,11 +148,11 @@ class Pieces:
             )
 
     def at(self, number: int) -> Pieces:
-        """One of them."""
+        """Return the piece at index ``number``."""
         return Pieces(self.logs, *(column[number : number + 1] for column in self.columns))
 
     def where(self, keep: npt.NDArray[np.bool_]) -> Pieces:
-        """Those for which ``keep`` holds."""
+        """Return the pieces for which ``keep`` is true."""
         return Pieces(self.logs, *(column[keep] for column in self.columns))
 
     @property
@@ -161,11 +161,11 @@ class Pieces:
 
     @property
     def entry_sums(self) -> Int64s:
-        """Entries before each piece, and, at the end, of all."""
+        """The number of entries before each piece, followed by the total."""
         return _running_sum(self.entries)
 
     def part(self, sums: Int64s, start: int, end: int) -> Pieces:
-        """Entries ``[start, end)``, counted through all pieces; ``sums`` are their :attr:`entry_sums`."""
+        """Return entries ``[start, end)``, numbered across all pieces. ``sums`` are their :attr:`entry_sums`."""
         low = int(np.searchsorted(sums, start, side="right")) - 1
         high = int(np.searchsorted(sums, end, side="left"))
         if start >= end:
@@ -178,7 +178,7 @@ class Pieces:
         return Pieces(self.logs, *columns)._with_own_logs()
 
     def _with_own_logs(self) -> Pieces:
-        """Without the names of logs that it has nothing of: a task is sent what it needs."""
+        """Drop the names of logs without pieces, so that a task is sent only what it needs."""
         if len(self.logs) < 2:
             return self
         numbers, own = np.unique(self.log, return_inverse=True)
@@ -190,22 +190,22 @@ class Pieces:
 def cut_splits(
     pieces: Pieces, split_bytes: int, min_splits: int = 1, max_split_rows: int | None = None
 ) -> list[Pieces]:
-    """Splits of about ``split_bytes`` (payload and entry headers, and something for each piece), in order, of
-    neighbouring pieces; at least ``min_splits`` as far as there are entries, and of ``max_split_rows`` at most. One
-    entry is never cut."""
+    """Cut neighbouring pieces, in order, into splits of about ``split_bytes`` (payload, entry headers and
+    ``PIECE_BYTES`` per piece). Returns at least ``min_splits`` if there are enough entries. No split has more than
+    ``max_split_rows``. An entry is never cut."""
     if not len(pieces):
         return []
     entries = _running_sum(pieces.entries)
     costs = pieces.size_bytes + pieces.entries * ENTRY_HEADER_BYTES + PIECE_BYTES
-    # One piece alone is cut by its bytes.
+    # A single piece is cut by its bytes alone.
     costs[0] -= PIECE_BYTES
     weights = _running_sum(costs)
     all_entries, all_bytes = int(entries[-1]), int(weights[-1])
-    # As many splits as needed, then all of one size: the last task does not get a crumb.
+    # Make all splits the same size, so that the last task does not get a tiny rest.
     count = min(max(-(-all_bytes // split_bytes), min_splits), all_entries)
     numbers = np.arange(1, count)
     cuts = _cuts(entries, weights, numbers, all_bytes / count)
-    # Each split has an entry at least.
+    # Each split has at least one entry.
     cuts = np.maximum.accumulate(np.maximum(cuts, 1) - numbers) + numbers
     cuts = np.minimum(cuts, all_entries - count + numbers)
     ends = np.concatenate(([0], cuts, [all_entries]))
@@ -216,8 +216,8 @@ def cut_splits(
 
 
 def _cuts(entries: Int64s, weights: Int64s, numbers: Int64s, split_bytes: float) -> Int64s:
-    """The entry number at each multiple of ``split_bytes``; a piece's end where one is near: one ledger less to
-    open."""
+    """Return the entry number at each multiple of ``split_bytes``, or a piece's end if one is near: that saves opening
+    a ledger."""
     targets = numbers * split_bytes
     after = np.searchsorted(weights, targets)
     nearest = np.where(targets - weights[after - 1] < weights[after] - targets, after - 1, after)
@@ -227,24 +227,24 @@ def _cuts(entries: Int64s, weights: Int64s, numbers: Int64s, split_bytes: float)
 
 
 def _cut_by_rows(ends: Int64s, entries: Int64s, rows: Int64s, max_rows: int) -> Int64s:
-    """``ends`` and more of them, so that no split has more than ``max_rows``, as far as rows are known."""
+    """Add to ``ends`` so that no split has more than ``max_rows``, as far as rows are known."""
     rows_at = np.interp(ends, entries, rows)
     shares = np.ceil(np.diff(rows_at) / max_rows).astype(np.int64)
     found = [ends]
     for index in np.flatnonzero(shares > 1).tolist():
         targets = np.linspace(rows_at[index], rows_at[index + 1], int(shares[index]) + 1)[1:-1]
         found.append(np.rint(np.interp(targets, rows, entries)).astype(np.int64))
-    # An entry with more rows than that stays whole.
+    # An entry with more rows than ``max_rows`` stays whole.
     return np.unique(np.concatenate(found))
 
 
 def _cut_ends(columns: list[Int64s], skipped: int, left: int) -> list[Int64s]:
-    """``columns`` without ``skipped`` entries of the first piece and ``left`` of the last, in place."""
+    """Cut ``skipped`` entries off the first piece and ``left`` off the last, in place."""
     _, _, first, entries, size_bytes, rows, base, _ = columns
-    # In Python's integers: sizes times entries go beyond 64 bits. They may be one piece: both are read before.
+    # Python integers, because sizes times entries exceed 64 bits. Read both ends first: they may be the same piece.
     ends = [(at, int(entries[at]), int(size_bytes[at]), int(rows[at])) for at in (0, -1)]
     for (at, count, size, row_count), cut, is_end in zip(ends, (skipped, left), (False, True), strict=True):
-        # What is cut off one part goes to the other: sums stay what they were.
+        # Complementary rounding: the parts of a piece add up to the whole.
         kept = count - cut
         entries[at] -= cut
         size_bytes[at] -= size - size * kept // count if is_end else size * cut // count

@@ -1,3 +1,3 @@
-"""How a setting is declared, read, checked and printed: for the options of the data source, the client's configuration
-and the bookie's. Each of them is a dataclass whose fields are settings.
+"""Declares, parses, checks and prints settings: the options of the data source, and the configurations of the client
+and the bookie. Each of these is a dataclass whose fields are settings.
 """

@@ -1,4 +1,4 @@
-"""Kinds of settings: how the text that a user gave becomes a value, and which values are allowed."""
+"""Kinds of settings: how a user's text becomes a value, and which values are allowed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-#: The largest number that Java keeps in an int, and in a long.
+#: The largest int and the largest long in Java.
 MAX_INT: Final = 2**31 - 1
 MAX_LONG: Final = 2**63 - 1
 
@@ -20,7 +20,7 @@ _NO_OFF: Final = object()
 
 
 class WrongValueError(Exception):
-    """What is wrong with a value. Whoever knows the name of the setting makes it an error for the user."""
+    """A value is invalid. The caller adds the setting's name and raises an error for the user."""
 
 
 def _anything(_value: object) -> bool:
@@ -34,13 +34,13 @@ class Kind:
     Parameters
     ----------
     allowed
-        What may be given, in words that follow "must be".
+        The allowed values, as words after "must be".
     parse
-        Makes a value of a text. Raises :class:`WrongValueError`.
+        Turns a text into a value. Raises :class:`WrongValueError`.
     fits
-        Whether a value that a program gave is allowed.
+        Whether a value from a program is allowed.
     allowed_value
-        Like ``allowed``, of such values. Differs where text and value have different units.
+        Like ``allowed``, for such values. Differs if text and value have different units.
     """
 
     allowed: str
@@ -63,7 +63,7 @@ def _boolean(value: str) -> bool:
 
 
 TEXT: Final = Kind("text", _text, lambda value: isinstance(value, str) and value != "")
-#: May be empty. Blanks around it do not count.
+#: May be empty. Surrounding blanks are ignored.
 OPTIONAL_TEXT: Final = Kind("text", str.strip, lambda value: isinstance(value, str))
 PASSWORD: Final = Kind("text", str)
 BOOLEAN: Final = Kind("true or false", _boolean, lambda value: isinstance(value, bool))
@@ -75,7 +75,7 @@ def whole(least: int = 0, most: int = MAX_INT, *, unit: int = 1, off: object = _
     Parameters
     ----------
     least, most
-        Bounds of the number in the text. A value that a program gives may lie between ``least`` and ``most * unit``.
+        Bounds of the number in the text. A value from a program may be between ``least`` and ``most * unit``.
     unit
         The value is the number in the text times this.
     off
@@ -144,7 +144,7 @@ def _quantity(
 
 
 def choice(values: Mapping[str, Any]) -> Kind:
-    """One of some names, in any case, and the value that each stands for."""
+    """One of several names, case-insensitive, and the value of each."""
     by_lower = {name.lower(): value for name, value in values.items()}
     allowed = f"one of {', '.join(values)}"
 
@@ -157,7 +157,7 @@ def choice(values: Mapping[str, Any]) -> Kind:
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """The end of an error text: the name nearest to ``word``. Empty where none is near."""
+    """Return the end of an error text: the name most similar to ``word``. Empty if none is similar."""
     by_lower = {name.lower(): name for name in names}
     close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
     return f"; did you mean {by_lower[close[0]]}?" if close else ""

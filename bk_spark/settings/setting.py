@@ -4,7 +4,7 @@
     class Config:
         add_timeout_ms: int = declare(Setting("addEntryTimeoutSec", "5", whole(1, unit=1000), "What it means."))
 
-A text that is given for a setting is read by its kind. The page of documentation is printed from the same declarations.
+The kind of a setting parses its text. The page of documentation is printed from the same declarations.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class Setting:
     Parameters
     ----------
     name
-        What users call it.
+        The name that users write.
     default
-        The default as a user would write it. None: there is none, and the setting may be absent.
+        The default as a user would write it. None: no default, the setting may be absent.
     kind
-        How its text is read.
+        How its text is parsed.
     doc
         What it means, for the page of documentation.
     other_name
-        A second name, which counts where ``name`` is not given.
+        A second name, used if ``name`` is not given.
     missing
-        What an absent setting means, in words, where that is not ``default``.
+        In words, what an absent setting means, if that is not ``default``.
     secret
         Its text is not shown in errors.
     """
@@ -48,8 +48,7 @@ class Setting:
     secret: bool = False
 
     def parse(self, text: str, where: str = "", name: str = "") -> Any:
-        """The value of a text. Raises InvalidArgumentError that begins with ``where`` and the name, ``self.name``
-        unless ``name`` is given."""
+        """Parse a text. Raises InvalidArgumentError starting with ``where`` and ``name`` (default: ``self.name``)."""
         try:
             return self.kind.parse(text)
         except WrongValueError as wrong:
@@ -58,18 +57,18 @@ class Setting:
 
 
 def declare(setting: Setting, absent: Any = None) -> Any:
-    """A field of a dataclass that is ``setting``. Without a default the field's is ``absent``."""
+    """Return a dataclass field for ``setting``. If the setting has no default, the field's default is ``absent``."""
     default = absent if setting.default is None else setting.kind.parse(setting.default)
     return field(default=default, repr=not setting.secret, metadata={"setting": setting})
 
 
 def settings_of(owner: type[Any]) -> dict[str, Any]:
-    """The settings among the fields of a dataclass, by the name of the field."""
+    """Return the settings among the fields of a dataclass, by field name."""
     return {one.name: one.metadata["setting"] for one in fields(owner) if "setting" in one.metadata}
 
 
 def check_fields(owner: Any) -> None:
-    """Check the values that a program gave. Raises InvalidArgumentError that names the field."""
+    """Check values from a program. Raises InvalidArgumentError that names the field."""
     for name, setting in settings_of(type(owner)).items():
         value, kind = getattr(owner, name), setting.kind
         if not kind.fits(value):
@@ -79,7 +78,7 @@ def check_fields(owner: Any) -> None:
 def markdown_table(
     columns: Mapping[str, Callable[[str, Any], str]], settings: Mapping[str, Any], centred: Collection[str] = ()
 ) -> list[str]:
-    """Lines of a table: the heading of each column, and what it says of a field's name and its setting."""
+    """Return the lines of a table. ``columns`` maps each heading to the cell's text for a field name and setting."""
     return [
         f"| {' | '.join(columns)} |",
         f"|{'|'.join(':-:' if heading in centred else '---' for heading in columns)}|",

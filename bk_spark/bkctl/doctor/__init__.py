@@ -1,1 +1,1 @@
-"""``bkctl doctor``: checks of this machine and of the cluster. Only the parser of ``bkctl`` comes in here."""
+"""``bkctl doctor``: checks this machine and the cluster. Imported only by the parser of ``bkctl``."""

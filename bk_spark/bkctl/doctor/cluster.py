@@ -21,17 +21,17 @@ from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 
 CONFIG: Final = ClientConfig(connect_timeout_ms=5_000, read_timeout_ms=5_000, metadata_timeout_ms=10_000)
 _PROBE_TIMEOUT_S: Final = 3.0
-#: Bookies asked at once.
+#: Bookies asked in parallel.
 _AT_ONCE: Final = 64
-#: The default ensemble needs so many.
+#: The default ensemble size.
 _ENOUGH_BOOKIES: Final = 3
-#: Bookies stop taking writes at 95 % (diskUsageThreshold).
+#: Bookies stop accepting writes at 95 % (diskUsageThreshold).
 _FULL_SHARE: Final = 0.90
 
 
 @contextlib.contextmanager
 def connected(uri: str) -> Iterator[tuple[BlockingClient | None, Finding]]:
-    """A client of the cluster, where one can be had, and what was found of ZooKeeper."""
+    """Connect to the cluster. Yields a client, or None without a connection, and the finding about ZooKeeper."""
     try:
         servers = MetadataServiceUri.parse(uri).servers.split(",")
     except BookKeeperError as error:
@@ -42,7 +42,7 @@ def connected(uri: str) -> Iterator[tuple[BlockingClient | None, Finding]]:
         client = BlockingClient(uri, CONFIG)
     except BookKeeperError as error:
         if len(away) == len(servers):
-            # Which of several reasons it is, is known better here than there.
+            # More specific than the client's message, which lists several possible reasons.
             seen = f"nobody listens at {', '.join(away)}"
             yield None, problem("zookeeper", seen, "start ZooKeeper, or correct the address in --metadata-service-uri")
         else:
@@ -57,7 +57,7 @@ def connected(uri: str) -> Iterator[tuple[BlockingClient | None, Finding]]:
 
 
 def clock(client: BlockingClient, log_root: str) -> Finding:
-    """This machine's clock beside ZooKeeper's. Makes or changes one znode below the root of logs."""
+    """Compare this machine's clock with ZooKeeper's. Creates or changes one znode below the root of logs."""
     try:
         difference = LogStore.of(client, log_root).clock_difference()
     except BookKeeperError as error:
@@ -79,7 +79,8 @@ class _Asked:
 
 
 def bookies(client: BlockingClient) -> list[Finding]:
-    """That there are bookies, that they take writes and can be reached from here, and that their disks have room."""
+    """Check that there are bookies, that they accept writes and are reachable from here, and that their disks have
+    room."""
     try:
         registered = client.bookies()
     except BookKeeperError as error:

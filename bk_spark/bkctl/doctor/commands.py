@@ -1,4 +1,4 @@
-"""``bkctl doctor``: what would keep Spark from reading and writing logs on this machine, and what to do."""
+"""``bkctl doctor``: finds what would keep Spark from reading and writing logs on this machine, and says what to do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _doctor(options: argparse.Namespace) -> ExitStatus:
     for finding in _findings(options):
         findings.append(finding)
         if not options.json:
-            # One by one: some take seconds.
+            # Print each at once: some checks take seconds.
             print(finding.line(), flush=True)
     if options.json:
         print_json(

@@ -1,4 +1,4 @@
-"""What ``bkctl doctor`` finds: a check, how it went, and what to do."""
+"""Findings of ``bkctl doctor``: a check, its result, and what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Status(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``seen`` is what was found; ``remedy`` what to do about it, where it is not as it should be."""
+    """The result of a check. ``seen`` is what was found; ``remedy`` is what to do if it is wrong."""
 
     check: str
     status: Status

@@ -22,9 +22,9 @@ from bk_spark.datasource.spark_versions import NEWEST, RANGE, minor_version, unf
 
 OLDEST_JAVA: Final = 17
 _GET_JAVA: Final = f"install Java {OLDEST_JAVA} or newer (on Debian or Ubuntu: apt-get install openjdk-17-jre-headless)"
-#: A child that takes longer than this is not waited for.
+#: Give up on a child process after this long.
 _CHILD_TIMEOUT_S: Final = 60.0
-#: Spark's bound for the start of a worker, and from where on that is a worry.
+#: Spark's time limit for starting a worker, and the time from which on to warn.
 _SPARKS_START_S: Final = 10.0
 _SLOW_START_S: Final = 4.0
 _GIB: Final = 1024**3
@@ -33,7 +33,7 @@ _NO_SPACE_BYTES: Final = 100 * 1024**2
 _FEW_FILES: Final = 1024
 _MANY_FILES: Final = 65_536
 
-#: Run by the workers' Python, with Spark's own packages on its path, as Spark starts it.
+#: Run by the workers' Python, with Spark's own packages on its path, as Spark does.
 _PROBE: Final = """
 import json, pkgutil, sys
 found = {"python": sys.version.split()[0], "prefix": sys.prefix, "errors": {}}
@@ -60,7 +60,7 @@ print(json.dumps(found))
 
 
 def java(environment: Mapping[str, str]) -> Finding:
-    """The Java that Spark starts: of ``JAVA_HOME`` where that is set, else the one on ``PATH``."""
+    """Check the Java that Spark starts: from ``JAVA_HOME`` if set, else from ``PATH``."""
     home = environment.get("JAVA_HOME")
     if home:
         program = os.path.join(home, "bin", "java")
@@ -82,7 +82,7 @@ def java(environment: Mapping[str, str]) -> Finding:
     told = re.search(r'version "(\d+)(?:\.(\d+))?[^"]*"', answer.stderr + answer.stdout)
     if told is None:
         return problem("java", f"{program} does not print its version", _GET_JAVA)
-    # Up to Java 8 versions began with 1.
+    # Up to Java 8, versions began with "1.".
     major = int(told[2]) if told[1] == "1" and told[2] else int(told[1])
     if major < OLDEST_JAVA:
         return problem("java", f"{program} is Java {major}", f"{_GET_JAVA}, and let JAVA_HOME name it")
@@ -90,7 +90,7 @@ def java(environment: Mapping[str, str]) -> Finding:
 
 
 def pyspark(environment: Mapping[str, str]) -> Finding:
-    """PySpark's version, and that the Spark that runs is the same."""
+    """Check PySpark's version, and that Spark has the same version."""
     try:
         version = importlib.metadata.version("pyspark")
     except importlib.metadata.PackageNotFoundError:
@@ -122,7 +122,7 @@ def pyspark(environment: Mapping[str, str]) -> Finding:
 
 
 def workers_python(given: str | None, environment: Mapping[str, str]) -> Finding:
-    """The Python that Spark starts workers with on this machine: ``given``, else ``PYSPARK_PYTHON``, else python3."""
+    """Check the Python of Spark's workers on this machine: ``given``, else ``PYSPARK_PYTHON``, else python3."""
     name = given or environment.get("PYSPARK_PYTHON") or "python3"
     whence = "" if given else " (PYSPARK_PYTHON)" if environment.get("PYSPARK_PYTHON") else " (PYSPARK_PYTHON not set)"
     check = "workers' python"
@@ -178,7 +178,7 @@ def _judged(check: str, program: str, found: dict[str, Any], took_s: float, use_
 
 
 def disk_space(environment: Mapping[str, str]) -> Finding:
-    """Where Spark puts its own files."""
+    """Check the disk space where Spark puts its own files."""
     places = [Path(one) for one in environment.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()).split(",") if one]
     least, where = min((_free_bytes(place), place) for place in places)
     told = f"{least / _GIB:.1f} GiB free in {where}, for Spark's own files"
@@ -189,7 +189,7 @@ def disk_space(environment: Mapping[str, str]) -> Finding:
 
 
 def open_files() -> Finding:
-    """How many files, connections among them, one process may have open."""
+    """Check how many files, including connections, a process may have open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= _FEW_FILES:
         return ok("open files", "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft} in one process")
@@ -201,7 +201,7 @@ def open_files() -> Finding:
 
 
 def _free_bytes(place: Path) -> int:
-    # What does not exist yet is made by Spark on the disk of its parent.
+    # Spark creates a missing directory, on the disk of its parent.
     while not place.exists() and place != place.parent:
         place = place.parent
     return shutil.disk_usage(place).free
@@ -217,7 +217,7 @@ def _own_version() -> str | None:
 def _spark_home(environment: Mapping[str, str]) -> Path | None:
     if environment.get("SPARK_HOME"):
         return Path(environment["SPARK_HOME"])
-    # Found, not imported: that takes a second.
+    # Locate it without importing, which takes a second.
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -225,7 +225,7 @@ def _spark_home(environment: Mapping[str, str]) -> Path | None:
 
 
 def _sparks_path(environment: Mapping[str, str]) -> str:
-    """What a worker has on its path: Spark's own packages, then what the environment says."""
+    """Return a worker's Python path: Spark's own packages, then the environment's."""
     home = _spark_home(environment)
     own = sorted((home / "python" / "lib").glob("*.zip")) if home is not None else []
     given = environment.get("PYTHONPATH")

@@ -1,1 +1,1 @@
-"""``bkctl log …``: one module for each group of commands. Only the parser of ``bkctl`` comes in here."""
+"""``bkctl log …``: one module per group of commands. Imported only by the parser of ``bkctl``."""

@@ -156,7 +156,7 @@ def _retention(client: BlockingClient, options: argparse.Namespace) -> ExitStatu
         record = {"dry_run": options.dry_run, "dropped" if options.apply else "to_drop": dropped.record()}
         if not options.dry_run:
             if dropped.entries:
-                # Without --apply maintenance does it, minutes later.
+                # Without --apply, maintenance does it minutes later.
                 consent.require(options, f"log {log.name}: {dropped} would be dropped, for good")
             if changes:
                 log.set_policy(policy)

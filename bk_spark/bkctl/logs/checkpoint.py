@@ -1,8 +1,8 @@
-"""The progress of a streaming query, read from its checkpoint directory.
+"""Reads the progress of a streaming query from its checkpoint directory.
 
 Spark writes ``offsets/<batch>`` before a batch and ``commits/<batch>`` after it. An offsets file has lines of text: its
-version, Spark's own metadata, and the offset of each source as JSON, or ``-``. In version 2 (Spark 4.1 and later, where
-it is asked for) the name of the source and a colon stand before it.
+version, Spark's own metadata, and the offset of each source as JSON, or ``-``. In version 2 (Spark 4.1 and later, if
+enabled) the source's name and a colon precede the offset.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _VERSIONS: Final = ("v1", "v2")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """``batch_id`` is the last batch that was finished; ``positions`` of logs at its end, by name, once for each of the
-    query's sources that reads the log. ``planned_batch_id`` is the last that was begun."""
+    """``batch_id`` is the last finished batch. ``positions`` are those of logs at its end, by name, one for each of the
+    query's sources that reads the log. ``planned_batch_id`` is the last batch that was started."""
 
     batch_id: int
     planned_batch_id: int
@@ -32,9 +32,9 @@ class Checkpoint:
 
 
 def read_checkpoint(location: str) -> Checkpoint:
-    """``location`` is a path, or a URI that Arrow's file systems know (file, s3, gs, hdfs).
+    """Read the checkpoint at ``location``, a path or a URI that Arrow supports (file, s3, gs, hdfs).
 
-    Raises InvalidArgumentError where there is no checkpoint of this data source.
+    Raises InvalidArgumentError if there is no checkpoint of this data source.
     """
     try:
         if "://" not in location and not location.startswith("file:"):
@@ -42,7 +42,7 @@ def read_checkpoint(location: str) -> Checkpoint:
         files, root = fs.FileSystem.from_uri(location)
         planned, committed = (_batches(files, f"{root}/{part}") for part in ("offsets", "commits"))
     except (OSError, ValueError) as error:
-        # pyarrow's own errors are among these.
+        # Includes pyarrow's own errors.
         raise InvalidArgumentError(f"--checkpoint: {location} cannot be read ({error})") from error
     if not planned:
         raise InvalidArgumentError(
@@ -63,7 +63,7 @@ def read_checkpoint(location: str) -> Checkpoint:
 
 def _batches(files: fs.FileSystem, directory: str) -> set[int]:
     found = files.get_file_info(fs.FileSelector(directory, allow_not_found=True))
-    # Others are temporary, or checksums.
+    # Other files are temporary files or checksums.
     return {int(info.base_name) for info in found if info.base_name.isascii() and info.base_name.isdecimal()}
 
 
@@ -82,7 +82,7 @@ def _positions(text: str, path: str) -> Iterator[tuple[str, Position]]:
 
 
 def _offset(line: str) -> object | None:
-    """The offset of a source; None where it is not one of this data source's."""
+    """Parse the offset of a source. None if it is of another data source."""
     _, brace, rest = line.partition("{")
     try:
         offset: object = json.loads(brace + rest)

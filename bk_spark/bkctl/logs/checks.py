@@ -18,7 +18,7 @@ from bk_spark.log.gc.reaper import ReapReport
 from bk_spark.log.log import Log
 from bk_spark.log.verification import Problem, Verification
 
-#: Problems that are held in memory.
+#: Maximum of problems held in memory.
 _MAX_IN_JSON: Final = 10_000
 
 
@@ -50,7 +50,7 @@ def _verify(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
         for problem in verification.problems():
             found[problem.kind.value] += 1
             if not options.json:
-                # As they are found: to read all entries may take long.
+                # Print problems as they are found: reading all entries may take long.
                 progress.clear()
                 print(
                     f"{problem.kind.value}\toffsets {problem.start} to {problem.end}\tledger {problem.ledger_id}\t"
@@ -115,7 +115,7 @@ def _gc(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
 
 
 def _loss(log: Log, report: MaintenanceReport) -> str:
-    """What a round would take from the log or its ledgers; nothing as an empty text."""
+    """Describe what a round would remove from the log or its ledgers. Empty if nothing."""
     reaped = report.reaped or ReapReport()
     dropped = Dropped.by_beginning_at(log.snapshot(), report.first_offset or 0)
     parts = []

@@ -30,7 +30,7 @@ def require(options: argparse.Namespace, loss: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """What a log loses that begins at ``end`` and no longer at ``start``."""
+    """What a log loses if its first offset moves from ``start`` to ``end``."""
 
     start: int
     end: int

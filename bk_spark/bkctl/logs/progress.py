@@ -13,7 +13,7 @@ _CLEAR_LINE: Final = "\r\x1b[K"
 
 
 class Progress:
-    """A context manager. It removes the bar at its end."""
+    """A progress bar. A context manager that removes the bar at its end."""
 
     def __init__(self) -> None:
         self._shows = sys.stderr.isatty()
@@ -29,7 +29,7 @@ class Progress:
         self.clear()
 
     def update(self, what: str, done: int, total: int, more: str = "") -> None:
-        """``done`` of ``total`` so far; drawn ten times a second at most, and when all is done."""
+        """Show ``done`` of ``total``. Draws at most ten times a second, and when all is done."""
         now_s = time.monotonic()
         if not self._shows or not total or (now_s < self._next_s and done < total):
             return

@@ -29,10 +29,10 @@ from bk_spark.log.log import Log
 from bk_spark.log.reader import LogBlock
 from bk_spark.protocol.errors import CorruptFileError, InvalidArgumentError
 
-#: Of lines of stdin that are handed to the ledger at once.
+#: Bytes of lines from stdin that are appended to the ledger at once.
 _BATCH_BYTES: Final = 1024 * 1024
 _LINE_COST_BYTES: Final = 100
-#: As Spark's batch writes: constant, so that a repeated batch counts as done.
+#: Constant, as in Spark's batch writes, so that a repeated batch counts as done.
 _QUERY_ID: Final = "bkctl"
 
 
@@ -131,11 +131,11 @@ def _append(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
         )
     app, run, batch_id = options.app or str(uuid.uuid4()), str(uuid.uuid4()), options.batch or 0
     before = None if options.app is None else log.application(app)
-    # A batch that is in the log already is not written once more.
+    # Do not write a batch that is already in the log.
     is_new = before is None or before.batch_id < batch_id
     written = _write_lines(log, app, run, sys.stdin.buffer) if is_new else None
     if is_new and written is None:
-        # Nothing is committed: the batch may still come with rows.
+        # Commit nothing, so that the batch can still be repeated with rows.
         raise InvalidArgumentError("stdin is empty: there is nothing to append")
     message = CommitMessage(log.log_id, app, run, _QUERY_ID, batch_id, 0, () if written is None else (written,))
     anonymous, fence_tail = options.app is None, options.fence_tail
@@ -164,7 +164,7 @@ def _print_result(result: CommitResult, written: LedgerRange | None, *, as_json:
 
 
 def _write_lines(log: Log, app: str, run: str, source: BinaryIO) -> LedgerRange | None:
-    """The lines in a new ledger, which is closed; None where there are none."""
+    """Write the lines to a new ledger and close it. None if there are no lines."""
     batches = _batches(source, log.ledgers.client.config.max_payload_bytes(log.settings.digest_type))
     lines = next(batches, None)
     if lines is None:
@@ -182,10 +182,10 @@ def _write_lines(log: Log, app: str, run: str, source: BinaryIO) -> LedgerRange 
 
 
 def _batches(source: BinaryIO, max_line_bytes: int) -> Iterator[list[bytes]]:
-    """Lines without line feeds, as many at once as make up about a megabyte."""
+    """Yield lines without line feeds, about a megabyte at a time."""
     batch: list[bytes] = []
     size_bytes = number = 0
-    # Two more: for the line feed, and to see that a line is too long.
+    # Two extra bytes: for the line feed, and to detect a line that is too long.
     while line := source.readline(max_line_bytes + 2):
         number += 1
         line = line.removesuffix(b"\n")

@@ -30,7 +30,7 @@ from bk_spark.protocol.errors import BookKeeperError
 
 #: A JSON object.
 Record = dict[str, Any]
-#: Of a policy: what it keeps of the rows.
+#: Fields of a policy that say which rows to keep.
 _KEPT: Final = ("time_ms", "size_bytes")
 
 
@@ -77,7 +77,7 @@ def _summary(store: LogStore, name: str) -> Record:
         log = store.open_log(name)
         snapshot = log.snapshot(sync=False)
     except BookKeeperError as error:
-        # One that cannot be opened (deleted just now, or of a newer release) does not hide the others.
+        # A log that cannot be opened (just deleted, or of a newer release) must not hide the others.
         return {"name": name, "state": f"cannot be opened: {error.message}"}
     return {
         "name": name,
@@ -203,7 +203,7 @@ def policy_record(policy: Policy) -> Record:
 
 
 def _last_segments(snapshot: LogSnapshot, count: int) -> list[Segment]:
-    """The newest ``count``, in order; an open tail counts."""
+    """Return the newest ``count`` segments, in order, including an open tail."""
     tail = snapshot.open_tail
     newest_first = ([] if tail is None else [tail]) + [
         segment
@@ -251,7 +251,7 @@ def _lags(log: Log, snapshot: LogSnapshot, checkpoint: Checkpoint) -> list[Recor
 
 
 def _lag(snapshot: LogSnapshot, position: Position) -> Record:
-    """How much of the log is not read yet. ``behind_since``: when the first entry beyond was committed."""
+    """Return how much of the log is unread. ``behind_since`` is the commit time of the first unread entry."""
     read_to = position.offset
     record: Record = {
         "read_to": read_to,

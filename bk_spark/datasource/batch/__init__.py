@@ -1,1 +1,1 @@
-"""Batch queries: planner, reader, writer. Only :mod:`bk_spark.datasource.source` comes in here."""
+"""Batch queries: planner, reader, writer. Imported only by :mod:`bk_spark.datasource.source`."""

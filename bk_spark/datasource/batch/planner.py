@@ -1,4 +1,4 @@
-"""Decides what a batch read reads: a snapshot of logs, or of ledgers, cut into tasks by bytes."""
+"""Plans batch reads: takes a snapshot of logs or ledgers and cuts it into tasks by bytes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from bk_spark.log.formats.settings import EntryFormat
 
 
 def batch_splits(options: SourceOptions, schema: StructType, conditions: Conditions) -> list[Split]:
-    """The tasks of a batch, of what there is now and may fulfil ``conditions``.
+    """Return the tasks of a batch: everything readable now that may match ``conditions``.
 
-    Raises LogRangeGoneError and InvalidArgumentError for ranges, schemas and logs that are not there or do not go
-    together, and what opening logs and ledgers raises.
+    Raises LogRangeGoneError and InvalidArgumentError for missing or incompatible ranges, schemas and logs, and any
+    error from opening logs and ledgers.
     """
     if options.ledgers is None:
         entry_format, pieces = _of_logs(options, schema, conditions)
@@ -52,7 +52,7 @@ def _of_ledgers(
 ) -> tuple[EntryFormat, list[Pieces]]:
     entry_format = options.entry_format or EntryFormat.RAW
     if entry_format is not EntryFormat.RAW:
-        # What columns entries of arrow have beyond the first nobody knows.
+        # Only the first entry's columns are known; later arrow entries may have others.
         conditions = Conditions()
     readers = {str(ledger_id): open_ledger(options, ledger_id) for ledger_id in ledger_ids}
     for reader in readers.values():

@@ -1,4 +1,4 @@
-"""Batch reads: what Spark calls."""
+"""Batch reads: the classes that Spark calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bk_spark.datasource.pushdown import Conditions
 
 
 class BatchReader(DataSourceReader):
-    """Reads confirmed entries: a log's committed ones and those of its open tail, or a ledger's."""
+    """Reads the confirmed entries of a log (committed, and in its open tail) or of a ledger."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -25,28 +25,31 @@ class BatchReader(DataSourceReader):
     @plain_errors
     def partitions(self) -> list[InputPartition]:
         """The snapshot that every action on this DataFrame reads."""
-        # Here, because tasks have no use for it.
+        # Imported here because tasks do not need it.
         from bk_spark.datasource.batch.planner import batch_splits
 
         return [*batch_splits(self._options, self._schema, self._conditions)]
 
     @plain_errors_in
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one split, a block of entries at a time."""
+        """Yield the rows of one split, a block of entries at a time."""
         if isinstance(partition, Split):
             yield from read_split(self._options, self._schema, partition)
 
 
 class PushDownFiltersReader(BatchReader):
-    """For option pushDownFilters. Spark refuses every read of a reader that has ``pushFilters`` while its conf
-    ``spark.sql.python.filterPushdown.enabled`` is false, and names the class and the conf in its error."""
+    """The reader for option pushDownFilters.
+
+    Spark fails every read by a reader that has ``pushFilters`` while ``spark.sql.python.filterPushdown.enabled`` is
+    false. Its error names the class and the conf.
+    """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 (Spark's)
-        """Keep what helps to read less; all of ``filters`` are also for Spark to apply."""
+        """Keep the filters that reduce reading. Spark still applies all of ``filters``."""
         self._conditions = Conditions.of(filters)
         return filters
 
 
 def batch_reader(options: SourceOptions, schema: StructType) -> BatchReader:
-    """The reader that ``options`` ask for."""
+    """Return the reader for ``options``."""
     return (PushDownFiltersReader if options.push_down_filters else BatchReader)(options, schema)

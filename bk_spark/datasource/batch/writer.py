@@ -1,4 +1,4 @@
-"""Batch writes: executors append to ledgers of their own, the driver commits them to the log at once."""
+"""Batch writes: each executor appends to its own ledgers; the driver commits them to the log in one transaction."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from bk_spark.datasource.writing.target_log import find_or_make_log
 from bk_spark.datasource.writing.write_task import TaskMessage, commit_batch, task_messages, write_task
 from bk_spark.log.formats.message import CommitMessage, CommitRequest
 
-#: Stands for a streaming query's id in batch writes outside of foreachBatch.
+#: Used in place of a streaming query's id by batch writes outside foreachBatch.
 _BATCH_QUERY: Final = "batch"
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """One batch write to a log. Made in the driver (which finds or makes the log), run in executors,
+    """One batch write to a log. Created in the driver (which finds or makes the log), run in executors,
     committed in the driver.
 
-    With ``txnAppId`` and ``txnVersion`` it may be repeated, in foreachBatch for one: it is in the log once. There its
-    tasks tell of which query it is, and of which of its batches: so a query with another checkpoint is known. Its run
-    is the query's, whose ledgers live on from batch to batch.
+    With ``txnAppId`` and ``txnVersion`` the write may be repeated, for example in foreachBatch, and is still in the
+    log only once. In foreachBatch the tasks report their query and batch, so that a query with another checkpoint is
+    detected. The write then uses the query's run, whose ledgers stay open between batches.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType, overwrite: bool) -> None:
@@ -44,7 +44,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     @plain_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Append a task's rows to ledgers of its own; an empty task makes none."""
+        """Append a task's rows to its own ledgers. An empty task makes none."""
         context = TaskContext.get()
         if context is not None:
             refuse_made_table(context)
@@ -52,7 +52,7 @@ class BatchWriter(DataSourceArrowWriter):
         batch = micro_batch(context)
         run, cache = self._run, None
         if batch is not None and not self._anonymous and _is_uuid(batch.run):
-            # In foreachBatch the next micro-batch goes on in the same ledgers, as in the sink.
+            # In foreachBatch the next micro-batch continues in the same ledgers, as in the sink.
             run, cache = batch.run, idle_ledgers()
         ranges = write_task(iterator, self._target, self._options, self._app, run, partition, cache)
         return TaskMessage(
@@ -70,7 +70,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     @plain_errors
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Put the tasks' ranges into the log, in partition order, in one transaction."""
+        """Add the tasks' ranges to the log, in partition order, in one transaction."""
         commit_batch(
             self._target.open(self._options.password()),
             CommitRequest.from_messages(
@@ -84,11 +84,11 @@ class BatchWriter(DataSourceArrowWriter):
         )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing to undo: what was not committed is not in the log. May follow a commit that took effect."""
+        """Do nothing: uncommitted rows are not in the log. May follow a commit that took effect."""
 
 
 def _is_uuid(run: str) -> bool:
-    """Whether it is the id of a query's run, and not a name that somebody gave to a group of jobs."""
+    """Whether ``run`` is the id of a query's run, not a user's name for a job group."""
     try:
         return str(uuid.UUID(run)) == run
     except ValueError:

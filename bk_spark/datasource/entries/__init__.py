@@ -1,1 +1,1 @@
-"""Rows to entries and back, one module for each entry format. Tasks of batch and streaming queries come in here."""
+"""Rows to entries and back, one module per entry format. Used by tasks of batch and streaming queries."""

@@ -1,6 +1,6 @@
-"""entryFormat arrow: many rows per entry, each entry an Arrow IPC stream of its own.
+"""entryFormat arrow: many rows per entry. Each entry is a complete Arrow IPC stream.
 
-The stream's schema is the log's (time zone UTC); its buffers may be compressed (lz4 or zstd).
+The stream has the log's schema (time zone UTC). Its buffers may be compressed (lz4 or zstd).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def entries_of(
     max_entry_bytes: int,
     partition: int,
 ) -> Iterator[tuple[pa.Buffer, int]]:
-    """(entry, rows in it): ``batches`` cut and joined to entries of about ``entry_bytes`` before compression.
+    """Split and join ``batches`` into entries of about ``entry_bytes`` before compression. Yields (entry, row count).
 
-    Raises InvalidArgumentError for a row that does not fit into ``max_entry_bytes`` alone, naming it: its
-    number within ``partition``, from 0.
+    Raises InvalidArgumentError for a single row larger than ``max_entry_bytes``. The error names the row by its number
+    within ``partition``, from 0.
     """
     writer = _EntryWriter(schema, compression, max_entry_bytes, partition)
     waiting: list[pa.RecordBatch] = []
@@ -50,13 +50,13 @@ def entries_of(
 
 
 def batches_in(entry: memoryview, where: str) -> list[pa.RecordBatch]:
-    """The record batches of one entry. Raises CorruptFileError where it is not an Arrow stream."""
+    """Return the record batches of one entry. Raises CorruptFileError if it is not an Arrow stream."""
     with _stream_in(entry, where) as stream:
         return list(stream)
 
 
 def schema_in(entry: memoryview, where: str) -> pa.Schema:
-    """The schema of one entry. Raises as :func:`batches_in`."""
+    """Return the schema of one entry. Raises as :func:`batches_in`."""
     with _stream_in(entry, where) as stream:
         return stream.schema
 
@@ -71,7 +71,7 @@ def _stream_in(entry: memoryview, where: str) -> Iterator[pa.RecordBatchStreamRe
 
 
 def _canonical(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch in exactly the log's column order and types (session time zones and large types go)."""
+    """Return the batch with exactly the log's column order and types, without session time zones and large types."""
     if batch.schema.equals(schema):
         return batch
     columns = [batch.column(one.name) for one in schema]
@@ -93,7 +93,7 @@ class _EntryWriter:
         self._rows = 0
 
     def write(self, parts: list[pa.RecordBatch]) -> Iterator[tuple[pa.Buffer, int]]:
-        """One entry of ``parts``, or several where one would be too large."""
+        """Yield one entry with ``parts``, or several if one would be too large."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, self._schema, options=self._options) as stream:
             for part in parts:

@@ -1,4 +1,4 @@
-"""entryFormat raw: one row, one entry."""
+"""entryFormat raw: one row per entry."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from bk_spark.protocol.errors import InvalidArgumentError
 
 
 def rows(batches: Iterator[pa.RecordBatch], partition: int, max_value_bytes: int) -> Iterator[Payloads]:
-    """The values of a task's batches as payloads, without copying; empty batches are left out.
+    """Yield the values of a task's batches as payloads, without copying. Skips empty batches.
 
-    Raises InvalidArgumentError for a null and for a value of more than ``max_value_bytes``, naming the row:
+    Raises InvalidArgumentError for a null and for a value of more than ``max_value_bytes``. The error names the row by
     its number within ``partition``, from 0.
     """
     row_number = 0
@@ -43,8 +43,8 @@ def rows(batches: Iterator[pa.RecordBatch], partition: int, max_value_bytes: int
 
 
 def value_array(payloads: Payloads, data_type: pa.DataType, where: Callable[[int], tuple[int, int]]) -> pa.Array:
-    """Payloads as a binary or string column. Raises InvalidArgumentError for bad UTF-8; ``where`` tells the ledger and
-    the entry of each."""
+    """Return payloads as a binary or string column. Raises InvalidArgumentError for bad UTF-8. ``where`` returns the
+    ledger and the entry of a row."""
     values = binary_array(payloads)
     if data_type == pa.binary():
         return values

@@ -1,4 +1,4 @@
-"""Schemas: what a read gives, what a write takes, and their Arrow forms."""
+"""Schemas of reads and writes, and their Arrow equivalents."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 from bk_spark.protocol.errors import InvalidArgumentError
 
 VALUE: Final = "value"
-#: What is known of an entry beside its content.
+#: Columns that describe an entry rather than its content.
 METADATA_FIELDS: Final = (
     StructField("log", StringType()),
     StructField("offset", LongType()),
@@ -38,15 +38,15 @@ RAW_SCHEMA: Final = StructType([StructField(VALUE, BinaryType()), *METADATA_FIEL
 
 
 def schema_of_json(schema_json: str | None) -> StructType:
-    """The schema that a log's settings hold."""
+    """Parse the schema in a log's settings."""
     return StructType.fromJson(json.loads(schema_json or "{}"))
 
 
 def stored_schema(schema: StructType) -> StructType:
-    """``schema`` as a log keeps it: everything may be null, down to elements and fields.
+    """Return ``schema`` as a log stores it: everything is nullable, including elements and fields.
 
-    Whether a column of one write can be null is of no interest to the next write, and a schema that
-    promises more than the data hold makes Spark compute nonsense.
+    Nullability in one write says nothing about the next write. If a schema declares non-null data that contains
+    nulls, Spark computes wrong results.
     """
     return StructType([_nullable_field(one) for one in schema.fields])
 
@@ -68,9 +68,9 @@ def _nullable(data_type: DataType) -> DataType:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema in which Spark exchanges ``schema`` with a data source (time zone UTC).
+    """Return the Arrow schema in which Spark exchanges ``schema`` with a data source (time zone UTC).
 
-    Raises InvalidArgumentError naming the column whose type cannot be exchanged.
+    Raises InvalidArgumentError naming a column whose type cannot be exchanged.
     """
     check_no_duplicates(schema)
     for one in schema.fields:
@@ -85,13 +85,13 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def check_has_columns(schema: StructType) -> None:
-    """Rows without columns have no bytes: nothing would tell how many there are. Raises InvalidArgumentError."""
+    """Raise InvalidArgumentError if there are no columns: such rows have no bytes, so their number would be lost."""
     if not schema.fields:
         raise InvalidArgumentError("the schema has no columns, so that there are no rows to see: select one at least")
 
 
 def check_no_duplicates(schema: StructType) -> None:
-    """Raises InvalidArgumentError naming a column that ``schema`` has twice."""
+    """Raise InvalidArgumentError naming a column that ``schema`` has twice."""
     names = schema.fieldNames()
     for name in names:
         if names.count(name) > 1:
@@ -99,7 +99,7 @@ def check_no_duplicates(schema: StructType) -> None:
 
 
 def with_metadata(schema: StructType) -> StructType:
-    """``schema`` followed by the metadata columns. Raises InvalidArgumentError where names collide."""
+    """Return ``schema`` followed by the metadata columns. Raises InvalidArgumentError if names collide."""
     names = {name.lower() for name in schema.fieldNames()}
     for one in METADATA_FIELDS:
         if one.name.lower() in names:
@@ -110,7 +110,7 @@ def with_metadata(schema: StructType) -> StructType:
 
 
 def check_raw_write(schema: StructType) -> None:
-    """A raw write takes one column, ``value``, binary or string. Raises InvalidArgumentError."""
+    """Raise InvalidArgumentError unless the only column is ``value``, binary or string."""
     check_no_duplicates(schema)
     names = schema.fieldNames()
     if VALUE not in names:
@@ -131,7 +131,7 @@ def check_raw_write(schema: StructType) -> None:
 
 
 def check_raw_read(schema: StructType) -> None:
-    """A raw read gives columns of RAW_SCHEMA; ``value`` also as string. Raises InvalidArgumentError."""
+    """Raise InvalidArgumentError unless all columns are in RAW_SCHEMA; ``value`` may also be a string."""
     check_has_columns(schema)
     for one in schema.fields:
         if one.name not in RAW_SCHEMA.fieldNames():
@@ -150,9 +150,9 @@ def check_raw_read(schema: StructType) -> None:
 
 
 def check_arrow_read(wanted: StructType, stored: StructType, owner: str) -> None:
-    """Each wanted column is a stored one or a metadata column, of the same type. ``owner`` is for error texts.
+    """Raise InvalidArgumentError unless each wanted column is a stored or metadata column of the same type.
 
-    Raises InvalidArgumentError.
+    ``owner`` is for error texts.
     """
     check_has_columns(wanted)
     known = {one.name: one.dataType for one in (*METADATA_FIELDS, *stored.fields)}
@@ -169,7 +169,7 @@ def check_arrow_read(wanted: StructType, stored: StructType, owner: str) -> None
 
 
 def check_same_columns(written: StructType, stored: StructType, log: str) -> None:
-    """Data to append has exactly the log's columns. Raises InvalidArgumentError naming the first that differs."""
+    """Raise InvalidArgumentError, naming the first difference, unless the data has exactly the log's columns."""
     check_no_duplicates(written)
     for one in written.fields:
         if one.name not in stored.fieldNames():
@@ -191,7 +191,7 @@ def check_same_columns(written: StructType, stored: StructType, log: str) -> Non
 
 
 def check_same_schema(one: StructType, name: str, other: StructType, other_name: str, kind: str = "log") -> None:
-    """Two logs (or what ``kind`` says) to be read together have the same columns, in any order.
+    """Check that two logs (or other ``kind``) to be read together have the same columns, in any order.
 
     Raises InvalidArgumentError naming the first column that differs.
     """
@@ -211,5 +211,5 @@ def check_same_schema(one: StructType, name: str, other: StructType, other_name:
 
 
 def _same_type(one: DataType, other: DataType) -> bool:
-    # Not by ==: that also compares what may be null, which is of no interest here.
+    # Not ==, which also compares nullability; that does not matter here.
     return one.simpleString() == other.simpleString()

@@ -1,4 +1,4 @@
-"""The rows of one task: entries of its pieces as Arrow record batches. For batches and streams."""
+"""Reads one task's entries as Arrow record batches. Used by batches and streams."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, NoSuchLedgerError
 
 _LOG: Final = logging.getLogger(__name__)
-#: A batch of fewer bytes is joined with its neighbours, up to about so many together.
+#: Batches smaller than the first are joined with their neighbours, up to about the second.
 _SMALL_BATCH_BYTES: Final = 64 * 1024
 _JOINED_BATCH_BYTES: Final = 1024 * 1024
 
 
 @dataclass
 class Split(InputPartition):
-    """What one task reads. Self-contained: Spark pickles the reader before it asks for the splits, so
-    nothing that is learnt while planning reaches the tasks but in here."""
+    """What one task reads. Must be self-contained: Spark pickles the reader before it asks for the splits, so
+    planning results reach the tasks only in the splits."""
 
     entry_format: EntryFormat
     pieces: Pieces
 
 
 def read_split(options: SourceOptions, schema: StructType, split: Split) -> Iterator[pa.RecordBatch]:
-    """The rows of one split, many entries at a time, in exactly the Arrow form of ``schema``.
+    """Yield the rows of one split, many entries at a time, in exactly the Arrow form of ``schema``.
 
-    Raises LogRangeGoneError (NoSuchLedgerError without a log) where a ledger was deleted since the split was planned,
-    unless failOnDataLoss is false: then its entries are left out, with a warning.
+    Raises LogRangeGoneError (NoSuchLedgerError without a log) if a ledger was deleted since the split was planned. If
+    failOnDataLoss is false, skips its entries with a warning instead.
     """
     client = client_of(options.metadata_service_uri)
     password = options.password()
@@ -61,7 +61,7 @@ def read_split(options: SourceOptions, schema: StructType, split: Split) -> Iter
 
 
 def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """``batches``, neighbours of few bytes joined: each batch has a price of its own in Spark."""
+    """Join small neighbouring ``batches``: each batch has a fixed cost in Spark."""
     small: list[pa.RecordBatch] = []
     size_bytes = 0
     for batch in batches:
@@ -84,7 +84,7 @@ def _as_one(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
 
 
 def _without_first_ledger(pieces: Pieces, options: SourceOptions, error: NoSuchLedgerError) -> Pieces:
-    """``pieces`` but for those of the first one's ledger, which is gone. Raises where that is not to be."""
+    """Return ``pieces`` without the first one's ledger, which was deleted. Raises if failOnDataLoss is set."""
     piece = next(iter(pieces))
     is_left = pieces.ledger_id != piece.ledger_id
     more = len(pieces) - int(is_left.sum()) - 1
@@ -111,7 +111,7 @@ def _without_first_ledger(pieces: Pieces, options: SourceOptions, error: NoSuchL
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Origin:
-    """Where rows are from: the entry of each, and of each of ``pieces`` in turn so many rows as ``counts`` says."""
+    """Where rows come from: the entry of each row, and in ``counts`` the number of rows of each of ``pieces``."""
 
     pieces: Pieces
     counts: Int64s
@@ -119,24 +119,24 @@ class _Origin:
 
     @classmethod
     def of_entries(cls, pieces: Pieces) -> _Origin:
-        """Of one row an entry."""
+        """Return the origin of rows that are one entry each."""
         counts = pieces.entries
         shifts = pieces.first - pieces.entry_sums[:-1]
         return cls(pieces, counts, np.repeat(shifts, counts) + np.arange(int(counts.sum())))
 
     def where(self, row: int) -> tuple[int, int]:
-        """Ledger and entry of a row."""
+        """Return the ledger and entry of a row."""
         piece = int(np.searchsorted(np.cumsum(self.counts), row, side="right"))
         return int(self.pieces.ledger_id[piece]), int(self.entry_ids[row])
 
     def column(self, name: str) -> pa.Array:
-        """The metadata column ``name``; only what the schema asks for is made."""
+        """Build the metadata column ``name``. Only called for columns in the schema."""
         pieces, counts = self.pieces, self.counts
         match name:
             case "log":
                 if len(pieces.logs) == 1:
                     return pa.repeat(pa.scalar(pieces.logs[0], pa.string()), len(self.entry_ids))
-                # Where there is no log, the number of one is that of the null at the end.
+                # NO_LOG becomes the index of the null at the end.
                 return pa.array([*pieces.logs, None], pa.string()).take(
                     pa.array(np.repeat(pieces.log % (len(pieces.logs) + 1), counts))
                 )
@@ -154,19 +154,19 @@ class _Origin:
 
 
 def _or_nulls(known: Int64s, values: Int64s) -> pa.Array:
-    """``values``; nulls where pieces, all of them, are of no log."""
+    """Return ``values``, or nulls if the pieces are of no log."""
     return pa.nulls(len(values), pa.int64()) if int(known[0]) == NO_LOG else pa.array(values)
 
 
 class _Rows:
-    """Makes batches of ``schema`` out of entries."""
+    """Turns entries into batches of ``schema``."""
 
     def __init__(self, schema: pa.Schema, entry_format: EntryFormat) -> None:
         self._schema = schema
         self._format = entry_format
 
     def of(self, payloads: Payloads, pieces: Pieces) -> Iterator[pa.RecordBatch]:
-        """Of the entries of ``pieces``, in order."""
+        """Yield the rows of the entries in ``pieces``, in order."""
         if self._format is EntryFormat.RAW:
             yield self._raw(payloads, _Origin.of_entries(pieces))
         else:
@@ -208,7 +208,7 @@ class _Rows:
 
 
 def _batch(columns: list[pa.Array], schema: pa.Schema, where: str) -> pa.RecordBatch:
-    """``columns`` as a batch of ``schema``. Raises InvalidArgumentError for one that ``schema`` cannot hold."""
+    """Return ``columns`` as a batch of ``schema``. Raises InvalidArgumentError for a column that does not fit."""
     arrays = []
     for column, one in zip(columns, schema, strict=True):
         try:
@@ -218,7 +218,7 @@ def _batch(columns: list[pa.Array], schema: pa.Schema, where: str) -> pa.RecordB
                 f"column {one.name} in {where} cannot be read as {one.type}: {error}; leave the schema out, or let "
                 "its fields be null"
             ) from error
-        # Spark believes the schema: a null would become a 0, or a NullPointerException far from here.
+        # Spark trusts the schema: a null would become a 0, or a NullPointerException far from here.
         if array.null_count and not one.nullable:
             raise InvalidArgumentError(
                 f"column {one.name} has nulls in {where}, but the schema given says NOT NULL: leave that out"

@@ -1,11 +1,11 @@
-"""Options of Spark's Kafka source and of Pulsar's connector: what to write here instead."""
+"""Options of Spark's Kafka source and Pulsar's connector, and their equivalents here."""
 
 from __future__ import annotations
 
 from typing import Final
 
 _PAGE: Final = "docs/kafka-migration.md goes through all of them"
-#: Lower-cased name of an option of theirs -> ours.
+#: Their option, in lower case -> ours.
 OURS: Final = {
     "topic": "log",
     "topics": "logs",
@@ -23,7 +23,7 @@ OURS: Final = {
     "kafka.acks": "ackQuorumSize",
     "kafka.compression.type": "compression",
 }
-#: There is nothing like them here.
+#: Options without an equivalent here, and why.
 _NONE: Final = {
     "assign": "a log has no partitions to choose from",
     "includeheaders": "an entry has no headers",
@@ -37,7 +37,7 @@ _NONE: Final = {
 
 
 def foreign_option(key: str) -> str | None:
-    """What to do instead of giving the option ``key``; None where it is not known from elsewhere."""
+    """Return what to use instead of the option ``key``, or None if it is not an option of Kafka or Pulsar."""
     lowered = key.lower()
     if lowered in OURS:
         return f"use {OURS[lowered]} here ({_PAGE})"

@@ -1,4 +1,4 @@
-"""The options of a read or write: one table, from which they are validated and the page of documentation is printed."""
+"""The options of reads and writes: one table, used to validate them and to print their page of documentation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _YEAR_MS: Final = 365 * 86_400_000
 
 
 class Use(enum.Flag):
-    """What Spark does with the data source."""
+    """Ways in which Spark uses the data source."""
 
     BATCH_READ = enum.auto()
     STREAM_READ = enum.auto()
@@ -66,7 +66,7 @@ def _option(
 class SourceOptions:
     """The validated options of one read or write.
 
-    Options that this read or write does not use have their defaults. Timestamps are milliseconds of Unix time.
+    Options that do not apply to this read or write have their defaults. Timestamps are milliseconds of Unix time.
     ``given`` has the names that the user set, in lower case.
     """
 
@@ -328,21 +328,21 @@ class SourceOptions:
 
     @property
     def quorum(self) -> Quorum:
-        """Quorum of a new log."""
+        """The quorum of a new log."""
         return Quorum(self.ensemble_size, self.write_quorum_size, self.ack_quorum_size)
 
     @property
     def ledgers(self) -> tuple[int, ...] | None:
-        """The ledgers of a read that names ledgers; None where it names logs."""
+        """The ids of the ledgers to read, or None if the read names logs."""
         return self.ledger_ids if self.ledger_id is None else (self.ledger_id,)
 
     def password(self) -> bytes:
-        """The password; empty where none was given. Raises InvalidArgumentError for an unreadable file."""
+        """Return the password, empty if none was given. Raises InvalidArgumentError for an unreadable file."""
         if self._password_file is None:
             return (self._password or "").encode()
         remedy = "it must be readable where the driver and the executors run"
         return password_in(self._password_file, "option passwordFile", remedy)
 
 
-#: Every option, by the name of its field.
+#: All options, by field name.
 OPTIONS: Final[dict[str, Option]] = settings_of(SourceOptions)

@@ -35,7 +35,7 @@ _USES: Final = {
 
 
 def reference() -> str:
-    """The page."""
+    """Return the page."""
     columns: dict[str, Callable[[str, Option], str]] = {
         "option": lambda _, option: f"`{option.name}`",
         **{heading: _mark(use) for heading, use in _USES.items()},

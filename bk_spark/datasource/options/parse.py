@@ -18,7 +18,7 @@ _SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
 _QUORUM: Final = ("ensembleSize", "writeQuorumSize", "ackQuorumSize")
 #: A read names exactly one of these.
 _SOURCES: Final = ("log", "logs", "logPattern", "ledgerId", "ledgerIds")
-#: Two ways to say one thing: at most one of each pair.
+#: Alternatives: at most one of each pair may be given.
 _EITHER: Final = (
     ("password", "passwordFile"),
     ("startingOffsets", "startingTimestamp"),
@@ -33,13 +33,13 @@ _USE_NAMES: Final = {
     Use.BATCH_WRITE: "batch writes",
     Use.STREAM_WRITE: "streaming writes",
 }
-#: Spark 4.2 and 4.3 hand no option of a table in the catalog to sources in Python.
+#: Spark 4.2 and 4.3 do not pass the options of a catalog table to sources in Python.
 TABLES_REMEDY: Final = (
     "In SQL: Spark does not keep the options of CREATE TABLE … USING bookkeeper. Give them with each use, SELECT … "
     "FROM t WITH (metadataServiceUri = '…', log = '…') and INSERT INTO t WITH (…) …, or make a view, which keeps them: "
     "CREATE TEMPORARY VIEW v USING bookkeeper OPTIONS (metadataServiceUri '…', log '…')"
 )
-#: Spark adds it to the options when a table is made.
+#: Spark adds this option when a table is created.
 _OF_CREATE_TABLE: Final = "provider"
 
 
@@ -49,11 +49,11 @@ def parse_options(raw: Mapping[str, str], *, writing: bool, streaming: bool | No
     Parameters
     ----------
     raw
-        Names, in any case, and texts of the options.
+        The options' texts by name. Names are case-insensitive.
     writing
         Whether this is a write.
     streaming
-        Whether this is a stream. None: not known yet; options of both pass.
+        Whether this is a stream. None: not known yet, accept options of both.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def _check_quorum(values: Mapping[str, Any], given: set[str]) -> None:
     try:
         Quorum(*(values[name] for name in _QUORUM))
     except InvalidArgumentError as error:
-        # Each pair in which the first is to be the larger one and is not.
+        # The first of each pair must not be smaller than the second.
         wrong = [pair for pair in itertools.combinations(_QUORUM, 2) if values[pair[0]] < values[pair[1]]]
         own = [f"lower {low} or raise {high}" for high, low in wrong if {high.lower(), low.lower()} <= given]
         defaults = [name for name in _QUORUM if name.lower() not in given and any(name in pair for pair in wrong)]
@@ -154,7 +154,7 @@ def _check_source(values: Mapping[str, Any]) -> None:
 
 
 def _check_batch_range(values: Mapping[str, Any]) -> None:
-    """A batch that starts at the end, or ends at the start, is always empty."""
+    """Refuse a batch that starts at the end or ends at the start: it is always empty."""
     for name, edge, other in (
         ("startingOffsets", Edge.LATEST, "earliest"),
         ("endingOffsets", Edge.EARLIEST, "latest"),

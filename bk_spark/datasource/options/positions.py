@@ -1,4 +1,4 @@
-"""Start and end of a read: turns the options' words, times and JSON into offsets. No I/O of its own."""
+"""Start and end of a read: turns the words, times and JSON in options into offsets. Does no I/O itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The part of a log that can be read now: offsets ``[first, end)``. For a ledger: entry ids.
+    """The part of a log that is readable now: offsets ``[first, end)``. For a ledger: entry ids.
 
     ``offset_at(time_ms)`` is the first offset committed at that time or later, or ``end`` if there is none.
     """
@@ -27,10 +27,10 @@ class Bounds:
 
 
 def start_offsets(options: SourceOptions, bounds: Mapping[str, Bounds], default: Edge) -> dict[str, int]:
-    """Where to start in each log (by name) or ledger (by id as text).
+    """Return where to start in each log (by name) or ledger (by id as text).
 
     Raises InvalidArgumentError if startingOffsets names something that is not read, or omits something that is.
-    Raises LogRangeGoneError for an offset out of bounds, unless failOnDataLoss is false; then uses the nearest bound.
+    Raises LogRangeGoneError for an offset out of bounds. If failOnDataLoss is false, uses the nearest bound instead.
     """
     return _offsets(
         "startingOffsets", options, bounds, options.starting_offsets or default, options.starting_timestamp_ms
@@ -38,14 +38,14 @@ def start_offsets(options: SourceOptions, bounds: Mapping[str, Bounds], default:
 
 
 def end_offsets(options: SourceOptions, bounds: Mapping[str, Bounds]) -> dict[str, int]:
-    """Where a batch ends in each log or ledger; raises as :func:`start_offsets`."""
+    """Return where a batch ends in each log or ledger. Raises as :func:`start_offsets`."""
     return _offsets(
         "endingOffsets", options, bounds, options.ending_offsets or Edge.LATEST, options.ending_timestamp_ms
     )
 
 
 def batch_ranges(options: SourceOptions, bounds: Mapping[str, Bounds]) -> dict[str, tuple[int, int]]:
-    """``[start, end)`` of each log or ledger. Also raises InvalidArgumentError if one starts after its end."""
+    """Return ``[start, end)`` of each log or ledger. Also raises InvalidArgumentError for a start after the end."""
     starts = start_offsets(options, bounds, Edge.EARLIEST)
     ends = end_offsets(options, bounds)
     for name, start in starts.items():
@@ -120,5 +120,5 @@ def _given(options: SourceOptions, kind: str) -> str:
 
 
 def _some(names: list[str]) -> str:
-    """At most a few of many."""
+    """Join the names, at most ten of them."""
     return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -1,4 +1,4 @@
-"""Kinds of values that only the data source has: ends of logs, positions, times, lists of names and of ledgers."""
+"""Kinds of values used only by the data source: ends of logs, positions, times, lists of names and of ledgers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Edge(enum.Enum):
     LATEST = "latest"
 
 
-#: An end, for every log; or for each log (or ledger id, as text) an offset (an entry id) or an end.
+#: One end for all logs, or per log an offset or an end. For ledgers: per ledger id, as text, an entry id or an end.
 Positions: TypeAlias = Edge | dict[str, int | Edge]
 
 #: Ends in JSON, as Kafka's connector writes them.
@@ -30,7 +30,7 @@ _EDGE_NUMBERS: Final = {-2: Edge.EARLIEST, -1: Edge.LATEST}
 
 
 def _timestamp(value: str) -> int:
-    """Milliseconds of Unix time, or a date and time in ISO 8601, which is UTC if it names no zone."""
+    """Parse milliseconds of Unix time, or an ISO 8601 date and time, which is UTC if it names no zone."""
     value = value.strip()
     if re.fullmatch("[0-9]+", value):
         return int(whole(most=MAX_LONG).parse(value))
@@ -43,7 +43,7 @@ def _timestamp(value: str) -> int:
         ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)
-    # Rounded up: a commit in the millisecond before is not "at this time or later".
+    # Round up: a commit in the millisecond before is not "at this time or later".
     time_ms = -((_EPOCH - moment) // datetime.timedelta(milliseconds=1))
     if time_ms < 0:
         raise WrongValueError("is before 1970")
@@ -51,7 +51,7 @@ def _timestamp(value: str) -> int:
 
 
 def _name_list(value: str) -> tuple[str, ...]:
-    """Names, separated by commas. Blanks around them are ignored."""
+    """Parse names separated by commas. Ignores blanks around them."""
     names = tuple(name.strip() for name in value.split(","))
     if not all(names):
         raise WrongValueError("must be names separated by commas, none of them empty")
@@ -60,7 +60,7 @@ def _name_list(value: str) -> tuple[str, ...]:
 
 
 def _ledger_list(value: str) -> tuple[int, ...]:
-    """Ledger ids, separated by commas."""
+    """Parse ledger ids separated by commas."""
     try:
         ids = tuple(int(one) for one in value.split(","))
     except ValueError:
@@ -72,7 +72,7 @@ def _ledger_list(value: str) -> tuple[int, ...]:
 
 
 def _pattern(value: str) -> str:
-    """A regular expression."""
+    """Check a regular expression."""
     if not value:
         raise WrongValueError("is empty")
     try:
@@ -83,7 +83,7 @@ def _pattern(value: str) -> str:
 
 
 def _positions(value: str) -> Positions:
-    """``earliest``, ``latest``, or JSON such as ``{"events": 100, "clicks": -2}``; -2 is the first, -1 the end."""
+    """Parse ``earliest``, ``latest`` or JSON such as ``{"events": 100, "clicks": -2}``: -2 is the start, -1 the end."""
     for edge in Edge:
         if value.strip().lower() == edge.value:
             return edge

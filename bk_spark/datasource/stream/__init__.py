@@ -1,3 +1,4 @@
-"""Streaming queries: offsets, admission limits, planner, reader, writer. Only :mod:`bk_spark.datasource.source`
-comes in here.
+"""Streaming queries: offsets, admission limits, planner, reader, writer.
+
+Imported only by :mod:`bk_spark.datasource.source`.
 """

@@ -1,5 +1,5 @@
-"""Which micro-batch a task works for, as Spark tells it; in the tasks of a streaming write and in those that a batch
-write of foreachBatch starts. The process that commits is told nothing: there the ids come with the commit messages."""
+"""Which micro-batch a task works for, according to Spark. Known in tasks of a streaming write and of a batch write in
+foreachBatch. Spark tells the committing process nothing, so the commit messages carry the ids there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from pyspark import TaskContext
 
-# Local properties of a streaming query's jobs. The group of its jobs is the id of the query's run.
+# Local properties of a streaming query's jobs. The job group is the id of the query's run.
 _QUERY_ID: Final = "sql.streaming.queryId"
 _RUN_ID: Final = "spark.jobGroup.id"
 _BATCH_ID: Final = "streaming.sql.batchId"
@@ -16,7 +16,7 @@ _BATCH_ID: Final = "streaming.sql.batchId"
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """``query_id`` stays the same over a query's restarts, ``run`` does not."""
+    """A micro-batch. ``query_id`` survives restarts of the query, ``run`` does not."""
 
     query_id: str
     run: str
@@ -24,8 +24,8 @@ class MicroBatch:
 
 
 def micro_batch(context: TaskContext | None) -> MicroBatch | None:
-    """The micro-batch of a task; None where it works for none, or where Spark does not tell: in foreachBatch jobs from
-    a thread of one's own have the properties only with ``pyspark.inheritable_thread_target``."""
+    """Return the micro-batch of a task, or None if it has none or Spark does not tell. In foreachBatch, jobs started
+    from a user's own thread have the properties only with ``pyspark.inheritable_thread_target``."""
     if context is None:
         return None
     query_id, run, batch_id = (context.getLocalProperty(name) for name in (_QUERY_ID, _RUN_ID, _BATCH_ID))

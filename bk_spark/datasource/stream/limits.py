@@ -1,8 +1,8 @@
-"""How much of what waits a micro-batch takes. Pure.
+"""Decides how many waiting entries a micro-batch takes. Pure.
 
-Limits count entries and bytes of payload. Several logs share them in proportion to what waits in each. One of them,
-each in its turn, gets an entry before the rest is shared: so there is always progress, and no log starves beside a
-larger one. That entry is the only one that may go beyond the limit of bytes, where it alone is larger.
+Limits count entries and bytes of payload. Logs share them in proportion to their waiting entries. In each batch one
+log, in turn, first gets a single entry. This guarantees progress, and a small log does not starve beside a larger one.
+Only that entry may exceed the byte limit, if it alone is larger.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ def _none() -> Int64s:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Backlog:
-    """Entries ``[start, end)`` of one log that were not read yet.
+    """Unread entries ``[start, end)`` of one log.
 
-    ``segment_entries`` and ``segment_bytes`` tell of the first of them, segment by segment; how many segments is the
-    caller's choice, but where there is a limit of bytes they must reach that far. Within a segment entries count as
-    of one size.
+    ``segment_entries`` and ``segment_bytes`` describe the first of them by segment. The caller chooses how many
+    segments, but with a byte limit they must cover that many bytes. Entries of a segment count as equally large.
     """
 
     start: int
@@ -38,12 +37,12 @@ class Backlog:
         return self.end - self.start
 
     def size_bytes(self) -> int:
-        """Of all, judged by the segments that are known."""
+        """Estimate the bytes of all entries from the known segments."""
         known = int(self.segment_entries.sum())
         return int(self.segment_bytes.sum()) * self.entries // known if known else 0
 
     def bytes_of(self, entries: int) -> int:
-        """Of the first ``entries``, rounded up."""
+        """Return the bytes of the first ``entries``, rounded up."""
         whole, in_next = self._segment_at(entries)
         size = int(self.segment_bytes[:whole].sum())
         if in_next and whole < len(self.segment_entries):
@@ -51,7 +50,7 @@ class Backlog:
         return size
 
     def entries_within(self, size_bytes: int) -> int:
-        """The most that have ``size_bytes`` together."""
+        """Return the largest number of entries that fit in ``size_bytes``."""
         sums = np.cumsum(self.segment_bytes)
         whole = int(np.searchsorted(sums, size_bytes, side="right"))
         entries = int(self.segment_entries[:whole].sum())
@@ -61,7 +60,7 @@ class Backlog:
         return min(entries, self.entries)
 
     def _segment_at(self, entries: int) -> tuple[int, int]:
-        """How many segments ``entries`` fill, and how many entries they have of the next one."""
+        """Return how many whole segments ``entries`` cover, and how many entries of the next segment."""
         sums = np.cumsum(self.segment_entries)
         whole = int(np.searchsorted(sums, entries, side="right"))
         return whole, entries - int(sums[whole - 1] if whole else 0)
@@ -70,7 +69,7 @@ class Backlog:
 def ends_within(
     backlogs: Mapping[str, Backlog], *, max_entries: int | None, max_bytes: int | None, turn: int
 ) -> dict[str, int]:
-    """Where the batch ends in each log. ``turn`` counts batches: it says whose turn it is."""
+    """Return where the batch ends in each log. ``turn`` counts batches and selects the log whose turn it is."""
     names = sorted(name for name, backlog in backlogs.items() if backlog.entries)
     taken = [backlogs[name].entries for name in names]
     if names:
@@ -86,7 +85,7 @@ def ends_within(
 
 
 def _share(entries: Sequence[int], limit: int, first: int) -> list[int]:
-    """How many of ``entries`` of each log. ``limit`` is 1 or more; ``first`` is whose turn it is."""
+    """Return how many of ``entries`` each log gets. ``limit`` is 1 or more. ``first`` is the log whose turn it is."""
     if sum(entries) <= limit:
         return list(entries)
     rest = [count - (index == first) for index, count in enumerate(entries)]
@@ -95,7 +94,7 @@ def _share(entries: Sequence[int], limit: int, first: int) -> list[int]:
     shares = [to_share * count // all_rest for count in rest]
     left = to_share - sum(shares)
     shares[first] += 1
-    # What rounding left over goes to those with nothing, then to the others: less than one each.
+    # Rounding leaves less than one entry per log: give them to logs with nothing first, then to the others.
     order = _from(first, len(entries))
     for index in sorted(order, key=lambda index: shares[index] > 0):
         if left and shares[index] < entries[index]:
@@ -105,7 +104,7 @@ def _share(entries: Sequence[int], limit: int, first: int) -> list[int]:
 
 
 def _share_bytes(waiting: Sequence[Backlog], limit: int, first: int) -> list[int]:
-    """How many entries of each log, by their bytes."""
+    """Return how many entries each log gets, by their bytes."""
     sizes = [backlog.size_bytes() for backlog in waiting]
     if sum(sizes) <= limit:
         return [backlog.entries for backlog in waiting]
@@ -129,13 +128,13 @@ def _share_bytes(waiting: Sequence[Backlog], limit: int, first: int) -> list[int
 
 
 def _from(first: int, count: int) -> list[int]:
-    """All indexes, in turns, after ``first``; it comes last."""
+    """Return all indexes in cyclic order, starting after ``first`` and ending with it."""
     return [(first + step) % count for step in range(1, count + 1)]
 
 
 class MinEntriesGate:
-    """Holds a batch back until ``min_entries`` wait, or ``max_delay_ms`` passed since the batch before. The first is
-    not held back."""
+    """Delays a batch until ``min_entries`` wait or ``max_delay_ms`` passed since the previous batch. Never delays the
+    first batch."""
 
     def __init__(self, min_entries: int, max_delay_ms: int) -> None:
         self._min_entries = min_entries
@@ -143,7 +142,7 @@ class MinEntriesGate:
         self._opened_ms: float | None = None
 
     def opens(self, waiting_entries: int, now_ms: float) -> bool:
-        """Whether a batch may go now; it then counts as the batch before. ``now_ms``: of a clock that only goes on."""
+        """Whether a batch may start now. If so, it becomes the previous batch. ``now_ms`` is of a monotonic clock."""
         if not waiting_entries:
             return False
         due = self._opened_ms is None or now_ms - self._opened_ms >= self._max_delay_ms

@@ -1,9 +1,9 @@
-"""Lists of logs that are watched instead of polled.
+"""Caches lists of logs, using watches instead of polling.
 
-A watch tells at once of a change that the connected ZooKeeper server knows of. A server may be behind, and the news
-of a change may still be on its way through this process; so once a second, when somebody asks, it is looked after a
-``sync()``. Between that, what is cached here costs nothing. Many logs are looked after together: one ``sync()`` and
-pipelined readings, however many they are (:func:`look_at_logs`).
+A watch fires at once when the connected ZooKeeper server sees a change. The server may be behind, and the event may
+still be on its way through this process. So at most once a second, when a caller asks, the list is read again after a
+``sync()``. In between, the cache costs nothing. Many logs are checked together, with one ``sync()`` and pipelined
+reads (:func:`look_at_logs`).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from bk_spark.protocol.errors import BookKeeperError, MetadataUnavailableError
 from bk_spark.protocol.metadata.znodes import Znode
 
 _T = TypeVar("_T")
-#: Between two looks at what did not change.
+#: Seconds between two reads of something unchanged.
 _LOOK_S: Final = 1.0
 _MAX_SESSIONS: Final = 3
 
-#: Seconds of a clock that only goes on.
+#: Seconds of a monotonic clock.
 Clock = Callable[[], float]
 
 
 class _Watched(ABC, Generic[_T]):
-    """What is read from ZooKeeper, and kept until it changes. For one thread at a time."""
+    """A value read from ZooKeeper and kept until it changes. For one thread at a time."""
 
     def __init__(self, zk: ZooKeeper, clock: Clock) -> None:
         self._zk = zk
@@ -41,14 +41,14 @@ class _Watched(ABC, Generic[_T]):
         self._session: int | None = None
 
     def now(self) -> _T:
-        """As it is now, but for changes of the last second that news has not come of yet. Raises what reading does."""
+        """Return the current value. Changes of the last second may be missing. Raises what reading raises."""
         found = self._found
         if found is not None and not self._is_due:
             return found
         return self._look(sync=self._needs_sync)
 
     def latest(self) -> _T:
-        """With every change acknowledged before the call."""
+        """Return the value with every change acknowledged before the call."""
         return self._look(sync=True)
 
     @property
@@ -58,13 +58,13 @@ class _Watched(ABC, Generic[_T]):
 
     @property
     def _needs_sync(self) -> bool:
-        # What a watch told of is seen by the next reading in the same session.
+        # After a watch fired, the next read in the same session sees the change.
         return self._is_watched or self._session != self._zk.session_id
 
     def _look(self, *, sync: bool) -> _T:
         looked_at, session = self._clock(), self._zk.session_id
         set_watch = not self._is_watched
-        # Before the watch is set: it may fire at once.
+        # Before setting the watch, which may fire at once.
         self._is_watched = True
         try:
             found = self._read(sync, set_watch)
@@ -75,12 +75,12 @@ class _Watched(ABC, Generic[_T]):
         return found
 
     def _on_change(self, _: str) -> None:
-        # In another thread; a plain store.
+        # Called in another thread; a plain store is enough.
         self._is_watched = False
 
     @abstractmethod
     def _read(self, sync: bool, set_watch: bool) -> _T:
-        """Read it, after a sync if so; ``set_watch``: have ``_on_change`` called at the first change after this."""
+        """Read the value, after a sync if ``sync``. With ``set_watch``, the next change calls ``_on_change``."""
 
 
 class LogWatch(_Watched[LogSnapshot]):
@@ -89,23 +89,23 @@ class LogWatch(_Watched[LogSnapshot]):
     def __init__(self, zk: ZooKeeper, log: Log, clock: Clock = time.monotonic) -> None:
         super().__init__(zk, clock)
         self._log = log
-        #: Of the last look together with others: which state of the head it found, and the tail page if that was new.
+        #: From the last :func:`look_at_logs`: the state of the head, and the tail page if that was new.
         self._head_state: tuple[int, int] | None = None
         self._tail_page: Znode | None = None
 
     def looked_at(self, *, latest: bool) -> LogSnapshot:
-        """As :func:`look_at_logs` found it just now; where it did not, as :meth:`latest` or :meth:`now`."""
+        """Return what :func:`look_at_logs` just found, or else :meth:`latest` or :meth:`now`."""
         if self._found is not None and self._head_state is not None:
             return self._found
         return self.latest() if latest else self.now()
 
     def take_tail_page(self) -> Znode | None:
-        """The tail page as it was read with the snapshot; once."""
+        """Return the tail page that was read with the snapshot, once."""
         page, self._tail_page = self._tail_page, None
         return page
 
     def _takes(self, head: Znode | None, looked_at: float, session: int) -> bool:
-        """Note what a look at all logs found; whether it is another snapshot."""
+        """Record what :func:`look_at_logs` found. Returns whether there is a new snapshot."""
         state = None if head is None else (head.created_zxid, head.version)
         is_new = state is None or state != self._head_state
         if is_new:
@@ -113,7 +113,7 @@ class LogWatch(_Watched[LogSnapshot]):
             try:
                 self._found = self._log.snapshot_at(head, session)
             except BookKeeperError:
-                # Deleted, made again, or damaged: that is told to who asks for this log.
+                # Deleted, recreated, or damaged: the next read of this log reports it.
                 self._is_watched = False
                 return False
         self._head_state, self._looked_at, self._session = state, looked_at, session
@@ -127,8 +127,8 @@ class LogWatch(_Watched[LogSnapshot]):
 
 
 def look_at_logs(zk: ZooKeeper, watches: Iterable[LogWatch], *, latest: bool) -> None:
-    """Look at all of ``watches`` that are due, or with ``latest`` at all of them, in one pass. A log that cannot be
-    read is left to whoever asks for it."""
+    """Check all ``watches`` that are due, or with ``latest`` all of them, in one pass. If a log cannot be read, the
+    next read of that log reports it."""
     due = [watch for watch in watches if latest or watch._is_due]
     if not due:
         return
@@ -143,7 +143,7 @@ def look_at_logs(zk: ZooKeeper, watches: Iterable[LogWatch], *, latest: bool) ->
         for watch in new:
             if watch._found is not None:
                 watch._tail_page = found[watch._found.tail_path]
-        # Another session's server may be behind.
+        # The server of another session may be behind.
         if session and zk.session_id == session:
             return
     raise MetadataUnavailableError(f"sessions with ZooKeeper ended {_MAX_SESSIONS} times while heads of logs were read")
@@ -156,7 +156,7 @@ def _heads(zk: ZooKeeper, watches: list[LogWatch]) -> dict[str, Znode | None]:
     def on_change(path: str) -> None:
         by_path[path]._on_change(path)
 
-    # Before the watches are set: they may fire at once.
+    # Before setting the watches, which may fire at once.
     for path in unwatched:
         by_path[path]._is_watched = True
     try:
@@ -181,6 +181,6 @@ class LogNamesWatch(_Watched[frozenset[str]]):
             self._zk.sync(self._root)
         names = self._zk.children(self._root, self._on_change if set_watch else None)
         if names is None:
-            # There is no root yet, and so no watch.
+            # The root does not exist yet, so no watch was set.
             self._is_watched = False
         return frozenset(filter(is_log_name, names or ()))

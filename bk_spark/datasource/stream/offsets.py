@@ -1,21 +1,21 @@
-"""Offsets of a streaming read, as Spark keeps them in its checkpoint. Pure.
+"""Offsets of a streaming read, as stored in Spark's checkpoint. Pure.
 
-JSON, version 1, of a read of logs and of one of a ledger::
+JSON, version 1, for a read of logs and for a read of a ledger::
 
     {"v": 1, "logs": {"flights": {"id": "<log id>", "offset": 120, "from": 100, "lost": 30}}}
     {"v": 1, "ledger": {"id": 17, "entry": 120, "from": 0}}
 
-Positions are half-open: ``offset`` (``entry``) is the first that was not read. Logs are sorted by name, so that equal
-offsets are equal texts. Two fields may be absent:
+Positions are half-open: ``offset`` (``entry``) is the first one not read. Logs are sorted by name, so that equal
+offsets have equal texts. Two fields may be absent:
 
 ``from``
-    Where the batch that ends here begins, in the first batch of a log: Spark keeps no start of a query's first
-    batch. When that batch is run again it asks anew for the initial offset, and ``latest`` would be another one by
-    then; so the end of the batch says where it began. The same holds for a log that is found later on.
+    Where the batch that ends here began, for the first batch of a log. Spark does not store the start of a query's
+    first batch. When it repeats that batch it asks for the initial offset again, and ``latest`` would have moved by
+    then. So the end of the batch records where it began. The same applies to a log that is found later.
 ``lost``
     How many offsets were skipped so far because they were gone (``failOnDataLoss=false``).
 
-Another version, and a field that is not known, are refused.
+Other versions and unknown fields are refused.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from bk_spark.protocol.errors import MetadataFormatError
 
 OFFSET_VERSION: Final = 1
 _MAX_OFFSET: Final = (1 << 63) - 1
-#: In error texts.
+#: Characters of an offset shown in error texts.
 _SHOWN: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far one log or ledger was read. ``identity`` is the log's id, or that of the ledger."""
+    """How far one log or ledger was read. ``identity`` is the id of the log or ledger."""
 
     identity: str | int
     offset: int
@@ -47,20 +47,20 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """Positions by name of log; a ledger stands alone, under the name that :func:`ledger_name` gives it."""
+    """Positions by log name. A ledger is the only position, under the name from :func:`ledger_name`."""
 
     positions: Mapping[str, Position]
 
     @property
     def ledger_id(self) -> int | None:
-        """The ledger, where it is one that is read."""
+        """The ledger's id if the read is of a ledger, else None."""
         for position in self.positions.values():
             if isinstance(position.identity, int):
                 return position.identity
         return None
 
     def begin(self, name: str, end: StreamOffset) -> int:
-        """Where the batch from here to ``end`` begins in ``name``, which ``end`` has."""
+        """Return where the batch from here to ``end`` begins in ``name``, which must be in ``end``."""
         position = end.positions[name]
         if position.start is not None:
             return position.start
@@ -73,7 +73,7 @@ class StreamOffset:
         return before.offset
 
     def to_json(self) -> dict[str, Any]:
-        """For Spark, which prints it."""
+        """Return the value that Spark writes as JSON."""
         if self.ledger_id is not None:
             (position,) = self.positions.values()
             return {"v": OFFSET_VERSION, "ledger": _fields(position, "entry")}
@@ -82,12 +82,12 @@ class StreamOffset:
 
 
 def ledger_name(ledger_id: int) -> str:
-    """Cannot be the name of a log."""
+    """Return a name that no log can have."""
     return f"ledger {ledger_id}"
 
 
 def parse_offset(found: object) -> StreamOffset:
-    """What :meth:`StreamOffset.to_json` gave. Raises MetadataFormatError."""
+    """Parse the result of :meth:`StreamOffset.to_json`. Raises MetadataFormatError."""
     if not isinstance(found, dict) or "v" not in found:
         raise _refused(found, "is not an offset of this data source: is the checkpoint that of another source?")
     version = found["v"]

@@ -1,7 +1,7 @@
-"""What a streaming read does next: which entries wait, and which offset a batch ends with. Pure, but for its warnings.
+"""Plans a streaming read: which entries wait, and at which offset a batch ends. Pure, except for its warnings.
 
-Offsets never move back, whatever is learnt of a log. What a checkpoint asks for and is gone is an error, or skipped
-and said: in a warning, and in the offset itself (``lost``), which users see in the query's progress.
+Offsets never move back. Offsets that a checkpoint asks for but that are gone are an error, or are skipped and reported:
+in a warning, and in the offset itself (``lost``), which users see in the query's progress.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _REMEDY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Offsets ``[first, end)`` of a log can be read now. ``is_open``: an end that was known elsewhere may be further
-    on, since it is told by the bookies of a ledger that is being written."""
+    """Offsets ``[first, end)`` of a log are readable now. ``is_open``: another process may have seen a later end,
+    because the end comes from the bookies of a ledger that is still being written."""
 
     identity: str | int
     first: int
@@ -34,7 +34,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Offsets ``[start, end)`` of a log were not read yet; ``lost`` before them are gone."""
+    """Unread offsets ``[start, end)`` of a log. The ``lost`` offsets before them are gone."""
 
     identity: str | int
     start: int
@@ -42,19 +42,19 @@ class Waiting:
     lost: int = 0
 
     def until(self, end: int) -> Waiting:
-        """The part before ``end``."""
+        """Return the part before ``end``."""
         return Waiting(self.identity, self.start, max(self.start, min(self.end, end)), self.lost)
 
 
 class DataLoss:
-    """What happens with ranges that are not there: an error, or one warning for each."""
+    """Reports missing ranges: as an error, or as one warning for each."""
 
     def __init__(self, fail: bool) -> None:
         self._fail = fail
         self._warned: set[tuple[str, int, int]] = set()
 
     def gone(self, name: str, start: int, end: int) -> None:
-        """``[start, end)`` was dropped. Raises LogRangeGoneError."""
+        """Report that ``[start, end)`` was dropped. Raises LogRangeGoneError."""
         self._report(
             name,
             start,
@@ -64,7 +64,7 @@ class DataLoss:
         )
 
     def beyond(self, name: str, start: int, end: int) -> None:
-        """``[start, end)`` are not in the log, though the checkpoint says they were. Raises LogRangeGoneError."""
+        """Report that ``[start, end)`` is in the checkpoint but not in the log. Raises LogRangeGoneError."""
         self._report(
             name,
             start,
@@ -74,7 +74,7 @@ class DataLoss:
         )
 
     def missing(self, name: str, read_to: int) -> None:
-        """There is no log ``name`` any more, which was read up to an offset. Raises NoSuchLogError."""
+        """Report that log ``name``, which was read up to ``read_to``, no longer exists. Raises NoSuchLogError."""
         what = f"log {name}, which the query has read up to offset {read_to}, is not there any more"
         if self._fail:
             raise NoSuchLogError(f"{what}{_REMEDY}")
@@ -92,7 +92,7 @@ class DataLoss:
 
 
 def same_log(name: str, expected: str | int, found: str | int) -> None:
-    """Raises LogReplacedError where a checkpoint is that of another log of the name."""
+    """Raise LogReplacedError if the checkpoint is of another log with the same name."""
     if expected != found:
         raise LogReplacedError(
             f"log {name} was deleted and made again: its id is {found}, and the query's checkpoint is of {expected}. "
@@ -101,8 +101,8 @@ def same_log(name: str, expected: str | int, found: str | int) -> None:
 
 
 def waiting_entries(begun: StreamOffset, extents: Mapping[str, Extent], loss: DataLoss) -> dict[str, Waiting]:
-    """What waits in each log after ``begun``. A log that ``begun`` has not is read from its first offset, as soon as
-    there is anything in it.
+    """Return what waits in each log after ``begun``. A log not in ``begun`` is read from its first offset, once it has
+    entries.
 
     Raises LogReplacedError, LogRangeGoneError (by ``loss``).
     """
@@ -124,13 +124,13 @@ def waiting_entries(begun: StreamOffset, extents: Mapping[str, Extent], loss: Da
 
 
 def advanced(begun: StreamOffset, waiting: Mapping[str, Waiting], ends: Mapping[str, int]) -> StreamOffset:
-    """The offset of a batch that begins at ``begun`` and ends at ``ends``; ``begun`` itself where nothing changes."""
-    # Also of those that nothing is known of now: what was its first batch is over.
+    """Return the offset of a batch from ``begun`` to ``ends``, or ``begun`` itself if nothing changes."""
+    # Includes logs of which nothing is known now: their first batch is over.
     positions = {name: _settled(before) for name, before in begun.positions.items()}
     for name, one in waiting.items():
         before = positions.get(name)
         if before is not None:
-            # Still the log's first batch, as long as nothing was read.
+            # This is still the log's first batch if nothing was read.
             positions[name] = Position(one.identity, ends[name], before.start, before.lost + one.lost)
         elif ends[name] > one.start:
             positions[name] = Position(one.identity, ends[name], one.start)
@@ -140,7 +140,7 @@ def advanced(begun: StreamOffset, waiting: Mapping[str, Waiting], ends: Mapping[
 
 
 def batch_ranges(begun: StreamOffset, ended: StreamOffset) -> dict[str, tuple[int, int]]:
-    """Offsets of the batch between two offsets, by log; logs without any are left out.
+    """Return the range of each log in the batch between two offsets. Omits logs with empty ranges.
 
     Raises MetadataFormatError for offsets that do not belong together.
     """
@@ -153,7 +153,7 @@ def batch_ranges(begun: StreamOffset, ended: StreamOffset) -> dict[str, tuple[in
 
 
 def readable(name: str, start: int, end: int, extent: Extent, loss: DataLoss) -> tuple[int, int]:
-    """The part of a batch's offsets ``[start, end)`` that is there. Raises LogRangeGoneError (by ``loss``)."""
+    """Return the part of a batch's offsets ``[start, end)`` that exists. Raises LogRangeGoneError (by ``loss``)."""
     if start < extent.first:
         loss.gone(name, start, min(end, extent.first))
     if end > extent.end and not extent.is_open:
@@ -163,7 +163,7 @@ def readable(name: str, start: int, end: int, extent: Extent, loss: DataLoss) ->
 
 
 def _settled(position: Position) -> Position:
-    """As the start of a batch: where the first batch of the log began matters only while it has read nothing."""
+    """Return the position as the start of a batch: ``start`` matters only while nothing was read."""
     return position if position.start == position.offset else replace(position, start=None)
 
 

@@ -1,4 +1,4 @@
-"""Decides what each micro-batch of a streaming read reads: asks the sources, and carries out :mod:`stream_plan`."""
+"""Decides what each micro-batch of a streaming read reads. Asks the sources and applies :mod:`.plan`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class StreamPlanner:
         self._sources = Sources(options, schema)
         self._loss = DataLoss(options.fail_on_data_loss)
         self._initial: StreamOffset | None = None
-        #: Of Trigger.AvailableNow.
+        #: Ends to stop at, for Trigger.AvailableNow.
         self._target: dict[str, int] | None = None
         self._known: dict[str, Extent] = {}
         self._turn = 0
@@ -58,23 +58,23 @@ class StreamPlanner:
         return self._initial
 
     def stop_at_present_end(self) -> None:
-        """Give no offset beyond what there is now."""
+        """Return no offset beyond the present end from now on."""
         self._target = {name: extent.end for name, extent in self._extents(latest=True).items()}
 
     def next(self, begun: StreamOffset, *, limited: bool) -> StreamOffset:
-        """The end of the batch that begins at ``begun``; ``begun`` itself where nothing is to be read now."""
+        """Return the end of the batch that begins at ``begun``, or ``begun`` itself if nothing is to be read now."""
         self._check_meant(begun)
         try:
             return self._next(begun, self._extents(), limited)
         except LogRangeGoneError:
-            # Truncated while sizes were read, perhaps; if not, the same error comes again.
+            # The log may have been truncated while sizes were read. If not, the same error is raised again.
             return self._next(begun, self._extents(latest=True), limited)
 
     def _next(self, begun: StreamOffset, extents: dict[str, Extent], limited: bool) -> StreamOffset:
         self._check_there(begun, extents)
         for name, position in begun.positions.items():
             if name in extents and position.offset > extents[name].end and not extents[name].is_open:
-                # Nothing that was learnt a moment ago is enough to say that.
+                # Cached knowledge is not enough to report this loss.
                 extents[name] = self._sources.now()[name].extent(latest=True)
         waiting = waiting_entries(begun, extents, self._loss)
         if self._target is not None:
@@ -94,7 +94,7 @@ class StreamPlanner:
         return StreamOffset({name: Position(extent.identity, extent.end) for name, extent in self._known.items()})
 
     def splits(self, begun: StreamOffset, ended: StreamOffset) -> list[Split]:
-        """The tasks of a batch."""
+        """Return the tasks of a batch."""
         self._check_meant(ended)
         followed = self._sources.now()
         pieces = []
@@ -111,18 +111,18 @@ class StreamPlanner:
         return splits_of(self._options, entry_format, pieces)
 
     def _pieces(self, one: Followed, start: int, end: int) -> Pieces:
-        """What of the range is there."""
+        """Return the part of the range that exists."""
         extent = one.extent()
         if end > extent.end and not extent.is_open:
             extent = one.extent(latest=True)
         try:
             return one.pieces(*readable(one.name, start, end, extent, self._loss))
         except LogRangeGoneError:
-            # Truncated just now; or this is an error already, and the same one comes again.
+            # The log may have been truncated just now. If not, the same error is raised again.
             return one.pieces(*readable(one.name, start, end, one.extent(latest=True), self._loss))
 
     def _extents(self, *, latest: bool = False) -> dict[str, Extent]:
-        """Of all that is followed. A log that is gone is an error, or is left out."""
+        """Return the extents of everything followed. A deleted log is an error, or omitted with ``logPattern``."""
         found = {}
         for name, one in list(self._sources.now(latest=latest).items()):
             try:
@@ -148,7 +148,7 @@ class StreamPlanner:
         return ends
 
     def _check_meant(self, offset: StreamOffset) -> None:
-        """Raises InvalidArgumentError where the options do not mean what the checkpoint is of."""
+        """Raise InvalidArgumentError if the checkpoint has a log or ledger that the options do not name."""
         for name, position in offset.positions.items():
             if not self._sources.may_have(name):
                 raise InvalidArgumentError(

@@ -1,8 +1,7 @@
 """Streaming reads: ``readStream.format("bookkeeper")``.
 
-Spark asks for offsets and partitions in one process for each run of a query, and sends a copy of the reader, made in
-another process, to the tasks. What has to do with offsets therefore lives in an object of its own, made at the first
-question.
+Spark asks for offsets and partitions in one process per run of a query. It sends a copy of the reader, made in another
+process, to the tasks. Offset handling is therefore a separate object, created on first use.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _JsonOffset = dict[str, Any]
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads logs, or a ledger, as they grow. The constructor touches no network."""
+    """Reads logs, or a ledger, as they grow. The constructor does not use the network."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -46,13 +45,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @plain_errors
     def initialOffset(self) -> _JsonOffset:  # noqa: N802 (Spark's names, here and below)
-        """Where a new query starts; the same at each call."""
+        """Return where a new query starts. The same on every call."""
         return self._plan().initial().to_json()
 
     @plain_errors
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Something other than ReadAllAvailable where there are limits. Spark knows one limit at a time, and gives
-        back ReadAllAvailable where the trigger means no limit: that is all that is learnt from it."""
+        """Return anything but ReadAllAvailable if there are limits. Spark supports one limit at a time. It passes
+        ReadAllAvailable back if the trigger has no limit. That is the only use of the argument."""
         options = self._options
         if options.max_entries_per_trigger is not None:
             return ReadMaxRows(options.max_entries_per_trigger)
@@ -70,31 +69,31 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: _JsonOffset, limit: ReadLimit) -> _JsonOffset:  # noqa: N802
         begun = parse_offset(start)
         end = self._plan().next(begun, limited=not isinstance(limit, ReadAllAvailable))
-        # Spark takes offsets for equal where their texts are.
+        # Spark compares offsets by their texts.
         return start if end is begun else end.to_json()
 
     @plain_errors
     def reportLatestOffset(self) -> _JsonOffset | None:  # noqa: N802
-        """The end of all that is known, whatever the limits: its distance to a batch's end is the lag."""
+        """Return the known end, regardless of limits. Its distance to a batch's end is the lag."""
         latest = None if self._planner is None else self._planner.latest_known()
         return None if latest is None else latest.to_json()
 
     @plain_errors
     def partitions(self, start: _JsonOffset, end: _JsonOffset) -> list[InputPartition]:
-        # Spark also asks with one offset twice, only to tell which it was.
+        # Spark may pass the same offset twice, only to say which one was last.
         if start == end:
             return []
         return [*self._plan().splits(parse_offset(start), parse_offset(end))]
 
     @plain_errors_in
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one split, a block of entries at a time."""
+        """Yield the rows of one split, a block of entries at a time."""
         if isinstance(partition, Split):
             yield from read_split(self._options, self._schema, partition)
 
     def _plan(self) -> StreamPlanner:
         if self._planner is None:
-            # Here, because tasks have no use for it.
+            # Imported here because tasks do not need it.
             from bk_spark.datasource.stream.planner import StreamPlanner
 
             self._planner = StreamPlanner(self._options, self._schema)

@@ -1,4 +1,4 @@
-"""What a streaming read follows: logs, or a ledger that is being written. Lives in the process that plans batches."""
+"""The logs, or the ledger being written, that a streaming read follows. Used in the process that plans batches."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 
 _LOG: Final = logging.getLogger(__name__)
 
-#: Between two questions for the last add confirmed of a ledger; longer after one that was not answered.
+#: Seconds between two requests for a ledger's last add confirmed. The second applies after an unanswered request.
 _LAC_S: Final = 0.05
 _LAC_RETRY_S: Final = 1.0
-#: In a row at a list that grows while it is read.
+#: Attempts in a row to read a list that grows meanwhile.
 _MAX_LOOKS: Final = 5
 
 
@@ -56,29 +56,29 @@ class Followed(ABC):
 
     @property
     def option_name(self) -> str:
-        """What startingOffsets calls it."""
+        """The name in startingOffsets."""
         return str(self.identity) if isinstance(self.identity, int) else self.name
 
     @abstractmethod
     def extent(self, *, latest: bool = False, looked: bool = False) -> Extent:
-        """What can be read now; ``latest``: with all that was acknowledged, and confirmed, before the call. ``looked``:
-        :meth:`Sources.now` has just looked at all lists, with the same ``latest``: what it found counts."""
+        """Return what is readable now. ``latest``: include everything acknowledged, and confirmed, before the call.
+        ``looked``: use what :meth:`Sources.now`, called just before with the same ``latest``, found."""
 
     @abstractmethod
     def start_bounds(self) -> Bounds:
-        """For the offset that a new query starts at; after a look at all lists with ``latest``."""
+        """Return the bounds for a new query's start. Call after :meth:`Sources.now` with ``latest``."""
 
     @abstractmethod
     def pieces(self, start: int, end: int) -> Pieces:
-        """Offsets ``[start, end)``. Raises LogRangeGoneError where they are not there any more."""
+        """Return offsets ``[start, end)``. Raises LogRangeGoneError if they no longer exist."""
 
     @abstractmethod
     def backlog(self, start: int, end: int, size_bytes: int) -> Backlog:
-        """The same to be limited, with sizes for the first ``size_bytes`` or more of them."""
+        """Return the same range for limiting, with sizes for at least the first ``size_bytes``."""
 
 
 class FollowedLog(Followed):
-    """A log: what is committed, and what its open tail has confirmed."""
+    """A log: its committed entries and the confirmed ones in its open tail."""
 
     def __init__(self, log: Log) -> None:
         self.name = log.name
@@ -87,7 +87,7 @@ class FollowedLog(Followed):
         self._log = log
         self.watch = LogWatch(log.zookeeper, log)
         self._snapshot: LogSnapshot | None = None
-        #: The list grew while it was read.
+        #: Whether the list grew while it was read.
         self._is_outdated = False
         self._tail: Segment | None = None
         self._confirmed: _Confirmed | None = None
@@ -96,7 +96,7 @@ class FollowedLog(Followed):
         try:
             return self._extent(latest, looked)
         except NoSuchLedgerError:
-            # The tail was sealed, truncated and deleted meanwhile: then the list says so.
+            # The tail was sealed, truncated and deleted meanwhile. The latest list shows this.
             return self._extent(latest=True, looked=False)
 
     def _extent(self, latest: bool, looked: bool) -> Extent:
@@ -131,7 +131,7 @@ class FollowedLog(Followed):
         return Backlog(start, end, known.entries, known.size_bytes)
 
     def _look(self, latest: bool, looked: bool = False) -> LogSnapshot:
-        """The list now; the tail and its ledger go with it."""
+        """Read the list, and update the tail and its ledger."""
         if looked:
             snapshot = self.watch.looked_at(latest=latest)
         else:
@@ -141,11 +141,11 @@ class FollowedLog(Followed):
             for _ in range(_MAX_LOOKS):
                 if not is_outdated:
                     break
-                # A tail, of which readers may have seen entries, was sealed after the list was read.
+                # A tail was sealed after the list was read. Readers may have seen its entries.
                 known, snapshot = snapshot.next_offset, self.watch.latest()
                 tail, is_outdated = snapshot.look_at_tail()
                 if snapshot.next_offset <= known:
-                    # It did not grow: this head has gone back.
+                    # The list did not grow: the head was set back.
                     is_outdated = False
             self._is_outdated = is_outdated
             if tail is None:
@@ -157,7 +157,7 @@ class FollowedLog(Followed):
 
 
 class FollowedLedger(Followed):
-    """A ledger that somebody writes, or has written: what it has confirmed."""
+    """The confirmed entries of a ledger, open or closed."""
 
     def __init__(self, options: SourceOptions, schema: StructType, ledger_id: int) -> None:
         self.name = ledger_name(ledger_id)
@@ -189,10 +189,10 @@ class FollowedLedger(Followed):
         return Backlog(start, end, np.array([entries]), np.array([entries * self._bytes_of_one()]))
 
     def _bytes_of_one(self) -> int:
-        """Of one entry, about."""
+        """Estimate the bytes of one entry."""
         if self._reader.last_add_confirmed < 0:
             return 1
-        # Of an open ledger entries are read for it: once is enough.
+        # For an open ledger this reads entries, so do it only once.
         if self._entry_bytes is None or self._reader.metadata.state is LedgerState.CLOSED:
             size_bytes, entries = known_size(self._reader)
             self._entry_bytes = max(1, size_bytes // entries)
@@ -200,7 +200,7 @@ class FollowedLedger(Followed):
 
 
 class _Confirmed:
-    """The last add confirmed of a ledger that may still be written. It never goes back."""
+    """The last add confirmed of a ledger that may still be written. It never decreases."""
 
     def __init__(self, reader: BlockingReader, what: str) -> None:
         self._reader = reader
@@ -208,7 +208,8 @@ class _Confirmed:
         self._ask_at: float | None = None
 
     def last(self, latest: bool) -> int:
-        """``latest``: asked of the bookies now. Otherwise where they cannot tell, it is what it was before."""
+        """Return the last add confirmed. ``latest``: ask the bookies now, and raise if they cannot tell. Otherwise
+        return the last known value if they cannot tell."""
         reader = self._reader
         if reader.metadata.state is LedgerState.CLOSED or not (latest or self._is_due()):
             return reader.last_add_confirmed
@@ -227,7 +228,7 @@ class _Confirmed:
 
 
 class Sources:
-    """All that a query reads, by name. With ``logPattern`` there may be more of it each time one looks."""
+    """Everything that a query reads, by name. With ``logPattern`` each look may find more logs."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -246,9 +247,9 @@ class Sources:
                 self._follow(log)
 
     def now(self, *, latest: bool = False) -> Mapping[str, Followed]:
-        """What is followed, after one look at all of their lists; with ``latest`` as they are now.
+        """Check all lists once and return what is followed. ``latest``: include every change before the call.
 
-        Raises InvalidArgumentError where a log that came up cannot be read together with the others."""
+        Raises InvalidArgumentError if a new log cannot be read together with the others."""
         if self._pattern is not None:
             names = self._names.latest() if latest else self._names.now()
             for name in sorted(names - self._followed.keys()):
@@ -260,11 +261,11 @@ class Sources:
         return self._followed
 
     def may_have(self, name: str) -> bool:
-        """Whether the query's options mean this log or ledger, be it there or not."""
+        """Whether the query's options include this log or ledger, existing or not."""
         return name in self._followed or (self._pattern is not None and self._pattern.fullmatch(name) is not None)
 
     def let_go(self, name: str) -> None:
-        """Of a log that is not there any more."""
+        """Stop following a log that no longer exists."""
         del self._followed[name]
         del self._logs[name]
 
@@ -272,7 +273,7 @@ class Sources:
         try:
             log = open_log(self._options, name)
         except NoSuchLogError:
-            # It was deleted just now, or is being deleted.
+            # The log was just deleted, or is being deleted.
             return
         first = next(iter(self._logs.items()), (name, log))
         check_alike(self._options, dict([first, (name, log)]), self._schema)

@@ -1,8 +1,8 @@
-"""Streaming writes: each micro-batch is in the log once, whatever is repeated or comes too late.
+"""Streaming writes: each micro-batch is in the log once, even if it is repeated or late.
 
-Spark makes these objects anew for every micro-batch and in several processes; nothing on ``self`` reaches from
-one to another but what the writer was pickled with for the tasks. Who writes which batch therefore comes with the
-commit messages, and tasks have it from Spark's local properties.
+Spark makes new objects for every micro-batch, in several processes. State on ``self`` is not shared, except for what
+is pickled with the writer for the tasks. The commit messages therefore say which query writes which batch. Tasks learn
+it from Spark's local properties.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _LOG: Final = logging.getLogger(__name__)
 class StreamWriter(DataSourceStreamArrowWriter):
     """One micro-batch of a streaming query on its way to a log.
 
-    The constructor only looks at its arguments. :meth:`prepare` finds or makes the log: called in the driver for what
-    goes to tasks; who commits or aborts has no use for it, and an abort may not fail for it.
+    The constructor only checks its arguments. :meth:`prepare` finds or makes the log. It is called in the driver, on
+    the writer that goes to the tasks. Commit and abort do not need it, and an abort must not fail because of it.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType, overwrite: bool) -> None:
@@ -80,7 +80,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     @plain_errors
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
-        """Put the tasks' ranges into the log, in partition order, in one transaction; once."""
+        """Add the tasks' ranges to the log once, in partition order, in one transaction."""
         options = self._options
         assert options.log is not None
         request = CommitRequest.from_messages(
@@ -94,6 +94,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
         commit_batch(log_at(place, options.password()), request, options)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
-        """Nothing to undo: what was not committed is not in the log. Tasks may still write, and this may follow a
-        commit that took effect."""
+        """Do nothing: uncommitted rows are not in the log. Tasks may still be writing, and a commit may already have
+        taken effect."""
         _LOG.info("batch %d was aborted; its entries stay for the reaper, unless it was committed", batchId)

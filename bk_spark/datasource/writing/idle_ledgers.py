@@ -1,9 +1,9 @@
-"""Ledgers that stay open from one task to the next in one process.
+"""Ledgers that stay open between tasks of one process.
 
-A worker process of Spark runs tasks of many micro-batches, one after another. A ledger that a task has written
-to waits here for the next task of the same run, so that what a log keeps grows with time and bytes, not with
-batches. Spark ends processes that are idle for a minute, and runs no exit handlers: a ledger that was not closed by
-then stays open until its run is retired. That costs nothing but a recovery.
+A Spark worker process runs tasks of many micro-batches, one after another. After a task, its ledger waits here for the
+next task of the same run, so that the number of ledgers grows with time and bytes, not with batches. Spark ends
+processes that are idle for a minute, without running exit handlers. A ledger not closed by then stays open until its
+run is retired. That only costs a recovery.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from bk_spark.protocol.errors import BookKeeperError
 
 _LOG: Final = logging.getLogger(__name__)
 
-#: Less than the minute after which Spark ends an idle worker.
+#: Shorter than the minute after which Spark ends an idle worker.
 IDLE_CLOSE_S: Final = 30.0
-#: Ledgers that wait in one process; each task takes one.
+#: Maximum of waiting ledgers in one process. Each task takes one.
 MAX_WAITING: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerKey:
-    """Whose ledger it is: only the run that made a ledger may commit from it."""
+    """The owner of a ledger: only the run that made a ledger may commit from it."""
 
     place: LogPlace
     app: str
@@ -51,7 +51,8 @@ class OpenLedger:
         return f"OpenLedger({self.writer.ledger_id})"
 
     def close(self) -> None:
-        """Close it at its last entry. A failure is logged: what was acknowledged is safe, and readers need no end."""
+        """Close the ledger at its last entry. Failures are only logged: acknowledged entries are safe, and readers do
+        not need the ledger closed."""
         ledger_id = self.writer.ledger_id
         try:
             self._log.ledgers.close(ledger_id)
@@ -60,32 +61,32 @@ class OpenLedger:
             self.abandon()
 
     def abandon(self) -> None:
-        """Let go of it, open as it is."""
+        """Release the ledger without closing it."""
         self._log.ledgers.abandon(self.writer.ledger_id)
 
 
 class IdleLedgers:
-    """Open ledgers that no task uses now. Thread-safe. A thread closes those that waited for ``idle_s``; it
-    lives as long as there are any."""
+    """Open ledgers that no task uses now. Thread-safe. A thread closes ledgers idle for ``idle_s`` and ends when none
+    are left."""
 
     def __init__(self, idle_s: float = IDLE_CLOSE_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._idle_s = idle_s
         self._clock = clock
-        #: Guards what follows; notified when there is more to do for the closer.
+        #: Guards the fields below. Notified when there is work for the closer.
         self._changed = threading.Condition()
-        #: By ledger id, the longest idle first: key, ledger, since when.
+        #: By ledger id, longest idle first: key, ledger, idle since.
         self._waiting: OrderedDict[int, tuple[LedgerKey, OpenLedger, float]] = OrderedDict()
         self._to_close: deque[OpenLedger] = deque()
         self._closer: threading.Thread | None = None
 
     def take(self, key: LedgerKey) -> OpenLedger | None:
-        """A ledger of ``key`` that is not known to be lost, the last one given back. It is the caller's then."""
+        """Hand over the most recently returned ledger of ``key`` that is not known to be lost."""
         while (ledger := self._take(key)) is not None and ledger.writer.error is not None:
             ledger.abandon()
         return ledger
 
     def give_back(self, key: LedgerKey, ledger: OpenLedger) -> None:
-        """``ledger``, all of whose entries are acknowledged, waits for its next user."""
+        """Keep ``ledger`` for its next user. All its entries must be acknowledged."""
         with self._changed:
             self._waiting[ledger.writer.ledger_id] = (key, ledger, self._clock())
             if len(self._waiting) > MAX_WAITING:
@@ -100,7 +101,7 @@ class IdleLedgers:
             self._wake_closer()
 
     def close_all(self) -> None:
-        """Close all that waits, and see the closer end."""
+        """Close all waiting ledgers, and wait for the closer to end."""
         with self._changed:
             while self._waiting:
                 self._to_close.append(self._waiting.popitem(last=False)[1][1])
@@ -126,11 +127,11 @@ class IdleLedgers:
         while (ledger := self._next_to_close()) is not None:
             try:
                 ledger.close()
-            except Exception:  # the others are to be closed all the same
+            except Exception:  # still close the others
                 _LOG.warning("%s was not closed", ledger, exc_info=True)
 
     def _next_to_close(self) -> OpenLedger | None:
-        """Waits until there is one; None where there are no ledgers left: the closer ends."""
+        """Wait for a ledger to close. None if no ledgers are left, which ends the closer."""
         with self._changed:
             while not self._to_close:
                 if not self._waiting:
@@ -150,6 +151,6 @@ _CACHES: Final[dict[int, IdleLedgers]] = {}
 
 
 def idle_ledgers() -> IdleLedgers:
-    """This process's cache; a forked child has one of its own."""
+    """Return this process's cache. A forked child has its own."""
     with _LOCK:
         return _CACHES.setdefault(os.getpid(), IdleLedgers())

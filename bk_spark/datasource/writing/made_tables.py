@@ -1,9 +1,9 @@
-"""Tables of the catalog that Spark makes and fills in one go: ``saveAsTable``, ``writeTo(…).create()``.
+"""Refuses catalog tables that Spark creates and fills in one step: ``saveAsTable``, ``writeTo(…).create()``.
 
-Such a table keeps no options of a source written in Python. Its rows would go to the log that the write names, and the
-table could neither be read nor written afterwards. Spark tells sources only that there is something to write. But it
-runs the write as an execution within another one, that of making the table, and tasks are told the ids of both. Nothing
-else that a batch write comes from does so, but for foreachBatch, whose tasks know their query.
+Such a table does not keep the options of a source written in Python. Its rows would go to the log that the write names,
+but the table could not be read or written afterwards. Spark tells sources only that there is something to write. It
+does run the write as an execution nested in the one that creates the table, and tasks know the ids of both. No other
+batch write is nested, except in foreachBatch, whose tasks know their query.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _QUERY_ID: Final = "sql.streaming.queryId"
 
 
 def refuse_made_table(context: TaskContext) -> None:
-    """Raises InvalidArgumentError in a task whose write makes a table."""
+    """Raise InvalidArgumentError in a task whose write creates a table."""
     execution, root = context.getLocalProperty(_EXECUTION_ID), context.getLocalProperty(_ROOT_EXECUTION_ID)
     if root is None or execution == root or context.getLocalProperty(_QUERY_ID) is not None:
         return

@@ -1,4 +1,4 @@
-"""The log that a write goes to: found or made in the driver, and checked against what is to be written."""
+"""The log that a write goes to: found or created in the driver, and checked against the rows to write."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from bk_spark.log.formats.settings import EntryFormat, LogSettings
 from bk_spark.log.log import Log
 from bk_spark.protocol.errors import InvalidArgumentError, LogExistsError
 
-#: Streaming writes ask again for each micro-batch.
+#: A cache, because streaming writes ask again for each micro-batch.
 _FOUND: Final[OrderedDict[tuple[SourceOptions, str, bytes], TargetLog]] = OrderedDict()
 _MAX_FOUND: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class TargetLog:
-    """A log that takes what is to be written. Small, and can be pickled: who has it need not ask ZooKeeper."""
+    """A log checked for a write. Small and picklable; its holder does not need to ask ZooKeeper."""
 
     place: LogPlace
     settings: LogSettings
 
     def open(self, password: bytes) -> Log:
-        """The log, from this process's cache."""
+        """Return the log, from this process's cache."""
         return log_at(self.place, password, self.settings)
 
 
 def find_or_make_log(options: SourceOptions, schema: StructType) -> TargetLog:
-    """The log of option ``log``, made where it does not exist and there are bookies enough.
+    """Return the log of option ``log``. Creates it if it does not exist and there are enough bookies.
 
-    Raises InvalidArgumentError where settings or columns are not the log's, UnauthorizedError, NotEnoughBookiesError,
+    Raises InvalidArgumentError if settings or columns differ from the log's, UnauthorizedError, NotEnoughBookiesError,
     MetadataUnavailableError.
     """
     check_has_columns(schema)
@@ -51,7 +51,7 @@ def find_or_make_log(options: SourceOptions, schema: StructType) -> TargetLog:
     key = (options, schema.json(), password)
     known = _FOUND.get(key)
     if known is None or not _is_there(known.place):
-        # Spark's processes run one thing at a time; two at once would only find the log twice.
+        # No lock: Spark's processes do one thing at a time, and a race would only find the log twice.
         known = _FOUND[key] = _find_or_make(options, schema, password)
         while len(_FOUND) > _MAX_FOUND:
             _FOUND.popitem(last=False)
@@ -69,13 +69,13 @@ def _find_or_make(options: SourceOptions, schema: StructType, password: bytes) -
     logs = logs_of(uri, root)
     if not logs.exists(name):
         settings = _new_settings(options, schema, password)
-        # Better no log than one that nobody can write to.
+        # Better no log than an unwritable one.
         client_of(uri).check_enough_bookies(options.quorum)
         try:
             made = logs.create_log(name, settings)
             return TargetLog(LogPlace(uri, root, name, made.log_id), settings)
         except LogExistsError:
-            pass  # another writer was first: its settings count, as for any log that exists
+            pass  # another writer was first: its settings apply, as for any existing log
     log = logs.open_log(name)
     _check_settings(log.settings, options, schema, password)
     return TargetLog(LogPlace(uri, root, name, log.log_id), log.settings)

@@ -1,8 +1,8 @@
-"""How one task writes its rows to ledgers of its own, and goes on in another where it loses one.
+"""Writes one task's rows to its own ledgers, and continues in another ledger if one is lost.
 
-What is not acknowledged is kept: where a ledger is fenced or fails, the range ends at its last acknowledged
-entry, and the rest is sent to a new ledger, unless the run is retired. So a task may name several ranges. What is kept
-is bounded: a ledger's writer has a bounded number of bytes under way, and to these comes at most one batch of rows.
+Unacknowledged entries are kept. If a ledger is fenced or fails, the range ends at its last acknowledged entry, and the
+rest is sent to a new ledger, unless the run is retired. A task may therefore report several ranges. The kept bytes are
+bounded: by the bytes that a ledger's writer has in flight, plus at most one batch of rows.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from bk_spark.protocol.errors import LedgerClosedError, LedgerFencedError, Metad
 
 _LOG: Final = logging.getLogger(__name__)
 
-#: What ends a ledger's writer, and not the task.
+#: Errors that end a ledger's writer but not the task.
 _LOST: Final = (LedgerFencedError, LedgerClosedError, PeerError, MetadataError)
-#: Ledgers in a row that are lost before they acknowledge anything.
+#: Fail after this many ledgers in a row are lost before acknowledging anything.
 MAX_LOST: Final = 3
 
 
 class TaskLedgers:
-    """Where a task has its ledgers from: made for it, and closed after it; with a ``cache`` kept there between
-    tasks of a run."""
+    """Provides a task's ledgers. Without a ``cache`` they are created for the task and closed after it; with one they
+    stay open there between tasks of a run."""
 
     def __init__(self, log: Log, key: LedgerKey, roll: RollLimits, cache: IdleLedgers | None) -> None:
         self._log = log
@@ -39,7 +39,7 @@ class TaskLedgers:
         self._cache = cache
 
     def take(self) -> OpenLedger:
-        """A ledger to append to. Raises what making one raises."""
+        """Return a ledger to append to. Raises what creating one raises."""
         if self._cache is not None:
             while (waiting := self._cache.take(self._key)) is not None:
                 if not self.is_due(waiting):
@@ -50,12 +50,12 @@ class TaskLedgers:
         return OpenLedger(self._log, writer, time.monotonic())
 
     def is_due(self, ledger: OpenLedger) -> bool:
-        """Whether another ledger is to take over from this one."""
+        """Whether to roll to another ledger."""
         age_ms = (time.monotonic() - ledger.opened_s) * 1000
         return self._roll.is_due(ledger.writer.length, ledger.writer.last_add_pushed + 1, age_ms)
 
     def give_back(self, ledger: OpenLedger) -> None:
-        """The task is done with ``ledger``, whose entries are all acknowledged."""
+        """Return a ``ledger`` that the task no longer needs. All its entries must be acknowledged."""
         if self._cache is None:
             ledger.close()
         elif self.is_due(ledger):
@@ -64,19 +64,19 @@ class TaskLedgers:
             self._cache.give_back(self._key, ledger)
 
     def check_run(self) -> None:
-        """Raises RunRetiredError where another run took over."""
+        """Raise RunRetiredError if another run took over."""
         self._log.check_run(self._key.app, self._key.run)
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Entries that were handed over together: one entry of ``rows`` rows, or an entry for each row."""
+    """Entries appended together: one entry with ``rows`` rows, or one entry per row."""
 
     payloads: Payloads
     rows: int
 
     def without(self, entries: int) -> _Piece | None:
-        """What is left after the first ``entries``."""
+        """Return what remains after the first ``entries``."""
         count = len(self.payloads)
         if entries <= 0:
             return self
@@ -84,14 +84,14 @@ class _Piece:
 
 
 class _Part:
-    """What a task has written to one ledger."""
+    """The entries that a task has written to one ledger."""
 
     def __init__(self, ledger: OpenLedger) -> None:
         self.ledger = ledger
         self._first_entry = self._next_entry = ledger.writer.last_add_pushed + 1
         self._rows = 0
         self._size_bytes = 0
-        #: Pieces not known to be acknowledged, with their first entries.
+        #: Pieces not yet acknowledged, with their first entry ids.
         self._kept: deque[tuple[int, _Piece]] = deque()
 
     def append(self, piece: _Piece) -> None:
@@ -108,7 +108,7 @@ class _Part:
         self.ledger.writer.flush()
 
     def lost(self) -> list[_Piece]:
-        """Let go of the ledger, which failed: what it did not acknowledge."""
+        """Release the failed ledger and return what it did not acknowledge."""
         self.ledger.abandon()
         confirmed = self.ledger.writer.last_add_confirmed
         left = [piece.without(confirmed + 1 - first) for first, piece in self._kept]
@@ -128,7 +128,7 @@ class _Part:
 
 
 class TaskWriter:
-    """Appends one task's rows, in order. Call :meth:`abandon` where anything but this object fails."""
+    """Appends one task's rows, in order. Call :meth:`abandon` if anything but this object fails."""
 
     def __init__(self, ledgers: TaskLedgers) -> None:
         self._ledgers = ledgers
@@ -137,15 +137,15 @@ class TaskWriter:
         self._lost_in_a_row = 0
 
     def append(self, payloads: Payloads, rows: int) -> None:
-        """Append entries: a single one that holds ``rows`` rows, or one for each row.
+        """Append entries: a single one with ``rows`` rows, or one per row.
 
-        Raises RunRetiredError where another run has taken over; the ledger client's error where three ledgers in a
-        row were of no use.
+        Raises RunRetiredError if another run has taken over, and the ledger client's error if three ledgers in a
+        row failed.
         """
         self._send([_Piece(payloads, rows)])
 
     def finish(self) -> tuple[LedgerRange, ...]:
-        """Wait for every acknowledgement; where the rows are. Raises as :meth:`append`."""
+        """Wait for all acknowledgements and return where the rows are. Raises as :meth:`append`."""
         while self._part is not None:
             try:
                 self._part.flush()
@@ -156,7 +156,7 @@ class TaskWriter:
         return tuple(self._ranges)
 
     def abandon(self) -> None:
-        """Let go of everything: nothing of this task is to be committed."""
+        """Release everything. Nothing of this task will be committed."""
         if self._part is not None:
             self._part.ledger.abandon()
             self._part = None
@@ -174,19 +174,19 @@ class TaskWriter:
             try:
                 part.append(pieces[0])
             except _LOST as error:
-                # The piece is among those that the part kept.
+                # The part kept this piece, so it is returned too.
                 pieces = self._after_loss(part, error) + pieces[1:]
             else:
                 pieces = pieces[1:]
 
     def _end_part(self, part: _Part) -> None:
-        """All of it is acknowledged."""
+        """Finish a part whose entries are all acknowledged."""
         self._add_range(part)
         self._part = None
         self._ledgers.give_back(part.ledger)
 
     def _after_loss(self, part: _Part, error: Exception) -> list[_Piece]:
-        """Keep what ``part`` acknowledged; what is to be sent again. Raises where there is no going on."""
+        """Record what ``part`` acknowledged and return what to send again. Raises if the task cannot continue."""
         self._part = None
         left = part.lost()
         before = len(self._ranges)

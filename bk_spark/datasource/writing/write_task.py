@@ -1,5 +1,5 @@
-"""What batch and streaming writes have in common: a task's rows go to ledgers, its message to the driver, and the
-driver commits the messages."""
+"""Shared by batch and streaming writes: a task's rows go to ledgers, its message goes to the driver, and the driver
+commits the messages."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def write_task(
     partition: int,
     cache: IdleLedgers | None = None,
 ) -> tuple[LedgerRange, ...]:
-    """Append a task's rows; where they are. A task without rows touches no ledger. With ``cache`` ledgers stay open
-    for the next task of ``run``.
+    """Append a task's rows and return where they are. A task without rows uses no ledger. With ``cache``, ledgers stay
+    open for the next task of ``run``.
 
     Raises InvalidArgumentError for a row that cannot be written, RunRetiredError, errors of the ledger client.
     """
@@ -82,7 +82,7 @@ def write_task(
 
 
 def commit_batch(log: Log, request: CommitRequest, options: SourceOptions) -> CommitResult:
-    """Commit, and maintain the log where it is time for it. Raises what the commit raises."""
+    """Commit, and run maintenance of the log if due. Raises what the commit raises."""
     result = log.commit(request)
     _LOG.info("log %s: batch %d of %s: %s", log.name, request.batch_id, request.app, result)
     look_after(log)
@@ -90,7 +90,7 @@ def commit_batch(log: Log, request: CommitRequest, options: SourceOptions) -> Co
 
 
 def task_messages(messages: Sequence[WriterCommitMessage | None]) -> tuple[CommitMessage, ...]:
-    """What tasks told. Raises InvalidArgumentError where one is missing: its rows would be lost."""
+    """Return the tasks' messages. Raises InvalidArgumentError if one is missing: its rows would be lost."""
     told = tuple(one.message for one in messages if isinstance(one, TaskMessage))
     if len(told) != len(messages):
         raise InvalidArgumentError(
