@@ -1,4 +1,4 @@
-"""The client of bookies: asyncio in :mod:`client`, for callers that block in :mod:`blocking`.
+"""The client of bookies: :mod:`client` for asyncio, :mod:`blocking` for callers that block.
 
-Programs, logs and the data source come in by these two; the rooms below are theirs.
+Programs, logs and the data source use these two. The folders below are their parts.
 """

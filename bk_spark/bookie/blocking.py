@@ -1,7 +1,7 @@
 """The blocking client: the asyncio client on a thread of its own.
 
-Spark's tasks and command line tools block; this facade runs the same handles for them. While the
-caller prepares its next batch, the thread sends, receives and acknowledges.
+Spark's tasks and command line tools block, so this facade runs the asyncio handles for them. While the caller prepares
+its next batch, the thread sends, receives and acknowledges.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _T = TypeVar("_T")
 class BlockingClient:
     """The client of one cluster, for callers that block. It creates, reads, recovers and deletes ledgers.
 
-    It runs a :class:`Client` on a thread of its own, and is connected when it is made. Use it as a context manager, or
-    call :meth:`close`. It is thread-safe. A process that was forked from its creator's must make another one.
+    It runs a :class:`Client` on a thread of its own, and connects when it is created. Use it as a context manager, or
+    call :meth:`close`. It is thread-safe. A forked process must create its own.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class BlockingClient:
             raise
 
     def close(self) -> None:
-        """Close all connections and end all handles. May be repeated.
+        """Close all connections and end all handles. Safe to repeat.
 
         Calls under way in other threads raise LedgerClosedError. A ledger whose writer was not closed stays open until
         a client recovers it.
@@ -179,11 +179,11 @@ class BlockingClient:
         Parameters
         ----------
         ledger_ids
-            The ledgers, in the order in which they are begun.
+            The ledgers, in the order in which to start them.
         password
             The password of all these ledgers.
         timeout_s
-            Stop after so many seconds.
+            Stop after this many seconds.
 
         Returns
         -------

@@ -20,9 +20,9 @@ class BlockingReader:
     """Reads entries of one ledger. Opening it did not fence the ledger.
 
     A closed ledger can be read up to ``metadata.last_entry_id``. A ledger that is being written can be read up to
-    ``last_add_confirmed``. The iterators stop what they have under way when they are closed (``contextlib.closing``).
+    ``last_add_confirmed``. Closing an iterator (``contextlib.closing``) cancels its requests.
 
-    Made by ``open_ledger_for_reading`` of a connection, or ``open_for_reading`` of a client.
+    Create it with ``open_ledger_for_reading`` of a connection, or ``open_for_reading`` of a client.
     """
 
     def __init__(self, thread: LoopThread, handle: ReadHandle) -> None:
@@ -70,7 +70,7 @@ class BlockingReader:
 
 
 def iterate(thread: LoopThread, items: AsyncGenerator[_T, None]) -> Generator[_T, None, None]:
-    """Run an asynchronous iterator on ``thread``. Closing the result closes it."""
+    """Run an asynchronous iterator on ``thread``. Closing the result closes the iterator."""
     try:
         while True:
             try:

@@ -21,7 +21,7 @@ _H = TypeVar("_H", bound=WriteHandle | AdvWriteHandle)
 
 
 class _BlockingHandle(Generic[_H]):
-    """What both writers have in common."""
+    """The common part of both writers."""
 
     def __init__(self, thread: LoopThread, handle: _H) -> None:
         self._thread = thread
@@ -81,11 +81,11 @@ class _BlockingHandle(Generic[_H]):
 class BlockingWriter(_BlockingHandle[WriteHandle]):
     """Appends entries to one ledger, with the ids 0, 1, 2 and so on. For one thread at a time.
 
-    Entries are sent in the background: ``append`` and ``append_many`` return when the entries are on their way, and
-    wait while too many are. ``flush`` waits until they are acknowledged. Any failure ends the writer, and every later
-    call raises the same error. ``last_add_confirmed`` then tells which entries are safe.
+    Entries are sent in the background. ``append`` and ``append_many`` return when the entries are on their way, and
+    wait while too many are unacknowledged. ``flush`` waits until they are acknowledged. Any failure ends the writer,
+    and every later call raises the same error. Entries up to ``last_add_confirmed`` are safe.
 
-    Made by ``create_ledger`` of a connection, or ``create`` of a client.
+    Create it with ``create_ledger`` of a connection, or ``create`` of a client.
     """
 
     @property
@@ -127,10 +127,10 @@ class BlockingWriter(_BlockingHandle[WriteHandle]):
 class BlockingAdvWriter(_BlockingHandle[AdvWriteHandle]):
     """Appends entries to one ledger, with ids that the caller chooses. Several threads may use it at once.
 
-    The ids are 0, 1, 2 and so on, in any order. An entry that comes early waits here for all entries with lower ids.
-    Any failure ends the writer, and every later call raises the same error.
+    The ids are 0, 1, 2 and so on, in any order. An early entry waits here for all entries with lower ids. Any failure
+    ends the writer, and every later call raises the same error.
 
-    Made by ``create_ledger_adv`` of a connection, or ``create_adv`` of a client.
+    Create it with ``create_ledger_adv`` of a connection, or ``create_adv`` of a client.
     """
 
     @documented_as(AdvWriteHandle.append)

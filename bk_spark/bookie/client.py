@@ -1,7 +1,6 @@
 """The asyncio client of a BookKeeper cluster.
 
-Names leave no trap: :meth:`Client.open_for_reading` does not fence, :meth:`Client.recover_and_open`
-does; there is no bare ``open``.
+There is no bare ``open``: :meth:`Client.open_for_reading` does not fence, and :meth:`Client.recover_and_open` does.
 """
 
 from __future__ import annotations
@@ -68,16 +67,16 @@ class Client:
         self._shared_zookeeper = zookeeper
         self._zookeeper: ZooKeeper | None = None
         self._services: ClusterServices | None = None
-        #: For adds and reads, over the configured protocol.
+        #: Connections for adds and reads, over the configured protocol.
         self._pool: ConnectionPool[LedgerConnection] | None = None
         self._pool_v3: ConnectionPool[BookieConnectionV3] | None = None
         self._read_access: ReadAccess | None = None
-        #: Those that somebody still holds; closed ones may be among them.
+        #: Write handles that are still referenced. Some may be closed.
         self._handles: WeakSet[WriteHandle] = WeakSet()
         self._read_handles = ReadHandles(self._open_known)
 
     async def start(self) -> None:
-        """Connect to ZooKeeper. Connections to bookies are made when they are needed.
+        """Connect to ZooKeeper. Connections to bookies are opened when they are needed.
 
         Raises
         ------
@@ -88,7 +87,7 @@ class Client:
         try:
             await asyncio.shield(connecting)
         except asyncio.CancelledError:
-            # A thread cannot be cancelled: let it come to its end, which is bounded, and undo what it did.
+            # A thread cannot be cancelled. Let it finish, which takes a bounded time, and undo its work.
             await asyncio.gather(connecting, return_exceptions=True)
             await self.close()
             raise
@@ -116,7 +115,7 @@ class Client:
         self._read_access = ReadAccess.of(self._services, self._pool, self._pool_v3, self.config)
 
     async def close(self) -> None:
-        """Close all connections and end all handles. May be repeated.
+        """Close all connections and end all handles. Safe to repeat.
 
         A ledger whose writer was not closed stays open until a client recovers it.
         """
@@ -204,10 +203,9 @@ class Client:
         """Create an empty ledger whose entry ids the caller chooses.
 
         Use a ledger id once. Bookies identify a ledger by its id and its password, and keep the entries of a deleted
-        ledger until garbage collection (``gcWaitTime``, longer while a bookie is down). Until then the old entries lie
-        behind the new ones, and a recovery returns them as if they had been written to the new ledger. Apache's bookies
-        do the same. If an id must be used again, use another password: bookies refuse it as long as they hold the old
-        ledger.
+        ledger until garbage collection (``gcWaitTime``, longer while a bookie is down). Until then the old entries
+        follow the new ones, and a recovery returns them as if they had been written to the new ledger. Apache's bookies
+        do the same. If you must reuse an id, use another password. Bookies refuse it while they hold the old ledger.
 
         Parameters
         ----------
@@ -302,7 +300,7 @@ class Client:
         await self._started()[0].choose_ensemble(quorum)
 
     async def open_for_reading(self, ledger_id: int, password: bytes = b"", *, read_lac: bool = True) -> ReadHandle:
-        """Open a ledger without fencing it. A writer of the ledger goes on.
+        """Open a ledger without fencing it. A writer of the ledger continues.
 
         Parameters
         ----------
@@ -337,7 +335,7 @@ class Client:
     def read_series(
         self, ranges: EntryRanges | Iterable[EntryRange], password: bytes = b""
     ) -> AsyncGenerator[Payloads, None]:
-        """Read ranges of several ledgers, one after the other. The next ranges are read ahead.
+        """Read ranges of several ledgers, one after another. The next ranges are read ahead.
 
         Parameters
         ----------
@@ -366,7 +364,7 @@ class Client:
         return RangeSeries(self._read_handles, columns, password).payloads()
 
     async def recover_and_open(self, ledger_id: int, password: bytes = b"") -> ReadHandle:
-        """Fence a ledger, close it at its last entry, and open it for reading. A writer of the ledger is ended.
+        """Fence a ledger, close it at its last entry, and open it for reading. This ends a writer of the ledger.
 
         Parameters
         ----------
@@ -410,11 +408,11 @@ class Client:
         Parameters
         ----------
         ledger_ids
-            The ledgers, in the order in which they are begun.
+            The ledgers, in the order in which to start them.
         password
             The password of all these ledgers.
         timeout_s
-            Stop after so many seconds.
+            Stop after this many seconds.
         at_once
             How many ledgers are recovered at the same time.
 
@@ -458,7 +456,7 @@ class Client:
         Parameters
         ----------
         ledger_id
-            The ledger to delete. It is no error if there is none.
+            The ledger to delete. Ignored if it does not exist.
 
         Raises
         ------
@@ -572,7 +570,7 @@ class Client:
 
 
 def _authorize(ledger_id: int, metadata: LedgerMetadata, password: bytes) -> DigestType:
-    """The ledger's digest type, if the password is right (metadata of before 4.2 hold neither)."""
+    """Check the password and return the ledger's digest type. Metadata from before 4.2 have neither."""
     if metadata.digest_type is None or metadata.password is None:
         return DigestType.CRC32
     if not hmac.compare_digest(metadata.password, password):

@@ -16,8 +16,8 @@ from bk_spark.protocol.wire.add_frames import EntryPackager
 from bk_spark.settings.kinds import BOOLEAN, MAX_INT, OPTIONAL_TEXT, Kind, did_you_mean, whole
 from bk_spark.settings.setting import Setting, check_fields, declare, markdown_table, settings_of
 
-#: An answer that carries an entry is longer than the ADD frame that brought it: by 12 bytes in a v2 batch read, by some
-#: 60 in a v3 read. Entries stay this much smaller than a frame, so that every client can read them.
+#: An answer with an entry is longer than the ADD frame of that entry: by 12 bytes in a v2 batch read, by some 60 in a
+#: v3 read. Entries stay this much smaller than a frame, so that every client can read them.
 ANSWER_RESERVE_BYTES: Final = 128
 
 
@@ -254,12 +254,12 @@ class ClientConfig:
         Returns
         -------
         ClientConfig
-            The settings. Keys that are not given have their defaults.
+            The settings. Missing keys have their defaults.
 
         Raises
         ------
         InvalidArgumentError
-            If a key does not exist, or a value is wrong. The error names the nearest key, or what is allowed.
+            If a key does not exist, or a value is wrong. The error names the nearest key or the allowed values.
         """
         known = {setting.name: field for field, setting in SETTINGS.items()}
         values = {}
@@ -290,7 +290,7 @@ SETTINGS: Final[dict[str, ClientSetting]] = settings_of(ClientConfig)
 
 
 def reference() -> str:
-    """docs/client-config.md: the table of settings."""
+    """Return the text of docs/client-config.md, the table of settings."""
     columns: dict[str, Callable[[str, ClientSetting], str]] = {
         "key": lambda _, setting: f"`{setting.name}`",
         "": lambda _, setting: "A" if setting.apache else "",

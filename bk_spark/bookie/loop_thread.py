@@ -12,18 +12,18 @@ from typing import Any, Final, TypeVar
 from bk_spark.protocol.errors import LedgerClosedError
 
 _T = TypeVar("_T")
-#: How long an interrupted caller waits for its work to let go of what it holds.
+#: How long an interrupted caller waits for its work to release its resources.
 _INTERRUPTED_S: Final = 5.0
-#: A signal that comes just before a thread blocks is noticed when it next wakes: let that be soon.
+#: A blocked thread wakes this often, to notice a signal that arrived just before it blocked.
 _SIGNALS_S: Final = 1.0
 
 
 class LoopThread:
-    """Runs coroutines for other threads. Thread-safe; dead in a process forked from its creator's."""
+    """Runs coroutines for other threads. Thread-safe. It does not work in a forked process."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
-        #: Reentrant, since a finalizer may call from anywhere.
+        #: Reentrant, because a finalizer may call at any point.
         self._lock = threading.RLock()
         self._closed = False
         self._left: set[asyncio.Task[Any]] = set()
@@ -31,9 +31,9 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """The result of ``work``. Raises LedgerClosedError where the thread has ended or ends meanwhile.
+        """Run ``work`` and return its result. Raises LedgerClosedError if the thread has ended or ends meanwhile.
 
-        A caller that is interrupted (KeyboardInterrupt) cancels the work and sees it end.
+        An interrupt of the caller (KeyboardInterrupt) cancels the work and waits for its end.
         """
         done: Future[_T] = Future()
         tasks: list[asyncio.Task[_T]] = []
@@ -59,18 +59,18 @@ class LoopThread:
             raise
 
     def finish(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run what cleans up, from wherever: a finalizer may be called on this very thread, or too late."""
+        """Run cleanup work from any thread. A finalizer may call this on the loop's own thread, or after the end."""
         if threading.current_thread() is self._thread and not self._closed:
             task = self._loop.create_task(work)
             self._left.add(task)
             task.add_done_callback(self._left.discard)
             return
-        # What is closed was cleaned up then.
+        # A closed thread has already cleaned up.
         with contextlib.suppress(LedgerClosedError):
             self.run(work)
 
     def close(self) -> None:
-        """End the thread and whatever runs on it; safe to repeat."""
+        """End the thread and everything that runs on it. Safe to repeat."""
         with self._lock:
             if self._closed or not self._thread.is_alive():
                 return
@@ -89,7 +89,7 @@ class LoopThread:
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
-        # Here, not in close(): that may be called where another loop runs, as in a notebook.
+        # Not in close(), because its caller may run another loop, as in a notebook.
         self._loop.run_until_complete(self._end())
         self._loop.close()
 

@@ -8,16 +8,16 @@ from bk_spark.protocol.errors import InvalidArgumentError
 
 
 def password_in(path: str | Path, setting: str, remedy: str = "give a file that this process may read") -> bytes:
-    """The password in a file, without the line end behind it.
+    """Return the password in a file, without the line end behind it.
 
     Parameters
     ----------
     path
         The file.
     setting
-        What names the file: an option, an argument. Error texts begin with it.
+        The option or argument that names the file. Error texts begin with it.
     remedy
-        What error texts advise.
+        The advice in error texts.
 
     Raises
     ------

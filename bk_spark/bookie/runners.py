@@ -1,7 +1,6 @@
 """Runs machines (:mod:`bk_spark.protocol.machine`): one runner for asyncio, one for callers that block.
 
-A runner decides nothing. What an action means to the world is a *performer*: a function from an action to the event
-that answers it.
+A runner decides nothing. It calls a *performer*: a function that does an action and returns the event that answers it.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ R = TypeVar("R")
 
 
 def run_blocking(machine: Machine[A, E, R], perform: Callable[[A], E]) -> R:
-    """Run a machine that does one thing after another to its end, in this thread.
+    """Run a sequential machine to its end, in this thread.
 
     Parameters
     ----------
     machine
-        Asks for no timers: it pauses by actions of its own.
+        It must start no timers. It pauses by actions of its own.
     perform
-        Does what an action says and returns the event. What it raises goes to ``machine.fail``.
+        Does an action and returns the event. Its exceptions go to ``machine.fail``.
 
     Returns
     -------
@@ -55,10 +54,10 @@ class AsyncRunner(Generic[A, E, R]):
     machine
         It may have any number of actions under way.
     perform
-        Does what an action says. Returns the event, or a coroutine that returns the event, or None where events come
-        later through :meth:`handle` or not at all. Coroutines run as tasks. What they raise goes to ``machine.fail``.
+        Does an action. Returns the event, or a coroutine that returns the event, or None if events come later through
+        :meth:`handle` or not at all. Coroutines run as tasks. Their exceptions go to ``machine.fail``.
     what
-        Names the machine in the log, for errors that are no :class:`~bk_spark.protocol.errors.BookKeeperError`.
+        Names the machine in the log, for errors that are not a :class:`~bk_spark.protocol.errors.BookKeeperError`.
     on_progress
         Called after each event, when its actions are under way.
     """
@@ -76,21 +75,21 @@ class AsyncRunner(Generic[A, E, R]):
         self._what = what
         self._on_progress = on_progress
         self._tasks: set[asyncio.Task[None]] = set()
-        #: Of the actions that can be given up, by their request ids.
+        #: The tasks of actions that can be cancelled, by request id.
         self._requests: dict[Hashable, asyncio.Task[None]] = {}
         self._timers: dict[Hashable, asyncio.TimerHandle] = {}
         self._ended = asyncio.Event()
         self._running = False
 
     def handle(self, event: E) -> None:
-        """Tell the machine what happened, and do what it asks for."""
+        """Pass an event to the machine, and perform its new actions."""
         self._tell(event)
         self.run()
 
     def run(self) -> None:
-        """Do what the machine asks for: call this once at the start, and after each command."""
+        """Perform the machine's actions. Call this once at the start, and after each command."""
         if self._running:
-            return  # a performer reported something at once: the loop below goes on with it
+            return  # a performer reported an event at once: the loop below continues with it
         self._running = True
         try:
             while actions := self.machine.take_actions():
@@ -110,7 +109,7 @@ class AsyncRunner(Generic[A, E, R]):
         return _result(self.machine.outcome)
 
     async def stop(self) -> None:
-        """Cancel what is under way, and wait until it has ended."""
+        """Cancel all tasks and timers, and wait until the tasks have ended."""
         self._stop_timers()
         tasks = list(self._tasks)
         for task in tasks:
@@ -146,7 +145,7 @@ class AsyncRunner(Generic[A, E, R]):
         try:
             self.machine.handle(event)
         except Exception as error:
-            # Whoever waits for the machine's end would wait for ever.
+            # Otherwise a caller that waits for the machine's end would wait for ever.
             _LOG.exception("%s: unexpected error", self._what)
             self.machine.fail(error)
 
@@ -163,7 +162,7 @@ class AsyncRunner(Generic[A, E, R]):
                 self.handle(event)
 
     def _task_ended(self, request_id: Hashable, work: Coroutine[Any, Any, E | None], task: asyncio.Task[None]) -> None:
-        # A task that is cancelled before it runs has not begun the work.
+        # A task that is cancelled before it runs never starts its coroutine, so close it here.
         work.close()
         self._tasks.discard(task)
         if request_id is not None and self._requests.get(request_id) is task:
@@ -171,7 +170,7 @@ class AsyncRunner(Generic[A, E, R]):
 
     def _fire(self, name: Hashable) -> None:
         del self._timers[name]
-        # Only a machine that takes this event asks for timers.
+        # Only a machine that accepts this event starts timers.
         self.handle(cast(E, TimerFired(name)))
 
     def _stop_timer(self, name: Hashable) -> None:

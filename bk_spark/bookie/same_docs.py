@@ -1,4 +1,4 @@
-"""One docstring for a coroutine and for the method that blocks until it is done."""
+"""Shares one docstring between a coroutine and its blocking method."""
 
 from __future__ import annotations
 

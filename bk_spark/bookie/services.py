@@ -1,7 +1,7 @@
-"""Metadata, registry and placement for use from an event loop: ZooKeeper calls block, so they run in threads.
+"""Metadata, registry and placement for use from an event loop. ZooKeeper calls block, so they run in threads.
 
-Every call ends within ``ClientConfig.metadata_timeout_ms``, counted from when it is made, with an answer or an
-error; where ZooKeeper cannot be reached, with a retriable MetadataUnavailableError.
+Every call ends within ``ClientConfig.metadata_timeout_ms`` with an answer or an error. If ZooKeeper cannot be reached,
+it raises a retriable MetadataUnavailableError.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from bk_spark.protocol.quorum import Quorum
 
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
-#: How long calls under way may go on when the client is closed.
+#: How long calls under way may continue when the client is closed.
 _CLOSE_GRACE_S: Final = 2.0
 
 
 class ClusterServices:
-    """Ledger metadata, bookies and their choice, of one cluster; awaitable. Blocks while it is made.
+    """Awaitable ledger metadata, list of bookies and placement of one cluster. The constructor blocks.
 
     Raises MetadataUnavailableError, and InvalidArgumentError for settings or a URI that do not fit the cluster.
     """
@@ -47,12 +47,12 @@ class ClusterServices:
             self._store = LedgerStore(zk, uri)
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="bk-metadata")
         self._closed = False
-        #: Guards what follows, and the end of the executor.
+        #: Guards the fields below and the end of the executor.
         self._lock = threading.Lock()
         self._running: set[Future[Any]] = set()
         self._subscribers: dict[object, tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = {}
         self._refreshing = False
-        #: A writer waits for bookies that could replace one: it is to hear when some come.
+        #: A writer waits for a replacement bookie, and must be notified when bookies register.
         self._wanting = False
         if zk.rest is not None:
             zk.rest.may_rest = lambda: not (self._wanting and self._subscribers)
@@ -79,8 +79,10 @@ class ClusterServices:
         self._health_check = config.bookie_health_check_enabled
 
     def close(self, session: ZooKeeper | None = None) -> None:
-        """Let calls under way go on for a moment, end ``session`` if one is given, and end the threads; later calls
-        raise MetadataUnavailableError. Blocks, within a bound; safe to repeat."""
+        """Wait a moment for calls under way, then close ``session`` if given, and end the threads.
+
+        Later calls raise MetadataUnavailableError. Blocks for a bounded time. Safe to repeat.
+        """
         with self._lock:
             self._closed = True
             running = set(self._running)
@@ -92,7 +94,7 @@ class ClusterServices:
             if isinstance(source, RackZnode):
                 source.close()
         if session is not None:
-            # Calls that wait for an answer end with it.
+            # This also ends calls that wait for an answer.
             session.close()
         self._threads.shutdown(wait=True)
 
@@ -110,8 +112,11 @@ class ClusterServices:
         return await self._call(self._store.read_latest, ledger_id)
 
     async def read_watched(self, ledger_id: int, on_change: Callable[[], None]) -> StoredMetadata:
-        """As :meth:`read_latest`. ``on_change`` is called once, in this event loop, when the ledger's znode
-        changes or goes or the watch is lost (look again); perhaps before this returns, never after it raised."""
+        """Do the same as :meth:`read_latest`, and watch the ledger's znode.
+
+        ``on_change`` is called once, in this event loop, when the znode changes, is deleted, or the watch is lost. The
+        caller must then read again. The call may come before this returns, but never after it raised.
+        """
         loop = asyncio.get_running_loop()
         wanted = True
 
@@ -134,7 +139,7 @@ class ClusterServices:
         await self._call(self._store.delete, ledger_id)
 
     async def ledger_batches(self) -> AsyncIterator[list[int]]:
-        """Ids of all ledgers, ascending, as they are read from ZooKeeper."""
+        """Yield the ids of all ledgers, ascending, as they are read from ZooKeeper."""
         batches = self._store.list_ledgers()
         while (batch := await self._call(next, batches, None)) is not None:
             yield batch
@@ -142,37 +147,37 @@ class ClusterServices:
     # --- bookies ---
 
     async def bookies(self) -> tuple[RegisteredBookie, ...]:
-        """All registered bookies, by id."""
+        """Return all registered bookies, by id."""
         return await self._call(self._registry.bookies)
 
     async def address(self, bookie_id: str) -> tuple[str, int]:
         return await self._call(self._registry.address, bookie_id)
 
     async def choose_ensemble(self, quorum: Quorum) -> tuple[str, ...]:
-        """Different writable bookies for a new ledger. Raises NotEnoughBookiesError."""
+        """Choose different writable bookies for a new ledger. Raises NotEnoughBookiesError."""
         return await self._call(self._choose_ensemble, quorum)
 
     async def choose_replacement(
         self, quorum: Quorum, ensemble: Sequence[str], index: int, exclude: Collection[str]
     ) -> str:
-        """A writable bookie for position ``index`` of ``ensemble``, not one of it nor of ``exclude``.
-        Raises NotEnoughBookiesError."""
+        """Choose a writable bookie for position ``index`` of ``ensemble``. It is in neither ``ensemble`` nor
+        ``exclude``. Raises NotEnoughBookiesError."""
         return await self._call(self._choose_replacement, quorum, tuple(ensemble), index, frozenset(exclude))
 
     def bookie_failed(self, bookie_id: str) -> None:
-        """A bookie refused a connection, broke one, or did not answer: choose it last for a while. Cheap."""
+        """Report a refused or broken connection, or no answer. The bookie is chosen last for a while. Cheap."""
         self._quarantine.failed(bookie_id, self._registry.last_zxid(bookie_id))
 
     def bookie_answered(self, bookie_id: str) -> None:
-        """A bookie was connected to. Cheap."""
+        """Report a successful connection to a bookie. Cheap."""
         self._quarantine.answered(bookie_id)
 
     def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:
-        """``on_change`` is called in this event loop when bookies came or went. The result ends it."""
+        """Call ``on_change`` in this event loop when bookies come or go. Call the result to unsubscribe."""
         key = object()
         with self._lock:
             self._subscribers[key] = (asyncio.get_running_loop(), on_change)
-        # Sees to it that the lists are watched.
+        # Starts watching the lists.
         self._on_stale()
 
         def unsubscribe() -> None:
@@ -207,7 +212,7 @@ class ClusterServices:
         return chosen
 
     def _quarantined(self, bookies: Collection[str]) -> Collection[str]:
-        """Those of ``bookies`` to be chosen last. One that registered anew since it failed is free."""
+        """Return those of ``bookies`` to choose last. A bookie that registered again since it failed is free."""
         if not self._health_check:
             return ()
         self._free_registered(bookies)
@@ -225,7 +230,7 @@ class ClusterServices:
 
     def _on_stale(self) -> None:
         if self._zk.rest is not None and not self._wanting:
-            # Watches end when the session does: following the lists for nobody would wake it again.
+            # Watches end with the session. Reading the lists without a need would start a new session.
             return
         with self._lock:
             if self._subscribers and not self._refreshing and not self._closed:
@@ -233,7 +238,7 @@ class ClusterServices:
                 self._submit(self._refresh)
 
     def _refresh(self) -> None:
-        # A change from here on asks for another round.
+        # A change after this line starts another round.
         self._refreshing = False
         try:
             with self._zk.within(self._timeout_s * 1000):
@@ -242,7 +247,7 @@ class ClusterServices:
                 if self._free_registered(writable):
                     self._notify()
         except BookKeeperError as error:
-            # There is another round when the connection is back.
+            # Another round runs when the connection is back.
             _LOG.warning("the list of bookies cannot be read: %s", error)
 
     def _notify(self) -> None:
@@ -269,12 +274,12 @@ class ClusterServices:
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if caller is not None and not caller.cancelling():
-                # Not the caller was cancelled but the call, by close().
+                # close() cancelled the call. The caller itself was not cancelled.
                 raise MetadataUnavailableError("the client is closed") from None
             raise
 
     def _submit(self, function: Callable[[], _T]) -> Future[_T]:
-        """With the lock held."""
+        """Run ``function`` on a thread. The caller holds the lock."""
         future = self._threads.submit(function)
         self._running.add(future)
         future.add_done_callback(self._running.discard)
@@ -282,6 +287,6 @@ class ClusterServices:
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
-    # A closed loop has nobody left who waits.
+    # Nobody waits on a closed loop.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(function)

@@ -1,6 +1,5 @@
-"""BookKeeper's protocol, pure: no I/O, no clock, no threads, no coroutines. Client, server, logs and simulators all
-come in here.
+"""BookKeeper's protocol without I/O, clock, threads or coroutines. Client, server, logs and simulators all use it.
 
-Errors, codes and quorum arithmetic are here; ``entries`` has stored entries, ``wire`` frames, ``ledger`` the machines,
-``metadata`` what is in ZooKeeper.
+This folder has errors, codes and quorum arithmetic. ``entries`` has stored entries, ``wire`` has frames, ``ledger`` has
+the machines, and ``metadata`` has the formats in ZooKeeper.
 """

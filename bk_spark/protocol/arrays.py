@@ -1,6 +1,6 @@
-"""Types of the columns in which batches of entries travel: one value for each entry, or one for each byte.
+"""Types of the columns of a batch of entries. A column has one value for each entry, or one for each byte.
 
-Lengths and ids are signed as in the formats, which are Java's.
+Lengths and ids are signed, as in Java's formats.
 """
 
 from __future__ import annotations

@@ -13,14 +13,14 @@ DEFAULT_MAX_FRAME_BYTES: Final = 5 * 1024 * 1024
 
 V2: Final = 2
 MASTER_KEY_BYTES: Final = 20
-#: Entry id that asks for the last entry (and with it the LAC).
+#: The entry id of a request for the last entry, and so for the LAC.
 LAST_ENTRY: Final = -1
 #: "No entry": the LAC of an empty ledger.
 NO_ENTRY: Final = -1
 
 
 class Code(enum.IntEnum):
-    """Result codes as v2 carries them; ``v3`` gives the number in protobuf's StatusCode."""
+    """Result codes with their v2 numbers. ``v3`` is the number in protobuf's StatusCode."""
 
     OK = 0
     NO_LEDGER = 1
@@ -40,8 +40,11 @@ class Code(enum.IntEnum):
 
     @property
     def v2(self) -> int:
-        """What a v2 answer carries. Java's v2 client has no mapping for 107 and drops the
-        connection, so a limbo ledger is reported as an I/O error (compatibility.md §1.5)."""
+        """The code in a v2 answer.
+
+        Java's v2 client has no mapping for 107 and drops the connection, so a limbo ledger is reported as an I/O error
+        (compatibility.md §1.5).
+        """
         return int(Code.IO_ERROR if self is Code.UNKNOWN_LEDGER_STATE else self)
 
     @classmethod
@@ -86,7 +89,7 @@ class FlagV2(enum.IntFlag):
 
 
 class DigestType(enum.Enum):
-    """The checksum that each entry of a ledger has. The value is its number in ledger metadata."""
+    """The checksum of each entry of a ledger. The value is its number in ledger metadata."""
 
     CRC32 = 1
     HMAC = 2

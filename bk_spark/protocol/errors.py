@@ -81,7 +81,7 @@ class InvalidArgumentError(CallerError, ValueError):
 
 
 class UnauthorizedError(CallerError):
-    """The password does not fit this ledger or log."""
+    """The password of the ledger or log is wrong."""
 
 
 class NoSuchLedgerError(CallerError):
@@ -97,15 +97,15 @@ class LedgerClosedError(CallerError):
 
 
 class LedgerExistsError(CallerError):
-    """A ledger with the chosen id exists. Apache's client has the code -20."""
+    """A ledger with the chosen id exists. Apache's client uses the code -20."""
 
 
 class DuplicateEntryError(CallerError):
-    """An entry with this id was added before. Apache's client has the code -22."""
+    """An entry with this id was added before. Apache's client uses the code -22."""
 
 
 class EntryGapError(CallerError):
-    """Entries wait for lower ids that nobody added in time. The message names these ids."""
+    """Entries wait for lower ids that were not added in time. The message names these ids."""
 
     retriable = True
 
@@ -159,13 +159,13 @@ class LedgerRefusedError(CallerError):
 
 
 class PeerError(BookKeeperError):
-    """A bookie did not do what it was asked to do."""
+    """A bookie failed a request."""
 
     retriable = True
 
 
 class WireFormatError(PeerError):
-    """The bookie sent bytes that are no frame of the protocol."""
+    """The bookie sent bytes that are not a valid frame."""
 
     retriable = False
 
@@ -183,7 +183,7 @@ class BookieAnswerError(PeerError):
 
 
 class RequestRefusedError(PeerError):
-    """The bookie does not know the request. It is of another release, or lacks the operation."""
+    """The bookie does not support the request. It runs another release, or lacks the operation."""
 
     retriable = False
 
@@ -200,7 +200,7 @@ class EntryUnknownError(PeerError):
     """No replica could tell whether the entry exists."""
 
 
-#: What helps where bookies that hold what is asked for give no answer.
+#: The remedy in messages about bookies that hold the wanted data but do not answer.
 AWAY_REMEDY: Final = (
     "see that these bookies run and can be reached from here (bkctl doctor looks at each), then try again: what they "
     "hold is there again when they are"
@@ -208,7 +208,7 @@ AWAY_REMEDY: Final = (
 
 
 class AddQuorumTimeoutError(PeerError):
-    """An entry did not reach its ack quorum in time. The writer has ended. Apache's client has the code -21."""
+    """An entry did not reach its ack quorum in time. The writer has ended. Apache's client uses the code -21."""
 
     retriable = False
 
@@ -250,7 +250,7 @@ class MetadataUnavailableError(MetadataError):
 class OutcomeUnknownError(MetadataUnavailableError):
     """The connection was lost during a change. It may or may not have taken effect.
 
-    A caller must ``sync``, read, and decide. It must never send the change again blindly.
+    The caller must ``sync``, read, and decide. It must never blindly send the change again.
     """
 
     retriable = False

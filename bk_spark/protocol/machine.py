@@ -1,33 +1,33 @@
-"""The contract of machines: everything that decides something, without I/O.
+"""The contract of machines, which make every decision without I/O.
 
-The protocol of ledgers, changes of logs and garbage collection are decided by *machines*. A machine is told what
-happened (*events*) and says what to do next (*actions*). It opens no connection, reads no clock and starts no thread.
-So one machine serves every runtime, and the simulator tests the code that ships.
+*Machines* decide the protocol of ledgers, the changes of logs and garbage collection. A machine receives what happened
+(*events*) and returns what to do next (*actions*). It opens no connection, reads no clock and starts no thread. So one
+machine serves every runtime, and the simulator tests the code that ships.
 
 =============== ===========================================================================================
 member          meaning
 =============== ===========================================================================================
 take_actions()  What to do now, in order. Each action is returned once.
-handle(event)   Something happened. New actions may be there afterwards.
-fail(error)     An action raised an error for which the machine has no event. The machine decides what follows.
+handle(event)   Report an event. New actions may be available afterwards.
+fail(error)     Report an error for which the machine has no event. The machine decides what follows.
 outcome         None until the machine ends. Then the result or the error. It never changes.
 =============== ===========================================================================================
 
 Rules:
 
-* Actions and events are frozen dataclasses. An event that answers an action names it, where several can be under way.
-* A machine starts with its first actions ready. After its end it ignores events, and returns only what its last step
-  asked for.
-* *Commands* are what a machine's owner wants from it, such as adding entries or closing. They are methods with results
-  and errors of their own. Their actions come out of ``take_actions`` as well.
-* An action that can be given up has a ``request_id``. :class:`StopRequest` gives it up.
-* A machine that needs time asks for :class:`StartTimer` and is told :class:`TimerFired`. Timeouts, pauses and bounds of
-  retries belong to machines, not to runners.
-* A *runner* decides nothing. It performs each action and hands back the events. There is one for each runtime: asyncio
+* Actions and events are frozen dataclasses. If several actions can be under way, an event names the action it answers.
+* A machine starts with its first actions ready. After its end it ignores events, and returns only the actions of its
+  last step.
+* *Commands* are requests of a machine's owner, such as adding entries or closing. They are methods with results and
+  errors of their own. ``take_actions`` returns their actions too.
+* An action that can be cancelled has a ``request_id``. :class:`StopRequest` cancels it.
+* A machine that needs time returns :class:`StartTimer` and receives :class:`TimerFired`. Timeouts, pauses and retry
+  limits belong to machines, not to runners.
+* A *runner* decides nothing. It performs each action and passes the events back. There is one for each runtime: asyncio
   and blocking in :mod:`bk_spark.bookie.runners`, and that of the simulators.
 
-A machine that does one thing after another is easiest to read as a generator that yields actions and is sent events.
-:class:`StepMachine` gives a generator this contract.
+A sequential machine is easiest to read as a generator that yields actions and receives events. :class:`StepMachine`
+turns a generator into a machine.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ class EndedBy:
 
 @dataclass(frozen=True, slots=True)
 class StartTimer:
-    """Report :class:`TimerFired` with ``name`` after ``after_ms``. A timer of that name that is still running is
-    replaced."""
+    """Report :class:`TimerFired` with ``name`` after ``after_ms``. Replaces a running timer of that name."""
 
     name: Hashable
     after_ms: float
@@ -67,7 +66,7 @@ class StartTimer:
 
 @dataclass(frozen=True, slots=True)
 class StopTimer:
-    """Forget the timer. One that is not running is ignored."""
+    """Cancel the timer. Ignored if it is not running."""
 
     name: Hashable
 
@@ -79,13 +78,13 @@ class TimerFired:
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """Give up the action that has this ``request_id``: its event no longer matters. One that has ended is ignored."""
+    """Cancel the action with this ``request_id``. Its event no longer matters. Ignored if the action has ended."""
 
     request_id: Hashable
 
 
 class Machine(Protocol[A_co, E_contra, R_co]):
-    """See the module."""
+    """The contract described in the module docstring."""
 
     @property
     def outcome(self) -> Succeeded[R_co] | EndedBy | None: ...
@@ -100,7 +99,7 @@ class Machine(Protocol[A_co, E_contra, R_co]):
 class StepMachine(Generic[A, E, R]):
     """A generator as a machine: one action at a time, answered by one event.
 
-    The generator's return value is the result. What it raises is the error. ``fail`` raises the error inside of it.
+    The generator's return value is the result. Its exception is the error. ``fail`` raises the error inside it.
     """
 
     def __init__(self, steps: Generator[A, E, R]) -> None:
@@ -122,7 +121,7 @@ class StepMachine(Generic[A, E, R]):
             self._go(lambda: self._steps.throw(error))
 
     def close(self) -> None:
-        """Give up: the generator's ``finally`` blocks run, and their actions are not performed."""
+        """Close the generator. Its ``finally`` blocks run, but their actions are not performed."""
         self._steps.close()
 
     def _go(self, step: Callable[[], A]) -> None:

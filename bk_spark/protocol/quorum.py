@@ -72,7 +72,7 @@ class Quorum:
         return tuple((entry_id + k) % size for k in range(self.write_quorum_size))
 
     def stores(self, index: int, entry_id: int) -> bool:
-        """Tell whether a bookie holds an entry.
+        """Return whether a bookie holds an entry.
 
         Parameters
         ----------
@@ -90,11 +90,11 @@ class Quorum:
 
     @property
     def absent_needed(self) -> int:
-        """Answers "absent" from a write set that prove an entry was never acknowledged: Qw-Qa+1."""
+        """The number of "absent" answers from a write set that prove an entry was never acknowledged: Qw-Qa+1."""
         return self.write_quorum_size - self.ack_quorum_size + 1
 
     def can_spare(self, failed: Collection[int]) -> bool:
-        """Whether every write set can reach its ack quorum without the ``failed`` ensemble indexes."""
+        """Return whether every write set can reach its ack quorum without the ``failed`` ensemble indexes."""
         spare = self.write_quorum_size - self.ack_quorum_size
         return all(
             sum(index in failed for index in self.write_set(start)) <= spare for start in range(self.ensemble_size)
@@ -102,7 +102,7 @@ class Quorum:
 
 
 class Answer(enum.Enum):
-    """What one bookie is known to say. Unknown is never absent."""
+    """One bookie's answer. Unknown never counts as absent."""
 
     UNHEARD = "unheard"
     PRESENT = "present"
@@ -111,10 +111,10 @@ class Answer(enum.Enum):
 
 
 def covered(quorum: Quorum, answers: Sequence[Answer]) -> bool:
-    """Whether no write quorum can still reach its ack quorum among bookies that did not answer.
+    """Return whether the silent bookies are too few to acknowledge an entry.
 
-    For every window of Qw neighbouring positions, fewer than Qa may be without a definite answer
-    (present or absent): then no entry can be acknowledged by bookies that this reader did not hear.
+    In every window of Qw neighbouring positions, fewer than Qa bookies may lack a definite answer (present or absent).
+    Then no entry can be acknowledged by bookies that this reader did not hear.
     """
     size = quorum.ensemble_size
     silent = [answer in (Answer.UNHEARD, Answer.UNKNOWN) for answer in answers]
