@@ -1,4 +1,4 @@
-"""What a client of one ledger decides, as machines without I/O: writing, reading, tailing, recovery, closing.
+"""The machines of a ledger's client, without I/O: writing, reading, tailing, recovery, closing.
 
-The client runs them against bookies and ZooKeeper, the simulator against models.
+The client runs them against bookies and ZooKeeper. The simulator runs them against models.
 """

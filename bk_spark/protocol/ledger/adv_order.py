@@ -1,11 +1,11 @@
-"""Entries whose ids the caller chooses, brought into order. Source: compatibility.md §4.12.
+"""Sorts entries whose ids the caller chooses. Source: compatibility.md §4.12.
 
-They come in any order and leave in that of their ids, without a gap from 0 on. Bookies never see an entry before
-all with lower ids were sent: so a recovery finds no hole that would hide what follows, and each entry's length
-(payload bytes of the ledger up to it) is right when it is made.
+Entries come in any order and leave in the order of their ids, from 0 on, without a gap. An entry is sent to bookies
+only after all lower ids. So a recovery finds no hole that would hide later entries, and each entry's length (payload
+bytes of the ledger up to it) is right when the entry is packaged.
 
-What waits for lower ids is bounded by entries and bytes. A call that brings the next id is always taken, for
-without it nothing would ever leave.
+Entries that wait for lower ids are limited in number and bytes. A call with the next id is always accepted. Without it
+nothing could leave.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class EntryOrder:
         self._ledger_id = ledger_id
         self._max_waiting_entries = max_waiting_entries
         self._max_waiting_bytes = max_waiting_bytes
-        #: Apart from each other, in order of their ids.
+        #: Sorted by id, with gaps between them.
         self._runs: list[EntryRun] = []
 
     def runs_of(self, entry_ids: Int64s, payloads: Payloads) -> list[EntryRun]:
-        """The entries of one call as runs. Raises InvalidArgumentError, and DuplicateEntryError for an id that has
-        left, waits, or occurs twice; nothing is taken then."""
+        """Split the entries of one call into runs. Raises InvalidArgumentError, and DuplicateEntryError for an id that
+        has left, waits, or occurs twice. An error takes no entry."""
         if entry_ids.ndim != 1 or len(entry_ids) != len(payloads):
             raise InvalidArgumentError(
                 f"{len(payloads)} entries need as many entry ids, got an array of shape {entry_ids.shape}",
@@ -72,7 +72,7 @@ class EntryOrder:
         return runs
 
     def has_room(self, runs: list[EntryRun]) -> bool:
-        """Whether :meth:`put` may be called with ``runs``."""
+        """Return whether :meth:`put` may be called with ``runs``."""
         if not runs or runs[0].first == self.next_entry_id:
             return True
         entries = sum(len(run.payloads) for run in runs)
@@ -83,8 +83,8 @@ class EntryOrder:
         )
 
     def put(self, runs: list[EntryRun]) -> None:
-        """Take ``runs`` (a copy: their buffers are the caller's again). Raises DuplicateEntryError as
-        :meth:`runs_of`, as the ids may have come by another call meanwhile."""
+        """Copy ``runs`` into the buffer. Raises DuplicateEntryError as :meth:`runs_of` does, because another call may
+        have added the ids meanwhile."""
         self._check_new(runs)
         for run in runs:
             bisect.insort(self._runs, EntryRun(run.first, run.payloads.copy()), key=_first)
@@ -92,7 +92,8 @@ class EntryOrder:
             self.waiting_bytes += run.payloads.size_bytes
 
     def ready(self) -> EntryRun | None:
-        """All entries from the next id on up to the first gap, if the next is there. They stay until :meth:`left`."""
+        """Return all entries from the next id up to the first gap, or None if there are none. They stay until
+        :meth:`left`."""
         count, expected = 0, self.next_entry_id
         for run in self._runs:
             if run.first != expected:
@@ -104,7 +105,7 @@ class EntryOrder:
         return self._runs[0] if count else None
 
     def left(self, last_entry_id: int) -> None:
-        """Entries up to ``last_entry_id`` of the ready run were sent."""
+        """Drop entries of the ready run up to ``last_entry_id``, which were sent."""
         count = last_entry_id + 1 - self.next_entry_id
         if count <= 0:
             return
@@ -118,13 +119,13 @@ class EntryOrder:
 
     @property
     def gap(self) -> range | None:
-        """The ids before the first entry that waits, if any waits for them."""
+        """The missing ids before the first entry that waits. None if no entry waits for lower ids."""
         if not self._runs or self._runs[0].first == self.next_entry_id:
             return None
         return range(self.next_entry_id, self._runs[0].first)
 
     def __contains__(self, entry_id: int) -> bool:
-        """Whether the entry has left or waits."""
+        """Return whether the entry has left or waits."""
         if entry_id < self.next_entry_id:
             return entry_id >= 0
         at = bisect.bisect_right(self._runs, entry_id, key=_first) - 1

@@ -1,7 +1,7 @@
-"""Closing a ledger by its writer, as a machine. Source: compatibility.md §3.7, §4.6.
+"""The machine by which a writer closes its ledger. Source: compatibility.md §3.7, §4.6.
 
-The writer has *drained*: every entry that it ever sent is acknowledged, on an ensemble that is published, and it sends
-no more. ``last_entry_id`` and ``length`` are that end. What the store holds decides:
+The writer has *drained*: every entry that it sent is acknowledged on a published ensemble, and it sends no more.
+``last_entry_id`` and ``length`` are that end. The stored metadata decide:
 
 =========================================== =====================================================
 found                                       then
@@ -9,30 +9,30 @@ found                                       then
 as known                                    compare-and-set to CLOSED
 CLOSED at the same end                      done: a lost reply, or a recovery that found our end
 CLOSED at another end                       fails: LedgerFencedError, naming both ends
-OPEN or IN_RECOVERY, other bookies          compare-and-set again, upon what was found
+OPEN or IN_RECOVERY, other bookies          compare-and-set again, based on what was found
 OPEN or IN_RECOVERY, other first entries    fails: another client writes the ledger
 conflict, or outcome unknown                read, then as above
-cannot be read or written                   fails, retriable: whether it is closed is not known
+cannot be read or written                   fails, retriable: the outcome is unknown
 =========================================== =====================================================
 
 Closing over IN_RECOVERY is safe in every interleaving, because the writer has drained:
 
 * No entry beyond the end exists anywhere. Only the writer makes entries, and a recovery writes back only what it read.
   So a recovery cannot find more than the writer has.
-* A recovery cannot find less. Every entry up to the end is on Qa bookies of the segment that the metadata give for it.
-  Qw - Qa + 1 "absent" would need one of these to have lost it, and unknown never counts as absent. Fences do not
-  matter any more, as no add is under way that would have to be acknowledged.
-* So both want to close at the same entry, and the compare-and-set lets one of them do it. If the writer is first, the
-  recovery's own fails, reads CLOSED and takes over that end. The ensemble changes which the recovery made for its
-  write-backs are lost with its compare-and-set. They held second copies of entries that lie where the metadata say.
+* A recovery cannot find less. Every entry up to the end is on Qa bookies of its segment in the metadata. Qw - Qa + 1
+  "absent" answers would require that one of these lost it, and unknown never counts as absent. Fences no longer matter,
+  because no add is under way.
+* So both close at the same entry, and the compare-and-set lets one of them do it. If the writer is first, the
+  recovery's compare-and-set fails, and the recovery reads CLOSED and adopts that end. The ensemble changes that the
+  recovery made for its write-backs are lost. They only held second copies of entries.
   If the recovery is first, the writer finds its own end.
-* With deferred sync the end is the last entry that was forced. A recovery may find and close with more: entries that
-  were held but never confirmed. Then the writer fails with both ends named, and none that was confirmed is lost. If the
-  writer is first, the recovery's write-backs beyond the end stay unreadable: they carry a LAC from before the recovery,
-  and readers go by the metadata.
+* With deferred sync the end is the last entry that was forced. A recovery may find more entries and close after them:
+  entries that bookies held but that were never confirmed. Then the writer fails and names both ends. No confirmed entry
+  is lost. If the writer is first, the recovery's write-backs beyond the end stay unreadable: they carry a LAC from
+  before the recovery, and readers follow the metadata.
 
-Re-replication replaces members of segments by compare-and-set too. The writer closes upon what it wrote. A change of
-the *first entries* could only come from a second writer. Closing over it would send readers to bookies that never had
+Re-replication also replaces members of segments by compare-and-set. The writer closes on top of these changes. Only a
+second writer could change the *first entries*. Closing over that change would send readers to bookies that never had
 the entries.
 """
 
@@ -53,18 +53,17 @@ from bk_spark.protocol.ledger.metadata_calls import (
 from bk_spark.protocol.machine import EndedBy, Succeeded
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
 
-#: Compare-and-sets before closing fails. Each but the first means that another client changed the ledger.
+#: Maximum number of compare-and-sets. Each after the first means that another client changed the ledger.
 ATTEMPTS: Final = 8
 
 
 class LedgerClosing:
-    """Brings one ledger to CLOSED. A machine (:mod:`bk_spark.protocol.machine`); its result are the metadata that the
-    store then holds.
+    """Closes one ledger. A machine (:mod:`bk_spark.protocol.machine`). Its result is the stored metadata.
 
     Parameters
     ----------
     metadata, version
-        What the writer knows to be stored.
+        The stored metadata as the writer knows them.
     last_entry_id, length
         The writer's end: its last entry, -1 for none, and the bytes of payload up to it.
     """

@@ -1,18 +1,18 @@
-"""Finding a ledger's end, for a recovery: fence its bookies, then read forward. A machine.
+"""The machine that finds a ledger's end for a recovery: it fences the bookies, then reads forward.
 
 Source: compatibility.md §4.9, §4.14. Rules:
 
-* Every bookie of the last segment's ensemble gets a *fencing* read of its last entry. There are enough answers when
-  no write quorum can still reach its ack quorum among bookies that did not answer
+* Every bookie of the last segment's ensemble gets a *fencing* read of its last entry. The answers suffice when no write
+  quorum can still reach its ack quorum among bookies that did not answer
   (:func:`bk_spark.protocol.quorum.covered`).
-* The search begins after the highest LAC heard, but never before the last segment: entries of earlier segments were
+* The search starts after the highest LAC heard, but never before the last segment. Entries of earlier segments were
   acknowledged when that segment was published.
-* Every read of the search fences too (issue 2614). A fence that was lost on the way must not let an add through after a
-  bookie said "absent".
-* An entry is *present* when one replica gives it with a right digest. It is *absent* when Qw - Qa + 1 replicas say so.
-  Else it is *unknown*, and unknown never truncates: the search ends with an error.
-* Where nothing is found beyond the LAC, the entry at the LAC tells the ledger's length. It may lie in an earlier
-  segment, which is read but not fenced (issue 2615).
+* Every read of the search fences too (issue 2614). If a fence was lost on the way, no add may succeed after a bookie
+  said "absent".
+* An entry is *present* when one replica returns it with a right digest. It is *absent* when Qw - Qa + 1 replicas say
+  so. Otherwise it is *unknown*. Unknown never truncates: the search ends with an error.
+* If nothing is found beyond the LAC, the entry at the LAC gives the ledger's length. It may be in an earlier segment,
+  which is read but not fenced (issue 2615).
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from bk_spark.protocol.quorum import Answer, covered
 from bk_spark.protocol.wire.answers_v2 import ReadAnswer
 from bk_spark.protocol.wire.code_errors import error_of
 
-#: Entries read ahead of the end that is being looked for.
+#: Number of entries to read ahead while looking for the end.
 READ_AHEAD_ENTRIES: Final = 32
-#: How many times that may be read beyond what the writer of write-backs took over. Bounds what is held here.
+#: Limit of the found entries that the writer of write-backs has not taken, in multiples of the above. Bounds memory.
 _AHEAD_OF_WRITER: Final = 4
 
-#: Checks a stored entry as a reader must. The entry id is None where any is right. Raises DigestMismatchError.
+#: Checks a stored entry as a reader must. With the entry id None, any id is right. Raises DigestMismatchError.
 Verify = Callable[[Buffer, int | None], Entry]
 
 
 class Purpose(enum.Enum):
-    """What an entry is read for."""
+    """The purpose of a read."""
 
     FENCE = "fence"
     SEARCH = "read"
@@ -64,11 +64,11 @@ class ReadEntry:
     Parameters
     ----------
     attempt
-        Which search of the recovery asks.
+        The number of the search within the recovery.
     entry_id
         LAST_ENTRY for the last entry that the bookie has.
     with_key
-        Whether the ledger's master key goes with the request.
+        Whether to send the ledger's master key.
     """
 
     attempt: int
@@ -85,8 +85,8 @@ class ReadEntry:
 
 @dataclass(frozen=True, slots=True)
 class Unclear:
-    """Tell operators that the bookie could not say what was asked. ``silent``: it did not answer, so it should be
-    chosen last for other ledgers."""
+    """Log that the bookie gave no clear answer. ``silent``: it did not answer at all, so choose it last for other
+    ledgers."""
 
     bookie_id: str
     reason: str
@@ -95,7 +95,7 @@ class Unclear:
 
 @dataclass(frozen=True, slots=True)
 class EntryRead:
-    """The bookie answered, whatever its answer says."""
+    """The bookie answered, with any result."""
 
     attempt: int
     bookie_id: str
@@ -105,7 +105,7 @@ class EntryRead:
 
 @dataclass(frozen=True, slots=True)
 class EntryFailed:
-    """No answer came: PeerError, or why the bookie could not be asked at all."""
+    """No answer came. ``error`` is a PeerError, or the reason why the bookie could not be asked."""
 
     attempt: int
     bookie_id: str
@@ -126,25 +126,25 @@ class SearchState(enum.Enum):
 
 @dataclass(slots=True)
 class _Replicas:
-    """What the write set of one entry said."""
+    """The answers of one entry's write set."""
 
     answers: dict[str, Answer]
     found: Entry | None = None
 
 
 class EndSearch:
-    """Finds the last entry of one ledger whose metadata say IN_RECOVERY. That is its result.
+    """Finds the last entry of one ledger whose metadata say IN_RECOVERY. The entry's id is the result.
 
     Commands: :meth:`take_found`, :meth:`on_written_back`.
 
     Parameters
     ----------
     metadata
-        As stored when the search began.
+        The stored metadata when the search began.
     attempt
-        Tells the reads of this search from those of another one of the same recovery.
+        Distinguishes the reads of this search from those of other searches of the same recovery.
     read_timeout_ms
-        A bookie that has not answered then is unknown.
+        A bookie that has not answered after this long counts as unknown.
     """
 
     def __init__(
@@ -159,9 +159,9 @@ class EndSearch:
     ) -> None:
         self.outcome: Succeeded[int] | EndedBy | None = None
         self.state = SearchState.FENCING
-        #: The highest LAC that was heard, and no less than the last segment proves. Final once reading begins.
+        #: The highest LAC heard, at least the one that the last segment proves. Final once reading begins.
         self.last_add_confirmed = NO_ENTRY
-        #: Bytes of payload up to ``last_add_confirmed``. None until an entry has told.
+        #: Bytes of payload up to ``last_add_confirmed``. None until an entry gives it.
         self.length: int | None = None
         self._ledger_id = ledger_id
         self._metadata = metadata
@@ -185,12 +185,12 @@ class EndSearch:
         return actions
 
     def take_found(self) -> list[Entry]:
-        """Entries beyond the LAC that must be written back, each once and in order."""
+        """Return entries beyond the LAC that must be written back, each once and in order."""
         found, self._found = self._found, []
         return found
 
     def on_written_back(self, last_entry_id: int) -> None:
-        """The writer of write-backs has room again, and took over what was found up to ``last_entry_id``."""
+        """Report that the writer of write-backs has room again, and took the entries up to ``last_entry_id``."""
         self._written_back = last_entry_id
         if self.state is SearchState.READING:
             self._ask_ahead()
@@ -219,7 +219,7 @@ class EndSearch:
     # --- what answers mean ---
 
     def _understand(self, event: EntryRead | EntryFailed) -> tuple[Answer, Entry | None]:
-        """Whatever is not a clear yes or no is unknown."""
+        """Interpret an answer. Anything but a clear yes or no is unknown."""
         if isinstance(event, EntryFailed):
             if not isinstance(event.error, PeerError):
                 self.fail(event.error)
@@ -249,7 +249,7 @@ class EndSearch:
         return self._unknown(), None
 
     def _unknown(self) -> Answer:
-        """What counts where a bookie could not say."""
+        """Return the answer that counts when a bookie gave no clear one."""
         return Answer.UNKNOWN
 
     def _on_timeout(self, timer: TimerFired) -> None:
@@ -263,7 +263,7 @@ class EndSearch:
             self._on_answer(bookie_id, entry_id, self._unknown(), None)
 
     def _waits_for(self, bookie_id: str, entry_id: int) -> bool:
-        """Whether the bookie's answer still counts. Its first one does."""
+        """Return whether the bookie's answer still counts. Only its first answer does."""
         if entry_id == LAST_ENTRY:
             return self.state is SearchState.FENCING and self._fence_answers.get(bookie_id) is Answer.UNHEARD
         replicas = self._replicas.get(entry_id)
@@ -305,7 +305,7 @@ class EndSearch:
         self._ask_ahead()
 
     def _floor(self) -> int:
-        """What the last segment proves to be confirmed."""
+        """Return the last entry that the last segment proves to be confirmed."""
         return self._metadata.last_segment.first_entry_id - 1
 
     def _ask_ahead(self) -> None:
@@ -315,7 +315,7 @@ class EndSearch:
             self._asked += 1
 
     def _ask(self, entry_id: int, purpose: Purpose) -> None:
-        """Read the entry at all of its write set."""
+        """Read the entry at every bookie of its write set."""
         segment = self._metadata.segment_of(entry_id)
         members = [segment.ensemble[index] for index in self._metadata.quorum.write_set(entry_id)]
         self._replicas[entry_id] = _Replicas(dict.fromkeys(members, Answer.UNHEARD))
@@ -339,7 +339,7 @@ class EndSearch:
             self._next += 1
             self._ask_ahead()
         if self._next == self._asked:
-            return  # until the writer of write-backs follows
+            return  # wait until the writer of write-backs has room
         answers = list(self._replicas[self._next].answers.values())
         if answers.count(Answer.ABSENT) >= self._metadata.quorum.absent_needed:
             self._end_at(self._next - 1)
@@ -351,7 +351,7 @@ class EndSearch:
         if self.length is None and self.last_add_confirmed == NO_ENTRY:
             self.length = 0
         if self.length is None:
-            # Nothing lies beyond the LAC, so no entry told the ledger's length. The one at the LAC does.
+            # Nothing was found beyond the LAC, so no entry gave the ledger's length. The one at the LAC has it.
             self.state = SearchState.READING_LENGTH
             self._ask(last_entry_id, Purpose.LENGTH)
         else:
@@ -364,7 +364,7 @@ class EndSearch:
             self.length = replicas.found.length
             self._end_at(self.last_add_confirmed)
         elif Answer.UNHEARD not in replicas.answers.values():
-            # It was acknowledged. So "absent" proves nothing here, even from all replicas.
+            # The entry was acknowledged. So "absent" proves nothing here, even from all replicas.
             self._fail_entry(self.last_add_confirmed)
 
     def _fail_entry(self, entry_id: int) -> None:

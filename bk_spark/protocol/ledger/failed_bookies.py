@@ -1,4 +1,4 @@
-"""Which bookies of a writer's ensemble failed or are busy, and what was tried to replace them."""
+"""The failed and busy bookies of a writer's ensemble, and the searches for replacements."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from bk_spark.protocol.ledger.writer_actions import ChooseBookies, SendRefused
 from bk_spark.protocol.machine import StartTimer
 from bk_spark.protocol.quorum import Quorum
 
-#: Pause before a bookie gets again what it refused for being busy. It doubles while the bookie refuses everything.
+#: Pause before adds that a busy bookie refused are sent again. It doubles while the bookie refuses everything.
 FIRST_PAUSE_MS: Final = 20.0
 LAST_PAUSE_MS: Final = 1_000.0
 
 
 class FailedBookies:
-    """Positions without a bookie in use, bookies to avoid, and the search under way."""
+    """Ensemble positions without a working bookie, bookies to avoid, and the search under way."""
 
     def __init__(self) -> None:
         #: Ensemble index to bookie.
         self.failed: dict[int, str] = {}
-        #: Failed indexes for which no replacement was to be had.
+        #: Failed indexes for which no replacement was found.
         self.irreplaceable: set[int] = set()
         #: Bookies that failed this writer.
         self.quarantine: set[str] = set()
@@ -29,19 +29,19 @@ class FailedBookies:
         self._search_is_old = False
 
     def begin_search(self, ensemble: Sequence[str], quorum: Quorum) -> ChooseBookies:
-        """Look for all that failed so far."""
+        """Start a search for replacements of all bookies that have failed so far."""
         self._search = self._wanted(ensemble, quorum)
         self._search_is_old = self.search_is_slow = False
         return self._search
 
     def answers_what_is_wanted(self, ensemble: Sequence[str], quorum: Quorum) -> bool:
-        """Whether the search that ended is the one that would begin now: no bookie came, and none failed, since."""
+        """Return whether the search that ended still fits: since it began, no bookie came and none failed."""
         wanted = self._wanted(ensemble, quorum)
         same = (wanted.failed, wanted.needed) == (self._search.failed, self._search.needed)
         return same and not self._search_is_old
 
     def on_bookies_changed(self) -> bool:
-        """Bookies came or went; whether that may help with what was not to be replaced."""
+        """Record that bookies came or went. Return whether that may help to replace an irreplaceable one."""
         self._search_is_old = True
         hope = bool(self.irreplaceable)
         if hope:
@@ -50,7 +50,7 @@ class FailedBookies:
         return hope
 
     def replaced(self, index: int) -> None:
-        """Another bookie took the place at ``index``."""
+        """Record that the bookie at ``index`` was replaced."""
         self.failed.pop(index, None)
         self.irreplaceable.discard(index)
 
@@ -61,10 +61,10 @@ class FailedBookies:
 
 
 class BusyBookies:
-    """Bookies that refused adds for having too many requests, and how long each is left alone."""
+    """Bookies that refused adds because of too many requests, and the pause of each."""
 
     def __init__(self) -> None:
-        #: Those whose refused adds wait to be sent again.
+        #: Bookies whose refused adds wait to be sent again.
         self.waiting: set[str] = set()
         #: The next pause of each, until it takes an add.
         self.pauses_ms: dict[str, float] = {}
@@ -80,7 +80,7 @@ class BusyBookies:
         return [StartTimer(SendRefused(bookie_id), pause_ms)]
 
     def on_taken(self, bookie_id: str) -> None:
-        """The bookie took an add."""
+        """Record that the bookie took an add."""
         self.pauses_ms.pop(bookie_id, None)
 
     def forget(self, bookie_id: str) -> None:

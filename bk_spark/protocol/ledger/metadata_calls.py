@@ -46,8 +46,8 @@ class MetadataFailed:
 
     @property
     def must_read(self) -> bool:
-        """Whether a compare-and-set that failed so may have taken effect, or lost against another client's change.
-        In both cases only reading tells what is stored."""
+        """Whether the failed compare-and-set may have taken effect, or lost against another client's change. In both
+        cases the metadata must be read."""
         return isinstance(self.error, MetadataConflictError | OutcomeUnknownError)
 
 

@@ -1,9 +1,8 @@
-"""The entries a ledger writer has under way: who was sent what, who holds it, who refused it for now.
+"""The entries that a ledger writer has under way: which bookies owe, hold or refused each.
 
-A window over entry ids with one row per entry and one column per ensemble index. Rows stay until every
-bookie that was sent the entry holds it or has been given up, also beyond the acknowledgement: so an
-entry that a bookie refused for being busy can be sent again, and what a slow bookie still owes counts
-against the writer's limits.
+A window over entry ids with one row per entry and one column per ensemble index. A row stays until every bookie that
+was sent the entry holds it or has been given up, even after the entry is acknowledged. So an entry that a busy bookie
+refused can be sent again, and the debt of a slow bookie counts against the writer's limits.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 #: The bookie holds the entry.
 _HELD: Final = 1
-#: It was sent the entry and has not answered that it holds it.
+#: The entry was sent to the bookie, which has not confirmed it.
 _OWED: Final = 2
-#: It refused the entry for now; it is still owed.
+#: The bookie refused the entry for now. It still owes it.
 _REFUSED: Final = 4
 _MIN_ROWS: Final = 256
-#: Up to so many entries numpy's fixed costs are more than the work.
+#: Up to this many entries, numpy's fixed costs exceed the work.
 _FEW: Final = 4
 
 
 class PendingAdds:
-    """Rows begin at ``first_entry_id``, the oldest entry that somebody still owes or that is not acknowledged."""
+    """The window. It begins at ``first_entry_id``, the oldest entry that a bookie owes or that is not acknowledged."""
 
     def __init__(self, quorum: Quorum, first_entry_id: int) -> None:
         self.first_entry_id = first_entry_id
@@ -45,15 +44,15 @@ class PendingAdds:
         self._held = np.zeros(_MIN_ROWS, np.int16)
         self._owed = np.zeros(_MIN_ROWS, np.int16)
         self._lengths = np.zeros(_MIN_ROWS, np.int64)
-        #: Entries that each index owes.
+        #: The number of entries that each index owes.
         self._owed_by = [0] * quorum.ensemble_size
 
     def __len__(self) -> int:
         return self._end - self._start
 
     def append(self, frames: AddFrames, live: Sequence[bool]) -> list[tuple[list[memoryview], int]]:
-        """Add entries, to be sent to the ``live`` indexes of their write sets; per index, the frames it must get
-        and how many they are."""
+        """Add entries for the ``live`` indexes of their write sets. Return for each index the frames to send, and their
+        number."""
         count = len(frames)
         if self._end + count > len(self._held):
             self._move(count)
@@ -77,11 +76,11 @@ class PendingAdds:
         return sends
 
     def owed(self, index: int) -> int:
-        """Entries that were sent to ``index`` and are not known to be there."""
+        """Return the number of entries that were sent to ``index`` and not confirmed."""
         return self._owed_by[index]
 
     def on_held(self, index: int, entry_ids: Int64s) -> None:
-        """The bookie at ``index`` says that it holds ``entry_ids``."""
+        """Record that the bookie at ``index`` holds ``entry_ids``."""
         if len(entry_ids) <= _FEW:
             for entry_id in entry_ids.tolist():
                 self._on_one_held(index, entry_id)
@@ -111,27 +110,28 @@ class PendingAdds:
         self._states[row, index] = _HELD
 
     def on_refused(self, index: int, entry_ids: Int64s) -> None:
-        """The bookie at ``index`` is too busy for ``entry_ids``."""
+        """Record that the bookie at ``index`` is too busy for ``entry_ids``."""
         rows = self._rows(index, entry_ids)
         rows = rows[self._states[rows, index] & _OWED != 0]
         self._states[rows, index] |= _REFUSED
 
     def take_refused(self, index: int) -> tuple[list[memoryview], int]:
-        """Frames that ``index`` refused, to be sent again; and how many they are."""
+        """Return the frames that ``index`` refused, to send them again, and their number."""
         column = self._column(index)
         refused = column & _REFUSED != 0
         column[refused] = _OWED
         return self._frames(refused)
 
     def give_up(self, index: int) -> None:
-        """Nothing more is expected from the bookie at ``index``. What it holds still counts."""
+        """Expect nothing more from the bookie at ``index``. The entries that it holds still count."""
         column = self._column(index)
         self._owed[self._start : self._end][column & _OWED != 0] -= 1
         column &= _HELD
         self._owed_by[index] = 0
 
     def replace(self, index: int, first_entry_id: int) -> tuple[list[memoryview], int]:
-        """Another bookie takes the place at ``index`` from ``first_entry_id`` on; the frames it must get."""
+        """Replace the bookie at ``index`` from ``first_entry_id`` on. Return the frames for the new one, and their
+        number."""
         self.give_up(index)
         column = self._column(index)
         new = slice(max(0, first_entry_id - self.first_entry_id), len(self))
@@ -144,18 +144,18 @@ class PendingAdds:
         return self._frames(column & _OWED != 0)
 
     def complete_through(self, last_add_confirmed: int) -> int:
-        """The end of the run of entries after ``last_add_confirmed`` that an ack quorum holds."""
+        """Return the end of the run of entries after ``last_add_confirmed`` that an ack quorum holds."""
         first = self._start + last_add_confirmed + 1 - self.first_entry_id
         if first >= self._end or self._held[first] < self._quorum.ack_quorum_size:
             return last_add_confirmed
         return last_add_confirmed + _leading(self._held[first : self._end] >= self._quorum.ack_quorum_size)
 
     def length_at(self, entry_id: int) -> int:
-        """The ledger's payload bytes up to and including ``entry_id``."""
+        """Return the ledger's payload bytes up to and including ``entry_id``."""
         return int(self._lengths[self._start + entry_id - self.first_entry_id])
 
     def release(self, last_add_confirmed: int) -> None:
-        """Forget acknowledged entries that nobody owes."""
+        """Forget acknowledged entries that no bookie owes."""
         end = self._start + last_add_confirmed + 1 - self.first_entry_id
         if end == self._start or self._owed[self._start]:
             return
@@ -175,7 +175,7 @@ class PendingAdds:
         return self._states[self._start : self._end, index]
 
     def _rows(self, index: int, entry_ids: Int64s) -> Int64s:
-        """Array rows of those ``entry_ids`` that are here and may lie at ``index``."""
+        """Return the array rows of those ``entry_ids`` that are in the window and belong to ``index``."""
         rows = entry_ids - self.first_entry_id
         here = (rows >= 0) & (rows < len(self)) & self._is_member(index, entry_ids)
         return np.asarray(rows[here] + self._start, np.int64)
@@ -196,7 +196,7 @@ class PendingAdds:
         return views, int(np.count_nonzero(wanted))
 
     def _move(self, more: int) -> None:
-        """Make room for ``more`` rows behind those in use."""
+        """Make room for ``more`` rows after those in use."""
         used = slice(self._start, self._end)
         count = len(self)
         capacity = max(_MIN_ROWS, 2 * (count + more))
@@ -208,7 +208,7 @@ class PendingAdds:
 
 
 def _leading(wanted: Bools) -> int:
-    """How many of ``wanted`` are true before the first that is not."""
+    """Count the leading true values of ``wanted``."""
     if len(wanted) <= _FEW:
         values = wanted.tolist()
         return values.index(False) if False in values else len(values)

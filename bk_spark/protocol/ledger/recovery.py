@@ -1,23 +1,23 @@
-"""Recovering a ledger, as a machine: mark it, find its end, write back, close it.
+"""The machine that recovers a ledger: it marks it, finds its end, writes back and closes.
 
 Source: compatibility.md §4.9, §4.14. Rules:
 
-* Nothing is read from bookies before the metadata say IN_RECOVERY. A writer that changes its ensemble later then loses
-  its compare-and-set, so nothing is acknowledged by bookies that this recovery does not fence.
+* Bookies are read only after the metadata say IN_RECOVERY. A writer that changes its ensemble later loses its
+  compare-and-set. So every bookie that could acknowledge an entry gets fenced.
 * :class:`~bk_spark.protocol.ledger.end_search.EndSearch` fences the bookies and finds the end.
-* What it finds beyond the LAC is written back to its whole write quorum, with the LAC that was found at the start. So
-  no reader sees an entry that a concurrent recovery cuts off.
-* When all of that is acknowledged, one compare-and-set closes the ledger. It publishes the ensemble changes of the
-  write-backs too.
+* Entries found beyond the LAC are written back to their whole write quorum, with the LAC found at the start. So no
+  reader sees an entry that a concurrent recovery cuts off.
+* When these are acknowledged, one compare-and-set closes the ledger. It also publishes the ensemble changes of the
+  write-backs.
 
-What the store holds decides, whoever wrote it and whatever became of a compare-and-set:
+The stored metadata decide, whoever wrote them, and also after a failed compare-and-set:
 
 =========== ===========================================================================
 found       then
 =========== ===========================================================================
 OPEN        compare-and-set to IN_RECOVERY
-IN_RECOVERY search, from the beginning: bookies and segments may be others than before
-CLOSED      done: that is the ledger's end, whoever found it
+IN_RECOVERY search from the beginning: bookies and segments may have changed
+CLOSED      done: that is the ledger's end
 =========== ===========================================================================
 """
 
@@ -54,18 +54,18 @@ from bk_spark.protocol.machine import EndedBy, StartTimer, StopTimer, Succeeded,
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
 from bk_spark.protocol.wire.add_frames import Packager
 
-#: Searches before recovery fails. Each but the first means that another client changed the metadata meanwhile.
+#: Maximum number of searches. Each after the first means that another client changed the metadata meanwhile.
 ATTEMPTS: Final = 5
-#: Compare-and-sets to IN_RECOVERY for each of them.
+#: Maximum number of compare-and-sets to IN_RECOVERY for each search.
 _MARKS: Final = 8
-#: Of adds that write back.
+#: Flags of adds that write back.
 WRITE_BACK_FLAGS: Final = FlagV2.RECOVERY_ADD | FlagV2.HIGH_PRIORITY
 
 
 @dataclass(frozen=True, slots=True)
 class ForWriteBacks:
-    """Do what the writer of write-backs asks for. Each search of a recovery has a writer of its own; ``attempt`` says
-    which one. What it is told is :class:`ToldWriteBacks` with the same number."""
+    """Perform an action of the writer of write-backs. Each search has a writer of its own, numbered by ``attempt``. Its
+    events come as :class:`ToldWriteBacks` with the same number."""
 
     attempt: int
     action: WriterAction
@@ -103,7 +103,7 @@ RecoveryEvent = MetadataEvent | EntryRead | EntryFailed | TimerFired | ToldWrite
 
 
 class LedgerRecovery:
-    """Fences one ledger and closes it. The result are its final metadata. A closed ledger is left as it is.
+    """Fences one ledger and closes it. The result is its final metadata. A closed ledger does not change.
 
     Parameters
     ----------
@@ -112,9 +112,9 @@ class LedgerRecovery:
     packager_of
         Makes the packager of write-backs, given the flags of their adds.
     read_timeout_ms
-        A bookie that has not answered a read then is unknown.
+        A bookie that has not answered a read after this long counts as unknown.
     limits
-        Of the writer of write-backs. Nothing more is read while that has no room.
+        The limits of the writer of write-backs. Reading pauses while it has no room.
     """
 
     search_class: type[EndSearch] = EndSearch
@@ -130,9 +130,9 @@ class LedgerRecovery:
         read_ahead_entries: int = READ_AHEAD_ENTRIES,
     ) -> None:
         self.outcome: Succeeded[LedgerMetadata] | EndedBy | None = None
-        #: How many searches have begun.
+        #: The number of searches begun.
         self.attempt = 0
-        #: Writes back what the present search finds.
+        #: Writes back the entries that the current search finds.
         self.writer: LedgerWriter | None = None
         self._ledger_id = ledger_id
         self._verify = verify
@@ -144,9 +144,9 @@ class LedgerRecovery:
         self._metadata: LedgerMetadata | None = None
         self._version = -1
         self._search: EndSearch | None = None
-        #: Whether the writer's bookies are connected, as far as they can be.
+        #: Whether all connection attempts of the writer have ended.
         self._ready = False
-        #: Whether the answer that is awaited is that of a read.
+        #: Whether the awaited metadata answer is that of a read.
         self._reading = True
         self._actions: list[RecoveryAction] = [ReadMetadata()]
 
@@ -237,7 +237,7 @@ class LedgerRecovery:
             self.writer.handle(event)
 
     def _advance(self) -> None:
-        """Do what the search and the writer make possible."""
+        """Take the next step that the search and the writer allow."""
         search = self._search
         if search is None or self.outcome is not None:
             return

@@ -1,7 +1,7 @@
-"""The search for bookies that take the place of failed ones, as a machine.
+"""The machine that searches for replacements of failed bookies.
 
-A candidate must be connected to and answer a read, since a bookie that hangs still accepts connections. One that does
-not is passed over, and the next is tried. Each candidate is tried once, so the search ends.
+A candidate must accept a connection and answer a read, because a bookie that hangs still accepts connections. If it
+fails, the next candidate is tried. Each candidate is tried once, so the search ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bk_spark.protocol.machine import StepMachine
 
 @dataclass(frozen=True, slots=True)
 class PickBookie:
-    """Choose a bookie for ``index`` of the ensemble ``members``, none of ``exclude``. An error goes to ``fail``."""
+    """Choose a bookie for ``index`` of the ensemble ``members``, not in ``exclude``. An error goes to ``fail``."""
 
     members: tuple[str, ...]
     index: int
@@ -25,7 +25,7 @@ class PickBookie:
 
 @dataclass(frozen=True, slots=True)
 class TryBookie:
-    """Connect to the bookie and have it answer, within the add timeout."""
+    """Connect to the bookie and get an answer from it, within the add timeout."""
 
     bookie_id: str
 
@@ -48,7 +48,7 @@ _Steps = Generator[SearchAction, SearchEvent, BookiesChosen | NoBookies]
 def replacement_search(
     wanted: ChooseBookies, ensemble: Sequence[str]
 ) -> StepMachine[SearchAction, SearchEvent, BookiesChosen | NoBookies]:
-    """A machine that finds connected bookies for as many of the failed positions as can be had."""
+    """Return a machine that finds connected bookies for as many failed positions as possible."""
     return StepMachine(_search(wanted, ensemble))
 
 

@@ -4,39 +4,39 @@ Rules:
 
 * Entries go to their write set. An entry is complete once Qa of its bookies hold it. Entries are acknowledged in
   order, so the last add confirmed (LAC) is the end of the complete prefix.
-* A bookie that has too many requests has not failed. What it refused is sent again after a pause, even if the entry is
+* A bookie with too many requests has not failed. Entries that it refused are sent again after a pause, even if they are
   acknowledged by then. The pause doubles while the bookie refuses everything.
 * A bookie has failed when its connection breaks, when it answers with an error, or when it owes adds and takes none for
   the add timeout.
-* A failed bookie is replaced by an *ensemble change*: a new segment from LAC + 1 on. While the metadata are being
-  changed nothing is acknowledged. A reader who knows only the old ensemble could miss an entry that was acknowledged on
-  one that is not yet published. Entries not yet acknowledged are sent to the replacement again.
-* Acknowledging stops already while a replacement is looked for, so that many entries get all their copies. It stops for
-  a second only: until something new is written, an ack quorum of the published ensemble is as good as ever.
-* Where no replacement can be had, the writer goes on without the bookie as long as every write set can still reach Qa.
-  It looks again when bookies come or go, and after 30 s. Where some write set cannot reach Qa, the writer ends.
-* A conflict of the compare-and-set, or a lost reply, means reading the metadata. What is found decides.
-* A writer that recovers a ledger (``publish=False``) keeps its ensemble changes to itself until the closing
-  compare-and-set publishes them.
-* A fenced answer, or metadata found not OPEN, ends the writer: another client owns the ledger.
+* A failed bookie is replaced by an *ensemble change*: a new segment from LAC + 1 on. Nothing is acknowledged while the
+  metadata are being changed. A reader who knows only the old ensemble could miss an entry that was acknowledged on an
+  unpublished one. Entries not yet acknowledged are sent again, to the replacement.
+* Acknowledging already stops during the search for a replacement, so that many entries get all their copies. It stops
+  for one second at most. Until the new segment is written, an ack quorum of the published ensemble suffices.
+* If there is no replacement, the writer continues without the bookie while every write set can still reach Qa. It
+  searches again when bookies come or go, and after 30 s. If some write set cannot reach Qa, the writer ends.
+* After a conflict of the compare-and-set, or a lost reply, the writer reads the metadata. The result decides.
+* A writer that recovers a ledger (``publish=False``) does not publish its ensemble changes. The closing compare-and-set
+  publishes them.
+* A fenced answer, or metadata that are not OPEN, end the writer: another client owns the ledger.
 * With *deferred sync* an acknowledged entry is held but not synced. It becomes the LAC when every bookie of the
-  ensemble was forced after it was acknowledged. A bookie that failed may have lost what it held, so the ensemble can be
-  changed only before the first acknowledgement. Later a failure ends the writer, and so does a force that fails: the
-  next force would not notice what the first one lost.
-* Closing drains first: everything is acknowledged (with deferred sync: forced), and a change that may be published has
-  ended. Then :class:`~bk_spark.protocol.ledger.closing.LedgerClosing` decides. A close that failed may have taken
-  effect all the same. So a second one asks the store again.
+  ensemble was forced after it was acknowledged. A failed bookie may have lost entries that it held, so the ensemble can
+  be changed only before the first acknowledgement. Later a failure ends the writer. A failed force ends it too, because
+  the next force would not notice what the first one lost.
+* Closing drains first: every entry is acknowledged (with deferred sync: forced), and a change that may be published has
+  ended. Then :class:`~bk_spark.protocol.ledger.closing.LedgerClosing` decides. A failed close may have taken effect. So
+  a second call reads the store again.
 
 ======== ================================================== ========
 state    event                                              next
 ======== ================================================== ========
 OPEN     a bookie failed, adds pending                      CHOOSING
 CHOOSING bookies chosen                                     CHANGING
-CHOOSING none to be had, can go on without; close() drained OPEN
+CHOOSING none found, can continue; close() drained          OPEN
 CHANGING segment published, conflict with another           OPEN
 OPEN     close() drained                                    CLOSING
 CLOSING  the ledger is closed                               CLOSED
-any      fail(), abandon(), fenced, cannot go on, …         FAILED
+any      fail(), abandon(), fenced, cannot continue, …      FAILED
 ======== ================================================== ========
 """
 
@@ -97,10 +97,10 @@ from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerSta
 from bk_spark.protocol.wire.add_frames import Packager
 from bk_spark.protocol.wire.code_errors import reason_of
 
-#: Looking for a replacement holds up acknowledgements for no longer than this.
+#: A search for a replacement delays acknowledgements for at most this long.
 SLOW_SEARCH_MS: Final = 1_000.0
-#: A writer that goes on without a failed bookie looks for a replacement this often although no bookie came or went:
-#: one that hung may have recovered.
+#: A writer that continues without a failed bookie searches for a replacement this often, even if no bookie came or
+#: went. A bookie that hung may have recovered.
 SEARCH_AGAIN_MS: Final = 30_000.0
 CLOSED_TEXT: Final = "close() or abandon() was called on this handle: it takes no more entries"
 
@@ -115,21 +115,21 @@ class WriterState(enum.Enum):
 
 
 class LedgerWriter:
-    """Adds entries to one ledger, and closes it. A machine (:mod:`bk_spark.protocol.machine`). Its result are the
+    """Adds entries to one ledger, and closes it. A machine (:mod:`bk_spark.protocol.machine`). Its result is the
     metadata of the closed ledger. Not thread-safe.
 
     Parameters
     ----------
     metadata, version
-        What is known to be stored.
+        The stored metadata as far as known.
     packager
         Makes frames of the wire protocol of the ledger's connections.
     last_entry_id, length
-        Where the ledger stands when a recovery takes it over.
+        The ledger's last entry and length when a recovery takes it over.
     publish
         False for a recovery, which publishes ensemble changes when it closes the ledger.
     deferred_sync
-        Entries are confirmed by :meth:`force` only.
+        Only :meth:`force` confirms entries.
     """
 
     def __init__(
@@ -151,15 +151,15 @@ class LedgerWriter:
         self.version = version
         self.state = WriterState.OPEN
         self.last_add_pushed = last_entry_id
-        #: End of the run of entries that an ack quorum holds.
+        #: The end of the run of entries that an ack quorum holds.
         self.last_add_acknowledged = last_entry_id
-        #: The same, but with deferred sync only what was forced since.
+        #: The same, but with deferred sync only entries that were forced since.
         self.last_add_confirmed = last_entry_id
         #: Payload bytes of confirmed entries.
         self.length = length
-        #: Why nothing more is added and confirmed: what ended the writer, or that the ledger is drained to be closed.
+        #: Why no more entries are added or confirmed: the error that ended the writer, or that the ledger is closing.
         self.error: BookKeeperError | None = None
-        #: Why the last :meth:`close` did not close the ledger. None while it goes on.
+        #: Why the last :meth:`close` did not close the ledger. None while it is under way.
         self.close_error: Exception | None = None
         self.deferred_sync = deferred_sync
         self._packager = packager
@@ -221,7 +221,7 @@ class LedgerWriter:
             self._drain()
 
     def fail(self, error: Exception) -> None:
-        """Pending entries stay unacknowledged. While the ledger is being closed only this attempt fails."""
+        """End the writer. Pending entries stay unacknowledged. While the ledger is closing, only this close fails."""
         error = error if isinstance(error, BookKeeperError) else BookKeeperError(repr(error))
         if self._closing is not None:
             self._closing.fail(error)
@@ -229,19 +229,19 @@ class LedgerWriter:
         elif self.outcome is None:
             self._end_with(error)
 
-    # --- what the owner asks ---
+    # --- queries of the owner ---
 
     @property
     def ensemble(self) -> tuple[str, ...]:
         return tuple(self._ensemble)
 
     def has_failed(self, bookie_id: str) -> bool:
-        """Whether the bookie is in the ensemble and waits to be replaced."""
+        """Return whether the bookie is in the ensemble and waits to be replaced."""
         return bookie_id in self._failures.failed.values()
 
     @property
     def pending_entries(self) -> int:
-        """Entries added and not yet acknowledged."""
+        """The number of entries added and not yet acknowledged."""
         return self.last_add_pushed - self.last_add_acknowledged
 
     @property
@@ -251,8 +251,8 @@ class LedgerWriter:
 
     @property
     def most_unanswered(self) -> int:
-        """Adds that the slowest bookie of the ensemble owes. Bounding it keeps a slow third replica from
-        being buried while the ack quorum runs ahead (scenario B9)."""
+        """The number of adds that the slowest bookie of the ensemble owes. Its limit keeps a slow third replica from
+        falling ever further behind the ack quorum (scenario B9)."""
         return max(self._pending.owed(index) for index in range(len(self._ensemble)))
 
     @property
@@ -261,18 +261,18 @@ class LedgerWriter:
         return bool(self._busy.waiting)
 
     def unanswered(self, bookie_id: str) -> int:
-        """Adds that ``bookie_id`` owes. 0 where it has been given up."""
+        """Return the number of adds that ``bookie_id`` owes. 0 if it has been given up."""
         return self._pending.owed(self._ensemble.index(bookie_id)) if bookie_id in self._ensemble else 0
 
     def has_room(self, entries: int, size_bytes: int, waiting_entries: int = 0, waiting_bytes: int = 0) -> bool:
-        """Whether ``entries``, in frames of ``size_bytes``, may be added now. ``waiting_…`` go before them."""
+        """Return whether ``entries``, in frames of ``size_bytes``, may be added now, after ``waiting_…``."""
         if self._busy.waiting:
             return False
         unanswered = self.most_unanswered + waiting_entries
         return self._window.has_room(entries, size_bytes, waiting_bytes, unanswered)
 
     def check_open(self) -> None:
-        """Raises what ended the writer, and LedgerClosedError after :meth:`close`."""
+        """Raise the error that ended the writer. Raises LedgerClosedError after :meth:`close`."""
         if self.error is not None:
             raise self.error
         if self._close_wanted:
@@ -281,10 +281,10 @@ class LedgerWriter:
     # --- commands ---
 
     def add(self, payloads: Payloads | Sequence[Buffer], last_add_confirmed: int | None = None) -> int:
-        """Add entries; the id of the last one. Raises as :meth:`check_open`.
+        """Add entries and return the id of the last one. Raises as :meth:`check_open` does.
 
-        ``last_add_confirmed`` replaces the writer's own in the entries' headers (recovery writes back
-        the LAC it began with).
+        ``last_add_confirmed`` replaces the writer's own in the entries' headers. Recovery writes back the LAC that it
+        began with.
         """
         self.check_open()
         first = self.last_add_pushed + 1
@@ -304,7 +304,7 @@ class LedgerWriter:
         return self.last_add_pushed
 
     def force(self) -> None:
-        """With deferred sync: confirm what is acknowledged now, once every bookie has synced it."""
+        """With deferred sync: confirm the entries acknowledged so far, once every bookie has synced them."""
         assert self.deferred_sync
         if self.error is not None:
             raise self.error
@@ -315,8 +315,8 @@ class LedgerWriter:
     def close(self) -> None:
         """Take no more entries, drain, and close the ledger at its last entry.
 
-        ``outcome`` and ``close_error`` tell the end. A call while another goes on changes nothing. A call after
-        ``close_error`` asks the store again: the first attempt may have taken effect.
+        ``outcome`` or ``close_error`` is set at the end. A call during another one changes nothing. A call after
+        ``close_error`` reads the store again, because the first attempt may have taken effect.
         """
         if self.outcome is not None:
             return
@@ -383,7 +383,7 @@ class LedgerWriter:
             self._on_bookie_failed(bookie_id)
 
     def _acknowledge(self) -> None:
-        # Without the ensemble whole, nothing more could be forced: better replace the bookie first.
+        # A force needs the whole ensemble, so replace the bookie first.
         held_up = self.deferred_sync and self._failures.failed
         slow = self.state is WriterState.CHOOSING and self._failures.search_is_slow
         if (self.state is WriterState.OPEN or slow) and not held_up:
@@ -451,7 +451,7 @@ class LedgerWriter:
             self._acknowledge()
         elif bookie_id not in self._replacements.values():
             return
-        # A replacement that fails before it is published is dealt with in _on_published.
+        # _on_published handles a replacement that fails before it is published.
         self._failures.quarantine.add(bookie_id)
         self._busy.forget(bookie_id)
         self._actions.append(LeaveBookie(bookie_id))
@@ -490,12 +490,12 @@ class LedgerWriter:
         self._actions.append(StopTimer(WriterTimer.SLOW_SEARCH))
 
     def _on_bookies_changed(self) -> None:
-        """What could not be replaced before may be replaced now, perhaps by a bookie that failed and runs again."""
+        """Search again for replacements not found before. A bookie that failed may run again."""
         if self._failures.on_bookies_changed():
             self._change_ensemble_if_needed()
 
     def _on_metadata(self, event: MetadataEvent) -> None:
-        """The answer to the ensemble change, or to the reading of what became of it."""
+        """Handle the answer to the ensemble change, or to the read after it."""
         match event:
             case MetadataWritten(metadata, version):
                 self._on_published(metadata, version)
@@ -509,7 +509,7 @@ class LedgerWriter:
                 self.fail(error)
 
     def _on_published(self, metadata: LedgerMetadata, version: int) -> None:
-        """Entries may be acknowledged on the ensemble of ``metadata``."""
+        """Resume acknowledging, on the ensemble of ``metadata``."""
         self.metadata, self.version = metadata, version
         self.state = WriterState.OPEN
         self._changes_left -= 1
@@ -527,18 +527,18 @@ class LedgerWriter:
         self._change_ensemble_if_needed()
 
     def _on_found(self, found: LedgerMetadata, version: int) -> None:
-        """The compare-and-set may have lost. ``found`` is what the store holds now."""
+        """Handle ``found``, the stored metadata after a compare-and-set that may have lost."""
         if found.state is LedgerState.CLOSED:
             self._end(LedgerClosedError, "another client closed the ledger")
         elif found.state is LedgerState.IN_RECOVERY:
             self._end(LedgerFencedError, "another client is recovering the ledger")
         elif found.last_segment == self._proposed.last_segment:
-            # It was ours, only the reply got lost.
+            # The change is ours. Only the reply was lost.
             self._on_published(found, version)
         elif found.last_segment != self.metadata.last_segment:
             self._end(MetadataConflictError, "another client changed the open segment")
         else:
-            # Something else changed (re-replication of an older segment): the same change upon the new base.
+            # Something else changed (re-replication of an older segment). Make the same change on the new base.
             self.metadata, self.version = found, version
             self.state = WriterState.OPEN
             self._replacements = {}
@@ -551,7 +551,7 @@ class LedgerWriter:
                     "a ledger with deferred sync cannot replace it; recover the ledger, write a new one"
                 )
             return
-        # An idle ledger keeps its ensemble: most failures heal before the next add.
+        # An idle ledger keeps its ensemble, because most failures end before the next add.
         replaceable = self._failures.failed.keys() - self._failures.irreplaceable
         if self.state is not WriterState.OPEN or not replaceable or not self.pending_entries:
             return
@@ -571,11 +571,11 @@ class LedgerWriter:
 
     @property
     def _drained(self) -> bool:
-        """Whether the ledger can be closed at the last entry that was added."""
+        """Whether the ledger can be closed at its last added entry."""
         return self._close_wanted and self.last_add_confirmed == self.last_add_pushed
 
     def _drain(self) -> None:
-        """Bring what was added to its end, then begin to close the ledger."""
+        """When all added entries are done, begin to close the ledger."""
         if self.outcome is not None or self.pending_entries:
             return
         if not self._drained:
@@ -583,7 +583,7 @@ class LedgerWriter:
             return
         if self.state is WriterState.CHOOSING:
             self._end_search(WriterState.OPEN)
-        # A change that may be published comes to its end before the ledger is closed.
+        # Wait for the end of a change that may be published before closing the ledger.
         if self.state is WriterState.OPEN:
             self.state = WriterState.CLOSING
             self.error = LedgerClosedError(CLOSED_TEXT, ledger_id=self.ledger_id)
@@ -622,7 +622,7 @@ class LedgerWriter:
         self.error = error
         self.outcome = EndedBy(error)
         self._forget_adds()
-        # Whom it left before is told yet; nothing else is to be done.
+        # Only pending LeaveBookie actions are still performed.
         self._actions = [action for action in self._actions if isinstance(action, LeaveBookie)]
 
     def _forget_adds(self) -> None:

@@ -14,7 +14,7 @@ from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.ledger.metadata_calls import MetadataAction, MetadataEvent
 from bk_spark.protocol.machine import StartTimer, StopTimer, TimerFired
 
-#: As Apache's maxNumEnsembleChanges has it.
+#: The default of Apache's maxNumEnsembleChanges.
 UNLIMITED: Final = 2**31 - 1
 
 
@@ -22,15 +22,15 @@ UNLIMITED: Final = 2**31 - 1
 class WriterLimits:
     """Bounds of one writer. The defaults are those of :class:`bk_spark.bookie.config.ClientConfig`."""
 
-    #: Entries that the slowest bookie of the ensemble may owe, and bytes of frames that some bookie may owe.
+    #: The number of entries that the slowest bookie may owe, and the bytes of frames not answered by all bookies.
     max_unanswered_entries: int = 8_000
     max_pending_bytes: int = 16 * 1024 * 1024
-    #: A bookie that owes adds and takes none for so long has failed.
+    #: A bookie that owes adds and takes none for this long has failed.
     add_timeout_ms: int = 5_000
-    #: An entry without its ack quorum for so long ends the writer. None: never.
+    #: An entry without its ack quorum for this long ends the writer. None: never.
     add_quorum_timeout_ms: int | None = None
     max_ensemble_changes: int = UNLIMITED
-    #: A last add confirmed that no add has carried for so long is told by WRITE_LAC. 0: never.
+    #: A last add confirmed that no add has carried for this long is sent by WRITE_LAC. 0: never.
     explicit_lac_interval_ms: int = 0
 
 
@@ -39,7 +39,7 @@ class WriterLimits:
 
 @dataclass(frozen=True, slots=True)
 class ConnectBookie:
-    """Connect to ``bookie_id``. :class:`BookieFailed` where that fails. What is sent meanwhile waits."""
+    """Connect to ``bookie_id``. A failure is :class:`BookieFailed`. Adds sent meanwhile wait."""
 
     bookie_id: str
 
@@ -47,7 +47,7 @@ class ConnectBookie:
 @dataclass(frozen=True, slots=True)
 class SendAdds:
     """Send ``frames`` (ADD frames of this ledger, ``entries`` in number) to ``bookie_id``. The answers are
-    :class:`AddsAnswered`, or :class:`BookieFailed` where there is no connection or it breaks."""
+    :class:`AddsAnswered`, or :class:`BookieFailed` if there is no connection or it breaks."""
 
     bookie_id: str
     frames: list[memoryview]
@@ -56,16 +56,19 @@ class SendAdds:
 
 @dataclass(frozen=True, slots=True)
 class LeaveBookie:
-    """``bookie_id`` has failed. Listen to it no longer, and choose it last for other ledgers."""
+    """Stop listening to ``bookie_id``, which has failed, and choose it last for other ledgers."""
 
     bookie_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ChooseBookies:
-    """Find a bookie for each ensemble index in ``failed``, none of ``exclude``. One of ``avoid`` (they failed
-    this writer before) is better than none where ``needed``: the writer cannot go on without. The answer is
-    :class:`BookiesChosen` or :class:`NoBookies`. :mod:`bk_spark.protocol.ledger.replacement` says how to search."""
+    """Find a bookie for each ensemble index in ``failed``, not in ``exclude``.
+
+    Bookies in ``avoid`` failed this writer before. Take one only if ``needed``: then the writer cannot continue without
+    it. The answer is :class:`BookiesChosen` or :class:`NoBookies`. :mod:`bk_spark.protocol.ledger.replacement` is the
+    search.
+    """
 
     failed: tuple[int, ...]
     exclude: frozenset[str]
@@ -75,8 +78,8 @@ class ChooseBookies:
 
 @dataclass(frozen=True, slots=True)
 class ForceBookie:
-    """Have ``bookie_id`` sync all it was sent of this ledger, over the very connection that carried the adds.
-    The answer is :class:`BookieForced`. An error goes to ``fail``."""
+    """Make ``bookie_id`` sync all adds of this ledger. Use the same connection that carried the adds. The answer is
+    :class:`BookieForced`. An error goes to ``fail``."""
 
     bookie_id: str
     last_entry_id: int
@@ -84,7 +87,7 @@ class ForceBookie:
 
 @dataclass(frozen=True, slots=True)
 class WriteLac:
-    """Tell ``bookie_id`` the last add confirmed. The answer is :class:`LacAnswered`."""
+    """Send the last add confirmed to ``bookie_id``. The answer is :class:`LacAnswered`."""
 
     bookie_id: str
     last_add_confirmed: int
@@ -108,7 +111,7 @@ WriterAction = (
 
 @dataclass(frozen=True, slots=True)
 class AddsAnswered:
-    """Answers of one bookie, of any entries, in any order. ``codes`` are those of v2."""
+    """One bookie's answers to adds, for any entries, in any order. ``codes`` are those of v2."""
 
     bookie_id: str
     entry_ids: npt.NDArray[np.int64]
@@ -117,21 +120,21 @@ class AddsAnswered:
 
 @dataclass(frozen=True, slots=True)
 class BookieFailed:
-    """The bookie is away: its connection broke or could not be made."""
+    """The connection to the bookie broke or could not be made."""
 
     bookie_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class BookiesChosen:
-    """A new bookie for some or all of the failed indexes, at least one."""
+    """New bookies for some or all of the failed indexes, at least one."""
 
     replacements: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)
 class NoBookies:
-    """No bookie can take the place of any that failed. ``error`` says why."""
+    """No failed bookie can be replaced. ``error`` says why."""
 
     error: BookKeeperError
 
@@ -143,7 +146,7 @@ class BookiesChanged:
 
 @dataclass(frozen=True, slots=True)
 class BookieForced:
-    """The bookie has synced all it was sent before :class:`ForceBookie` of ``last_entry_id``."""
+    """The bookie has synced all adds sent before :class:`ForceBookie` of ``last_entry_id``."""
 
     bookie_id: str
     last_entry_id: int
@@ -160,7 +163,7 @@ class LacAnswered:
 class WriterTimer(enum.Enum):
     """Names of timers. Refused adds have :class:`SendRefused`."""
 
-    #: Time to see which bookies took nothing since.
+    #: Time to check which bookies took nothing since the last check.
     PROGRESS = "progress"
     SLOW_SEARCH = "slow search"
     SEARCH_AGAIN = "search again"
@@ -169,7 +172,7 @@ class WriterTimer(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SendRefused:
-    """Name of the timer after which ``bookie_id`` gets again what it refused for being busy."""
+    """Name of the timer after which adds that the busy ``bookie_id`` refused are sent again."""
 
     bookie_id: str
 
