@@ -1,4 +1,4 @@
-"""Stored entries: header, digest, payload, one by one and in blocks.
+"""Stored entries: header, digest and payload, one by one and in blocks.
 
-Everything that touches entry bytes comes in here, bookies as well as clients.
+Clients and bookies both use this folder for all access to entry bytes.
 """

@@ -1,11 +1,12 @@
-"""The checksums of many payloads of one size, checked by a single checksum over all of them.
+"""Checks the checksums of many payloads of one size with a single checksum over all of them.
 
-A CRC is affine: ``crc(b, v) == crc(b, 0) ^ M(v)``, where the linear map M depends on the length of ``b`` only. So with
-payloads p0, p1, … of one size, ``crc(p0 + p1 + …, 0)`` follows from ``crc(p0, 0)``, ``crc(p1, 0)``, …: their sum, each
-moved by M as often as payloads follow it. Whoever has what these should be (from the digests that came with the
-entries) computes what the whole should be with numpy, and the whole with one call. A changed payload changes the
-whole as it would its own checksum; that changes in several cancel out is as likely as that a wrong payload fits its
-digest, one in 2³².
+A CRC is affine: ``crc(b, v) == crc(b, 0) ^ M(v)``, where the linear map M depends only on the length of ``b``. So with
+payloads p0, p1, … of one size, ``crc(p0 + p1 + …, 0)`` follows from ``crc(p0, 0)``, ``crc(p1, 0)``, …. It is the
+exclusive or of these, after M is applied to each once for every payload that follows it.
+
+The digests of the entries give the expected checksum of each payload. From these, numpy computes the expected checksum
+of the whole. One call computes the actual one. A changed payload changes the whole as it would change its own checksum.
+Several changes cancel out with a probability of one in 2³², the same as for a wrong payload that fits its digest.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ _BITS: Final = 32
 
 
 def moved(checksum: Checksum, size: int, values: Uint32s) -> Uint32s:
-    """What each of ``values``, given as the start of a checksum over ``size`` bytes, changes in it."""
+    """Return how each of ``values``, used as the start of a checksum over ``size`` bytes, changes that checksum."""
     return _apply(_map(checksum, size, 0), values)
 
 
 def joined(checksum: Checksum, size: int, each: Uint32s) -> int:
-    """The checksum (from 0) of payloads of ``size`` bytes one after the other, of which ``each`` are the checksums."""
+    """Return the checksum (from 0) of concatenated payloads of ``size`` bytes with the checksums ``each``."""
     level = 0
     while len(each) > 1:
         if len(each) % 2:
-            # Zero is what an empty beginning has, wherever it is moved.
+            # Pad with zero: M maps it to zero, so it changes nothing.
             each = np.concatenate([np.zeros(1, np.uint32), each])
         each = _apply(_map(checksum, size, level), each[::2]) ^ each[1::2]
         level += 1
@@ -42,7 +43,7 @@ def joined(checksum: Checksum, size: int, each: Uint32s) -> int:
 
 @lru_cache(256)
 def _map(checksum: Checksum, size: int, level: int) -> Uint32s:
-    """M of ``size << level`` bytes: for each byte of a value, and each value of that byte, what it becomes."""
+    """Return M of ``size << level`` bytes, as the result for each byte position and each byte value."""
     if level:
         half = _map(checksum, size, level - 1)
         images = _apply(half, _apply(half, np.uint32(1) << np.arange(_BITS, dtype=np.uint32)))

@@ -1,7 +1,7 @@
 """Keys and digests of entries. Source: compatibility.md §1.6, §2.1.
 
 ======== ===== ==========================================================
-digest   bytes what is stored
+digest   bytes stored value
 ======== ===== ==========================================================
 CRC32    8     zlib CRC-32, as i64 (upper half zero)
 HMAC     20    HMAC-SHA1 with key SHA1("mac" || password)
@@ -11,9 +11,9 @@ DUMMY    0     nothing
 
 Each covers the 32 bytes of the entry's header and then the payload (or the 16 bytes of a LAC packet).
 
-Both checksums are affine over the bits of a message of given length: that of a header is the exclusive or of one
-table value per byte. So numpy computes those of many headers at once, and one call per entry is left for the
-payload.
+Both checksums are affine over the bits of a message of given length. The checksum of a header is the exclusive or of
+one table value per byte. So numpy computes the checksums of many headers at once, and only the payload needs one call
+per entry.
 """
 
 from __future__ import annotations
@@ -37,38 +37,38 @@ Buffer = bytes | bytearray | memoryview
 Bytes2D = npt.NDArray[np.uint8]
 _Checksum = Callable[[Buffer, int], int]
 
-#: Bytes of the part before the payload, where many digests are computed at once.
+#: Size of the header before the payload, when many digests are computed at once.
 _HEADER_BYTES: Final = 32
-#: Below this many entries numpy's fixed costs are not worth it.
+#: With fewer entries, numpy's fixed costs exceed the work.
 _TABLES_MIN: Final = 24
-#: Above this size of payloads one checksum for each costs little.
+#: Above this payload size, one checksum call for each payload costs little.
 _RUN_MAX_BYTES: Final = 16 * 1024
 
 
 def master_key(password: bytes) -> bytes:
-    """20 bytes that a writer presents to bookies: SHA1("ledger" || password), for any digest type."""
+    """Return the 20 bytes that a writer presents to bookies: SHA1("ledger" || password), for any digest type."""
     return hashlib.sha1(b"ledger" + password, usedforsecurity=False).digest()
 
 
 class DigestFunction(ABC):
-    """Gives digest bytes."""
+    """Computes digests."""
 
     @abstractmethod
     def __call__(self, header: Buffer, payload: Buffer) -> bytes:
-        """The digest of one entry."""
+        """Return the digest of one entry."""
 
     @abstractmethod
     def many(self, headers: Bytes2D, payloads: Sequence[Buffer]) -> Bytes2D:
-        """The digests of many entries, one row each; so are their headers (32 bytes) in ``headers``."""
+        """Return the digests of many entries, one row each. Each row of ``headers`` is one header (32 bytes)."""
 
     def all_right(self, headers: Bytes2D, digests: Bytes2D, payloads: memoryview, size: int) -> bool:
-        """Whether ``digests`` are those of the entries, whose payloads of ``size`` bytes lie in one buffer."""
+        """Return whether ``digests`` fit the entries. Their payloads of ``size`` bytes are in one buffer."""
         parts = [payloads[row * size : (row + 1) * size] for row in range(len(headers))]
         return bool((self.many(headers, parts) == digests).all())
 
 
 def digest_function(digest_type: DigestType, password: bytes) -> DigestFunction:
-    """The digest of ``digest_type`` as a function of (header, payload)."""
+    """Return the digest of ``digest_type`` as a function of (header, payload)."""
     if digest_type is DigestType.CRC32C:
         return _CRC32C
     if digest_type is DigestType.CRC32:
@@ -94,7 +94,7 @@ class _Crc(DigestFunction):
             befores = [checksum(header.data, 0) for header in headers]
         else:
             befores = _header_checksums(checksum, headers).tolist()
-        # One call per entry: the only work here that is not done for all at once.
+        # One call per entry. All other work here is done for all entries at once.
         found = list(map(checksum, payloads, befores))
         return np.array(found, self._dtype).view(np.uint8).reshape(len(found), self._digest_bytes)
 
@@ -106,7 +106,7 @@ class _Crc(DigestFunction):
         if self._digest_bytes > 4 and (stored >> 32).any():
             return False
         befores = _header_checksums(checksum, headers)
-        # The digest is the payload's checksum from its header's; without that, from 0.
+        # The digest is the payload's checksum, started from the header's. Remove that start, so that it starts from 0.
         each = stored.astype(np.uint32) ^ crc_runs.moved(checksum, size, befores)
         return crc_runs.joined(checksum, size, each) == checksum(payloads[: len(headers) * size], 0)
 
@@ -145,7 +145,7 @@ def _header_checksums(checksum: _Checksum, headers: Bytes2D) -> npt.NDArray[np.u
 
 @cache
 def _tables(checksum: _Checksum) -> tuple[int, npt.NDArray[np.uint32]]:
-    """The checksum of a header of zeros, and what each value of each of its bytes changes in that."""
+    """Return the checksum of a header of zeros, and how each value of each byte changes it."""
     zeros = checksum(bytes(_HEADER_BYTES), 0)
     changes = np.empty((_HEADER_BYTES, 256), np.uint32)
     for position in range(_HEADER_BYTES):

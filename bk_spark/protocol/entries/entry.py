@@ -30,7 +30,7 @@ ENTRY_HEADER: Final = struct.Struct(">qqqq")
 ENTRY_HEADER_BYTES: Final = 32
 LAC_PACKET_HEADER: Final = struct.Struct(">qq")
 
-#: The entry header as a numpy record, for whole runs of entries of equal size.
+#: The entry header as a numpy record, for runs of entries of equal size.
 ENTRY_HEADER_DTYPE: Final = np.dtype([("ledger", ">i8"), ("entry", ">i8"), ("lac", ">i8"), ("length", ">i8")])
 
 
@@ -48,7 +48,7 @@ class Entry:
 def pack_entry(
     ledger_id: int, entry_id: int, last_add_confirmed: int, length: int, payload: Buffer, digest: DigestFunction
 ) -> bytes:
-    """The stored form of one entry."""
+    """Return the stored form of one entry."""
     header = ENTRY_HEADER.pack(ledger_id, entry_id, last_add_confirmed, length)
     return b"".join((header, digest(header, payload), payload))
 
@@ -56,7 +56,7 @@ def pack_entry(
 def verify_entry(
     stored: Buffer, ledger_id: int, entry_id: int | None, digest_type: DigestType, digest: DigestFunction
 ) -> Entry:
-    """Check a stored entry as a reader must: size, digest, ledger id, and entry id unless None (LAC reads).
+    """Check a stored entry as a reader must: size, digest, ledger id, and entry id (None in LAC reads: any).
 
     Raises DigestMismatchError.
     """
@@ -82,13 +82,13 @@ def verify_entry(
 
 
 def pack_lac(ledger_id: int, last_add_confirmed: int, digest: DigestFunction) -> bytes:
-    """A LAC packet for WRITE_LAC."""
+    """Return a LAC packet for WRITE_LAC."""
     header = LAC_PACKET_HEADER.pack(ledger_id, last_add_confirmed)
     return header + digest(header, b"")
 
 
 def verify_lac(packet: Buffer, ledger_id: int, digest_type: DigestType, digest: DigestFunction) -> int:
-    """The last add confirmed that a LAC packet carries. Raises DigestMismatchError."""
+    """Return the last add confirmed in a LAC packet. Raises DigestMismatchError."""
     view = memoryview(packet)
     if len(view) != LAC_PACKET_HEADER.size + digest_type.digest_bytes:
         raise DigestMismatchError(f"LAC packet of {len(view)} bytes", ledger_id=ledger_id)

@@ -1,4 +1,4 @@
-"""Verification of many stored entries at once, into payloads that lie in one buffer."""
+"""Verifies many stored entries at once, and puts their payloads into one buffer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bk_spark.protocol.errors import DigestMismatchError, WireFormatError
 
 _U32: Final = struct.Struct(">I")
 _LENGTH_BYTES: Final = 4
-#: Below this many entries numpy's fixed costs are not worth it.
+#: With fewer entries, numpy's fixed costs exceed the work.
 _VECTOR_MIN: Final = 4
 
 
@@ -34,7 +34,7 @@ class EntryBlock:
     payloads
         The payloads of the entries.
     max_lac
-        The highest last add confirmed that the entries carry, -1 if none.
+        The highest last add confirmed in the entries, -1 if none.
     """
 
     first_entry_id: int
@@ -50,8 +50,8 @@ def verify_records(
 ) -> EntryBlock:
     """Verify ``u32 length, stored entry`` records that should be entries ``first_entry_id``, +1, ….
 
-    Gives the longest prefix that is right. Raises DigestMismatchError where not even the first is, and
-    WireFormatError where the records are torn.
+    Returns the longest prefix that is right. Raises DigestMismatchError if the first entry is wrong, and
+    WireFormatError if a record is incomplete.
     """
     starts, sizes = _cut(records)
     if not len(starts):
@@ -67,7 +67,7 @@ def verify_records(
     entry_ids = np.arange(first_entry_id, first_entry_id + count)
     if uniform:
         rows = data.reshape(count, stride)[:, _LENGTH_BYTES:]
-        # One strided copy; the received buffer can then go.
+        # One strided copy, so that the receive buffer can be freed.
         joined = np.ascontiguousarray(rows[:, payload_at:]).reshape(-1).data
         offsets = (size - payload_at) * np.arange(count + 1, dtype=np.int64)
         payloads = Payloads(joined, offsets)
@@ -88,7 +88,7 @@ def verify_stored(
     digest: DigestFunction,
     step: int = 1,
 ) -> EntryBlock:
-    """As :func:`verify_records`, from stored entries that lie apart and whose ids are ``step`` apart."""
+    """Do the same as :func:`verify_records` for separate stored entries whose ids are ``step`` apart."""
     count, payload_at = len(stored), ENTRY_HEADER_BYTES + digest_type.digest_bytes
     if count >= _VECTOR_MIN and min(map(len, stored)) >= payload_at:
         heads = np.frombuffer(b"".join([one[:payload_at] for one in stored]), np.uint8).reshape(count, payload_at)
@@ -118,16 +118,18 @@ def _verify(
     digest: DigestFunction,
     size: int | None = None,
 ) -> tuple[int, int]:
-    """How many leading entries are right, and the highest LAC of these. A row of ``heads`` is an entry's header and
-    digest. ``size``: that of each of the payloads, which lie one after the other from their buffer's beginning.
-    Raises DigestMismatchError where not even the first is right."""
+    """Return the number of leading entries that are right, and their highest LAC.
+
+    A row of ``heads`` is an entry's header and digest. ``size`` is the size of each payload, if the payloads follow one
+    another from the start of their buffer. Raises DigestMismatchError if the first entry is wrong.
+    """
     rows = np.ascontiguousarray(heads[:, :ENTRY_HEADER_BYTES])
     headers = rows.view(ENTRY_HEADER_DTYPE)[:, 0]
     right = headers["ledger"] == ledger_id
     right &= headers["entry"] == entry_ids
     digests = heads[:, ENTRY_HEADER_BYTES:]
     if size is None or not isinstance(payloads, Payloads) or not digest.all_right(rows, digests, payloads.data, size):
-        # Which of them are.
+        # Find which of them are right.
         right &= (digest.many(rows, list(payloads)) == digests).all(axis=1)
     good = len(payloads) if right.all() else int(np.argmin(right))
     if good == 0:

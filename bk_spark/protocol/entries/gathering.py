@@ -1,4 +1,4 @@
-"""Single entries that wait to be sent together, and pieces of large calls."""
+"""Gathers single entries to send them together, and cuts large calls into pieces."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ PIECE_ENTRIES: Final = 2_000
 
 
 class EntryGatherer:
-    """Entries of single calls, in order, not sent yet. Not thread-safe.
+    """Entries of single calls, in order, not yet sent. Not thread-safe.
 
     Parameters
     ----------
     max_bytes, max_entries
-        With so much in it, it is full.
+        The gatherer is full at either limit.
     """
 
     def __init__(self, max_bytes: int = PIECE_BYTES, max_entries: int = PIECE_ENTRIES) -> None:
@@ -33,22 +33,22 @@ class EntryGatherer:
 
     @property
     def is_full(self) -> bool:
-        """Whether what is in it should be sent before more comes."""
+        """Whether the entries should be sent before more are added."""
         return self.size_bytes >= self._max_bytes or len(self._entries) >= self._max_entries
 
     def add(self, entry: bytes, size_bytes: int) -> None:
-        """``size_bytes`` is what the entry counts, with its frame if that matters."""
+        """Add an entry. ``size_bytes`` counts against the limit, and may include the frame."""
         self._entries.append(entry)
         self.size_bytes += size_bytes
 
     def take(self) -> list[bytes]:
-        """All entries. Afterwards none are in it."""
+        """Remove and return all entries."""
         entries, self._entries, self.size_bytes = self._entries, [], 0
         return entries
 
 
 def pieces(offsets: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Half-open ranges of entries that are sent together. ``offsets`` are those of
+    """Yield half-open ranges of entries to send together. ``offsets`` are those of
     :class:`~bk_spark.protocol.entries.payloads.Payloads`."""
     first, count = 0, len(offsets) - 1
     while first < count:

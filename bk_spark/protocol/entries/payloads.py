@@ -1,7 +1,6 @@
-"""Payloads of many entries at once: one buffer and the offsets of its parts.
+"""Payloads of many entries: one buffer and the offsets of its parts.
 
-This is the form in which batches cross the layers: Arrow's binary columns are that already, and what
-is read leaves as it again, so that no step needs an object per entry.
+All layers pass batches in this form, so no step needs an object per entry. Arrow's binary columns have it too.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Payloads:
 
     @staticmethod
     def check_joined(data: memoryview, expected_bytes: int) -> None:
-        """Raises InvalidArgumentError where buffers that were joined have not the bytes that their lengths told."""
+        """Check the size of joined buffers. Raises InvalidArgumentError if it differs from the sum of their lengths."""
         if len(data) != expected_bytes:
             raise InvalidArgumentError(
                 f"buffers of length {expected_bytes} in all have {len(data)} bytes: a memoryview of items larger than "
@@ -69,14 +68,14 @@ class Payloads:
 
     @staticmethod
     def offsets_of(buffers: Sequence[Buffer]) -> npt.NDArray[np.int64]:
-        """``offsets`` of :meth:`of`."""
+        """Return the ``offsets`` of :meth:`of`."""
         offsets = np.zeros(len(buffers) + 1, np.int64)
         np.cumsum([len(buffer) for buffer in buffers], out=offsets[1:])
         return offsets
 
     @classmethod
     def joined(cls, parts: Sequence[Payloads]) -> Payloads:
-        """All of ``parts`` in one buffer (a single one is not copied)."""
+        """Join ``parts`` in one buffer. A single part is not copied."""
         if len(parts) == 1:
             return parts[0]
         starts = np.cumsum([0, *(part.size_bytes for part in parts)])

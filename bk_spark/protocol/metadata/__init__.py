@@ -1,5 +1,5 @@
-"""What BookKeeper keeps in ZooKeeper: ledger metadata, cookies, registrations, paths; and znodes and transactions
-as types.
+"""BookKeeper's data in ZooKeeper: ledger metadata, cookies, registrations and paths, and types for znodes and
+transactions.
 
-Whoever reads or writes ZooKeeper comes in here.
+All code that reads or writes ZooKeeper uses this folder.
 """

@@ -1,8 +1,8 @@
-"""Cookies: whom a bookie's directories belong to. Source: compatibility.md §3.5.
+"""Cookies, which name the bookie that owns a directory. Source: compatibility.md §3.5.
 
-Text in UTF-8: the layout version on the first line, then (versions 4 and 5) ``CookieFormat`` in protobuf's text
-format. The same text lies in ZooKeeper (``cookies/<bookie id>``) and in ``VERSION`` of each directory. Version 3
-has plain lines: 3, bookie id, journal directory, ledger directories.
+A cookie is UTF-8 text: the layout version on the first line, then (versions 4 and 5) ``CookieFormat`` in protobuf's
+text format. ZooKeeper (``cookies/<bookie id>``) and the file ``VERSION`` of each directory hold the same text. Version
+3 has plain lines: 3, bookie id, journal directory, ledger directories.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _MAX_COOKIE_BYTES: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Cookie:
-    """``journal_directories`` are joined with commas. ``ledger_directories`` and ``index_directories`` are encoded as
-    :func:`encode_directories` does; no index directories means the ledger directories."""
+    """A cookie. ``journal_directories`` are joined with commas. :func:`encode_directories` encodes
+    ``ledger_directories`` and ``index_directories``. Without index directories, the ledger directories are used."""
 
     bookie_id: str
     journal_directories: str
@@ -45,7 +45,7 @@ class Cookie:
 
     @classmethod
     def decode(cls, content: bytes, source: str) -> Cookie:
-        """Raises MetadataFormatError naming ``source`` (the file or znode)."""
+        """Parse a cookie. Raises MetadataFormatError, which names ``source`` (the file or znode)."""
         try:
             if len(content) > _MAX_COOKIE_BYTES:
                 raise ValueError(f"{len(content)} bytes are too many")
@@ -76,7 +76,7 @@ class Cookie:
         )
 
     def differences(self, other: Cookie, *, expanding: bool = False) -> list[str]:
-        """What differs, field by field, as ``field: mine / the other's``. A missing instance id equals any.
+        """Return the fields that differ, as ``field: mine / the other's``. A missing instance id equals any.
 
         With ``expanding`` this cookie may name more ledger and index directories than the other."""
         pairs = [
@@ -103,10 +103,10 @@ class Cookie:
 
 
 def encode_directories(directories: Sequence[str]) -> str:
-    """Count and names, separated by tabs."""
+    """Return the number of directories and their names, separated by tabs."""
     return "\t".join([str(len(directories)), *directories])
 
 
 def decode_directories(text: str) -> list[str]:
-    """The names in what :func:`encode_directories` made."""
+    """Return the names in the text from :func:`encode_directories`."""
     return text.split("\t")[1:]

@@ -1,9 +1,9 @@
 """Ledger metadata: the value type, its transitions, and its forms in ZooKeeper.
 
-Every form begins with ``BookieMetadataFormatVersion TAB <version> LF``. Version 2 continues with
-LedgerMetadataFormat as protobuf text, version 3 with a varint size and the binary message. We write
-version 3 (an update keeps the version it found) and read 2 and 3; version 1 (BookKeeper before 4.2)
-is refused by name. Source: compatibility.md §3.6, §3.7.
+Every form begins with ``BookieMetadataFormatVersion TAB <version> LF``. Version 2 continues with LedgerMetadataFormat
+as protobuf text, version 3 with a varint size and the binary message. We read 2 and 3 and write version 3, but an
+update keeps the version that it found. The error for version 1 (BookKeeper before 4.2) names it. Source:
+compatibility.md §3.6, §3.7.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LedgerState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Entries from ``first_entry_id`` up to the next segment's first lie on ``ensemble`` (bookie ids)."""
+    """The bookies ``ensemble`` (ids) of the entries from ``first_entry_id`` up to the next segment's first."""
 
     first_entry_id: int
     ensemble: tuple[str, ...]
@@ -46,14 +46,14 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class LedgerMetadata:
-    """What ZooKeeper stores about a ledger. Immutable: a change makes a new object.
+    """A ledger's metadata in ZooKeeper. Immutable: a change makes a new object.
 
     Parameters
     ----------
     quorum
         Ensemble size, write quorum and ack quorum.
     segments
-        The ledger's fragments: from which entry on which bookies hold the entries.
+        The ledger's fragments: the first entry and the bookies of each.
     state
         Open, in recovery, or closed.
     last_entry_id
@@ -65,7 +65,7 @@ class LedgerMetadata:
     password
         The password of the ledger. It is not shown by ``repr``.
     creation_time_ms
-        When the ledger was created, in Unix milliseconds. None if that is not stored.
+        When the ledger was created, in Unix milliseconds. None if not stored.
     custom_metadata
         Names and values that the creator chose.
     creator_token
@@ -134,11 +134,11 @@ class LedgerMetadata:
         raise InvalidArgumentError(f"entry id {entry_id} is negative")
 
     def in_recovery(self) -> LedgerMetadata:
-        """The same ledger, in recovery."""
+        """Return the same ledger, in recovery."""
         return replace(self, state=LedgerState.IN_RECOVERY)
 
     def closed(self, last_entry_id: int, length: int) -> LedgerMetadata:
-        """The same ledger, closed at ``last_entry_id`` with ``length`` bytes of payload."""
+        """Return the same ledger, closed at ``last_entry_id`` with ``length`` bytes of payload."""
         return replace(self, state=LedgerState.CLOSED, last_entry_id=last_entry_id, length=length)
 
     def with_segment(self, segment: Segment) -> LedgerMetadata:
@@ -150,7 +150,7 @@ class LedgerMetadata:
 
 
 def encode(metadata: LedgerMetadata) -> bytes:
-    """Content of the ledger's znode, in the format version that ``metadata`` carries."""
+    """Return the content of the ledger's znode, in the format version of ``metadata``."""
     message = LedgerMetadataFormat(
         quorumSize=metadata.quorum.write_quorum_size,
         ensembleSize=metadata.quorum.ensemble_size,
@@ -185,7 +185,7 @@ def encode(metadata: LedgerMetadata) -> bytes:
 
 
 def decode(data: bytes) -> LedgerMetadata:
-    """Read a ledger's znode. Raises MetadataFormatError."""
+    """Parse a ledger's znode. Raises MetadataFormatError."""
     match = _HEADER.match(data)
     if match is None:
         raise MetadataFormatError("ledger metadata does not begin with BookieMetadataFormatVersion")
@@ -205,7 +205,7 @@ def decode(data: bytes) -> LedgerMetadata:
             )
     except (DecodeError, text_format.ParseError, UnicodeDecodeError) as error:
         raise MetadataFormatError(f"ledger metadata of version {version} cannot be parsed") from error
-    # Python's protobuf lets missing required fields pass: a lost state would read as OPEN.
+    # Python's protobuf accepts missing required fields. A missing state would read as OPEN.
     if not message.IsInitialized():
         raise MetadataFormatError(f"ledger metadata of version {version} lack required fields")
     try:

@@ -2,8 +2,8 @@
 
 ``zk[+flat|+hierarchical|+longhierarchical|+null]://host:port[;host:port…][/ledgers/root]``
 
-Servers are separated by ``;`` (``,`` is accepted too). ``zk`` and ``zk+null`` mean "whatever the
-cluster's LAYOUT says". Source: compatibility.md §3.1.
+Servers are separated by ``;`` (``,`` is accepted too). ``zk`` and ``zk+null`` use the cluster's LAYOUT. Source:
+compatibility.md §3.1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a bookie says of itself in its registration znode. Source: compatibility.md §3.4.
+"""The content of a bookie's registration znode. Source: compatibility.md §3.4.
 
 ``available/<bookie id>`` holds a ``BookieServiceInfoFormat`` in protobuf: endpoints and properties. An old bookie's
-znode is empty; its id is then ``host:port``.
+znode is empty, and its id is ``host:port``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NATIVE_PROTOCOL: Final = "bookie-rpc"
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One way to reach a bookie."""
+    """One address and protocol of a bookie."""
 
     id: str
     host: str
@@ -37,7 +37,7 @@ class BookieServiceInfo:
     properties: Mapping[str, str] = field(default_factory=dict)
 
     def endpoint(self, protocol: str) -> Endpoint | None:
-        """The first endpoint that speaks ``protocol``."""
+        """Return the first endpoint that speaks ``protocol``."""
         return next((endpoint for endpoint in self.endpoints if endpoint.protocol == protocol), None)
 
     def encode(self) -> bytes:
@@ -55,7 +55,7 @@ class BookieServiceInfo:
 
     @classmethod
     def decode(cls, content: bytes, bookie_id: str) -> BookieServiceInfo:
-        """Raises MetadataFormatError naming the bookie."""
+        """Parse a registration. Raises MetadataFormatError, which names the bookie."""
         if not content:
             host, colon, port = bookie_id.rpartition(":")
             if not colon or not port.isdecimal():
@@ -76,5 +76,5 @@ class BookieServiceInfo:
 
 
 def native_service_info(host: str, port: int) -> BookieServiceInfo:
-    """What a bookie with nothing but the native front end registers."""
+    """Return the registration of a bookie with only the native front end."""
     return BookieServiceInfo((Endpoint(NATIVE_ENDPOINT, host, port, NATIVE_PROTOCOL),))

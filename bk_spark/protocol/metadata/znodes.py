@@ -1,5 +1,5 @@
-"""Znodes as they are read, and the transactions that change them. Source: ZooKeeper's programmer's guide, "ZNodes" and
-the ``multi`` operation."""
+"""Types of znodes and of the transactions that change them. Source: ZooKeeper's programmer's guide, "ZNodes" and the
+``multi`` operation."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from bk_spark.protocol.errors import MetadataConflictError
 
 @dataclass(frozen=True, slots=True)
 class Znode:
-    """Content and the parts of the stat that anyone here uses."""
+    """A znode's content, and the fields of its stat that this project uses."""
 
     data: bytes
     version: int
     ctime_ms: int
     mtime_ms: int
     owner_session: int
-    #: Id of the transaction that created it: tells a znode from another one that had the path before.
+    #: Id of the transaction that created it. Distinguishes it from an earlier znode with the same path.
     created_zxid: int
-    #: How many znodes are right below it.
+    #: The number of its direct children.
     children: int = 0
 
 
@@ -45,7 +45,7 @@ class DeleteOp:
 
 @dataclass(frozen=True, slots=True)
 class CheckOp:
-    """Holds the transaction to ``path`` being at ``version``; -1 only asks that it exists."""
+    """The transaction requires that ``path`` has ``version``. With -1, it must only exist."""
 
     path: str
     version: int
@@ -55,7 +55,7 @@ TransactionOp = CreateOp | SetOp | DeleteOp | CheckOp
 
 
 class TransactionConflictError(MetadataConflictError):
-    """A transaction was refused as a whole; ``operation`` is the first that did not hold."""
+    """A transaction was refused as a whole. ``operation`` is the first that failed."""
 
     def __init__(self, operation: TransactionOp, reason: str) -> None:
         super().__init__(f"ZooKeeper transaction refused: {type(operation).__name__} of {operation.path}: {reason}")

@@ -1,4 +1,4 @@
-"""Frames of the wire protocols v2 and v3, and the codes in them: the one place that knows their byte layout.
+"""Frames of the wire protocols v2 and v3, and their codes. Only this folder knows their byte layout.
 
-Connections of the client and the front end of the bookie come in here.
+The client's connections and the bookie's front end use it.
 """

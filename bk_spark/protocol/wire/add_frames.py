@@ -32,10 +32,10 @@ _PREFIX_DTYPE: Final = np.dtype(
 )
 _PREFIX: Final = struct.Struct(f">II{MASTER_KEY_BYTES}sqqqq")
 _PREFIX_BYTES: Final = _PREFIX.size
-#: Up to so many entries numpy's fixed costs are more than the work.
+#: Up to this many entries, numpy's fixed costs exceed the work.
 _FEW: Final = 24
 
-#: Entries of this size are joined one by one, which costs less than another pass over them.
+#: Entries of at least this size are joined one by one. This costs less than another pass over them.
 _LARGE_BYTES: Final = 4096
 
 
@@ -55,7 +55,7 @@ class AddFrames:
         return len(self.lengths)
 
     def select(self, wanted: npt.NDArray[np.bool_]) -> list[memoryview]:
-        """The wanted frames, neighbours in one view."""
+        """Return the wanted frames. Neighbours share one view."""
         if wanted.all():
             return [self.data]
         edges = np.flatnonzero(np.diff(wanted, prepend=False, append=False))
@@ -66,11 +66,11 @@ class AddFrames:
 
 
 class Packager(Protocol):
-    """Makes entries into frames of one wire protocol."""
+    """Packs entries into frames of one wire protocol."""
 
     @property
     def overhead_bytes(self) -> int:
-        """Bytes that a frame has beyond its payload, length prefix included."""
+        """Bytes of a frame besides its payload, including the length prefix."""
         ...
 
     def package(
@@ -80,15 +80,15 @@ class Packager(Protocol):
         length_before: int,
         payloads: Payloads | Sequence[Buffer],
     ) -> AddFrames:
-        """Frames for ``payloads`` as entries ``first_entry_id`` and following, all with one LAC."""
+        """Return frames for ``payloads`` as entries from ``first_entry_id`` on, all with one LAC."""
         ...
 
 
 class PrefixPackager(ABC):
     """Frames that are a prefix of fixed size, the digest and the payload.
 
-    ``prefix_dtype`` ends with the entry's header: fields ``ledger``, ``entry``, ``lac``, ``length``. What comes
-    before is the protocol's, and filled by :meth:`_fill`. Holds the ledger's keys; has no repr of them.
+    ``prefix_dtype`` ends with the entry's header: fields ``ledger``, ``entry``, ``lac``, ``length``. The fields before
+    it belong to the protocol, and :meth:`_fill` fills them. Holds the ledger's keys, which its repr does not show.
     """
 
     def __init__(self, ledger_id: int, digest_type: DigestType, password: bytes, prefix_dtype: np.dtype[Any]) -> None:
@@ -100,7 +100,7 @@ class PrefixPackager(ABC):
 
     @abstractmethod
     def _fill(self, prefix: npt.NDArray[np.void], frame_bytes: Int64s, entry_ids: Int64s) -> None:
-        """Fill what comes before the entry's header; ``frame_bytes`` are sizes without the length prefix."""
+        """Fill the fields before the entry's header. ``frame_bytes`` are sizes without the length prefix."""
 
     @property
     def overhead_bytes(self) -> int:
@@ -139,7 +139,7 @@ class PrefixPackager(ABC):
         return AddFrames(first_entry_id, data, offsets, lengths)
 
     def _table(self, heads: Bytes2D, payloads: Payloads, size: int) -> memoryview:
-        """Frames with payloads of one ``size``."""
+        """Return frames with payloads of one ``size``."""
         count, prefix_bytes, start = len(heads), self._prefix_bytes, int(payloads.offsets[0])
         out = np.empty((count, self.overhead_bytes + size), np.uint8)
         out[:, :prefix_bytes] = heads
@@ -151,7 +151,7 @@ class PrefixPackager(ABC):
         return out.reshape(-1).data
 
     def _joined(self, heads: Bytes2D, payloads: list[Buffer]) -> memoryview:
-        """Frames with payloads of any size."""
+        """Return frames with payloads of any size."""
         digests = self._digest.many(heads[:, -ENTRY_HEADER_BYTES:], payloads)
         before = np.concatenate([heads, digests], axis=1).tobytes()
         step = self.overhead_bytes
@@ -172,7 +172,7 @@ class EntryPackager(PrefixPackager):
 
     @staticmethod
     def overhead(digest_type: DigestType) -> int:
-        """:attr:`overhead_bytes` with this digest."""
+        """Return :attr:`overhead_bytes` for this digest."""
         return _PREFIX_BYTES + digest_type.digest_bytes
 
     def package(

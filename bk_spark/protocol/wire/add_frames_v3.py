@@ -1,7 +1,7 @@
 """v3 ADD frames for many entries at once. Source of the messages: compatibility.md §1.7, §1.8, §8.1.
 
-Frames of one writer differ in sizes and entry ids only. Those are varints padded to a fixed size (varints.py), so
-that everything before the payload has the same layout in every frame:
+Frames of one writer differ only in sizes and entry ids. These are varints padded to a fixed size (varints.py), so the
+layout before the payload is the same in every frame:
 
 ====================================== ====================================================================
 bytes                                  what
@@ -13,15 +13,17 @@ bytes                                  what
 ``AA 06`` size (4)                     ``Request.addRequest``
 ``08`` ledger (9) ``10`` entry (9)     ids, for the answer; the bookie stores by the ids in the stored entry
 ``1A 14`` key (20)                     master key
-``28 01``                              ``writeFlags``: DEFERRED_SYNC, where asked for
+``28 01``                              ``writeFlags``: DEFERRED_SYNC, if asked for
 ``A0 06 01``                           ``flag``: RECOVERY_ADD, for recovery only
 ``22`` size (4)                        ``body``: the stored entry follows, see entry.py
 ====================================== ====================================================================
 
-Protobuf takes fields in any order; the body comes last here, so that a prefix of fixed size and the stored entry
-make a frame. Answers to adds are matched by ledger and entry id. Their transaction ids have bit 62 set, which
-keeps them out of the way of other requests, which count from 1; below it come 22 bits of the ledger id and 40 for the
-entry id (all set: too large for that), which mostly suffice for the rare answer that names neither.
+Protobuf accepts fields in any order. The body comes last here, so a frame is a prefix of fixed size and the stored
+entry. Answers to adds are matched by ledger and entry id.
+
+Transaction ids of adds have bit 62 set. Other requests count from 1, so they never collide. Below bit 62 come 22 bits
+of the ledger id and 40 bits of the entry id (all set: the id is too large). These usually suffice for the rare answer
+that names neither id.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from bk_spark.protocol.wire.framing import LENGTH_BYTES
 from bk_spark.protocol.wire.varints import INT64_BYTES, SIZE_BYTES, padded, put_padded
 from bk_spark.protocol.wire.wire_v3 import DEFERRED_SYNC, HIGH_PRIORITY
 
-#: Transaction ids of adds have this bit, those of other requests never.
+#: Transaction ids of adds have this bit. Those of other requests never do.
 ADD_TXN_BIT: Final = 1 << 62
 _ENTRY_BITS: Final = 40
 _ENTRY_MASK: Final = (1 << _ENTRY_BITS) - 1
@@ -50,12 +52,12 @@ _HEADER_FIELDS: Final = b"\x08\x03\x10\x02\x18"
 
 
 def is_txn_of(txn_id: int, ledger_id: int) -> bool:
-    """Whether the transaction id of an add may be of ``ledger_id``."""
+    """Return whether the transaction id of an add may belong to ``ledger_id``."""
     return txn_id >> _ENTRY_BITS & _LEDGER_MASK == ledger_id & _LEDGER_MASK
 
 
 def txn_entry_id(txn_id: int) -> int | None:
-    """The entry id in the transaction id of an add; None for ids of 2⁴⁰ - 1 and more, which it cannot hold."""
+    """Return the entry id in the transaction id of an add. None for ids of 2⁴⁰ - 1 and more, which do not fit."""
     entry_id = txn_id & _ENTRY_MASK
     return None if entry_id == _ENTRY_MASK else entry_id
 
@@ -63,8 +65,8 @@ def txn_entry_id(txn_id: int) -> int | None:
 class EntryPackagerV3(PrefixPackager):
     """Builds the v3 frames of one ledger's writer.
 
-    ``flags`` as over v2: RECOVERY_ADD, HIGH_PRIORITY. With ``deferred_sync`` bookies acknowledge before the
-    entries are synced. Entry ids up to 2⁶³ - 1, frames below 256 MiB.
+    ``flags`` are those of v2: RECOVERY_ADD, HIGH_PRIORITY. With ``deferred_sync`` bookies acknowledge before they sync
+    the entries. Entry ids go up to 2⁶³ - 1, and frames must be below 256 MiB.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class EntryPackagerV3(PrefixPackager):
         add += b"\x22" + bytes(SIZE_BYTES)
         message = bytes((0x0A, len(header))) + header + b"\xaa\x06" + bytes(SIZE_BYTES)
         self._message = np.frombuffer(message + add, np.uint8)
-        #: Where the varints lie in the message, and what lies before the message that each size counts.
+        #: Positions of the varints in the message, and the start of the part that each size counts.
         self._add_size_at = len(message) - SIZE_BYTES
         self._add_at = len(message)
         self._entry_id_at = len(message) + 1 + INT64_BYTES + 1

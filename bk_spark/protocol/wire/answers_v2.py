@@ -1,4 +1,4 @@
-"""v2 answers of one receive, as the client sees them. Layout: wire_v2.py."""
+"""Parses the v2 answers of one receive, for the client. Layout: wire_v2.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bk_spark.protocol.wire.wire_v2 import ANSWER_BYTES
 _ANSWER: Final = struct.Struct(">Iiqq")
 _ANSWER_DTYPE: Final = np.dtype([("header", ">u4"), ("rc", ">i4"), ("ledger", ">i8"), ("entry", ">i8")])
 _REQUEST_ID: Final = struct.Struct(">q")
-#: Fewer neighbouring answers to adds are not worth numpy's fixed costs.
+#: With fewer neighbouring answers to adds, numpy's fixed costs exceed the work.
 _VECTOR_MIN: Final = 8
 _ADD: Final = int(OpV2.ADD)
 _READ: Final = int(OpV2.READ)
@@ -27,7 +27,7 @@ _BATCH_READ: Final = int(OpV2.BATCH_READ)
 
 @dataclass(frozen=True, slots=True)
 class AddAnswers:
-    """Row ``i`` of each array is one answer."""
+    """Answers to adds. Row ``i`` of each array is one answer."""
 
     ledger_ids: Int64s
     entry_ids: Int64s
@@ -35,7 +35,8 @@ class AddAnswers:
 
 
 class ReadAnswer(NamedTuple):
-    """``stored`` is the stored entry if ``code`` is OK, else empty. ``entry_id`` echoes the request."""
+    """An answer to a read. ``stored`` is the stored entry if ``code`` is OK, else empty. ``entry_id`` echoes the
+    request."""
 
     ledger_id: int
     entry_id: int
@@ -44,7 +45,8 @@ class ReadAnswer(NamedTuple):
 
 
 class BatchReadAnswer(NamedTuple):
-    """``records`` holds ``u32 length, stored entry`` per entry (entry_block.py verifies them)."""
+    """An answer to a batch read. ``records`` holds ``u32 length, stored entry`` for each entry. entry_block.py verifies
+    them."""
 
     ledger_id: int
     first_entry_id: int
@@ -57,7 +59,7 @@ AnswerV2 = AddAnswers | ReadAnswer | BatchReadAnswer
 
 
 def parse_answers(frames: Frames) -> Iterator[AnswerV2]:
-    """The answers in ``frames``; neighbouring ADD answers are joined. Raises WireFormatError."""
+    """Yield the answers in ``frames``. Neighbouring ADD answers are joined. Raises WireFormatError."""
     count = len(frames)
     if count >= _VECTOR_MIN and int(frames.lengths.max()) == int(frames.lengths.min()) == ANSWER_BYTES:
         answers = _same_adds(frames)
@@ -99,7 +101,7 @@ def _add_answers(answers: list[tuple[int, int, int]]) -> AddAnswers:
 
 
 def _same_adds(frames: Frames) -> AddAnswers | None:
-    """All answers at once where every one is of an add; else None."""
+    """Return all answers at once if every one is of an add, else None."""
     starts = frames.starts
     data = np.frombuffer(frames.data, np.uint8)
     if int(starts[-1] - starts[0]) == (len(starts) - 1) * (ANSWER_BYTES + 4):

@@ -1,8 +1,8 @@
-"""v3 answers of one receive, as the client sees them: answers to adds in runs, others one by one.
+"""Parses the v3 answers of one receive, for the client: answers to adds in runs, others one by one.
 
-Answers to adds are small and many. Those of one ledger and code differ in transaction id and entry id only, and
-entries sent together mostly have ids of one size: such a run is read as an array, after its first answer told
-where the ids lie. Whatever looks different is parsed as protobuf.
+Answers to adds are small and many. Those of one ledger and code differ only in transaction id and entry id, and entries
+sent together mostly have ids of one size. The first answer of such a run shows the positions of the ids, and the run is
+then read as an array. Any other answer is parsed as protobuf.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.varints import INT64_BYTES, padded, read_varints
 from bk_spark.protocol.wire.wire_v3 import parse_response, response_code
 
-#: Fewer answers of equal size are not worth numpy's fixed costs.
+#: With fewer answers of equal size, numpy's fixed costs exceed the work.
 _VECTOR_MIN: Final = 24
-#: No answer to an add is longer.
+#: The longest answer to an add.
 _VECTOR_MAX_BYTES: Final = 96
-#: Different kinds of answers (ledgers, codes) in a run after which it is parsed one by one.
+#: After this many kinds of answers (ledgers, codes) in a run, the rest is parsed one by one.
 _MAX_KINDS: Final = 8
-#: Header of an answer to an add: field 1, its size, then version, operation and the txnId's tag.
+#: The header of an answer to an add: field 1, its size, then version, operation and the txnId's tag.
 _TXN_AT: Final = 7
 _ADD_HEADER: Final = b"\x08\x03\x10\x02\x18"
 
@@ -39,7 +39,7 @@ Rows = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class BareAddAnswer:
-    """An answer to an add that names no entry: only its transaction id tells which it is."""
+    """An answer to an add that names no entry. Only its transaction id identifies the entry."""
 
     txn_id: int
     code: Code
@@ -49,7 +49,7 @@ AnswerV3 = AddAnswers | BareAddAnswer | pb.Response
 
 
 def parse_answers(frames: Frames) -> Iterator[AnswerV3]:
-    """The answers in ``frames``, not quite in order. Raises WireFormatError."""
+    """Yield the answers in ``frames``, roughly in order. Raises WireFormatError."""
     data = np.frombuffer(frames.data, np.uint8)
     cuts = (np.flatnonzero(np.diff(frames.lengths)) + 1).tolist()
     for first, last in zip([0, *cuts], [*cuts, len(frames)], strict=True):
@@ -62,7 +62,7 @@ def parse_answers(frames: Frames) -> Iterator[AnswerV3]:
 
 
 def _parse_equal(rows: Rows) -> Iterator[AnswerV3]:
-    """Answers of one size, a row each."""
+    """Yield answers of one size, given as rows."""
     for _ in range(_MAX_KINDS):
         if len(rows) < _VECTOR_MIN:
             break
@@ -86,7 +86,7 @@ def _parse_equal(rows: Rows) -> Iterator[AnswerV3]:
 
 
 def _entry_id_at(data: bytes, response: pb.Response) -> int | None:
-    """Where the entry id lies, at the very end, of an answer to one of our adds; None where it does not."""
+    """Return the position of the entry id, which ends an answer to one of our adds. None if it is not there."""
     entry_id = response.addResponse.entryId
     size = max(1, -(-entry_id.bit_length() // 7))
     if (

@@ -1,4 +1,4 @@
-"""What a bookie's result code means as an error. Source: compatibility.md §1.5, §1.9, §1.10."""
+"""Turns a bookie's result codes into errors. Source: compatibility.md §1.5, §1.9, §1.10."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bk_spark.protocol.errors import (
     UnauthorizedError,
 )
 
-#: What the name of a code does not say.
+#: Explanations of codes whose names do not suffice.
 _MEANINGS: Final = {
     Code.BAD_REQUEST: "it does not take such a request",
     Code.BAD_VERSION: "it does not speak this version of the protocol",
@@ -26,10 +26,10 @@ _NO_AUTHENTICATION: Final = (
 
 
 def reason_of(code: Code, *, with_key: bool = False) -> str:
-    """What is to be said of a bookie that gave this answer, which is not OK; follows its name.
+    """Return the reason for an answer that is not OK, to print after the bookie's name.
 
-    ``with_key`` tells that the request carried the ledger's master key: only then can UNAUTHORIZED be about
-    the password. Without a key it comes from bookies that want clients to authenticate.
+    ``with_key``: the request carried the ledger's master key. Only then can UNAUTHORIZED be about the password. Without
+    a key it comes from bookies that require authentication.
     """
     meaning = _MEANINGS.get(code)
     if code is Code.UNAUTHORIZED:
@@ -46,10 +46,10 @@ def error_of(
     bookie_id: str | None = None,
     with_key: bool = False,
 ) -> BookKeeperError:
-    """The error for an answer that is not OK; its text is :func:`reason_of`, after ``operation``, if given.
+    """Return the error for an answer that is not OK. Its text is :func:`reason_of`, after ``operation`` if given.
 
-    Retriable are the answers that may be others at another time or bookie: all but a wrong password, a fence,
-    and a request that the bookie does not understand.
+    An error is retriable if another time or bookie may give another answer: all but a wrong password, a fence, and a
+    request that the bookie does not understand.
     """
     kind: type[BookKeeperError] = BookieAnswerError
     if code is Code.UNAUTHORIZED:

@@ -12,8 +12,7 @@ offset size field
 ====== ==== ======================================================================================
 
 A group is a series of equal runs: ``sequence size`` consecutive ids from each of ``first start``, + period, …,
-``last start``. A single run has period 0. A group may stand for billions of ids: it is never expanded, only
-calculated with.
+``last start``. A single run has period 0. A group may stand for billions of ids, so it is never expanded.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _MAX_INT32: Final = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class EntryAvailability:
-    """Ids in groups that ascend and do not interleave. Element ``i`` of each array belongs to group ``i``."""
+    """Ids in ascending groups that do not interleave. Element ``i`` of each array belongs to group ``i``."""
 
     first_starts: Int64s
     last_starts: Int64s
@@ -49,7 +48,7 @@ class EntryAvailability:
 
     @property
     def count(self) -> int:
-        """How many entries there are; may be more than ``len`` could tell."""
+        """Return the number of entries. It may exceed the range of ``len``."""
         runs = (self.last_starts - self.first_starts) // np.maximum(self.periods, 1) + 1
         return sum(count * size for count, size in zip(runs.tolist(), self.sizes.tolist(), strict=True))
 
@@ -66,14 +65,14 @@ class EntryAvailability:
         return offset < size
 
     def ranges(self) -> Iterator[range]:
-        """Runs of consecutive ids in order; lazily, for there may be many."""
+        """Yield runs of consecutive ids in order. There may be many."""
         for group in range(len(self.first_starts)):
             first, last, size, period = self._group(group)
             for start in range(first, last + 1, period or 1):
                 yield range(start, start + size)
 
     def missing(self, entry_ids: Sequence[int] | Int64s) -> list[int]:
-        """Those of ``entry_ids`` that are not there."""
+        """Return those of ``entry_ids`` that are not here."""
         return [entry_id for entry_id in map(int, entry_ids) if entry_id not in self]
 
     def _group(self, group: int) -> tuple[int, int, int, int]:
@@ -86,7 +85,7 @@ class EntryAvailability:
 
 
 def decode_availability(data: Buffer) -> EntryAvailability:
-    """Raises WireFormatError for an unknown version, and for groups that are none or out of order."""
+    """Parse a list of entries. Raises WireFormatError for an unknown version, and for invalid or unordered groups."""
     if len(data) < _HEADER_BYTES:
         raise WireFormatError(f"list of entries of {len(data)} bytes is shorter than its header")
     version, count = _HEADER.unpack_from(data)
@@ -98,7 +97,7 @@ def decode_availability(data: Buffer) -> EntryAvailability:
     first, last, size, period = (groups[name].astype(np.int64) for name in ("first", "last", "size", "period"))
     right = (first >= 0) & (size > 0) & (last <= np.iinfo(np.int64).max - size)
     right &= np.where(period > 0, (last > first) & (period > size), (period == 0) & (last == first))
-    # A sum or difference that overflowed belongs to a group that is wrong already.
+    # If a sum or difference overflowed, its group was already found wrong.
     right &= (last - first) % np.maximum(period, 1) == 0
     if not right.all() or not (first[1:] >= (last + size)[:-1]).all():
         raise WireFormatError("list of entries has groups that are wrong or out of order")
@@ -106,22 +105,22 @@ def decode_availability(data: Buffer) -> EntryAvailability:
 
 
 def encode_availability(entry_ids: Int64s) -> bytes:
-    """The list of ``entry_ids``, which ascend strictly and are not negative.
+    """Encode the list of ``entry_ids``, which ascend strictly and are not negative.
 
-    Runs of one size at one distance, as striping makes them, become one group.
+    Runs of equal size at equal distances, as striping makes them, become one group.
     """
     groups = _groups(entry_ids)
     return _HEADER.pack(_VERSION, len(groups)) + groups.tobytes()
 
 
 def _groups(entry_ids: Int64s) -> npt.NDArray[np.void]:
-    """Each group takes the runs that follow as long as their size and distance are those of its first two."""
+    """Group the runs. A group takes the next runs while they have the size and distance of its first two."""
     if not len(entry_ids):
         return np.empty(0, _GROUP_DTYPE)
     cuts = np.flatnonzero(np.diff(entry_ids) != 1) + 1
     starts = entry_ids[np.concatenate(([0], cuts))]
     sizes = np.diff(np.concatenate(([0], cuts, [len(entry_ids)])))
-    # Step i leads from run i to run i + 1; where they cannot be in one group its distance counts as 0.
+    # Step i leads from run i to run i + 1. If they cannot be in one group, its distance counts as 0.
     distances = np.diff(starts)
     distances[(sizes[1:] != sizes[:-1]) | (distances > _MAX_INT32)] = 0
     firsts = np.concatenate(([0], np.flatnonzero(_breaks(distances)) + 1))
@@ -134,12 +133,12 @@ def _groups(entry_ids: Int64s) -> npt.NDArray[np.void]:
 
 
 def _breaks(distances: Int64s) -> npt.NDArray[np.bool_]:
-    """Behind which steps a new group begins: those of distance 0, and those of another distance than the group's.
+    """Return the steps after which a new group begins: those of distance 0, and those that differ from the group's.
 
-    Steps of equal distance are a stretch. A group that has its distance breaks at the first step of the next stretch,
-    and the group after it takes the rest of that, so it has its distance as well; but where there is no rest it takes
-    its distance from the next stretch. So what a stretch begins with follows from the last one that is not of a
-    single step, and from how many there were since.
+    Steps of equal distance are a stretch. A group breaks at the first step of the stretch after its own. The next group
+    takes the rest of that stretch, and its distance. If there is no rest, it takes the distance of the stretch after
+    that. So the start of a stretch depends on the last stretch with more than one step, and on the number of stretches
+    since.
     """
     breaks: npt.NDArray[np.bool_] = distances == 0
     if not len(distances):

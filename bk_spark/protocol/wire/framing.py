@@ -1,8 +1,7 @@
-"""Cutting a byte stream into frames: ``u32 length`` and that many bytes (compatibility.md §1.1).
+"""Cuts a byte stream into frames: ``u32 length`` and that many bytes (compatibility.md §1.1).
 
-The receive buffer is written by the socket directly (``recv_into``) and cut without copying: what a
-:class:`Frames` refers to stays valid after the next receive, since a buffer that was handed out is
-never written again.
+The socket writes directly into the receive buffer (``recv_into``), which is cut without copying. The data of a
+:class:`Frames` stay valid after the next receive, because a buffer that was handed out is never written again.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from bk_spark.protocol.errors import WireFormatError
 
 LENGTH_BYTES: Final = 4
 _U32: Final = struct.Struct(">I")
-#: From this many equal frames in a row on, looking ahead with numpy beats stepping one by one.
+#: From this many equal frames in a row, looking ahead with numpy is faster than stepping one by one.
 _UNIFORM_RUN: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Complete frames in ``data``: frame ``i`` is ``data[starts[i] : starts[i] + lengths[i]]``,
-    its length prefix lies in the four bytes before. Arrays are int64 and of equal size."""
+    """Complete frames in ``data``. Frame ``i`` is ``data[starts[i] : starts[i] + lengths[i]]``. Its length prefix is in
+    the four bytes before. Arrays are int64 and of equal size."""
 
     data: memoryview
     starts: npt.NDArray[np.int64]
@@ -42,11 +41,11 @@ class Frames:
 
 
 class ReceiveBuffer:
-    """Receives bytes, gives frames. Bounded by ``max_frame_bytes`` plus one chunk.
+    """Turns received bytes into frames. Bounded by ``max_frame_bytes`` plus one chunk.
 
-    Use as asyncio.BufferedProtocol does: write into :meth:`get_buffer`, then call :meth:`received`.
-    With ``reuse`` the frames given stay valid only until the next :meth:`get_buffer`, which saves a server
-    that copies what it keeps from allocating a buffer per receive.
+    Use it as asyncio.BufferedProtocol does: write into :meth:`get_buffer`, then call :meth:`received`. With ``reuse``
+    the frames stay valid only until the next :meth:`get_buffer`. So a server that copies what it keeps need not
+    allocate a buffer for each receive.
     """
 
     def __init__(
@@ -60,21 +59,21 @@ class ReceiveBuffer:
         self._chunk_bytes = chunk_bytes
         self._reuse = reuse
         self._buffer = _new_buffer(chunk_bytes)
-        #: What was received and not given out as frames.
+        #: The received bytes that were not returned as frames.
         self._start = self._end = 0
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of a frame that has not arrived whole."""
+        """Bytes received of an incomplete frame."""
         return self._end - self._start
 
     @property
     def capacity_bytes(self) -> int:
-        """Size of the buffer: one chunk, or a whole frame that is larger."""
+        """Size of the buffer: one chunk, or one larger frame."""
         return len(self._buffer)
 
     def get_buffer(self) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """Return the space for the next bytes. It is never empty."""
         if self._reuse and self._start:
             rest = self._end - self._start
             self._buffer[:rest] = self._buffer[self._start : self._end]
@@ -82,9 +81,9 @@ class ReceiveBuffer:
         return self._buffer[self._end :]
 
     def received(self, size_bytes: int) -> Frames | None:
-        """Account for ``size_bytes`` written to the buffer; the frames that are complete, or None.
+        """Record ``size_bytes`` written to the buffer. Return the frames that are complete, or None.
 
-        Raises WireFormatError for a frame longer than the limit, before anything is allocated for it.
+        Raises WireFormatError for a frame longer than the limit, before allocating memory for it.
         """
         self._end += size_bytes
         starts, lengths, consumed = self._cut()
@@ -94,17 +93,17 @@ class ReceiveBuffer:
         return None if starts is None or lengths is None else Frames(buffer, starts, lengths)
 
     def _make_room(self) -> None:
-        """Go on in another buffer where this one is used up, or too small for the frame that has begun."""
+        """Switch to another buffer if this one is full, or too small for the frame that has begun."""
         rest, size = self._end - self._start, len(self._buffer)
         needed = LENGTH_BYTES
         if rest >= LENGTH_BYTES:
             needed += int(_U32.unpack_from(self._buffer, self._start)[0])
         if self._reuse:
-            # Moved to the front by get_buffer; what a large frame took is given back.
+            # get_buffer moved the rest to the front. The memory of a large frame is released.
             good = size == max(needed, self._chunk_bytes)
         else:
             room = size - self._end
-            # A frame that has begun is not moved without need, but nothing else is received in driblets.
+            # A frame that has begun is moved only if necessary. Otherwise switch early, to avoid tiny receives.
             good = room >= needed - rest and (room >= self._chunk_bytes // 4 or rest >= LENGTH_BYTES)
         if not good:
             buffer = _new_buffer(max(needed, self._chunk_bytes))
@@ -156,12 +155,12 @@ class ReceiveBuffer:
 
 
 def _new_buffer(size_bytes: int) -> memoryview:
-    """Not zeroed: pages that nothing was received into take no memory."""
+    """Return a new buffer. It is not zeroed, so unused pages take no memory."""
     return np.empty(size_bytes, np.uint8).data
 
 
 def _count_equal(buffer: memoryview, position: int, end: int, length: int) -> int:
-    """How many complete frames of ``length`` bytes follow one another from ``position``."""
+    """Count the consecutive complete frames of ``length`` bytes from ``position`` on."""
     stride = length + LENGTH_BYTES
     most = (end - position) // stride
     if most == 0:
@@ -173,5 +172,5 @@ def _count_equal(buffer: memoryview, position: int, end: int, length: int) -> in
 
 
 def frame(body: bytes) -> bytes:
-    """One frame around ``body``."""
+    """Return ``body`` as one frame."""
     return _U32.pack(len(body)) + body

@@ -21,12 +21,12 @@ BATCH_READ  the same, request id i64, then per entry ``u32 length`` and the stor
 AUTH        header, protobuf AuthMessage
 =========== ======================================================================================
 
-Answers echo version, opcode, ledger and entry id of the request; their flags are 0. A request of
-version 0 has the bare opcode as its header, and so has its answer.
+Answers echo version, opcode, ledger and entry id of the request. Their flags are 0. The header of a request of version
+0 is the bare opcode, and so is the header of its answer.
 
-An ADD's ``u32 length`` and stored entry, without the header and key between them, are exactly a record
-of Apache's journal and of its entry log. :class:`AddRun` therefore hands out its entries as
-*records*: ``u32 length, stored entry`` one after the other.
+An ADD's ``u32 length`` and stored entry, without the header and key between them, are exactly a record of Apache's
+journal and of its entry log. :class:`AddRun` therefore returns its entries as *records*: ``u32 length, stored entry``
+one after another.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _BATCH_READ: Final = struct.Struct(">Iqqqiq")
 _BATCH_READ_BYTES: Final = _BATCH_READ.size
 _BATCH_ANSWER: Final = struct.Struct(">IIiqqq")
 
-#: An ADD answer, a READ answer without an entry, or the beginning of a READ answer.
+#: An ADD answer, a READ answer without an entry, or the start of a READ answer.
 ANSWER_DTYPE: Final = np.dtype(
     [("frame", ">u4"), ("header", ">u4"), ("rc", ">i4"), ("ledger", ">i8"), ("entry", ">i8")]
 )
@@ -63,26 +63,26 @@ _IDS_DTYPE: Final = np.dtype([("ledger", ">i8"), ("entry", ">i8"), ("lac", ">i8"
 
 
 def header_int(op: int, flags: int = 0, version: int = V2) -> int:
-    """The first four bytes of a frame body."""
+    """Return the first four bytes of a frame body, as an int."""
     return op if version == 0 else version << 24 | op << 16 | flags
 
 
 def split_header(header: int) -> tuple[int, int, int]:
-    """(version, opcode, flags) of a header int."""
+    """Return (version, opcode, flags) of a header int."""
     version = header >> 24
     if version == 0:
         return 0, header, 0
     return version, header >> 16 & 0xFF, header & 0xFFFF
 
 
-# --- requests, as the server sees them ----------------------------------------------------------
+# --- requests, parsed by the server -------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class AddRun:
-    """Adds that follow one another with the same header and master key.
+    """Consecutive adds with the same header and master key.
 
-    ``records`` holds ``u32 length, stored entry`` per add without gaps; record ``i`` is
+    ``records`` holds ``u32 length, stored entry`` for each add, without gaps. Record ``i`` is
     ``records[offsets[i] : offsets[i + 1]]``.
     """
 
@@ -98,7 +98,7 @@ class AddRun:
 
 @dataclass(frozen=True, slots=True)
 class ReadRun:
-    """Reads that follow one another with the same header. With FENCING they carry ``master_key``."""
+    """Consecutive reads with the same header. With FENCING they carry ``master_key``."""
 
     version: int
     flags: int
@@ -127,13 +127,13 @@ class Auth:
 
 @dataclass(frozen=True, slots=True)
 class BadVersion:
-    """A frame of a version above 2: to be answered with BAD_VERSION and the version it named."""
+    """A frame of a version above 2. Answer it with BAD_VERSION and its version."""
 
     version: int
     op: int
     ledger_id: int
     entry_id: int
-    #: Of a BATCH_READ; else -1.
+    #: The request id of a BATCH_READ, else -1.
     request_id: int
 
 
@@ -141,10 +141,10 @@ RequestV2 = AddRun | ReadRun | BatchRead | Auth | BadVersion
 
 
 def parse_requests(frames: Frames) -> Iterator[RequestV2]:
-    """The requests in ``frames`` in order, neighbouring ones of a kind joined into runs.
+    """Yield the requests in ``frames`` in order. Neighbours of one kind are joined into runs.
 
-    Raises WireFormatError at an unknown opcode or a body too short for its operation; what was
-    yielded before stands.
+    Raises WireFormatError at an unknown opcode or a body too short for its operation. Requests yielded before that are
+    valid.
     """
     if len(frames) == 0:
         return
@@ -214,7 +214,7 @@ def _parse_adds(version: int, flags: int, frames: Frames, data: npt.NDArray[np.u
 
 
 def _records(data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s) -> tuple[memoryview, Int64s]:
-    """``u32 length, stored entry`` of each ADD frame, joined; and where each begins."""
+    """Return ``u32 length, stored entry`` of each ADD frame, joined, and the offset of each."""
     sizes = lengths - _ADD_PREFIX_BYTES
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes + LENGTH_BYTES, out=offsets[1:])
@@ -250,7 +250,7 @@ def _parse_reads(
 
 
 def _gather(data: npt.NDArray[np.uint8], starts: Int64s, size: int) -> npt.NDArray[np.uint8]:
-    """Rows of ``size`` bytes from each of ``starts``, contiguous."""
+    """Return contiguous rows of ``size`` bytes from each of ``starts``."""
     if len(starts) == 1:
         start = int(starts[0])
         return data[start : start + size].reshape(1, size)
@@ -259,18 +259,18 @@ def _gather(data: npt.NDArray[np.uint8], starts: Int64s, size: int) -> npt.NDArr
 
 
 def _equal_rows(rows: npt.NDArray[np.uint8]) -> Iterator[tuple[int, int]]:
-    """Half-open ranges of neighbouring rows that are equal."""
+    """Yield half-open ranges of equal neighbouring rows."""
     cuts = (np.flatnonzero((rows[1:] != rows[:-1]).any(axis=1)) + 1).tolist()
     yield from zip([0, *cuts], [*cuts, len(rows)], strict=True)
 
 
-# --- answers, as the server builds them ---------------------------------------------------------
+# --- answers, built by the server ---------------------------------------------------------------
 
 
 def add_answers(
     version: int, ledger_ids: Int64s, entry_ids: Int64s, codes: Code | Int32s, op: OpV2 = OpV2.ADD
 ) -> bytes:
-    """Answers to adds, or answers without an entry to reads (``op=READ``), as one run of frames."""
+    """Return answers to adds, or answers without an entry to reads (``op=READ``), as one run of frames."""
     answers = np.empty(len(entry_ids), ANSWER_DTYPE)
     answers["frame"] = ANSWER_BYTES
     answers["header"] = header_int(op, version=version)
@@ -281,7 +281,7 @@ def add_answers(
 
 
 def read_answer(version: int, ledger_id: int, entry_id: int, stored: Buffer) -> tuple[bytes, Buffer]:
-    """A READ answer as (prefix, stored entry), to be sent one after the other."""
+    """Return a READ answer as (prefix, stored entry), to send one after the other."""
     prefix = struct.pack(
         ">IIiqq", ANSWER_BYTES + len(stored), header_int(OpV2.READ, version=version), 0, ledger_id, entry_id
     )
@@ -291,7 +291,7 @@ def read_answer(version: int, ledger_id: int, entry_id: int, stored: Buffer) -> 
 def read_answers_uniform(
     version: int, ledger_ids: Int64s, entry_ids: Int64s, stored: npt.NDArray[np.uint8]
 ) -> memoryview:
-    """READ answers for entries of one size; ``stored`` has shape (entries, stored bytes)."""
+    """Return READ answers for entries of one size. ``stored`` has the shape (entries, stored bytes)."""
     count, size = stored.shape
     out = np.empty((count, ANSWER_DTYPE.itemsize + size), np.uint8)
     prefix = np.empty(count, ANSWER_DTYPE)
@@ -306,7 +306,7 @@ def read_answers_uniform(
 
 
 def batch_read_answer(request: BatchRead, code: Code, records_bytes: int = 0) -> bytes:
-    """The beginning of a BATCH_READ answer; ``records_bytes`` of records follow it on the wire."""
+    """Return the start of a BATCH_READ answer. ``records_bytes`` of records follow it on the wire."""
     return _BATCH_ANSWER.pack(
         _BATCH_ANSWER.size - LENGTH_BYTES + records_bytes,
         header_int(OpV2.BATCH_READ, version=request.version),
@@ -322,11 +322,11 @@ def auth_answer(version: int, body: bytes) -> bytes:
     return _HEADER.pack(len(header) + len(body)) + header + body
 
 
-# --- requests, as the client builds them --------------------------------------------------------
+# --- requests, built by the client --------------------------------------------------------------
 
 
 def read_requests(ledger_id: int, entry_ids: Int64s | Sequence[int], flags: int = 0, key: bytes | None = None) -> bytes:
-    """READ requests for entries of one ledger; ``key`` exactly where ``flags`` has FENCING."""
+    """Return READ requests for entries of one ledger. Give ``key`` if and only if ``flags`` has FENCING."""
     if key is not None:
         return b"".join(
             _READ_REQUEST.pack(20 + MASTER_KEY_BYTES, header_int(OpV2.READ, flags), ledger_id, int(entry_id)) + key

@@ -1,8 +1,8 @@
 """Wire protocol v3: protobuf requests and answers. Source: compatibility.md §1.2, §1.7, §1.8.
 
-A frame's body is one ``Request`` or ``Response``. It begins with byte 0x0A (field 1, the header),
-while a v2 body begins with its version (0, 1 or 2), so each frame tells its own protocol.
-Apache's codec (4.18) may put fields out of order; protobuf takes them in any.
+A frame's body is one ``Request`` or ``Response``. It begins with byte 0x0A (field 1, the header). A v2 body begins with
+its version (0, 1 or 2). So the first byte of each frame identifies the protocol. Apache's codec (4.18) may put fields
+out of order. Protobuf accepts any order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bk_spark.protocol.wire.framing import LENGTH_BYTES, frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.varints import INT64_BYTES, padded, put_padded
 
-#: Priority that Apache's client sends for recovery traffic; any value above 0 counts as high.
+#: The priority that Apache's client sends for recovery traffic. Any value above 0 counts as high.
 HIGH_PRIORITY: Final = 100
 #: Bit of ``AddRequest.writeFlags``: acknowledge before the journal is synced.
 DEFERRED_SYNC: Final = 1
@@ -31,24 +31,24 @@ FIRST_BYTE: Final = 0x0A
 
 
 def is_v3(body: Buffer) -> bool:
-    """Whether a frame's body is v3 (else v2)."""
+    """Return whether a frame's body is v3 (else v2)."""
     return len(body) > 0 and body[0] == FIRST_BYTE
 
 
 def parse_request(body: Buffer) -> pb.Request:
-    """Raises WireFormatError."""
+    """Parse a request. Raises WireFormatError."""
     try:
         request = pb.Request.FromString(bytes(body))
     except DecodeError as error:
         raise WireFormatError("v3 request cannot be parsed") from error
-    # Python's protobuf lets missing required fields pass, and would give their defaults.
+    # Python's protobuf accepts missing required fields, and would return their defaults.
     if not request.IsInitialized():
         raise WireFormatError("v3 request lacks required fields")
     return request
 
 
 def parse_response(body: Buffer) -> pb.Response:
-    """Raises WireFormatError."""
+    """Parse a response. Raises WireFormatError."""
     try:
         response = pb.Response.FromString(bytes(body))
     except DecodeError as error:
@@ -66,18 +66,18 @@ def request_header(operation: pb.OperationType, txn_id: int, *, high_priority: b
 
 
 def answer_header(request: pb.BKPacketHeader) -> pb.BKPacketHeader:
-    """Header of the answer to ``request``: version three, same operation and txnId."""
+    """Return the header of the answer to ``request``: version three, same operation and txnId."""
     return pb.BKPacketHeader(version=pb.VERSION_THREE, operation=request.operation, txnId=request.txnId)
 
 
-# --- requests, as the client builds them --------------------------------------------------------
+# --- requests, built by the client --------------------------------------------------------------
 # ADD_ENTRY: add_frames_v3.py.
 
 
 def read_request(
     txn_id: int, ledger_id: int, entry_id: int, *, fence_key: bytes | None = None, high_priority: bool = False
 ) -> bytes:
-    """A READ_ENTRY frame; with ``fence_key`` (the master key) it fences the ledger first."""
+    """Return a READ_ENTRY frame. With ``fence_key`` (the master key) it fences the ledger first."""
     body = pb.ReadRequest(ledgerId=ledger_id, entryId=entry_id)
     if fence_key is not None:
         body.masterKey = fence_key
@@ -87,7 +87,7 @@ def read_request(
 
 
 def read_requests(first_txn_id: int, ledger_id: int, entry_ids: Int64s) -> bytes:
-    """Plain READ_ENTRY frames for many entries (ids not negative), with transaction ids that follow one another."""
+    """Return plain READ_ENTRY frames for many entries (ids not negative), with consecutive transaction ids."""
     prefix = b"\x0a\x0e\x08\x03\x10\x01\x18" + bytes(INT64_BYTES)
     ids = b"\xa2\x06\x14\x08" + padded(ledger_id, INT64_BYTES) + b"\x10" + bytes(INT64_BYTES)
     requests = np.empty((len(entry_ids), LENGTH_BYTES + len(prefix) + len(ids)), np.uint8)
@@ -100,8 +100,8 @@ def read_requests(first_txn_id: int, ledger_id: int, entry_ids: Int64s) -> bytes
 
 
 def long_poll_request(txn_id: int, ledger_id: int, previous_lac: int, timeout_ms: int) -> bytes:
-    """A READ_ENTRY frame whose answer waits, for ``timeout_ms`` at most, until the bookie knows of a LAC above
-    ``previous_lac``, and then brings entry ``previous_lac`` + 1."""
+    """Return a READ_ENTRY frame for a long poll. The bookie waits up to ``timeout_ms`` for a LAC above
+    ``previous_lac``, and then answers with entry ``previous_lac`` + 1."""
     body = pb.ReadRequest(
         ledgerId=ledger_id,
         entryId=LAST_ENTRY,
@@ -113,12 +113,12 @@ def long_poll_request(txn_id: int, ledger_id: int, previous_lac: int, timeout_ms
 
 
 def read_lac_request(txn_id: int, ledger_id: int) -> bytes:
-    """A READ_LAC frame: the explicit LAC and the last entry that the bookie holds."""
+    """Return a READ_LAC frame. It asks for the explicit LAC and the last entry that the bookie holds."""
     return _request(request_header(pb.READ_LAC, txn_id), readLacRequest=pb.ReadLacRequest(ledgerId=ledger_id))
 
 
 def write_lac_request(txn_id: int, ledger_id: int, packet: bytes, master_key: bytes) -> bytes:
-    """A WRITE_LAC frame; ``packet`` is from entry.pack_lac. Raises InvalidArgumentError for one of another ledger."""
+    """Return a WRITE_LAC frame. ``packet`` is from entry.pack_lac. Raises InvalidArgumentError for another ledger's."""
     if len(packet) < LAC_PACKET_HEADER.size or LAC_PACKET_HEADER.unpack_from(packet)[0] != ledger_id:
         raise InvalidArgumentError("this is not a LAC packet of the ledger", ledger_id=ledger_id)
     lac = LAC_PACKET_HEADER.unpack_from(packet)[1]
@@ -127,20 +127,20 @@ def write_lac_request(txn_id: int, ledger_id: int, packet: bytes, master_key: by
 
 
 def force_ledger_request(txn_id: int, ledger_id: int) -> bytes:
-    """A FORCE_LEDGER frame: sync everything that the bookie took before."""
+    """Return a FORCE_LEDGER frame. It makes the bookie sync everything that it took before."""
     body = pb.ForceLedgerRequest(ledgerId=ledger_id)
     return _request(request_header(pb.FORCE_LEDGER, txn_id), forceLedgerRequest=body)
 
 
 def bookie_info_request(txn_id: int) -> bytes:
-    """A GET_BOOKIE_INFO frame that asks for all there is."""
+    """Return a GET_BOOKIE_INFO frame that asks for all fields."""
     flags = pb.GetBookieInfoRequest.TOTAL_DISK_CAPACITY | pb.GetBookieInfoRequest.FREE_DISK_SPACE
     body = pb.GetBookieInfoRequest(requested=flags)
     return _request(request_header(pb.GET_BOOKIE_INFO, txn_id), getBookieInfoRequest=body)
 
 
 def list_of_entries_request(txn_id: int, ledger_id: int) -> bytes:
-    """A GET_LIST_OF_ENTRIES_OF_LEDGER frame (answer: entry_availability.py)."""
+    """Return a GET_LIST_OF_ENTRIES_OF_LEDGER frame (answer: entry_availability.py)."""
     body = pb.GetListOfEntriesOfLedgerRequest(ledgerId=ledger_id)
     header = request_header(pb.GET_LIST_OF_ENTRIES_OF_LEDGER, txn_id)
     return _request(header, getListOfEntriesOfLedgerRequest=body)
@@ -150,19 +150,19 @@ def _request(header: pb.BKPacketHeader, **body: Any) -> bytes:
     return frame(pb.Request(header=header, **body).SerializeToString())
 
 
-# --- answers, as the client sees them -----------------------------------------------------------
+# --- answers, parsed by the client --------------------------------------------------------------
 
 
 def response_code(response: pb.Response, body_status: int | None) -> Code:
-    """The code that counts: the body's where the envelope says OK, else the envelope's (compatibility.md §1.7)."""
+    """Return the valid code: the body's if the envelope says OK, else the envelope's (compatibility.md §1.7)."""
     if response.status == pb.EOK and body_status is not None:
         return Code.from_v3(body_status)
     return Code.from_v3(response.status)
 
 
 def lac_answer(response: pb.Response) -> tuple[Code, bytes | None, bytes | None]:
-    """The code of an answer to READ_LAC, the packet of the explicit LAC and the last stored entry, where there are
-    such."""
+    """Return the code of an answer to READ_LAC, the packet of the explicit LAC, and the last stored entry. The last two
+    may be None."""
     body = response.readLacResponse
     code = response_code(response, body.status if response.HasField("readLacResponse") else None)
     explicit_lac = body.lacBody if body.HasField("lacBody") else None
@@ -170,11 +170,11 @@ def lac_answer(response: pb.Response) -> tuple[Code, bytes | None, bytes | None]
 
 
 def read_answer(response: pb.Response, ledger_id: int, entry_id: int) -> ReadAnswer:
-    """The answer to a read of ``entry_id``. Raises WireFormatError for one that names another entry."""
+    """Return the answer to a read of ``entry_id``. Raises WireFormatError if it names another entry."""
     body = response.readResponse if response.HasField("readResponse") else None
     code = response_code(response, None if body is None else body.status)
     if body is None:
-        # "OK" without an entry would be nothing to go by.
+        # "OK" without an entry is not a usable answer.
         return ReadAnswer(ledger_id, entry_id, Code.BAD_REQUEST if code is Code.OK else code, memoryview(b""))
     if (body.ledgerId, body.entryId) != (ledger_id, entry_id):
         raise WireFormatError(
@@ -187,8 +187,11 @@ def read_answer(response: pb.Response, ledger_id: int, entry_id: int) -> ReadAns
 
 @dataclass(frozen=True, slots=True)
 class LongPollAnswer:
-    """What a long poll brought. ``stored`` is stored entry ``entry_id`` if there is a new one that the bookie has,
-    else None and ``entry_id`` is -1. ``max_lac`` is the highest LAC the bookie knows; None if it does not say."""
+    """The answer to a long poll.
+
+    If the bookie has a new entry, ``stored`` is the stored entry ``entry_id``. Otherwise they are None and -1.
+    ``max_lac`` is the highest LAC that the bookie knows, None if it does not say.
+    """
 
     code: Code
     entry_id: int
@@ -207,7 +210,7 @@ def long_poll_answer(response: pb.Response) -> LongPollAnswer:
 
 @dataclass(frozen=True, slots=True)
 class BookieInfo:
-    """Of the file systems that hold a bookie's ledgers; None where it did not say."""
+    """Sizes of the file systems that hold a bookie's ledgers. None if the bookie did not say."""
 
     total_disk_bytes: int | None
     free_disk_bytes: int | None

@@ -1,1 +1,1 @@
-"""Generated from ``data_formats.proto`` by ``make proto``. Only ``protocol.metadata`` comes in here."""
+"""Generated from ``data_formats.proto`` by ``make proto``. Only ``protocol.metadata`` uses it."""

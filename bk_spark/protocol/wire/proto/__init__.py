@@ -1,3 +1,3 @@
 """Generated from ``bookkeeper_protocol.proto`` by ``make proto``. Only ``protocol.wire`` and the v3 front end of
-the bookie come in here.
+the bookie use it.
 """
