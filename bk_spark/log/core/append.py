@@ -1,16 +1,16 @@
-"""How segments are appended to the list: operations on the head and its pages. No I/O.
+"""Appends segments to the list: operations on the head and its pages. No I/O.
 
-The tail page is filled first. Pages after it are new znodes: a few go into the transaction itself; many are
-written before it, by transactions that check the head, and are published by the head's change.
+The tail page is filled first. Pages after it are new znodes. A few fit into the transaction itself. If there are many,
+they are written before it, by transactions that check the head. The change of the head then publishes them.
 
-A page beyond the head's tail page belongs to nobody: an appender that failed left it. It is overwritten at
-the version that was read. It must never be deleted without writing the head in the same transaction: a page
-deleted and made again would have the version that an appender still holds for its own.
+A page beyond the head's tail page is unused: a failed appender left it. It is overwritten at the version that was read.
+Never delete it without writing the head in the same transaction: a page that is deleted and created again would have
+the version that another appender still expects for its own page.
 
-The tail page may end with an open tail, the ledger of a log writer. It is first sealed, at the end of its ledger
-that nobody can write to any more: its entry in the page is replaced, or dropped where the ledger is empty. The page is
-written in any case. Where the sealed segment does not fit into it (an open one is stored in fewer bytes), it goes into
-the next page.
+The tail page may end with an open tail, the ledger of a log writer. The open tail is sealed first, at the end of its
+ledger, which nobody can write to any more. Its entry in the page is replaced, or dropped if the ledger is empty. The
+page is written in any case. If the sealed segment does not fit (an open one takes fewer bytes), it goes into the next
+page.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bk_spark.log.formats.znodes import Head, decode_head, encode_head
 from bk_spark.protocol.errors import LogReplacedError, MetadataFormatError, NoSuchLogError
 from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, SetOp, TransactionOp, Znode
 
-#: New pages in the transaction that appends; a request to ZooKeeper must stay below 1 MiB.
+#: New pages in the appending transaction. A request to ZooKeeper must stay below 1 MiB.
 MAX_INLINE_PAGES: Final = 8
 _PAGES_IN_PREPARATION: Final = 16
 
@@ -41,13 +41,13 @@ class ReadHead:
     version: int
 
     def write(self, paths: LogPaths, head: Head) -> SetOp:
-        """The operation that writes ``head`` in the place of this one."""
+        """Return the operation that replaces this head with ``head``."""
         return SetOp(paths.head, encode_head(head), self.version)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTail:
-    """The tail page without its open segment, which is apart, and its znode's version."""
+    """The tail page, its open segment (kept apart), and its znode's version."""
 
     page: SegmentPage
     version: int
@@ -56,7 +56,7 @@ class ReadTail:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Transactions to send before, operations of the transaction that appends, and the head it leaves."""
+    """Transactions to send first, operations of the appending transaction, and the resulting head."""
 
     preparations: tuple[tuple[TransactionOp, ...], ...]
     operations: tuple[TransactionOp, ...]
@@ -64,7 +64,7 @@ class Append:
 
 
 def read_head(readings: Readings, paths: LogPaths) -> ReadHead:
-    """Raises NoSuchLogError, LogReplacedError, MetadataFormatError."""
+    """Read the head. Raises NoSuchLogError, LogReplacedError, MetadataFormatError."""
     return head_of(readings.get(paths.head), paths)
 
 
@@ -82,7 +82,7 @@ def head_of(znode: Znode | None, paths: LogPaths) -> ReadHead:
 
 
 def read_tail(readings: Readings, paths: LogPaths, head: Head) -> ReadTail:
-    """Raises MetadataFormatError."""
+    """Read the tail page. Raises MetadataFormatError."""
     path = paths.page(head.tail_page)
     znode = readings.get(path)
     if znode is None:
@@ -91,7 +91,7 @@ def read_tail(readings: Readings, paths: LogPaths, head: Head) -> ReadTail:
     if page.end_offset != head.next_offset:
         raise StaleError(f"page {path} ends at offset {page.end_offset}, its head at {head.next_offset}")
     if len(page.table) and page.table.commit_time_ms[-1] > head.last_commit_time_ms:
-        # Opening a tail moves no offset, but it writes the head with its time.
+        # Opening a tail changes no offset, but it writes the head with the opening time.
         raise StaleError(f"page {path} was committed to after its head was read")
     if not page.open_tail:
         return ReadTail(page, znode.version, None)
@@ -100,9 +100,9 @@ def read_tail(readings: Readings, paths: LogPaths, head: Head) -> ReadTail:
 
 
 def sealed(tail: Segment, closed: Closed) -> tuple[Segment, ...]:
-    """The open ``tail`` as a sealed segment, now that its ledger is ``closed``; nothing where it has no entries.
+    """Return the open ``tail`` as a sealed segment, now that its ledger is ``closed``. Nothing if it has no entries.
 
-    A log writer's ledgers hold one row in each entry. The time stays that of the opening.
+    Each entry of a log writer's ledger holds one row. The time remains the time of opening.
     """
     assert tail.ledger_id == closed.ledger_id
     entries = closed.last_entry - tail.first_entry + 1
@@ -126,11 +126,11 @@ def plan_append(
     *,
     overwrite: bool = False,
 ) -> Append:
-    """Append ``added``, whose first segment is at the head's ``next_offset``; it may be empty.
+    """Append ``added``, whose first segment starts at the head's ``next_offset``. It may be empty.
 
-    With ``overwrite`` the log then begins at ``added``, and old pages wait for the reaper. An open ``tail`` must be
-    sealed: the first of ``added`` is what :func:`sealed` makes of it. It is not part of what an ``overwrite`` begins
-    with.
+    With ``overwrite``, the log then begins at ``added``, and the reaper removes the old pages. An open ``tail`` must be
+    sealed: the first segment of ``added`` is then the result of :func:`sealed`. An overwritten log does not begin with
+    that segment.
     """
     head = read.head
     first_offset = head.next_offset
@@ -148,7 +148,7 @@ def plan_append(
         operations = [CheckOp(tail_path, tail.version)]
 
     preparations: tuple[tuple[TransactionOp, ...], ...] = ()
-    # Failed appenders may have left something in their places.
+    # Failed appenders may have left znodes at these paths.
     readings.require(*new_pages)
     writes = [write_over(path, data, readings.get(path)) for path, data in new_pages.items()]
     if len(writes) <= MAX_INLINE_PAGES:
@@ -176,7 +176,7 @@ def plan_append(
 def _prepare(
     paths: LogPaths, head_version: int, writes: list[CreateOp | SetOp]
 ) -> tuple[tuple[TransactionOp, ...], ...]:
-    # The head's version shows that the pages are still beyond the tail: another appender may have published
-    # its own under the same numbers in the meantime.
+    # The head's version proves that these pages are still beyond the tail. Otherwise another appender may have
+    # published its own pages under the same numbers.
     guards = (CheckOp(paths.identity, -1), CheckOp(paths.head, head_version))
     return tuple((*guards, *part) for part in in_parts(writes, _PAGES_IN_PREPARATION))

@@ -1,7 +1,7 @@
-"""Appending a ledger that the log did not make: it becomes one segment. No I/O.
+"""Appends a ledger that was not made for the log, as one segment. No I/O.
 
-``<log>/appended/<ledger id>`` is made with the segment. It tells that the ledger is in the list, so that it cannot get
-there twice, and it is all that the log knows of the ledger: nothing ever deletes a ledger that has no registration.
+``<log>/appended/<ledger id>`` is created together with the segment. It records that the ledger is in the list, so the
+ledger cannot be listed twice. The log keeps nothing else about it: a ledger without a registration is never deleted.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp
 
 
 class AppendLedger:
-    """The change that appends all entries of a closed ledger, each as a row; its result is their range of offsets.
+    """The change that appends all entries of a closed ledger, one row each. Its result is their range of offsets.
 
-    ``metadata_path`` is the znode of the ledger's metadata. ``token`` is drawn anew for each change: it tells this
-    one's own work from another's.
+    ``metadata_path`` is the znode of the ledger's metadata. ``token`` is new for each change: it distinguishes this
+    change's work from that of others.
     """
 
     def __init__(self, paths: LogPaths, ledger_id: int, metadata_path: str, token: bytes) -> None:
@@ -42,8 +42,8 @@ class AppendLedger:
         return "append it again: it is refused, naming its offset, where it is in the log"
 
     def decide(self, readings: Readings, now_ms: int, maybe: range | None) -> AlreadyDone[range] | Plan[range]:
-        """Raises NoSuchLogError, LogReplacedError, NoSuchLedgerError, LedgerRefusedError, LogTailOpenError;
-        MetadataFormatError where a znode cannot be understood."""
+        """Raises NoSuchLogError, LogReplacedError, NoSuchLedgerError, LedgerRefusedError, LogTailOpenError, and
+        MetadataFormatError if a znode cannot be decoded."""
         appended_path = self.paths.appended_ledger(self._ledger_id)
         readings.require(self.paths.head, self._metadata_path, self.paths.appended, appended_path)
         read = read_head(readings, self.paths)
@@ -83,7 +83,7 @@ class AppendLedger:
         )
 
     def _check_gone(self, appended: Appended, head: Head) -> None:
-        """The znode of a segment that was truncated waits for the reaper; whole segments are truncated."""
+        """Check that the segment was truncated. Truncation drops whole segments; the reaper removes the znode later."""
         if appended.offset >= head.first_offset:
             raise LedgerRefusedError(
                 f"log {self.paths.name}: the ledger is in the log already, from offset {appended.offset} on",
@@ -117,8 +117,10 @@ class AppendLedger:
 
 
 def registered_steps(paths: LogPaths, ledger_id: int) -> Steps[str | None]:
-    """The znode that registers the ledger with the log, or None. A ledger that exists comes to be registered no more:
-    that is done as it is made. Raises MetadataUnavailableError."""
+    """Return the path of the ledger's registration with this log, or None. Raises MetadataUnavailableError.
+
+    An existing ledger never gets a registration later: ledgers are registered when they are created.
+    """
     yield from sync_steps(paths)
     candidates: list[str] = []
     for app in (yield from children_steps(paths, paths.ledgers)):

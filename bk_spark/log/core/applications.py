@@ -1,11 +1,11 @@
-"""Rules of applications: which run may commit, which batch is next, which entries it may name. No I/O.
+"""Rules for applications: which run may commit, which batch is next, which entries a batch may name. No I/O.
 
-An application's znode holds the last committed entry of each ledger in use. Of those it keeps a bounded
-number; for the ledgers that were longest without a commit the entry moves into their registrations. So a
-range is checked against one or the other, and an entry can never be listed twice, however old its ledger.
+An application's znode holds the last committed entry of each ledger in use, for a limited number of ledgers. For the
+ledgers that have gone longest without a commit, that entry moves into their registrations. So every range is checked
+against one or the other. An entry can never be listed twice, however old its ledger is.
 
-Whoever changes a registration writes the znode of its run in the same transaction. So one check of that znode covers
-what was read of all its registrations.
+Every transaction that changes a registration also writes the znode of its run. So checking that one znode covers all
+registrations that were read.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from bk_spark.log.formats.znodes import (
 from bk_spark.protocol.errors import BatchRefusedError, LedgerRefusedError, RunRetiredError
 from bk_spark.protocol.metadata.znodes import SetOp, TransactionOp
 
-#: Ledgers in use that an application keeps, beyond those of its last batch.
+#: Ledgers in use that an application keeps, in addition to those of its last batch.
 IN_USE_KEPT: Final = 256
-# Part of a transaction, which must stay below 1 MiB.
+# For the part of a transaction that moves ledgers. The whole transaction must stay below 1 MiB.
 _MAX_MOVE_BYTES: Final = 128 * 1024
 _OPERATION_BYTES: Final = 64
 
@@ -48,8 +48,8 @@ def check_run(application: Application | None, run: str, log_name: str) -> None:
 
 
 def is_done(application: Application | None, request: CommitRequest, log_name: str) -> bool:
-    """Step 2: whether this batch, or a later one, is in the log. Raises BatchRefusedError where another
-    query put it there, or where the query's checkpoint was set back."""
+    """Step 2: whether this batch or a later one is in the log. Raises BatchRefusedError if another query committed it,
+    or if the query's checkpoint was set back."""
     if application is None:
         return False
     if application.query_id == request.query_id:
@@ -65,8 +65,11 @@ def is_done(application: Application | None, request: CommitRequest, log_name: s
 
 
 def _check_not_set_back(application: Application, request: CommitRequest, log_name: str) -> None:
-    """Spark repeats the batch that it last began, as it was planned, and no earlier one. What comes again from before
-    that was planned anew, perhaps with other rows: to take it for done could lose rows."""
+    """Refuse a batch from before the query's last batch.
+
+    Spark repeats only the last batch that it began, exactly as planned. An earlier batch that
+    comes again was planned anew, perhaps with other rows. Treating it as done could lose rows.
+    """
     last, offered = application.query_batch_id, request.query_batch_id
     if last is not None and offered is not None and offered < last:
         raise BatchRefusedError(
@@ -79,8 +82,7 @@ def _check_not_set_back(application: Application, request: CommitRequest, log_na
 
 
 def told_of_repetition(application: Application, request: CommitRequest, log_name: str) -> str:
-    """What a person should know of a batch that counts as done: rows that are not in the log, perhaps. Mostly nothing,
-    an empty text."""
+    """Return a warning about a batch that counts as done: some of its rows may not be in the log. Usually empty."""
     batch = f"log {log_name}: batch {request.batch_id} of application {request.app!r}"
     if application.batch_id > request.batch_id:
         if not request.rows:
@@ -99,7 +101,7 @@ def told_of_repetition(application: Application, request: CommitRequest, log_nam
 
 @dataclass(frozen=True, slots=True)
 class CheckedLedgers:
-    """Ledgers in use after the commit, and what it costs in their registrations."""
+    """Ledgers in use after the commit, and the operations on their registrations."""
 
     in_use: Mapping[int, int]
     operations: tuple[TransactionOp, ...]
@@ -108,7 +110,7 @@ class CheckedLedgers:
 def check_ledgers(
     readings: Readings, paths: LogPaths, application: Application | None, request: CommitRequest
 ) -> CheckedLedgers:
-    """Step 3: every ledger is registered and not condemned, every range starts after what is committed.
+    """Step 3: every ledger is registered and not condemned, and every range starts after the committed entries.
 
     Raises LedgerRefusedError.
     """
@@ -139,7 +141,7 @@ def check_ledgers(
         last_entries[part.ledger_id] = part.last_entry
 
     if request.anonymous:
-        # Its only batch is this one: nothing will be asked about its ledgers again.
+        # This is its only batch. Its ledgers will not be checked again.
         return CheckedLedgers({}, ())
     after = {ledger_id: last for ledger_id, last in in_use.items() if ledger_id not in named}
     operations = _move(readings, {path_of(ledger_id): after.pop(ledger_id) for ledger_id in moved})
@@ -149,7 +151,7 @@ def check_ledgers(
 def advance(
     application: Application | None, request: CommitRequest, in_use: Mapping[int, int], time_ms: int, offsets: range
 ) -> Application:
-    """The application after the commit of ``request`` at ``offsets``; an earlier run is retired."""
+    """Return the application after the commit of ``request`` at ``offsets``. An earlier run is retired."""
     retired: tuple[str, ...] = ()
     if application is not None:
         retired = application.retired_runs
@@ -172,10 +174,10 @@ def advance(
 
 
 def _last_committed(readings: Readings, new: Mapping[int, str], request: CommitRequest) -> dict[int, int]:
-    """The last committed entry of each ledger, from its registration at this path."""
+    """Return the last committed entry of each ledger, from its registration at the given path."""
     where = f"of application {request.app!r}, run {request.run}"
     found: dict[int, int] = {}
-    #: Most are alike.
+    #: Decoded registrations by their bytes, because most are alike.
     known: dict[bytes, int] = {}
     for ledger_id, path in new.items():
         znode = readings.get(path)
@@ -199,7 +201,7 @@ def _last_committed(readings: Readings, new: Mapping[int, str], request: CommitR
 
 
 def _to_move(in_use: Mapping[int, int], named: Mapping[int, None], path_bytes: int) -> list[int]:
-    """Ledgers to leave the application's znode: the longest without a commit, a bounded number at once."""
+    """Return the ledgers that leave the application's znode: those longest without a commit, up to a limit."""
     others = [ledger_id for ledger_id in in_use if ledger_id not in named]
     surplus = len(others) - IN_USE_KEPT
     return list(islice(others, max(0, min(surplus, _MAX_MOVE_BYTES // (path_bytes + 20 + _OPERATION_BYTES)))))
@@ -209,7 +211,7 @@ def _move(readings: Readings, last_entries: Mapping[str, int]) -> tuple[Transact
     operations = []
     for path, last_entry in last_entries.items():
         znode = readings.get(path)
-        # A ledger in use is neither condemned nor deleted; should it be gone, there is nothing to remember.
+        # A ledger in use is neither condemned nor deleted. If it is gone anyway, there is nothing to remember.
         if znode is not None:
             registration = replace(decode_registration(znode.data, path), last_committed_entry=last_entry)
             operations.append(SetOp(path, encode_registration(registration), znode.version))

@@ -1,21 +1,21 @@
-"""How a log is changed: one transaction on what was read, whatever others do and whichever replies get lost.
+"""Changes a log with one transaction based on what was read, despite concurrent changes and lost replies.
 
-:func:`change_steps` drives a :class:`Change`, which decides and does nothing else. After a transaction whose outcome
-is unknown nothing is sent again: the machine syncs, reads and decides anew, and finds either its own work done
-or a state on which a new transaction can be built.
+:func:`change_steps` drives a :class:`Change`, which only decides. After a transaction with an unknown outcome, nothing
+is sent again. Instead the machine syncs, reads and decides again. It then finds either its own work done, or a state
+from which it can build a new transaction.
 
-**A change of any size gets through beside others.** What it reads may be much: a commit of 5,000 ledgers reads 5,000
+**A change of any size succeeds under contention.** A change may read much: a commit of 5,000 ledgers reads 5,000
 registrations. Two rules keep it from starving.
 
-* Another attempt reads again only what may have changed. Where the decision says that one znode covers others
-  (:class:`bk_spark.log.core.plan.Need`), these are read once. They stay known as long as that znode is what it was:
-  the same version of the same znode, for one that was made again begins with version 0 once more.
-* After two conflicts a change waits for the log's lock. Whoever is about to write the head and finds others there waits
-  behind them. So only changes that were under way when the lock was taken can still conflict with its holder. The lock
-  is advice: whoever cannot have it within its bounds goes on without it, and versions keep the list right.
+* A new attempt reads again only what may have changed. If the decision says that one znode covers others
+  (:class:`bk_spark.log.core.plan.Need`), the others are read once. They stay valid while the covering znode is
+  unchanged: same znode, same version. A znode that was created again starts with version 0.
+* After two conflicts, a change waits for the log's lock. A change that is about to write the head and finds a queue
+  waits in it. So only changes that were under way when the lock was taken can conflict with its holder. The lock is
+  advisory: a change that cannot get it in time continues without it, and versions keep the list correct.
 
-A change is tried again for MAX_CONFLICTS_MS. That others change the log must show in what is read: refusals of the same
-state are not theirs, and end after MAX_UNCHANGED.
+A change is retried for MAX_CONFLICTS_MS. Changes by others must be visible in what is read. If the same state is
+refused repeatedly, others are not the cause, and the change ends after MAX_UNCHANGED refusals.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ from bk_spark.protocol.errors import (
 )
 from bk_spark.protocol.metadata.znodes import SetOp, TransactionOp, Znode
 
-#: From the first conflict, and so many conflicts at least: a process may have been stopped for as long. Who holds the
-#: lock gets through in a moment; this ends what has no end.
+#: Time from the first conflict and minimum number of conflicts, because a process may be suspended for that long. The
+#: lock's holder usually succeeds at once; these limits end endless retries.
 MAX_CONFLICTS_MS: Final = 120_000
 MIN_CONFLICTS: Final = 20
-#: Refusals in a row though nothing that was read had changed.
+#: Consecutive refusals with no change in what was read.
 MAX_UNCHANGED: Final = 20
 CONFLICTS_BEFORE_LOCK: Final = 2
-#: In a row, each after the session's own timeout for one call.
+#: Consecutive failures, each after the session's own timeout for one call.
 MAX_UNAVAILABLE: Final = 5
 CONFLICT_PAUSE_MS: Final = 20
 UNAVAILABLE_PAUSE_MS: Final = 250
@@ -81,9 +81,9 @@ _T = TypeVar("_T")
 
 
 class Change(Protocol[_T]):
-    """One change of one log, with a ``_T`` as its result."""
+    """One change of one log, with a result of type ``_T``."""
 
-    #: The log, as its znodes are found.
+    #: The paths of the log's znodes.
     paths: LogPaths
 
     @property
@@ -94,21 +94,21 @@ class Change(Protocol[_T]):
     @property
     @abstractmethod
     def again(self) -> str:
-        """For error texts: what to do where the outcome stays unknown: ``commit the same batch again, …``."""
+        """For error texts: what to do if the outcome stays unknown: ``commit the same batch again, …``."""
 
     @abstractmethod
     def decide(self, readings: Readings, now_ms: int, maybe: _T | None) -> AlreadyDone[_T] | Plan[_T]:
-        """What to do, given what is known. ``maybe`` is the result of a transaction sent before, of which the
-        outcome is unknown.
+        """Decide what to do with what is known. ``maybe`` is the result of an earlier transaction whose outcome is
+        unknown.
 
-        Raises MissingError, NotClosedError, StaleError to go on; every other error refuses the change.
+        Raises MissingError, NotClosedError, StaleError to continue. Any other error refuses the change.
         """
 
 
 def step_of(
     change: Change[_T], readings: Readings, now_ms: int, maybe: _T | None = None
 ) -> Need | NeedClosed | AlreadyDone[_T] | Stale | Plan[_T]:
-    """One decision. Raises what refuses the change."""
+    """Return one decision. Raises the error that refuses the change."""
     try:
         return change.decide(readings, now_ms, maybe)
     except MissingError as missing:
@@ -120,11 +120,11 @@ def step_of(
 
 
 def change_steps(change: Change[_T], now_ms: Callable[[], int]) -> Steps[_T]:
-    """Carry out ``change``; ``now_ms`` gives the cluster's time, or a little less (after a ``Sync``).
+    """Make ``change``. ``now_ms`` returns the cluster's time, or slightly less (after a ``Sync``).
 
-    Raises what :meth:`Change.decide` raises; the ledger client's error where a ledger cannot be closed;
-    MetadataConflictError after conflicts for too long; MetadataUnavailableError where ZooKeeper stays away;
-    OutcomeUnknownError where it went away for good after a transaction was sent.
+    Raises the errors of :meth:`Change.decide`, the ledger client's error if a ledger cannot be closed,
+    MetadataConflictError after too many conflicts, MetadataUnavailableError if ZooKeeper stays unavailable, and
+    OutcomeUnknownError if ZooKeeper became unavailable after a transaction was sent.
     """
     attempts = _Attempts(change, now_ms)
     try:
@@ -140,7 +140,7 @@ def change_steps(change: Change[_T], now_ms: Callable[[], int]) -> Steps[_T]:
 
 @dataclass(slots=True)
 class _Kept:
-    """What is known under a znode that covers it, and that znode as it was read before."""
+    """Znodes that one znode covers, and the covering znode as it was read before them."""
 
     by: Znode
     znodes: dict[str, Znode]
@@ -151,16 +151,16 @@ class _Attempts(Generic[_T]):
     change: Change[_T]
     now_ms: Callable[[], int]
     asked_for_lock: bool = False
-    #: The result of a transaction whose outcome is unknown.
+    #: The result of a transaction with an unknown outcome.
     maybe: _T | None = None
-    #: The end of a closed ledger never changes: it stays known over all attempts.
+    #: The end of a closed ledger never changes, so it is kept over all attempts.
     ends: dict[int, Closed] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)
-    #: By the path of the znode that covers them.
+    #: Keyed by the path of the covering znode.
     kept: dict[str, _Kept] = field(default_factory=dict)
-    #: What the last attempt read, but for what is covered, in the order in which it was asked for.
+    #: What the last attempt read, except covered znodes, in request order.
     last_read: dict[str, Znode | None] = field(default_factory=dict)
-    #: Others hold the log's lock or wait for it, as the last attempt saw it.
+    #: Whether others held or waited for the log's lock in the last attempt.
     others_first: bool = False
 
     def until_done(self) -> Steps[_T]:
@@ -215,7 +215,7 @@ class _Attempts(Generic[_T]):
                 yield Pause(CONFLICT_PAUSE_MS)
 
     def decide(self) -> Steps[AlreadyDone[_T] | Plan[_T] | Stale | Unavailable]:
-        """One attempt, up to where there is something to send."""
+        """Make one attempt, until there is something to send."""
         event = yield Sync(self.change.paths.head)
         if isinstance(event, Unavailable):
             return event
@@ -245,7 +245,7 @@ class _Attempts(Generic[_T]):
         if isinstance(event, Failed):
             if not isinstance(event.error, NoSuchLedgerError) or ledger_id in self.missing:
                 raise event.error
-            # What referred to it may have been changed since it was read, or the whole log deleted.
+            # The znode that referred to it may have changed since, or the whole log may be deleted.
             self.missing.add(ledger_id)
             return Stale(str(event.error))
         assert isinstance(event, Closed), event
@@ -253,7 +253,7 @@ class _Attempts(Generic[_T]):
         return None
 
     def _read(self, paths: Iterable[str], znodes: dict[str, Znode | None]) -> Steps[Event]:
-        """The first reading of an attempt reads all at once that the last one needed, in the same order."""
+        """Read znodes. The first read of an attempt fetches all that the last attempt needed, in the same order."""
         lock = self.change.paths.lock
         names = tuple(paths)
         if not znodes:
@@ -270,7 +270,7 @@ class _Attempts(Generic[_T]):
         return event
 
     def _read_covered(self, need: Need, by: Znode, znodes: dict[str, Znode | None]) -> Steps[Event]:
-        """As far as these are not known since an earlier attempt."""
+        """Read the covered znodes that are not known from an earlier attempt."""
         assert need.covered_by is not None
         kept = self.kept.get(need.covered_by)
         if kept is None or not still_covers(kept.by, by):
@@ -283,7 +283,7 @@ class _Attempts(Generic[_T]):
         event = yield Read(rest)
         if isinstance(event, Found):
             znodes.update(event.znodes)
-            # What is not there may be made at any time, without a word.
+            # A missing znode may be created at any time without a change of the covering one.
             kept.znodes.update((path, znode) for path, znode in event.znodes.items() if znode is not None)
         return event
 
@@ -306,12 +306,12 @@ class _Attempts(Generic[_T]):
 
 
 def still_covers(then: Znode, now: Znode) -> bool:
-    """Whether a znode was not written, nor made again, between two readings."""
+    """Whether the znode was neither written nor created again between the two reads."""
     return (then.created_zxid, then.version) == (now.created_zxid, now.version)
 
 
 def _same(before: Mapping[str, Znode | None], after: Mapping[str, Znode | None]) -> bool:
-    """Whether two attempts read the same."""
+    """Whether two attempts read the same state."""
     return before.keys() == after.keys() and all(
         (one := before[path]) is other or (one is not None and other is not None and still_covers(one, other))
         for path, other in after.items()
@@ -326,7 +326,7 @@ def _send(preparations: tuple[tuple[TransactionOp, ...], ...]) -> Steps[Event]:
     for operations in preparations:
         event = yield Transact(operations)
         if isinstance(event, OutcomeUnknown):
-            # Pages that nothing refers to: whether they were written changes nothing in the log.
+            # These pages are unreferenced. Whether they were written changes nothing in the log.
             return Unavailable(event.reason)
         if not isinstance(event, Done):
             return event

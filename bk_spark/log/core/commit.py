@@ -1,20 +1,20 @@
 """The transactional commit of one batch, decided from what was read. No I/O.
 
-The steps, in this order (the last is the caller's, after the transaction took effect):
+The steps, in this order (the caller does the last one, after the transaction took effect):
 
-1. The run is retired: refused, naming the run that took over.
-2. The application's last committed batch is this one or a later one: done already, if by the same query, and if
-   that query is not further on than the one batch which Spark may repeat.
-3. Every ledger named is registered and not condemned; every range starts after what is committed of it.
-   An open tail is sealed first where its log writer is gone or ``fence_tail`` is set, else the commit is refused.
-4. One transaction: segments in partition order, application, ``next_offset``; an earlier run is retired.
+1. If the run is retired, refuse the batch and name the run that took over.
+2. If the application's last committed batch is this one or a later one, the batch is done. This holds only if the same
+   query committed it, and that query is not past the one batch that Spark may repeat.
+3. Every named ledger must be registered and not condemned. Every range must start after the committed entries.
+   An open tail is sealed first if its log writer is gone or ``fence_tail`` is set; otherwise the commit is refused.
+4. One transaction writes segments in partition order, the application and ``next_offset``; an earlier run is retired.
 5. Ledgers of retired runs are recovered.
 
-Every transaction checks the versions of all that was read for it, and that the log is still the same log.
+Every transaction checks the versions of everything read for it, and that the log was not replaced.
 
-The order of reading matters in one place: the znode of the run before registrations of its ledgers. Whoever
-changes a registration writes the run's znode in the same transaction, so one check of the run's version covers
-all its registrations, however many ledgers the commit names; and they are read once, however often others are faster.
+Read order matters in one place: the run's znode is read before the registrations of its ledgers. Every transaction that
+changes a registration also writes the run's znode. So one check of the run's version covers all its registrations,
+however many ledgers the commit names. They are read once, no matter how often other changes win.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _REMEDY: Final = ", or commit with fenceTail=true, which ends that writer"
 
 
 class BatchCommit:
-    """The change that appends the batch of ``request``, once."""
+    """The change that appends the batch of ``request`` once."""
 
     def __init__(self, paths: LogPaths, request: CommitRequest) -> None:
         self.paths = paths
@@ -58,7 +58,7 @@ class BatchCommit:
         self, readings: Readings, now_ms: int, maybe: CommitResult | None
     ) -> AlreadyDone[CommitResult] | Plan[CommitResult]:
         """Raises NoSuchLogError, LogReplacedError, RunRetiredError, BatchRefusedError, LedgerRefusedError,
-        LogTailOpenError; MetadataFormatError where a znode cannot be understood."""
+        LogTailOpenError, and MetadataFormatError if a znode cannot be decoded."""
         return _decide(readings, self.paths, self._request, self._segments, now_ms, maybe)
 
 
@@ -92,7 +92,7 @@ def _decide(
     elif run is not None and ranges:
         run_operations = (CheckOp(run_path, run.version),)
 
-    # Last, since it may fence a ledger: the batch is not refused any more but by a conflict.
+    # Last, because it may fence a ledger: from here on only a conflict can refuse the batch.
     time_ms = max(now_ms, read.head.last_commit_time_ms)
     start = read.head.next_offset
     tail_operations: tuple[TransactionOp, ...] = ()
@@ -134,7 +134,7 @@ def _already_done(
         warning=warning,
     )
     if maybe is not None and application.run == request.run:
-        # The transaction whose outcome was unknown took effect.
+        # The transaction with the unknown outcome took effect.
         return replace(done, status=CommitStatus.COMMITTED, retired_runs=maybe.retired_runs)
     return done
 
@@ -150,7 +150,7 @@ def _encode(application: Application, paths: LogPaths) -> bytes:
 
 
 def _segments(ranges: Iterable[LedgerRange]) -> Iterable[Segment]:
-    """From offset 0 on; where they will be and when is not known before the log is read."""
+    """Return the segments starting at offset 0. Their offsets and time are unknown before the log is read."""
     offset = 0
     for part in ranges:
         yield Segment(part.ledger_id, part.first_entry, part.last_entry, offset, part.rows, part.size_bytes, 0)

@@ -1,23 +1,23 @@
-"""Following a log as it grows: what is read next, and when to wait. No I/O, no clock.
+"""Follows a log as it grows: what to read next, and when to wait. No I/O, no clock.
 
-What is sealed is read from the list. After it there may be an open tail, the ledger that a log writer writes. It is
-read as its entries are confirmed, until it is closed. What was confirmed stays in the log whoever seals the tail, so
-its offsets are final. Then the list is looked at again.
+Sealed entries are read from the list. After them there may be an open tail, the ledger that a log writer is writing. It
+is read as its entries are confirmed, until it is closed. Confirmed entries stay in the log no matter who seals the
+tail, so their offsets are final. Then the list is read again.
 
 ============ ====================================================== =================================
 action       meaning                                                events
 ============ ====================================================== =================================
-Arm          from now on tell of changes of the head                Armed
-TakeList     sync, and take the list as it is now                   ListTaken
+Arm          report changes of the head from now on                 Armed
+TakeList     sync, and take the current list                        ListTaken
 ReadSealed   begin to read sealed entries of the list taken         Delivered, Ended
 LookAtTail   read the tail page of the list taken again             TailSeen
 FollowTail   begin to read the tail's entries as they are confirmed Delivered, Ended
-More         go on reading                                          Delivered, Ended
+More         continue reading                                       Delivered, Ended
 AwaitChange  wait until the head changes, or until a time           Changed, TimeIsUp
 ============ ====================================================== =================================
 
-Whoever performs ReadSealed, FollowTail and More hands each block over before it answers ``Delivered``. Times are those
-of a clock that only goes forward. What reading raises goes to the machine.
+The performer of ReadSealed, FollowTail and More hands each block over before it answers ``Delivered``. Times are from a
+monotonic clock. Read errors are passed to the machine.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class LookAtTail:
 
 @dataclass(frozen=True, slots=True)
 class FollowTail:
-    """Entries of the open ``tail`` from ``first_entry`` on, until its ledger is closed or nothing has come until
-    ``until_ms`` (None: for ever)."""
+    """Entries of the open ``tail`` from ``first_entry`` on. Ends when its ledger is closed, or nothing new has arrived
+    by ``until_ms`` (None: no limit)."""
 
     tail: Segment
     first_entry: int
@@ -88,8 +88,8 @@ class ListTaken:
 
 @dataclass(frozen=True, slots=True)
 class TailSeen:
-    """The open ``tail`` that begins where the list taken ends, if there is one. ``is_outdated``: the list has grown
-    since it was taken."""
+    """The open ``tail`` that begins where the list taken ends, or None. ``is_outdated``: the list has grown since it
+    was taken."""
 
     tail: Segment | None
     is_outdated: bool
@@ -97,7 +97,7 @@ class TailSeen:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A block was handed over, which ends at ``end_offset``; its receiver was done with it at ``now_ms``."""
+    """A block that ends at ``end_offset`` was handed over. Its receiver was done with it at ``now_ms``."""
 
     end_offset: int
     now_ms: float
@@ -124,10 +124,10 @@ _Steps: TypeAlias = Generator[FollowAction, FollowEvent, None]
 
 
 class Follow:
-    """The steps of following a log from offset ``start`` on.
+    """The steps of following a log, starting at offset ``start``.
 
-    They end when nothing new has come for ``max_wait_ms`` (None: never), and raise LogRangeGoneError where ``start`` is
-    beyond the log's end, and what reading raises. ``offset`` is where to go on after that.
+    They end when nothing new has arrived for ``max_wait_ms`` (None: never). They raise the errors of reading,
+    and LogRangeGoneError if ``start`` is beyond the log's end. ``offset`` is where to resume after that.
     """
 
     def __init__(self, log_name: str, start: int, max_wait_ms: float | None) -> None:
@@ -135,15 +135,15 @@ class Follow:
         self._log_name = log_name
         self._max_wait_ms = max_wait_ms
         self._until_ms: float | None = None
-        #: The tail whose ledger was gone when it was to be read.
+        #: The tail whose ledger was already deleted when it should have been read.
         self._gone = -1
-        #: The end of a list that was outdated when its tail was looked at.
+        #: The end of a list that was outdated when its tail was read.
         self._outdated_end = -1
 
     def steps(self) -> _Steps:
         started = False
         while True:
-            # Before the list is taken: what changes after it is told.
+            # Arm before taking the list, so that later changes are noticed.
             armed = yield Arm()
             assert isinstance(armed, Armed), armed
             if not started:
@@ -165,22 +165,22 @@ class Follow:
                 return
 
     def _follow_tail(self, tail: Segment) -> Generator[FollowAction, FollowEvent, bool]:
-        """Whether the list is to be looked at at once."""
+        """Follow the tail. Returns whether to take the list again at once."""
         try:
             yield from self._read(FollowTail(tail, _entry_at(tail, self.offset), self._until_ms))
         except NoSuchLedgerError:
             if tail.ledger_id == self._gone:
                 raise
-            # It was sealed, truncated and deleted: the list tells.
+            # The tail was sealed, truncated and deleted. The list will show it.
             self._gone = tail.ledger_id
             return True
         except NoSuchEntryError:
-            # It ended before this offset. When it is sealed the list tells.
+            # The tail ended before this offset. Once it is sealed, the list will show it.
             pass
         return False
 
     def _check_outdated(self, taken: ListTaken, seen: TailSeen) -> None:
-        """What was read of the tail lies beyond the list taken. That is right where it was sealed just now."""
+        """Check entries read from the tail beyond the list taken. They are valid if the tail was sealed just now."""
         if not seen.is_outdated or taken.next_offset == self._outdated_end:
             raise LogRangeGoneError(
                 f"log {self._log_name}: offset {self.offset} is beyond the log's end, {taken.next_offset}"

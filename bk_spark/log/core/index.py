@@ -1,7 +1,7 @@
-"""The index of a log's pages: what index ledgers hold, and how the places of pages are found. No I/O.
+"""The index of a log's pages: the content of index ledgers, and how to find pages in them. No I/O.
 
-An index ledger holds pages as they were in their znodes, one an entry, and after them one directory: message
-``IndexDirectory``, at most 256 KiB, with a line for each page, in columns of varints:
+An index ledger holds pages exactly as they were in their znodes, one per entry. After them comes one directory: message
+``IndexDirectory``, at most 256 KiB, with one line for each page, in columns of varints:
 
 ==================== ==========================================================================
 field                meaning
@@ -12,17 +12,17 @@ base_offset_deltas   a page's base offset minus that of the page before (0 at fi
 rows, size_bytes     sums over the page's segments
 first_time_deltas_ms commit time of the page's first segment, minus the page before's (0 at first)
 run_ledger_deltas *  runs of pages in neighbouring entries of one ledger: the ledger's id, minus
-                     that of the run before (0 at first)
+                     that of the preceding run (0 at first)
 run_first_entries *  entry of the run's first page
 run_pages *          pages in the run
 previous             the directory that leads to the pages before first_page
 ==================== ==========================================================================
 
-Columns marked * do not tell of the pages in the directory's own ledger. These are entries 0 and following up to the
-directory's own, and they are the last lines.
+Columns marked * do not describe the pages in the directory's own ledger. Those pages are entries 0 up to the entry
+before the directory, and they are the last lines.
 
-The head refers to the newest directory. A directory repeats the lines of the one before as long as there are
-no more than MAX_LINES; then it begins anew and points to that one.
+The head refers to the newest directory. A directory repeats the lines of the previous one while there are at most
+MAX_LINES. Beyond that, a new directory starts afresh and points to the previous one.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import LogReplacedError, MetadataFormatError
 
 DIRECTORY_VERSION: Final = 1
-#: Lines that are written into one directory. A reader takes any number that fits into MAX_DIRECTORY_BYTES.
+#: Lines written into one directory. A reader accepts any number that fits into MAX_DIRECTORY_BYTES.
 MAX_LINES: Final = 4096
 MAX_DIRECTORY_BYTES: Final = 256 * 1024
 
-# Not known before the ledger is made, and no part of the directory.
+# Unknown until the ledger is created, and not stored in the directory.
 _OWN_LEDGER: Final = -1
 
 
 class Line(NamedTuple):
-    """What a full page leaves behind: sums over its segments, and the first one's commit time."""
+    """The index line of a full page: sums over its segments, and the first segment's commit time."""
 
     base_offset: int
     rows: int
@@ -61,10 +61,10 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageIndex:
-    """Where pages ``[first_page, end_page)`` are, in columns of int64: one value a page.
+    """Where pages ``[first_page, end_page)`` are, in int64 columns with one value per page.
 
     ``first_time_ms`` is the commit time of the page's first segment. ``previous`` leads to the pages before
-    ``first_page``, and is None where there is nothing to find.
+    ``first_page``. It is None if there are none to find.
     """
 
     first_page: int
@@ -79,7 +79,7 @@ class PageIndex:
 
     @classmethod
     def of(cls, first_page: int, end_offset: int, lines: list[Line]) -> PageIndex:
-        """Lines of full pages that are entries 0 and following of the ledger that gets the directory too."""
+        """Make an index of full pages that are entries 0, 1, … of the ledger that will also hold the directory."""
         base_offset, rows, size_bytes, first_time_ms = np.array(lines, np.int64).reshape(-1, len(Line._fields)).T
         ledger_id, entry_id = np.full(len(lines), _OWN_LEDGER, np.int64), np.arange(len(lines))
         return cls(first_page, end_offset, None, base_offset, rows, size_bytes, first_time_ms, ledger_id, entry_id)
@@ -96,19 +96,19 @@ class PageIndex:
         return self.base_offset, self.rows, self.size_bytes, self.first_time_ms, self.ledger_id, self.entry_id
 
     def place(self, page: int) -> tuple[int, int]:
-        """Ledger and entry that hold ``page``, one of these."""
+        """Return the ledger and entry of ``page``, which must be in this index."""
         line = page - self.first_page
         assert 0 <= line < len(self), f"page {page} is not in [{self.first_page}, {self.end_page})"
         return int(self.ledger_id[line]), int(self.entry_id[line])
 
     def since(self, first_page: int) -> PageIndex:
-        """Without the lines of pages before ``first_page``; and where these are all, without what leads there."""
+        """Drop the lines of pages before ``first_page``. Also drop ``previous`` unless it is still needed."""
         cut = max(0, min(first_page - self.first_page, len(self)))
         previous = None if first_page >= self.first_page else self.previous
         return PageIndex(self.first_page + cut, self.end_offset, previous, *(column[cut:] for column in self.columns))
 
     def then(self, later: PageIndex) -> PageIndex:
-        """These lines, and after them those of ``later``, which go on where these end."""
+        """Return these lines followed by those of ``later``, which starts where these end."""
         assert (later.first_page, int(later.base_offset[0])) == (self.end_page, self.end_offset), "not neighbours"
         columns = (np.concatenate(pair) for pair in zip(self.columns, later.columns, strict=True))
         return PageIndex(self.first_page, later.end_offset, self.previous, *columns)
@@ -116,8 +116,11 @@ class PageIndex:
 
 @dataclass(frozen=True, slots=True)
 class IndexWalk:
-    """All that leads to the pages of a head that are in the index: ``pages`` from its ``first_page`` on (none where
-    no such page is in the index), and the ``directories`` that were read for it, the newest first."""
+    """Everything that leads to the indexed pages of a head.
+
+    ``pages`` starts at the head's ``first_page`` and is empty if no such page is indexed. ``directories`` are those
+    read for it, newest first.
+    """
 
     pages: PageIndex
     directories: tuple[IndexPosition, ...]
@@ -134,7 +137,7 @@ def line_of(page: SegmentPage) -> Line:
 
 
 def encode_directory(log_id: str, index: PageIndex) -> bytes:
-    """The entry's content. There must be a line at least."""
+    """Encode the directory entry. There must be at least one line."""
     carried = int((index.ledger_id != _OWN_LEDGER).sum())
     ledger, entry = index.ledger_id[:carried], index.entry_id[:carried]
     starts = np.flatnonzero((np.diff(ledger, prepend=-1) != 0) | (np.diff(entry, prepend=-2) != 1))
@@ -160,8 +163,8 @@ def encode_directory(log_id: str, index: PageIndex) -> bytes:
 
 
 def decode_directory(data: bytes, paths: LogPaths, position: IndexPosition) -> PageIndex:
-    """The directory that was found at ``position``. Raises MetadataFormatError, and LogReplacedError for a directory
-    of another log."""
+    """Decode the directory found at ``position``. Raises MetadataFormatError, and LogReplacedError for a directory of
+    another log."""
     where = entry_name(paths, position.ledger_id, position.entry_id)
     message = parse(pb.IndexDirectory(), data, where, "directory of an index", DIRECTORY_VERSION, MAX_DIRECTORY_BYTES)
     if log_id_of(message.log_id, where) != paths.log_id:
@@ -198,7 +201,7 @@ def decode_directory(data: bytes, paths: LogPaths, position: IndexPosition) -> P
 
 
 def decode_indexed_page(data: bytes, paths: LogPaths, index: PageIndex, number: int) -> SegmentPage:
-    """Page ``number`` as it was found at its place. Raises MetadataFormatError, LogReplacedError."""
+    """Decode page ``number``, read from its indexed entry. Raises MetadataFormatError, LogReplacedError."""
     ledger_id, entry_id = index.place(number)
     where = entry_name(paths, ledger_id, entry_id)
     page = decode_page(data, where, log_id=paths.log_id, number=number)
@@ -213,12 +216,12 @@ def decode_indexed_page(data: bytes, paths: LogPaths, index: PageIndex, number: 
 
 
 def entry_name(paths: LogPaths, ledger_id: int, entry_id: int) -> str:
-    """Where an entry lies, for error texts."""
+    """Name an entry's location for error texts."""
     return f"entry {entry_id} of index ledger {ledger_id} of log {paths.name}"
 
 
 def directory_steps(paths: LogPaths, position: IndexPosition) -> Steps[PageIndex]:
-    """Read one directory. Raises the ledger client's error, and what :func:`decode_directory` raises."""
+    """Read one directory. Raises the ledger client's error, and the errors of :func:`decode_directory`."""
     event = yield ReadEntry(position.ledger_id, position.entry_id)
     if isinstance(event, Failed):
         raise event.error
@@ -227,10 +230,10 @@ def directory_steps(paths: LogPaths, position: IndexPosition) -> Steps[PageIndex
 
 
 def walk_steps(paths: LogPaths, head: Head) -> Steps[IndexWalk]:
-    """Read the directories that are needed to find the pages of ``head``.
+    """Read the directories needed to find the pages of ``head``.
 
-    Raises the ledger client's error where a directory cannot be read (NoSuchLedgerError where ``head`` is old and
-    what it refers to was truncated, moved on and reaped since), MetadataFormatError, LogReplacedError.
+    Raises the ledger client's error if a directory cannot be read, MetadataFormatError, LogReplacedError. It is
+    NoSuchLedgerError if ``head`` is old, and what it refers to was truncated, moved and reaped since.
     """
     none = np.empty(0, np.int64)
     position = head.index

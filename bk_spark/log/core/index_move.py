@@ -1,8 +1,8 @@
-"""Full pages move out of ZooKeeper into an index ledger, and leave one line of a directory behind.
+"""Moves full pages out of ZooKeeper into an index ledger. Each page leaves one line in a directory.
 
-A move writes a ledger of its own, registered under ``ledgers/+index/<id of the move>``: the pages as they are, and a
-directory. When the ledger is closed, one transaction lets the head refer to it and deletes the pages' znodes. A move
-that fails before leaves a registered ledger that nothing refers to: the reaper's.
+A move writes its own ledger, registered under ``ledgers/+index/<id of the move>``: the pages unchanged, and a
+directory. Once the ledger is closed, one transaction makes the head refer to it and deletes the pages' znodes. A move
+that fails earlier leaves an unreferenced registered ledger, which the reaper deletes.
 """
 
 from __future__ import annotations
@@ -26,19 +26,22 @@ from bk_spark.log.formats.znodes import Head, IndexPosition, decode_registration
 from bk_spark.protocol.errors import MetadataConflictError, MetadataFormatError
 from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, DeleteOp
 
-#: Full pages that may be in ZooKeeper before a move begins: 2 MiB.
+#: Full pages kept in ZooKeeper before a move begins: 2 MiB.
 MAX_ZNODE_PAGES: Final = 64
-#: The newest full pages stay: most readers look for these.
+#: The newest full pages stay, because most readers need these.
 KEEP_PAGES: Final = 16
-#: In one move, for its memory (16 MiB) and its transaction.
+#: Limit for one move, because of its memory (16 MiB) and its transaction.
 MAX_MOVED_PAGES: Final = 512
 _READ_PAGES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class MoveReport:
-    """``pages`` were moved into ``ledger_id``. None were, and no ledger was written, where there was nothing to do;
-    none were, though a ledger was written, where another changed the list first: that ledger is the reaper's."""
+    """``pages`` were moved into ``ledger_id``.
+
+    If there was nothing to do, no page was moved and no ledger written. If another process changed the list first, no
+    page was moved, but a ledger was written; the reaper deletes it.
+    """
 
     pages: int
     ledger_id: int | None
@@ -46,7 +49,7 @@ class MoveReport:
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """Full pages as they are in their znodes, the versions of these, and the lines they leave."""
+    """Full pages as stored in their znodes, the znode versions, and the pages' index lines."""
 
     data: tuple[bytes, ...]
     versions: tuple[int, ...]
@@ -61,12 +64,13 @@ def move_steps(
     keep_pages: int = KEEP_PAGES,
     new_id: Callable[[], str] = lambda: str(uuid4()),
 ) -> Steps[MoveReport]:
-    """Where more than ``max_znode_pages`` full pages are znodes, move all but the newest ``keep_pages`` of them, and
-    at most MAX_MOVED_PAGES. ``new_id`` names the move and must never give a name twice.
+    """Move pages if more than ``max_znode_pages`` full pages are znodes.
 
-    Raises NoSuchLogError, LogReplacedError; MetadataFormatError for a damaged list, which is left as it is; the
-    ledger client's error; MetadataUnavailableError, MetadataConflictError, OutcomeUnknownError, after which the move
-    can be done again.
+    Keeps the newest ``keep_pages`` of them and moves at most MAX_MOVED_PAGES. ``new_id`` names the move and must never return the same name twice.
+
+    Raises NoSuchLogError and LogReplacedError; MetadataFormatError for a damaged list, which is not changed; the ledger
+    client's error; MetadataUnavailableError, MetadataConflictError and OutcomeUnknownError, after which the move can be
+    retried.
     """
     assert 1 <= keep_pages <= max_znode_pages, "the tail page stays, and so does a full page at least"
     head = (yield from head_steps(paths)).head
@@ -93,11 +97,11 @@ def move_steps(
 
 
 class PublishMove:
-    """The change that makes the head refer to a move's ledger; its result is whether this move is known to be the one
-    that took the pages out of ZooKeeper.
+    """The change that makes the head refer to a move's ledger. Its result is whether this move is known to have taken
+    the pages out of ZooKeeper.
 
-    It holds only as long as the head refers to the index that the move began with, and the ledger is not condemned:
-    who condemns it writes the znode of its run, whose version is checked.
+    It requires that the head still refers to the index from which the move began, and that the ledger is not condemned.
+    Condemning a ledger writes the znode of its run, whose version is checked.
     """
 
     def __init__(
@@ -113,7 +117,7 @@ class PublishMove:
         self._run_path = run_path
         self._before = before
         self._position = position
-        #: Of the znodes of pages from ``first_page`` on.
+        #: Versions of the page znodes from ``first_page`` on.
         self._first_page = first_page
         self._versions = versions
 
@@ -143,7 +147,7 @@ class PublishMove:
             or decode_registration(registration.data, registration_path).condemned
         ):
             return AlreadyDone(False)
-        # The reaper deletes pages below the first one without asking.
+        # The reaper deletes pages below the first one independently.
         gone = max(0, head.first_page - self._first_page)
         deletes = (
             DeleteOp(paths.page(number), version)
@@ -162,7 +166,7 @@ class PublishMove:
 
 
 def _registrar(paths: LogPaths, run_path: str) -> LedgerRegistrar:
-    """The run is made with its only ledger."""
+    """Return a registrar that creates the run together with its only ledger."""
     register = registrar(paths, run_path)
     return lambda ledger_id: (CreateOp(run_path), *register(ledger_id))
 
@@ -172,7 +176,7 @@ def _what(paths: LogPaths) -> str:
 
 
 def _take(paths: LogPaths, head: Head, numbers: range) -> Steps[_Taken | None]:
-    """Pages ``numbers``, or None where others moved or dropped some meanwhile."""
+    """Read pages ``numbers``. Returns None if another process moved or dropped some of them in the meantime."""
     data: list[bytes] = []
     versions: list[int] = []
     lines: list[Line] = []
@@ -202,7 +206,7 @@ def _take(paths: LogPaths, head: Head, numbers: range) -> Steps[_Taken | None]:
 
 
 def _directory(paths: LogPaths, head: Head, moved: PageIndex) -> Steps[PageIndex]:
-    """``moved``, after the lines that are known already and still needed, or with what leads to them."""
+    """Return ``moved``, preceded by the existing lines that are still needed, or with a link to them."""
     position = head.index
     if position is None or position.end_page <= head.first_page:
         return moved

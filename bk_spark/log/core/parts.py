@@ -1,4 +1,4 @@
-"""Long sequences in parts: only so many znodes go into one reading or one transaction."""
+"""Splits long sequences into parts, because one read or transaction can hold only a limited number of znodes."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ _T = TypeVar("_T")
 
 
 def in_parts(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
-    """``items``, ``size`` of them at a time."""
+    """Yield ``items`` in parts of ``size``."""
     return (items[start : start + size] for start in range(0, len(items), size))

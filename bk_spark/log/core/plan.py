@@ -1,7 +1,7 @@
-"""Vocabulary of decisions about a log: what was read, what is still to be read, what to send.
+"""Types for decisions about a log: what was read, what to read next, what to send.
 
-A decision is a function of what is known so far. It asks for what it lacks, so that who does the reading
-(a blocking client, a simulator) need not know what a change depends on.
+A decision is a function of what is known so far. It asks for what is missing. So the reading code (a blocking client, a
+simulator) need not know what a change depends on.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CommitResult:
     retired_runs
         The runs that this commit took over from. Their ledgers must be recovered.
     warning
-        Empty, or what a person should know: the batch that counts as done may be another one.
+        Usually empty. Otherwise a warning: the batch that counts as done may be a different one.
     """
 
     status: CommitStatus
@@ -52,10 +52,10 @@ class CommitResult:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Read these znodes too, in this order, and ask again.
+    """Read these znodes too, in this order, and decide again.
 
-    With ``covered_by``, a znode that was read before them: whoever changes or deletes one of these writes that one in
-    the same transaction. So as long as it is what it was, what was read of these stays true.
+    ``covered_by`` is a znode that was read before them. Every transaction that changes or deletes one of these also
+    writes that one. So while that znode is unchanged, what was read of these stays valid.
     """
 
     paths: tuple[str, ...]
@@ -64,29 +64,29 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class NeedClosed:
-    """Fence and close this ledger, and ask again with what is known of its end."""
+    """Fence and close this ledger, and decide again with its end known."""
 
     ledger_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class AlreadyDone(Generic[_T]):
-    """What is asked for is so: nothing is sent."""
+    """The requested state already holds: nothing is sent."""
 
     result: _T
 
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """Two znodes do not fit each other: one was changed between the readings. Read all again."""
+    """Two znodes are inconsistent: one was changed between the reads. Read everything again."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[_T]):
-    """Transactions to send: ``preparations`` write pages that nothing refers to yet, ``transaction`` makes
-    the change. Whatever is refused, the rest must not be sent."""
+    """Transactions to send. ``preparations`` write pages that nothing refers to yet. ``transaction`` makes the change.
+    If one is refused, the rest must not be sent."""
 
     preparations: tuple[tuple[TransactionOp, ...], ...]
     transaction: tuple[TransactionOp, ...]
@@ -94,7 +94,7 @@ class Plan(Generic[_T]):
 
 
 class MissingError(Exception):
-    """Raised inside of a decision for znodes not read yet; ends as :class:`Need`."""
+    """Raised inside a decision for znodes that were not read yet. Becomes :class:`Need`."""
 
     def __init__(self, paths: Iterable[str], covered_by: str | None = None) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class MissingError(Exception):
 
 
 class NotClosedError(Exception):
-    """Raised inside of a decision; ends as :class:`NeedClosed`."""
+    """Raised inside a decision. Becomes :class:`NeedClosed`."""
 
     def __init__(self, ledger_id: int) -> None:
         super().__init__()
@@ -111,35 +111,35 @@ class NotClosedError(Exception):
 
 
 class StaleError(Exception):
-    """Raised inside of a decision; ends as :class:`Stale`."""
+    """Raised inside a decision. Becomes :class:`Stale`."""
 
 
 def write_over(path: str, data: bytes, read: Znode | None) -> CreateOp | SetOp:
-    """The operation that writes ``data`` in place of what was ``read`` at ``path``, be it nothing."""
+    """Return the operation that writes ``data`` over what was ``read`` at ``path``. None: nothing is there."""
     return CreateOp(path, data) if read is None else SetOp(path, data, read.version)
 
 
 class Readings:
-    """What is known so far: path -> znode (None where there is none), and ends of ledgers that were recovered
-    for this decision."""
+    """What is known so far: path -> znode (None if there is none), and the ends of ledgers recovered for this
+    decision."""
 
     def __init__(self, znodes: Mapping[str, Znode | None], ends: Mapping[int, Closed] | None = None) -> None:
         self._znodes = znodes
         self._ends = ends or {}
         self._covered: set[str] = set()
-        #: What was asked for, in this order, but for what another znode covers.
+        #: The paths that were requested, in order, except those covered by another znode.
         self.used: dict[str, None] = {}
 
     def require(self, *paths: str) -> None:
-        """Ask for all of ``paths`` at once, as far as they are not read."""
+        """Request all ``paths`` at once, except those read already."""
         self.used.update(dict.fromkeys(paths))
         missing = [path for path in dict.fromkeys(paths) if path not in self._znodes]
         if missing:
             raise MissingError(missing)
 
     def require_covered(self, by: str, *paths: str) -> None:
-        """The same for znodes that nobody changes or deletes without writing ``by``, see :class:`Need`. The decision
-        must hold its transaction to the version of ``by``."""
+        """Like :meth:`require`, for znodes that are never changed or deleted without writing ``by``, see :class:`Need`.
+        The decision's transaction must check the version of ``by``."""
         self.require(by)
         self._covered.update(paths)
         missing = [path for path in dict.fromkeys(paths) if path not in self._znodes]
@@ -152,7 +152,7 @@ class Readings:
         return self._znodes[path]
 
     def closed(self, ledger_id: int) -> Closed:
-        """Where the ledger ends, now that nobody can write to it."""
+        """Return where the ledger ends, now that nobody can write to it."""
         if ledger_id not in self._ends:
             raise NotClosedError(ledger_id)
         return self._ends[ledger_id]

@@ -1,7 +1,7 @@
-"""Readings for machines: what ZooKeeper could not answer is asked again, after a new ``Sync``.
+"""Reads for machines. If ZooKeeper could not answer, they sync and read again.
 
-Each reading is at least as new as the ``Sync`` before it. Two of them need not fit each other: what depends on
-several znodes at once is decided by a :class:`bk_spark.log.core.changes.Change`, whose transaction checks their
+Each read is at least as new as the ``Sync`` before it. Two reads need not be consistent with each other. A decision
+that depends on several znodes is made by a :class:`bk_spark.log.core.changes.Change`, whose transaction checks their
 versions.
 """
 
@@ -39,26 +39,26 @@ from bk_spark.log.formats.names import LogPaths
 from bk_spark.protocol.errors import MetadataConflictError, MetadataUnavailableError
 from bk_spark.protocol.metadata.znodes import Znode
 
-#: Of what a change would come to now, where they do not fit each other.
+#: Attempts to read a consistent state for a dry run.
 _MAX_READINGS: Final = 20
 
 _T = TypeVar("_T")
 
 
 def sync_steps(paths: LogPaths) -> Steps[None]:
-    """Raises MetadataUnavailableError, as all of these do, where ZooKeeper stays away."""
+    """Sync. Like all functions here, raises MetadataUnavailableError if ZooKeeper stays unavailable."""
     yield from _until_answered(paths, Sync(paths.head))
 
 
 def head_steps(paths: LogPaths) -> Steps[ReadHead]:
-    """The present head. Raises NoSuchLogError, LogReplacedError, MetadataFormatError too."""
+    """Read the current head. Also raises NoSuchLogError, LogReplacedError, MetadataFormatError."""
     yield from sync_steps(paths)
     znodes = yield from read_steps(paths, (paths.head,))
     return head_of(znodes[paths.head], paths)
 
 
 def read_steps(paths: LogPaths, names: tuple[str, ...]) -> Steps[Mapping[str, Znode | None]]:
-    """The znodes ``names``."""
+    """Read the znodes ``names``."""
     if not names:
         return {}
     event = yield from _until_answered(paths, Read(names))
@@ -67,19 +67,19 @@ def read_steps(paths: LogPaths, names: tuple[str, ...]) -> Steps[Mapping[str, Zn
 
 
 def children_steps(paths: LogPaths, path: str) -> Steps[tuple[str, ...]]:
-    """Names of the children of ``path``; none where there is no such znode."""
+    """List the names of the children of ``path``. Empty if there is no such znode."""
     event = yield from _until_answered(paths, ListChildren(path))
     assert isinstance(event, Listed), event
     return event.names or ()
 
 
 def measure_clock_steps(paths: LogPaths) -> Steps[None]:
-    """The difference between this machine's clock and the cluster's is known as it is now."""
+    """Measure the current difference between this machine's clock and the cluster's."""
     yield from _until_answered(paths, MeasureClock())
 
 
 def ask_steps(question: Callable[[SegmentList], _T]) -> Steps[_T]:
-    """The answer of the list of segments as it is now. Raises what the question and reading the list raise."""
+    """Ask the current segment list a question. Raises the errors of the question and of reading the list."""
     event = yield AskList(question)
     assert isinstance(event, Answered), event
     answer: _T = event.answer
@@ -101,8 +101,8 @@ def _until_answered(paths: LogPaths, action: Sync | Read | ListChildren | Measur
 
 
 def decision_steps(change: Change[_T], now_ms: Callable[[], int]) -> Steps[_T]:
-    """What ``change`` would come to now; nothing is sent. Raises what it raises, and MetadataConflictError where
-    readings do not fit each other."""
+    """Return what ``change`` would result in now, without sending anything. Raises its errors, and
+    MetadataConflictError if no consistent state could be read."""
     for _ in range(_MAX_READINGS):
         yield from sync_steps(change.paths)
         znodes: dict[str, Znode | None] = {}

@@ -1,4 +1,4 @@
-"""Registering ledgers with a log: the operations, and the znodes that must be there before."""
+"""Registers ledgers with a log: the operations, and the znodes that must exist first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, TransactionOp
 
 
 def registrar(paths: LogPaths, run_path: str) -> LedgerRegistrar:
-    """Operations that register a ledger under ``run_path``, which exists."""
+    """Return the operations that register a ledger under ``run_path``, which must exist."""
     data = encode_registration(Registration())
 
     def operations(ledger_id: int) -> tuple[TransactionOp, ...]:
@@ -21,7 +21,7 @@ def registrar(paths: LogPaths, run_path: str) -> LedgerRegistrar:
 
 
 class MakeZnodes:
-    """The change after which the znodes ``names`` are there; those that were not are empty."""
+    """The change that creates those of the znodes ``names`` that are missing, as empty znodes."""
 
     def __init__(self, paths: LogPaths, *names: str) -> None:
         self.paths = paths

@@ -1,4 +1,4 @@
-"""When a writer goes on to its next ledger: the one policy of log writers and of Spark's tasks. No I/O, no clock."""
+"""When a writer rolls to its next ledger. One policy for log writers and Spark tasks. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import InvalidArgumentError
 
-#: Far below what a segment can hold.
+#: Far below the capacity of a segment.
 _MAX_BYTES: Final = 1 << 40
 _MAX_ENTRIES: Final = 1 << 36
 _MAX_AGE_MS: Final = 100 * 365 * 86_400_000
@@ -18,7 +18,7 @@ _MAX_AGE_MS: Final = 100 * 365 * 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class RollLimits:
-    """A ledger that has reached one of them is closed, and the next one begun."""
+    """When a ledger reaches one of these limits, it is closed and the next one begins."""
 
     size_bytes: int
     age_ms: int
@@ -33,16 +33,18 @@ class RollLimits:
             raise InvalidArgumentError(f"roll_entries must be 1 to {_MAX_ENTRIES}, or None, not {self.entries}")
 
     def is_full(self, size_bytes: int, entries: int) -> bool:
-        """Whether a ledger that holds so much takes no more."""
+        """Whether a ledger of this size accepts no more entries."""
         return size_bytes >= self.size_bytes or (self.entries is not None and entries >= self.entries)
 
     def is_due(self, size_bytes: int, entries: int, age_ms: float) -> bool:
-        """Whether another ledger is to take over from one that holds so much and is so old."""
+        """Whether a ledger of this size and age is due to be replaced."""
         return age_ms >= self.age_ms or self.is_full(size_bytes, entries)
 
     def part_end(self, offsets: Int64s, first: int, size_bytes: int, entries: int) -> int:
-        """How many of the payloads between ``offsets`` go into a ledger that holds so much, ``first`` of them being
-        sent: all, where it is full already."""
+        """Return the end index of the payloads, starting at ``first``, that go into a ledger of this size.
+
+        All of them if the ledger is full already. ``offsets`` are those of the payloads.
+        """
         end = len(offsets) - 1
         if self.is_full(size_bytes, entries):
             return end

@@ -1,37 +1,37 @@
 """Machines of logs: their actions and events, and :class:`LogMachine`, which runs them.
 
-The steps of a machine are a generator. It yields one action after another and is sent an event for each:
+The steps of a machine are a generator. It yields actions and receives one event for each:
 
 ============== ============================================== ==============================================
 action         meaning                                        events
 ============== ============================================== ==============================================
-Sync           bring up to date: the server, and the clock    Done, Unavailable
+Sync           bring the server and the clock up to date      Done, Unavailable
 Read           read znodes, one after another                 Found, Unavailable
 ListChildren   names of a znode's children                    Listed, Unavailable
 Transact       send one transaction                           Done, Conflict, OutcomeUnknown
-TakeLock       wait for the log's advisory lock               Done (also where it could not be had)
-ReleaseLock    let go of it, or of the place in its queue     Done
+TakeLock       wait for the log's advisory lock               Done (even if it was not acquired)
+ReleaseLock    release it, or leave its queue                 Done
 MeasureClock   compare this machine's clock and the cluster's Done, Unavailable
-AskList        ask the list of segments as it is now          Answered
-ReadTimer      look at a clock that only goes forward         TimerRead
-Pause          wait about so long: whoever waits draws it     Done
-CreateLedger   a new ledger, registered as it is made         Created, Conflict, Failed
+AskList        ask the current list of segments               Answered
+ReadTimer      read a monotonic clock                         TimerRead
+Pause          wait a random time of about this length        Done
+CreateLedger   create and register a ledger                   Created, Conflict, Failed
 CloseLedger    drain and close a ledger made by CreateLedger  Closed, Failed
 RecoverLedger  fence and close any ledger                     Closed, Failed
 RecoverLedgers the same for many, several at once             Recovered, Failed
-WriteLedger    a new closed ledger with these entries         Created, Conflict, Failed
-ReadEntry      one entry of a closed ledger                   EntryRead, Failed
+WriteLedger    create a closed ledger with these entries      Created, Conflict, Failed
+ReadEntry      read one entry of a closed ledger              EntryRead, Failed
 ============== ============================================== ==============================================
 
-After ``Sync`` a machine may ask for the time: its ``now_ms`` gives Unix time by the cluster's clock, or a little less.
+After ``Sync`` a machine may ask for the time: its ``now_ms`` returns the cluster's Unix time, or slightly less.
 
 Performers answer ``Sync``, ``Read`` and ``ListChildren`` with :class:`InSession`.
 
-A pause is random so that processes that got in each other's way do not do so again. No rule depends on its length: in
-the simulator it may take no time at all, or weeks.
+Pauses are random, so that processes that collided do not collide again. No rule depends on their length: in the
+simulator a pause may take no time at all, or weeks.
 
-``Conflict`` means that the change was refused as a whole; after ``OutcomeUnknown`` it may have taken effect, or
-may still: nothing is sent again before a ``Sync`` and a new reading. After ``Unavailable`` nothing was changed.
+``Conflict`` means that the change was refused as a whole. After ``OutcomeUnknown`` the change may have taken effect, or
+may still do so: nothing is sent again before a ``Sync`` and a new read. After ``Unavailable`` nothing was changed.
 ``Failed`` holds the ledger client's error.
 """
 
@@ -49,27 +49,27 @@ from bk_spark.protocol.metadata.znodes import TransactionOp, Znode
 _T = TypeVar("_T")
 R = TypeVar("R")
 
-#: Operations that register a ledger, to be put into the transaction that makes the ledger.
+#: Operations that register a ledger, to be added to the transaction that creates the ledger.
 LedgerRegistrar = Callable[[int], tuple[TransactionOp, ...]]
 
 
 class SegmentList(Protocol):
-    """The list of sealed segments as it stood at one moment, read as far as it is asked for."""
+    """The list of sealed segments at one moment. It is read as far as needed."""
 
     first_offset: int
     next_offset: int
     last_commit_time_ms: int
 
     def offset_at(self, time_ms: int, /) -> int:
-        """The first offset committed at ``time_ms`` or later; ``next_offset`` where there is none."""
+        """Return the first offset committed at ``time_ms`` or later, or ``next_offset`` if there is none."""
         ...
 
     def segment_at(self, offset: int, /) -> tuple[int, Segment]:
-        """The number of the page and the segment that hold ``offset``."""
+        """Return the page number and the segment that hold ``offset``."""
         ...
 
     def tables_from_end(self) -> Iterator[SegmentTable]:
-        """All segments in columns, those of the last page first."""
+        """Yield all segments in columns, the last page first."""
         ...
 
 
@@ -95,7 +95,7 @@ class MeasureClock:
 
 @dataclass(frozen=True, slots=True)
 class AskList:
-    """``question`` reads of the list what it needs. What it raises is the answer, too."""
+    """``question`` reads what it needs from the list. An error that it raises is an answer too."""
 
     question: Callable[[SegmentList], object]
 
@@ -107,7 +107,7 @@ class Transact:
 
 @dataclass(frozen=True, slots=True)
 class TakeLock:
-    """Bounded, whatever its holder does. Repeated, it is asked for again where it was lost."""
+    """The wait is bounded, whatever the lock's holder does. If the lock was lost, repeating this asks for it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class RecoverLedger:
 
 @dataclass(frozen=True, slots=True)
 class RecoverLedgers:
-    """Those that are closed or gone already count as done."""
+    """Ledgers that are already closed or deleted count as done."""
 
     ledger_ids: tuple[int, ...]
     within_ms: int
@@ -192,7 +192,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """None: there is no such znode."""
+    """None if there is no such znode."""
 
     names: tuple[str, ...] | None
 
@@ -204,7 +204,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class TimerRead:
-    """Only the difference of two of them means anything."""
+    """Only the difference between two of these is meaningful."""
 
     elapsed_ms: int
 
@@ -231,7 +231,7 @@ class Created:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The ledger is closed at ``last_entry`` (-1: it is empty), with ``size_bytes`` of payload."""
+    """The ledger is closed at ``last_entry`` (-1 if it is empty), with ``size_bytes`` of payload."""
 
     ledger_id: int
     last_entry: int
@@ -240,7 +240,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """``failed``: why a ledger could not be closed. ``left`` were not closed in time."""
+    """``failed``: ledgers that could not be closed, with the reasons. ``left``: ledgers not closed in time."""
 
     failed: Mapping[int, BookKeeperError]
     left: tuple[int, ...]
@@ -272,13 +272,13 @@ Event = (
     | Failed
 )
 
-#: The steps of a machine whose result is a ``_T``.
+#: The steps of a machine with a result of type ``_T``.
 Steps = Generator[Action, Event, _T]
 
 
 @dataclass(frozen=True, slots=True)
 class InSession:
-    """The ``event`` that answers ``action``, and the ids of the session with ZooKeeper before and after it."""
+    """The ``event`` that answers ``action``, with the ids of the ZooKeeper session before and after it."""
 
     action: Sync | Read | ListChildren
     event: Event
@@ -287,10 +287,10 @@ class InSession:
 
 
 class LogMachine(StepMachine[Action, Event, R]):
-    """Steps as a machine. It holds every reading to the session of the last ``Sync``.
+    """Runs steps as a machine. It ties every read to the session of the last ``Sync``.
 
-    The server of a new session may be behind what the old one was synced to. So what was read in another session than
-    that of the last ``Sync`` counts as unavailable.
+    The server of a new session may be behind the state that the old session was synced to. So a read in any other
+    session than that of the last ``Sync`` counts as unavailable.
     """
 
     def __init__(self, steps: Generator[Action, Event, R]) -> None:

@@ -1,18 +1,18 @@
-"""The open tail: how log writers open, roll and seal it, and who holds it. Decisions only, no I/O.
+"""The open tail: how log writers open, roll and seal it, and who holds it. Only decisions, no I/O.
 
 The last segment of the tail page may be open: a ledger that a log writer is writing. The znode ``<log>/owner``
-(ephemeral, message ``Owner``) says who. It is made, replaced and removed in the transaction that changes the tail, so
-while there is an open tail it is that writer's or nobody's; without an open tail it means nothing.
+(ephemeral, message ``Owner``) names the writer. It is created, replaced and removed in the transaction that changes the
+tail. So an open tail belongs to that writer or to nobody. Without an open tail the znode means nothing.
 
-* The owner's znode keeps others polite, no more: fencing keeps the log right. Whoever seals a tail has fenced and
-  closed its ledger before, so its end never changes again, and everybody who comes to seal it finds the same end.
-* The page is read before the owner. The other way round a writer that opens its tail between the two readings would
-  look as if it had gone.
-* An owner's znode that was deleted and made again has the same version. So a transaction that deletes one checks the
-  tail page too: the page changes whenever the tail passes to somebody else.
-* A writer whose session expired makes the znode again (:class:`KeepTail`) as long as the open tail is a ledger of its
-  own run. A ledger is registered under ``+writers/<writer id>``; it is listed only while its registration is there and
-  not condemned, which the version of the run's znode covers, as with commits.
+* The owner's znode is only a courtesy to others: fencing keeps the log correct. A ledger is fenced and closed before
+  its tail is sealed. So its end never changes again, and everyone who seals it finds the same end.
+* The page is read before the owner. In the opposite order, a writer that opens its tail between the two reads would
+  seem to have gone.
+* An owner's znode that was deleted and created again has the same version. So a transaction that deletes one also
+  checks the tail page, which changes whenever the tail passes to another writer.
+* A writer whose session expired creates the znode again (:class:`KeepTail`) if the open tail is still a ledger of its
+  own run. A ledger is registered under ``+writers/<writer id>``. It is listed only while its registration exists and
+  is not condemned. The version of the run's znode covers this, as with commits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, DeleteOp, Trans
 
 @dataclass(frozen=True, slots=True)
 class TailPlace:
-    """A writer's open tail: entries of ``ledger_id`` get offsets from ``base_offset`` on."""
+    """A writer's open tail: entries of ``ledger_id`` get offsets starting at ``base_offset``."""
 
     ledger_id: int
     base_offset: int
@@ -41,7 +41,7 @@ class TailPlace:
 
 @dataclass(frozen=True, slots=True)
 class TailState:
-    """What a writer that is about to open the tail finds: the open segment, and the sealed one before it."""
+    """The state of the tail before a writer opens it: the open segment, and the sealed segment before it."""
 
     open: Segment | None
     before: Segment | None
@@ -49,8 +49,8 @@ class TailState:
 
 @dataclass(frozen=True, slots=True)
 class SealedTail:
-    """The tail as read; what its open segment becomes (nothing where it is empty, or there is none); what has to be
-    done about its owner."""
+    """The tail as read, the segments that replace its open segment (none if it is empty or there is none), and the
+    operations on its owner."""
 
     tail: ReadTail
     segments: tuple[Segment, ...]
@@ -58,19 +58,19 @@ class SealedTail:
 
     @property
     def end_offset(self) -> int:
-        """Where what is appended begins."""
+        """Where appended segments begin."""
         return self.segments[-1].end_offset if self.segments else self.tail.page.end_offset
 
 
 def writer_run(paths: LogPaths, writer_id: str) -> str:
-    """The znode above the registrations of a log writer's ledgers."""
+    """Return the parent znode of the registrations of a log writer's ledgers."""
     return paths.run_at(WRITERS, writer_id)
 
 
 def seal_tail(readings: Readings, paths: LogPaths, head: Head, *, fence: bool, remedy: str) -> SealedTail:
-    """For who wants to append after the tail. An open one is sealed where its owner is gone, or with ``fence``.
+    """Seal the tail before an append. An open tail is sealed if its owner is gone, or with ``fence``.
 
-    Raises LogTailOpenError, naming the owner; ``remedy`` completes "close it, …".
+    Raises LogTailOpenError, which names the owner. ``remedy`` completes "close it, …".
     """
     tail = read_tail(readings, paths, head)
     if tail.open is None:
@@ -83,7 +83,7 @@ def seal_tail(readings: Readings, paths: LogPaths, head: Head, *, fence: bool, r
 
 
 class _TailChange:
-    """What the changes of one writer have in common."""
+    """What the changes of one writer share."""
 
     def __init__(self, paths: LogPaths, owner: Owner) -> None:
         self.paths = paths
@@ -103,7 +103,7 @@ class _TailChange:
         return znode is not None and decode_owner(znode.data, self.paths.owner).writer_id == self._owner.writer_id
 
     def _own(self, readings: Readings) -> tuple[TransactionOp, ...]:
-        """Operations after which the owner's znode is this writer's."""
+        """Return operations that make the owner's znode this writer's."""
         path, znode = self.paths.owner, readings.get(self.paths.owner)
         create = CreateOp(path, encode_owner(self._owner), ephemeral=True)
         if znode is None:
@@ -117,7 +117,7 @@ class _TailChange:
         return (DeleteOp(self.paths.owner, znode.version),) if znode is not None and self._is_owner(readings) else ()
 
     def _check_ledger(self, readings: Readings, ledger_id: int) -> CheckOp:
-        """That the ledger is registered and not condemned. Raises LedgerRefusedError."""
+        """Check that the ledger is registered and not condemned. Raises LedgerRefusedError."""
         run = readings.get(self._run_path)
         path = f"{self._run_path}/{ledger_id}"
         registration = readings.get(path)
@@ -139,7 +139,7 @@ class _TailChange:
         now_ms: int,
         registered: CheckOp,
     ) -> Plan[TailPlace]:
-        """``ledger_id`` becomes the open tail, after ``before``."""
+        """Make ``ledger_id`` the open tail, after ``before``."""
         time_ms = max(now_ms, read.head.last_commit_time_ms)
         base = before[-1].end_offset if before else read.head.next_offset
         opened = Segment(ledger_id, 0, None, base, 0, 0, time_ms)
@@ -153,20 +153,20 @@ class _TailChange:
     def _opened_already(
         self, readings: Readings, tail: ReadTail, opened: Segment
     ) -> AlreadyDone[TailPlace] | Plan[TailPlace]:
-        """``opened`` is this writer's: an earlier transaction took effect."""
+        """Return the result if the tail is ``opened`` by this writer already: an earlier transaction took effect."""
         if self._is_owner(readings):
             return AlreadyDone(_place(opened))
         return Plan((), (*self._checks(tail), *self._own(readings)), _place(opened))
 
     def _checks(self, tail: ReadTail) -> tuple[CheckOp, ...]:
-        """That the log is this log, and its tail is as it was read."""
+        """Check that the log was not replaced and that its tail is unchanged."""
         return CheckOp(self.paths.identity, -1), CheckOp(self.paths.page(tail.page.number), tail.version)
 
     def _is_writers(self, readings: Readings, tail: Segment) -> bool:
         return readings.get(f"{self._run_path}/{tail.ledger_id}") is not None
 
     def _what_became(self, readings: Readings, tail: ReadTail) -> str:
-        """Of the writer's tail, for error texts."""
+        """Describe the state of the writer's tail, for error texts."""
         if tail.open is None:
             return "it was sealed by a commit or by another writer"
         if self._is_writers(readings, tail.open):
@@ -186,7 +186,7 @@ class _TailChange:
 
 
 class LookAtTail(_TailChange):
-    """Changes nothing: whether the tail can be opened. Saves a ledger and a fencing where it cannot."""
+    """Checks whether the tail can be opened. Changes nothing. If it cannot, this saves a ledger and a fencing."""
 
     def __init__(self, paths: LogPaths, owner: Owner, *, take_over: bool) -> None:
         super().__init__(paths, owner)
@@ -197,7 +197,7 @@ class LookAtTail(_TailChange):
         return f"opening of a writer of log {self.paths.name}"
 
     def decide(self, readings: Readings, now_ms: int, maybe: TailState | None) -> AlreadyDone[TailState]:
-        """Raises LogTailOpenError where another live writer holds the tail, NoSuchLogError, LogReplacedError."""
+        """Raises LogTailOpenError if another live writer holds the tail, NoSuchLogError, LogReplacedError."""
         read, tail = self._read(readings)
         _check_free(readings, self.paths, tail, take_over=self._take_over)
         return AlreadyDone(TailState(tail.open, self._before(readings, read.head, tail)))
@@ -205,7 +205,7 @@ class LookAtTail(_TailChange):
     def _before(self, readings: Readings, head: Head, tail: ReadTail) -> Segment | None:
         table = tail.page.table
         if not len(table) and tail.page.number > head.first_page:
-            # A page that is not there has left for the index: its ledgers were closed long ago.
+            # A missing page has moved to the index: its ledgers were closed long ago.
             path = self.paths.page(tail.page.number - 1)
             znode = readings.get(path)
             if znode is not None:
@@ -217,7 +217,7 @@ class LookAtTail(_TailChange):
 
 
 class OpenTail(_TailChange):
-    """``ledger_id``, made and registered for ``owner``, becomes the open tail; one that was open is sealed."""
+    """Makes ``ledger_id``, created and registered for ``owner``, the open tail. Seals a tail that was open."""
 
     def __init__(self, paths: LogPaths, owner: Owner, ledger_id: int, *, take_over: bool) -> None:
         super().__init__(paths, owner)
@@ -231,8 +231,8 @@ class OpenTail(_TailChange):
     def decide(
         self, readings: Readings, now_ms: int, maybe: TailPlace | None
     ) -> AlreadyDone[TailPlace] | Plan[TailPlace]:
-        """Raises LogTailOpenError where another live writer holds the tail and it is not to be taken over;
-        LedgerRefusedError where the ledger was condemned meanwhile; NoSuchLogError, LogReplacedError."""
+        """Raises LogTailOpenError if another live writer holds the tail and it is not to be taken over,
+        LedgerRefusedError if the ledger was condemned in the meantime, NoSuchLogError, LogReplacedError."""
         read, tail = self._read(readings)
         if tail.open is not None and tail.open.ledger_id == self._ledger_id:
             return self._opened_already(readings, tail, tail.open)
@@ -243,7 +243,7 @@ class OpenTail(_TailChange):
 
 
 class RollTail(_TailChange):
-    """The writer's open tail is sealed as it was ``closed``, and ``new_ledger_id`` is the open tail."""
+    """Seals the writer's open tail as it was ``closed``, and makes ``new_ledger_id`` the open tail."""
 
     def __init__(self, paths: LogPaths, owner: Owner, closed: Closed, new_ledger_id: int) -> None:
         super().__init__(paths, owner)
@@ -257,8 +257,8 @@ class RollTail(_TailChange):
     def decide(
         self, readings: Readings, now_ms: int, maybe: TailPlace | None
     ) -> AlreadyDone[TailPlace] | Plan[TailPlace]:
-        """Raises LogFencedError where the tail is not this writer's any more; LedgerRefusedError where the new ledger
-        was condemned meanwhile; NoSuchLogError, LogReplacedError."""
+        """Raises LogFencedError if the tail is not this writer's any more, LedgerRefusedError if the new ledger was
+        condemned in the meantime, NoSuchLogError, LogReplacedError."""
         read, tail = self._read(readings)
         if tail.open is not None and tail.open.ledger_id == self._new_ledger_id:
             return self._opened_already(readings, tail, tail.open)
@@ -270,8 +270,8 @@ class RollTail(_TailChange):
 
 
 class SealTail(_TailChange):
-    """The writer's open tail is sealed as it was ``closed``, and has no owner. Where another sealed it before, it ended
-    at the same entry, and nothing is left to do. The result is the log's ``next_offset`` then."""
+    """Seals the writer's open tail as it was ``closed``, and removes its owner. The result is the log's
+    ``next_offset``. If another process sealed it before, it ended at the same entry and nothing is left to do."""
 
     def __init__(self, paths: LogPaths, owner: Owner, closed: Closed) -> None:
         super().__init__(paths, owner)
@@ -304,7 +304,7 @@ class SealTail(_TailChange):
 
 
 class KeepTail(_TailChange):
-    """The owner's znode is there again after the writer's session expired."""
+    """Creates the owner's znode again after the writer's session expired."""
 
     @property
     def what(self) -> str:
@@ -313,7 +313,7 @@ class KeepTail(_TailChange):
     def decide(
         self, readings: Readings, now_ms: int, maybe: TailPlace | None
     ) -> AlreadyDone[TailPlace] | Plan[TailPlace]:
-        """Raises LogFencedError where the open tail is not this writer's; NoSuchLogError, LogReplacedError."""
+        """Raises LogFencedError if the open tail is not this writer's, NoSuchLogError, LogReplacedError."""
         _, tail = self._read(readings)
         if tail.open is None or not self._is_writers(readings, tail.open):
             raise self._lost(readings, tail)
@@ -321,8 +321,8 @@ class KeepTail(_TailChange):
 
 
 class ReleaseTail(_TailChange):
-    """The owner's znode is not this writer's: the tail, if still open, is free for the next one. The result says what
-    has become of the tail."""
+    """Removes the owner's znode if it is this writer's. If the tail is still open, the next writer can take it. The
+    result describes the state of the tail."""
 
     @property
     def what(self) -> str:

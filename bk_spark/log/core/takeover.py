@@ -1,7 +1,7 @@
-"""A commit and what follows it: the ledgers of the runs that it took over from are fenced and closed.
+"""A commit and its follow-up: the ledgers of the runs that it took over from are fenced and closed.
 
-So executors of a zombie driver can append nothing more. It is not needed for the log to be right, since a retired run
-commits nothing. Nothing that goes wrong here fails the commit. The reaper closes what is left.
+After that, executors of a zombie driver can append nothing more. The log is correct without it, because a retired run
+commits nothing. An error here does not fail the commit. The reaper closes what is left.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from bk_spark.log.core.steps import Failed, Recovered, RecoverLedgers, Steps
 from bk_spark.log.formats.message import CommitRequest
 from bk_spark.log.formats.names import LogPaths
 
-#: A commit waits no longer for the ledgers of a run that it retired.
+#: How long a commit waits for the ledgers of a run that it retired.
 TAKEOVER_MS: Final = 30_000
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The commit's ``result``, and the ``problems`` that closing the ledgers of retired runs met."""
+    """The commit's ``result``, and the ``problems`` with closing the ledgers of retired runs."""
 
     result: CommitResult
     problems: tuple[str, ...]
@@ -33,15 +33,15 @@ class Committed:
 def commit_steps(paths: LogPaths, request: CommitRequest, now_ms: Callable[[], int]) -> Steps[Committed]:
     """Commit the batch, then take over from the runs that it retired.
 
-    Raises what :meth:`bk_spark.log.core.commit.BatchCommit.decide` and
-    :func:`bk_spark.log.core.changes.change_steps` raise. Nothing after the commit raises.
+    Raises the errors of :meth:`bk_spark.log.core.commit.BatchCommit.decide` and
+    :func:`bk_spark.log.core.changes.change_steps`. Nothing after the commit raises.
     """
     result = yield from change_steps(BatchCommit(paths, request), now_ms)
     problems: list[str] = []
     for run in result.retired_runs:
         try:
             problem = yield from _take_over(paths, request.app, run)
-        except Exception as error:  # the commit has taken effect: nothing that follows may fail it
+        except Exception as error:  # the commit has taken effect, so later errors must not fail it
             problem = str(error)
         if problem:
             problems.append(
@@ -52,7 +52,7 @@ def commit_steps(paths: LogPaths, request: CommitRequest, now_ms: Callable[[], i
 
 
 def _take_over(paths: LogPaths, app: str, run: str) -> Steps[str]:
-    """Fence and close the run's ledgers, the newest first: that is where its executors write. What went wrong."""
+    """Fence and close the run's ledgers, newest first, because its executors write there. Returns the problems."""
     names = yield from children_steps(paths, paths.run(app, run))
     ledger_ids = tuple(sorted(map(int, names), reverse=True))
     if not ledger_ids:

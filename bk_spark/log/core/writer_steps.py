@@ -1,7 +1,7 @@
 """How a log writer opens, rolls and closes its tail: machines over :mod:`bk_spark.log.core.steps`. No I/O, no clock.
 
-A writer's ledger is always made and registered first, listed as open tail next, and written to only then. So every
-entry that was ever acknowledged to a log writer is in a ledger that the list knows.
+A writer's ledger is first created and registered, then listed as the open tail, and only then written to. So every
+entry ever acknowledged to a log writer is in a ledger in the list.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ from bk_spark.protocol.errors import (
     PeerError,
 )
 
-#: New ledgers made in a row because the reaper took them for left-overs, or took the run's znode.
+#: New ledgers in a row, created because the reaper took them for leftovers, or removed the run's znode.
 _MAX_LEDGERS: Final = 5
 
 Clock = Callable[[], int]
 
 
 def open_steps(paths: LogPaths, owner: Owner, now_ms: Clock, *, take_over: bool = False) -> Steps[TailPlace]:
-    """A new ledger of ``owner`` is the open tail, and the ledgers before it are closed.
+    """Make a new ledger of ``owner`` the open tail, and close the ledgers before it.
 
-    Raises LogTailOpenError where another live writer holds the tail and ``take_over`` is not set; NoSuchLogError,
-    LogReplacedError; the ledger client's errors; as :func:`bk_spark.log.core.changes.change_steps`.
+    Raises LogTailOpenError if another live writer holds the tail and ``take_over`` is not set, NoSuchLogError,
+    LogReplacedError, the ledger client's errors, and those of :func:`bk_spark.log.core.changes.change_steps`.
     """
     state = yield from change_steps(LookAtTail(paths, owner, take_over=take_over), now_ms)
     if state.open is not None:
         yield from _recover(state.open.ledger_id)
-    # A writer lists its ledger as sealed after closing it. Should that ever not hold, entries could still be added
-    # behind the reader's back: so it is made sure. Ledgers of Spark's tasks stay open while they are in use.
+    # A writer closes its ledger before listing it as sealed. If that ever failed to hold, entries could still be added
+    # behind the reader's back. So recover it to be sure. Ledgers of Spark tasks stay open while they are in use.
     if state.before is not None and (yield from _is_writers(paths, state.before.ledger_id)):
         yield from _recover(state.before.ledger_id)
     for attempt in range(1, _MAX_LEDGERS + 1):
@@ -70,7 +70,7 @@ def open_steps(paths: LogPaths, owner: Owner, now_ms: Clock, *, take_over: bool 
         try:
             return (yield from change_steps(OpenTail(paths, owner, ledger_id, take_over=take_over), now_ms))
         except BookKeeperError as error:
-            # Nobody wrote to it. Closed it is in nobody's way, and the reaper does the rest.
+            # Nobody wrote to it. Closed, it does no harm, and the reaper deletes it.
             yield CloseLedger(ledger_id)
             if not isinstance(error, LedgerRefusedError) or attempt == _MAX_LEDGERS:
                 raise
@@ -78,15 +78,15 @@ def open_steps(paths: LogPaths, owner: Owner, now_ms: Clock, *, take_over: bool 
 
 
 class Roll:
-    """A log writer goes on to its next ledger: ``ledger_id``, the open tail, is drained, closed and sealed, and a new
-    ledger is the open tail.
+    """Moves a log writer to its next ledger. The open tail ``ledger_id`` is drained, closed and sealed, and a new
+    ledger becomes the open tail.
 
-    ``next_ledger_id`` is the new ledger, once there is one. Its writer must be let go where the steps do not end well.
+    ``next_ledger_id`` is the new ledger, once created. If the steps fail, the caller must abandon its writer.
     """
 
     def __init__(self, paths: LogPaths, owner: Owner, ledger_id: int, now_ms: Clock) -> None:
         self.next_ledger_id: int | None = None
-        #: Why no new ledger could be had.
+        #: The error that prevented a new ledger.
         self.put_off_by: BookKeeperError | None = None
         self._paths = paths
         self._owner = owner
@@ -94,13 +94,13 @@ class Roll:
         self._now_ms = now_ms
 
     def steps(self) -> Steps[TailPlace | None]:
-        """The new tail; None where no new ledger could be had: the writer goes on with the old one.
+        """Return the new tail. None if no new ledger could be created: the writer keeps using the old one.
 
-        Raises LogFencedError where another has taken the tail; else as its parts do.
+        Raises LogFencedError if another writer or a commit took the tail, and the errors of its parts.
         """
         paths, owner, now_ms = self._paths, self._owner, self._now_ms
         try:
-            # Before the old one is closed. Without a new one nothing is lost yet.
+            # Create it before closing the old one. If that fails, nothing is lost yet.
             self.next_ledger_id = yield from next_ledger_steps(paths, owner, now_ms)
         except (PeerError, MetadataError) as error:
             self.put_off_by = error
@@ -110,16 +110,16 @@ class Roll:
 
 
 def close_steps(paths: LogPaths, owner: Owner, ledger_id: int, now_ms: Clock) -> Steps[int]:
-    """The open tail ``ledger_id`` is drained, closed and sealed; the log's ``next_offset`` then.
+    """Drain, close and seal the open tail ``ledger_id``. Returns the log's resulting ``next_offset``.
 
-    Raises LogFencedError where the ledger was fenced; else as its parts do.
+    Raises LogFencedError if the ledger was fenced, and the errors of its parts.
     """
     closed = yield from drain_steps(paths, owner, ledger_id)
     return (yield from change_steps(SealTail(paths, owner, closed), now_ms))
 
 
 def next_ledger_steps(paths: LogPaths, owner: Owner, now_ms: Clock) -> Steps[int]:
-    """A new ledger, registered for ``owner``, that is not in the list yet. Raises the ledger client's errors."""
+    """Create a ledger, registered for ``owner`` but not in the list yet. Raises the ledger client's errors."""
     run_path = writer_run(paths, owner.writer_id)
     refused: Conflict | None = None
     for _ in range(_MAX_LEDGERS):
@@ -129,7 +129,7 @@ def next_ledger_steps(paths: LogPaths, owner: Owner, now_ms: Clock) -> Steps[int
             return event.ledger_id
         if isinstance(event, Failed):
             raise event.error
-        # The reaper removed the run's empty znode in between, or the log is gone: the next turn tells.
+        # The reaper removed the run's empty znode in the meantime, or the log is gone. The next attempt will show.
         assert isinstance(event, Conflict), event
         refused = event
     assert refused is not None
@@ -137,13 +137,13 @@ def next_ledger_steps(paths: LogPaths, owner: Owner, now_ms: Clock) -> Steps[int
 
 
 def drain_steps(paths: LogPaths, owner: Owner, ledger_id: int) -> Steps[Closed]:
-    """Where the writer's own ledger ends: all that was appended is acknowledged, and it is closed.
+    """Close the writer's own ledger after everything appended is acknowledged. Returns where it ends.
 
-    Raises LogFencedError where another fenced it; else what ended the ledger's writer.
+    Raises LogFencedError if another process fenced it, otherwise the error that ended the ledger's writer.
     """
     event = yield from _on_ledger(CloseLedger(ledger_id))
     if isinstance(event, Failed):
-        # An empty tail that another removed from the list may be gone altogether.
+        # If another process removed an empty tail from the list, its ledger may be deleted.
         if isinstance(event.error, LedgerFencedError | NoSuchLedgerError):
             raise fenced_error(paths, owner, ledger_id) from event.error
         raise event.error
@@ -152,12 +152,12 @@ def drain_steps(paths: LogPaths, owner: Owner, ledger_id: int) -> Steps[Closed]:
 
 
 def _move_steps(paths: LogPaths, owner: Owner, closed: Closed, new_ledger_id: int, now_ms: Clock) -> Steps[TailPlace]:
-    """Second half of a roll: the ledger is closed. Raises LogFencedError."""
+    """Do the second half of a roll, after the ledger was closed. Raises LogFencedError."""
     for _ in range(_MAX_LEDGERS):
         try:
             return (yield from change_steps(RollTail(paths, owner, closed, new_ledger_id), now_ms))
         except LedgerRefusedError as error:
-            # The session had expired, and the reaper took the new ledger for a left-over.
+            # The session had expired, and the reaper took the new ledger for a leftover.
             refused = error
             yield CloseLedger(new_ledger_id)
         new_ledger_id = yield from next_ledger_steps(paths, owner, now_ms)
@@ -188,7 +188,7 @@ def _is_writers(paths: LogPaths, ledger_id: int) -> Steps[bool]:
 
 
 def _on_ledger(action: CloseLedger | RecoverLedger) -> Steps[Event]:
-    """The event of ``action``; again after a pause while ZooKeeper is away, which leaves open whether it is done."""
+    """Perform ``action``. While ZooKeeper is unavailable the outcome is unknown: pause and retry."""
     attempt = 0
     while True:
         event = yield action
