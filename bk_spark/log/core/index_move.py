@@ -66,7 +66,8 @@ def move_steps(
 ) -> Steps[MoveReport]:
     """Move pages if more than ``max_znode_pages`` full pages are znodes.
 
-    Keeps the newest ``keep_pages`` of them and moves at most MAX_MOVED_PAGES. ``new_id`` names the move and must never return the same name twice.
+    Keeps the newest ``keep_pages`` of them and moves at most MAX_MOVED_PAGES. ``new_id`` names the move and must never
+    return the same name twice.
 
     Raises NoSuchLogError and LogReplacedError; MetadataFormatError for a damaged list, which is not changed; the ledger
     client's error; MetadataUnavailableError, MetadataConflictError and OutcomeUnknownError, after which the move can be

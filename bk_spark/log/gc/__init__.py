@@ -1,4 +1,4 @@
-"""What removes: truncation, retention, the reaper of unused ledgers, deletion of a log.
+"""Everything that removes data: truncation, retention, the reaper of unused ledgers, deletion of a log.
 
-:class:`bk_spark.log.log.Log` and :class:`bk_spark.log.store.LogStore` come in here.
+Entered from :class:`bk_spark.log.log.Log` and :class:`bk_spark.log.store.LogStore`.
 """

@@ -1,15 +1,15 @@
-"""Deleting a log: first nobody may use it any more, then everything goes, step by step, and its head last. No I/O.
+"""Deletes a log: first blocks its use, then deletes everything step by step, and the head last. No I/O.
 
-1. One transaction deletes the identity, makes ``<log>/deleting-<log id>`` and sets the head's ``deleted_time_ms``.
-   Every change of the log checks the identity, so all that are under way are refused, whenever they arrive: no ledger
-   is registered any more, and what is listed afterwards is all there is.
-2. Registered ledgers are fenced as far as that is possible, and their metadata goes together with the registration.
-   Then all other znodes go. Ledgers under ``appended`` are not the log's: they stay.
+1. One transaction deletes the identity, creates ``<log>/deleting-<log id>`` and sets the head's ``deleted_time_ms``.
+   Every change of the log checks the identity, so all pending changes are refused, whenever they arrive. No more
+   ledgers are registered, so what is listed afterwards is complete.
+2. Registered ledgers are fenced as far as possible. Each ledger's metadata is deleted together with its registration.
+   Then all other znodes are deleted. Ledgers under ``appended`` do not belong to the log: they stay.
 3. One transaction deletes ``settings``, ``deleting-<log id>`` and the head.
 
-All transactions of 2 and 3 check ``deleting-<log id>``, which exists for this log once and never again. So one that was
-sent and reported lost cannot touch a log that was made since under the same name, though its znodes have versions
-from 0 on like those before. Whoever stops half-way is followed by whoever deletes the log again.
+All transactions of steps 2 and 3 check ``deleting-<log id>``, which exists only once, for this log. So a transaction
+that was sent and reported lost cannot touch a new log with the same name, although its znodes also have versions from 0
+on. If a deletion stops half-way, the next deletion of the log continues it.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from bk_spark.protocol.errors import (
 )
 from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, DeleteOp, SetOp, TransactionOp, Znode
 
-#: Failures in a row, with nothing deleted in between, after which the deletion is left to the next call.
+#: Consecutive failures, without a deletion in between, after which the next call must continue.
 MAX_FAILURES: Final = 8
-#: Ledgers in a row that cannot be fenced; then no more are tried.
+#: Consecutive ledgers that cannot be fenced, after which no more are tried.
 MAX_UNFENCED: Final = 3
 _PAUSE_MS: Final = 100
 _LEDGERS_IN_TRANSACTION: Final = 64
@@ -55,15 +55,15 @@ _ZNODES_IN_TRANSACTION: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class DeletionReport:
-    """``ledgers`` is how many this call deleted. Those in ``not_fenced`` may not have been closed: a writer that does
-    not know of the deletion yet may go on adding to them, until bookies collect them as ledgers without metadata."""
+    """``ledgers``: how many this call deleted. ``not_fenced``: ledgers that may not have been closed. A writer that is
+    unaware of the deletion may still add to them, until bookies collect them as ledgers without metadata."""
 
     ledgers: int
     not_fenced: tuple[int, ...]
 
 
 class BeginDeletion:
-    """The change after which nobody may use the log; its result is when that was, in Unix time."""
+    """The change that blocks all use of the log. Its result is the Unix time of the deletion."""
 
     def __init__(self, paths: LogPaths) -> None:
         self.paths = paths
@@ -82,7 +82,7 @@ class BeginDeletion:
         head = _head(znode, self.paths)
         if znode is None or head is None:
             if maybe is not None:
-                # It took effect, and another who deletes the log has finished since.
+                # It took effect, and another process has completed the deletion since.
                 return AlreadyDone(maybe)
             if znode is None:
                 raise NoSuchLogError(f"there is no log {self.paths.name} (no znode {self.paths.head})")
@@ -106,10 +106,10 @@ class BeginDeletion:
 def delete_steps(
     paths: LogPaths, ledger_path: Callable[[int], str], now_ms: Callable[[], int]
 ) -> Steps[DeletionReport]:
-    """Delete the log ``paths.log_id`` and its ledgers, or go on where an earlier deletion stopped.
+    """Delete the log ``paths.log_id`` and its ledgers, or continue an interrupted deletion.
 
-    ``ledger_path`` gives the znode of a ledger's metadata. Raises NoSuchLogError, LogReplacedError;
-    MetadataUnavailableError where it came to a stop: delete it again.
+    ``ledger_path`` returns the znode of a ledger's metadata. Raises NoSuchLogError, LogReplacedError, and
+    MetadataUnavailableError if the deletion stopped. Retry.
     """
     yield from change_steps(BeginDeletion(paths), now_ms)
     deletion = _Deletion(paths, ledger_path)
@@ -136,23 +136,23 @@ def _given_up(paths: LogPaths, why: str) -> MetadataUnavailableError:
 
 
 class _StopError(Exception):
-    """This round cannot go on."""
+    """This round cannot continue."""
 
 
 @dataclass(slots=True)
 class _Deletion:
-    """Each round begins with what is there then, so it need not be known what became of the round before."""
+    """Each round starts from what exists, so it need not know the outcome of the previous round."""
 
     paths: LogPaths
     ledger_path: Callable[[int], str]
     ledgers: int = 0
     not_fenced: set[int] = field(default_factory=set)
-    #: That took effect.
+    #: Transactions that took effect.
     transactions: int = 0
     _unfenced_in_a_row: int = 0
 
     def round(self) -> Steps[str | None]:
-        """Delete all that is left. None, or why it stopped before the end."""
+        """Delete everything that is left. Returns None, or why it stopped early."""
         paths = self.paths
         try:
             yield from sync_steps(paths)
@@ -193,8 +193,8 @@ class _Deletion:
             self.ledgers += len(own)
 
     def _own(self, registrations: Mapping[int, str]) -> Steps[dict[int, Znode]]:
-        """Metadata of those ledgers that were made when they were registered: another under the same id is not the
-        log's."""
+        """Return the metadata of ledgers that were created together with their registration. Another ledger under the
+        same id does not belong to the log."""
         metadata_paths = {ledger_id: self.ledger_path(ledger_id) for ledger_id in registrations}
         znodes = yield from self._read(*registrations.values(), *metadata_paths.values())
         own = {}
@@ -220,7 +220,7 @@ class _Deletion:
             yield from self._transact([CheckOp(self.paths.deleting, -1), *map(DeleteOp, part)])
 
     def _tree(self, path: str) -> Steps[list[str]]:
-        """All znodes at and below ``path``, each after those below it."""
+        """Return all znodes at and below ``path``, children before parents."""
         found: list[str] = []
         for name in (yield from self._children(path)):
             found += yield from self._tree(f"{path}/{name}")
@@ -241,7 +241,7 @@ class _Deletion:
 
 
 def _head(znode: Znode | None, paths: LogPaths) -> Head | None:
-    """The head of this log, deleted or not; None where there is none, or another log's."""
+    """Return the head of this log, deleted or not. None if there is no head, or it is another log's."""
     if znode is None:
         return None
     head = decode_head(znode.data, paths.head)

@@ -1,8 +1,8 @@
-"""Small znodes of a log that nobody needs any more, and the changes that remove them. No I/O.
+"""Small znodes of a log that are no longer needed, and the changes that remove them. No I/O.
 
-Versions of a znode that is made again start at 0. So whoever deletes a znode whose version others check (a run's, an
-application's, a page beyond the tail page) writes the head in the same transaction: what they decided from
-the old one checks the head's version too, and is refused.
+Versions of a znode that is created again start at 0. So a transaction that deletes a znode whose version others check
+(a run's, an application's, a page's beyond the tail page) also writes the head. A change decided from the old znode
+checks the head's version too, and is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bk_spark.protocol.metadata.znodes import CheckOp, DeleteOp, SetOp, Transact
 
 
 class _Removal:
-    """A change that removes znodes; its result are their paths."""
+    """A change that removes znodes. Its result is their paths."""
 
     def __init__(self, paths: LogPaths, limits: ReapLimits) -> None:
         self.paths = paths
@@ -56,9 +56,9 @@ class _Removal:
 
 
 class RemoveRuns(_Removal):
-    """Removes the znodes of ``runs``, which have no ledgers, where they are over or were not used for long.
+    """Removes the znodes of ``runs``, which have no ledgers, if they have ended or were unused for long.
 
-    ``app_keys`` are applications of which all runs are named: their znodes above the runs go with them.
+    ``app_keys`` are applications all of whose runs are named. The parent znodes of those runs are removed too.
     """
 
     def __init__(self, paths: LogPaths, limits: ReapLimits, runs: Sequence[Run], app_keys: Iterable[str]) -> None:
@@ -85,7 +85,7 @@ class RemoveRuns(_Removal):
             if holder.may_work(run) or not (holder.has_ended(run) or unused_ms >= self._limits.orphan_retention_ms):
                 kept.add(run.app_key)
                 continue
-            # Refused where a ledger was registered meanwhile.
+            # Refused if a ledger was registered in the meantime.
             deletions.append(DeleteOp(run.path(paths), znode.version))
         if deletions:
             deletions += (DeleteOp(paths.runs_at(key)) for key in self._app_keys if key not in kept)
@@ -93,10 +93,10 @@ class RemoveRuns(_Removal):
 
 
 class MarkCommitted(_Removal):
-    """Before an application without a name is forgotten: writes the last listed entry of each of its ledgers that are
-    in the list into their registrations, so that its batch is refused should it ever come again.
+    """Prepares to forget an application without a name. Writes the last listed entry of each of its ledgers in the list
+    into their registrations, so that its batch is refused if it ever comes again.
 
-    ``last_entries`` are of ledgers of ``run``. The result is empty.
+    ``last_entries`` are for ledgers of ``run``. The result is empty.
     """
 
     def __init__(self, paths: LogPaths, limits: ReapLimits, run: Run, last_entries: Mapping[int, int]) -> None:
@@ -143,7 +143,7 @@ class MarkCommitted(_Removal):
 
 
 class Forget(_Removal):
-    """Removes an application without a name, all ledgers of which are refused already (:func:`is_refused`)."""
+    """Removes an application without a name, once all its ledgers are refused (:func:`is_refused`)."""
 
     def __init__(self, paths: LogPaths, limits: ReapLimits, app_key: str) -> None:
         super().__init__(paths, limits)
@@ -161,8 +161,8 @@ class Forget(_Removal):
 
 
 class RemovePages(_Removal):
-    """Removes those pages of ``numbers`` that the list has left behind, and those that an appender left beyond its end
-    longer ago than the grace of deletions."""
+    """Removes those pages of ``numbers`` that are no longer in the list, and those that an appender left beyond its end
+    longer ago than the deletion grace."""
 
     def __init__(self, paths: LogPaths, limits: ReapLimits, numbers: Sequence[int]) -> None:
         super().__init__(paths, limits)
@@ -192,7 +192,7 @@ class RemovePages(_Removal):
 
 
 class RemoveAppended(_Removal):
-    """Removes what tells of ledgers that the log did not make, and that left the list long ago. The ledgers stay."""
+    """Removes the records of foreign ledgers that left the list long ago. The ledgers stay."""
 
     def __init__(self, paths: LogPaths, limits: ReapLimits, view: ListView, ledger_ids: Sequence[int]) -> None:
         super().__init__(paths, limits)
@@ -211,7 +211,7 @@ class RemoveAppended(_Removal):
         for ledger_id in self._ledger_ids:
             path = paths.appended_ledger(ledger_id)
             znode = readings.get(path)
-            # An appender whose reply was lost finds its token here: it is given as long as anybody at work.
+            # An appender whose reply was lost looks for its token here. Allow it as much time as any active process.
             if (
                 znode is None
                 or ledger_id in references
@@ -226,8 +226,10 @@ class RemoveAppended(_Removal):
 def forget_steps(
     paths: LogPaths, view: ListView, app_key: str, now_ms: Callable[[], int], limits: ReapLimits
 ) -> Steps[tuple[str, ...]]:
-    """Forget an application without a name whose time is over; the znodes that were removed: none as long as a ledger
-    of it is neither in the list nor condemned. Raises what a change raises."""
+    """Forget an application without a name whose time is over. Returns the removed znodes.
+
+    Removes none while one of its ledgers is neither in the list nor condemned. Raises the errors of a change.
+    """
     for run_key in (yield from children_steps(paths, paths.runs_at(app_key))):
         run = Run(app_key, run_key)
         ledger_ids = ledger_ids_of((yield from children_steps(paths, run.path(paths)))).tolist()
@@ -249,13 +251,13 @@ def forget_steps(
 
 
 def is_refused(registration: Registration) -> bool:
-    """Whether a batch that names entries which were committed before is refused for this registration alone."""
+    """Whether this registration alone makes a batch with already committed entries refused."""
     return registration.condemned or registration.last_committed_entry is not None
 
 
 def is_forgettable(znode: Znode, path: str, now_ms: int, limits: ReapLimits) -> bool:
-    """Whether the application at ``path`` had no name, and was done long ago. Raises MetadataFormatError."""
-    # Its one commit is the last that was written there.
+    """Whether the application at ``path`` had no name and finished long ago. Raises MetadataFormatError."""
+    # Its only commit was the last write to this znode.
     return _anonymous(znode, path) is not None and now_ms - znode.mtime_ms >= limits.forget_anonymous_ms
 
 

@@ -1,7 +1,7 @@
 """Maintenance of a log: retention, moving pages into index ledgers, and the reaper. No I/O.
 
-Any process may do it at any time, also several at once: each part holds by its own transactions. ``<log>/maintenance``
-only keeps it from being done more often than needed.
+Any process may run it at any time, even several at once: each part is safe through its own transactions.
+``<log>/maintenance`` only keeps it from running more often than needed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from bk_spark.log.gc.retention import retention_steps
 from bk_spark.protocol.errors import BookKeeperError, ClockDifferenceError, LogReplacedError, NoSuchLogError
 from bk_spark.protocol.metadata.znodes import CheckOp
 
-#: Maintenance that nobody asked for is done no more often.
+#: Minimum interval between automatic rounds.
 INTERVAL_MS: Final = 10 * 60 * 1000
-#: Of index ledgers, in one round.
+#: Moves into index ledgers in one round.
 _MAX_MOVES: Final = 8
 
 _T = TypeVar("_T")
@@ -34,10 +34,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceReport:
-    """What was done: ``first_offset`` of the log after retention, how many pages moved into index ledgers, and the
-    reaper's report. ``failed`` are pairs of a part and what was wrong: the other parts were done.
+    """What was done: ``first_offset`` of the log after retention, how many pages were moved into index ledgers, and the
+    reaper's report. ``failed`` holds pairs of a part and its error; the other parts were done.
 
-    ``begun`` is False where another process did it less than INTERVAL_MS ago: then there is nothing else.
+    ``begun`` is False if another process did it less than INTERVAL_MS ago. Then there is nothing else.
     """
 
     begun: bool
@@ -48,8 +48,8 @@ class MaintenanceReport:
 
 
 class ClaimMaintenance:
-    """The change that notes that maintenance begins now; its result is whether it is time for it. ``token`` is drawn
-    for it."""
+    """The change that records that maintenance begins now. Its result is whether maintenance is due. ``token`` is new
+    for each change."""
 
     def __init__(self, paths: LogPaths, token: bytes, *, force: bool) -> None:
         self.paths = paths
@@ -91,11 +91,11 @@ def maintenance_steps(
     dry_run: bool = False,
     on_progress: OnReapProgress | None = None,
 ) -> Steps[MaintenanceReport]:
-    """One round. What is wrong with one part does not keep the others from being done.
+    """Run one round. An error in one part does not stop the others.
 
     Parameters are those of :func:`bk_spark.log.gc.reaper.reap_steps` and :class:`ClaimMaintenance`. With ``dry_run``
-    nothing is changed. Raises NoSuchLogError, LogReplacedError, MetadataUnavailableError; in a dry run what its parts
-    raise.
+    nothing is changed. Raises NoSuchLogError, LogReplacedError, MetadataUnavailableError; in a dry run also the errors
+    of its parts.
     """
 
     def retain() -> Steps[int]:
@@ -107,7 +107,7 @@ def maintenance_steps(
     if dry_run:
         first_offset = yield from retain()
         return MaintenanceReport(True, first_offset, reaped=(yield from reap()))
-    # Whoever may delete nothing leaves the claim to others.
+    # A process that may not delete anything leaves the claim to others.
     if (yield from _is_clock_right(paths, check_clock)):
         begun = yield from change_steps(ClaimMaintenance(paths, token, force=force), now_ms)
         if not begun:

@@ -1,7 +1,7 @@
-"""Which ledgers of a log may go, and when. No I/O.
+"""Which ledgers of a log may be deleted, and when. No I/O.
 
-These rules say when it is *time*; they may be wrong about who is still at work, and then that one is refused and
-starts anew. That nothing is lost rests on the transactions in :mod:`bk_spark.log.gc.reaping` alone.
+These rules only decide *when*. They may be wrong about which runs are still active: such a run is then refused and
+starts again. Only the transactions in :mod:`bk_spark.log.gc.reaping` guarantee that no data is lost.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from bk_spark.log.formats.segment import COMMIT_TIME_LAG_MS
 from bk_spark.log.formats.znodes import Application, Owner, Registration, decode_application, decode_owner
 from bk_spark.protocol.metadata.znodes import CheckOp, Znode
 
-#: Ledgers of log writers and index ledgers are listed moments after they were made, or never.
+#: Ledgers of log writers and index ledgers are listed moments after they were created, or never.
 SETTLED_MS: Final = 15 * 60 * 1000
 _DAY_MS: Final = 24 * 60 * 60 * 1000
 
 
 @dataclass(frozen=True, slots=True)
 class ReapLimits:
-    """When ledgers go, and how much one round does.
+    """When ledgers are deleted, and how much one round does.
 
     Parameters
     ----------
-    orphan_retention_ms, delete_grace_ms : as the log's policy says, which every round reads.
-    policy : that the policy still is that one; part of the transactions by which ledgers go.
-    forget_anonymous_ms : from the commit of a batch write without a name to the end of its application.
-    max_ledgers : condemned, and deleted, in one round.
-    max_failures : ledgers whose recovery fails, after which a round recovers no more.
-    max_runs : looked at in one round; which ones is drawn anew each time.
-    max_applications : of which one round looks whether they are to be forgotten; drawn anew, too.
+    orphan_retention_ms, delete_grace_ms : from the log's policy, which every round reads.
+    policy : check that the policy is still the same; part of the transactions that delete ledgers.
+    forget_anonymous_ms : from the commit of a batch write without a name to the removal of its application.
+    max_ledgers : ledgers condemned, and ledgers deleted, in one round.
+    max_failures : failed ledger recoveries after which a round recovers no more.
+    max_runs : runs checked in one round; chosen at random each time.
+    max_applications : applications that one round checks for removal; also chosen at random.
     """
 
     orphan_retention_ms: int = 7 * _DAY_MS
@@ -47,7 +47,7 @@ class ReapLimits:
 
 
 class Reason(enum.Enum):
-    """Why a ledger that the list does not refer to is condemned."""
+    """Why an unreferenced ledger is condemned."""
 
     RUN_RETIRED = "its run is over, and the log does not refer to it"
     DROPPED = "its segments were truncated or overwritten"
@@ -57,14 +57,14 @@ class Reason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run, by the names of its znodes."""
+    """One run, identified by its znode names."""
 
     app_key: str
     run_key: str
 
     @property
     def is_known(self) -> bool:
-        """Whether this release knows whose ledgers these are."""
+        """Whether this release knows what kind of run this is."""
         return not self.app_key.startswith("+") or self.app_key in (WRITERS, INDEX)
 
     @property
@@ -78,15 +78,15 @@ class Run:
         return f"{self.path(paths)}/{ledger_id}"
 
     def holder_path(self, paths: LogPaths) -> str:
-        """The znode that tells whether the run is at work."""
+        """Return the znode that shows whether the run is active."""
         return f"{paths.apps}/{self.app_key}" if self.is_of_application else paths.owner
 
 
 class Holder:
-    """Who may be at work with a run's ledgers: an application, or the log writer that holds the tail open."""
+    """Who may be using a run's ledgers: an application, or the log writer that holds the tail open."""
 
     def __init__(self, run: Run, paths: LogPaths, znode: Znode | None) -> None:
-        """``znode`` is at ``run.holder_path``. Raises MetadataFormatError."""
+        """``znode`` was read at ``run.holder_path``. Raises MetadataFormatError."""
         path = run.holder_path(paths)
         self.application: Application | None = None
         self.owner: Owner | None = None
@@ -100,7 +100,7 @@ class Holder:
         return frozenset(map(run_key, self.application.retired_runs)) if self.application else frozenset()
 
     def has_ended(self, run: Run) -> bool:
-        """Whether ``run`` is known to commit no more. An application without a name has one batch, and that is done."""
+        """Whether ``run`` is known to commit nothing more. An application without a name has only one batch."""
         application = self.application
         if application is None:
             return False
@@ -108,14 +108,14 @@ class Holder:
         return application.anonymous or (not present and run.run_key in self._retired_keys)
 
     def may_work(self, run: Run) -> bool:
-        """Whether ``run`` is the one that was at work last."""
+        """Whether ``run`` is the last one that was active."""
         if run.app_key == WRITERS:
             return self.owner is not None and self.owner.writer_id == run.run_key
         application = self.application
         return application is not None and not application.anonymous and run_key(application.run) == run.run_key
 
     def last_in_use(self, ledger_id: int) -> int | None:
-        """The last committed entry of a ledger in use."""
+        """Return the last committed entry of a ledger in use."""
         return self.application.in_use.get(ledger_id) if self.application else None
 
 
@@ -130,16 +130,16 @@ def reason_to_condemn(
     now_ms: int,
     limits: ReapLimits,
 ) -> Reason | None:
-    """Why a ledger that the list does not refer to is to be condemned now; None to leave it.
+    """Return why an unreferenced ledger must be condemned now, or None to keep it.
 
-    ``made_ms`` is when it was registered, ``open_tail`` the ledger that a log writer is writing.
+    ``made_ms`` is when the ledger was registered. ``open_tail`` is the ledger that a log writer is writing.
     """
     age_ms = now_ms - made_ms
     if not run.is_of_application:
         if age_ms < SETTLED_MS:
             return None
         if run.app_key == WRITERS and holder.may_work(run) and (open_tail is None or ledger_id > open_tail):
-            # The next one, made and not listed yet.
+            # The writer's next ledger, created but not listed yet.
             return Reason.OLD if age_ms >= limits.orphan_retention_ms else None
         return Reason.DROPPED if holder.may_work(run) or run.app_key == INDEX else Reason.RUN_RETIRED
     if holder.last_in_use(ledger_id) is not None:

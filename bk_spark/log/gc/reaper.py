@@ -1,15 +1,15 @@
-"""The reaper: finds what nothing refers to any more, and deletes it. No I/O.
+"""The reaper: finds everything unreferenced, and deletes it. No I/O.
 
 One round of :func:`reap_steps`:
 
-1. The whole list of segments is read: all ledgers that it refers to, and index ledgers that lead to it.
-2. Registrations are paged through, run by run. Those the list does not refer to are looked at, and condemned where
-   :mod:`bk_spark.log.gc.reap_rules` says so; what was condemned is recovered, so that nobody writes to it any more.
-3. Ledgers condemned long enough ago are deleted, metadata and registration together.
-4. Small znodes that nobody needs are removed (:mod:`bk_spark.log.gc.housekeeping`).
+1. Read the whole segment list: all ledgers that it refers to, and the index ledgers that lead to it.
+2. Page through the registrations, run by run. Check the ledgers that the list does not refer to, and condemn them if
+   :mod:`bk_spark.log.gc.reap_rules` says so. Recover condemned ledgers, so that nobody writes to them any more.
+3. Delete ledgers that were condemned long enough ago, metadata and registration together.
+4. Remove small znodes that are no longer needed (:mod:`bk_spark.log.gc.housekeeping`).
 
-Each change is one transaction on what it was decided from (:mod:`bk_spark.log.gc.reaping`). A change that fails, or
-whose outcome stays unknown, is left for the next round: no round rests on what another one has done.
+Each change is one transaction that checks what it was decided from (:mod:`bk_spark.log.gc.reaping`). A change that
+fails, or whose outcome stays unknown, is left for the next round. No round depends on an earlier one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from bk_spark.protocol.errors import (
     NoSuchLedgerError,
 )
 
-# In one reading or transaction; applications may have 512 KiB, pages 32 KiB.
+# Limits for one read or transaction. Applications may have 512 KiB, pages 32 KiB.
 _APPLICATIONS_AT_ONCE: Final = 16
 _PAGES_AT_ONCE: Final = 16
 _RUNS_AT_ONCE: Final = 16
@@ -47,13 +47,13 @@ _APPENDED_AT_ONCE: Final = 64
 
 _T = TypeVar("_T")
 
-#: Gets how many applications were looked at, of how many, and how many ledgers were condemned and deleted so far.
+#: Receives how many applications were checked, the total, and how many ledgers were condemned and deleted so far.
 OnReapProgress: TypeAlias = Callable[[int, int, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ReapedLedger:
-    """A ledger, the path of its run's znode, and why it goes."""
+    """A ledger, the path of its run's znode, and why it is deleted."""
 
     ledger_id: int
     run_path: str
@@ -62,10 +62,10 @@ class ReapedLedger:
 
 @dataclass(frozen=True, slots=True)
 class ReapReport:
-    """What one round did; in a dry run, what it would have done.
+    """What one round did. In a dry run: what it would have done.
 
-    ``waiting`` are condemned ledgers whose grace is not over, ``removed`` paths of other znodes; ``failed`` are pairs
-    of a path and what was wrong with it. ``complete``: all was looked at, and all that could be done was done.
+    ``waiting``: condemned ledgers within their grace period. ``removed``: paths of other znodes. ``failed``: pairs of a
+    path and its error. ``complete``: everything was checked, and everything possible was done.
     """
 
     condemned: tuple[ReapedLedger, ...] = ()
@@ -87,11 +87,13 @@ def reap_steps(
     dry_run: bool = False,
     on_progress: OnReapProgress | None = None,
 ) -> Steps[ReapReport]:
-    """One round. ``ledger_path`` gives the znode of a ledger's metadata; ``now_ms`` the cluster's time, or a little
-    less; ``check_clock`` raises ClockDifferenceError where this machine's clock and the cluster's disagree.
+    """Run one round.
 
-    Raises ClockDifferenceError, NoSuchLogError, LogReplacedError; MetadataFormatError, MetadataUnavailableError or the
-    ledger client's error where the list cannot be read: then nothing was done.
+    ``ledger_path`` returns the znode of a ledger's metadata. ``now_ms`` returns the cluster's time, or slightly less.
+    ``check_clock`` raises ClockDifferenceError if this machine's clock differs from the cluster's.
+
+    Raises ClockDifferenceError, NoSuchLogError, LogReplacedError. If the list cannot be read, raises
+    MetadataFormatError, MetadataUnavailableError or the ledger client's error; then nothing was done.
     """
     view = yield from view_steps(paths)
     if not dry_run:
@@ -107,7 +109,7 @@ def reap_steps(
 
 
 def limits_of(limits: ReapLimits, read: ReadPolicy) -> ReapLimits:
-    """What goes is the log's to say, not of whoever looks after it."""
+    """The log's own policy decides what is deleted, not the process that maintains it."""
     policy = read.policy
     return replace(
         limits,
@@ -155,7 +157,7 @@ class _Round:
             self.on_progress(*self.applications, len(self.condemned), len(self.deleted))
 
     def reap(self) -> Steps[None]:
-        # Where a round cannot do all, the next one must not begin with the same.
+        # If a round cannot do everything, the next one must not start with the same part.
         random = Random(self.now_ms())
         looked_at = 0
         app_keys = list((yield from children_steps(self.paths, self.paths.ledgers)))
@@ -181,11 +183,11 @@ class _Round:
         yield from self._remove_appended()
 
     def _reap_run(self, run: Run, random: Random) -> Steps[bool]:
-        """Whether no ledger is registered for the run."""
+        """Reap one run. Returns whether no ledger is registered for it."""
         names = yield from children_steps(self.paths, run.path(self.paths))
         candidates = self.view.references.others(ledger_ids_of(names))
         if len(candidates):
-            # As with runs: those that fail each time must not keep others from their turn.
+            # Likewise, ledgers that fail every time must not keep others from their turn.
             candidates = np.roll(candidates, random.randrange(len(candidates)))
             for part in parts_of(self.paths, run, candidates.tolist()):
                 if min(len(self.condemned), len(self.deleted)) >= self.limits.max_ledgers:
@@ -226,7 +228,7 @@ class _Round:
         self._tell()
 
     def _delete(self, run: Run, ledger_ids: Sequence[int]) -> Steps[None]:
-        # A dry run does not fence anything.
+        # A dry run fences nothing.
         closed = frozenset(ledger_ids) if self.dry_run else (yield from self._recover(run, ledger_ids))
         change = DeleteLedgers(self.paths, self.view, run, ledger_ids, closed, self.ledger_path, self.limits)
         gone = yield from self._change(change, run.path(self.paths))
@@ -234,7 +236,7 @@ class _Round:
         self.waiting += sorted({*ledger_ids} - {*(gone or ())})
 
     def _recover(self, run: Run, ledger_ids: Sequence[int]) -> Steps[frozenset[int]]:
-        """Fence and close condemned ledgers; those that are closed now."""
+        """Fence and close condemned ledgers. Returns those that are closed now."""
         closed = set()
         registrations = [run.registration(self.paths, ledger_id) for ledger_id in ledger_ids]
         metadata_paths = [self.ledger_path(ledger_id) for ledger_id in ledger_ids]
@@ -271,7 +273,7 @@ class _Round:
     def _forget(self, random: Random) -> Steps[None]:
         app_keys = list((yield from children_steps(self.paths, self.paths.apps)))
         if len(app_keys) > self.limits.max_applications:
-            # Their turn comes in another round.
+            # The others follow in later rounds.
             app_keys = random.sample(app_keys, self.limits.max_applications)
             self.complete = False
         for part in in_parts(app_keys, _APPLICATIONS_AT_ONCE):
@@ -310,7 +312,7 @@ class _Round:
         self.removed += (yield from self._change(change, what)) or ()
 
     def _change(self, change: Change[_T], what: str) -> Steps[_T | None]:
-        """The change's result; None where it must be left for another round."""
+        """Make the change and return its result. None if it must be left for another round."""
         try:
             if self.dry_run:
                 return (yield from decision_steps(change, self.now_ms))

@@ -1,9 +1,9 @@
-"""Condemning and deleting ledgers: the two transactions by which data goes. No I/O.
+"""Condemns and deletes ledgers: the two transactions that delete data. No I/O.
 
-Both check, besides the log's identity, the version of the head on which it is known that no segment refers to the
-ledger, and the application in which it is not in use. Condemning writes the znode of the ledger's run: a commit, which
-checks that znode, cannot list a ledger that it looked up before. From then on nothing can list the ledger.
-Deleting checks all of it once more, and writes the run's znode, too: whoever changes a registration does.
+Both check the log's identity, the version of the head at which no segment refers to the ledger, and the application in
+which the ledger is not in use. Condemning also writes the znode of the ledger's run. A commit checks that znode, so it
+cannot list a ledger that it looked up before. From then on nothing can list the ledger.
+Deleting checks all of this again. It also writes the run's znode, like every change of a registration.
 """
 
 from __future__ import annotations
@@ -29,29 +29,28 @@ from bk_spark.protocol.metadata.ledger_metadata import LedgerState, decode
 from bk_spark.protocol.metadata.ledger_paths import MAX_LEDGER_ID
 from bk_spark.protocol.metadata.znodes import CheckOp, DeleteOp, SetOp, TransactionOp, Znode
 
-#: Of the names in one transaction; a request to ZooKeeper must stay below 1 MiB.
+#: Limit for the names in one transaction. A request to ZooKeeper must stay below 1 MiB.
 _MAX_NAME_BYTES: Final = 256 * 1024
 _OPERATION_BYTES: Final = 128
 _MAX_LEDGERS_AT_ONCE: Final = 256
 
 
 def ledger_ids_of(names: Iterable[str]) -> Int64s:
-    """Ledgers registered for a run, from the names of its children; what is no ledger's id is left alone."""
+    """Return the ledgers registered for a run, from the names of its children. Other names are ignored."""
     numbers = (int(name) for name in names if name.isascii() and name.isdecimal())
     return np.fromiter((number for number in numbers if number <= MAX_LEDGER_ID), np.int64)
 
 
 def parts_of(paths: LogPaths, run: Run, ledger_ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    """So many ledgers of ``run`` as one change may name."""
+    """Split the ledgers of ``run`` into parts that fit into one change."""
     size = max(1, min(_MAX_LEDGERS_AT_ONCE, _MAX_NAME_BYTES // (len(run.path(paths)) + _OPERATION_BYTES)))
     return in_parts(ledger_ids, size)
 
 
 @dataclass(frozen=True, slots=True)
 class Condemned:
-    """``now``: condemned by this change. ``before``: ledger -> when it was condemned, by
-    the cluster's clock. ``failed``: ledger -> why nothing
-    can be said about it. Others that were asked about are to be left."""
+    """``now``: ledgers condemned by this change. ``before``: ledger -> when it was condemned, by the cluster's clock.
+    ``failed``: ledger -> why its state is unknown. All other requested ledgers must be kept."""
 
     now: Mapping[int, Reason]
     before: Mapping[int, int]
@@ -59,7 +58,7 @@ class Condemned:
 
 
 class Condemn:
-    """The change that condemns those of ``ledger_ids``, registered for ``run``, that may go; ``at_most`` so many."""
+    """The change that condemns those of ``ledger_ids``, registered for ``run``, that may go; at most ``at_most``."""
 
     def __init__(
         self,
@@ -113,7 +112,7 @@ class Condemn:
                 continue
             if registration.condemned:
                 before[ledger_id] = znode.mtime_ms
-                # In an older view of the list, it may have left it since.
+                # With an older view, the ledger may have left the list since.
                 if ledger_id in known.references and known.read.version == self._view.version:
                     failed[ledger_id] = "it is condemned, and yet in the list: it is never deleted"
                 continue
@@ -130,7 +129,7 @@ class Condemn:
             data = encode_registration(replace(registration, condemned=True))
             writes.append(SetOp(path, data, znode.version))
 
-        # What a transaction of unknown outcome condemned is this change's work too.
+        # Ledgers condemned by a transaction with an unknown outcome count as this change's work too.
         done = {ledger_id: reason for ledger_id, reason in now.items() if ledger_id in before}
         before = {ledger_id: time_ms for ledger_id, time_ms in before.items() if ledger_id not in done}
         result = Condemned(done | condemned, before, failed)
@@ -151,11 +150,11 @@ class Condemn:
 
 
 class DeleteLedgers:
-    """The change that deletes the metadata and the registrations of condemned ledgers of ``run``; its result are those
+    """The change that deletes the metadata and registrations of condemned ledgers of ``run``. Its result is the ledgers
     that are gone.
 
-    ``ledger_path`` gives the znode of a ledger's metadata; ``closed`` are the ledgers that were recovered: others are
-    deleted only where they have no metadata any more.
+    ``ledger_path`` returns the znode of a ledger's metadata. ``closed`` are the ledgers that were recovered. Others are
+    deleted only if their metadata is gone already.
     """
 
     def __init__(
@@ -234,13 +233,13 @@ class DeleteLedgers:
 
 
 def made_together(registration: Znode, metadata: Znode) -> bool:
-    """Whether the metadata are those of the ledger that was registered: one transaction made both. Metadata of another
-    cluster, or of a ledger made anew under an old id, are not the log's to delete."""
+    """Whether one transaction created both the metadata and the registration. Metadata of another cluster, or of a new
+    ledger under an old id, are not the log's to delete."""
     return registration.created_zxid == metadata.created_zxid
 
 
 def is_closed(metadata: Znode) -> bool:
-    """Whether the ledger is closed, which it stays: nobody adds to it any more."""
+    """Whether the ledger is closed. It then stays closed: nobody adds to it any more."""
     try:
         return decode(metadata.data).state is LedgerState.CLOSED
     except MetadataFormatError:
@@ -249,7 +248,7 @@ def is_closed(metadata: Znode) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What both changes must know, and hold their transactions to."""
+    """What both changes must know and check in their transactions."""
 
     read: ReadHead
     references: References
@@ -300,10 +299,10 @@ class _Known:
         return CheckOp(paths.identity, -1), CheckOp(paths.head, self.read.version), *policy
 
     def holder_operations(self, paths: LogPaths, no_more_in_use: Sequence[int]) -> list[TransactionOp]:
-        """Hold the transaction to the application; take ledgers out of those in use.
+        """Return operations that check the application, and take ledgers out of those in use.
 
-        Where there is no application nothing is in use, and the commit that changes this writes the head. The owner
-        of the tail is not checked: what it holds is in the list.
+        Without an application nothing is in use, and a commit that creates one writes the head. The owner of the tail
+        is not checked: its ledger is in the list.
         """
         application, znode = self.holder.application, self.holder_znode
         if application is None or znode is None:

@@ -1,9 +1,9 @@
-"""Which ledgers a log's list of segments refers to, and how that is known at the moment of a transaction.
+"""Which ledgers a log's segment list refers to, and how to know it at the moment of a transaction.
 
 :func:`view_steps` reads the whole list once. A change that is decided later reads only what was appended since
-(:func:`listed_now`), and its transaction checks the version of the head: every change of the list writes the head,
-so at that moment the list holds no segment that was not looked at. Ledgers that left the list meanwhile may still
-count as referred to. That errs on the safe side.
+(:func:`listed_now`), and its transaction checks the version of the head. Every change of the list writes the head, so
+at that moment every segment of the list has been checked. Ledgers that left the list in the meantime may still count as
+referenced. That errs on the safe side.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import MetadataConflictError, MetadataFormatError, NoSuchLedgerError
 
 _PAGES_AT_ONCE: Final = 16
-#: Collected tables are merged when they have so many rows.
+#: Collected tables are merged at this many rows.
 _MERGE_ROWS: Final = 1 << 16
-#: Pages that a change reads again; a list that grew by more is looked at in the next round.
+#: Pages that a change reads again. A list that grew by more is handled in the next round.
 _MAX_NEW_PAGES: Final = 64
 _MAX_SCANS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class References:
-    """Ledgers in ascending order, and the last entry that is listed of each."""
+    """Ledgers in ascending order, and the last listed entry of each."""
 
     ledger_ids: Int64s
     last_entries: Int64s
@@ -48,7 +48,7 @@ class References:
 
     @classmethod
     def of(cls, table: SegmentTable, first_offset: int = 0) -> References:
-        """Those of the segments that reach beyond ``first_offset``, and of an open tail."""
+        """Collect the ledgers of an open tail and of the segments that end after ``first_offset``."""
         kept = (table.base_offset + table.entries > first_offset) | (table.entries == 0)
         return cls._merged(table.ledger_id[kept], (table.first_entry + table.entries - 1)[kept])
 
@@ -59,7 +59,7 @@ class References:
         )
 
     def with_ledgers(self, ledger_ids: Iterable[int]) -> References:
-        """These, and ledgers that are needed for something else than their entries in the list."""
+        """Add ledgers that are needed for other reasons than their entries in the list."""
         added = np.fromiter(ledger_ids, np.int64)
         return self.union(References(added, np.full(len(added), -1, np.int64)))
 
@@ -70,14 +70,14 @@ class References:
         return self.last_entry(ledger_id) is not None
 
     def last_entry(self, ledger_id: int) -> int | None:
-        """The last listed entry; None where the ledger is not referred to."""
+        """Return the last listed entry, or None if the ledger is unreferenced."""
         position = int(np.searchsorted(self.ledger_ids, ledger_id))
         if position == len(self.ledger_ids) or self.ledger_ids[position] != ledger_id:
             return None
         return int(self.last_entries[position])
 
     def others(self, ledger_ids: Int64s) -> Int64s:
-        """Those of ``ledger_ids`` that nothing here refers to."""
+        """Return those of ``ledger_ids`` that are unreferenced."""
         return ledger_ids[~np.isin(ledger_ids, self.ledger_ids)]
 
     @classmethod
@@ -90,8 +90,7 @@ class References:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ListView:
-    """The list as it was at ``head``, whose znode had this version. Index ledgers that readers need are among
-    ``references``."""
+    """The list at ``head``, and that znode's version. ``references`` includes index ledgers that readers need."""
 
     head: Head
     version: int
@@ -101,8 +100,8 @@ class ListView:
 def view_steps(paths: LogPaths) -> Steps[ListView]:
     """Read the whole list, a few pages at a time.
 
-    Raises NoSuchLogError, LogReplacedError, MetadataFormatError (a page that should be there is not, or is damaged),
-    MetadataUnavailableError, and the ledger client's errors where an index ledger cannot be read.
+    Raises NoSuchLogError, LogReplacedError, MetadataFormatError (a page is missing or damaged),
+    MetadataUnavailableError, and the ledger client's errors if an index ledger cannot be read.
     """
     for _ in range(_MAX_SCANS):
         read = yield from head_steps(paths)
@@ -113,9 +112,10 @@ def view_steps(paths: LogPaths) -> Steps[ListView]:
 
 
 def listed_now(readings: Readings, paths: LogPaths, view: ListView) -> tuple[ReadHead, References]:
-    """In a decision: the head, and all ledgers that its list refers to if the transaction checks that head's version.
+    """For a decision: return the head and all ledgers that its list refers to. The transaction must check that head's
+    version.
 
-    Raises MetadataConflictError where the list has changed too much since ``view``.
+    Raises MetadataConflictError if the list has changed too much since ``view``.
     """
     read = read_head(readings, paths)
     head = read.head
@@ -136,7 +136,7 @@ def listed_now(readings: Readings, paths: LogPaths, view: ListView) -> tuple[Rea
 
 
 def _scan(paths: LogPaths, head: Head) -> Steps[References | None]:
-    """None where the list was changed so that pages of ``head`` are gone."""
+    """Collect the references. None if the list changed so that pages of ``head`` are gone."""
     collected = [References.none()]
     try:
         walk = yield from walk_steps(paths, head)
@@ -173,6 +173,6 @@ def _collect(collected: list[References], part: References) -> list[References]:
 
 
 def _check_list_changed(paths: LogPaths, head: Head, error: Exception) -> Steps[None]:
-    """Raises ``error`` where the head is still what it was: then it is not explained by somebody's change."""
+    """Raise ``error`` if the head is unchanged: then no concurrent change explains it."""
     if (yield from head_steps(paths)).head == head:
         raise error

@@ -1,12 +1,12 @@
-"""Retention: which segments the policy of a log still asks for. ``<log>/policy`` holds it.
+"""Retention: which segments a log's policy keeps. Stored in ``<log>/policy``.
 
-Both limits say what is surely kept; whole segments go, from the start of the log.
+Rows within either limit are never dropped. Whole segments are dropped, from the start of the log.
 
-* By time: a segment goes when everything in it is older than the limit, by the cluster's clock. A segment's own time is
-  its commit, or where a log writer wrote it, when that began; so its last entry is only known to be older than the time
-  of the segment after it, or the log's last change for the last segment. A commit may have come up to
-  COMMIT_TIME_LAG_MS after its time, so it is kept so much longer.
-* By size: a segment goes when the log is still as large as the limit without it. Bytes of an open tail are not counted.
+* By time: a segment is dropped when everything in it is older than the limit, by the cluster's clock. A segment's time
+  is its commit. For a log writer's segment it is when the segment was begun, so its last entry is only known to be
+  older than the next segment's time, or than the log's last change for the last segment. A commit may happen up to
+  COMMIT_TIME_LAG_MS after its time, so segments are kept that much longer.
+* By size: a segment is dropped if the log without it still has the limit's size. Bytes of an open tail are not counted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_LIMIT: Final = (1 << 63) - 1
 
 
 class SetPolicy:
-    """The change that stores ``policy``, over what was stored before."""
+    """The change that stores ``policy`` and replaces the stored one."""
 
     def __init__(self, paths: LogPaths, policy: Policy) -> None:
         for name, value in (
@@ -68,30 +68,30 @@ class SetPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ReadPolicy:
-    """The policy, and what a transaction that drops data by it checks: that it is still the same."""
+    """The policy, and the check that it is unchanged, for transactions that drop data because of it."""
 
     policy: Policy
     check: CheckOp
 
 
 def policy_of(znode: Znode | None, paths: LogPaths) -> ReadPolicy:
-    """Raises MetadataFormatError, also where there is none: it is made with the log."""
+    """Decode the policy. Raises MetadataFormatError, also if there is none: it is created with the log."""
     if znode is None:
         raise MetadataFormatError(f"log {paths.name}: its policy {paths.policy} is missing")
     return ReadPolicy(decode_policy(znode.data, paths.policy), CheckOp(paths.policy, znode.version))
 
 
 def policy_steps(paths: LogPaths) -> Steps[ReadPolicy]:
-    """Raises NoSuchLogError, LogReplacedError, MetadataFormatError, MetadataUnavailableError."""
+    """Read the policy. Raises NoSuchLogError, LogReplacedError, MetadataFormatError, MetadataUnavailableError."""
     yield from sync_steps(paths)
-    # In this order: without a policy the head tells that the log was deleted.
+    # In this order: if the policy is missing, the head shows that the log was deleted.
     znodes = yield from read_steps(paths, (paths.policy, paths.head))
     head_of(znodes[paths.head], paths)
     return policy_of(znodes[paths.policy], paths)
 
 
 def offset_to_keep(segments: SegmentList, policy: Policy, now_ms: int) -> int:
-    """From where on the policy asks for the log; a truncation up to there drops what it does not ask for."""
+    """Return the first offset that the policy keeps. Truncating up to there drops everything else."""
     kept = segments.first_offset
     if policy.retention_time_ms:
         kept = max(kept, _kept_by_time(segments, now_ms - policy.retention_time_ms - COMMIT_TIME_LAG_MS))
@@ -101,7 +101,7 @@ def offset_to_keep(segments: SegmentList, policy: Policy, now_ms: int) -> int:
 
 
 class Retain:
-    """``truncate``, which ``read`` asks for; nothing where the policy is another one by now."""
+    """``truncate``, as the policy in ``read`` requires. Does nothing if the policy has changed."""
 
     def __init__(self, truncate: Truncate, read: ReadPolicy) -> None:
         self.paths = truncate.paths
@@ -110,7 +110,7 @@ class Retain:
         self._read = read
 
     def decide(self, readings: Readings, now_ms: int, maybe: int | None) -> AlreadyDone[int] | Plan[int]:
-        """Raises NoSuchLogError, LogReplacedError; MetadataFormatError where a znode cannot be understood."""
+        """Raises NoSuchLogError, LogReplacedError, and MetadataFormatError if a znode cannot be decoded."""
         readings.require(self.paths.policy, self.paths.head)
         read_head(readings, self.paths)
         if policy_of(readings.get(self.paths.policy), self.paths).check != self._read.check:
@@ -129,11 +129,11 @@ def retention_steps(
     *,
     dry_run: bool = False,
 ) -> Steps[int]:
-    """Truncate what ``policy`` (default: the stored one) does not ask for; the log's first offset then.
+    """Truncate what ``policy`` (default: the stored one) does not keep. Returns the log's resulting first offset.
 
     With ``dry_run`` nothing is changed, and the result is where the log would begin. ``check_clock`` raises
-    ClockDifferenceError where this machine's clock and the cluster's disagree. Raises that, LogRangeGoneError where
-    another truncated the log meanwhile, and what reading the list and changing it raise.
+    ClockDifferenceError if this machine's clock differs from the cluster's. Raises that, LogRangeGoneError if another
+    process truncated the log in the meantime, and the errors of reading and changing the list.
     """
     if not dry_run:
         yield from measure_clock_steps(paths)
@@ -148,7 +148,7 @@ def retention_steps(
 
 
 def _truncation(paths: LogPaths, segments: SegmentList, policy: Policy, now_ms: int) -> tuple[int, Truncate | None]:
-    """The first offset, and the change that drops what ``policy`` does not ask for, if there is any."""
+    """Return the first offset, and the change that drops what ``policy`` does not keep, if any."""
     kept = offset_to_keep(segments, policy, now_ms)
     if kept <= segments.first_offset:
         return segments.first_offset, None
@@ -162,14 +162,14 @@ def _truncation(paths: LogPaths, segments: SegmentList, policy: Policy, now_ms: 
 def _kept_by_time(segments: SegmentList, since_ms: int) -> int:
     if segments.last_commit_time_ms < since_ms:
         return segments.next_offset
-    # The segment before the first that is young enough may have entries written until that one began.
+    # The segment before the first one that is young enough may have entries written until that one began.
     return max(segments.first_offset, segments.offset_at(since_ms) - 1)
 
 
 def _kept_by_size(segments: SegmentList, limit_bytes: int) -> int:
     later_bytes = 0
     for table in segments.tables_from_end():
-        # Bytes from each segment to the end of the log; falls from segment to segment.
+        # Bytes from each segment to the end of the log; they decrease from segment to segment.
         to_end = later_bytes + np.cumsum(table.size_bytes[::-1])[::-1]
         if to_end[0] >= limit_bytes:
             return int(table.base_offset[np.flatnonzero(to_end >= limit_bytes)[-1]])

@@ -1,8 +1,8 @@
-"""Truncation: the log begins at a later offset. No I/O.
+"""Truncation: makes the log begin at a later offset. No I/O.
 
-Whole segments leave the list, from its start. Only the head is written; segments and pages before it wait for the
-reaper. Segments, once sealed, never change and never move to another page, so where a segment starts
-(:class:`SegmentStart`) stays true whatever others do, and the version of the head is all that has to hold.
+Whole segments leave the list, from its start. Only the head is written. The reaper removes the segments and pages
+before it later. A sealed segment never changes and never moves to another page. So where a segment starts
+(:class:`SegmentStart`) stays true, and only the version of the head must be checked.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class SegmentStart:
 
 
 class Truncate:
-    """The change that drops all segments wholly below ``up_to_offset``; its result is the first offset then.
+    """The change that drops all segments entirely below ``up_to_offset``. Its result is the new first offset.
 
-    The segment that holds ``up_to_offset`` stays whole. The log's end drops all that is sealed, and so does an offset
-    in an open tail, which stays. An offset beyond the end is refused: it is a mistake, and would drop everything.
-    ``start`` says where the segment starts: it must be given where its page has left ZooKeeper for the index, and may
-    be given else. ``tail_end`` is the end of an open tail as the caller saw it, which the list does not tell.
+    The segment that holds ``up_to_offset`` stays whole. The log's end as offset drops everything sealed. So does an
+    offset in an open tail, which stays. An offset beyond the end is refused: it is a mistake that would drop everything.
+    ``start`` says where the segment starts. It is required if the segment's page has left ZooKeeper for the index, and
+    optional otherwise. ``tail_end`` is the end of an open tail as the caller saw it, because the list does not hold it.
     """
 
     def __init__(
@@ -56,15 +56,15 @@ class Truncate:
         return "truncate again, it does no more than once"
 
     def decide(self, readings: Readings, now_ms: int, maybe: int | None) -> AlreadyDone[int] | Plan[int]:
-        """Raises NoSuchLogError, LogReplacedError; InvalidArgumentError for an offset beyond the end;
-        MetadataFormatError where a znode cannot be understood."""
+        """Raises NoSuchLogError, LogReplacedError, InvalidArgumentError for an offset beyond the end, and
+        MetadataFormatError if a znode cannot be decoded."""
         read = read_head(readings, self.paths)
         head = read.head
-        # What came into the log after it took effect stays, though it may lie below the offset too.
+        # Data appended after it took effect stays, even if it lies below the offset too.
         wanted = self._up_to_offset if maybe is None else maybe
         if wanted <= head.first_offset:
             return AlreadyDone(head.first_offset)
-        # A tail that was seen ends no earlier once it is sealed.
+        # Once sealed, a tail ends no earlier than its end as seen.
         end = max(head.next_offset, self._tail_end)
         if self._up_to_offset > end:
             raise InvalidArgumentError(
@@ -88,7 +88,7 @@ class Truncate:
 
 
 def _page_with(readings: Readings, paths: LogPaths, head: Head, offset: int) -> tuple[SegmentPage, int]:
-    """The page that holds ``offset``, which is in the log, and its version; found by bisection."""
+    """Find the page that holds ``offset``, which is in the log, by bisection. Returns the page and its version."""
     if head.index is not None and offset < head.index.end_offset:
         raise MetadataFormatError(
             f"log {paths.name}: offset {offset} is in a page that left ZooKeeper for the index ledger"
@@ -107,7 +107,7 @@ def _page(readings: Readings, paths: LogPaths, head: Head, number: int) -> tuple
     path = paths.page(number)
     znode = readings.get(path)
     if znode is None:
-        # It left ZooKeeper after the head was read; else the list is damaged, and the readings stay as they are.
+        # It left ZooKeeper after the head was read. Otherwise the list is damaged, and a retry reads the same.
         raise StaleError(f"page {path} is missing")
     return decode_page(znode.data, path, log_id=head.log_id, number=number), znode.version
 
