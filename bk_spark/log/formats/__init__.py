@@ -1,3 +1,3 @@
-"""What a log keeps in ZooKeeper and in index ledgers, byte by byte, and the names of its znodes. Pure; every part
-of ``log`` comes in here.
+"""What a log stores in ZooKeeper and in index ledgers, byte by byte, and its znode names. Pure. Every part of ``log``
+may import this.
 """

@@ -1,4 +1,4 @@
-"""What tasks tell the driver, and what the driver asks to be committed."""
+"""What tasks report to the driver, and what the driver asks to commit."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class LedgerRange:
 
     @property
     def entries(self) -> int:
-        """How many entries there are."""
+        """The number of entries."""
         return self.last_entry - self.first_entry + 1
 
     def continued_by(self, other: LedgerRange) -> bool:
@@ -60,7 +60,7 @@ class LedgerRange:
         return (self.ledger_id, self.last_entry + 1) == (other.ledger_id, other.first_entry)
 
     def with_continuation(self, other: LedgerRange) -> LedgerRange:
-        """This range and ``other``, which continues it, as one range."""
+        """Return one range that covers this range and ``other``, which continues it."""
         return replace(
             self,
             last_entry=other.last_entry,
@@ -71,7 +71,7 @@ class LedgerRange:
 
 @dataclass(frozen=True, slots=True)
 class CommitMessage:
-    """One task's result: where the rows of a partition are, in order. Small, and can be pickled.
+    """One task's result: where the rows of a partition are, in order. Small and picklable.
 
     Parameters
     ----------
@@ -80,17 +80,17 @@ class CommitMessage:
     app
         The name of the application in the log (``txnAppId``).
     run
-        The id of the run: of one start of a streaming query, or of one batch write.
+        The id of the run: one start of a streaming query, or one batch write.
     query_id
         The id of the streaming query.
     batch_id
         The number of the batch (``txnVersion``).
     partition
-        The number of the partition, from 0 on.
+        The number of the partition, starting at 0.
     ranges
-        Where the rows are. Several ranges if the task had to change its ledger, none if it had no rows.
+        Where the rows are. Several ranges if the task had to change its ledger. Empty if it had no rows.
     query_batch_id
-        The query's own number of the batch. In ``foreachBatch`` it can differ from ``batch_id``.
+        The query's own batch number. In ``foreachBatch`` it can differ from ``batch_id``.
     """
 
     log_id: str
@@ -112,32 +112,32 @@ class CommitRequest:
     log_id
         The id of the log.
     app
-        The name of the application. A batch number counts once for each application.
+        The name of the application. Each batch number is committed once per application.
     run
         The id of the run.
     query_id
-        The id of the streaming query, the same after a restart, also for a batch write in its ``foreachBatch``. Any
-        other batch write gives a constant: if it is repeated with the same ``app`` and ``batch_id``, it counts as done
-        and not as another query's batch.
+        The id of the streaming query. It stays the same after a restart, also for a batch write in the query's
+        ``foreachBatch``. Any other batch write passes a constant. If that write is repeated with the same ``app`` and
+        ``batch_id``, it counts as done and not as another query's batch.
     batch_id
         The number of the batch.
     messages
-        One for each partition, in any order. May be empty.
+        One per partition, in any order. May be empty.
     overwrite
-        Let the log begin with this batch.
+        Make the log begin with this batch.
     anonymous
         A batch write without a name: ``app`` is a new UUID, and ``batch_id`` is 0.
     fence_tail
-        End a log writer that holds the tail. Otherwise the commit is refused while that writer lives.
+        End a log writer that holds the tail. Otherwise the commit is refused while that writer is alive.
     query_batch_id
-        The query's own number of the batch. None for a batch write outside of ``foreachBatch``.
+        The query's own batch number. None for a batch write outside of ``foreachBatch``.
     skip_committed
-        Count the batch as done if the query has committed later ones. Its checkpoint was set back.
+        Count the batch as done if the query has committed later ones. For a query whose checkpoint was set back.
 
     Raises
     ------
     InvalidArgumentError
-        If an argument is out of bounds, or the messages do not belong together.
+        If an argument is out of bounds, or the messages are inconsistent.
     LogReplacedError
         If a message was written for another log.
     """
@@ -153,7 +153,7 @@ class CommitRequest:
     fence_tail: bool = False
     query_batch_id: int | None = None
     skip_committed: bool = False
-    #: All ranges in partition order. Neighbours that continue each other are one.
+    #: All ranges in partition order. Adjacent ranges that continue each other are merged.
     ranges: tuple[LedgerRange, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -179,7 +179,7 @@ class CommitRequest:
 
     @property
     def rows(self) -> int:
-        """How many rows the batch has."""
+        """The number of rows in the batch."""
         return sum(part.rows for part in self.ranges)
 
     @classmethod
@@ -192,7 +192,7 @@ class CommitRequest:
         fence_tail: bool = False,
         skip_committed: bool = False,
     ) -> CommitRequest:
-        """Make the request of a driver that knows its query only from the messages.
+        """Create the request when the driver knows its query only from the messages.
 
         Parameters
         ----------
@@ -209,7 +209,7 @@ class CommitRequest:
         Raises
         ------
         InvalidArgumentError
-            If there is no message, or the messages do not belong together.
+            If there is no message, or the messages are inconsistent.
         """
         if not messages:
             raise InvalidArgumentError("no commit message: the batch cannot be told")

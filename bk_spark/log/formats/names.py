@@ -4,23 +4,23 @@
 
     <root>/<log>                              head
     <root>/<log>/id-<log id>                  empty; exists as long as this log does
-    <root>/<log>/deleting-<log id>            empty; in its place from the beginning of the log's deletion to its end
+    <root>/<log>/deleting-<log id>            empty; replaces id-<log id> while the log is being deleted
     <root>/<log>/settings
     <root>/<log>/pages/<n>                    n in 10 decimal digits
     <root>/<log>/apps/<app>
-    <root>/<log>/ledgers/<app>/<run>          empty; written by whoever condemns a ledger of the run
+    <root>/<log>/ledgers/<app>/<run>          empty; written whenever a ledger of the run is condemned
     <root>/<log>/ledgers/<app>/<run>/<id>     registration of a ledger, id in decimal
-    <root>/<log>/ledgers/+writers/<id>/<id>   the same of log writers: writer's id, ledger's id
-    <root>/<log>/ledgers/+index/<id>/<id>     the same of index ledgers: id of the move, ledger's id
-    <root>/<log>/appended/<id>                a ledger that the log did not make, and that is part of it
+    <root>/<log>/ledgers/+writers/<id>/<id>   the same for log writers: writer's id, ledger's id
+    <root>/<log>/ledgers/+index/<id>/<id>     the same for index ledgers: id of the move, ledger's id
+    <root>/<log>/appended/<id>                a ledger that is part of the log but was not made for it
     <root>/<log>/owner                        the log writer that holds the tail open, ephemeral
     <root>/<log>/policy                       retention
-    <root>/<log>/maintenance                  when maintenance was last begun
+    <root>/<log>/maintenance                  when maintenance last began
     <root>/<log>/lock                         queue of the advisory lock
-    <root>/<log>/lock/<token>-<n>             a place in it, ephemeral; who has the lowest n holds the lock
+    <root>/<log>/lock/<token>-<n>             a place in it, ephemeral; the lowest n holds the lock
 
-The znode named after the log id ties a transaction to one log: a log made again under an old name has
-another id, so an operation that checks the znode fails, whatever versions the new log's znodes have.
+The znode named after the log id ties a transaction to one log. A log that is created again under an old name has
+another id. So an operation that checks the znode fails, whatever versions the new log's znodes have.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from urllib.parse import quote
 from bk_spark.protocol.errors import InvalidArgumentError
 
 DEFAULT_ROOT: Final = "/bk_spark/logs"
-#: In the custom metadata of every ledger that is made for a log: the log's name and id. For people. And no other log
-#: takes such a ledger in, since its own log deletes it.
+#: Key in the custom metadata of every ledger made for a log. The value is the log's name and id, for people. It also
+#: keeps other logs from taking the ledger, because its own log deletes it.
 MADE_FOR: Final = "bk_spark.log"
 
-#: In the place of an escaped application name, which never holds a plus sign.
+#: Used in place of an escaped application name, which never contains a plus sign.
 WRITERS: Final = "+writers"
 INDEX: Final = "+index"
 
-# Kafka's topic names and a leading underscore are allowed, a leading dot or dash is not: "." and ".."
-# are no znode names, and a dash first looks like an option on a command line.
+# Kafka's topic names and a leading underscore are allowed. A leading dot or dash is not: "." and ".." are not valid
+# znode names, and a leading dash looks like an option on a command line.
 _LOG_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 _MAX_ID_BYTES: Final = 255
 
 
 def check_log_name(name: str) -> str:
-    """``name``, or InvalidArgumentError where no log can be called so."""
+    """Return ``name``, or raise InvalidArgumentError if it is not a valid log name."""
     if not is_log_name(name):
         raise InvalidArgumentError(
             f"log name {name!r} is not allowed: use 1 to 255 of the characters A-Z a-z 0-9 . _ - "
@@ -62,10 +62,10 @@ def is_log_name(name: str) -> bool:
 
 
 def escape_id(kind: str, text: str) -> str:
-    """``text`` (an application's name or a run id: any string) as the name of a znode.
+    """Encode ``text`` (an application's name or a run id: any string) as the name of a znode.
 
-    UTF-8 bytes other than ``A-Z a-z 0-9 _ - ~`` become ``%XX``, dots too, so that no result is ``.`` or
-    ``..``. Different texts have different results. ``kind`` is for the error message.
+    UTF-8 bytes other than ``A-Z a-z 0-9 _ - ~`` become ``%XX``, including dots, so that no result is ``.`` or
+    ``..``. Different texts give different results. ``kind`` is for the error message.
     """
     size_bytes = utf8_length(kind, text)
     if not 1 <= size_bytes <= _MAX_ID_BYTES:
@@ -76,7 +76,7 @@ def escape_id(kind: str, text: str) -> str:
 
 
 def utf8_length(kind: str, text: str) -> int:
-    """Bytes of ``text`` as UTF-8. Raises InvalidArgumentError, naming ``kind``, where it has lone surrogates."""
+    """Return the length of ``text`` in UTF-8. Raises InvalidArgumentError, naming ``kind``, for lone surrogates."""
     try:
         return len(text.encode())
     except UnicodeEncodeError as error:
@@ -84,7 +84,7 @@ def utf8_length(kind: str, text: str) -> int:
 
 
 def check_root(root: str) -> str:
-    """``root``, or InvalidArgumentError where it is no path that logs can be kept under."""
+    """Return ``root``, or raise InvalidArgumentError if logs cannot be stored under this path."""
     parts = root.split("/")
     if len(parts) < 2 or parts[0] != "" or any(part in ("", ".", "..") for part in parts[1:]):
         raise InvalidArgumentError(
@@ -94,13 +94,13 @@ def check_root(root: str) -> str:
 
 
 def clock_path(root: str) -> str:
-    """The znode that is written to learn the servers' time. No log has such a name."""
+    """Return the znode that is written to learn the servers' time. No log can have its name."""
     return f"{root}/+clock"
 
 
 @dataclass(frozen=True, slots=True)
 class LogPaths:
-    """Paths of one log; ``log_id`` as a UUID in its usual text form."""
+    """Paths of one log. ``log_id`` is a UUID in its usual text form."""
 
     root: str
     name: str
@@ -147,11 +147,11 @@ class LogPaths:
         return f"{self.run(app, run)}/{ledger_id}"
 
     def run_at(self, app_key: str, run_key: str) -> str:
-        """By the names of the znodes: :func:`app_key` and :func:`run_key`, or ``WRITERS`` or ``INDEX`` and a UUID."""
+        """Path of a run by znode names: :func:`app_key` and :func:`run_key`, or ``WRITERS`` or ``INDEX`` and a UUID."""
         return f"{self.runs_at(app_key)}/{run_key}"
 
     def runs_at(self, app_key: str) -> str:
-        """The znode above those of the runs."""
+        """Return the parent znode of an application's runs."""
         return f"{self.ledgers}/{app_key}"
 
     @property
@@ -183,7 +183,7 @@ class LogPaths:
 
 
 def app_key(app: str) -> str:
-    """An application's name as the name of its znodes."""
+    """Return the znode name for an application's name."""
     return escape_id("application", app)
 
 

@@ -1,29 +1,29 @@
 """Pages of segments: ``<log>/pages/<n>``, at most 32 KiB, message ``SegmentPage``.
 
-Columns of varints (protobuf's packed repeated fields), each predicted from what came before and stored
-as the difference, so that most values take one byte or none:
+Columns of varints (protobuf's packed repeated fields). Each value is predicted from the preceding ones, and the
+difference is stored, so that most values take one byte or none:
 
 ==================== ==========================================================================
 field                meaning
 ==================== ==========================================================================
-base_offset          offset of the first segment; the others follow without holes
-ledger_id_deltas     table of ledgers by first appearance; id minus the id before it (0 at first)
+base_offset          offset of the first segment; the others follow without gaps
+ledger_id_deltas     table of ledgers by first appearance; id minus the previous id (0 at first)
 ledger_first_entries first entry of the ledger's first segment in this page
 entries              number of entries; 0 for an open tail
-ledger_index_deltas  index into the table, minus the index of the segment before (0 at first)
-gap_position_deltas  positions of segments that do not start where the ledger's segment before
-                     ended; position minus the one before (0 at first)
+ledger_index_deltas  index into the table, minus the previous segment's index (0 at first)
+gap_position_deltas  positions of segments that do not start where the ledger's previous segment
+                     ended; position minus the previous one (0 at first)
 gap_entries          for each of them: first entry minus that end
 rows_per_entry       r, chosen by the writer
 row_residuals        rows - r * entries
 bytes_per_row        b, chosen by the writer
 byte_residuals       bytes - b * rows
 time_run_repeats     number of consecutive segments with one commit time, less 1
-time_run_deltas_ms   their time minus the run's before (base_time_ms at first)
+time_run_deltas_ms   their time minus the previous run's (base_time_ms at first)
 ==================== ==========================================================================
 
 ``ledger_first_entries``, ``ledger_index_deltas``, ``row_residuals``, ``byte_residuals`` and
-``time_run_repeats`` are left out where all their values are 0. Only the last segment can be an open tail.
+``time_run_repeats`` are omitted if all their values are 0. Only the last segment can be an open tail.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from bk_spark.protocol.errors import LogReplacedError, MetadataFormatError
 PAGE_VERSION: Final = 1
 MAX_PAGE_BYTES: Final = 32 * 1024
 
-# A page of which this much is used counts as full: finding the very last segment that fits is not worth it.
+# A page filled to this size counts as full. Finding the very last segment that fits is not worth it.
 _FULL_BYTES: Final = MAX_PAGE_BYTES * 15 // 16
 _FIRST_GUESS_SEGMENTS: Final = 4096
 _MAX_PRODUCT: Final = 1 << 62
@@ -58,7 +58,7 @@ _MAX_INT64: Final = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentPage:
-    """One page: ``table`` holds segments from ``base_offset`` on."""
+    """One page: ``table`` holds segments starting at ``base_offset``."""
 
     log_id: str
     number: int
@@ -75,7 +75,7 @@ class SegmentPage:
 
 
 def encode_page(page: SegmentPage) -> bytes:
-    """The znode's content. May be longer than MAX_PAGE_BYTES: see :func:`fill_pages`."""
+    """Encode the znode's content. It may be longer than MAX_PAGE_BYTES: see :func:`fill_pages`."""
     table = page.table
     message = pb.SegmentPage(
         format_version=PAGE_VERSION,
@@ -110,7 +110,7 @@ def encode_page(page: SegmentPage) -> bytes:
 
 
 def decode_page(data: bytes, path: str, *, log_id: str, number: int) -> SegmentPage:
-    """The page in ``data``, checked to be page ``number`` of the log.
+    """Decode a page and check that it is page ``number`` of the log.
 
     Raises MetadataFormatError, and LogReplacedError for a page of another log.
     """
@@ -127,9 +127,9 @@ def decode_page(data: bytes, path: str, *, log_id: str, number: int) -> SegmentP
 
 
 def fill_pages(tail: SegmentPage, added: SegmentTable) -> list[tuple[SegmentPage, bytes]]:
-    """Append ``added`` to the log whose tail page is ``tail``; the pages that are new or changed, encoded.
+    """Append ``added`` to the log whose tail page is ``tail``. Returns the new and changed pages, encoded.
 
-    The first is the tail page itself, unless nothing more fits into it; the last is the new tail page.
+    The first is the tail page itself, unless it has no room left. The last is the new tail page.
     """
     pages: list[tuple[SegmentPage, bytes]] = []
     page, rest = tail, added
@@ -145,7 +145,7 @@ def fill_pages(tail: SegmentPage, added: SegmentTable) -> list[tuple[SegmentPage
 
 
 def _take(page: SegmentPage, rest: SegmentTable) -> tuple[int, bytes]:
-    """How many segments of ``rest`` fit into ``page`` (about: see _FULL_BYTES), and the page with them."""
+    """Return how many segments of ``rest`` fit into ``page`` (approximately: see _FULL_BYTES), and that page."""
     fits, best = 0, b""
     limit = min(len(rest), MAX_PAGE_BYTES)
     guess = min(limit, _FIRST_GUESS_SEGMENTS)
@@ -211,7 +211,7 @@ def _decode_table(message: pb.SegmentPage) -> SegmentTable:
 
 
 def _decode_first_entries(message: pb.SegmentPage, index: Int64s, entries: Int64s, ledgers: int) -> Int64s:
-    """A ledger's next segment starts at its first entry in the page, plus all entries and gaps since."""
+    """A ledger's next segment starts at its first entry in the page, plus all its entries and gaps so far."""
     count = len(entries)
     positions = np.cumsum(_column(message.gap_position_deltas))
     gap_entries = _column(message.gap_entries)
@@ -223,7 +223,7 @@ def _decode_first_entries(message: pb.SegmentPage, index: Int64s, entries: Int64
     order, group_starts, group_of = _by_ledger(index)
     steps = gaps[order]
     steps[1:] += entries[order][:-1]
-    # One running sum over all ledgers, from which each ledger's own start is taken off again.
+    # One running sum over all ledgers, from which each ledger's own start is subtracted.
     sums = np.cumsum(steps)
     sums -= sums[group_starts][group_of]
     first_entry = np.empty(count, np.int64)
@@ -232,7 +232,7 @@ def _decode_first_entries(message: pb.SegmentPage, index: Int64s, entries: Int64
 
 
 def _gaps(index: Int64s, ledgers: int, table: SegmentTable) -> tuple[Int64s, Int64s]:
-    """Per segment its first entry minus the end of the ledger's segment before; per ledger its first entry."""
+    """Return, per segment, its first entry minus the previous end in its ledger; per ledger, its first entry."""
     order, group_starts, _ = _by_ledger(index)
     first = table.first_entry[order]
     expected = np.empty_like(first)
@@ -246,14 +246,14 @@ def _gaps(index: Int64s, ledgers: int, table: SegmentTable) -> tuple[Int64s, Int
 
 
 def _by_ledger(index: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """Segments sorted by ledger (kept in order within one): positions, where groups start, each one's group."""
+    """Sort segments by ledger, stable within one. Returns positions, where groups start, and each segment's group."""
     order = np.argsort(index, kind="stable")
     changes = np.diff(index[order], prepend=-1) != 0
     return order, np.flatnonzero(changes), np.cumsum(changes) - 1
 
 
 def _ledger_table(ledger_id: Int64s) -> tuple[Int64s, Int64s]:
-    """Index of each segment's ledger, and the ledgers in order of first appearance."""
+    """Return the index of each segment's ledger, and the ledgers in order of first appearance."""
     ledgers, first_positions, inverse = np.unique(ledger_id, return_index=True, return_inverse=True)
     by_appearance = np.argsort(first_positions)
     rank = np.empty_like(by_appearance)
@@ -262,7 +262,7 @@ def _ledger_table(ledger_id: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def _mean(total: Int64s, count: Int64s) -> int:
-    """Whole-numbered mean of ``total`` per ``count``, or 0 where multiplying it back could overflow."""
+    """Return the integer mean of ``total`` per ``count``, or 0 if multiplying it back could overflow."""
     mean = int(total.sum()) // max(1, int(count.sum()))
     return mean if mean * int(count.max()) < _MAX_PRODUCT else 0
 
@@ -283,8 +283,8 @@ def _unless_zero(column: Int64s) -> list[int]:
 
 
 def int64_column(values: Sequence[int]) -> Int64s:
-    """A repeated field as an array. Raises OverflowError for a value of 2**63 or more."""
-    # Newer releases of protobuf give the whole field at once, in its own type.
+    """Convert a repeated field to an array. Raises OverflowError for a value of 2**63 or more."""
+    # Newer protobuf releases return the whole field at once, in its own type.
     column = np.asarray(values) if len(values) else np.empty(0, np.int64)
     if column.dtype != np.int64 and column.max() > _MAX_INT64:
         raise OverflowError(f"{column.max()} is more than a signed number of 64 bits")
@@ -292,7 +292,7 @@ def int64_column(values: Sequence[int]) -> Int64s:
 
 
 def _column(values: Sequence[int], count: int | None = None) -> Int64s:
-    """The same; ``count`` zeros where the field may be left out, and is."""
+    """Like :func:`int64_column`. Returns ``count`` zeros if an optional field is omitted."""
     column = int64_column(values)
     if count is None:
         return column

@@ -1,4 +1,4 @@
-"""Segments: ranges of entries of ledgers, one after another in a log.
+"""Segments: ranges of ledger entries, one after another in a log.
 
 Offsets count entries and are half-open, ``[start, end)``. Entry ids within a ledger are inclusive, as
 everywhere in BookKeeper.
@@ -14,13 +14,13 @@ import numpy as np
 
 from bk_spark.protocol.arrays import Int64s
 
-#: Sums over a whole page of any column stay far below 2**63.
+#: Keeps the sum of any column over a whole page far below 2**63.
 MAX_SEGMENT_ENTRIES: Final = 1 << 40
 MAX_SEGMENT_ROWS: Final = 1 << 46
 MAX_SEGMENT_BYTES: Final = 1 << 46
-#: A commit's time is the cluster's, a little before the commit: what is known of that time errs to the early side (by a
-#: call's time at most), and a transaction comes after its decision (by a session's time at most: then it is refused).
-#: Who drops what is old by commit times allows for so much.
+#: A commit's time is the cluster's time slightly before the commit. The known time lags by at most one call, and the
+#: transaction follows the decision by at most a session's time (later it is refused). Code that drops old data by
+#: commit time allows for this lag.
 COMMIT_TIME_LAG_MS: Final = 2 * 60_000
 
 
@@ -42,7 +42,7 @@ class Segment:
 
     @property
     def entries(self) -> int:
-        """0 for an open tail."""
+        """The number of entries; 0 for an open tail."""
         return 0 if self.last_entry is None else self.last_entry - self.first_entry + 1
 
     @property
@@ -50,14 +50,14 @@ class Segment:
         return self.base_offset + self.entries
 
     def entry_at(self, offset: int) -> int:
-        """Entry id of the entry at ``offset``, which must lie in this segment."""
+        """Return the id of the entry at ``offset``, which must be in this segment."""
         assert self.base_offset <= offset < self.end_offset, f"offset {offset} is outside of {self}"
         return self.first_entry + offset - self.base_offset
 
     def clip(self, start: int, end: int) -> Segment:
-        """The part of a sealed segment within offsets ``[start, end)``, which must not be empty.
+        """Return the part of a sealed segment within offsets ``[start, end)``, which must not be empty.
 
-        Rows and bytes of a part are estimates, in proportion to its entries: the list knows only sums.
+        Rows and bytes of a part are estimates, proportional to its entries, because the list holds only sums.
         """
         first, last = max(start, self.base_offset), min(end, self.end_offset)
         if (first, last) == (self.base_offset, self.end_offset):
@@ -74,7 +74,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentTable:
-    """Consecutive segments in columns of int64, all of one length. ``entries`` is 0 for an open tail."""
+    """Consecutive segments in int64 columns of equal length. ``entries`` is 0 for an open tail."""
 
     ledger_id: Int64s
     first_entry: Int64s
@@ -114,7 +114,7 @@ class SegmentTable:
         return len(self.entries)
 
     def moved(self, offset: int, commit_time_ms: int) -> SegmentTable:
-        """The same segments with the first one at ``offset``, committed at this time."""
+        """Return the same segments starting at ``offset``, with the given commit time."""
         by = offset - int(self.base_offset[0]) if len(self) else 0
         times = np.full(len(self), commit_time_ms, np.int64)
         return replace(self, base_offset=self.base_offset + by, commit_time_ms=times)
@@ -131,11 +131,11 @@ class SegmentTable:
 
     @property
     def end_offset(self) -> int:
-        """Offset after the last segment; the table must not be empty."""
+        """The offset after the last segment. The table must not be empty."""
         return int(self.base_offset[-1] + self.entries[-1])
 
     def overlapping(self, start: int, end: int) -> SegmentTable:
-        """The sealed segments that hold any offset of ``[start, end)``, whole."""
+        """Return the whole sealed segments that hold any offset of ``[start, end)``."""
         if start >= end:
             return self[:0]
         low = int(np.searchsorted(self.base_offset + self.entries, start, side="right"))

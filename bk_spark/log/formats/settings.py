@@ -1,7 +1,7 @@
-"""A log's settings, fixed when it is made: ``<log>/settings``, message ``Settings``.
+"""A log's settings, fixed when it is created: ``<log>/settings``, message ``Settings``.
 
-The password itself is not stored. A salted hash of the ledgers' master key is, so that a wrong password
-is refused before a single ledger is made with it.
+The password itself is not stored, only a salted hash of the ledgers' master key. So a wrong password is refused before
+any ledger is made with it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_SCHEMA_BYTES: Final = MAX_SETTINGS_BYTES - 1024
 
 _SALT_BYTES: Final = 16
 _HASH_BYTES: Final = 32
-# About 5 ms. More would buy nothing: Apache's ledger metadata, in the same ZooKeeper, holds the password.
+# About 5 ms. More would gain nothing: Apache's ledger metadata, in the same ZooKeeper, holds the password.
 _ITERATIONS: Final = 10_000
 _MAX_ITERATIONS: Final = 10_000_000
 
@@ -72,14 +72,14 @@ class LogSettings:
     entry_format
         What an entry holds.
     password_check
-        A salted hash that recognises the password. The password itself is not stored.
+        A salted hash that identifies the password. The password itself is not stored.
     schema_json
         For ``arrow``: the schema, in Spark's JSON form. For ``raw``: None.
 
     Raises
     ------
     InvalidArgumentError
-        If the schema does not fit the entry format, is too long, or is no JSON.
+        If the schema does not match the entry format, is too long, or is not valid JSON.
     """
 
     quorum: Quorum
@@ -109,7 +109,7 @@ class LogSettings:
         password: bytes,
         schema_json: str | None = None,
     ) -> LogSettings:
-        """Make the settings of a new log.
+        """Create the settings of a new log.
 
         Parameters
         ----------
@@ -144,7 +144,7 @@ class LogSettings:
         Raises
         ------
         UnauthorizedError
-            If the log was made with another password.
+            If the log was created with another password.
         """
         if self.password_check.matches(password):
             return
@@ -176,7 +176,7 @@ def encode_settings(log_id: str, settings: LogSettings) -> bytes:
 
 
 def decode_settings(data: bytes, path: str) -> tuple[str, LogSettings]:
-    """Log id and settings. Raises MetadataFormatError."""
+    """Decode log id and settings. Raises MetadataFormatError."""
     message = parse(pb.Settings(), data, path, "settings of a log", SETTINGS_VERSION, MAX_SETTINGS_BYTES)
     check = message.password_check
     if not 1 <= check.iterations <= _MAX_ITERATIONS or len(check.hash) != _HASH_BYTES:

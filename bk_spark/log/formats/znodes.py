@@ -1,7 +1,7 @@
-"""Content of a log's small znodes: head, application, registration of a ledger.
+"""Content of a log's small znodes, such as head, application and registration.
 
-Messages are in ``proto/log_formats.proto``; each starts with a format version, and an unknown one is
-refused with MetadataFormatError. Limits are checked before anything is built from the bytes.
+Messages are in ``proto/log_formats.proto``. Each starts with a format version; an unknown version raises
+MetadataFormatError. Limits are checked before anything is built from the bytes.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _Message = TypeVar("_Message", bound=Any)
 
 @dataclass(frozen=True, slots=True)
 class IndexPosition:
-    """Where the pages below ``end_page`` (segments below ``end_offset``) are: found from one entry of
-    the index ledger."""
+    """Where to find the pages below ``end_page`` (segments below ``end_offset``): one entry of the index ledger leads
+    to them."""
 
     ledger_id: int
     entry_id: int
@@ -50,9 +50,11 @@ class IndexPosition:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A log's committed offsets are ``[first_offset, next_offset)``; their segments are in pages
-    ``first_page`` to ``tail_page`` and, where there is an ``index``, in the pages it leads to.
-    ``deleted_time_ms`` is 0 but for a log whose deletion has begun."""
+    """The head of a log. Its committed offsets are ``[first_offset, next_offset)``.
+
+    Their segments are in pages ``first_page`` to ``tail_page``. With an ``index``, also in the pages that it leads to.
+    ``deleted_time_ms`` is 0 unless the log's deletion has begun.
+    """
 
     log_id: str
     first_offset: int = 0
@@ -65,16 +67,16 @@ class Head:
 
     @property
     def first_znode_page(self) -> int:
-        """Pages from here on are znodes; those before have left the list, or ZooKeeper for the index."""
+        """The first page that is a znode. Earlier pages have left the list, or ZooKeeper for the index."""
         return self.first_page if self.index is None else max(self.first_page, self.index.end_page)
 
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """What an application has committed last, and who may commit next.
+    """What an application committed last, and who may commit next.
 
-    ``in_use`` gives for each ledger of the present ``run`` its last committed entry; the ledger that was
-    longest without a commit comes first. Ledgers that left it have that entry in their registration.
+    ``in_use`` gives the last committed entry of each ledger of the current ``run``, ordered by last commit, oldest
+    first. For ledgers that have left it, the registration holds that entry.
     """
 
     app: str
@@ -87,20 +89,20 @@ class Application:
     retired_runs: tuple[str, ...] = ()
     in_use: MappingProxyType[int, int] = field(default_factory=lambda: MappingProxyType({}))
     anonymous: bool = False
-    #: Of the last batch.
+    #: Rows of the last batch.
     rows: int = 0
-    #: The streaming query's own number of the last batch; None where no query committed it.
+    #: The streaming query's own number of the last batch. None if it was not committed by a query.
     query_batch_id: int | None = None
 
     def successor_of(self, run: str) -> str | None:
-        """The run that took over from ``run``, or None where ``run`` is not known to be retired."""
+        """Return the run that took over from ``run``, or None if ``run`` is not known to be retired."""
         line = (*self.retired_runs, self.run)
         return next((later for earlier, later in pairwise(line) if earlier == run), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A ledger made for the log. To be ``condemned`` is the last that is written into its znode."""
+    """A ledger made for the log. ``condemned`` is the last change written to its znode."""
 
     last_committed_entry: int | None = None
     condemned: bool = False
@@ -108,7 +110,7 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The log writer that holds the tail open; ``host`` and ``process_id`` are for people."""
+    """The log writer that holds the tail open. ``host`` and ``process_id`` are for people."""
 
     writer_id: str
     host: str
@@ -118,7 +120,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """A ledger that the log did not make; its first entry is at ``offset``."""
+    """A ledger that was not made for the log. Its first entry is at ``offset``."""
 
     token: bytes
     offset: int
@@ -126,16 +128,16 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What maintenance keeps of a log. Rows within either limit are kept.
+    """What maintenance keeps of a log. Rows within either limit are never dropped.
 
     Parameters
     ----------
     retention_time_ms
-        Keep segments that are younger, in milliseconds. 0: no limit.
+        Keep segments younger than this, in milliseconds. 0: no limit.
     retention_size_bytes
         Keep the newest segments up to this size. 0: no limit.
     orphan_retention_ms
-        Delete a ledger that no segment refers to when it is older, even if its run may still be at work. Milliseconds.
+        Delete an unreferenced ledger that is older than this, even if its run may still be active. Milliseconds.
     delete_grace_ms
         How long a condemned ledger is kept for its readers before it is deleted. Milliseconds.
     """
@@ -298,14 +300,14 @@ def encode_maintenance(token: bytes) -> bytes:
 
 
 def decode_maintenance(data: bytes, path: str) -> bytes:
-    """The token of who last began maintenance."""
+    """Return the token of the process that last began maintenance."""
     message = parse(pb.Maintenance(), data, path, "maintenance of a log", MAINTENANCE_VERSION, _MAX_SMALL_BYTES)
     token: bytes = message.token
     return token
 
 
 def parse(message: _Message, data: bytes, path: str, what: str, version: int, max_bytes: int) -> _Message:
-    """``message`` filled from ``data``. Raises MetadataFormatError, naming ``what`` lies at ``path``."""
+    """Fill ``message`` from ``data``. Raises MetadataFormatError, which names ``what`` is at ``path``."""
     if len(data) > max_bytes:
         raise MetadataFormatError(f"{what} {path} has {len(data)} bytes, more than {max_bytes}")
     try:

@@ -31,8 +31,8 @@ class SegmentStart:
 class Truncate:
     """The change that drops all segments entirely below ``up_to_offset``. Its result is the new first offset.
 
-    The segment that holds ``up_to_offset`` stays whole. The log's end as offset drops everything sealed. So does an
-    offset in an open tail, which stays. An offset beyond the end is refused: it is a mistake that would drop everything.
+    The segment that holds ``up_to_offset`` stays whole. The log's end, or an offset in an open tail, drops everything
+    sealed; the open tail stays. An offset beyond the end is refused: it would drop everything by mistake.
     ``start`` says where the segment starts. It is required if the segment's page has left ZooKeeper for the index, and
     optional otherwise. ``tail_end`` is the end of an open tail as the caller saw it, because the list does not hold it.
     """

@@ -1,1 +1,1 @@
-"""Generated from the ``.proto`` files here by ``make proto``. Only ``log.formats`` and the index come in here."""
+"""Generated from the ``.proto`` files here by ``make proto``. Imported only by ``log.formats`` and the index."""
