@@ -1,4 +1,4 @@
-"""The bookie: a server for ledgers that Apache BookKeeper's clients and tools can use.
+"""The bookie: a server for ledgers that works with Apache BookKeeper's clients and tools.
 
-:mod:`process` starts it, :mod:`service` puts its parts together, :mod:`bookie` is what a client may ask of it.
+:mod:`process` starts it, :mod:`service` assembles its parts, :mod:`bookie` implements the client operations.
 """

@@ -1,7 +1,7 @@
 """The bookie: the operations that clients may request, between the storage and the front ends.
 
-All methods are called in the event loop. Adds and fences take effect in the order of the calls: entries that were added
-before a fence precede it in the journal, and later adds are refused.
+All methods are called in the event loop. Adds and fences take effect in call order: entries added before a fence
+precede it in the journal, and later adds are refused.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _LOG: Final = logging.getLogger(__name__)
 #: Called with the outcome of an add: one code for all of its entries, or one for each.
 AddDone = Callable[[Code | Int32s], None]
 
-#: Key and explicit LAC packet must fit into an index file's header together.
+#: The key and an explicit LAC packet must both fit into an index file's header.
 _MAX_KEY_BYTES: Final = 256
 _MAX_LAC_PACKET_BYTES: Final = INDEX_HEADER_BYTES - 64 - _MAX_KEY_BYTES
 
 
 class Bookie:
-    """Adds, reads, fences over one :class:`LedgerStorage`. ``state`` says whether the bookie takes adds."""
+    """Adds, reads and fences over one :class:`LedgerStorage`. ``state`` says whether the bookie accepts adds."""
 
     def __init__(self, storage: LedgerStorage, state: BookieState) -> None:
         self._storage = storage
@@ -48,21 +48,21 @@ class Bookie:
         self._reader = EntryReader(storage, self.counters)
 
     def close(self) -> None:
-        """End the reader threads. Whoever opened the storage closes it."""
+        """End the reader threads. The owner of the storage closes it."""
         self._reader.close()
 
     def descriptor(self, ledger_id: int) -> LedgerDescriptor | Code | None:
-        """What is known of a ledger: None if nothing, IO_ERROR if its index file cannot be read."""
+        """The ledger's descriptor; None if the ledger is unknown, IO_ERROR if its index file cannot be read."""
         return self._reader.descriptor(ledger_id)
 
     @property
     def excess_bytes(self) -> int:
-        """Bytes of entries in memory above the limit, which wait for a flush. 0 if flushes fail: adds are refused."""
+        """Bytes of entries in memory above the limit that wait for a flush. 0 if flushes fail: adds are refused."""
         return 0 if self._storage.is_stuck else self._storage.write_cache.excess_bytes
 
     @property
     def new_ledgers_wait(self) -> bool:
-        """Whether so many new ledgers wait for index files that the front ends should hold further ones back."""
+        """Whether so many new ledgers wait for index files that the front ends should delay further ones."""
         return self._storage.new_ledgers_wait
 
     def on_room(self, callback: Callable[[], None]) -> None:
@@ -74,20 +74,20 @@ class Bookie:
     def add(
         self, records: Records, master_key: bytes, *, recovery: bool, high_priority: bool = False, done: AddDone
     ) -> None:
-        """Store entries. An entry id that exists already gets the new content.
+        """Store entries. An existing entry id gets the new content.
 
         Parameters
         ----------
         records
-            The entries; their data stays unchanged until ``done`` was called.
+            The entries; their data must not change until ``done`` is called.
         master_key
             The key of all their ledgers. A new ledger is created with it.
         recovery
-            Add to fenced ledgers, too.
+            Also add to fenced ledgers.
         high_priority
-            Add in read-only mode, too, while there is room.
+            Also add in read-only mode, while there is room.
         done
-            Called once, when the entries are durable or refused. Entry ids that no index file has room for are
+            Called once, when the entries are durable or refused. Entry ids above the limit of the index files are
             refused with BAD_REQUEST.
         """
         if self._storage.is_stuck or not self._state.may_add(high_priority):
@@ -101,7 +101,7 @@ class Bookie:
             codes = np.where(wrong_ids | short, np.int32(Code.BAD_REQUEST), np.int32(Code.OK)).astype(np.int32)
         for part in records.by_ledger():
             if codes is not None and codes[part.which].all():
-                continue  # nothing of it will be stored, so the ledger must not be created
+                continue  # none of its entries will be stored, so the ledger must not be created
             descriptor = self._descriptor_to_write(part.ledger_id, master_key, Code.OK if recovery else Code.FENCED)
             if isinstance(descriptor, LedgerDescriptor):
                 if recovery or not descriptor.fenced:
@@ -162,14 +162,14 @@ class Bookie:
         return outcome
 
     def _fence_now(self, ledger: LedgerDescriptor, done: Callable[[bool], None], *, comes_again: bool = False) -> None:
-        """``comes_again``: the ledger was removed from this bookie and is created again in the same group."""
+        """Fence. ``comes_again``: the ledger was removed from this bookie and is recreated in the same group."""
 
         def durable(ok: bool) -> None:
             ledger.fence_group = None
             done(ok)
 
         def undo() -> None:
-            # The next fence must not be answered as durable.
+            # The next fence must not be reported as durable.
             ledger.fenced = False
             ledger.header_dirty = True  # a flush may have written the flag
             ledger.fence_group = None
@@ -183,9 +183,9 @@ class Bookie:
         _notify(ledger)
 
     def write_lac(self, packet: bytes, master_key: bytes) -> asyncio.Future[Code]:
-        """Store an explicit LAC. One that is lower than the stored LAC changes nothing.
+        """Store an explicit LAC, unless it is lower than the stored one.
 
-        ``packet`` is stored as it is; its first 16 bytes are ledger id and LAC.
+        ``packet`` is stored unchanged; its first 16 bytes are ledger id and LAC.
         """
         outcome: asyncio.Future[Code] = asyncio.get_running_loop().create_future()
         if not LAC_PACKET_HEADER.size <= len(packet) <= _MAX_LAC_PACKET_BYTES:
@@ -222,16 +222,16 @@ class Bookie:
         return outcome
 
     def force(self, ledger_id: int | None = None) -> asyncio.Future[Code]:
-        """The future completes when everything added before (to the ledger's journal, if one is given) is durable."""
+        """Return a future for when all earlier adds (to the ledger's journal, if one is given) are durable."""
         outcome: asyncio.Future[Code] = asyncio.get_running_loop().create_future()
         self._storage.barrier(lambda ok: _resolve(outcome, Code.OK if ok else Code.IO_ERROR), ledger_id)
         return outcome
 
     def _descriptor_to_write(self, ledger_id: int, master_key: bytes, if_deleted: Code) -> LedgerDescriptor | Code:
-        """The ledger's descriptor, made if need be; or why ``master_key`` may not write to the ledger.
+        """The ledger's descriptor, created if needed; or why ``master_key`` may not write to the ledger.
 
-        ``if_deleted`` is the answer for a ledger that was fenced and then removed from this bookie. With OK the ledger
-        is made again, fenced.
+        ``if_deleted`` is the answer for a ledger that was fenced and then removed from this bookie. If it is OK, the
+        ledger is recreated, fenced.
         """
         if ledger_id < 0 or len(master_key) > _MAX_KEY_BYTES:
             return Code.BAD_REQUEST
@@ -247,7 +247,7 @@ class Bookie:
             return ledger
         if isinstance(descriptor, LedgerDescriptor):
             if descriptor.deleting:
-                return Code.IO_ERROR  # whether the ledger still exists is decided in a moment
+                return Code.IO_ERROR  # a pending removal will soon decide whether the ledger still exists
             if descriptor.master_key != master_key:
                 return Code.UNAUTHORIZED
         return descriptor
@@ -255,7 +255,7 @@ class Bookie:
     # --- reading -----------------------------------------------------------------------------------
 
     def read_now(self, ledger_id: int, entry_id: int) -> tuple[Code, Buffer] | None:
-        """One entry (-1: the last), or the reason why not. None if that would have to wait: use :meth:`read`."""
+        """One entry (-1: the last), or the error code. None if the read would have to wait: use :meth:`read`."""
         descriptor = self._reader.descriptor(ledger_id)
         if not isinstance(descriptor, LedgerDescriptor):
             return (Code.NO_LEDGER if descriptor is None else descriptor), b""
@@ -286,7 +286,7 @@ class Bookie:
     async def read(self, ledger_ids: Int64s, entry_ids: Int64s, limit_bytes: int) -> ReadPart:
         """Read the first of the requested entries: at least one, and no more than about ``limit_bytes``.
 
-        Entry id -1 means the ledger's last entry. Entries that are not yet durable are waited for.
+        Entry id -1 means the ledger's last entry. Waits for entries that are not yet durable.
         """
         ledger_ids, entry_ids = ledger_ids[:MAX_LOOKUP], entry_ids[:MAX_LOOKUP]
         by_ledger = group_by_ledger(ledger_ids)
@@ -304,7 +304,7 @@ class Bookie:
         else:
             entries = await self._reader.fetch(ledger_ids[present], resolved[present], locations[present], limit_bytes)
         if len(entries.sizes) < len(present):
-            codes = codes[: int(present[len(entries.sizes)])]  # the reads before that one are answered now
+            codes = codes[: int(present[len(entries.sizes)])]  # only the reads before that one are answered now
             present = present[: len(entries.sizes)]
         unreadable = entries.sizes < 0
         if unreadable.any():
@@ -316,10 +316,10 @@ class Bookie:
     async def read_batch(
         self, ledger_id: int, first_entry_id: int, max_count: int, limit_bytes: int
     ) -> tuple[Code, list[StoredEntries]]:
-        """Read consecutive entries from ``first_entry_id`` (-1: the last one) on.
+        """Read consecutive entries starting at ``first_entry_id`` (-1: the last one).
 
-        Up to ``max_count`` entries (0: any number) and ``limit_bytes`` with their size fields, but at least one. The
-        code is an error only if the first entry fails.
+        Returns up to ``max_count`` entries (0: any number) and ``limit_bytes`` with their size fields, but at least
+        one. The code is an error only if the first entry fails.
         """
         first = np.array([first_entry_id], np.int64)
         by_ledger: ByLedger = [(ledger_id, slice(None))]
@@ -330,7 +330,7 @@ class Bookie:
         next_id, left_bytes = int(resolved[0]), max(limit_bytes, 1)
         left_count = max_count if max_count > 0 else MAX_ENTRY_ID
         while left_count > 0 and left_bytes > 0 and next_id <= MAX_ENTRY_ID:
-            # Up to the end of an index page. Later pages are loaded in their turn.
+            # Up to the end of an index page. The next iterations load later pages.
             asked = min(left_count, PAGE_SLOTS - next_id % PAGE_SLOTS)
             ids = np.arange(next_id, next_id + asked)
             codes, _, locations = await self._reader.locate(by_ledger, ids)
@@ -353,7 +353,7 @@ class Bookie:
         return (Code.OK if result else Code.IO_ERROR), result
 
     async def list_entries(self, ledger_id: int) -> tuple[Code, Int64s]:
-        """Ids of the ledger's entries here, ascending. Waits for those that are not yet durable."""
+        """Ids of the ledger's entries on this bookie, ascending. Waits for entries that are not yet durable."""
         descriptor = self._reader.descriptor(ledger_id)
         if not isinstance(descriptor, LedgerDescriptor):
             return (Code.NO_LEDGER if descriptor is None else descriptor), np.empty(0, np.int64)
@@ -384,7 +384,7 @@ class Bookie:
     async def wait_for_lac(self, descriptor: LedgerDescriptor, above: int, timeout_ms: int) -> bool:
         """Wait until a LAC greater than ``above`` is known, or the ledger becomes fenced or is removed.
 
-        False after the timeout.
+        Return False after the timeout.
         """
         was_fenced = descriptor.fenced
         changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -1,7 +1,7 @@
-"""``BOOKIE_STATUS``: the mode kept over restarts. Source: compatibility.md §5.9.
+"""``BOOKIE_STATUS``: the mode that survives restarts. Source: compatibility.md §5.9.
 
 One line in ``current`` of each ledger directory: ``1,READ_ONLY|READ_WRITE,<epoch ms>,<manual>``. The newest counts.
-Bookies before 4.18 wrote three fields: a read-only mode of theirs counts as requested by an operator.
+Bookies before 4.18 wrote three fields; a read-only mode written by one counts as requested by an operator.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NAME: Final = "BOOKIE_STATUS"
 _LAYOUT: Final = "1"
 _MODES: Final = {"READ_ONLY": True, "READ_WRITE": False}
 _MAX_BYTES: Final = 1024
-#: Held while files are written: an operator's request and the registration may both have a new mode.
+#: Held while files are written: an operator's request and the registration may write a new mode at the same time.
 _WRITING: Final = threading.Lock()
 
 
@@ -48,7 +48,7 @@ def _write(directories: Sequence[str], mode: BookieMode) -> None:
 
 
 def read_status(directories: Sequence[str]) -> BookieMode | None:
-    """The newest mode kept in ``directories``; None where none can be read."""
+    """The newest mode stored in ``directories``; None if none can be read."""
     newest_ms, newest = -1, None
     for directory in directories:
         path = os.path.join(directory, _NAME)

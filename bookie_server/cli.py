@@ -2,7 +2,7 @@
 
 ``init`` creates a cluster in ZooKeeper, ``start`` runs one bookie, ``local`` a whole cluster on this machine.
 Exit status: 0 ok, 1 invalid arguments or configuration, 2 server failed; ``start`` also has 4 (registration
-failed) and 5 (the bookie failed), as Apache's bookie has.
+failed) and 5 (the bookie failed), as in Apache's bookie.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _local(arguments: argparse.Namespace) -> int:
     except StopRequestedError:
         _tell("stopping")
     finally:
-        # A second Ctrl-C must not leave half a cluster behind; the stop is bounded.
+        # A second Ctrl-C must not leave half a cluster running; the stop has a time limit.
         ignore_signals(_SIGNALS)
         cluster.stop()
     _tell("stopped")
@@ -122,7 +122,7 @@ def _local(arguments: argparse.Namespace) -> int:
 
 
 def _watch(cluster: LocalCluster) -> NoReturn:
-    """Report every server that ends, until a signal comes."""
+    """Report every server that ends, until a signal arrives."""
     ended: set[str] = set()
     while True:
         for server in (*cluster.zookeepers, *cluster.bookies):

@@ -1,9 +1,9 @@
 """Finding and fetching entries: in the write cache, then through the index in the entry logs.
 
-An entry that is not found and is on its way to the journal is waited for. An entry that is durable and is being added
-again is answered as it is: a recovery adds every entry that it reads, and waiting would cost each of its reads a sync.
-Every entry that is read from an entry log is checked. One that fails the check is an I/O error, never "absent".
-Whatever may wait for a disk runs in threads.
+If an entry is not found but is being written to the journal, the read waits for it. A durable entry that is being added
+again is answered at once: recovery adds every entry that it reads, so waiting would cost each of its reads a sync.
+Every entry read from an entry log is checked. A failed check is an I/O error, never "absent". Everything that may wait
+for a disk runs in threads.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _LOG: Final = logging.getLogger(__name__)
 ByLedger = list[tuple[int, Int64s | slice]]
 
 _READ_THREADS: Final = 2
-#: Entries looked up at a time; bounds what one read costs the event loop.
+#: Number of entries looked up at a time; limits the time that one read takes in the event loop.
 MAX_LOOKUP: Final = 1024
-#: Ledgers looked up at a time; each may need a search for its index file.
+#: Number of ledgers looked up at a time; each may need a search for its index file.
 MAX_LEDGERS: Final = 64
-#: Attempts to load the pages for one lookup. If they are never in memory together, the event loop waits for them.
+#: Attempts to load the pages for one lookup. If they are never in memory together, the event loop blocks for them.
 _MAX_ROUNDS: Final = 4
 
 
@@ -63,11 +63,11 @@ class EntryReader:
         self._readers = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="read")
 
     def close(self) -> None:
-        """End the reader threads. Whoever opened the storage closes it."""
+        """End the reader threads. The owner of the storage closes it."""
         self._readers.shutdown()
 
     def descriptor(self, ledger_id: int) -> LedgerDescriptor | Code | None:
-        """What is known of a ledger: None if nothing, IO_ERROR if its index file cannot be read."""
+        """The ledger's descriptor; None if the ledger is unknown, IO_ERROR if its index file cannot be read."""
         try:
             return self._storage.descriptors.get(ledger_id)
         except (CorruptFileError, OSError) as error:
@@ -75,7 +75,7 @@ class EntryReader:
             return Code.IO_ERROR
 
     async def locate_durable(self, by_ledger: ByLedger, entry_ids: Int64s) -> tuple[Int32s, Int64s, Int64s]:
-        """As :meth:`locate`, after waiting for missing entries that are on their way to the journal."""
+        """Same as :meth:`locate`, after waiting for missing entries that are being written to the journal."""
         while True:
             found = await self.locate(by_ledger, entry_ids)
             group = self._pending_group(by_ledger, entry_ids, missing=found[0] == Code.NO_ENTRY)
@@ -86,7 +86,7 @@ class EntryReader:
     def _pending_group(
         self, by_ledger: ByLedger, entry_ids: Int64s, missing: npt.NDArray[np.bool_]
     ) -> PendingGroup | None:
-        """The group to wait for before the ``missing`` ones of these entries may be called absent."""
+        """The group to wait for before the ``missing`` entries may be reported as absent."""
         if not missing.any():
             return None
         for ledger_id, which in by_ledger:
@@ -121,7 +121,7 @@ class EntryReader:
     def _look_up(
         self, by_ledger: ByLedger, entry_ids: Int64s, unreadable: set[int], cold: set[PageKey], may_wait: bool
     ) -> tuple[Int32s, Int64s, Int64s]:
-        """One attempt of :meth:`locate`. Adds the pages to be loaded first to ``cold``; none with ``may_wait``."""
+        """One attempt of :meth:`locate`. Adds pages that must be loaded first to ``cold``; none with ``may_wait``."""
         codes = np.zeros(len(entry_ids), np.int32)
         locations = np.zeros(len(entry_ids), np.int64)
         resolved = entry_ids
@@ -132,7 +132,7 @@ class EntryReader:
                 continue
             lacks_some = self._storage.entry_limit.lacks_some(ledger_id)
             if descriptor.last_entry < 0 and not descriptor.deleting and not lacks_some:
-                codes[which] = Code.NO_ENTRY  # nothing durable is here, so there is no index file to look for
+                codes[which] = Code.NO_ENTRY  # nothing of it is durable here, so it has no index file to search
                 continue
             ids = entry_ids[which]
             if int(ids.min()) < 0 or int(ids.max()) > MAX_ENTRY_ID:
@@ -161,7 +161,7 @@ class EntryReader:
         return codes, resolved, locations
 
     async def fetch(self, ledger_ids: Int64s, entry_ids: Int64s, locations: Int64s, limit_bytes: int) -> StoredEntries:
-        """The first of the entries, up to the first change between memory and entry logs."""
+        """Fetch the first entries, up to the first switch between memory and entry logs."""
         cached = locations < 0
         others = np.flatnonzero(cached != cached[0])
         count = int(others[0]) if len(others) else len(locations)
@@ -191,7 +191,7 @@ class EntryReader:
     ) -> StoredEntries:
         """Handle entries that could not be read: compaction or a repeated add may have moved them meanwhile.
 
-        The entries before the first such entry are given as they are. If it is the first, it is looked up again.
+        The entries before the first such entry are returned unchanged. If it is the first, it is looked up again.
         """
         first = int(np.flatnonzero(entries.sizes < 0)[0])
         if first:

@@ -1,6 +1,6 @@
 """The bookie as a process: start, stop, exit codes. Source: compatibility.md §5.15.
 
-Order of the start: port, ZooKeeper, directory locks, cookies, ``DIRTY``, storage with replay; then, in the event loop
+Start order: port, ZooKeeper, directory locks, cookies, ``DIRTY``, storage with replay; then, in the event loop
 (service.py), disks, collector, native front end, registration, admin API.
 """
 
@@ -35,12 +35,12 @@ EXIT_SERVER_ERROR: Final = 2
 EXIT_ZOOKEEPER_REGISTRATION: Final = 4
 EXIT_BOOKIE_ERROR: Final = 5
 
-#: Threads of this process wait for each other's Python at most about this long; the default is 5 ms.
+#: Maximum time, approximately, that threads of this process wait for the GIL; the default is 5 ms.
 _SWITCH_INTERVAL_S: Final = 0.0005
-#: When Python looks for cycles of unused objects; the last number is 10 by default. To look through everything that
-#: many connections hold stops the event loop for 60 ms. What ends leaves no cycles, so that may be seldom.
+#: Thresholds of Python's cycle collector; the last number is 10 by default. A full collection with many connections
+#: stops the event loop for 60 ms. Closed connections leave no cycles, so full collections may be rare.
 _COLLECT_AT: Final = (700, 10, 100)
-#: Batches of a receive are made in memory that was used before; larger pieces go back to the system at once.
+#: Batches of a receive reuse memory; larger pieces are returned to the system at once.
 _MALLOC_MMAP_THRESHOLD: Final = (-3, 2 * 1024 * 1024)
 _MALLOC_TRIM_THRESHOLD: Final = (-1, 16 * 1024 * 1024)
 _MALLOC_ARENA_MAX: Final = (-8, 2)
@@ -48,9 +48,9 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def run_from_conf(path: str) -> int:
-    """Run a bookie with the configuration file at ``path`` until SIGTERM or SIGINT; the exit code.
+    """Run a bookie with the configuration file at ``path`` until SIGTERM or SIGINT. Return the exit code.
 
-    Logs to stderr. A start that fails says why in one line and leaves nothing behind.
+    Logs to stderr. A failed start gives the reason in one line and leaves nothing behind.
     """
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s level=%(levelname)s logger=%(name)s %(message)s"
@@ -76,7 +76,7 @@ def _run(config: BookieConfig, listener: socket.socket) -> int:
     locks = DirectoryLocks(all_directories(config))
     checked = False
     try:
-        # As after ``kill -9``, the next start begins where this one did.
+        # If this start is interrupted, the next one starts from the same state, as after ``kill -9``.
         with stop_on_signal(_SIGNALS):
             zookeeper.start()
             locks.acquire()
@@ -103,7 +103,7 @@ def _run(config: BookieConfig, listener: socket.socket) -> int:
 
 
 def _bind(config: BookieConfig) -> socket.socket:
-    """The port taken, not yet listening: a busy one is found before anything else is touched."""
+    """Bind the port without listening, so that a busy port is found before anything else is touched."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -115,15 +115,15 @@ def _bind(config: BookieConfig) -> socket.socket:
 
 
 def _tune_process() -> None:
-    """Short waits between threads; few collections of everything; freed batches go back to the system; as many files as
-    are allowed."""
+    """Tune the process: short waits between threads, rare full collections, freed batches returned to the system, and
+    the maximum number of open files."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     gc.set_threshold(*_COLLECT_AT)
     gc.collect()
-    gc.freeze()  # the modules stay: no collection need look through them
+    gc.freeze()  # modules stay, so collections need not scan them
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    with contextlib.suppress(OSError, AttributeError):  # not glibc: its allocator needs no such care
+    with contextlib.suppress(OSError, AttributeError):  # not glibc: its allocator does not need this
         libc = ctypes.CDLL(None)
         for option, value in (_MALLOC_MMAP_THRESHOLD, _MALLOC_TRIM_THRESHOLD, _MALLOC_ARENA_MAX):
             libc.mallopt(option, value)

@@ -1,4 +1,4 @@
-"""A bookie that serves: all its parts, made in order, and ended in the opposite order."""
+"""A running bookie: all its parts, started in order and stopped in reverse order."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
     from bookie_server.admin.server import AdminServer
 
 _LOG: Final = logging.getLogger(__name__)
-#: Connections are read again when only this share of the adds that stopped it is left.
+#: Reading from connections resumes when pending adds have fallen to the limit divided by this.
 _LOW_SHARE: Final = 3
 _EXIT_OK: Final = 0
 _EXIT_BOOKIE_ERROR: Final = 5
 
 
 class CannotListenError(Exception):
-    """A port of the admin API cannot be had."""
+    """A port of the admin API cannot be bound."""
 
 
 class BookieService:
-    """Opens the storage, which replays the journals (blocking); then :meth:`run`.
+    """Opens the storage, which replays the journals (blocking); then call :meth:`run`.
 
     The caller holds the directories' locks and has checked their cookies, which gave ``identity``. Raises
     BookKeeperError, OSError.
@@ -69,7 +69,7 @@ class BookieService:
         self._ended = asyncio.Event()
         self._code = _EXIT_OK
         self._serves = False
-        #: One request of an operator's after the other: what is written down last is what counts.
+        #: Serialises operators' requests: the last mode written counts.
         self._mode_asked = asyncio.Lock()
         self._metrics = BookieMetrics()
         self._directories = LedgerDirectories(
@@ -86,9 +86,9 @@ class BookieService:
         self._storage = self._make_storage()
 
     async def run(self, signals: Sequence[signal.Signals]) -> int:
-        """Serve until one of ``signals`` comes or the bookie fails; the exit code.
+        """Serve until one of ``signals`` arrives or the bookie fails. Return the exit code.
 
-        Raises MetadataError where the bookie cannot be registered, CannotListenError, OSError.
+        Raises MetadataError if the bookie cannot be registered, CannotListenError, OSError.
         """
         loop = asyncio.get_running_loop()
         for number in signals:
@@ -106,7 +106,7 @@ class BookieService:
     # --- the parts, in the order of their start ----------------------------------------------------
 
     async def _start(self, ends: contextlib.AsyncExitStack) -> None:
-        """Start everything that serves; each part puts its end on ``ends``. Returns early where the end comes first."""
+        """Start all serving parts; each pushes its stop to ``ends``. Returns early if shutdown is requested first."""
         bookie = Bookie(self._storage, self._state)
         ends.callback(bookie.close)
         monitor = self._make_monitor()
@@ -138,7 +138,7 @@ class BookieService:
         metrics_wiring.watch_server(self._metrics, server)
         ends.push_async_callback(server.close)
         await server.start(self._listener)
-        # First of all to end: nobody should begin anything here.
+        # Stopped first: no client should start anything here.
         ends.push_async_callback(self._in_thread, self._registration.stop)
         if await self._before_the_end(self._register()):
             self._serves = True
@@ -153,7 +153,7 @@ class BookieService:
             self._zookeeper,
             self._identity,
             info,
-            # The server forgets a session up to a tick after its timeout, and may have granted a longer one.
+            # The server may expire a session up to a tick after its timeout, and may have granted a longer one.
             wait_ms=2 * self._config.zk_timeout_ms,
             before_move=self._keep_mode,
         )
@@ -201,7 +201,7 @@ class BookieService:
         config, registry = self._config, self._metrics.registry if self._config.statistics_enabled else None
         if not config.http_enabled and not (config.statistics_port and registry is not None):
             return []
-        from bookie_server.admin.server import AdminServer  # aiohttp takes some 10 MB
+        from bookie_server.admin.server import AdminServer  # aiohttp takes about 10 MB
 
         servers = []
         if config.http_enabled:
@@ -225,7 +225,7 @@ class BookieService:
         await self._in_thread(self._registration.start)
 
     async def _end_storage(self) -> None:
-        """Write what is in memory. Where that cannot be, the journals have it, and the shutdown is not clean."""
+        """Write what is in memory. If that fails, the journals still have it, and the shutdown is not clean."""
         try:
             await self._storage.close()
         except (OSError, BookKeeperError) as error:
@@ -255,7 +255,7 @@ class BookieService:
         self._registration.set_mode(self._mode())
 
     async def _set_manually_read_only(self, read_only: bool) -> None:
-        """Raises RefusedError, OSError where it could not be written down (it is done nevertheless)."""
+        """Set the manual mode. Raises RefusedError, and OSError if it was set but could not be saved."""
         if read_only and not self._config.read_only_mode_enabled:
             raise RefusedError("readOnlyModeEnabled=false: the bookie would stop")
         async with self._mode_asked:
@@ -269,7 +269,7 @@ class BookieService:
                     self._state.clear(MANUAL)
 
     def _keep_mode(self, mode: BookieMode) -> None:
-        # On full disks it cannot be written; others must hear of the mode nevertheless.
+        # On full disks it cannot be saved; clients must learn of the mode anyway.
         with contextlib.suppress(OSError):
             self._write_status(mode)
 
@@ -296,7 +296,7 @@ class BookieService:
             self._state.set_read_only(source, reason)
 
     async def _before_the_end(self, work: Coroutine[None, None, None]) -> bool:
-        """Do ``work``, unless the end comes first: then it is broken off. Raises what it raises."""
+        """Run ``work``; cancel it if shutdown is requested first. Raises what ``work`` raises."""
         task = asyncio.ensure_future(work)
         ended = asyncio.ensure_future(self._ended.wait())
         try:

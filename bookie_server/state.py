@@ -1,6 +1,6 @@
-"""Whether the bookie takes adds, and the reasons if not. Source: compatibility.md §5.9.
+"""Whether the bookie accepts adds, and the reasons if not. Source: compatibility.md §5.9.
 
-Several parts may hold the bookie in read-only mode at once. Each has a name (the source) and takes back only its own
+Several parts may hold the bookie in read-only mode at once. Each has a name (the source) and removes only its own
 reason: a disk that has room again does not end the read-only mode that an operator requested.
 """
 
@@ -12,7 +12,7 @@ from typing import Final
 
 _LOG: Final = logging.getLogger(__name__)
 
-#: A ledger directory (or, by configuration, all of them) is full.
+#: A ledger directory is full (or all of them, depending on the configuration).
 DISK: Final = "disk"
 #: A journal could not be written, or its directory has no room.
 JOURNAL: Final = "journal"
@@ -24,19 +24,19 @@ MANUAL: Final = "manual"
 FORCED: Final = "forced"
 _SOURCES: Final = (DISK, JOURNAL, STORAGE, MANUAL, FORCED)
 
-#: With these reasons, adds of high priority are refused, too.
+#: With these reasons, high-priority adds are refused, too.
 _NOTHING_CAN_BE_WRITTEN: Final = frozenset((JOURNAL, STORAGE))
 
 
 class BookieState:
-    """The mode of the bookie, with its reasons. Belongs to the event loop."""
+    """The mode of the bookie and its reasons. Belongs to the event loop."""
 
     def __init__(self) -> None:
-        #: Source → reason in words; empty while the bookie takes adds.
+        #: Source → reason in words; empty while the bookie accepts adds.
         self.reasons: dict[str, str] = {}
         #: The process is about to end.
         self.shutting_down = False
-        #: The process before this one ended without a clean shutdown.
+        #: The previous process ended without a clean shutdown.
         self.unclean_start = False
         self._room_for_high_priority = True
         self._takes = True
@@ -55,15 +55,15 @@ class BookieState:
 
     @property
     def high_priority_adds(self) -> bool:
-        """Whether adds of high priority are taken now, in read-only mode too."""
+        """Whether high-priority adds are accepted now, even in read-only mode."""
         return self._takes_high_priority
 
     def may_add(self, high_priority: bool) -> bool:
-        """Whether an add is taken now. In read-only mode adds of high priority are taken while there is room."""
+        """Whether an add is accepted now. In read-only mode, high-priority adds are accepted while there is room."""
         return self._takes_high_priority if high_priority else self._takes
 
     def set_read_only(self, source: str, reason: str) -> None:
-        """Be read-only because of ``reason``, until :meth:`clear` of the same source."""
+        """Be read-only because of ``reason`` until :meth:`clear` of the same source."""
         if source not in _SOURCES:
             raise ValueError(f"unknown source {source!r}")
         before = self.reasons.get(source)
@@ -73,7 +73,7 @@ class BookieState:
             self._update()
 
     def clear(self, source: str) -> None:
-        """Take back the reason of ``source``, if any. The bookie takes adds again once no reason is left."""
+        """Remove the reason of ``source``, if any. The bookie accepts adds again once no reason is left."""
         if self.reasons.pop(source, None) is None:
             return
         if self.reasons:
@@ -83,7 +83,7 @@ class BookieState:
         self._update()
 
     def set_room_for_high_priority(self, room: bool) -> None:
-        """Whether the ledger directories have room for adds of high priority (disk monitor)."""
+        """Set whether the ledger directories have room for high-priority adds (disk monitor)."""
         if room != self._room_for_high_priority:
             self._room_for_high_priority = room
             _LOG.info("adds of high priority are %s in read-only mode", "taken" if room else "refused")

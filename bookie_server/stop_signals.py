@@ -9,14 +9,14 @@ from types import FrameType
 
 
 class StopRequestedError(BaseException):
-    """A signal asked the process to stop. Not an Exception, so that no code on the way takes it for a failure."""
+    """A signal asked the process to stop. Not an Exception, so that no handler takes it for a failure."""
 
 
 @contextlib.contextmanager
 def stop_on_signal(signals: Sequence[signal.Signals]) -> Iterator[None]:
     """Raise StopRequestedError in the block at the first of ``signals``.
 
-    The error may come where Python drops one, as in a finalizer. It is then raised at the end of the block.
+    Python may drop the error, as in a finalizer. It is then raised at the end of the block.
     """
     requested = False
 
@@ -34,6 +34,7 @@ def stop_on_signal(signals: Sequence[signal.Signals]) -> Iterator[None]:
 
 
 def ignore_signals(signals: Sequence[signal.Signals]) -> None:
-    """Ignore ``signals`` from now on: the stop is under way and bounded, and must not be cut short."""
+    """Ignore ``signals`` from now on: the stop is running, has a time limit, and must not be interrupted."""
+
     for number in signals:
         signal.signal(number, signal.SIG_IGN)

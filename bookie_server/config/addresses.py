@@ -1,4 +1,4 @@
-"""The address that a bookie advertises, and the one on which it listens (compatibility.md §3.4, §5.15)."""
+"""The address that a bookie advertises, and the address it listens on (compatibility.md §3.4, §5.15)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Addresses:
 
 
 def find_addresses(conf: ConfFile, port: int) -> Addresses:
-    """From ``bookieId``, ``advertisedAddress``, ``listeningInterface``, ``useHostNameAsBookieID`` and
+    """Determine both from ``bookieId``, ``advertisedAddress``, ``listeningInterface``, ``useHostNameAsBookieID`` and
     ``allowLoopback``. Raises InvalidArgumentError if they give no address that others can reach."""
     host = _advertised_host(conf)
     bookie_id = conf.text("bookieId") or f"{host}:{port}"

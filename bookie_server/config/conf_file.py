@@ -1,4 +1,4 @@
-"""The ``.conf`` file of a bookie: its keys and texts."""
+"""The ``.conf`` file of a bookie: its keys and their raw values."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ DIRECTORIES: Final = Kind("directories, separated by commas", _directories)
 
 
 class ConfFile:
-    """The keys and texts of a ``.conf`` file; errors name key and file."""
+    """The keys and raw values of a ``.conf`` file; errors name the key and the file."""
 
     def __init__(self, path: str) -> None:
-        """Raises InvalidArgumentError if the file cannot be read or a line is not ``key=value``."""
+        """Read the file. Raises InvalidArgumentError if it cannot be read or a line is not ``key=value``."""
         try:
             with open(path, encoding="utf-8") as file:
                 text = file.read()
@@ -57,7 +57,7 @@ class ConfFile:
         return f"{self._path}: {name} {what}"
 
     def text(self, name: str) -> str:
-        """The text of a key; empty if it is missing."""
+        """The raw value of a key; empty if the key is missing."""
         return self._texts.get(name, "")
 
     def flag(self, name: str, default: bool) -> bool:
@@ -65,13 +65,13 @@ class ConfFile:
         return bool(self.setting(Setting(name, None, BOOLEAN, "")) if self.text(name) else default)
 
     def setting(self, setting: Setting) -> Any:
-        """The value of a setting, or None if the file does not have it."""
+        """The value of a setting, or None if it is not in the file."""
         name = setting.name if self.text(setting.name) or not setting.other_name else setting.other_name
         text = self.text(name)
         return setting.parse(text, f"{self._path}: ", name) if text else None
 
     def unknown_warnings(self, supported: Collection[str], without_effect: Collection[str]) -> list[str]:
-        """A line for every key that has no effect here, and for every unknown key."""
+        """One line for every key that has no effect here, and for every unknown key."""
         warnings = []
         for name in self._texts:
             if name in without_effect:

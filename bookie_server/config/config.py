@@ -25,9 +25,9 @@ def _key(name: str, default: str | None, kind: Kind, doc: str, other_name: str =
 
 @dataclass(frozen=True, slots=True)
 class CompactionSettings:
-    """Minor or major compaction: off where ``interval_ms`` or ``threshold`` is 0 or less.
+    """Minor or major compaction. It is off if ``interval_ms`` or ``threshold`` is 0 or less.
 
-    Entry logs whose live share is below ``threshold`` are rewritten. No further one is begun after ``max_time_ms``;
+    Entry logs whose live share is below ``threshold`` are rewritten. No further one is started after ``max_time_ms``;
     0 or less: no limit.
     """
 
@@ -339,7 +339,7 @@ class BookieConfig:
 
 #: Every setting that is one key, by the name of its field.
 SETTINGS: Final[dict[str, Setting]] = settings_of(BookieConfig)
-#: Keys that have a meaning here.
+#: Keys that this bookie uses.
 SUPPORTED_KEYS: Final = (
     frozenset(OTHER_KEYS)
     | frozenset(FIXED_VALUES)

@@ -22,7 +22,7 @@ FIXED_VALUES: Final = {
     "fileInfoFormatVersionToWrite": ("1", "other formats can only be read"),
     "journalAlignmentSize": ("512", "groups are sealed at this size"),
     "pageSize": (str(PAGE_BYTES), "index files have pages of this size"),
-    # Whoever asks for protection must not get a bookie without it.
+    # A user who asks for protection must not get a bookie without it.
     "bookieAuthProviderFactoryClass": ("null", "clients are not authenticated"),
     "tlsProviderFactoryClass": ("null", "connections are not encrypted"),
     "httpServerTlsEnable": ("false", "the admin API is not encrypted"),

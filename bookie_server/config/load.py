@@ -1,7 +1,7 @@
 """Reading a ``.conf`` file: ``key=value`` lines, ``#`` comments, lists separated by commas.
 
-Apache's keys that have no effect here give a warning. Unknown keys give a warning that names the nearest known one.
-Wrong values are errors.
+Apache's keys that have no effect here give a warning. An unknown key gives a warning that names the nearest known key.
+A wrong value is an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DEFAULTS: Final = {field.name: field.default for field in fields(BookieConfig)}
 
 
 def load_config(path: str) -> tuple[BookieConfig, list[str]]:
-    """The configuration in the file at ``path``, and warnings. Raises InvalidArgumentError that names key and file."""
+    """Load the file at ``path``. Return configuration and warnings. Raises InvalidArgumentError naming key and file."""
     conf = ConfFile(path)
     warnings = conf.unknown_warnings(SUPPORTED_KEYS, KNOWN_KEYS)
     for name, (wanted, why) in FIXED_VALUES.items():
@@ -52,7 +52,7 @@ def load_config(path: str) -> tuple[BookieConfig, list[str]]:
 
 
 def _add_derived(values: dict[str, Any]) -> None:
-    """Missing keys that take the value of another one."""
+    """Add missing keys that default to the value of another key."""
     for name, source in (
         ("index_directories", "ledger_directories"),
         ("disk_usage_low_water_mark", "disk_usage_threshold"),

@@ -1,4 +1,4 @@
-"""docs/bookie-config.md, printed from the table of settings."""
+"""docs/bookie-config.md, generated from the table of settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bookie_server.config.config_keys import ALWAYS_SO, FIXED_VALUES, KNOWN_KEYS
 
 
 def reference() -> str:
-    """The page."""
+    """Return the page."""
     columns: dict[str, Callable[[str, Setting], str]] = {
         "key": lambda _, setting: f"`{setting.name}`" + (f" (or `{setting.other_name}`)" if setting.other_name else ""),
         "default": lambda _, setting: setting.missing or f"`{setting.default}`",

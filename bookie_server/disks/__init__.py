@@ -1,1 +1,1 @@
-"""How full the disks are and what the machine allows: space, file sizes, open files. Service and net come in here."""
+"""Disk usage and limits of the machine: space, file sizes, open files. Service and net import from here."""

@@ -1,19 +1,19 @@
-"""The disk monitor: which directories are full or have failed, and what follows. Source: compatibility.md §5.10.
+"""The disk monitor: detects full and failed directories and reacts to them. Source: compatibility.md §5.10.
 
-Every ``diskCheckInterval`` all directories are looked at.
+It checks all directories every ``diskCheckInterval``.
 
-* A ledger or index directory used more than ``diskUsageThreshold`` is full and takes no new files. It is good again at
-  or below the threshold; where all were full, only when all together are used less than ``diskUsageLwmThreshold``.
-* What was accepted must go somewhere: where all are full, those with more room than
-  ``minUsableSizeForEntryLogCreation`` take new files nevertheless.
-* The bookie is read-only while one is full (``readOnlyModeOnAnyDiskFullEnabled``), or while all are.
-* A full directory suspends compaction, one above ``diskUsageWarnThreshold`` major compaction; with
+* A ledger or index directory used more than ``diskUsageThreshold`` is full and takes no new files. It recovers at or
+  below the threshold. If all were full, it recovers only when their total usage is below ``diskUsageLwmThreshold``.
+* Accepted entries must be stored somewhere: if all directories are full, those with more room than
+  ``minUsableSizeForEntryLogCreation`` still take new files.
+* The bookie is read-only while one directory is full (``readOnlyModeOnAnyDiskFullEnabled``), or while all are.
+* A full directory suspends compaction. One above ``diskUsageWarnThreshold`` suspends major compaction. With
   ``isForceGCAllowWhenNoSpace`` both start collections instead.
-* A directory that is gone, does not answer or is mounted read-only has failed. It counts as full, with its reason.
-* A journal directory needs room for what may be written between two looks, else the bookie is read-only.
-* A directory where a write failed is good again when it has room and a file can be written there; a journal, when
-  it can be written itself. Where flushes failed (source "storage") and a directory takes files, a flush is tried at
-  once; that it succeeded, the storage says itself.
+* A directory that is missing, does not answer or is mounted read-only has failed. It counts as full, with its reason.
+* A journal directory needs room for what may be written between two checks. Otherwise the bookie is read-only.
+* A directory where a write failed recovers when it has room and a file can be written there. A journal recovers when
+  the journal itself can be written. If flushes failed (source "storage") and a directory takes files, a flush is tried
+  at once; the storage itself reports its success.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from bookie_server.state import DISK, JOURNAL, STORAGE, BookieState
 from bookie_server.storage.directories import LedgerDirectories
 
 _LOG: Final = logging.getLogger(__name__)
-#: A disk that does not answer for so long has failed.
+#: A disk that does not answer within this time has failed.
 _PROBE_TIMEOUT_MS: Final = 5_000
-#: A journal directory without room is good again with so many times the room.
+#: A journal directory without room recovers when it has this multiple of the required room.
 _JOURNAL_HYSTERESIS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class CollectorHooks:
-    """What the monitor asks of the collector, when the answer changes."""
+    """Requests to the collector. Each is called when its value changes."""
 
     suspend_minor: Callable[[bool], None] = lambda _: None
     suspend_major: Callable[[bool], None] = lambda _: None
@@ -61,7 +61,7 @@ class _Group:
             self.full |= above
 
     def _total_used(self, found: dict[str, DiskUsage | OSError]) -> float:
-        """Of all file systems together, each counted once."""
+        """Usage of all file systems together, each counted once."""
         disks = {usage.device: usage for path in self.paths if isinstance(usage := found[path], DiskUsage)}
         usable = sum(usage.usable_bytes for usage in disks.values())
         total = sum(usage.total_bytes for usage in disks.values())
@@ -69,10 +69,10 @@ class _Group:
 
 
 class DiskMonitor:
-    """Looks at the disks and tells ``directories`` and ``state``. Belongs to the event loop.
+    """Checks the disks and reports to ``directories`` and ``state``. Belongs to the event loop.
 
-    ``flush()`` writes what is in memory; what it raises is known to the storage. ``probe_journals(done)`` finds out
-    whether journals that failed can be written again, calls ``done(ok)`` and is True; it is False where none failed.
+    ``flush()`` writes what is in memory; the storage reports its errors itself. ``probe_journals(done)`` tests whether
+    failed journals can be written again. It returns True and calls ``done(ok)``, or returns False if none failed.
     """
 
     def __init__(
@@ -100,15 +100,15 @@ class DiskMonitor:
             self._groups.append(_Group(directories.index_paths))
         self._journal_room = config.journal_preallocate_bytes + config.journal_max_memory_bytes
         self._journals_without_room: set[str] = set()
-        #: Directories where something failed, until a file was written there.
+        #: Directories with a failure, until a file was written there.
         self._suspects: set[str] = set()
         self._told: dict[str, bool] = {}
         self._task: asyncio.Task[None] | None = None
-        #: What was found last, by directory (``current``): its usage, or why there is none.
+        #: Last result by directory (``current``): its usage, or the error.
         self.found: dict[str, DiskUsage | OSError] = {}
 
     async def start(self) -> None:
-        """Look once, so that the mode is known before the bookie registers; then regularly."""
+        """Check once, so that the mode is known before the bookie registers; then check regularly."""
         await self.check()
         self._task = asyncio.get_running_loop().create_task(self._check_regularly())
 
@@ -121,23 +121,22 @@ class DiskMonitor:
             await self._flushing
 
     def set_hooks(self, hooks: CollectorHooks) -> None:
-        """The collector, made after the first look; it is told at once."""
+        """Set the collector's hooks, which are created after the first check. They are called at once."""
         self._hooks = hooks
         self._told.clear()
         if self.found:
             self._tell_collector()
 
     def used(self, path: str) -> float:
-        """Share of the disk under ``path`` that is used, from 0 to 1; 1 where it cannot be said, 0 before the first
-        look."""
+        """Used share of the disk under ``path``, from 0 to 1; 1 if it is unknown, 0 before the first check."""
         usage = self.found.get(path)
         if usage is None:
             return 0.0
         return usage.used if isinstance(usage, DiskUsage) else 1.0
 
     def space(self) -> tuple[int, int] | None:
-        """Free and total bytes on the disks of the ledger directories, each disk counted once, as last seen; None where
-        none could be looked at."""
+        """Free and total bytes on the disks of the ledger directories at the last check, each disk counted once. None
+        if none could be checked."""
         usages = (self.found.get(path) for path in self._directories.paths)
         disks = {usage.device: usage for usage in usages if isinstance(usage, DiskUsage)}
         if not disks:
@@ -145,8 +144,8 @@ class DiskMonitor:
         return sum(d.usable_bytes for d in disks.values()), sum(d.total_bytes for d in disks.values())
 
     async def check(self) -> None:
-        """Look at all directories and draw the conclusions."""
-        # What fails while the disks are looked at is for the next look.
+        """Check all directories and act on the results."""
+        # Failures during this check are left for the next one.
         failed, reasons = self._directories.failures(), set(self._state.reasons)
         ledger_paths = dict.fromkeys(path for group in self._groups for path in group.paths)
         paths = list(dict.fromkeys((*ledger_paths, *self._journal_paths)))
@@ -179,7 +178,7 @@ class DiskMonitor:
 
     def _try_flush(self) -> None:
         async def flush() -> None:
-            with contextlib.suppress(Exception):  # the storage has said it
+            with contextlib.suppress(Exception):  # the storage has reported it
                 await self._flush()
 
         if self._flushing is None or self._flushing.done():
@@ -199,7 +198,7 @@ class DiskMonitor:
             return False
 
     def _update_suspects(self, failed: Iterable[str]) -> None:
-        """Where something failed only a written file shows that the directory is good again."""
+        """Update the directories with failures: only a written file shows that one has recovered."""
         self._suspects.update(set(failed) - self._full_paths())
         if JOURNAL in self._state.reasons:
             self._suspects.update(self._journal_paths)
@@ -256,7 +255,7 @@ class DiskMonitor:
             self._state.clear(JOURNAL)
 
     def _has_room_for_high_priority(self) -> bool:
-        """Not while all directories of a kind are full and none has enough left."""
+        """False while all directories of a kind are full and none has enough room left."""
         least = self._config.min_usable_high_priority_bytes
         for group in self._groups:
             usages = [usage for path in group.paths if isinstance(usage := self.found[path], DiskUsage)]

@@ -1,4 +1,4 @@
-"""Looking at a directory without trusting its disk: a look that hangs must not hang the bookie."""
+"""Checking a directory safely: a check that hangs must not hang the bookie."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PROBE_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class DiskUsage:
-    """The file system of a directory, in bytes. ``device`` tells file systems apart."""
+    """The file system of a directory, in bytes. ``device`` identifies the file system."""
 
     usable_bytes: int
     total_bytes: int
@@ -25,15 +25,15 @@ class DiskUsage:
 
     @property
     def used(self) -> float:
-        """The share that cannot be used, from 0 to 1 (compatibility.md §5.10)."""
+        """The unusable share, from 0 to 1 (compatibility.md §5.10)."""
         return 1 - self.usable_bytes / self.total_bytes if self.total_bytes else 0.0
 
 
 def look_at(path: str, write: bool) -> DiskUsage:
-    """The disk usage of directory ``path``. With ``write`` a file is written there, and where there is no room for
-    one, nothing is usable. Blocking.
+    """The disk usage of directory ``path``. With ``write`` a file is written there; without room for one, nothing
+    counts as usable. Blocking.
 
-    Raises OSError where the directory is gone, cannot be used, or is mounted read-only.
+    Raises OSError if the directory is missing, cannot be used, or is mounted read-only.
     """
     device = os.stat(path).st_dev
     if not os.path.isdir(path):
@@ -43,13 +43,13 @@ def look_at(path: str, write: bool) -> DiskUsage:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-    # Inodes and quotas can be used up with bytes left.
+    # Inodes and quotas can run out while bytes are left.
     has_room = (found.f_files == 0 or found.f_favail > 0) and (not write or _can_write(path))
     return DiskUsage(found.f_bavail * found.f_frsize if has_room else 0, found.f_blocks * found.f_frsize, device)
 
 
 def _can_write(path: str) -> bool:
-    """Whether there is room for a small file. Raises OSError where that is not the question."""
+    """Whether there is room for a small file. Raises OSError for any other failure."""
     probe = os.path.join(path, _PROBE_FILE)
     try:
         fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -68,7 +68,7 @@ def _can_write(path: str) -> bool:
 
 
 class Prober:
-    """Looks at directories, each in a thread of its own, at most one at a time for each directory."""
+    """Checks directories, each in its own thread, with at most one check per directory at a time."""
 
     def __init__(self, timeout_ms: int, look: Callable[[str, bool], DiskUsage] = look_at) -> None:
         self._timeout_s = timeout_ms / 1000
@@ -76,7 +76,7 @@ class Prober:
         self._under_way: set[str] = set()
 
     async def probe(self, path: str, *, write: bool) -> DiskUsage | OSError:
-        """What :func:`look_at` says or raises; TimeoutError for a directory that does not answer."""
+        """Return what :func:`look_at` returns or raises; TimeoutError if the directory does not answer."""
         no_answer = TimeoutError(errno.ETIMEDOUT, "the disk does not answer", path)
         if path in self._under_way:
             return no_answer
@@ -93,11 +93,11 @@ class Prober:
                 found: DiskUsage | OSError = self._look(path, write)
             except OSError as error:
                 found = error
-            # The loop may be closed by the time that a disk answers.
+            # The loop may be closed before the disk answers.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(deliver, found)
 
-        # Not an executor: at its end the interpreter would wait for the executor's threads.
+        # Not an executor: at exit the interpreter would wait for its threads.
         self._under_way.add(path)
         threading.Thread(target=work, name="disk-probe", daemon=True).start()
         try:

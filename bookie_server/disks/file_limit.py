@@ -1,8 +1,8 @@
-"""How long a file can be in a directory: what the file system says, and ``ulimit -f``.
+"""The maximum length of a file in a directory, given by the file system and ``ulimit -f``.
 
-Index files are addressed by entry id, so this decides which entry ids a bookie can take. It is found out by trying: a
-file without a name is lengthened, and its last bytes are written, which takes a few blocks for a moment. Python ignores
-SIGXFSZ, the signal that would end a process at its limit: what is too long is an error, EFBIG.
+Index files are addressed by entry id, so this limits the entry ids that a bookie can accept. It is found by trial: a
+file without a name is extended and its last bytes are written, which takes a few blocks for a moment. Python ignores
+SIGXFSZ, the signal that would end a process at its limit, so exceeding the limit gives the error EFBIG.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _TOO_LONG: Final = (errno.EFBIG, errno.EINVAL, errno.EOVERFLOW)
 
 
 def last_indexable_entry(directories: Sequence[str]) -> int:
-    """The highest entry id that index files in all of ``directories`` (``current`` ones) have room for; -1 where one
-    of them has room for none. Blocking.
+    """The highest entry id that index files in all of ``directories`` (``current`` directories) have room for; -1 if
+    one of them has room for none. Blocking.
 
-    A directory in which this cannot be tried, for example on a full disk, is taken for one without a limit: what turns
-    out to be too long later is found then (:class:`~bookie_server.storage.entrylog.entry_limit.EntryLimit`).
+    A directory where the trial is impossible, for example on a full disk, counts as unlimited. A limit that shows up
+    later is handled then (:class:`~bookie_server.storage.entrylog.entry_limit.EntryLimit`).
     """
     last = MAX_ENTRY_ID
     for directory in {os.stat(directory).st_dev: directory for directory in directories}.values():

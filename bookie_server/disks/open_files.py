@@ -1,4 +1,4 @@
-"""How the files that the process may have open are shared among its parts, so that none takes another's."""
+"""How the process's limit of open files is divided among its parts, so that none uses another's share."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import resource
 from dataclasses import dataclass
 from typing import Final
 
-#: Whatever is not counted here: ZooKeeper, journals, the log and the index file being written, a compaction, locks,
-#: the admin API, and connections that were accepted or closed in this turn of the event loop.
+#: All other files: ZooKeeper, journals, the log and the index file being written, a compaction, locks, the admin API,
+#: and connections that were accepted or closed in this turn of the event loop.
 _OTHERS: Final = 128
-#: More of them do not make it faster.
+#: A larger number brings no more speed.
 _MOST_STORED: Final = 256
 _LEAST_STORED: Final = 8
 _MOST_CONNECTIONS: Final = 10_000
@@ -18,7 +18,7 @@ _LEAST_CONNECTIONS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class OpenFiles:
-    """How many of each kind may be open at a time."""
+    """The maximum number of open files of each kind."""
 
     index_files: int
     entry_logs: int
@@ -26,7 +26,7 @@ class OpenFiles:
 
 
 def share_open_files(limit: int | None = None) -> OpenFiles:
-    """Shares of ``limit`` files; by default of the process's soft limit as it is now."""
+    """Divide ``limit`` files; by default the process's current soft limit."""
     if limit is None:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:

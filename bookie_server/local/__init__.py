@@ -1,6 +1,6 @@
-"""A real cluster on this machine: ZooKeeper servers and bookies as processes of their own, in one directory.
+"""A real cluster on this machine: ZooKeeper servers and bookies as separate processes, in one directory.
 
-The command line, the demo, notebooks and tests come in here, by :class:`LocalCluster`.
+The command line, the demo, notebooks and tests use it through :class:`LocalCluster`.
 """
 
 from bookie_server.local.cluster import DEFAULT_BOOKIES, LOOPBACK, MAX_BOOKIES, LocalBookie, LocalCluster

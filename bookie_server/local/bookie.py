@@ -1,4 +1,4 @@
-"""A bookie of a local cluster as a child process, with a configuration file of its own."""
+"""A bookie of a local cluster as a child process with its own configuration file."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from bookie_server.local.state import LOOPBACK, require_free_port
 
 CONF_NAME: Final = "bk_server.conf"
 _LOOPBACK_INTERFACE: Final = "lo" if sys.platform.startswith("linux") else "lo0"
-#: How often a wait looks whether the process died; registration itself is told by a watch.
+#: How often a wait checks whether the process died. A watch reports the registration itself.
 _LIVENESS_POLL_S: Final = 0.2
 
 
 class LocalBookie(LocalProcess):
-    """Bookie ``number`` (from 1). Its configuration is written once and then left to the user.
+    """Bookie ``number`` (from 1). Its configuration is written once; afterwards only the user changes it.
 
-    ``settings`` are further keys for a configuration that does not exist yet.
+    ``settings`` are additional keys for a new configuration.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class LocalBookie(LocalProcess):
 
     @property
     def id(self) -> str:
-        """The bookie's id: ``host:port``, unless its settings say otherwise."""
+        """The bookie's id: ``host:port``, unless its settings specify another."""
         return self._settings.get("bookieId") or f"{self._settings.get('advertisedAddress', LOOPBACK)}:{self.port}"
 
     @property
@@ -71,13 +71,13 @@ class LocalBookie(LocalProcess):
             with_session.close()
 
     def wait_registered_by(self, zk: ZooKeeper, root: str, deadline: float) -> None:
-        """As :meth:`wait_registered`, with an open session and a monotonic deadline in seconds."""
+        """Same as :meth:`wait_registered`, with an open session and a monotonic deadline in seconds."""
         changed = threading.Event()
         path = f"{root}/available/{self.id}"
         while True:
             changed.clear()
             node = zk.exists(path, watch=lambda _path: changed.set())
-            # After kill -9 the registration of the process before stays until its session expires.
+            # After kill -9 the registration of the previous process stays until its session expires.
             if node is not None and node.ctime_ms >= self._started_ms:
                 return
             while not changed.wait(_LIVENESS_POLL_S):
@@ -111,10 +111,10 @@ class LocalBookie(LocalProcess):
             "journalDirectories": str(self.directory / "journal"),
             "ledgerDirectories": str(self.directory / "ledgers"),
             "flushInterval": "10000",
-            # For trying things out: used until it is really full.
+            # For experiments: use the disk until it is really full.
             "diskUsageThreshold": "0.999",
             "diskUsageWarnThreshold": "0.999",
             "minUsableSizeForEntryLogCreation": str(64 * 1024 * 1024),
-            # A bookie killed and started again registers when its old session has expired.
+            # A bookie that was killed and restarted registers when its old session has expired.
             "zkTimeout": "6000",
         }

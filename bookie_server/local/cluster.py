@@ -1,13 +1,13 @@
-"""A whole cluster on this machine: real ZooKeeper servers and bookies as processes on loopback ports.
+"""A complete cluster on this machine: real ZooKeeper servers and bookies as processes on loopback ports.
 
 For demos, notebooks and tests. Its directory::
 
-    cluster.json            ports and layout (see local_state)
+    cluster.json            ports and layout (see state.py)
     cluster.lock            held while the cluster runs
     zookeeper<n>/           zoo.cfg, data/, server.log
     bookie<n>/              bk_server.conf, journal/, ledgers/, bookie.log
 
-Everything survives a restart; ports stay as they were.
+Everything survives a restart; ports stay the same.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class LocalCluster:
 
     Parameters
     ----------
-    directory : made where it is missing. An existing cluster there goes on with its ports and data.
+    directory : created if missing. An existing cluster there keeps its ports and data.
     bookies : how many bookies, 0 for ZooKeeper alone; None for as many as the directory has, or 3.
         An existing cluster can grow, not shrink.
-    zookeepers : 1 or 3; None for as many as the directory has, or 1. Fixed once made.
+    zookeepers : 1 or 3; None for as many as the directory has, or 1. Fixed at creation.
     zookeeper_port, bookie_port : the first of consecutive ports; 0 for any free ones. For an existing
-        cluster 0, or what it has.
+        cluster 0, or its own ports.
     root, layout : ledgers root and ledger manager (``flat``, ``hierarchical``, ``longhierarchical``) of a
         new cluster.
-    bookie_settings : further configuration keys for bookies that are new.
-    start_timeout_ms : bound of :meth:`start`.
+    bookie_settings : additional configuration keys for new bookies.
+    start_timeout_ms : time limit of :meth:`start`.
 
     Examples
     --------
@@ -79,7 +79,7 @@ class LocalCluster:
         bookie_settings: Mapping[str, str] | None = None,
         start_timeout_ms: int = 60_000,
     ) -> None:
-        """Raises :class:`InvalidArgumentError` for values that no cluster could have."""
+        """Raises :class:`InvalidArgumentError` for impossible values."""
         if bookies is not None and not 0 <= bookies <= MAX_BOOKIES:
             raise InvalidArgumentError(f"bookies must be from 0 to {MAX_BOOKIES}, not {bookies}")
         if zookeepers is not None and zookeepers not in _ENSEMBLE_SIZES:
@@ -113,16 +113,16 @@ class LocalCluster:
 
     @property
     def metadata_service_uri(self) -> str:
-        """What clients need, in Apache's syntax; known once started."""
+        """The URI that clients need, in Apache's syntax; known once started."""
         if not self.zookeepers:
             raise InvalidArgumentError("the local cluster was not started: call start() first")
         servers = ",".join(server.id for server in self.zookeepers)
         return str(MetadataServiceUri(servers, self._root, self._layout))
 
     def start(self, progress: Callable[[str], None] | None = None) -> None:
-        """Start every server and wait until all are ready; ``progress`` is told each step.
+        """Start every server and wait until all are ready; ``progress`` is called at each step.
 
-        Raises :class:`InvalidArgumentError` (port or directory in use, other shape than the existing
+        Raises :class:`InvalidArgumentError` (port or directory in use, shape differs from the existing
         cluster), ``MetadataUnavailableError`` or ``BookieUnavailableError`` (a server did not start; the
         text has the end of its log). Nothing runs after an error.
         """
@@ -145,7 +145,7 @@ class LocalCluster:
             raise
 
     def stop(self) -> None:
-        """Stop bookies, then ZooKeeper, each in order within a bound, else by SIGKILL. Safe to repeat."""
+        """Stop bookies, then ZooKeeper. Each stops cleanly within a time limit, else by SIGKILL. Safe to repeat."""
         try:
             for servers in (self.bookies, self.zookeepers):
                 _stop_all(servers)
@@ -179,7 +179,7 @@ class LocalCluster:
         self._wait_ready(self.zookeepers, self.bookies, deadline)
 
     def _settle_state(self) -> ClusterState:
-        """Join what the directory has with what is wanted, and keep the result."""
+        """Combine the state in the directory with the requested one and save the result."""
         bookies, zookeepers, zookeeper_port, bookie_port = self._wanted
         found = load_state(self.directory)
         if found is None:

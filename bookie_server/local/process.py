@@ -1,17 +1,17 @@
 """Child processes of a local cluster, and how they end with their parent.
 
-**Why a process group with a guard.** Children must not outlive a parent that was killed. Linux offers
+**Why a process group with a guard.** Children must not outlive a killed parent. Linux offers
 ``PR_SET_PDEATHSIG``, but it fires when the *thread* that started the child ends, so a bookie started
-from a short-lived thread would die with that thread; setting it needs ``preexec_fn``, which is unsafe in
-a program with threads; and it is Linux only. Instead every cluster has one process group. Its leader,
-the *guard*, is a two-line shell script that waits for its standard input to end. That input is a pipe
-whose other end only the parent holds, so it ends when the parent ends, however it ends; the guard then
-kills the whole group with SIGKILL. The group is joined in the child before ``exec``, so no child is ever
-outside. It is also a background group: Ctrl-C at the terminal reaches the parent alone, which then stops
-its children in order.
+from a short-lived thread would die with that thread. Setting it needs ``preexec_fn``, which is unsafe in
+a program with threads, and it is Linux only. Instead every cluster has one process group. Its leader,
+the *guard*, is a two-line shell script that waits for the end of its standard input. That input is a pipe
+whose other end only the parent holds, so it closes when the parent ends for any reason. The guard then
+kills the whole group with SIGKILL. A child joins the group before ``exec``, so no child is ever
+outside. The group is also a background group: Ctrl-C at the terminal reaches only the parent, which then
+stops its children cleanly.
 
-A guard that was killed by hand is replaced at the next start; children of the old group are then
-unguarded until they are started again.
+A guard that was killed by hand is replaced at the next start. Until they are restarted, children of the old
+group are unguarded.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from bk_spark.protocol.errors import StorageError
 
 _LOG = logging.getLogger(__name__)
 
-#: How long an orderly stop may take before SIGKILL.
+#: Time limit of a clean stop before SIGKILL.
 STOP_TIMEOUT_MS: Final = 20_000
-#: SIGKILL cannot be refused; this only bounds a process stuck in the kernel (a dead disk).
+#: SIGKILL cannot be refused. This only limits the wait for a process stuck in the kernel (a dead disk).
 _KILL_TIMEOUT_MS: Final = 10_000
 _LOG_TAIL_BYTES: Final = 4_096
 _LOG_TAIL_LINES: Final = 20
@@ -43,8 +43,8 @@ _GUARD_SCRIPT: Final = "read line; kill -KILL 0"
 
 
 class GuardedGroup:
-    """The process group of one cluster. ``held_fd`` is an open lock that the children keep too, so that
-    the lock is free only when the last of them has ended. Thread-safe."""
+    """The process group of one cluster. ``held_fd`` is an open lock that the children inherit, so the lock
+    is free only when the last of them has ended. Thread-safe."""
 
     def __init__(self, held_fd: int) -> None:
         self._held_fd = held_fd
@@ -52,7 +52,7 @@ class GuardedGroup:
         self._guard: subprocess.Popen[bytes] | None = None
 
     def spawn(self, command: Sequence[str], log_path: Path, working_directory: Path | None) -> subprocess.Popen[bytes]:
-        """Start ``command`` in the group, its output appended to ``log_path``. Raises :class:`StorageError`."""
+        """Start ``command`` in the group, appending output to ``log_path``. Raises :class:`StorageError`."""
         with self._lock:
             guard = self._guard
             if guard is None or guard.poll() is not None:
@@ -72,7 +72,7 @@ class GuardedGroup:
                 raise StorageError(f"cannot start {command[0]} with its output in {log_path}: {error}") from error
 
     def close(self) -> None:
-        """End the guard, and with it whatever is left of the group."""
+        """End the guard, and with it all remaining processes of the group."""
         with self._lock:
             guard, self._guard = self._guard, None
             if guard is not None:
@@ -102,9 +102,9 @@ def _end_guard(guard: subprocess.Popen[bytes]) -> None:
 
 
 class LocalProcess(ABC):
-    """One server of a local cluster: started, stopped, killed and suspended any number of times.
+    """One server of a local cluster. It can be started, stopped, killed and suspended any number of times.
 
-    ``directory`` holds everything it owns; ``log_path`` is where to look when it fails.
+    ``directory`` holds all its files; ``log_path`` is the file to read when it fails.
     """
 
     def __init__(self, name: str, directory: Path, group: GuardedGroup, log_name: str) -> None:
@@ -116,21 +116,21 @@ class LocalProcess(ABC):
 
     @property
     def pid(self) -> int | None:
-        """Process id of the last start; None before the first."""
+        """Process id of the last start; None before the first start."""
         return None if self._process is None else self._process.pid
 
     @property
     def running(self) -> bool:
-        """True from start to end of the process; a suspended process is running."""
+        """True from start to end of the process, even while it is suspended."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def exit_code(self) -> int | None:
-        """Exit status of the last run (negative: the signal that ended it); None while running or before."""
+        """Exit status of the last run (negative: the signal that ended it); None while running or before a start."""
         return None if self._process is None else self._process.poll()
 
     def start(self) -> None:
-        """Start the process; it may not be ready yet. Raises where it runs, or its port is in use."""
+        """Start the process; it may not be ready yet. Raises if it already runs or its port is in use."""
         if self.running:
             raise StorageError(f"{self.name} is running already (pid {self.pid})")
         self._prepare()
@@ -142,24 +142,24 @@ class LocalProcess(ABC):
         _LOG.info("%s started, pid %d", self.name, self._process.pid)
 
     def kill(self) -> None:
-        """SIGKILL; returns when the process has ended. Nothing happens where it does not run."""
+        """Send SIGKILL and wait until the process has ended. Does nothing if it does not run."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait(_KILL_TIMEOUT_MS / 1000)
 
     def terminate(self, timeout_ms: int = STOP_TIMEOUT_MS) -> bool:
-        """Stop in order. True where the process ended by itself in time; else it was killed."""
+        """Stop cleanly. Return True if the process ended by itself in time; otherwise it was killed."""
         self.request_stop()
         return self.wait_ended(time.monotonic() + timeout_ms / 1000)
 
     def request_stop(self) -> None:
-        """SIGTERM, also to a suspended process; does not wait."""
+        """Send SIGTERM, even to a suspended process, without waiting."""
         if self.running:
             self._signal(signal.SIGTERM)
             self._signal(signal.SIGCONT)
 
     def wait_ended(self, deadline: float) -> bool:
-        """Wait until ``deadline`` (monotonic, s), then kill. True where it ended by itself."""
+        """Wait until ``deadline`` (monotonic, s), then kill. Return True if the process ended by itself."""
         if self._process is None:
             return True
         try:
@@ -171,22 +171,22 @@ class LocalProcess(ABC):
         return True
 
     def suspend(self) -> None:
-        """SIGSTOP; returns when the process stands still."""
+        """Send SIGSTOP and wait until the process has stopped."""
         self._signal(signal.SIGSTOP)
         if self._process is not None and self._process.returncode is None:
             os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
-        """SIGCONT: undo :meth:`suspend`."""
+        """Send SIGCONT to undo :meth:`suspend`."""
         self._signal(signal.SIGCONT)
 
     def log_tail(self) -> str:
-        """The last lines the process wrote."""
+        """The last lines of the process's log."""
         paths = dict.fromkeys((self._output_path(), self.log_path))
         return "\n".join(text for path in paths if (text := _tail(path)))
 
     def failure(self, what: str) -> str:
-        """Error text for a process that is not where it should be, with the end of its log."""
+        """Error text for a process that is not in the expected state, with the end of its log."""
         state = "still runs" if self.running else f"ended with status {self.exit_code}"
         tail = self.log_tail() or "(empty)"
         return f"{what}: {self.name} {state}; the end of {self.log_path}:\n{tail}"
@@ -197,7 +197,7 @@ class LocalProcess(ABC):
         self._process.send_signal(number)
 
     def _output_path(self) -> Path:
-        """Where standard output and error go; not the log where the process keeps one itself."""
+        """File for standard output and error; not the log if the process writes its own log."""
         return self.log_path
 
     def _working_directory(self) -> Path | None:
@@ -209,7 +209,7 @@ class LocalProcess(ABC):
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Check and write what must be there before a start."""
+        """Check and write what a start requires."""
 
 
 def _tail(path: Path) -> str:

@@ -1,8 +1,8 @@
-"""What a local cluster keeps in its directory: a lock, and the ports chosen at its first start.
+"""The state of a local cluster in its directory: a lock, and the ports chosen at its first start.
 
 ``cluster.json`` (format version 1): ``{"format_version": 1, "root": ..., "layout": ...,
 "zookeepers": [{"client_port", "quorum_port", "election_port"}, ...], "bookies": [{"port"}, ...]}``.
-Ports are fixed because a bookie's port is part of its id, which ledger metadata and cookies name.
+Ports are fixed because a bookie's port is part of its id, which ledger metadata and cookies contain.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ LOOPBACK: Final = "127.0.0.1"
 _FORMAT_VERSION: Final = 1
 _STATE_NAME: Final = "cluster.json"
 _LOCK_NAME: Final = "cluster.lock"
-#: After a parent was killed its children hold the lock for the instant they need to die.
+#: After a parent was killed, its children hold the lock briefly until they die.
 _LOCK_WAIT_MS: Final = 2_000
 _POLL_S: Final = 0.05
-#: Below the range from which Linux draws the local ports of outgoing connections, so that no
-#: connection takes a port of ours while its server is down.
+#: Below the range from which Linux takes the local ports of outgoing connections, so that no
+#: connection takes one of our ports while its server is down.
 _FREE_PORTS: Final = range(20_000, 32_000)
 _PORT_TRIES: Final = 200
 
@@ -47,7 +47,7 @@ class BookiePorts:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """The lasting description of a local cluster."""
+    """The persistent description of a local cluster."""
 
     root: str
     layout: str
@@ -59,7 +59,7 @@ class DirectoryLock:
     """An exclusive lock on a cluster's directory; processes that inherit ``fd`` hold it too."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises :class:`InvalidArgumentError` where a running cluster has the directory."""
+        """Take the lock. Raises :class:`InvalidArgumentError` if a running cluster uses the directory."""
         path = directory / _LOCK_NAME
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -91,7 +91,7 @@ class DirectoryLock:
 
 
 def load_state(directory: Path) -> ClusterState | None:
-    """The state kept in ``directory``; None where there is none. Raises :class:`CorruptFileError`."""
+    """Load the state from ``directory``; None if there is none. Raises :class:`CorruptFileError`."""
     path = directory / _STATE_NAME
     try:
         content: dict[str, Any] = json.loads(path.read_text("utf-8"))
@@ -121,7 +121,7 @@ def load_state(directory: Path) -> ClusterState | None:
 
 
 def save_state(directory: Path, state: ClusterState) -> None:
-    """Write atomically and durably."""
+    """Save the state atomically and durably."""
     path = directory / _STATE_NAME
     temporary = directory / (_STATE_NAME + ".tmp")
     try:
@@ -135,13 +135,13 @@ def save_state(directory: Path, state: ClusterState) -> None:
 
 
 class PortChooser:
-    """Hands out loopback ports that nothing listens on, none of them twice."""
+    """Chooses loopback ports that nothing listens on, each at most once."""
 
     def __init__(self, taken: set[int]) -> None:
         self._taken = set(taken)
 
     def choose(self, wanted: int = 0) -> int:
-        """``wanted`` itself, or any free port for 0. Raises :class:`InvalidArgumentError`."""
+        """Return ``wanted``, or any free port for 0. Raises :class:`InvalidArgumentError`."""
         if wanted:
             if not 0 < wanted < 65536:
                 raise InvalidArgumentError(f"port {wanted} is out of range; use 1 to 65535")
@@ -161,7 +161,7 @@ class PortChooser:
 def port_is_free(port: int) -> bool:
     """Whether a server could listen on the loopback port now."""
     with socket.socket() as probe:
-        # As servers do: a connection in TIME_WAIT does not make a port busy, a listener does.
+        # Same option as servers use: a connection in TIME_WAIT does not make a port busy, a listener does.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((LOOPBACK, port))
@@ -171,7 +171,7 @@ def port_is_free(port: int) -> bool:
 
 
 def require_free_port(port: int, owner: str) -> None:
-    """Raises :class:`InvalidArgumentError` where another process listens on ``port``."""
+    """Raises :class:`InvalidArgumentError` if another process listens on ``port``."""
     if not port_is_free(port):
         raise InvalidArgumentError(
             f"port {port} on {LOOPBACK}, which {owner} needs, is in use by another process; "

@@ -1,4 +1,4 @@
-"""A real ZooKeeper server as a child process, from the jars that are shipped inside pyspark."""
+"""A real ZooKeeper server as a child process, run from the jars inside pyspark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bookie_server.local.process import GuardedGroup, LocalProcess
 from bookie_server.local.state import LOOPBACK, ZooKeeperPorts, require_free_port
 
 _MAIN_CLASS: Final = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-#: All that a server needs of the several hundred jars in pyspark: no others go on its class path.
+#: The jars that a server needs. The several hundred others in pyspark stay off its class path.
 _JARS: Final = (
     "zookeeper",
     "zookeeper-jute",
@@ -37,11 +37,11 @@ _JVM_OPTIONS: Final = (
     "-Djava.net.preferIPv4Stack=true",
     "-Dzookeeper.jmx.log4j.disable=true",
 )
-#: Short ticks make the smallest session timeout (two ticks) short, which fault tests need.
+#: Short ticks shorten the minimum session timeout (two ticks), which fault tests need.
 _TICK_MS: Final = 500
 _MIN_SESSION_TIMEOUT_MS: Final = 1_000
 _MAX_SESSION_TIMEOUT_MS: Final = 60_000
-#: In ticks. Generous, since all servers share one busy machine.
+#: In ticks. Generous, because all servers share one busy machine.
 _INIT_LIMIT_TICKS: Final = 60
 _SYNC_LIMIT_TICKS: Final = 20
 _POLL_S: Final = 0.05
@@ -71,7 +71,7 @@ rootLogger.appenderRef.file.ref = file
 class LocalZooKeeper(LocalProcess):
     """Server ``number`` (from 1) of an ensemble with ``peers`` (in order, itself included).
 
-    It listens on loopback only. A transaction is on disk before it is answered, as always with ZooKeeper.
+    It listens on loopback only. As always in ZooKeeper, a transaction is on disk before it is answered.
     """
 
     def __init__(self, number: int, directory: Path, group: GuardedGroup, peers: Sequence[ZooKeeperPorts]) -> None:
@@ -104,7 +104,7 @@ class LocalZooKeeper(LocalProcess):
         return found[1] if found else None
 
     def wait_ready(self, timeout_ms: int = 30_000) -> None:
-        """Wait until the server serves clients. Raises as :func:`wait_ensemble`."""
+        """Wait until the server serves clients. Raises the errors of :func:`wait_ensemble`."""
         wait_ensemble([self], time.monotonic() + timeout_ms / 1000, leader=False)
 
     def _command(self) -> Sequence[str]:
@@ -160,11 +160,11 @@ class LocalZooKeeper(LocalProcess):
 
 
 def wait_ensemble(servers: Sequence[LocalZooKeeper], deadline: float, *, leader: bool = True) -> None:
-    """Wait until all ``servers`` serve clients and, with ``leader``, one of them leads (or stands alone).
+    """Wait until all ``servers`` serve clients and, with ``leader``, one of them leads (or is standalone).
 
-    Without the second condition a follower can still be taken for ready that has not yet noticed the
-    death of its leader. Raises :class:`MetadataUnavailableError` with the end of a log where a server died
-    or the monotonic ``deadline`` (s) passed.
+    Without the second condition, a follower that has not yet noticed the death of its leader could count as
+    ready. Raises :class:`MetadataUnavailableError` with the end of a log if a server died or the monotonic
+    ``deadline`` (s) passed.
     """
     while True:
         modes = [server.mode() for server in servers]
@@ -180,7 +180,7 @@ def wait_ensemble(servers: Sequence[LocalZooKeeper], deadline: float, *, leader:
 
 
 def find_java() -> str:
-    """Path of ``java``: below ``JAVA_HOME``, else on ``PATH``. Raises :class:`MetadataUnavailableError`."""
+    """Path of ``java``: under ``JAVA_HOME``, else on ``PATH``. Raises :class:`MetadataUnavailableError`."""
     home = os.environ.get("JAVA_HOME")
     if home and (java := shutil.which("java", path=os.path.join(home, "bin"))):
         return java
@@ -193,8 +193,8 @@ def find_java() -> str:
 
 
 def zookeeper_jars() -> list[Path]:
-    """The jars a server needs, from pyspark. Raises :class:`MetadataUnavailableError` where one is missing."""
-    # Found, not imported: importing pyspark takes a second and this package does not use it.
+    """The jars a server needs, from pyspark. Raises :class:`MetadataUnavailableError` if one is missing."""
+    # Found without an import: importing pyspark takes a second, and this package does not use it.
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         raise MetadataUnavailableError(

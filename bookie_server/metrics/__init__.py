@@ -1,1 +1,1 @@
-"""Counters and summaries under Apache's names, and their text form. The service wires them; the parts count."""
+"""Counters and summaries under Apache's names, and their text format. The service connects them to the parts."""

@@ -1,4 +1,4 @@
-"""What clients wrote to a bookie and read from it; told once per batch."""
+"""Totals of what clients wrote to and read from a bookie, updated once per batch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class BookieCounters:
-    """Since the start. Bytes are of stored entries. Hits are entries that were read from the write cache, misses those
-    that were read from entry logs. Belongs to the event loop."""
+    """Totals since the start. Bytes are of stored entries. Hits are entries read from the write cache, misses are
+    entries read from entry logs. Belongs to the event loop."""
 
     entries_added: int = 0
     bytes_added: int = 0

@@ -1,7 +1,7 @@
 """The bookie's metrics, under the names that Apache's bookie gives them (compatibility.md §7.6).
 
-Here is what is told once per batch. What the parts count themselves is read at each scrape: metrics_wiring.py.
-``docs/metrics.md`` says what each means. Latencies are in milliseconds.
+This module holds the metrics that are updated once per batch. Numbers that the parts count themselves are read at each
+scrape: metrics_wiring.py. ``docs/metrics.md`` explains each metric. Latencies are in milliseconds.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Final
 from bookie_server.metrics.metrics import Registry
 from bookie_server.storage.journal.group_commit import GroupStats
 
-#: Kinds of requests, and the metrics that Apache has for each. There is no queue between the receiving and the doing
-#: of a request here, so the time in it is the request's time.
+#: Kinds of requests, and Apache's metrics for each. Requests are not queued between receipt and execution here, so
+#: the time of execution is the time of the request.
 REQUEST_METRICS: Final = {
     "add": ("ADD_ENTRY_REQUEST", "ADD_ENTRY"),
     "read": ("READ_ENTRY_REQUEST", "READ_ENTRY"),
@@ -26,7 +26,7 @@ REQUEST_METRICS: Final = {
     "list": ("GET_LIST_OF_ENTRIES_OF_LEDGER_REQUEST", "GET_LIST_OF_ENTRIES_OF_LEDGER"),
 }
 
-#: The same requests under the names that Apache's bookie has for its inside.
+#: Apache's names for the same requests inside the bookie.
 _INSIDE: Final = {"add": ("bookie_BOOKIE_ADD_ENTRY",), "read": ("bookie_BOOKIE_READ_ENTRY",)}
 
 _FLUSH_REASONS: Final = {
@@ -37,7 +37,7 @@ _FLUSH_REASONS: Final = {
 
 
 class RequestMetrics:
-    """Of the requests, over all connections; told in the event loop."""
+    """Metrics of requests over all connections. Updated in the event loop."""
 
     def __init__(self, registry: Registry) -> None:
         self._summaries = {
@@ -46,12 +46,12 @@ class RequestMetrics:
         }
 
     def observe(self, kind: str, count: int, seconds: float, ok: bool) -> None:
-        """``count`` requests of a kind (a key of REQUEST_METRICS) were answered ``seconds`` after they came."""
+        """Record ``count`` requests of a kind (a key of REQUEST_METRICS), answered ``seconds`` after they arrived."""
         self._summaries[kind].observe(seconds * 1000, count, ok)
 
 
 class JournalMetrics:
-    """Of the groups of one journal; told in the event loop."""
+    """Metrics of the groups of one journal. Updated in the event loop."""
 
     def __init__(self, registry: Registry, number: int) -> None:
         labels = {"journalIndex": str(number)}
@@ -87,7 +87,7 @@ class JournalMetrics:
 
 
 class BookieMetrics:
-    """Everything a bookie counts."""
+    """All metrics of a bookie."""
 
     def __init__(self) -> None:
         self.registry = Registry()
@@ -105,18 +105,18 @@ class BookieMetrics:
         return journal
 
     def observe_group(self, number: int, stats: GroupStats) -> None:
-        """For ``on_group`` of LedgerStorage."""
+        """Record a journal group; the ``on_group`` of LedgerStorage."""
         self.journal(number).observe(stats)
 
     def observe_loop_delay(self, seconds: float) -> None:
-        """For ``on_loop_delay`` of NativeServer."""
+        """Record a delay of the event loop; the ``on_loop_delay`` of NativeServer."""
         self._loop_delay.observe(seconds * 1000)
 
     def observe_flush(self, seconds: float, entry_bytes: int, ok: bool) -> None:
-        """For ``on_flush`` of Flusher."""
+        """Record a flush; the ``on_flush`` of Flusher."""
         self._flush.observe(seconds * 1000, 1, ok)
         self._flush_size.observe(entry_bytes, 1, ok)
 
     def gauge(self, name: str, read: Callable[[], float], **labels: str) -> None:
-        """``read`` is called in the event loop at every scrape; it must not wait."""
+        """Add a gauge. ``read`` is called in the event loop at every scrape and must not block."""
         self.registry.gauge(name, read, labels)

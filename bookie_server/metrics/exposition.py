@@ -1,7 +1,7 @@
 """Metrics as text: Prometheus' format 0.0.4, laid out as Apache's bookie prints it (compatibility.md §7.6).
 
-In a summary a comma and a space come before the labels that are not its own, everywhere else a comma alone. Where
-Apache's text would break a scraper's rules (label values with quotes in them) this one keeps to the rules.
+In a summary a comma and a space precede the labels that are not its own; everywhere else a comma alone. Where Apache's
+text would violate the format (label values with quotes), this module follows the format.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def exposition(families: Iterable[Family]) -> str:
-    """All of ``families`` as text. Gauges show their last sample."""
+    """Format ``families`` as text. Gauges show their last sample."""
     lines: list[str] = []
     for family in families:
         lines.append(f"# TYPE {family.name} {family.members[0][1].kind}")
@@ -34,7 +34,7 @@ def exposition(families: Iterable[Family]) -> str:
 
 
 def process_exposition() -> str:
-    """What this process takes, under the names that all of Prometheus' clients use. Linux; reads /proc."""
+    """Resource usage of this process, under the names used by all Prometheus clients. Linux only; reads /proc."""
     samples = list(_process_samples())
     return "".join(f"# TYPE {name} {kind}\n{name} {_number(value)}\n" for name, kind, value in samples)
 

@@ -1,8 +1,8 @@
-"""Numbers that are watched while the bookie runs: counters, gauges and summaries, and the registry that names them.
+"""Metric types (counters, gauges and summaries) and the registry that names them.
 
-They are cheap per call, and meant to be called once per batch. Each counter and summary is written by one thread (two
-at the same instant may lose a count, never more); all may be read by any. Which there are: ``bookie_metrics``; how
-they are printed: ``exposition``.
+Updates are cheap and meant to be made once per batch. One thread writes each counter and summary (two concurrent
+writers may lose a count, never add one); any thread may read. ``bookie_metrics`` defines the metrics, ``exposition``
+prints them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Final, Literal
 
 _LOG: Final = logging.getLogger(__name__)
 
-#: What a summary prints; Apache's (compatibility.md §7.6).
+#: Quantiles printed for a summary, as in Apache's bookie (compatibility.md §7.6).
 QUANTILES: Final = (0.5, 0.75, 0.95, 0.99, 0.999, 0.9999, 1.0)
-#: After so long a summary begins a new window; Apache's ``prometheusStatsLatencyRolloverSeconds``.
+#: Length of a summary's window; Apache's ``prometheusStatsLatencyRolloverSeconds``.
 WINDOW_S: Final = 60.0
-#: Each power of two is cut into so many buckets. A quantile is off by half a bucket at most: 1/64 of its value.
+#: Number of buckets per power of two. A quantile is off by at most half a bucket: 1/64 of its value.
 _BUCKETS_PER_OCTAVE: Final = 32
 #: The bucket of values that are not positive.
 _ZERO: Final = -(1 << 20)
@@ -30,7 +30,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Counter:
-    """A number that only grows."""
+    """A number that only increases."""
 
     __slots__ = ("value",)
     kind: Final = "counter"
@@ -43,9 +43,9 @@ class Counter:
 
 
 class Gauge:
-    """A number that goes up and down: the last one set, or what ``read`` gave at the last :meth:`sample`.
+    """A number that goes up and down: the last one set, or the result of ``read`` at the last :meth:`sample`.
 
-    If ``read`` fails the gauge is NaN. With the kind "counter" it is a number that somebody else counts.
+    If ``read`` fails, the gauge is NaN. With the kind "counter" it is a number that is counted elsewhere.
     """
 
     __slots__ = ("_read", "kind", "value")
@@ -59,7 +59,7 @@ class Gauge:
         self.value = value
 
     def sample(self) -> None:
-        """Ask ``read``. In the event loop, where such callbacks belong."""
+        """Call ``read``. In the event loop, to which such callbacks belong."""
         if self._read is None:
             return
         try:
@@ -71,7 +71,7 @@ class Gauge:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """What a summary knows of those that succeeded, or of those that failed. Count and sum are since the start."""
+    """A summary's figures of successes or of failures. Count and sum are since the start."""
 
     count: int
     total: float
@@ -79,7 +79,7 @@ class Outcomes:
 
 
 class _Side:
-    """Successes, or failures, of one summary."""
+    """The successes, or the failures, of one summary."""
 
     __slots__ = ("buckets", "count", "previous", "total")
 
@@ -91,9 +91,9 @@ class _Side:
 
 
 class Summary:
-    """How a value is distributed: count and sum since the start, quantiles of the last one to two windows.
+    """The distribution of a value: count and sum since the start, quantiles of the last one to two windows.
 
-    Latencies are in milliseconds. Successes and failures are kept apart.
+    Latencies are in milliseconds. Successes and failures are counted separately.
     """
 
     __slots__ = ("_clock", "_failed", "_lock", "_succeeded", "_window_ends", "_window_s")
@@ -108,7 +108,7 @@ class Summary:
         self._lock = threading.Lock()
 
     def observe(self, value: float, count: int = 1, ok: bool = True) -> None:
-        """``value`` was seen ``count`` times."""
+        """Record ``value``, seen ``count`` times."""
         if self._clock() >= self._window_ends:
             self._rotate()
         side = self._succeeded if ok else self._failed
@@ -124,12 +124,12 @@ class Summary:
         buckets[bucket] = buckets.get(bucket, 0) + count
 
     def outcomes(self, ok: bool) -> Outcomes:
-        """Of those that succeeded, or failed. A quantile is NaN where nothing was seen in the window."""
+        """Figures of the successes or of the failures. A quantile is NaN if nothing was recorded in the window."""
         if self._clock() >= self._window_ends:
             self._rotate()
         side = self._succeeded if ok else self._failed
         merged = side.previous.copy()
-        for bucket, count in side.buckets.copy().items():  # copies, for a writer may be adding buckets
+        for bucket, count in side.buckets.copy().items():  # a copy, because a writer may be adding buckets
             merged[bucket] = merged.get(bucket, 0) + count
         return Outcomes(side.count, side.total, _quantiles(merged))
 
@@ -146,7 +146,7 @@ class Summary:
 
 
 class Totals:
-    """A summary of which somebody else counts the totals: ``read(ok)`` gives count and sum. It has no quantiles."""
+    """A summary whose totals are counted elsewhere: ``read(ok)`` returns count and sum. It has no quantiles."""
 
     __slots__ = ("_read",)
     kind: Final = "summary"
@@ -163,14 +163,14 @@ Metric = Counter | Gauge | Summary | Totals
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Metrics of one name, one for each set of labels."""
+    """Metrics with one name, one for each set of labels."""
 
     name: str
     members: tuple[tuple[Labels, Metric], ...]
 
 
 class Registry:
-    """Metrics by name and labels. One object may go by several names. Any thread."""
+    """Metrics by name and labels. One object may have several names. Any thread."""
 
     def __init__(self) -> None:
         self._families: dict[str, dict[Labels, Metric]] = {}
@@ -189,13 +189,13 @@ class Registry:
         return gauge
 
     def watched_counter(self, name: str, read: Callable[[], float], labels: Mapping[str, str] | None = None) -> None:
-        """A number that only grows and that somebody else counts; ``read`` is called in the event loop."""
+        """Add a counter whose number is counted elsewhere; ``read`` is called in the event loop."""
         self._add((name,), labels, Gauge(read, "counter"))
 
     def totals(
         self, name: str, read: Callable[[bool], tuple[int, float]], labels: Mapping[str, str] | None = None
     ) -> None:
-        """``read(ok)``: count and sum; called in any thread."""
+        """Add totals. ``read(ok)`` returns count and sum; it is called in any thread."""
         self._add((name,), labels, Totals(read))
 
     def summary(self, *names: str, labels: Mapping[str, str] | None = None) -> Summary:
@@ -204,12 +204,12 @@ class Registry:
         return summary
 
     def families(self) -> list[Family]:
-        """All of them, in the order in which the names came."""
+        """All families, in the order in which their names were added."""
         with self._lock:
             return [Family(name, tuple(members.items())) for name, members in self._families.items()]
 
     def sample_gauges(self) -> None:
-        """Bring the gauges up to date. In the event loop."""
+        """Update the gauges. Call in the event loop."""
         for family in self.families():
             for _, metric in family.members:
                 if isinstance(metric, Gauge):

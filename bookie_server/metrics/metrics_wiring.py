@@ -1,5 +1,5 @@
-"""What the bookie's parts count themselves, as metrics: read at each scrape, in the event loop. Nothing is added to
-what the parts do."""
+"""Metrics of what the bookie's parts count themselves. They are read at each scrape, in the event loop, and cost the
+parts no extra work."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_:]")
 
 
 def journal_observer(metrics: BookieMetrics, journals: int) -> Callable[[int, GroupStats], None]:
-    """What is to be called with the number of a journal and each of its groups. The journals' metrics are there from
-    now on."""
+    """Return the callback for the groups of a journal, called with the journal's number and the group's figures. The
+    journals' metrics are created here."""
     for number in range(journals):
         metrics.journal(number)
     return metrics.observe_group
@@ -58,7 +58,7 @@ def watch_storage(metrics: BookieMetrics, storage: LedgerStorage, journal_memory
 
 
 def watch_bookie(metrics: BookieMetrics, bookie: Bookie) -> None:
-    """What clients wrote and read, and how much of that was in the write cache."""
+    """Entries that clients wrote and read, and how many of them were in the write cache."""
     registry, counters = metrics.registry, bookie.counters
     registry.watched_counter("bookie_WRITE_BYTES", lambda: counters.bytes_added)
     registry.watched_counter("bookie_READ_BYTES", lambda: counters.bytes_read)
@@ -77,21 +77,21 @@ def watch_bookie(metrics: BookieMetrics, bookie: Bookie) -> None:
 def add_gauges(
     metrics: BookieMetrics, directories: LedgerDirectories, monitor: DiskMonitor, registration: RegistrationManager
 ) -> None:
-    """Whether the bookie is registered (1: to take adds, 0: as read-only, -1: not at all); how many ledger directories
-    take new files, and how full each is, in percent."""
+    """Whether the bookie is registered (1: writable, 0: read-only, -1: not registered); how many ledger directories
+    take new files; and how full each is, in percent."""
     metrics.gauge("bookie_SERVER_STATUS", lambda: registration.status)
     metrics.gauge("bookie_ledger_num_dirs", lambda: len(directories.paths))
     metrics.gauge("bookie_ledger_writable_dirs", lambda: len(directories.writable()))
     names = set()
     for path in directories.paths:
         name = f"bookie_ledger_dir_{_NOT_IN_NAMES.sub('_', path.removesuffix('/current'))}_usage"
-        if name not in names:  # two paths may come to the same name; then the first has it
+        if name not in names:  # two paths may give the same name; then the first one has it
             names.add(name)
             metrics.gauge(name, partial(_percent, monitor, path))
 
 
 def watch_server(metrics: BookieMetrics, server: NativeServer) -> None:
-    """Connections, requests that wait, and those that were refused because there were too many."""
+    """Connections, waiting requests, and requests refused because there were too many."""
     load = server.load
     metrics.gauge("bookkeeper_server_ADD_ENTRY_IN_PROGRESS", lambda: load.adds)
     metrics.gauge("bookkeeper_server_READ_ENTRY_IN_PROGRESS", lambda: load.reads)

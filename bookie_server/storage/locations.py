@@ -22,7 +22,7 @@ def in_memory(half: int, positions: Int64s) -> Int64s:
 
 
 def half_and_positions(locations: Int64s) -> tuple[int, Int64s]:
-    """The half of the first in-memory location, and the positions of all consecutive locations in the same half."""
+    """The half of the first in-memory location, and the positions of the leading locations in that half."""
     values = -1 - locations
     halves = values >> _HALF_SHIFT
     others = np.flatnonzero(halves != halves[0])
