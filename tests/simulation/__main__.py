@@ -1,15 +1,15 @@
-"""``python -m tests.simulation``: many random histories, one of them again, or the exhaustive explorer.
+"""``python -m tests.simulation``: play random histories, replay one of them, or run the exhaustive explorer.
 
 ::
 
     python -m tests.simulation run 20000        histories 0 to 19999, on all cores
     python -m tests.simulation run 500..600     these
-    python -m tests.simulation replay 17        one, with all that happened
-    python -m tests.simulation run 2000 --logs  histories of logs, of many ledgers, instead of one ledger
+    python -m tests.simulation replay 17        one, with every event
+    python -m tests.simulation run 2000 --logs  histories of logs with many ledgers, instead of one ledger
     python -m tests.simulation replay 17 --logs
     python -m tests.simulation run 2000 --collection    of a bookie's garbage collection
     python -m tests.simulation explore          every order of events in the small worlds
-    python -m tests.simulation explore --bigger in those that take longer; -k chooses among them
+    python -m tests.simulation explore --bigger in slower ones; -k chooses among them
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.simulation.small_worlds import BIGGER_WORLDS, SMALL_WORLDS
 
 
 def _seeds(text: str) -> range:
-    """A count, or ``from..to`` (the end is not included)."""
+    """Parse a count, or ``from..to`` (the end is not included)."""
     first, dots, end = text.partition("..")
     return range(int(first), int(end)) if dots else range(int(first))
 

@@ -1,6 +1,6 @@
 """Rules that scenario texts guard, broken on purpose: of bookies, of the store, of clients (see also mutants.py).
 
-The functions break a rule while the given stack is open.
+Each function breaks a rule while the given stack is open.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.simulation.world import World
 
 
 class WritesNothingBack(LedgerRecovery):
-    """It takes its write-backs for done."""
+    """It treats its write-backs as done."""
 
     def _write_back(self, writer: LedgerWriter, entries: list[Entry], last_add_confirmed: int) -> None:
         super()._write_back(writer, entries, last_add_confirmed)
@@ -56,7 +56,7 @@ def fences_are_forgotten_in_crashes(stack: ExitStack) -> None:
 
 
 def limbo_is_forgotten(stack: ExitStack) -> None:
-    """A bookie that may have lost entries says of them that there is no such entry."""
+    """A bookie that may have lost entries reports them as absent."""
     start = ModelBookie._start
 
     def sure(bookie: ModelBookie) -> None:
@@ -106,7 +106,7 @@ def the_store_does_not_compare(stack: ExitStack) -> None:
 
 
 def no_reply_means_done(stack: ExitStack, state: LedgerState | None = None) -> None:
-    """A client that hears nothing of its compare-and-set (to ``state``, if given) takes it for done."""
+    """A client treats a compare-and-set without a reply (to ``state``, if given) as done."""
     lose = World._lose
 
     def take_for_done(world: World, event: Event) -> Event:
@@ -122,7 +122,7 @@ def no_reply_to_a_close_means_done(stack: ExitStack) -> None:
 
 
 def a_place_is_filled_once(stack: ExitStack) -> None:
-    """The second bookie that takes a place is sent nothing anew."""
+    """The second bookie that replaces a failed one gets no entries resent."""
     replace_place = PendingAdds.replace
     filled: set[int] = set()
 
@@ -137,7 +137,7 @@ def a_place_is_filled_once(stack: ExitStack) -> None:
 
 
 def the_last_entry_is_confirmed(stack: ExitStack) -> None:
-    """A reader takes what is on a bookie for confirmed."""
+    """A reader treats everything stored on a bookie as confirmed."""
     understand = lac.understand
 
     def trusting(ledger: LedgerKey, told: LacTold) -> LacAnswer:

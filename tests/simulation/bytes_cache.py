@@ -1,6 +1,6 @@
 """The protocol's codecs behind caches.
 
-They are pure functions, and a million short histories pass the same few frames again and again.
+They are pure functions, and a million short histories repeat the same few frames.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class AddSeen:
     entry_id: int
     stored: bytes
     recovery: bool
-    #: To be answered before it is synced.
+    #: Answered before it is synced.
     deferred: bool = False
 
 
@@ -51,12 +51,12 @@ class ReadSeen:
 
 @dataclass(frozen=True, slots=True)
 class ForceSeen:
-    """Sync what you took."""
+    """Sync everything taken so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class PollSeen:
-    """Tell when your last add confirmed is above ``previous_lac``."""
+    """Answer when your last add confirmed exceeds ``previous_lac``."""
 
     previous_lac: int
 
@@ -78,7 +78,7 @@ def request_in(frame: bytes) -> AddSeen | ReadSeen | ForceSeen | PollSeen:
 
 
 def _request_v3(request: pb.Request) -> AddSeen | ForceSeen | PollSeen:
-    """Only deferred sync and long polls need v3 here."""
+    """Here only deferred sync and long polls need v3."""
     if request.HasField("readRequest"):
         assert request.readRequest.ledgerId == LEDGER
         return PollSeen(request.readRequest.previousLAC)
@@ -94,7 +94,7 @@ def _request_v3(request: pb.Request) -> AddSeen | ForceSeen | PollSeen:
 
 @lru_cache(200_000)
 def code_in(frame: bytes) -> Code:
-    """What an answer to anything says."""
+    """What any answer says."""
     if not wire_v3.is_v3(frame[4:]):
         answer = answer_in(frame)
         return Code.from_v2(int(answer.codes[0])) if isinstance(answer, AddAnswers) else answer.code
@@ -104,7 +104,7 @@ def code_in(frame: bytes) -> Code:
 
 @lru_cache(200_000)
 def answer_in(frame: bytes) -> AddAnswers | ReadAnswer:
-    """The answer in a frame. Its arrays are shared: nobody may write to them."""
+    """The answer in a frame. Its arrays are shared: do not write to them."""
     parse = answers_v3.parse_answers if wire_v3.is_v3(frame[4:]) else answers_v2.parse_answers
     (answer,) = parse(frames(frame))
     assert isinstance(answer, AddAnswers | ReadAnswer)
@@ -171,7 +171,7 @@ def lac_in(stored: bytes) -> int:
 
 @lru_cache(200_000)
 def with_lac(stored: bytes, last_add_confirmed: int) -> bytes:
-    """The entry with another last add confirmed in its header. Its digest, where it has one, is wrong."""
+    """The entry with another last add confirmed in its header. Its digest, if any, is wrong."""
     ledger_id, entry_id, _, length = ENTRY_HEADER.unpack_from(stored)
     return ENTRY_HEADER.pack(ledger_id, entry_id, last_add_confirmed, length) + stored[ENTRY_HEADER.size :]
 
@@ -188,7 +188,7 @@ def entry_in(stored: bytes, entry_id: int | None, digest_type: DigestType) -> En
 
 
 def stored_entry(entry_id: int, last_add_confirmed: int, digest_type: DigestType) -> bytes:
-    """What a bookie holds of an entry."""
+    """An entry as a bookie holds it."""
     payload, digest = payload_of(entry_id), digest_function(digest_type, PASSWORD)
     return pack_entry(LEDGER, entry_id, last_add_confirmed, length_of(entry_id), payload, digest)
 
@@ -210,7 +210,7 @@ def payloads_of(first: int, last: int) -> Payloads:
 
 
 def split(views: Iterable[memoryview]) -> list[bytes]:
-    """Single frames out of what a writer sends at once."""
+    """Split what a writer sends at once into single frames."""
     data = b"".join(views)
     parts: list[bytes] = []
     at = 0
@@ -222,7 +222,7 @@ def split(views: Iterable[memoryview]) -> list[bytes]:
 
 
 class CachedPackager:
-    """The real packager; what it made once it need not make again."""
+    """The real packager, with its results cached."""
 
     def __init__(self, digest_type: DigestType, flags: FlagV2, deferred_sync: bool = False) -> None:
         self._key = (digest_type, flags, deferred_sync)

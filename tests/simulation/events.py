@@ -1,29 +1,29 @@
-"""What may happen in the model world, and what happening leads to.
+"""The events of the model world, and their effects.
 
 An *event* waits until a driver picks it; its label names it in traces and in scenario texts. An *effect* is
-what the part it went to gives back: further events, or something to be observed. Messages carry the
+returned by the part that handled the event: a further event, or something to observe. Messages carry the
 protocol's own bytes.
 
 ============================= ==============================================================
 label                         event
 ============================= ==============================================================
 ``add 0 w→b2``                a request reaches a bookie (also ``fence``, ``read 0``, …)
-``late add 0 w→b2``           the same, when nobody waits for the answer any more
-``answer add 0 b2→w``         its answer reaches whoever asked
-``sync b2``                   what the bookie wrote becomes durable; it answers what waited for that
-``cas w→zk``, ``meta w→zk``   a compare-and-set, or a reading of the metadata, is done
-``answer cas zk→w``           its result is known
+``late add 0 w→b2``           the same, but nobody waits for the answer any more
+``answer add 0 b2→w``         its answer reaches the sender
+``sync b2``                   what the bookie wrote becomes durable; it answers waiting requests
+``cas w→zk``, ``meta w→zk``   a compare-and-set or a read of the metadata is done
+``answer cas zk→w``           its result reaches the client
 ``choose w b4``               replacements for failed bookies are chosen (``choose w none``)
-``retry w b2``                what a busy bookie refused is sent again
+``retry w b2``                a request that a busy bookie refused is sent again
 ``slow b2→rd1``               a reader finds that a read, or a poll, takes long
 ``nap t1``                    a pause of a client ends
-``expire b2→t1``              a bookie has held a poll for as long as it was asked to
-``changed zk→t1``             who watches the metadata hears that they changed
+``expire b2→t1``              a poll has reached its time limit at a bookie
+``changed zk→t1``             a watcher of the metadata hears that they changed
 ``progress w``                a timer of a writer fires (also ``search again w``)
-``append w 2``, ``crash b1``  somebody decides something (see the parts for their commands)
+``append w 2``, ``crash b1``  a command (each part documents its own)
 ============================= ==============================================================
 
-Some events may happen in other ways too: ``lose`` (a message does not arrive, or too late), ``refuse`` (the
+Some events may also happen in other ways: ``lose`` (a message does not arrive, or arrives too late), ``refuse`` (the
 bookie has too many requests), ``double`` (a request arrives twice), ``slow choose w`` (the choice takes long).
 """
 
@@ -34,9 +34,9 @@ from dataclasses import dataclass, replace
 from tests.simulation.bytes_cache import code_in
 
 STORE = "zk"
-#: Which bookies take the places of which ensemble indexes; nobody if empty.
+#: The bookies that replace others, by ensemble index; empty if there is no replacement.
 Replacements = tuple[tuple[int, str], ...]
-#: How an event happens, if not as it should.
+#: How an event happens, if not in the usual way.
 Way = str | Replacements
 LOSE, REFUSE, DOUBLE, SLOW = "lose", "refuse", "double", "slow"
 
@@ -46,7 +46,7 @@ LOSE, REFUSE, DOUBLE, SLOW = "lose", "refuse", "double", "slow"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``frame`` on its way to a bookie. ``tag`` is for whoever asked; ``late``: it waits no more."""
+    """``frame`` is in flight to a bookie. ``tag`` is for the sender; ``late``: the sender has stopped waiting."""
 
     actor: str
     bookie: str
@@ -72,7 +72,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``frame`` is None where the connection broke or nothing came in time."""
+    """``frame`` is None if the connection broke or nothing came in time."""
 
     actor: str
     bookie: str
@@ -98,7 +98,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class MetaCall:
-    """The metadata is read, or, where there is ``data``, compared and set. ``tag`` is for whoever asked."""
+    """The metadata is read or, with ``data``, compared and set. ``tag`` is for the sender."""
 
     actor: str
     tag: tuple[str | int, ...]
@@ -120,7 +120,7 @@ class MetaCall:
 
 @dataclass(frozen=True, slots=True)
 class MetaReply:
-    """``outcome`` is "ok", "conflict", or "unknown" where the connection broke."""
+    """``outcome`` is "ok", "conflict", or "unknown" if the connection broke."""
 
     actor: str
     tag: tuple[str | int, ...]
@@ -157,7 +157,7 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Choose:
-    """Replacements are to be found for the ensemble indexes in ``failed``, none of ``exclude``."""
+    """Choose replacements for the ensemble indexes in ``failed``, none from ``exclude``."""
 
     actor: str
     tag: tuple[str | int, ...]
@@ -191,7 +191,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """A read takes long; it may still be answered."""
+    """A read takes long. It may still be answered."""
 
     actor: str
     tag: tuple[str | int, ...]
@@ -208,7 +208,7 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The writer's timer ``name`` fires. It may take as long as it likes."""
+    """The writer's timer ``name`` fires, after any delay."""
 
     actor: str
     tag: tuple[str | int, ...]
@@ -225,7 +225,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Nap:
-    """A client pauses. What it waits for may take for ever, so a nap that is under way does not count as unrest."""
+    """A client pauses. What it waits for may never come, so a nap in progress does not count as unrest."""
 
     actor: str
     tag: tuple[str | int, ...]
@@ -241,7 +241,7 @@ class Nap:
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """A poll was held for long enough."""
+    """A poll has reached its time limit."""
 
     poll: Request
 
@@ -271,7 +271,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Somebody outside decides something about the part ``target``."""
+    """The driver gives the part ``target`` a command."""
 
     verb: str
     target: str
@@ -286,7 +286,7 @@ Event = Request | Answer | MetaCall | MetaReply | Sync | Choose | Retry | Slow |
 
 
 def label_of(event: Event, way: Way) -> str:
-    """What an event that happens in some way is called."""
+    """The name of an event that happens in this way."""
     if isinstance(event, Choose) and way != SLOW:
         chosen = " ".join(bookie for _, bookie in way) if isinstance(way, tuple) and way else "none"
         return f"{event.label} {chosen}"
@@ -298,14 +298,14 @@ def label_of(event: Event, way: Way) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """An event that was pending cannot happen any more."""
+    """A pending event can no longer happen."""
 
     event: Event
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """The writer's user was told that everything up to ``last_add_confirmed`` is safe."""
+    """The writer's user was told that all entries up to ``last_add_confirmed`` are safe."""
 
     actor: str
     last_add_confirmed: int
@@ -313,7 +313,7 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A bookie took an entry, into memory."""
+    """A bookie took an entry into memory."""
 
     bookie: str
     entry_id: int
@@ -322,7 +322,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """A bookie takes no more adds of a writer."""
+    """A bookie accepts no more adds from a writer."""
 
     bookie: str
 
@@ -342,7 +342,7 @@ class MetadataChanged:
 
 @dataclass(frozen=True, slots=True)
 class Saw:
-    """A reader's user was given an entry."""
+    """A reader's user received an entry."""
 
     actor: str
     entry_id: int
@@ -351,13 +351,13 @@ class Saw:
 
 @dataclass(frozen=True, slots=True)
 class Followed(Saw):
-    """The same by a tail: each entry once, in order."""
+    """A tail's user received an entry: each entry once, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The actor wants nothing more; ``outcome`` is "done" or the name of an error. ``last_entry_id`` is where it
-    takes the ledger to end, if it takes it to be closed."""
+    """The actor has finished. ``outcome`` is "done" or the name of an error. ``last_entry_id`` is the end of the
+    ledger as the actor sees it, if it considers the ledger closed."""
 
     actor: str
     outcome: str

@@ -1,4 +1,4 @@
-"""A state of the model world that is explored: what may come next, and what need not be tried."""
+"""A state of the model world under exploration: what may come next, and what need not be tried."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.simulation.writers import Actor, WriterActor
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much may still go wrong."""
+    """How many more failures are allowed."""
 
     losses: int = 0
     crashes: int = 0
@@ -38,16 +38,16 @@ class Budget:
 
 
 class ExploredWorld(World):
-    """One state. Its parts are shared with other states and never changed."""
+    """One state. It shares its parts with other states; they never change."""
 
     known: Known
     budget: Budget
-    #: False: every order, and nothing is dropped. For small worlds, to see that the reductions lose nothing.
+    #: False: try every order and drop nothing. Used in small worlds to check that the reductions lose nothing.
     reduced: bool
 
     @classmethod
     def of(cls, world: World, budget: Budget, known: Known, reduced: bool) -> ExploredWorld:
-        """The state that ``world`` is in."""
+        """The state of ``world``."""
         explored = object.__new__(cls)
         explored.known = known
         explored.budget = budget
@@ -88,7 +88,7 @@ class ExploredWorld(World):
     # --- what comes next ---
 
     def before(self, event: Event, way: Way) -> ExploredWorld:
-        """A copy in which ``event`` can happen: it is pending no more, and what it costs is spent."""
+        """A copy in which ``event`` is no longer pending and its cost has been deducted."""
         copy = self.fork()
         if isinstance(event, Command) and event.verb == "crash":
             copy.budget = replace(self.budget, crashes=self.budget.crashes - 1)
@@ -102,7 +102,7 @@ class ExploredWorld(World):
         return copy
 
     def perform(self, event: Event, way: Way) -> None:
-        """``event`` happens. Raises InvariantError."""
+        """Let ``event`` happen. Raises InvariantError."""
         self.happen(event, way)
         if self.reduced:
             if isinstance(event, Command) and event.verb == "crash" and not self.budget.crashes:
@@ -110,7 +110,7 @@ class ExploredWorld(World):
             self.settle()
 
     def moves(self) -> list[tuple[Event, Way]]:
-        """What may happen next, without what need not be tried."""
+        """The events that may happen next, without those that need not be tried."""
         first: list[Event] = []
         if self.reduced:
             if self._over():
@@ -129,7 +129,7 @@ class ExploredWorld(World):
         return moves
 
     def _over(self) -> bool:
-        """Nobody is left who could be told something, or could close the ledger."""
+        """Nobody is left who could receive anything or close the ledger."""
         return all(part.ended for part in self.parts.values() if isinstance(part, Actor)) and not any(
             isinstance(event, MetaCall) for event in self.pending
         )
@@ -142,7 +142,8 @@ class ExploredWorld(World):
                 yield Command("kill", part.name)
 
     def _for_one_actor(self) -> list[Event]:
-        """All that is under way for some actor, if it is all on its way to it: nothing else can touch that actor."""
+        """All messages of some actor, if all of them are on their way to it: nothing else can then affect that
+        actor."""
         if self.budget.kills:
             return []
         coming: dict[str, list[Event] | None] = {}
@@ -161,8 +162,7 @@ class ExploredWorld(World):
         return min((events for events in coming.values() if events), key=len, default=[])
 
     def _for_one_bookie(self) -> list[Event]:
-        """A recoverer's request that is the only thing that its bookie can ever get before the recoverer hears of
-        it."""
+        """A recoverer's request, if its bookie can get nothing else before the recoverer hears from it."""
         if self.budget.crashes or self.budget.kills:
             return []
         at: dict[str, list[Request]] = {}
@@ -185,13 +185,13 @@ class ExploredWorld(World):
         machine = actor.pipeline.machine
         if machine.state is not WriterState.OPEN or any(map(machine.has_failed, machine.ensemble)):
             return True
-        # After one more failure somebody new may come in; after two, somebody who went.
+        # After one more failure a bookie outside the ensemble may join it; after two, one that had left.
         return self.budget.losses > 1 or (self.budget.losses == 1 and bookie not in machine.ensemble)
 
     # --- what makes no difference ---
 
     def settle(self) -> None:
-        """Drop what can make no difference any more."""
+        """Drop everything that can no longer make a difference."""
         known, parts = self.known, self.parts
         for part in list(parts.values()):
             if isinstance(part, WriterActor) and part.idle and not self._told(part.name):
@@ -209,7 +209,7 @@ class ExploredWorld(World):
                 assert isinstance(event, Answer | MetaReply)
                 if not known.ignored(event, parts[event.actor]):
                     kept.append(event)
-            # Versions only grow: a late compare-and-set that is behind is never done.
+            # Versions only grow: a late compare-and-set with an old version never succeeds.
             elif not (isinstance(event, MetaCall) and event.late and event.version != self.store.version):
                 kept.append(event)
         self.pending = kept
@@ -218,7 +218,7 @@ class ExploredWorld(World):
         return any(isinstance(event, Command) and event.target == name for event in self.pending)
 
     def post(self, event: Event) -> None:
-        # Time stands still: what timers lead to comes of lost messages, too.
+        # Time stands still: lost messages already lead to everything that timers lead to.
         if not isinstance(event, Tick):
             self.pending.append(self.known.event(event))
 

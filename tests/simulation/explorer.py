@@ -1,22 +1,20 @@
 """Every order of events in a small world.
 
-A depth-first search over the events of :class:`World`: every order of deliveries, every placement of a bounded
-number of lost messages, crashed bookies and killed recoverers. After every step the invariants must hold.
+A depth-first search over the events of :class:`World`: every order of deliveries, every placement of a bounded number
+of lost messages, crashed bookies and killed recoverers. The invariants are checked after every step.
 
-What makes it feasible, and why nothing is missed:
+What makes this feasible, and why nothing is missed:
 
-* *Parts are interned.* A part is a function of its state and an event. Each such step is done once, on a copy,
-  and looked up from then on; parts with equal fingerprints (snapshots.py) are one. A state of the world is then
-  a few numbers, and is visited once.
-* *What can make no difference is dropped*: an answer that its actor ignores, and will ignore; a late request
-  that changes nothing at its bookie, now or later; all that is under way for an actor that can do nothing more.
-* *Only one order where order makes no difference* (persistent sets): if all that is under way for an actor is on
-  its way to it, nothing else can touch it, and these events go first; if a bookie can get nothing but one
-  recoverer's request, that goes first. All invariants are stable (once broken they stay broken), so a violation
-  that was reached before is reached still.
-* *Bookies that stand alike are one and the same* where each holds every entry (symmetry.py), and so are
-  recoverers.
-* Without crashes a sync that takes long is as good as an answer that does.
+* *Parts are interned.* The next state of a part is a function of its state and an event. Each such step runs once, on a
+  copy, and is looked up from then on. Parts with equal fingerprints (snapshots.py) are the same part. So a state of the
+  world is a few numbers, and is visited once.
+* *Irrelevant events are dropped*: an answer that its actor ignores from now on; a late request that never changes
+  anything at its bookie; every message for an actor that can do nothing more.
+* *One order is enough if order makes no difference* (persistent sets). If all messages of an actor are on their way to
+  it, nothing else can affect it, so these events go first. If a bookie can get nothing but one recoverer's request,
+  that goes first. All invariants are stable (once broken they stay broken), so a violation is still reached.
+* *Interchangeable bookies count as the same* if each holds every entry (symmetry.py), and so do recoverers.
+* Without crashes a slow sync is equivalent to a slow answer.
 """
 
 from __future__ import annotations
@@ -32,18 +30,18 @@ from tests.simulation.interning import Known
 from tests.simulation.symmetry import Symmetry
 from tests.simulation.world import World
 
-#: How a history may end: what is acknowledged, whether and where the ledger is closed.
+#: How a history may end: what is acknowledged, and whether and where the ledger is closed.
 Outcome = tuple[int, LedgerState, int]
 
 
 @dataclass(slots=True)
 class Report:
-    """What an exploration saw. ``error`` is a violation, ``path`` leads to it and ``story`` tells it."""
+    """The result of an exploration. ``error`` is a violation, ``path`` leads to it and ``story`` tells it."""
 
     states: int = 0
     transitions: int = 0
     deepest: int = 0
-    #: Steps of single parts that were really done.
+    #: Steps of single parts that were actually run.
     steps: int = 0
     seconds: float = 0.0
     complete: bool = False
@@ -71,7 +69,7 @@ def explore(
     most_transitions: int | None = None,
     progress: Callable[[Report], None] = lambda report: None,
 ) -> Report:
-    """Every order of what is pending in ``world`` and comes of it; ends at the first violation."""
+    """Try every order of the pending events of ``world`` and their consequences; stop at the first violation."""
     known = Known()
     root = ExploredWorld.of(world, budget, known, reduced)
     symmetry = Symmetry(known, world.metadata, list(root.parts)) if reduced else None
@@ -120,8 +118,8 @@ def explore(
 
 
 def _key(state: ExploredWorld, symmetry: Symmetry | None) -> int:
-    """A number for the state and those like it. (A hash: among a million states two share one with a probability of
-    1 to 10 to the 7.)"""
+    """A number for the state and its images. (A hash: among a million states two share one with a probability of 1
+    to 10 to the 7.)"""
     numbers = state.known.numbers
     pending = [numbers[id(event)] for event in state.pending]
     parts = [numbers[id(part)] for part in state.parts.values()]
@@ -135,7 +133,7 @@ def _outcome(state: ExploredWorld) -> Outcome:
 
 
 def _story(root: ExploredWorld, path: list[tuple[Event, Way]]) -> str:
-    """All that happened, and where it led."""
+    """All that happened, and the resulting state."""
     state, trace = root, root.trace.copy()
     for event, way in path:
         state = state.before(event, way)

@@ -1,9 +1,9 @@
-"""Random histories of one ledger, each told by its seed.
+"""Random histories of one ledger, each determined by its seed.
 
-A history has a writer, up to three recoverers, up to two readers, a tail, a worker that replicates anew, and bookies;
-it draws what they do, what fails and how often, and then, step by step, which pending event happens next. At
-the end, or in the middle of things, everything heals (*liveness*): what is pending must come to its end, the
-ledger must be closed, and all of it be readable.
+A history has a writer, up to three recoverers, up to two readers, a tail, a replication worker, and bookies. It draws
+what they do, what fails and how often, and then, step by step, which pending event happens next. At the end, or
+halfway, everything heals (*liveness*): all pending work must finish, the ledger must be closed, and all of it must be
+readable.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ MOST_STEPS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Who plays; mutants replace somebody. ``deferred_sync``: by chance if None."""
+    """The actors; mutants replace one of them. ``deferred_sync``: drawn if None."""
 
     writer: type[LedgerWriter] = LedgerWriter
     deferred_sync: bool | None = None
@@ -78,8 +78,8 @@ class Cast:
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """Probabilities: per message to be lost, per request to be refused or doubled, per event to be overtaken by a
-    hundred others, so that whole conversations fit in between."""
+    """Probabilities: that a message is lost, that a request is refused or doubled, and that an event is overtaken
+    by a hundred others, so that whole conversations fit in between."""
 
     loss: float = 0.0
     refusal: float = 0.0
@@ -89,7 +89,7 @@ class Weather:
 
 @dataclass(slots=True)
 class Result:
-    """What a history was like; histories in which nothing happens would prove nothing."""
+    """Statistics of a history. Histories in which nothing happens would prove nothing."""
 
     steps: int = 0
     acknowledged: int = 0
@@ -170,12 +170,12 @@ class RandomWorld(World):
                 bag.remove(event)
 
     def wake(self) -> None:
-        """All naps end."""
+        """End all naps."""
         naps, self.naps = self.naps, []
         self.pending += naps
 
     def heal(self) -> None:
-        """Faults end; what went wrong stays wrong (lost disks, failed clients)."""
+        """End all faults. Permanent damage stays (lost disks, failed clients)."""
         self.healed = True
         self.weather = Weather()
         self.pending, self.slow = self.pending + self.slow, []
@@ -218,7 +218,7 @@ class RandomWorld(World):
         return tuple(zip(event.failed, chosen, strict=False))
 
     def _decide(self, command: Command) -> None:
-        """Some commands depend on how things are when their time has come."""
+        """Some commands depend on the state at the time when they run."""
         match command.verb:
             case "flip":
                 entries = sorted(self.bookie(command.target).disk)
@@ -233,7 +233,7 @@ class RandomWorld(World):
 
 
 class History:
-    """One history. A failing one is told again by ``python -m tests.simulation replay <seed>``."""
+    """One history. Replay a failing one with ``python -m tests.simulation replay <seed>``."""
 
     def __init__(self, seed: int, *, cast: Cast | None = None, quorum: Quorum | None = None) -> None:
         self.seed = seed
@@ -258,7 +258,7 @@ class History:
         self.actors: list[Actor] = [self.writer]
 
     def play(self) -> Result:
-        """Raises :class:`InvariantError` or whatever a machine raises."""
+        """Raises :class:`InvariantError` or any error of a machine."""
         self._plan()
         patience = self.random.randint(5, 150) if self.random.random() < 0.3 else MOST_STEPS
         rests = self.world.run(patience)
@@ -268,7 +268,7 @@ class History:
         return self._result()
 
     def play_a_race(self) -> Result:
-        """A writer and two recoverers over slow links: where broken rules show most often."""
+        """A writer and two recoverers over slow links: here broken rules show most often."""
         self.world.weather = Weather(loss=0.05, slowness=0.3)
         for _ in range(3):
             self._post("append", "w", self.random.randint(1, 3))
@@ -280,7 +280,7 @@ class History:
         return self._result()
 
     def play_a_chase(self) -> Result:
-        """A writer whose bookies fail and boast, and two tails after it: where broken rules of tails show most
+        """A writer whose bookies fail and overstate their LAC, with two tails: here broken rules of tails show most
         often."""
         self.world.weather = Weather(loss=0.05, slowness=0.2)
         bookies = [bookie.name for bookie in self.world.bookies]
@@ -299,7 +299,7 @@ class History:
         return self._result()
 
     def play_a_change(self) -> Result:
-        """A writer that loses messages and closes, and closes again, and a recoverer: many ensemble changes."""
+        """A writer that loses messages and closes twice, and a recoverer: many ensemble changes."""
         self.world.weather = Weather(loss=0.15, slowness=0.2)
         for _ in range(3):
             self._post("append", "w", self.random.randint(1, 3))
@@ -317,7 +317,7 @@ class History:
         return self.cast.recoverer(name, self.world.metadata)
 
     def _draw_metadata(self, digest_type: DigestType) -> LedgerMetadata:
-        """Sometimes the ledger has finished segments already."""
+        """Sometimes the ledger starts with finished segments."""
         names = [f"b{number}" for number in range(1, self.quorum.ensemble_size + self.spares + 1)]
         segments: list[tuple[int, str]] = []
         first = 0
@@ -418,9 +418,9 @@ class History:
         self._tails_must_be_done()
 
     def _tails_must_have_caught_up(self) -> None:
-        """Tails that wait have heard what every honest bookie of the last ensemble can tell."""
+        """Waiting tails have heard from every honest bookie of the last ensemble."""
         world = self.world
-        # A nap's end may lead to another round of polls, and those to another nap.
+        # The end of a nap may lead to another round of polls, and those to another nap.
         self._wake(times=3)
         metadata = world.metadata
         if metadata.state is not LedgerState.OPEN:

@@ -1,4 +1,4 @@
-"""Parts of explored worlds, each state of each part once, and what events do to them."""
+"""The parts of explored worlds, with each state of each part stored once, and the effects of events on them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.simulation.writers import Actor
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What an event makes of a part."""
+    """The result of an event on a part."""
 
     part: Part
     number: int
@@ -26,7 +26,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """How a part came to be as it is: by ``event`` out of ``parent``; or it began so, or is ``gone``."""
+    """How a part reached its state: through ``event`` from ``parent``; or it is an initial state, or is ``gone``."""
 
     name: str
     parent: int = -1
@@ -44,8 +44,8 @@ class Gone(Actor):
 
 
 class Known:
-    """The parts and events of an exploration, each once, and the steps that were done. Nothing in here is ever
-    changed or forgotten, so that ``id`` is a name for it."""
+    """The parts and events of an exploration, each stored once, and the steps that were run. Nothing in here is
+    ever changed or freed, so ``id`` identifies an object."""
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
@@ -66,12 +66,12 @@ class Known:
         return len(self._steps)
 
     def check(self, most: int = 1_000) -> None:
-        """Parts are still what they were: a copy shares nothing with its original that either can change."""
+        """Check that parts never changed: a copy shares nothing mutable with its original."""
         for number, part in enumerate(self.parts[:most]):
             assert self._parts[fingerprint(part)] == number, f"a copy changed its original, a {type(part).__name__}"
 
     def root(self, name: str, part: Part) -> Part:
-        """A part as it is at the beginning."""
+        """A part in its initial state."""
         part = self._intern(clone(part), Origin(name))
         self.roots[name] = self.numbers[id(part)]
         return part
@@ -84,7 +84,7 @@ class Known:
         return part
 
     def event(self, event: Event) -> Event:
-        """The one event that is equal to this."""
+        """The stored event that equals this one."""
         found = self._events.get(event)
         if found is None:
             found = self._events[event] = event
@@ -93,7 +93,7 @@ class Known:
         return found
 
     def step(self, part: Part, event: Event, way: Way) -> Step:
-        """What becomes of ``part``; its effects are known events, where they are events."""
+        """The result of the event for ``part``. Effects that are events are interned."""
         step = self._steps.get((id(part), id(event), way))
         if step is None:
             event = self.event(event)
@@ -120,7 +120,7 @@ class Known:
     # --- what makes no difference ---
 
     def ignored(self, event: Answer | MetaReply, actor: Part) -> bool:
-        """Whether the actor ignores it, now and for ever."""
+        """Whether the actor ignores it from now on."""
         ignored = self._ignored.get((id(event), id(actor)))
         if ignored is None:
             event = cast(Answer | MetaReply, self.event(event))
@@ -133,7 +133,7 @@ class Known:
             return True
         if not isinstance(actor, RecoveryActor) or not isinstance(event, Answer) or event.tag[0] == "add":
             return False
-        # A recovery looks at an answer only while it waits for it, and waits for each once.
+        # A recovery looks at an answer only while it waits for it, and waits for each answer once.
         step = self.step(actor, self.event(event.unheard()), "")
         return step.part is actor and not step.effects
 
@@ -154,7 +154,7 @@ class Known:
 
 
 def _changes_nothing(request: Request, bookie: ModelBookie) -> bool:
-    """… now or later. Fences on disk stay; so does an entry, whatever it carries as LAC."""
+    """… now or later. Fences on disk stay; so does an entry, whatever LAC it carries."""
     seen = request_in(request.frame)
     if isinstance(seen, ReadSeen):
         return bookie.fenced_on_disk or not seen.fencing

@@ -1,12 +1,13 @@
 """What must hold after every step. Violations raise :class:`InvariantError`.
 
-* An acknowledged entry lies on the disks of an ack quorum of the bookies where the published metadata sends
-  readers, but for disks that were lost (fewer than an ack quorum: drivers see to that).
-* So does every entry of a closed ledger. Its end and its length never change; no writer is acknowledged past
-  the end; no reader was given an entry past it; no bookie tells readers of one.
-* No reader is given an entry that is neither acknowledged nor in a closed ledger. A tail gives each entry once, in
-  order, and ends as done with the last entry of a closed ledger only.
-* Only a ledger whose metadata say that it is in recovery is fenced: else its writer could go on at other bookies.
+* An acknowledged entry is on the disks of an ack quorum of the bookies to which the published metadata sends readers,
+  except for lost disks (fewer than an ack quorum: drivers ensure that).
+* So is every entry of a closed ledger. Its end and its length never change. No writer gets an acknowledgement past the
+  end; no reader gets an entry past it; no bookie tells readers of one.
+* No reader gets an entry that is neither acknowledged nor in a closed ledger. A tail gives each entry once, in order,
+  and ends as done only with the last entry of a closed ledger.
+* A ledger is fenced only if its metadata say that it is in recovery. Otherwise its writer could continue at other
+  bookies.
 * Entries are acknowledged in order. What bookies store, and what readers see, is what was appended.
 """
 
@@ -31,11 +32,11 @@ class InvariantError(AssertionError):
 
 
 class Watch:
-    """Sees what happens in a world. Its own state is small."""
+    """Watches what happens in a world. Its own state is small."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        #: The highest entry that the writer's user was told to be safe, and that a reader was given.
+        #: The highest entry that the writer's user was told to be safe, and the highest that a reader was given.
         self.acknowledged = -1
         self.seen = -1
         #: The next entry of each tail.

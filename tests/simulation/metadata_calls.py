@@ -24,7 +24,7 @@ def metadata_call(actor: str, tag: tuple[str | int, ...], action: MetadataAction
 
 
 def metadata_event(reply: MetaReply) -> MetadataEvent:
-    """What the client's machine is told."""
+    """The event for the client's machine."""
     if reply.outcome == "ok":
         kind = MetadataWritten if reply.was_write else MetadataFound
         return kind(metadata_in(reply.data), reply.version)

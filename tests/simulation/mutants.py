@@ -1,4 +1,4 @@
-"""Rules broken on purpose. What finds violations must find these."""
+"""Rules broken on purpose. The checks must find these."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class AcknowledgesUnpublished(LedgerWriter):
 
 
 class TakesConflictsForItsOwn(LedgerWriter):
-    """It takes an ensemble change for published whatever became of the compare-and-set."""
+    """It treats an ensemble change as published, whatever the result of the compare-and-set."""
 
     def _on_metadata(self, event: MetadataEvent) -> None:
         if isinstance(event, MetadataFailed):
@@ -61,7 +61,7 @@ class TakesConflictsForItsOwn(LedgerWriter):
 
 
 class SendsReplacementsNothing(LedgerWriter):
-    """What a replaced bookie held counts for the one that takes its place, which is sent nothing."""
+    """What a replaced bookie held counts for its replacement, which is sent nothing."""
 
     def _on_published(self, metadata: LedgerMetadata, version: int) -> None:
         def keep(pending: PendingAdds, index: int, first_entry_id: int) -> tuple[list[memoryview], int]:
@@ -91,7 +91,7 @@ class ClosesUndrained(LedgerWriter):
 
 
 class TrustsTheFirstClose(LedgerWriter):
-    """A second close takes the first for done, though its outcome is unknown."""
+    """A second close treats the first as done, though its outcome is unknown."""
 
     def _begin_closing(self) -> None:
         if self.close_attempts:
@@ -104,7 +104,7 @@ class TrustsTheFirstClose(LedgerWriter):
 
 
 class GoesOnAfterAFailedForce(LedgerWriter):
-    """The next force is to make up for one that failed."""
+    """The next force is expected to cover one that failed."""
 
     def fail(self, error: Exception) -> None:
         if isinstance(error, BookieUnavailableError):
@@ -114,14 +114,15 @@ class GoesOnAfterAFailedForce(LedgerWriter):
 
 
 class ReplacesBookiesWithDeferredSync(LedgerWriter):
-    """It replaces a bookie that may have lost what it acknowledged without syncing, and confirms that all the same."""
+    """It replaces a bookie that may have lost entries that it acknowledged without syncing, and confirms them all
+    the same."""
 
     def _refuse_change(self, why: str) -> None:
         pass
 
 
 class ConfirmsUnforced(LedgerWriter):
-    """With deferred sync it confirms what is only acknowledged."""
+    """With deferred sync it confirms entries that are only acknowledged."""
 
     def _acknowledge(self) -> None:
         super()._acknowledge()
@@ -137,7 +138,7 @@ class _FencesOnceOnly(EndSearch):
 
 
 class ReadsDoNotFence(LedgerRecovery):
-    """Issue 2614: only the reading of the last entry fences."""
+    """Issue 2614: only the read of the last entry fences."""
 
     search_class = _FencesOnceOnly
 
@@ -157,7 +158,7 @@ class _TakesUnknownForAbsent(EndSearch):
 
 
 class UnknownIsAbsent(LedgerRecovery):
-    """A bookie that does not answer, or answers with an error, counts as one that has nothing."""
+    """A bookie that does not answer, or answers with an error, counts as having nothing."""
 
     search_class = _TakesUnknownForAbsent
 
@@ -169,13 +170,13 @@ class _TakesErrorsForAbsent(EndSearch):
 
 
 class ErrorsAreAbsent(LedgerRecovery):
-    """A bookie that answers with an error counts as one that has nothing."""
+    """A bookie that answers with an error counts as having nothing."""
 
     search_class = _TakesErrorsForAbsent
 
 
 class WritesBackTheNewestLac(LedgerRecovery):
-    """What a recovery wrote back itself counts as confirmed."""
+    """Entries that a recovery itself wrote back count as confirmed."""
 
     def _write_back(self, writer: LedgerWriter, entries: list[Entry], last_add_confirmed: int) -> None:
         super()._write_back(writer, entries, writer.last_add_confirmed)
@@ -187,7 +188,7 @@ class _NoFloor(EndSearch):
 
 
 class RecoversFromTheBeginning(LedgerRecovery):
-    """Issue 2615: the last segment's beginning is no floor under the LAC that was heard."""
+    """Issue 2615: the start of the last segment is not a lower bound for the LAC that was heard."""
 
     search_class = _NoFloor
 
@@ -200,7 +201,7 @@ class DoesNotMark(LedgerRecovery):
 
 
 class GoesOnAfterAConflict(LedgerRecovery):
-    """It does not read what the compare-and-set lost against."""
+    """It does not read the metadata to which its compare-and-set lost."""
 
     proposed: CompareAndSet | None = None
 
@@ -214,8 +215,9 @@ class GoesOnAfterAConflict(LedgerRecovery):
 
 
 def let_any_ack_quorum_decide(stack: ExitStack) -> None:
-    """While ``stack`` is open any Qa answers, wherever they stand, are enough: to take a ledger for fenced, and an
-    entry for absent. (With fencing reads the first alone would do no harm: these cover what the fences missed.)"""
+    """While ``stack`` is open, any Qa answers, whatever their position, are enough to treat a ledger as fenced and
+    an entry as absent. (With fencing reads the first alone would do no harm: these reach the bookies that the
+    fences missed.)"""
 
     def any_ack_quorum(quorum: Quorum, answers: Sequence[Answer]) -> bool:
         definite = sum(answer in (Answer.PRESENT, Answer.ABSENT) for answer in answers)
@@ -226,7 +228,7 @@ def let_any_ack_quorum_decide(stack: ExitStack) -> None:
 
 
 def let_forces_go_over_any_connection(stack: ExitStack) -> None:
-    """While ``stack`` is open a crash between adds with deferred sync and a force goes unnoticed."""
+    """While ``stack`` is open, a crash between adds with deferred sync and a force goes unnoticed."""
     crash = ModelBookie._crash
 
     def unnoticed(bookie: ModelBookie) -> list[Effect]:
@@ -248,7 +250,7 @@ class _TakesPollsAtTheirWord(LedgerTail):
 
 
 class TakesPollsAtTheirWord(TailActor):
-    """What a bookie claims counts as confirmed, without proof."""
+    """A bookie's claim counts as confirmed, without proof."""
 
     machine_class = _TakesPollsAtTheirWord
 
@@ -270,7 +272,7 @@ class _ReadsBeyondTheLac(LedgerTail):
 
 
 class ReadsBeyondTheLac(TailActor):
-    """What a bookie gives as its last entry counts as confirmed, not what that entry tells."""
+    """The entry that a bookie gives as its last counts as confirmed, not the LAC in that entry."""
 
     machine_class = _ReadsBeyondTheLac
 
@@ -282,7 +284,7 @@ class _KeepsPollsOfOldFragments(LedgerTail):
 
 
 class KeepsPollsOfOldFragments(TailActor):
-    """It goes on waiting for a bookie that was replaced."""
+    """It keeps waiting for a bookie that was replaced."""
 
     machine_class = _KeepsPollsOfOldFragments
 
@@ -294,7 +296,7 @@ class _ReadsAFailedRangeAgain(LedgerTail):
 
 
 class ReadsAFailedRangeAgain(TailActor):
-    """After a failure it goes back by an entry."""
+    """After a failure it goes back by one entry."""
 
     machine_class = _ReadsAFailedRangeAgain
 
@@ -306,24 +308,24 @@ class _ReadsMetadataOnce(LedgerTail):
 
 
 class ReadsMetadataOnce(TailActor):
-    """It does not look at the metadata again when they change."""
+    """It does not read the metadata again when they change."""
 
     machine_class = _ReadsMetadataOnce
 
 
 class _GivesUpNothing(LedgerTail):
     def _on_metadata_failed(self, error: Exception) -> None:
-        """It waits for an answer that has come."""
+        """It waits for an answer that has already come."""
 
 
 class WaitsForMetadataForEver(TailActor):
-    """Metadata that could not be read are not read again."""
+    """If reading the metadata fails, it does not try again."""
 
     machine_class = _GivesUpNothing
 
 
 def let_tails_trust_any_digest(stack: ExitStack) -> None:
-    """While ``stack`` is open a LAC counts though its digest is wrong."""
+    """While ``stack`` is open, a LAC counts though its digest is wrong."""
 
     def trusting(ledger: LedgerKey, told: LacTold) -> LacAnswer:
         if told.code is not Code.OK or told.last_entry is None:
@@ -335,7 +337,7 @@ def let_tails_trust_any_digest(stack: ExitStack) -> None:
 
 
 def let_watches_be_forgotten(stack: ExitStack) -> None:
-    """While ``stack`` is open a change that comes while the metadata are being read is not looked at."""
+    """While ``stack`` is open, a change that comes while the metadata are being read is ignored."""
     handle = LedgerTail.handle
 
     def forgetful(machine: LedgerTail, event: Event) -> None:

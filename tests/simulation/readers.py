@@ -1,4 +1,4 @@
-"""The readers of the model world, and the worker that replicates entries anew."""
+"""The readers of the model world, and its replication worker."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from tests.simulation.metadata_calls import metadata_call, metadata_event
 from tests.simulation.writers import Actor
 from tests.support.ledgers import LEDGER, PASSWORD, payload_of
 
-#: Little at a time shows the same interleavings.
+#: Small reads show the same interleavings.
 SETTINGS: Final = ReadSettings(attempts=3, requests_ahead=2, first_request_entries=2, max_request_entries=2)
 
 
 @dataclass(slots=True)
 class _Reads:
-    """Plain pipelined reads: one message for each entry."""
+    """Plain pipelined reads: one message per entry."""
 
     bookie_id: str
     entry_ids: range
@@ -56,9 +56,9 @@ class _Reads:
 class ReadRunner:
     """Runs one machine of reading for an actor. ``number`` keeps its messages apart.
 
-    Nothing is late by itself in this world: who waits for a message that is lost hears that the connection broke. So
-    timers that give up a request never fire. A read may be found slow at any time. Pauses pass at once: whatever comes
-    after them takes as long as it takes.
+    Nothing is late by itself in this world: a client that waits for a lost message hears that the connection broke. So
+    timers that give up a request never fire. A read may be found slow at any time. Pauses end at once, because whatever
+    follows them can take any time.
     """
 
     def __init__(self, actor: str, number: int, machine: Machine[Any, Any, Any]) -> None:
@@ -72,7 +72,7 @@ class ReadRunner:
         return self.machine.outcome
 
     def on(self, event: Event) -> None:
-        """Tell the machine. :meth:`run` must follow."""
+        """Pass an event to the machine. Call :meth:`run` afterwards."""
         match event:
             case Slow(tag=("slow", _, request_id)):
                 self.machine.handle(TimerFired(request_id))
@@ -85,7 +85,7 @@ class ReadRunner:
                 self.machine.handle(metadata_event(event))
 
     def run(self, out: list[Effect]) -> None:
-        """Do what the machine wants."""
+        """Perform the machine's actions."""
         while actions := self.machine.take_actions():
             for action in actions:
                 self.perform(action, out)
@@ -151,7 +151,7 @@ class RangeRun(ReadRunner):
         self._next = first
 
     def blocks(self, out: list[Effect]) -> list[EntryBlock]:
-        """Do what the machine wants; what it gives out."""
+        """Perform the machine's actions; return its output."""
         blocks: list[EntryBlock] = []
         while True:
             self.run(out)
@@ -238,7 +238,7 @@ class ReaderActor(Actor):
 
 
 def see(actor: Actor, first: int, blocks: list[EntryBlock]) -> int:
-    """The actor's user is given these entries. Returns the entry after them."""
+    """Give these entries to the actor's user. Returns the entry after them."""
     for block in blocks:
         for payload in block.payloads:
             actor.out.append(Saw(actor.name, first, bytes(payload)))
@@ -247,7 +247,7 @@ def see(actor: Actor, first: int, blocks: list[EntryBlock]) -> int:
 
 
 def lac_told(request_id: int | str, frame: bytes) -> LacTold:
-    """Bookies of this world tell their last entry in v2, and have no explicit LAC."""
+    """Bookies of this world report their last entry in v2, and have no explicit LAC."""
     answer = answer_in(frame)
     assert isinstance(answer, ReadAnswer)
     return LacTold(request_id, answer.code, None, bytes(answer.stored) if answer.code is Code.OK else None)
@@ -268,8 +268,8 @@ def broken(request_id: int | str) -> RequestFailed:
 
 
 class ReplicationActor(Actor):
-    """Copies what one bookie of a finished segment should hold to another, which takes its place there.
-    Command: ``start <segment's number> <ensemble index> <new bookie>``."""
+    """Copies what one bookie of a finished segment should hold to another, which replaces it there. Command:
+    ``start <segment's number> <ensemble index> <new bookie>``."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

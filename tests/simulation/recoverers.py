@@ -1,4 +1,4 @@
-"""The recoverers of the model world: they perform what the machine asks for."""
+"""The recoverers of the model world: they perform the machine's actions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.simulation.metadata_calls import metadata_call, metadata_event
 from tests.simulation.writers import Actor, timer_of, writer_effects, writer_event
 from tests.support.ledgers import LEDGER
 
-#: Actions that mean nothing in the model world. So do timers of reads.
+#: Actions without effect in the model world. Timers of reads have none either.
 _NOTHING = (StopTimer, StopRequest, Unclear)
 
 
@@ -46,7 +46,7 @@ class RecoveryActor(Actor):
         read_ahead_entries: int = 3,
     ) -> None:
         super().__init__(name)
-        # Reading a little ahead shows the same interleavings as reading far.
+        # A small read-ahead shows the same interleavings as a large one.
         self._machine = machine_class(
             LEDGER,
             _verify(digest_type),
@@ -94,7 +94,7 @@ class RecoveryActor(Actor):
             case StartTimer(WriteBackTimer(attempt, name), after_ms):
                 self.out += writer_effects(self.name, attempt, StartTimer(name, after_ms))
             case AwaitConnections(attempt):
-                # Connections are always there.
+                # Connections always exist.
                 self._machine.handle(WriteBacksReady(attempt))
 
 

@@ -1,4 +1,4 @@
-"""Many histories, on all cores, with the failing ones told in full."""
+"""Plays many histories on all cores, and tells the failing ones in full."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ MOST_FAILURES = 5
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What histories are about. Both kinds have ``play()``, ``world.story(last)`` and results that add up."""
+    """The subjects of histories. Every kind has ``play()``, ``world.story(last)`` and results that can be added."""
 
     history: Callable[[int], Any]
     result: Callable[[], Any]
-    #: Of the command line.
+    #: The option on the command line.
     option: str
 
 
@@ -57,7 +57,7 @@ class Summary:
 
 
 def tell(seed: int, last: int = 60, kind: str = "ledgers") -> str | None:
-    """How a history fails: the error, the story and how to see it again. None if it does not."""
+    """How a history fails: the error, the story and how to replay it. None if it does not fail."""
     history = KINDS[kind].history(seed)
     try:
         history.play()
@@ -70,7 +70,7 @@ def tell(seed: int, last: int = 60, kind: str = "ledgers") -> str | None:
 
 
 def play(seeds: range, kind: str = "ledgers") -> Summary:
-    """Play histories here, one after the other."""
+    """Play histories in this process, one after the other."""
     summary = Summary(kind)
     for seed in seeds:
         history = KINDS[kind].history(seed)
@@ -90,7 +90,7 @@ def play_all(
     progress: Callable[[Summary], None] | None = None,
     kind: str = "ledgers",
 ) -> Summary:
-    """Play histories on ``jobs`` processes (as many as there are cores)."""
+    """Play histories in ``jobs`` processes (one per core by default)."""
     summary = Summary(kind)
     for part in _parts(seeds, jobs or os.cpu_count() or 1, kind):
         summary.add(part)

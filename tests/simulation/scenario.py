@@ -1,30 +1,30 @@
-"""Scenario texts: the model world's third driver. What happens is written down, what comes of it is recorded.
+"""Scenario texts: the model world's third driver. A text says what happens; its effects are recorded in it.
 
-A text (``scenarios/c1_….txt``) has comments (``#``), statements, and, indented below a statement, what was
-recorded when it happened. Whoever changes behaviour records anew (``REWRITE_SCENARIOS=1 pytest …``) and has the
-difference reviewed. Lines that begin with ``expect`` are the verdict: recording anew does not change them.
+A text (``scenarios/c1_….txt``) has comments (``#``), statements, and, indented below each statement, its recorded
+effects. After a change of behaviour, record again (``REWRITE_SCENARIOS=1 pytest …``) and have the difference
+reviewed. Lines that begin with ``expect`` are the verdict: recording again does not change them.
 
-What the world is (first):
+The world (first):
 
 ============================== ============================================================================
 ``quorum 3/3/2``               ensemble, write quorum, ack quorum
 ``bookies 4``                  b1 to b4
-``segments 0: b1 b2, 2: b2 b3`` of the ledger; all before the last one is written and acknowledged
-``writer w``                   who plays; also ``recoverer``, ``reader``, ``replicator``; several names may follow
+``segments 0: b1 b2, 2: b2 b3`` of the ledger; all but the last one are written and acknowledged
+``writer w``                   an actor; also ``recoverer``, ``reader``, ``replicator``; several names may follow
 ============================== ============================================================================
 
 What happens:
 
 ============================== ============================================================================
 ``append w 1``, ``crash b2``   a command (see the parts of the world, and World.force, World.collect)
-``add 0 w→b2``, ``sync b2``    a pending event, by its label (events.py); also in other ways: ``lose …``
+``add 0 w→b2``, ``sync b2``    a pending event, by its label (events.py); also other ways: ``lose …``
 ``serve add 0 w→b2``           a request, what its bookie must sync for it, and the answer
-``run``                        whatever is pending, and what comes of it, in order; reads are not found slow
-``run r1``, ``run r1 b1 zk``   only what is under way for r1; only between r1 and these servers
+``run``                        all pending events and their effects, in order; no read counts as slow
+``run r1``, ``run r1 b1 zk``   only messages of r1; only those between r1 and these servers
 ============================== ============================================================================
 
-What is recorded: messages that are sent (``w→b1 b2 b3: add 0``), answers that servers give (``b1→r1: fence
-NO_ENTRY``; ``broken`` where the server is down), acknowledgements, metadata, entries read, ends of clients.
+Recorded effects: messages sent (``w→b1 b2 b3: add 0``), answers of servers (``b1→r1: fence NO_ENTRY``; ``broken`` if
+the server is down), acknowledgements, metadata, entries read, ends of clients.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ScenarioError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One recorded thing. Where ``source`` or ``target`` alone differ, neighbours are told in one line."""
+    """One recorded event. Adjacent ones that differ only in ``source`` or ``target`` share a line."""
 
     source: str = ""
     target: str = ""
@@ -127,7 +127,7 @@ class ToldWorld(World):
     # --- running ---
 
     def serve(self, label: str) -> None:
-        """A request, what its bookie must sync for it, and the answer."""
+        """Deliver a request, sync what the bookie must sync for it, and deliver the answer."""
         self.step(label)
         what, _, link = label.rpartition(" ")
         client, _, server = link.partition("→")
@@ -136,7 +136,7 @@ class ToldWorld(World):
         self.step(f"answer {what} {server}→{client}")
 
     def run(self, actor: str = "", servers: Iterable[str] = ()) -> None:
-        """What is pending, and what comes of it, happens in order: all, or that which is under way for ``actor``."""
+        """Let pending events and their consequences happen in order: all, or only those of ``actor``."""
         for _ in range(MOST_STEPS):
             event = next((event for event in self.pending if self._may_run(event, actor, frozenset(servers))), None)
             if event is None:
@@ -162,7 +162,7 @@ class ToldWorld(World):
         return ours and (not servers or server in servers)
 
     def _usual(self, event: Event) -> Way:
-        """Bookies that run come first, those that failed before last."""
+        """Running bookies come first, the last failed ones last."""
         if not isinstance(event, Choose):
             return ""
         names = sorted(bookie.name for bookie in self.bookies if bookie.up and bookie.name not in event.exclude)
@@ -171,7 +171,7 @@ class ToldWorld(World):
 
 
 class Scenario:
-    """One text. ``cast`` puts mutants in the place of clients."""
+    """One text. ``cast`` replaces clients with mutants."""
 
     def __init__(self, path: Path, cast: Cast | None = None) -> None:
         self.path = path
@@ -181,18 +181,18 @@ class Scenario:
         self._world: ToldWorld | None = None
         self._described: dict[str, str] = {}
         self._people: list[tuple[str, str]] = []
-        #: All that was noted, for verdicts.
+        #: All notes, for verdicts.
         self._said: list[Note] = []
 
     @property
     def world(self) -> ToldWorld:
-        """It is made when the first thing happens."""
+        """The world, created when the first event happens."""
         if self._world is None:
             self._world = self._make()
         return self._world
 
     def play(self) -> str:
-        """The text with what was recorded now. Raises InvariantError, ScenarioError."""
+        """The text with newly recorded results. Raises InvariantError, ScenarioError."""
         for statement in self.statements:
             try:
                 statement.recorded = self._play(statement)
@@ -286,7 +286,7 @@ class Scenario:
         return " ".join(ids) or "nothing"
 
     def was_sent(self, source: str, target: str, what: str) -> bool:
-        """``what`` may be the beginning of it."""
+        """``what`` may be its beginning."""
         return any(
             (note.source, note.target) == (source, target) and f"{note.what} ".startswith(f"{what} ")
             for note in self._said
@@ -310,7 +310,7 @@ def _statements(text: str) -> list[Statement]:
 
 
 def _lines(notes: list[Note]) -> list[str]:
-    """The notes in words. Neighbours share a line where they differ in the server alone, or in the message alone."""
+    """The notes in words. Adjacent notes share a line if they differ only in the server, or only in the message."""
     orders = [(_over_servers, _over_messages), (_over_messages, _over_servers)]
     shortest = min((list(second(first(notes))) for first, second in orders), key=len)
     return [f"{note.source}→{note.target}: {note.what}" if note.source else note.what for note in shortest]
@@ -347,7 +347,7 @@ _KINDS: dict[str, Callable[[str, LedgerMetadata, Cast], Actor]] = {
 }
 _DESCRIPTIONS = frozenset(["quorum", "bookies", "segments", *_KINDS])
 
-#: What can be expected; each with ``not`` before it too.
+#: The possible expectations; each also with ``not`` before it.
 _FACTS: list[tuple[str, Callable[..., bool]]] = [
     (r"acknowledged (\d+)", lambda s, entry: s.world.watch.acknowledged >= int(entry)),
     (r"closed (-?\d+)", lambda s, end: s.closed_at(end)),

@@ -40,15 +40,15 @@ from tests.simulation.events import (
 
 
 class ModelBookie:
-    """One ledger at one bookie. What is in ``memory`` is served; only what is on ``disk`` survives a crash.
-    Adds and fences are answered when they are there.
+    """One ledger at one bookie. What is in ``memory`` is served; only what is on ``disk`` survives a crash. Adds and
+    fences are answered once they are on disk.
 
-    Commands: ``crash``, ``restart``; ``wipe`` (crash, and the disk is empty: the cookie check lets it start no
-    more), ``force 0|1`` (it starts all the same, in limbo if 1); ``forget <entries…>`` (crash of a bookie that
-    answers before its journal is synced: it lost these, and will start in limbo); ``flip <entry>`` (bytes of an
-    entry are damaged); ``drop <entries…>`` (garbage collection of what it need not hold any more); ``sync at once``;
-    ``boast <entries>`` (it claims to polls that so many more entries are confirmed); ``lie <entries>`` (it also puts
-    that into entries that it gives as its last: only where their digests prove it wrong).
+    Commands: ``crash``, ``restart``; ``wipe`` (crash, and the disk is empty; the cookie check then prevents a start),
+    ``force 0|1`` (it starts all the same, in limbo if 1); ``forget <entries…>`` (crash of a bookie that answers before
+    its journal is synced: it lost these, and will start in limbo); ``flip <entry>`` (bytes of an entry are damaged);
+    ``drop <entries…>`` (garbage collection of entries that it need not keep); ``sync at once``; ``boast <entries>`` (it
+    tells polls that so many more entries are confirmed); ``lie <entries>`` (it also writes that into the entries that
+    it gives as its last; used only if their digests expose it).
     """
 
     def __init__(self, name: str) -> None:
@@ -57,16 +57,16 @@ class ModelBookie:
         self.disk: dict[int, bytes] = {}
         self.memory: dict[int, bytes] = {}
         self.fenced = self.fenced_on_disk = False
-        #: Entries whose bytes were flipped.
+        #: Entries with flipped bytes.
         self.damaged: frozenset[int] = frozenset()
         self.cookie_refuses = self.limbo = False
         #: Entries that were on a disk and are lost.
         self.lost: frozenset[int] = frozenset()
-        #: Who sent adds that were answered before they were synced; and whose connection a crash broke since: adds
-        #: and forces go over one and the same.
+        #: Senders of adds that were answered before a sync, and those whose connection a crash has broken since: adds
+        #: and forces use the same connection.
         self.deferred: frozenset[str] = frozenset()
         self.broken: frozenset[str] = frozenset()
-        #: Where nobody crashes any more an answer that is under way for long is as good as a sync that is.
+        #: Once nobody can crash any more, a slow answer is equivalent to a slow sync.
         self.syncs_at_once = False
         #: Requests that wait for a sync, each with its answer.
         self.waiting: list[tuple[Request, bytes]] = []
@@ -75,7 +75,7 @@ class ModelBookie:
         self.boasts = self.lies = 0
 
     def hold(self, entry_id: int, stored: bytes) -> None:
-        """It holds the entry from the beginning."""
+        """Hold the entry from the beginning."""
         self.disk[entry_id] = self.memory[entry_id] = stored
 
     def copies(self, entry_id: int) -> bool:
@@ -83,7 +83,7 @@ class ModelBookie:
         return entry_id in self.disk and entry_id not in self.damaged
 
     def holdings(self) -> str:
-        """What is where, in words."""
+        """The contents, in words."""
         words = ["up" if self.up else "down"]
         words += [f"disk {' '.join(map(str, sorted(self.disk))) or '-'}"]
         if self.memory != self.disk:
@@ -137,7 +137,7 @@ class ModelBookie:
 
     @property
     def last_add_confirmed(self) -> int:
-        """As far as its entries tell."""
+        """The last add confirmed according to its entries."""
         return max(map(lac_in, self.memory.values()), default=-1)
 
     def _poll(self, request: Request, seen: PollSeen) -> list[Effect]:
@@ -149,14 +149,14 @@ class ModelBookie:
         return [Expire(request)]
 
     def _answer_polls(self, polls: list[Request]) -> list[Effect]:
-        """Those of them that are still held."""
+        """Those of the entries that are still held."""
         answered = [poll for poll in polls if poll in self.polls]
         self.polls = [poll for poll in self.polls if poll not in answered]
         answer = poll_answer(Code.OK, self.last_add_confirmed + self.boasts) if answered else b""
         return [effect for poll in answered for effect in _answer(poll, answer)]
 
     def _news(self) -> list[Effect]:
-        """Answers the polls that an add brings news for."""
+        """Answer the polls that an add brings news for."""
         lac = self.last_add_confirmed + self.boasts
         return self._answer_polls([poll for poll in self.polls if previous_lac_of(poll) < lac])
 
@@ -250,7 +250,7 @@ class ModelBookie:
         return []
 
     def _crash(self) -> list[Effect]:
-        """Requests that waited for a sync break with their connections."""
+        """Requests that wait for a sync fail with their connections."""
         self.up = False
         self.broken |= self.deferred
         self.deferred = frozenset()
@@ -277,7 +277,7 @@ def _answer(request: Request, frame: bytes) -> list[Effect]:
 
 
 class ModelStore:
-    """The ledger's znode. A reading whose tag begins with "watch" also watches it."""
+    """The ledger's znode. A read whose tag begins with "watch" also watches it."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data

@@ -17,21 +17,21 @@ from tests.support.ledgers import ledger
 
 @dataclass(frozen=True, slots=True)
 class SmallWorld:
-    """A writer that adds ``entries`` one by one, and recoverers that begin at any time."""
+    """A writer that adds ``entries`` one by one, and recoverers that start at any time."""
 
     quorum: Quorum
     bookies: int
     recoverers: int
     budget: Budget = field(default_factory=Budget)
-    #: As :func:`tests.support.ledgers.ledger` takes them.
+    #: In the form of :func:`tests.support.ledgers.ledger`.
     segments: Sequence[tuple[int, str]] = ()
     entries: int = 1
     closes: bool = False
-    #: Then the writer also forces, at any time.
+    #: If true, the writer also forces, at any time.
     deferred_sync: bool = False
 
     def world(self, cast: Cast | None = None) -> World:
-        """The world at its beginning."""
+        """The world in its initial state."""
         cast = cast or Cast()
         metadata = ledger(self.quorum, *self.segments, digest_type=DigestType.DUMMY)
         world = World(metadata, self.bookies)
@@ -51,7 +51,7 @@ class SmallWorld:
 _332, _222, _221, _331 = Quorum(3, 3, 2), Quorum(2, 2, 2), Quorum(2, 2, 1), Quorum(3, 3, 1)
 _TWO_SEGMENTS = ((0, "b1 b2"), (1, "b3 b4"))
 
-#: Explored at every run of the tests.
+#: Explored in every test run.
 SMALL_WORLDS = {
     "2/2/2 and a spare, a recoverer, a lost message": SmallWorld(_222, 3, 1, Budget(losses=1)),
     "2/2/2, a recoverer, a crash": SmallWorld(_222, 2, 1, Budget(crashes=1)),
@@ -66,7 +66,7 @@ SMALL_WORLDS = {
         _222, 5, 1, Budget(losses=2), _TWO_SEGMENTS, entries=0
     ),
 }
-#: For a quiet hour.
+#: For long runs.
 BIGGER_WORLDS = {
     "3/3/2, a recoverer, a lost message": SmallWorld(_332, 3, 1, Budget(losses=1)),
     "3/3/2 and a spare, a recoverer, a lost message": SmallWorld(_332, 4, 1, Budget(losses=1)),

@@ -1,8 +1,8 @@
-"""Copies and fingerprints of the world's parts, whatever they are made of.
+"""Copies and fingerprints of any part of the world.
 
-Both go by structure: state machines need not know of them, and a field that is added to one is seen. What
-cannot change is shared between copies. A fingerprint is equal where all that can decide what a part does
-next is equal; of errors it keeps the class alone.
+Both work by structure: state machines need not support them, and a new field is included automatically. Immutable
+values are shared between copies. Two fingerprints are equal if everything that can decide a part's next action is
+equal; of errors only the class counts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _clone(value: Any, done: dict[int, Any]) -> Any:
     if known is not None:
         return known
     if isinstance(value, np.ndarray):
-        # What nobody may write to nobody changes.
+        # A read-only array never changes.
         copy: Any = value.copy() if value.flags.writeable else value
     elif isinstance(value, list | deque):
         copy = type(value)(_clone(item, done) for item in value)
@@ -57,7 +57,7 @@ def _clone(value: Any, done: dict[int, Any]) -> Any:
 
 
 def fingerprint(value: Any) -> Hashable:
-    """Equal for parts that will do the same."""
+    """Equal for parts that will behave the same."""
     if isinstance(value, LedgerMetadata):
         return _of_metadata(value)
     if isinstance(value, memoryview):

@@ -1,9 +1,9 @@
-"""States that differ only in which of several like bookies, or recoverers, is which.
+"""States that differ only in the names of interchangeable bookies or recoverers.
 
-Where each bookie of an ensemble holds every entry (E = Qw), bookies in the same places of the initial segments
-may change names, and so may recoverers. The *image* of a state under such a change is found without looking
-into any part: the part's story is told again with the names changed. Whether the machines are as indifferent
-as that is checked on the way: what a part sends in the image must be the image of what it sent.
+If each bookie of an ensemble holds every entry (E = Qw), bookies in the same places of the initial segments may swap
+names, and so may recoverers. The *image* of a state under such a renaming is computed without looking into any part:
+the part's story is replayed with the new names. This also checks that the machines treat the names alike: what a part
+sends in the image must be the image of what it sent.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Renaming:
         return self.names.get(name, name)
 
     def places(self, number: int) -> list[int]:
-        """Where each place of a segment's ensemble goes, so that the initial segment stays as it is."""
+        """Where each place of a segment's ensemble moves, so that the initial segment stays the same."""
         segments = self._initial.segments
         members = segments[min(number, len(segments) - 1)].ensemble
         return [members.index(self.name(bookie)) for bookie in members]
@@ -115,12 +115,12 @@ class _Renaming:
 
 
 class Symmetry:
-    """The changes of names under which a world is the same. ``names`` are its parts, in order."""
+    """The renamings under which a world stays the same. ``names`` are its parts, in order."""
 
     def __init__(self, known: Known, initial: LedgerMetadata, names: Sequence[str]) -> None:
         self._known = known
         self._names = list(names)
-        #: Of parts that are alike, where they are among the names.
+        #: Positions in the names of parts that are alike.
         self._alike = [[self._names.index(name) for name in members] for members in self._classes(initial)]
         orders = list(product(*(permutations(members) for members in self._alike)))
         self._renamings = [_Renaming(self._change(order), initial) for order in orders]
@@ -128,14 +128,14 @@ class Symmetry:
         self._by_order = {order: index for index, order in enumerate(orders)}
         self._parts: list[dict[int, int]] = [{} for _ in orders]
         self._events: list[dict[int, int]] = [{} for _ in orders]
-        #: Class and place in it of each bookie.
+        #: Each bookie's class, and its place in it.
         self._places = {
             self._names[at]: (number, place)
             for number, members in enumerate(self._alike)
             for place, at in enumerate(members)
             if self._names[at][0] == "b"
         }
-        #: What a bookie, and an event at a bookie, would be at the first that is like it.
+        #: A bookie, or an event at a bookie, moved to the first bookie of its class.
         self._first: dict[int, int] = {}
         self._at: dict[int, tuple[int, int, int] | None] = {}
         self._chosen: dict[tuple[tuple[int, ...], ...], list[int]] = {}
@@ -159,7 +159,7 @@ class Symmetry:
         return least
 
     def _candidates(self, parts: Sequence[int], pending: Sequence[int]) -> list[int]:
-        """The renamings that sort like bookies by what they hold and what is under way for them."""
+        """The renamings that sort interchangeable bookies by what they hold and by their messages in flight."""
         looks: list[list[list[int]]] = [[[parts[at]] for at in members] for members in self._alike]
         for number, members in enumerate(self._alike):
             for place, at in enumerate(members):
@@ -183,7 +183,7 @@ class Symmetry:
         return chosen
 
     def _sorting(self, pattern: tuple[tuple[int, ...], ...]) -> Iterator[int]:
-        """The renamings after which ranks do not fall."""
+        """The renamings after which ranks do not decrease."""
         for order, index in self._by_order.items():
             for members, images, ranks in zip(self._alike, order, pattern, strict=True):
                 after = [ranks[images.index(at)] for at in members]
@@ -208,7 +208,7 @@ class Symmetry:
         image = self._known.events[self._event(self._swap(number, self._alike[number][place]), event)]
         actor = getattr(image, "actor", "")
         if actor[:1] == "r":
-            # Which recoverer it is must not decide.
+            # The recoverer's name must not decide.
             image = replace(image, actor="r1")  # type: ignore[arg-type]
         return number, place, self._known.numbers[id(self._known.event(image))]
 

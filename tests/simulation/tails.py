@@ -1,4 +1,4 @@
-"""Tails of the model world: who follows the ledger while it is written, fenced, recovered and closed."""
+"""Tails of the model world: they follow the ledger while it is written, fenced, recovered and closed."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from tests.simulation.readers import SETTINGS, RangeRun, ReadRunner, broken, key
 from tests.simulation.writers import Actor
 from tests.support.ledgers import LEDGER
 
-#: Its attempts are few, so that they are used up.
+#: Few attempts, so that histories use them up.
 TAIL_SETTINGS: Final = TailSettings(attempts=3)
 
 
 class TailRun(ReadRunner):
-    """Runs a :class:`LedgerTail`. A pause is a nap; it takes as long as it takes."""
+    """Runs a :class:`LedgerTail`. A pause is a nap of any length."""
 
     machine: LedgerTail
 
@@ -106,8 +106,8 @@ class TailRun(ReadRunner):
 
 
 class TailActor(Actor):
-    """Follows the ledger from its beginning. After an error that can be retried it follows on from where it was, as its
-    user would. Commands: ``start [<wait>]``: with a wait it ends, by chance, when nothing new comes."""
+    """Follows the ledger from its beginning. After a retriable error it continues where it was, as its user would.
+    Commands: ``start [<wait>]``: with a wait it sometimes ends when nothing new comes."""
 
     machine_class: type[LedgerTail] = LedgerTail
 
@@ -119,7 +119,7 @@ class TailActor(Actor):
         self._view: LedgerView | None = None
         self._number = 0
         self.tail: TailRun | None = None
-        #: What the tail has under way: reading the LAC, and a range.
+        #: The tail's activities: reading the LAC, and a range.
         self._lac: ReadRunner | None = None
         self._range: RangeRun | None = None
 
@@ -166,7 +166,7 @@ class TailActor(Actor):
             self._go_on(self.tail, self._view)
 
     def _go_on(self, tail: TailRun, view: LedgerView) -> None:
-        """Do what the machines want until they wait."""
+        """Perform the machines' actions until they wait."""
         machine = tail.machine
         while True:
             tail.run(self.out)
@@ -186,7 +186,7 @@ class TailActor(Actor):
                     return
 
     def _read_lac(self, machine: LedgerTail) -> bool:
-        """Whether the tail was told something."""
+        """Whether the tail received anything."""
         if self._lac is None:
             return False
         self._lac.run(self.out)

@@ -16,7 +16,7 @@ from tests.simulation.histories import Cast
 from tests.simulation.invariants import InvariantError
 from tests.simulation.small_worlds import SMALL_WORLDS, SmallWorld
 
-#: What may become of one entry that a recovery ends: cut off, saved though not acknowledged, acknowledged and saved.
+#: The fates of one entry that a recovery decides: cut off, saved though not acknowledged, acknowledged and saved.
 NEVER_ACKNOWLEDGED = {(-1, LedgerState.CLOSED, -1), (-1, LedgerState.CLOSED, 0)}
 ACKNOWLEDGED = (0, LedgerState.CLOSED, 0)
 
@@ -29,7 +29,7 @@ def test_small_worlds(name: str) -> None:
     assert report.error is None, f"{report}\n{report.story}"
     assert report.complete
     if small.entries and small.recoverers:
-        # Nothing was looked at where not every ending was seen.
+        # An exploration that did not see every ending tested nothing.
         assert report.outcomes >= {*NEVER_ACKNOWLEDGED, ACKNOWLEDGED}
 
 
@@ -83,7 +83,7 @@ def test_coverage_by_any_ack_quorum(quorum: Quorum) -> None:
 def test_recovery_from_entry_minus_one() -> None:
     small = SMALL_WORLDS["2/2/2 after a finished segment, two lost messages"]
     report = explore(small.world(Cast(recovery=mutants.RecoversFromTheBeginning)), small.budget)
-    # It writes entry 0 back to the last segment, and would begin a segment there that lies before the last one.
+    # It writes entry 0 back to the last segment, and would start a segment that lies before the last one.
     assert isinstance(report.error, InvalidArgumentError)
     assert "increasing first entries" in str(report.error)
     assert "add 0 r1→b3" in report.story

@@ -1,4 +1,4 @@
-"""Random histories (see histories.py): many, and mutants that must be found among few."""
+"""Many random histories (see histories.py), and mutants that few histories must find."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.simulation.tails import TailActor
 HISTORIES = 20_000
 #: In portions, so that a test stays within its time on a busy machine.
 PORTION = 2_500
-#: Where a mutant is not found among so many, the histories have become blunt.
+#: If this many histories do not find a mutant, they have lost their power.
 MOST_SEEDS = 2_000
 
 
@@ -60,7 +60,7 @@ def test_a_history_is_told_by_its_seed_alone() -> None:
 @dataclass(frozen=True, slots=True)
 class Mutant:
     cast: Cast = field(default_factory=Cast)
-    #: By chance if None.
+    #: Drawn if None.
     quorum: Quorum | None = field(default_factory=lambda: Quorum(2, 2, 2))
     breaks: Callable[[ExitStack], None] = lambda stack: None
     play: Callable[[History], object] = History.play_a_race

@@ -1,6 +1,6 @@
-"""Scenario texts (see scenario.py): each is played as it is, and with the rule broken that it guards.
+"""Scenario texts (see scenario.py): each is played as written, and with the rule that it guards broken.
 
-``REWRITE_SCENARIOS=1`` records anew; the verdicts must hold all the same.
+``REWRITE_SCENARIOS=1`` records again; the verdicts must still hold.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.simulation.scenario import Scenario, ScenarioError
 TEXTS = {path.stem: path for path in sorted((Path(__file__).parent / "scenarios").glob("*.txt"))}
 REWRITE = os.environ.get("REWRITE_SCENARIOS") == "1"
 
-#: What is broken, and how the scenario must fail: with this violation, or this verdict (``ScenarioError``).
+#: The broken rule, and how the scenario must fail: with this violation, or with this verdict (``ScenarioError``).
 Broken = tuple[Cast | Callable[[ExitStack], None], type[Exception], str]
 GUARDED: dict[str, list[Broken]] = {
     "c1_the_fence_is_lost_and_the_add_arrives_after_the_read": [
@@ -146,7 +146,7 @@ _BEGINNING = "quorum 1/1/1\nbookies 1\nwriter w\nappend w 1\n"
     ],
 )
 def test_a_text_that_is_wrong_fails(tmp_path: Path, line: str, told: str) -> None:
-    """Recording anew does not help: the text is played first."""
+    """Recording again does not help: the text is played first."""
     path = tmp_path / "c0.txt"
     path.write_text(_BEGINNING + line + "\n", "utf-8")
     with pytest.raises(ScenarioError, match=rf"c0.txt, line 5, '{line}': .*{told}"):

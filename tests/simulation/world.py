@@ -1,7 +1,7 @@
-"""The model world: servers, clients and what is under way between them.
+"""The model world: servers, clients and the messages between them.
 
-Nothing happens by itself: a driver picks one of the pending events, and the way in which it happens. There
-are three: random histories (histories.py), the exhaustive explorer (explorer.py), and scenario texts.
+Nothing happens by itself: a driver picks one of the pending events, and the way in which it happens. There are three
+drivers: random histories (histories.py), the exhaustive explorer (explorer.py), and scenario texts.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Part = ModelBookie | ModelStore | Links | Actor
 
 
 class World:
-    """``pending`` holds what may happen next; ``trace`` what happened, and what was observed."""
+    """``pending`` holds what may happen next; ``trace`` what happened and was observed."""
 
     def __init__(self, metadata: LedgerMetadata, bookies: int) -> None:
         self.pending: list[Event] = []
@@ -71,7 +71,7 @@ class World:
         self._fill_finished_segments(metadata)
 
     def _fill_finished_segments(self, metadata: LedgerMetadata) -> None:
-        """All that lies before the last segment was written and acknowledged before."""
+        """Everything before the last segment counts as already written and acknowledged."""
         end = metadata.last_segment.first_entry_id
         for entry_id in range(end):
             ensemble = metadata.segment_of(entry_id).ensemble
@@ -108,7 +108,7 @@ class World:
         return part
 
     def ways(self, event: Event) -> Iterator[Way]:
-        """How ``event`` may happen; the first way is the usual one."""
+        """The ways in which ``event`` may happen; the first is the usual one."""
         match event:
             case Request(late=True):
                 yield from ("", LOSE)
@@ -134,23 +134,23 @@ class World:
     # --- acting ---
 
     def add(self, actor: Actor) -> None:
-        """A client process is there; it does nothing before it is told."""
+        """Add a client process. It does nothing until it gets a command."""
         self.parts[actor.name] = actor
 
     def command(self, verb: str, target: str, *arguments: int | str) -> None:
-        """Somebody decides something, now."""
+        """Give a command now."""
         self.happen(Command(verb, target, arguments))
 
     def force(self, bookie: str) -> None:
-        """A bookie whose disk was wiped starts all the same. For what it may have held of a ledger that is not
-        closed it knows that it does not know (limbo)."""
+        """Start a bookie although its disk was wiped. It knows that it may have lost entries of a ledger that is
+        not closed (limbo)."""
         metadata = self.metadata
         held = metadata.state is not LedgerState.CLOSED and bookie in metadata.last_segment.ensemble
         if not self.bookie(bookie).up:
             self.command("force", bookie, int(held))
 
     def collect(self, bookie: str) -> None:
-        """A bookie deletes what it need not hold any more: of a closed ledger that nobody replicates."""
+        """A bookie deletes what it need not keep: of a closed ledger that nobody replicates."""
         metadata = self.metadata
         if metadata.state is not LedgerState.CLOSED or any(
             part.started and not part.ended for part in self.parts.values() if isinstance(part, ReplicationActor)
@@ -165,7 +165,7 @@ class World:
             self.command("drop", bookie, *garbage)
 
     def step(self, label: str) -> None:
-        """The pending event of this label happens."""
+        """Let the pending event with this label happen."""
         for event in self.pending:
             if label.endswith(event.label) or isinstance(event, Choose):
                 for way in self.ways(event):
@@ -176,7 +176,7 @@ class World:
         raise LookupError(f"{label!r} is not pending; these are: {', '.join(e.label for e in self.pending)}")
 
     def happen(self, event: Event, way: Way = "") -> None:
-        """``event``, which is not pending (any more), happens."""
+        """Let ``event`` happen, which is not (or no longer) pending."""
         self.trace.append((event, way))
         if way == LOSE:
             if isinstance(event, Request | MetaCall) and event.late:
@@ -191,7 +191,7 @@ class World:
             self._take(effect)
 
     def _lose(self, event: Event) -> Event:
-        """What the one who waits hears. A request may still arrive, when nobody waits any more."""
+        """Tell the waiting client. A request may still arrive when nobody waits for it."""
         match event:
             case Request():
                 self.post(event.unawaited())
@@ -205,11 +205,11 @@ class World:
         raise AssertionError(f"{event.label} cannot be lost")
 
     def hand(self, event: Event, way: Way) -> Iterable[Effect]:
-        """The part that ``event`` is for handles it."""
+        """The part that ``event`` addresses handles it."""
         return self.parts[event.target].handle(event, way)
 
     def post(self, event: Event) -> None:
-        """``event`` is pending from now on."""
+        """Make ``event`` pending."""
         self.pending.append(event)
 
     def withdraw(self, event: Event) -> None:
@@ -231,7 +231,7 @@ class World:
             self.forget(effect.actor)
 
     def forget(self, actor: str) -> None:
-        """Nobody waits any more for what is under way for ``actor``; requests still arrive."""
+        """Nobody waits any more for messages of ``actor``; requests still arrive."""
         self.pending = list(self.unawaited(actor, self.pending))
 
     @staticmethod
@@ -250,7 +250,7 @@ class World:
     # --- telling ---
 
     def story(self, last: int = 60) -> str:
-        """The last events, and where things stand."""
+        """The last events, and the current state."""
         lines = [f"… {len(self.trace) - last} earlier"] if len(self.trace) > last else []
         for item in self.trace[-last:]:
             if isinstance(item, tuple):

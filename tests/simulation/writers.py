@@ -1,4 +1,4 @@
-"""The writer of the model world: it performs what the machine asks for."""
+"""The writer of the model world: it performs the machine's actions."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from tests.support.ledgers import LEDGER
 
 
 class Actor:
-    """A client process: events come in, effects go out."""
+    """A client process: events in, effects out."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -84,7 +84,7 @@ class Actor:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing that is under way can make it do anything, unless it is told to."""
+        """Whether it can do nothing more without a command, whatever messages are in flight."""
         return self.ended or not self.started
 
     def end(self, outcome: str | BaseException, last_entry_id: int | None = None) -> None:
@@ -94,7 +94,7 @@ class Actor:
 
 
 class AddPipeline:
-    """Performs what a :class:`LedgerWriter` asks for. ``epoch`` keeps its messages apart from those of another
+    """Performs the actions of a :class:`LedgerWriter`. ``epoch`` keeps its messages apart from those of another
     pipeline of the same actor."""
 
     def __init__(self, actor: str, epoch: int, machine: LedgerWriter) -> None:
@@ -103,20 +103,20 @@ class AddPipeline:
         self.machine = machine
 
     def on(self, event: Event, way: Way) -> None:
-        """An event of this epoch. :meth:`run` must follow."""
+        """Pass an event of this epoch to the machine. Call :meth:`run` afterwards."""
         if isinstance(event, Answer) and event.tag[0] == "force" and not _is_ok(event.frame):
             self.machine.fail(BookieUnavailableError("the bookie did not sync", bookie_id=event.bookie))
         else:
             self.machine.handle(writer_event(event, way))
 
     def run(self, out: list[Effect]) -> None:
-        """Do what the machine wants."""
+        """Perform the machine's actions."""
         for action in self.machine.take_actions():
             out += writer_effects(self.actor, self.epoch, action)
 
 
 def writer_effects(actor: str, epoch: int, action: WriterAction) -> Iterator[Effect]:
-    """What comes of an action of a writer's machine. ``epoch`` goes into the tags."""
+    """The effects of an action of a writer's machine. ``epoch`` goes into the tags."""
     match action:
         case SendAdds(bookie, views):
             for frame in split(views):
@@ -133,11 +133,11 @@ def writer_effects(actor: str, epoch: int, action: WriterAction) -> Iterator[Eff
         case StartTimer(WriterTimer() as timer) if timer is not WriterTimer.SLOW_SEARCH:
             yield Tick(actor, ("tick", epoch), timer.value)
         case _:
-            pass  # connections are always there, and a slow search is one of the ways of Choose
+            pass  # connections always exist, and a slow search is one of the ways of Choose
 
 
 def writer_event(event: Event, way: Way) -> WriterEvent:
-    """What the machine is told."""
+    """The event for the machine."""
     match event:
         case Answer(_, bookie, frame=None):
             return BookieFailed(bookie)
