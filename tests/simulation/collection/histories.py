@@ -1,7 +1,7 @@
-"""Random histories of collection, each told by its seed: passes, one after another, while everybody else goes on.
+"""Random histories of collection, each determined by its seed: one pass after another, while everything else continues.
 
-In some the metadata service is made anew, is another one for a while, or loses ledgers; an operator gives the brake's
-word, or does not.
+In some, the metadata service is created again, is a different one for a while, or loses ledgers. An operator may or may
+not release the brake.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.simulation.collection.world import LEDGERS, World
 
 @dataclass(slots=True)
 class Result:
-    """What a history was like; histories in which nothing happens would prove nothing."""
+    """Statistics of a history. Histories in which nothing happens would prove nothing."""
 
     counts: dict[str, int] = field(default_factory=dict)
 
@@ -29,7 +29,7 @@ class Result:
 
 
 class History:
-    """One history. A failing one is told again by ``python -m tests.simulation replay <seed> --collection``."""
+    """One history. Replay a failing one with ``python -m tests.simulation replay <seed> --collection``."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -38,7 +38,7 @@ class History:
         self.world = World(random, self.limits)
 
     def play(self) -> Result:
-        """Raises InvariantError, or whatever the shipped code raises."""
+        """Raises InvariantError, or any error of the shipped code."""
         logger = logging.getLogger("bookie_server.storage")
         level = logger.level
         logger.setLevel(logging.CRITICAL)  # the story tells it
@@ -75,7 +75,7 @@ class History:
         return Result(world.counts)
 
     def _after_a_word(self, kind: int) -> None:
-        """More ledgers are lost before the pass that it is for, or after it, or none."""
+        """More ledgers are lost before the pass that the release is for, or after it, or none."""
         world, chance = self.world, self.random.random()
         if chance < 0.3:
             world.lose_ledgers(0.9)

@@ -1,4 +1,4 @@
-"""Rules of collection, broken on purpose. What finds violations must find these.
+"""Rules of collection, broken on purpose. The checks must find these.
 
 Each function breaks a rule while the given stack is open.
 """
@@ -31,7 +31,7 @@ from bookie_server.identity.cluster_identity import ClusterIdentity
 
 
 def any_cluster_is_believed(stack: ExitStack) -> None:
-    """As it was: whatever instance is found first."""
+    """The former behaviour: the first instance found counts."""
 
     def believe(identity: ClusterIdentity, found: Mapping[str, Znode | None]) -> None:
         assert set(identity.paths) <= set(found)
@@ -53,7 +53,7 @@ def _removal(stack: ExitStack, steps: Any) -> None:
 
 
 def victims_are_not_read_again(stack: ExitStack) -> None:
-    """As it was: up to 256 are read, and removed one after the other."""
+    """The former behaviour: up to 256 are read, and removed one after the other."""
 
     def steps(report: LedgerPass, ledger_ids: list[int]) -> Steps:
         yield from _remove(report, ledger_ids)
@@ -88,7 +88,7 @@ def a_new_session_is_as_good_as_the_old_one(stack: ExitStack) -> None:
 
 
 def the_lock_is_not_looked_at(stack: ExitStack) -> None:
-    """Its session may have ended, and another worker have it."""
+    """Its session may have ended, and another worker may hold it."""
     read = OverReplication._read_locked
 
     def locked(collection: OverReplication, ledger_id: int) -> LockedLedger:

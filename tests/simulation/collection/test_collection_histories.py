@@ -1,4 +1,4 @@
-"""Random histories of collection (see histories.py): many, and broken rules that must be found among few."""
+"""Many random histories of collection (see histories.py), and broken rules that few histories must find."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.simulation.collection.world import InvariantError
 HISTORIES = 400
 #: In portions, so that a test stays within its time on a busy machine.
 PORTION = 200
-#: Where a mutant is not found among so many, the histories have become blunt.
+#: If this many histories do not find a mutant, they have lost their power.
 MOST_SEEDS = 1_000
 
 

@@ -1,9 +1,8 @@
-"""The model world of collection: a bookie's ledgers, clients that make, write, delete and make again under old ids,
-workers that replicate, and a metadata service that is made anew, lost in part, or another one.
+"""The model world of collection: a bookie's ledgers; clients that create, write and delete ledgers, and reuse old ids;
+replication workers; and a metadata service that is created again, partly lost, or replaced by another.
 
-What runs is the bookie's own code: the steps of collection, their drivers, the readings of metadata, the brake.
-Modelled are the storage (what Upkeep does) and ZooKeeper. Whatever may come between two steps is drawn from one random
-source.
+The code under test is the bookie's own: the steps of collection, their drivers, the reads of metadata, the brake. The
+storage (the part of Upkeep) and ZooKeeper are modelled. One random source decides what happens between two steps.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _T = TypeVar("_T")
 
 
 class InvariantError(AssertionError):
-    """What must hold does not."""
+    """An invariant is broken."""
 
 
 class KilledError(BaseException):
@@ -47,18 +46,18 @@ class KilledError(BaseException):
 
 
 class ModelStorage:
-    """The bookie's ledgers: entries as (life of the id, number). Marked ones take nothing."""
+    """The bookie's ledgers: entries as (life of the id, number). Marked ledgers accept nothing."""
 
     def __init__(self, meanwhile: Callable[[], None]) -> None:
         self.entries: dict[int, set[tuple[int, int]]] = {}
         self.marked: set[int] = set()
         self.removed: list[int] = []
-        #: How many there were when the pass under way listed them.
+        #: The number of ledgers when the current pass listed them.
         self.listed = 0
         self._meanwhile = meanwhile
 
     def add(self, ledger_id: int, entry: tuple[int, int]) -> bool:
-        """Whether it is acknowledged."""
+        """Whether the add is acknowledged."""
         if ledger_id in self.marked:
             return False
         self.entries.setdefault(ledger_id, set()).add(entry)
@@ -97,7 +96,7 @@ class ModelStorage:
 
 
 class World:
-    """All there is; ``random`` decides everything. After each event what was acknowledged must be there."""
+    """The whole model; ``random`` decides everything. After each event all acknowledged entries must be there."""
 
     def __init__(self, random: Random, limits: BrakeLimits) -> None:
         self.random = random
@@ -109,14 +108,14 @@ class World:
         self.own = Ensemble(self._cluster("instance 1", cookie))
         self.storage = ModelStorage(self.meanwhile)
         self.zk = ModelZooKeeper(random, self.own, self.meanwhile)
-        #: How often each id was used, and what was acknowledged of each life.
+        #: How often each id was used, and the acknowledged entries of each life.
         self.lives = dict.fromkeys(LEDGERS, 0)
         self.acknowledged: dict[tuple[int, int], set[tuple[int, int]]] = {}
-        #: What must stay after the cluster's znodes were lost: (id, life).
+        #: (id, life) that must stay after the cluster's znodes were lost.
         self.kept: set[tuple[int, int]] | None = None
-        #: Copies that workers made, not yet in the metadata: (worker's session, id, life).
+        #: Copies by workers, not yet in the metadata: (worker's session, id, life).
         self.copies: list[tuple[int, int, int]] = []
-        #: What happens happens mostly to these.
+        #: Most events concern these ledgers.
         self.busiest = random.sample(LEDGERS, 6)
         self.busy = False
         self._start_bookie()
@@ -145,7 +144,7 @@ class World:
         return None if node is None else decode(node.data)
 
     def protected(self) -> set[tuple[int, int]]:
-        """Lives of ledgers of which the bookie must hold what it acknowledged."""
+        """Lives of ledgers whose acknowledged entries the bookie must hold."""
         if self.kept is not None:
             return self.kept
         found = set()
@@ -172,7 +171,7 @@ class World:
     # --- a pass ---
 
     def collect(self, number: int) -> None:
-        """A pass of the collection ``number`` (deleted, over-replicated); it may be killed."""
+        """Run pass ``number`` of the collection (deleted, over-replicated); it may be killed."""
         driver, brake = self.drivers[number], self.brakes[number]
         held, released = len(self.storage.entries), set()
         if brake.released and brake.stopped is not None:
@@ -210,7 +209,7 @@ class World:
     # --- what others do ---
 
     def meanwhile(self) -> None:
-        """Between two steps of the bookie."""
+        """Runs between two steps of the bookie."""
         if self.busy:
             while self.random.random() < 0.4:
                 self.act()
@@ -218,7 +217,7 @@ class World:
                 raise KilledError
 
     def act(self) -> None:
-        """Somebody does something."""
+        """Another actor does something."""
         chance = self.random.random()
         ledger_id = self.random.choice(self.busiest if self.random.random() < 0.7 else LEDGERS)
         if chance < 0.35:
@@ -236,7 +235,7 @@ class World:
         self.check()
 
     def end_session(self) -> None:
-        """The bookie's; whoever waits for a lock that it held takes it."""
+        """End the bookie's session; a worker that waits for one of its locks takes it."""
         held = [path for path, node in self.own.nodes.items() if node.owner_session == self.zk.session_id]
         self.zk.renew()
         self.tell("the bookie's session ends", "sessions")
@@ -244,7 +243,7 @@ class World:
             self.begin_copy(int(path.removeprefix(_LOCKS)))
 
     def make(self, ledger_id: int) -> None:
-        """A client makes a ledger under this id (again) and writes to it."""
+        """A client creates a ledger under this id (again) and writes to it."""
         if self.kept is None and self.metadata(ledger_id) is None:
             self.lives[ledger_id] += 1
             self._write(ledger_id, LedgerMetadata(Quorum(1, 1, 1), (Segment(0, (BOOKIE,)),)))
@@ -267,14 +266,14 @@ class World:
             self.tell(f"ledger {ledger_id} is deleted")
 
     def move_away(self, ledger_id: int) -> None:
-        """Another bookie has taken this one's place, and the ledger is closed."""
+        """Another bookie has replaced this one, and the ledger is closed."""
         if self.kept is None and self.metadata(ledger_id) is not None:
             moved = LedgerMetadata(Quorum(1, 1, 1), (Segment(0, (OTHER,)),)).closed(9, 9)
             self._write(ledger_id, moved)
             self.tell(f"ledger {ledger_id} is closed, at {OTHER}")
 
     def replicate(self, ledger_id: int) -> None:
-        """A worker takes the next of its steps: lock and copy; compare-and-set and release."""
+        """A worker takes its next step: lock and copy, or compare-and-set and release."""
         if self.copies and self.random.random() < 0.5:
             self.finish_copy()
         else:
@@ -328,8 +327,8 @@ class World:
         self.tell("the host name leads to the bookie's ensemble")
 
     def lose_ledgers(self, share: float) -> None:
-        """An old backup is restored: the cluster is the same, ledgers are not there. What the bookie holds of them must
-        stay unless an operator says so, or they are few (:meth:`collect` counts)."""
+        """An old backup is restored: the cluster is the same, but ledgers are missing. The bookie must keep its
+        entries of them unless an operator releases them, or they are few (:meth:`collect` counts)."""
         lost = [each for each in LEDGERS if self.random.random() < share and self.metadata(each) is not None]
         self.own.change({MANAGER.ledger_path(ROOT, ledger_id): None for ledger_id in lost})
         self.tell(f"{len(lost)} ledgers are lost in the metadata", "losses")
@@ -339,7 +338,7 @@ class World:
 
 
 class _Store:
-    """As LedgerStore, for LedgerMetadataReads."""
+    """A LedgerStore for LedgerMetadataReads."""
 
     root = ROOT
     manager = MANAGER

@@ -1,4 +1,4 @@
-"""ZooKeeper as the collector meets it: servers that are behind, sessions that end, a host name that leads elsewhere."""
+"""ZooKeeper as the collector sees it: servers that are behind, sessions that end, a host name that leads elsewhere."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from random import Random
 from bk_spark.protocol.errors import NodeExistsError, NoNodeError
 from bk_spark.protocol.metadata.znodes import Znode
 
-#: How far a server may be behind that a new session comes to.
+#: The most by which a new session's server may be behind.
 MOST_LAG = 30
 
 
 class Ensemble:
-    """Every state that ever was. What is there is replaced, never changed."""
+    """All past and present states. Content is replaced, never changed."""
 
     def __init__(self, nodes: dict[str, bytes]) -> None:
         self.states: list[dict[str, Znode]] = [{}]
@@ -29,7 +29,7 @@ class Ensemble:
         return self.states[-1]
 
     def change(self, changes: dict[str, tuple[bytes, int] | None]) -> None:
-        """One transaction: content and owner's session by path, None for one that goes."""
+        """Apply one transaction: content and owner's session by path; None deletes the path."""
         state = dict(self.nodes)
         for path, change in changes.items():
             before = state.pop(path, None)
@@ -44,25 +44,26 @@ class Ensemble:
 
 
 class ModelZooKeeper:
-    """The collector's client, with what MetadataReads and OverReplication ask of one. Others act (``meanwhile``) before
-    each request, and between the readings of a batch."""
+    """The collector's client, as MetadataReads and OverReplication use it. Others act (``meanwhile``) before each
+    request, and between the reads of a batch."""
 
     servers = "model"
 
     def __init__(self, random: Random, ensemble: Ensemble, meanwhile: Callable[[], None]) -> None:
         self._random = random
         self._meanwhile = meanwhile
-        #: Where the host name leads.
+        #: The ensemble that the host name leads to.
         self.ensemble = ensemble
         self.session_id = 1
         self._view = ensemble.zxid
-        #: The server sees nothing new until it is synced with.
+        #: The server sees nothing new until the next sync.
         self.stays_behind = random.random() < 0.5
-        #: Lists of children that were only a part.
+        #: Number of incomplete lists of children.
         self.partial_lists = 0
 
     def renew(self, ensemble: Ensemble | None = None) -> None:
-        """The session ends; the next one comes to another server, perhaps of another ensemble, and may be behind."""
+        """End the session. The next one connects to another server, perhaps of another ensemble, which may be
+        behind."""
         self.ensemble.end_session(self.session_id)
         self.ensemble = ensemble or self.ensemble
         self.session_id += 1
@@ -80,7 +81,7 @@ class ModelZooKeeper:
         return self.get_many([path])[path]
 
     def get_many(self, paths: Sequence[str]) -> dict[str, Znode | None]:
-        """What a broken connection leaves unanswered is asked again as a whole, so one session answers all."""
+        """If the connection breaks, all reads are repeated, so that one session answers all."""
         self._meanwhile()
         while True:
             session, found = self.session_id, {}
@@ -101,7 +102,7 @@ class ModelZooKeeper:
         return listed or None
 
     def ensure_path(self, path: str) -> None:
-        """Paths are made as they are needed."""
+        """Create parent paths as needed."""
 
     def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False) -> str:
         self._meanwhile()

@@ -1,4 +1,4 @@
-"""Who does not write rows: truncation, appending of ledgers, deletion of the log."""
+"""Actors that write no rows: truncation, appending of ledgers, policies, maintenance, deletion of the log."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.simulation.logs.writers import WRITER_FAILURES
 
 
 class Chore(Actor):
-    """Does one thing some times, with pauses. What ZooKeeper and others do to it ends that time, not the process."""
+    """Does one thing several times, with pauses. A failure ends that attempt, not the process."""
 
     kind: ClassVar[str] = "chore"
 
@@ -35,7 +35,7 @@ class Chore(Actor):
         self.paths = paths
         self.times = times
         self._pause_steps = pause_steps
-        #: How often it was done, and how often not.
+        #: How often it succeeded, and how often it failed.
         self.done = self.failed = 0
 
     def script(self) -> Script:
@@ -61,7 +61,7 @@ class Chore(Actor):
 
 
 class Truncator(Chore):
-    """Drops what is below ``up_to``, or below an offset that is drawn each time."""
+    """Drops everything below ``up_to``, or below an offset drawn each time."""
 
     kind: ClassVar[str] = "truncated"
 
@@ -82,7 +82,7 @@ class Truncator(Chore):
         up_to = self._up_to
         if up_to is None:
             up_to = self.world.random.randint(log.head.first_offset, log.head.next_offset + 2)
-        # As Log.truncate finds it in a snapshot.
+        # Log.truncate finds it in a snapshot in the same way.
         place = self.world.watch.page_of(self.paths, up_to)
         start = None if place is None else SegmentStart(place[1].base_offset, place[0])
         end = log.head.next_offset
@@ -97,7 +97,7 @@ class Truncator(Chore):
 
 
 class Appender(Chore):
-    """Appends ``ledger_id``, which somebody else wrote and closed."""
+    """Appends ``ledger_id``, which another program wrote and closed."""
 
     kind: ClassVar[str] = "appended"
 
@@ -120,7 +120,7 @@ class Appender(Chore):
 
 
 def foreign_ledger(world: World, entries: int) -> int:
-    """A closed ledger that the log did not make."""
+    """A closed ledger that the log did not create."""
     ledger_id = 1 + len(world.watch.foreign)
     world.watch.foreign.add(ledger_id)
     payloads: list[object] = [bytes([n]) for n in range(entries)]
@@ -142,7 +142,7 @@ class IndexMover(Chore):
 
 
 class PolicySetter(Chore):
-    """Sets another policy each time."""
+    """Sets a different policy each time."""
 
     kind: ClassVar[str] = "set policy"
 
@@ -152,7 +152,7 @@ class PolicySetter(Chore):
 
 
 class Reaper(Chore):
-    """One round of the reaper after another."""
+    """Runs one round of the reaper after another."""
 
     kind: ClassVar[str] = "reaped"
 
@@ -175,7 +175,7 @@ class Reaper(Chore):
 
 
 class Deleter(Chore):
-    """Deletes the log, and makes another one under its name."""
+    """Deletes the log, and creates another one under its name."""
 
     kind: ClassVar[str] = "deleted"
 
@@ -187,7 +187,7 @@ class Deleter(Chore):
         report = yield from delete_steps(self.paths, ledger_path, self.now_ms)
         self.times = 1
         if self._again:
-            # Refused where there is one already.
+            # Refused if there is one already.
             with suppress(RefusedError):
                 self.world.make_log()
         return report

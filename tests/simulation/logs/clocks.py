@@ -1,8 +1,8 @@
 """Clocks of the processes of the model world: each has its own, and only ZooKeeper's counts.
 
-A process counts its seconds a little too fast or too slow, and not at all while its machine is suspended. Its time of
-day may be days off, and jumps. What it knows of ZooKeeper's time is kept by the real
-:class:`bk_spark.bookie.metadata.cluster_clock.ClusterClock`.
+A process's monotonic clock runs slightly fast or slow, and stops while its machine is suspended. Its time of day may be
+days off, and jumps. The real :class:`bk_spark.bookie.metadata.cluster_clock.ClusterClock` keeps what the process knows
+of ZooKeeper's time.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Final
 
 from bk_spark.bookie.metadata.cluster_clock import ClusterClock
 
-#: How fast a process's seconds are.
+#: Speeds of a process's monotonic clock.
 _RATES: Final = (1.0, 0.9995, 1.0005)
-#: From sending a request to ZooKeeper's change, and from there to the answer.
+#: Delays from a request to ZooKeeper's change, and from the change to the answer.
 _WAYS_MS: Final = (0, 0, 1, 30, 2_000)
 
 
 class ProcessClock:
-    """``now_ms`` is ZooKeeper's time, ``ahead_ms`` by how much the process's time of day is ahead of it."""
+    """``now_ms`` is ZooKeeper's time. The process's time of day is ahead of it by ``ahead_ms``."""
 
     def __init__(self, now_ms: Callable[[], int], random: Random, ahead_ms: int = 0) -> None:
         self.ahead_ms = ahead_ms
-        #: How often the time of day jumped.
+        #: Number of jumps of the time of day.
         self.jumps = 0
         self._now_ms = now_ms
         self._random = random
@@ -38,17 +38,17 @@ class ProcessClock:
         self.jumps += 1
 
     def suspended(self, ms: int) -> None:
-        """So much of the time that passed was not counted."""
+        """The monotonic clock missed this much time."""
         self._uncounted_ms += ms
 
     def note(self, session: int) -> None:
-        """A change of ZooKeeper was answered just now."""
+        """ZooKeeper has just answered a change."""
         there_ms, back_ms = self._random.choice(_WAYS_MS), self._random.choice(_WAYS_MS)
         sent_s = self._count_s() - (there_ms + back_ms) / 1000 * self._rate
         self.cluster.note(sent_s, self._now_ms() - back_ms, session)
 
     def measure(self, session: int) -> None:
-        """As the driver of machines does it with each Sync."""
+        """Measure like the machines' driver with each Sync."""
         if not self.cluster.is_fresh(session):
             self.note(session)
 

@@ -1,4 +1,4 @@
-"""Readers that follow the log: the machine that ships, over the list as real snapshots read it, and model ledgers."""
+"""Readers that follow the log: the shipped machine, over lists from real snapshots, and model ledgers."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ _Block = tuple[int, int, int, int]
 
 
 class Follower(SnapshotUser):
-    """Follows the log from its start, each time from where it ended."""
+    """Follows the log from its start, each time from its last position."""
 
     kind: ClassVar[str] = "follow"
 
     def __init__(self, world: World, name: str, paths: LogPaths, times: int = 1, pause_steps: int = 0) -> None:
         super().__init__(world, name, paths, times, pause_steps)
-        #: Up to where it was given entries.
+        #: The end of the entries received so far.
         self.offset = 0
         self.entries = self.from_tails = 0
         self._due = 0
         self._snapshot: LogSnapshot | None = None
         self._blocks: Generator[Any, Any, _Block | None] | None = None
         self._read: Callable[[], Generator[Any, Any, _Block | None]] | None = None
-        #: The session and the version of the head that the watch was set with.
+        #: The session and the head version with which the watch was set.
         self._watched: tuple[int, int | None] | None = None
 
     def once(self) -> Generator[Any, Any, object]:
@@ -131,7 +131,7 @@ class Follower(SnapshotUser):
         require(base == self.offset, f"{self.name} is given offset {base} after {self.offset}")
         if not self.world.watch.logs[self.paths.log_id].deleted:
             for n in range(count):
-                # From now on nothing else may come to have this offset.
+                # From now on no other entry may get this offset.
                 self.world.watch.acknowledged(self.paths, base + n, ledger_id, first + n)
         self.offset += count
         self.entries += count
@@ -182,5 +182,5 @@ class Follower(SnapshotUser):
         return self._is_last() if self.world.healed else self.world.steps >= self._due
 
     def _is_last(self) -> bool:
-        """Nobody is left who could add to the log."""
+        """No actor is left that could add to the log."""
         return self.world.healed and all(isinstance(actor, Follower) for actor in self.world.alive)

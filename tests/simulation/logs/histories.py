@@ -1,9 +1,9 @@
-"""Random histories of one log, each told by its seed.
+"""Random histories of one log, each determined by its seed.
 
-A history draws who is there (streaming queries, batch writes, log writers, maintenance, …), what fails and how often.
-Then somebody goes one action further, or a process dies, is stopped for long, or loses its session, or a query is
-started a second time while its first run lives on. In the end, or in the middle of things, everything heals: who is
-still there must come to its end, and maintenance leaves nothing behind.
+A history draws its actors (streaming queries, batch writes, log writers, maintenance, …), what fails and how often. In
+each step an actor performs one action; or a process dies, is stopped for long, or loses its session; or a query is
+started a second time while its first run is still alive. At the end, or halfway, everything heals: the remaining actors
+must finish, and maintenance leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MOST_RUNS = 5
 
 @dataclass(slots=True)
 class Result:
-    """What a history was like; histories in which nothing happens would prove nothing."""
+    """Statistics of a history. Histories in which nothing happens would prove nothing."""
 
     steps: int = 0
     commits: int = 0
@@ -82,7 +82,7 @@ class Result:
 
 @dataclass(slots=True)
 class Chances:
-    """For each step: of what befalls processes."""
+    """Probabilities of disturbances of processes, per step."""
 
     kill: float = 0.0
     stop: float = 0.0
@@ -94,7 +94,7 @@ class Chances:
 
 @dataclass(frozen=True, slots=True)
 class Focus:
-    """What a history is to be about; where a broken rule shows sooner. None: drawn."""
+    """The subject of a history, to make a broken rule show sooner. None: drawn."""
 
     queries: int | None = None
     log_writers: int | None = None
@@ -118,7 +118,7 @@ def _or(focused: _T | None, drawn: _T) -> _T:
 
 
 class History:
-    """One history. A failing one is told again by ``python -m tests.simulation replay <seed> --logs``."""
+    """One history. Replay a failing one with ``python -m tests.simulation replay <seed> --logs``."""
 
     def __init__(self, seed: int | str, focus: Focus | None = None) -> None:
         self.seed = seed
@@ -145,7 +145,7 @@ class History:
         self._draw_chores()
 
     def play(self) -> Result:
-        """Raises :class:`InvariantError` or whatever a machine raises."""
+        """Raises :class:`InvariantError` or any error of a machine."""
         with self._limits():
             self._happen(self.random.randint(30, 700))
             self._heal()
@@ -233,7 +233,7 @@ class History:
         self.world.add(driver)
 
     def _stray(self, query: Query) -> None:
-        """Somebody starts the query from an old copy of its checkpoint, or from a new one, under its name."""
+        """A user starts the query under its name from an old copy of its checkpoint, or from a new checkpoint."""
         committed = self.world.watch.application(query.paths, query.app)
         if committed is None:
             return
@@ -304,8 +304,8 @@ class History:
                 actor.keep()
 
     def _succeed(self) -> None:
-        """Somebody starts a query that is not at its end, whether its last run lives or not; or queries of a log that
-        was made anew."""
+        """A user starts an unfinished query, whether or not its last run is still alive; or queries of a log that
+        was created again."""
         if all(query.paths != self.world.paths for query in self.queries):
             self._draw_queries()
             return
@@ -323,11 +323,11 @@ class History:
     # --- the end ---
 
     def _heal(self) -> None:
-        """Faults end; what went wrong stays wrong. All comes to its end, and every batch is committed."""
+        """End all faults; damage stays. Everything must finish, and every batch must be committed."""
         world = self.world
         world.tell("world", "heals", "")
         world.healed = True
-        # Clocks stay wrong, but for those of who looks after the log from now on.
+        # Clocks stay wrong, except those of the processes that maintain the log from now on.
         world.wrong_clocks = 0.0
         world.weather.metadata = world.weather.ledgers = 0.0
         while world.zk.late:
@@ -362,7 +362,7 @@ class History:
             raise InvariantError(f"healed, and nobody knows of {unknown}")
 
     def _finish_deletions(self) -> None:
-        """Who deleted the log may have died half-way. Whoever deletes it again does the rest."""
+        """A process that deleted the log may have died halfway. Deleting the log again finishes the deletion."""
         world = self.world
         log = world.watch.logs[world.paths.log_id]
         if log.deleted and world.zk.read(world.paths.head) is not None:
@@ -373,9 +373,9 @@ class History:
                 raise InvariantError(f"healed, and {deleter} does not delete the log")
 
     def _maintain(self) -> None:
-        """Two hours later nothing is left of runs that are over, and after a week nothing that is not in the list."""
+        """Two hours later nothing is left of finished runs, and after a week nothing that is not in the list."""
         world = self.world
-        # This takes most of the time: not in all histories, and in most with fewer rounds.
+        # This takes most of the time, so only some histories do it, and most of those with fewer rounds.
         thorough = self.random.random()
         if thorough > 0.3 or world.watch.logs[world.paths.log_id].deleted:
             return
@@ -434,7 +434,7 @@ class History:
 
     @contextmanager
     def _limits(self) -> Iterator[None]:
-        """Small ones, so that few entries meet all of them."""
+        """Use small limits, so that few entries reach all of them."""
         with ExitStack() as stack:
             stack.enter_context(patch.object(applications, "IN_USE_KEPT", self.in_use_kept))
             for module in _modules_with("decode_page"):
@@ -446,7 +446,7 @@ class History:
             yield
 
 
-#: Most time would go into decoding the same few pages; what bytes mean never changes.
+#: Decoding the same few pages would take most of the time. The meaning of bytes never changes, so cache it.
 _decode_page = lru_cache(maxsize=2_000)(page.decode_page)
 
 

@@ -1,21 +1,22 @@
 """What must hold after every change of ZooKeeper. Violations raise :class:`InvariantError`.
 
-Of the list of segments:
+The list of segments:
 
 * it has no holes, and only its last segment may be an open tail;
-* what has an offset keeps it: no offset is given to another entry, no entry has two, order stays;
-* offsets are given to acknowledged entries only, and commit times never decrease;
+* offsets are permanent: no offset is given to another entry, no entry has two, the order stays;
+* offsets are given only to acknowledged entries, and commit times never decrease;
 * commit times are ZooKeeper's, and retention drops nothing that the policy keeps by ZooKeeper's clock;
-* each batch is in it once, whole, in partition order, and batches of an application are in their order;
-* every entry of a log writer that was acknowledged is in it, or in the open tail, at the offset that was told.
+* each batch is in it once, complete, in partition order, and batches of an application are in order;
+* every acknowledged entry of a log writer is in it, or in the open tail, at the offset that the writer reported.
 
-Of maintenance: it is begun no more often than every INTERVAL_MS.
+Maintenance: it starts at most once per INTERVAL_MS.
 
-Of ledgers:
+Ledgers:
 
-* a ledger and its registration are made together and deleted together;
-* no ledger is condemned that the list refers to, or that an application still uses; none that is condemned is listed;
-* none is deleted that the list refers to, or referred to less than ``deleteGrace`` ago, or that may still be written.
+* a ledger and its registration are created together and deleted together;
+* no ledger is condemned that the list refers to, or that an application still uses; no condemned ledger is listed;
+* no ledger is deleted that the list refers to, or referred to less than ``deleteGrace`` ago, or that may still be
+  written.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from tests.simulation.logs.zookeeper import Changes, ModelZooKeeper
 __all__ = ["InvariantError", "ListWatch", "Row", "Watch", "batch_rows", "require"]
 
 
-#: What is known of ZooKeeper's time may be so much too little: the way of an answer, and clocks that drift.
+#: A process's knowledge of ZooKeeper's time may be this much too low: the answer's travel time, and clock drift.
 MEASURED_LOW_MS = 5_000
-#: A session lives no longer without hearing from its process.
+#: The longest life of a session that does not hear from its process.
 SESSION_MS = 60_000
 #: The kinds of processes that apply the policy.
 RETENTION = "retention"
@@ -49,7 +50,7 @@ MAINTENANCE = "maintenance"
 
 
 class Row(NamedTuple):
-    """What a task writes, in one entry."""
+    """One entry of a task."""
 
     app: str
     batch_id: int
@@ -58,7 +59,7 @@ class Row(NamedTuple):
 
 
 def batch_rows(app: str, batch_id: int) -> list[list[Row]]:
-    """The rows of a batch, by partition: whoever runs it, and however often. Some are empty."""
+    """The rows of a batch, by partition: the same for every run and attempt. Some partitions are empty."""
     salt = sum(app.encode()) + 7 * batch_id
     partitions = 1 + salt % 3
     counts = [(salt // (3 + partition)) % 4 for partition in range(partitions)]
@@ -66,7 +67,7 @@ def batch_rows(app: str, batch_id: int) -> list[list[Row]]:
 
 
 class Watch(LedgerWatch):
-    """Sees every change of ZooKeeper as it happens."""
+    """Checks every change of ZooKeeper as it happens."""
 
     def __init__(self, zk: ModelZooKeeper, ledgers: ModelLedgers, now_ms: Callable[[], int]) -> None:
         super().__init__(zk, ledgers, now_ms)
@@ -75,13 +76,13 @@ class Watch(LedgerWatch):
     # --- what others tell ---
 
     def acknowledged(self, paths: LogPaths, offset: int, ledger_id: int, entry_id: int) -> None:
-        """A log writer's user was told that its entry is safe at ``offset``."""
+        """A log writer told its user that its entry is safe at ``offset``."""
         log = self.logs[paths.log_id]
         log.promised[offset] = (ledger_id, entry_id)
         self._check_promises(log)
 
     def committed(self, paths: LogPaths, app: str, batch_id: int, start: int | None, end: int | None) -> None:
-        """A driver was told that its batch is in the log, now or already."""
+        """A driver was told that its batch is in the log, by this commit or an earlier one."""
         log = self.logs[paths.log_id]
         rows = [row for partition in batch_rows(app, batch_id) for row in partition]
         if not rows:
@@ -123,7 +124,7 @@ class Watch(LedgerWatch):
         self.check_ledgers(changes)
 
     def _check_claim(self, log: ListWatch, before: Znode | None, after: Znode | None) -> None:
-        """Nobody begins maintenance that another began a moment ago."""
+        """Maintenance does not start again within INTERVAL_MS."""
         if after is None:
             return
         log.claims.append(decode_maintenance(after.data, log.paths.maintenance))
@@ -149,7 +150,8 @@ class Watch(LedgerWatch):
         self._note_references(log, segments)
 
     def _check_time(self, before: Head, head: Head) -> None:
-        """ZooKeeper's, as it was after the last sync of who commits; whatever that one's clock says."""
+        """A commit time is ZooKeeper's, as of the committer's last sync or later, whatever the committer's clock
+        says."""
         time_ms, earliest_ms = head.last_commit_time_ms, self._zk.origin.synced_ms - MEASURED_LOW_MS
         if time_ms > before.last_commit_time_ms:
             require(
@@ -158,13 +160,14 @@ class Watch(LedgerWatch):
             )
 
     def _note_times(self, log: ListWatch) -> None:
-        """When what is new was sealed: at the latest at its session's end, which in the model survives all pauses."""
+        """Note when new segments were sealed: at the latest at the session's end, which in the model survives all
+        pauses."""
         latest_ms = min(self._now_ms(), self._zk.origin.synced_ms + SESSION_MS)
         for offset in log.sealed:
             log.sealed_ms.setdefault(offset, latest_ms)
 
     def _check_retention(self, log: ListWatch, first_offset: int) -> None:
-        """What was dropped is what the policy does not keep, now and by ZooKeeper's clock."""
+        """Everything dropped is outside the policy's limits, now and by ZooKeeper's clock."""
         znode = self._zk.read(log.paths.policy)
         assert znode is not None
         policy = decode_policy(znode.data, log.paths.policy)
@@ -180,7 +183,7 @@ class Watch(LedgerWatch):
             )
 
     def _segments(self, log: ListWatch, head: Head) -> list[Segment]:
-        """All that the pages hold, with the open tail at the end."""
+        """All segments in the pages, with the open tail at the end."""
         segments: list[Segment] = []
         for number in range(head.first_page, head.tail_page + 1):
             page = self._page(log, head, number)
@@ -265,7 +268,8 @@ class Watch(LedgerWatch):
         self._check_listed(log, segment.ledger_id)
 
     def _check_sealed_tail(self, tail: Segment, new: list[Segment]) -> list[Segment]:
-        """The tail that was open is sealed with all its ledger holds (nothing: it left the list). The others."""
+        """The former open tail is sealed with everything its ledger holds (if nothing, it left the list). Returns
+        the other new segments."""
         ledger = self._ledgers.all[tail.ledger_id]
         require(ledger.end is not None, f"the tail was sealed, and its ledger is not closed: {ledger}")
         if ledger.end == -1:
@@ -333,7 +337,7 @@ class Watch(LedgerWatch):
             require(self._ledgers.exists(ledger_id), f"the list refers to ledger {ledger_id}, which is deleted")
 
     def _index_ledgers(self, log: ListWatch, head: Head) -> frozenset[int]:
-        """Those needed to find the head's pages; what the index holds is what the pages were."""
+        """The index ledgers needed to find the head's pages. The pages in the index must equal the original ones."""
         steps = walk_steps(log.paths, head)
         try:
             action = next(steps)

@@ -1,4 +1,4 @@
-"""What must hold for the ledgers of logs: who is condemned and deleted, and when (see invariants.py)."""
+"""What must hold for the ledgers of logs: which are condemned and deleted, and when (see invariants.py)."""
 
 from __future__ import annotations
 
@@ -27,45 +27,45 @@ def require(condition: object, text: str) -> None:
 
 @dataclass(eq=False)
 class ListWatch:
-    """All that one log's list ever was."""
+    """The whole history of one log's list."""
 
     paths: LogPaths
     head: Head
-    #: Every sealed segment there ever was, by the offset it starts at.
+    #: Every segment ever sealed, by its base offset.
     sealed: dict[int, Segment] = field(default_factory=dict)
     #: (ledger, entry) by offset.
     entries: list[tuple[int, int]] = field(default_factory=list)
     offsets: dict[tuple[int, int], int] = field(default_factory=dict)
     open_tail: Segment | None = None
     last_time_ms: int = 0
-    #: When each was, by ZooKeeper's clock.
+    #: When each segment was sealed, by ZooKeeper's clock.
     sealed_ms: dict[int, int] = field(default_factory=dict)
     #: Full pages, as they were in ZooKeeper.
     full_pages: dict[int, bytes] = field(default_factory=dict)
-    #: What the list refers to, and since when it does no more.
+    #: Ledgers that the list refers to; ``left_ms`` says when others left it.
     referenced: frozenset[int] = frozenset()
     index_ledgers: frozenset[int] = frozenset()
     left_ms: dict[int, int] = field(default_factory=dict)
     #: app -> batch -> offset of its first row
     batches: dict[str, dict[int, int]] = field(default_factory=dict)
-    #: Acknowledged to a log writer's user, and not in a sealed segment yet: offset -> (ledger, entry)
+    #: Acknowledged to a log writer's user, and not yet in a sealed segment: offset -> (ledger, entry)
     promised: dict[int, tuple[int, int]] = field(default_factory=dict)
-    #: Tokens of all who began maintenance.
+    #: Tokens of all starts of maintenance.
     claims: list[bytes] = field(default_factory=list)
     deleted: bool = False
 
 
 class LedgerWatch:
-    """Sees what becomes of ledgers and registrations."""
+    """Checks changes to ledgers and registrations."""
 
     def __init__(self, zk: ModelZooKeeper, ledgers: ModelLedgers, now_ms: Callable[[], int]) -> None:
         self._zk = zk
         self._ledgers = ledgers
         self._now_ms = now_ms
-        #: ledger -> where it is, or was, registered
+        #: ledger -> its present or last registration
         self._registration: dict[int, str] = {}
         self.logs: dict[str, ListWatch] = {}
-        #: Ledgers that the log did not make.
+        #: Ledgers that the log did not create.
         self.foreign: set[int] = set()
 
     # --- looking ---
@@ -158,8 +158,8 @@ class LedgerWatch:
     # --- in the end ---
 
     def left_over(self, paths: LogPaths, *, retired_only: bool) -> list[str]:
-        """Registered ledgers that the list does not refer to; with ``retired_only`` those of retired runs, of log
-        writers and of the index alone."""
+        """Registered ledgers that the list does not refer to; with ``retired_only`` only those of retired runs, log
+        writers and the index."""
         log = self.logs[paths.log_id]
         left = []
         for app, run, ledger_id in self.registrations(paths):
@@ -170,7 +170,7 @@ class LedgerWatch:
         return left
 
     def unknown(self) -> list[str]:
-        """Ledgers that exist, and that nobody knows of: registered with no log."""
+        """Existing ledgers that no log has registered."""
         known = self.foreign.union(
             ledger_id for log in self.logs.values() for _, _, ledger_id in self.registrations(log.paths)
         )

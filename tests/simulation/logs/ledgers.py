@@ -1,7 +1,7 @@
-"""Model ledgers. The protocol of one ledger is proved elsewhere (tests/simulation); here a ledger is one object.
+"""Model ledgers. The protocol of one ledger is tested elsewhere (tests/simulation); here a ledger is one object.
 
-Its metadata is a znode of the model ZooKeeper. What was sent to it may be acknowledged later, and until then a recovery
-may find it or not; after a recovery nothing is acknowledged any more. A writer's adds may fail at any moment.
+Its metadata is a znode of the model ZooKeeper. Entries that were sent may be acknowledged later. Until then a recovery
+may or may not find them; after a recovery no more entries are acknowledged. A writer's adds may fail at any moment.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def ledger_path(ledger_id: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """An action of writers: send entries to a ledger made by CreateLedger. Event: Sent, Failed."""
+    """An action of writers: send entries to a ledger from CreateLedger. Event: Sent, Failed."""
 
     ledger_id: int
     payloads: tuple[object, ...]
@@ -80,7 +80,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """An action of writers: wait until all that was sent is acknowledged. Event: Acknowledged, Failed."""
+    """An action of writers: wait until everything sent is acknowledged. Event: Acknowledged, Failed."""
 
     ledger_id: int
 
@@ -92,8 +92,8 @@ class Acknowledged:
 
 @dataclass(slots=True)
 class ModelLedger:
-    """``entries`` were sent; of the first ``acknowledged`` the writer was told. ``end`` is the last entry of a closed
-    one."""
+    """``entries`` were sent; the first ``acknowledged`` of them were confirmed to the writer. ``end`` is the last
+    entry of a closed ledger."""
 
     ledger_id: int
     entries: list[object] = field(default_factory=list)
@@ -146,13 +146,13 @@ class ModelLedgers:
         ledger_id = self._next = self._next + 1
         if fails:
             return Failed(BookieUnavailableError("model: not enough bookies"))
-        # Looked up at once: the watch sees the ledger in the transaction that makes it.
+        # Added before the transaction, because the watch looks the ledger up during it.
         self.all[ledger_id] = ModelLedger(ledger_id)
         operations: tuple[TransactionOp, ...] = (CreateOp(ledger_path(ledger_id), OPEN), *register(ledger_id))
         event = session.transact(operations)
         match event:
             case OutcomeUnknown(reason):
-                # The client finds out by reading, if it can; then what it made is its own.
+                # The client finds out by reading, if it can; if its ledger is there, it owns it.
                 if self._random.random() < 0.5:
                     return Failed(OutcomeUnknownError(reason))
                 if not self.exists(ledger_id):
@@ -217,7 +217,7 @@ class ModelLedgers:
         return self._close_at(ledger, self._random.randint(ledger.acknowledged, len(ledger.entries)) - 1)
 
     def _recover_all(self, session: Session, ledger_ids: tuple[int, ...]) -> Recovered:
-        """Some may not be closed in time."""
+        """Some ledgers may not be closed in time."""
         failed: dict[int, BookKeeperError] = {}
         in_time = len(ledger_ids)
         if self._random.random() < session.weather.ledgers:

@@ -1,4 +1,4 @@
-"""Rules of logs, broken on purpose. What finds violations must find these.
+"""Rules of logs, broken on purpose. The checks must find these.
 
 Each function breaks a rule while the given stack is open.
 """
@@ -52,7 +52,7 @@ Operations = tuple[TransactionOp, ...]
 
 
 def _rewrite(stack: ExitStack, change: type[Any], rewrite: Callable[[Any, Operations], Operations]) -> None:
-    """What ``change`` decides to send is rewritten before it is sent."""
+    """Rewrite what ``change`` decides to send."""
     decide = change.decide
 
     def decided(self: Change[Any], readings: Readings, now_ms: int, maybe: Any) -> Any:
@@ -66,7 +66,7 @@ def _rewrite(stack: ExitStack, change: type[Any], rewrite: Callable[[Any, Operat
 
 
 def old_ledgers_are_deleted_before_the_commit(stack: ExitStack) -> None:
-    """The driver of a new run first deletes what nothing refers to of the runs before it (L2)."""
+    """The driver of a new run first deletes unreferenced ledgers of earlier runs (L2)."""
     commit_batch = Driver._commit
 
     def commit_and_delete(driver: Driver, request: CommitRequest) -> Generator[Any, Any, None]:
@@ -95,7 +95,7 @@ def _delete_old_ledgers(driver: Driver, request: CommitRequest) -> Generator[Any
 
 
 def lost_replies_are_answered_by_sending_again(stack: ExitStack) -> None:
-    """After a transaction of unknown outcome the same transaction is sent again, and what comes of it is believed."""
+    """After an unknown outcome the same transaction is sent again, and its result is believed."""
 
     def resend(operations: Operations) -> Steps[Event]:
         event = yield Transact(operations)
@@ -121,23 +121,23 @@ def lost_replies_are_answered_by_sending_again(stack: ExitStack) -> None:
 
 
 def batches_are_not_looked_for(stack: ExitStack) -> None:
-    """A batch that is in the log is committed once more."""
+    """A batch that is in the log is committed again."""
     stack.enter_context(patch.object(commit, "is_done", lambda application, request, log_name: False))
 
 
 def a_set_back_checkpoint_counts_as_done(stack: ExitStack) -> None:
-    """Whatever a query has committed before is taken for Spark's repetition (F2)."""
+    """Everything a query committed before counts as Spark's repetition (F2)."""
     stack.enter_context(patch.object(applications, "_check_not_set_back", lambda *_: None))
 
 
 def all_queries_count_as_one(stack: ExitStack) -> None:
-    """As batch writes of foreachBatch did: a constant stands for the query's id, and nothing for its batch (F1)."""
+    """As batch writes in foreachBatch once did: a constant as the query's id, and no number of the batch (F1)."""
     stack.enter_context(patch.object(streaming.Query, "query_id", "batch"))
     a_set_back_checkpoint_counts_as_done(stack)
 
 
 def ranges_are_not_compared(stack: ExitStack) -> None:
-    """Neither batches nor entries that are in the log already are looked for."""
+    """Nothing checks for batches or entries that are already in the log."""
     batches_are_not_looked_for(stack)
     check = applications.check_ledgers
 
@@ -152,12 +152,12 @@ def _never_condemned(data: bytes, path: str) -> Registration:
 
 
 def condemned_ledgers_are_committed(stack: ExitStack) -> None:
-    """Step 3 does not look whether a ledger is condemned."""
+    """Step 3 does not check whether a ledger is condemned."""
     stack.enter_context(patch.object(applications, "decode_registration", _never_condemned))
 
 
 def the_run_is_not_checked(stack: ExitStack) -> None:
-    """A commit does not hold its transaction to the znode of its run."""
+    """A commit's transaction does not check the znode of its run."""
     _rewrite(
         stack,
         commit.BatchCommit,
@@ -168,7 +168,7 @@ def the_run_is_not_checked(stack: ExitStack) -> None:
 
 
 def registrations_are_kept_whatever_becomes_of_their_run(stack: ExitStack) -> None:
-    """Another attempt believes what was read for the first one, though the run's znode was written since."""
+    """A retry believes what the first attempt read, though the run's znode was written since."""
     stack.enter_context(patch.object(changes, "still_covers", lambda then, now: True))
 
 
@@ -183,7 +183,7 @@ def messages_are_taken_as_they_come(stack: ExitStack) -> None:
 
 
 def the_open_tail_is_dropped(stack: ExitStack) -> None:
-    """A commit takes an open tail out of the list, whatever it holds."""
+    """A commit removes an open tail from the list, whatever it holds."""
 
     def drop(readings: Readings, paths: LogPaths, head: Head, *, fence: bool, remedy: str) -> SealedTail:
         return SealedTail(read_tail(readings, paths, head), (), ())
@@ -192,7 +192,7 @@ def the_open_tail_is_dropped(stack: ExitStack) -> None:
 
 
 def commit_times_are_the_drivers(stack: ExitStack) -> None:
-    """A commit gets the time of its driver's clock, whatever the times before it."""
+    """A commit gets the time of its driver's clock, regardless of earlier commit times."""
     stack.enter_context(patch.object(commit, "max", lambda now_ms, last_ms: now_ms, create=True))
 
 
@@ -200,12 +200,12 @@ def commit_times_are_the_drivers(stack: ExitStack) -> None:
 
 
 def the_time_is_this_machines(stack: ExitStack) -> None:
-    """What is old is told by the time of day of whoever looks (T1, T2)."""
+    """Ages are measured by the local time of day (T1, T2)."""
     stack.enter_context(patch.object(ClusterClock, "now_ms", lambda clock: clock._wall_ms()))
 
 
 def the_time_is_counted_from_sending(stack: ExitStack) -> None:
-    """What is known of the cluster's time errs to the late side."""
+    """The cluster's time is estimated too late instead of too early."""
 
     def now_ms(clock: ClusterClock) -> int:
         now_s = clock.monotonic_s()
@@ -215,12 +215,12 @@ def the_time_is_counted_from_sending(stack: ExitStack) -> None:
 
 
 def clocks_are_not_compared(stack: ExitStack) -> None:
-    """Who has a wrong clock deletes all the same."""
+    """A process with a wrong clock still deletes."""
     stack.enter_context(patch.object(ClusterClock, "check", lambda clock: None))
 
 
 def a_measurement_outlives_its_session(stack: ExitStack) -> None:
-    """A machine that was suspended goes on with the time it had before."""
+    """A machine that was suspended continues with its old time."""
     is_fresh = ClusterClock.is_fresh
 
     def fresh(clock: ClusterClock, session_id: int) -> bool:
@@ -230,7 +230,7 @@ def a_measurement_outlives_its_session(stack: ExitStack) -> None:
 
 
 def the_policy_is_not_checked(stack: ExitStack) -> None:
-    """Retention drops what a policy did not keep that was replaced meanwhile."""
+    """Retention applies a policy that was replaced meanwhile."""
     stack.enter_context(patch.object(Retain, "decide", lambda self, *given: self._truncate.decide(*given)))
 
 
@@ -238,7 +238,7 @@ def the_policy_is_not_checked(stack: ExitStack) -> None:
 
 
 def heads_are_written_whatever_they_are(stack: ExitStack) -> None:
-    """Nobody compares the version of the head that is written over."""
+    """The head is overwritten without checking its version."""
 
     def blind(self: Change[Any], operations: Operations) -> Operations:
         return tuple(
@@ -251,7 +251,7 @@ def heads_are_written_whatever_they_are(stack: ExitStack) -> None:
 
 
 def readings_of_new_sessions_count(stack: ExitStack) -> None:
-    """What a new session's server says counts, though it may be behind what the old one was synced to."""
+    """A new session's reads count, though its server may be behind the old session's sync."""
     stack.enter_context(patch.object(steps.LogMachine, "_held_to_session", lambda self, answer: answer.event))
 
 
@@ -259,12 +259,12 @@ def readings_of_new_sessions_count(stack: ExitStack) -> None:
 
 
 def claims_of_others_are_ignored(stack: ExitStack) -> None:
-    """Maintenance is begun whoever began it a moment ago."""
+    """Maintenance starts even if it was started a moment ago."""
     stack.enter_context(patch.object(maintenance, "INTERVAL_MS", 0))
 
 
 def claims_of_unknown_outcome_count_as_anothers(stack: ExitStack) -> None:
-    """Who claimed maintenance, and was not told so, leaves it to others."""
+    """A process whose claim to maintenance succeeded but lost its reply leaves maintenance to others."""
     stack.enter_context(patch.object(maintenance, "decode_maintenance", lambda data, path: b""))
 
 
@@ -272,7 +272,7 @@ def claims_of_unknown_outcome_count_as_anothers(stack: ExitStack) -> None:
 
 
 def tails_are_sealed_without_recovery(stack: ExitStack) -> None:
-    """Where the tail ends is asked, and nobody is fenced."""
+    """The end of the tail is read without fencing."""
 
     def look(ledgers: ModelLedgers, ledger_id: int, *, fails: bool) -> Event:
         ledger = ledgers.all[ledger_id]
@@ -284,7 +284,7 @@ def tails_are_sealed_without_recovery(stack: ExitStack) -> None:
 
 
 def rolls_do_not_close(stack: ExitStack) -> None:
-    """A roll seals what is acknowledged by now, and leaves the ledger open."""
+    """A roll seals the entries acknowledged so far, and leaves the ledger open."""
 
     def leave(ledgers: ModelLedgers, ledger: ModelLedger, *, fails: bool) -> Event:
         if ledger.fenced:
@@ -310,7 +310,7 @@ def entries_are_told_when_sent(stack: ExitStack) -> None:
 
 
 def tails_are_listed_though_condemned(stack: ExitStack) -> None:
-    """A log writer lists a ledger without looking whether the reaper took it for a left-over."""
+    """A log writer lists a ledger without checking whether the reaper took it for an orphan."""
     stack.enter_context(patch.object(tail, "decode_registration", _never_condemned))
 
 
@@ -318,7 +318,7 @@ def tails_are_listed_though_condemned(stack: ExitStack) -> None:
 
 
 def condemning_leaves_the_run_alone(stack: ExitStack) -> None:
-    """Who condemns a ledger does not write the znode of its run."""
+    """Condemning a ledger does not write the znode of its run."""
 
     def leave(self: reaper.Condemn, operations: Operations) -> Operations:
         run_path = self._run.path(self.paths)
@@ -337,7 +337,7 @@ def _unchecked(self: Any, operations: Operations) -> Operations:
 
 
 def the_reaper_checks_neither_head_nor_application(stack: ExitStack) -> None:
-    """What was not referred to when it looked is taken for not referred to."""
+    """A ledger that was unreferenced at the first look counts as unreferenced later."""
     _rewrite(stack, reaper.Condemn, _unchecked)
     _rewrite(stack, reaper.DeleteLedgers, _unchecked)
 
@@ -356,7 +356,7 @@ def ledgers_are_deleted_at_once(stack: ExitStack) -> None:
 
 
 def ledgers_are_deleted_without_recovery(stack: ExitStack) -> None:
-    """Whoever writes to a condemned ledger is not fenced."""
+    """Writers of condemned ledgers are not fenced."""
 
     def leave(round_: Any, run: Run, ledger_ids: Any) -> Generator[Any, Any, frozenset[int]]:
         return frozenset(ledger_ids)
@@ -366,7 +366,7 @@ def ledgers_are_deleted_without_recovery(stack: ExitStack) -> None:
 
 
 def ledgers_in_use_are_condemned(stack: ExitStack) -> None:
-    """A ledger that was truncated altogether is condemned, though its worker may append to it (L3)."""
+    """A ledger that was truncated completely is condemned, though its worker may append to it (L3)."""
     reason_to_condemn = reap_rules.reason_to_condemn
 
     def at_once(run: Run, holder: reap_rules.Holder, ledger_id: int, *arguments: Any, **options: Any) -> Any:
@@ -378,12 +378,12 @@ def ledgers_in_use_are_condemned(stack: ExitStack) -> None:
 
 
 def runs_at_work_count_as_over(stack: ExitStack) -> None:
-    """Whatever nothing refers to is taken for left over."""
+    """Every unreferenced ledger counts as an orphan."""
     stack.enter_context(patch.object(reap_rules.Holder, "has_ended", lambda holder, run: True))
 
 
 def runs_are_removed_without_writing_the_head(stack: ExitStack) -> None:
-    """A run's znode may be made again, with the version that a commit still holds for its own."""
+    """A run's znode may be created again, with the version that a commit still holds for the old one."""
 
     def unguarded(self: Any, operations: Operations) -> Operations:
         return tuple(op for op in operations if op.path != self.paths.head)
@@ -406,7 +406,7 @@ def index_ledgers_are_not_closed(stack: ExitStack) -> None:
 
 
 def unwritten_index_ledgers_count(stack: ExitStack) -> None:
-    """A move takes a ledger for written that could not be written whole."""
+    """A move treats a ledger as written although not all of it could be written."""
     write = ModelLedgers._write
 
     def believe(ledgers: ModelLedgers, *arguments: Any, **options: Any) -> Event:
@@ -425,13 +425,13 @@ def moves_are_published_though_condemned(stack: ExitStack) -> None:
 
 
 def tails_are_followed_from_their_start(stack: ExitStack) -> None:
-    """What was read of an open tail before is given again."""
+    """Entries of an open tail are delivered again."""
     stack.enter_context(patch.object(follow, "_entry_at", lambda tail, offset: tail.first_entry))
 
 
 def tails_are_followed_wherever_they_begin(stack: ExitStack) -> None:
-    """An open tail is followed though it was sealed, and another begun, since the list was taken: what was sealed is
-    skipped."""
+    """An open tail is followed though, since the list was taken, the earlier tail was sealed and this one opened:
+    the sealed entries are skipped."""
 
     def look_at_tail(snapshot: LogSnapshot, read: Any = None) -> Any:
         page = snapshot._tail_page_now()
@@ -441,13 +441,13 @@ def tails_are_followed_wherever_they_begin(stack: ExitStack) -> None:
 
 
 def lists_are_never_outdated(stack: ExitStack) -> None:
-    """Who has read of a tail that was sealed since the list was taken is told that its offset is beyond the end."""
+    """A reader of a tail that was sealed since the list was taken gets an error that its offset is beyond the end."""
     look_at_tail = LogSnapshot.look_at_tail
     stack.enter_context(patch.object(LogSnapshot, "look_at_tail", lambda snapshot: (look_at_tail(snapshot)[0], False)))
 
 
 def the_watch_is_set_after_the_list_was_taken(stack: ExitStack) -> None:
-    """What changes in between is not told."""
+    """Changes in between go unnoticed."""
 
     def late(self: follow.Follow) -> Any:
         steps = real(self)
@@ -471,5 +471,5 @@ def the_watch_is_set_after_the_list_was_taken(stack: ExitStack) -> None:
 
 
 def snapshots_do_not_sync(stack: ExitStack) -> None:
-    """A snapshot shows what its server knows, which may be behind."""
+    """A snapshot shows the state of its server, which may be behind."""
     stack.enter_context(patch.object(ReaderZooKeeper, "sync", lambda self, path: None))

@@ -1,4 +1,4 @@
-"""How named scenarios let the actors of a world go on, to the point that a scenario is about."""
+"""How named scenarios bring the actors of a world to the point that a scenario is about."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.simulation.logs.invariants import batch_rows
 from tests.simulation.logs.streaming import Driver, Query
 from tests.simulation.logs.world import DAY_MS, MINUTE_MS, World
 
-#: More actions than anybody here has; a window beyond the last action shows that all were tried.
+#: More actions than any actor here has. A window beyond the last action shows that all were tried.
 WINDOWS = 90
 
 
@@ -30,7 +30,7 @@ def start_run(query: Query, world: World) -> Driver:
 
 
 def go(world: World, driver: Driver) -> Driver:
-    """The driver and its workers go on until it ends."""
+    """Run the driver and its workers until the driver ends."""
     while not driver.ended:
         ready = [actor for actor in (driver, *driver.workers) if actor.runnable]
         assert ready, f"{driver} is stuck"
@@ -51,7 +51,7 @@ def condemns(action: object) -> bool:
 
 
 def go_until(world: World, driver: Driver, until: Callable[[object], bool] = commits, commit: int = 1) -> None:
-    """The driver and its workers go on until the driver's next action is its ``commit``-th that is ``until``."""
+    """Run the driver and its workers until the driver's next action is the ``commit``-th that satisfies ``until``."""
     seen = 0
     while True:
         assert not driver.ended, driver
@@ -64,7 +64,7 @@ def go_until(world: World, driver: Driver, until: Callable[[object], bool] = com
 
 
 def steps_of(world: World, driver: Driver, count: int) -> bool:
-    """``count`` steps of a driver and its workers; False where it ended before."""
+    """Run ``count`` steps of a driver and its workers; False if it ended before."""
     for _ in range(count):
         ready = [actor for actor in (driver, *driver.workers) if actor.runnable]
         if driver.ended or not ready:
@@ -74,7 +74,7 @@ def steps_of(world: World, driver: Driver, count: int) -> bool:
 
 
 def all_there(world: World, query: Query) -> None:
-    """Every batch that has rows is in the log, once (the watch has seen to that)."""
+    """Every batch that has rows is in the log, once (the watch checks for duplicates)."""
     there = world.watch.logs[query.paths.log_id].batches.get(query.app, {})
     assert sorted(there) == [n for n in range(query.batches) if any(batch_rows(query.app, n))]
 
@@ -107,7 +107,7 @@ def delete_and_make_again(world: World) -> None:
 
 
 def old_run_with_uncommitted_ledgers(world: World) -> tuple[Driver, Reaper]:
-    """A run that is about to commit its first batch, as it has been for more than a week; and the reaper."""
+    """A run that has been about to commit its first batch for more than a week, and the reaper."""
     query = start_query(world)
     old = start_run(query, world)
     go_until(world, old)

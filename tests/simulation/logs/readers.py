@@ -1,7 +1,7 @@
 """Readers: the real snapshots of a log, through a ZooKeeper session and a ledger client of the model world.
 
-Snapshots are blocking code. It runs in a thread of its own, which has the floor only while the reader's actor makes
-a step: each call on ZooKeeper or a ledger is an action like a machine's, and anything can come between two of them.
+Snapshots are blocking code. It runs in its own thread, and only while the reader's actor makes a step. Each call on
+ZooKeeper or a ledger is an action like a machine's, and anything can happen between two of them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _ProcessEndedError(BaseException):
 
 
 def in_thread(call: Callable[[_Ask], _T]) -> Generator[Any, Any, _T]:
-    """The result of ``call(ask)``, where ``ask(action)`` gives the action's event."""
+    """The result of ``call(ask)``, where ``ask(action)`` returns the action's event."""
     said: SimpleQueue[tuple[str, Any]] = SimpleQueue()
     heard: SimpleQueue[Any] = SimpleQueue()
 
@@ -90,7 +90,7 @@ def in_thread(call: Callable[[_Ask], _T]) -> Generator[Any, Any, _T]:
 
 
 class ReaderZooKeeper:
-    """What snapshots need of :class:`bk_spark.bookie.metadata.zookeeper.ZooKeeper`."""
+    """The part of :class:`bk_spark.bookie.metadata.zookeeper.ZooKeeper` that snapshots need."""
 
     def __init__(self, ask: _Ask, session_id: Callable[[], int]) -> None:
         self._ask = ask
@@ -132,7 +132,7 @@ class ReaderZooKeeper:
 
 
 class ReaderLedgers:
-    """What snapshots need of :class:`bk_spark.log.ledgers.LogLedgers`, and of the client and readers it gives."""
+    """The part of :class:`bk_spark.log.ledgers.LogLedgers`, its client and its readers that snapshots need."""
 
     def __init__(self, ask: _Ask, zookeeper: ReaderZooKeeper) -> None:
         self._ask = ask
@@ -173,8 +173,8 @@ class SnapshotUser(Chore):
         return Log(zookeeper, log.paths, SETTINGS, self.now_ms, ledgers).snapshot()
 
     def later(self, call: Callable[[], _T]) -> Generator[Any, Any, _T]:
-        """``call`` uses a snapshot that was taken before. It outlives the thread that took it: it asks through the one
-        that uses it."""
+        """Let ``call`` use an existing snapshot. The snapshot outlives the thread that took it: it asks through the
+        thread that uses it."""
 
         def run(ask: _Ask) -> _T:
             self._ask = ask
@@ -186,7 +186,7 @@ class SnapshotUser(Chore):
         return self._ask(action)
 
     def answered(self, steps: Generator[Any, Any, _T]) -> Generator[Any, Any, _T]:
-        """``steps``, whose questions about the list are answered by snapshots."""
+        """Run ``steps``; snapshots answer their questions about the list."""
         try:
             action = next(steps)
             while True:
@@ -205,7 +205,7 @@ class SnapshotUser(Chore):
         return Answered((yield from self.later(lambda: action.question(snapshot))))
 
     def right_clock(self) -> Callable[[], None]:
-        """What finds out whether this machine's clock is right."""
+        """The check of this machine's clock."""
         ahead_ms, jumps = self.clock.ahead_ms, self.clock.jumps
 
         def check() -> None:
@@ -224,12 +224,12 @@ class Retention(SnapshotUser):
         try:
             return (yield from self.answered(retention_steps(self.paths, self.now_ms, self.right_clock())))
         except LogRangeGoneError as error:
-            # Another truncated it meanwhile.
+            # Another process truncated it meanwhile.
             return error
 
 
 class Maintenance(SnapshotUser):
-    """Retention, moves of pages and the reaper, as processes do it that commit."""
+    """Retention, moves of pages and the reaper, in the way of processes that commit."""
 
     kind: ClassVar[str] = MAINTENANCE
     begun = left_to_others = 0
@@ -248,13 +248,13 @@ class Maintenance(SnapshotUser):
 
 
 class LogReader(SnapshotUser):
-    """Takes a snapshot, holds it for a while, reads its list; then goes on from its checkpoint, as a query does."""
+    """Takes a snapshot, holds it for a while, and reads its list; then continues from its checkpoint, like a query."""
 
     kind: ClassVar[str] = "read"
 
     def __init__(self, world: World, name: str, paths: LogPaths, times: int = 1, pause_steps: int = 0) -> None:
         super().__init__(world, name, paths, times, pause_steps)
-        #: Up to where it has read.
+        #: The end of what it has read.
         self.checkpoint: int | None = None
         self.segments = self.gone = 0
         self._hold_steps = world.random.choice([0, 20, 100])

@@ -1,4 +1,4 @@
-"""What happened, in words: for who reads a failing history."""
+"""Describes what happened, for people who read a failing history."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def told(what: object, how: object) -> str:
 
 
 def short(path: str) -> str:
-    """Without the root and the log's name; a long id by its beginning."""
+    """The path without the root and the log's name; long ids are shortened."""
     parts = path.removeprefix("/logs/").split("/")
     return "/".join(part if len(part) < 30 else f"{part[:9]}…" for part in (parts[1:] or parts))
 

@@ -1,8 +1,8 @@
-"""Queries that write to the log: drivers, which commit batches, and executors' workers, which keep ledgers over them.
+"""Queries that write to the log: drivers that commit batches, and executors' workers that keep ledgers across batches.
 
-As Spark has it: a query's run (a driver with its workers) goes from batch to batch, and notes in a checkpoint which
-batch is done. Whoever starts the query again begins after the last batch noted; that the batch before it is in the
-log, too, is not known. A batch has the same rows whoever runs it. Of two attempts at a task the driver takes one.
+They behave like Spark. A query's run (a driver with its workers) goes from batch to batch, and notes finished batches
+in a checkpoint. A restarted query begins after the last batch noted. It does not know whether the batch after that is
+already in the log. A batch has the same rows in every run. Of two attempts at a task the driver takes one.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from tests.simulation.logs.invariants import Row, batch_rows, require
 from tests.simulation.logs.ledgers import ENTRY_BYTES, Acknowledged, Drain, Send, Sent
 from tests.simulation.logs.world import Actor, Script, Wait, World
 
-#: Times that Spark tries a task.
+#: Spark's limit of attempts at a task.
 TASK_TRIES = 4
 
-#: With these a query fails; it may be started again.
+#: With these errors a query fails, and may be started again.
 FAILURES = (
     BookieUnavailableError,
     LedgerRefusedError,
@@ -56,33 +56,34 @@ FAILURES = (
     MetadataUnavailableError,
     OutcomeUnknownError,
 )
-#: With these it is over.
+#: With these errors the query is over.
 REFUSALS = (RunRetiredError, BatchRefusedError, NoSuchLogError, LogReplacedError)
 
 
 @dataclass(eq=False)
 class Query:
-    """What outlives a query's runs: its checkpoint."""
+    """The part of a query that outlives its runs: its checkpoint."""
 
     paths: LogPaths
     app: str
     batches: int
-    #: The last batch noted as done in the checkpoint, and the last one that is noted as begun. Spark repeats that.
+    #: The last batch noted as done in the checkpoint, and the last one noted as begun. Spark repeats that one.
     noted: int = -1
     begun: int = -1
-    #: A batch write: one batch, its application a name drawn for it.
+    #: A batch write: one batch, with a drawn name as its application.
     anonymous: bool = False
     overwrite: bool = False
-    #: In foreachBatch from threads of one's own each batch is a write with a run of its own, under one application.
+    #: foreachBatch with user threads: each batch is a write with its own run, under one application.
     foreach_batch: bool = False
     fence_tail: bool = False
     workers: int = 2
     roll_entries: int = 1_000
     #: With option skipCommittedBatches.
     skip_committed: bool = False
-    #: More than a name: whose checkpoint it is.
+    #: The checkpoint's identity, beyond the query's name.
     checkpoint: str = "checkpoint"
-    #: No batch of it may be taken, nor be told done: it has an old checkpoint, or a new one under an old name.
+    #: The query has an old checkpoint, or a new one under an old name: none of its batches may be accepted or count as
+    #: done.
     stray: bool = False
     runs: list[Driver] = field(default_factory=list)
 
@@ -95,7 +96,7 @@ class Query:
         return self.begun if self.begun > self.noted else self.noted + 1
 
     def lose_last_commit(self) -> None:
-        """Somebody deletes the newest file of the checkpoint's commits."""
+        """A user deletes the newest file of the checkpoint's commits."""
         self.noted = max(-1, self.noted - 1)
 
     @property
@@ -105,7 +106,7 @@ class Query:
 
 @dataclass(eq=False)
 class Task:
-    """One attempt at one partition of a batch. ``message`` is the result, ``failed`` what Spark is told instead."""
+    """One attempt at one partition of a batch. ``message`` is the result; ``failed`` is reported to Spark instead."""
 
     batch_id: int
     run: str
@@ -117,11 +118,11 @@ class Task:
 
 
 class TaskFailedError(Exception):
-    """What a task raises."""
+    """A task's error."""
 
 
 class Worker(Actor):
-    """An executor's Python worker: one task at a time, one ledger open over tasks and batches."""
+    """An executor's Python worker: one task at a time, and one ledger that stays open across tasks and batches."""
 
     kind: ClassVar[str] = "worker"
 
@@ -132,7 +133,7 @@ class Worker(Actor):
         self.told_to_end = False
         self._run = ""
         self._ledger: int | None = None
-        #: A chance for each piece of a task: that the task is killed, the worker living on.
+        #: Probability, per piece of a task, that the task is killed while the worker survives.
         self.task_kills = 0.0
 
     def script(self) -> Script:
@@ -186,7 +187,7 @@ class Worker(Actor):
                 ranges.append(LedgerRange(ledger_id, first, first + safe - 1, safe, safe * ENTRY_BYTES))
                 done += safe
             if not isinstance(event, Acknowledged):
-                # Fenced or failed: by a successor, by the reaper, or by bookies that are away.
+                # Fenced or failed: by a successor, by the reaper, or because bookies are unavailable.
                 self._ledger = None
                 yield from self._check_run(task.run)
         return ranges
@@ -220,7 +221,7 @@ class Worker(Actor):
 
 
 def ensure_steps(paths: LogPaths, run_path: str) -> Generator[Any, Any, None]:
-    """As Log.registrar_at: the znodes above registrations are there. Raises TaskFailedError where they are not."""
+    """Create the znodes above registrations, like Log.registrar_at. Raises TaskFailedError if that is impossible."""
     for path in (run_path.rpartition("/")[0], run_path):
         event = yield Read((path,))
         if not isinstance(event, Found):
@@ -230,7 +231,7 @@ def ensure_steps(paths: LogPaths, run_path: str) -> Generator[Any, Any, None]:
             raise TaskFailedError("ZooKeeper is away")
         if event.znodes[path] is None:
             operations: tuple[TransactionOp, ...] = (CheckOp(paths.identity, -1), CreateOp(path))
-            # Whether made here or by another, and if it was not made: the ledger's own transaction shows it.
+            # It does not matter who created it. If nobody did, the ledger's own transaction fails.
             yield Transact(operations)
 
 
@@ -245,7 +246,7 @@ class Driver(Actor):
         self.run = name.replace("/", "-")
         self.workers: list[Worker] = []
         self.results: list[CommitResult] = []
-        #: A chance for each task: that a second attempt at it is started.
+        #: Probability, per task, that a second attempt is started.
         self.speculation = 0.0
         self.task_kills = 0.0
         self._spawned = 0
@@ -320,7 +321,7 @@ class Driver(Actor):
         self.world.watch.committed(paths, request.app, request.batch_id, result.start_offset, result.end_offset)
 
     def _check_error(self, request: CommitRequest, error: Exception) -> None:
-        """Who is refused was not told wrong: its batch was not in the log when the machine began to read."""
+        """A refusal was right: the batch was not in the log when the machine began to read."""
         path = self.query.paths.app(request.app)
         znode = self.world.zk.read(path, self.session.synced_zxid)
         if znode is not None and self.world.watch.logs[request.log_id].paths == self.world.paths:

@@ -1,8 +1,7 @@
-"""Many that commit at once, in a model of time: how long each action takes, who waits in the queue of the lock.
+"""Many concurrent commits in a model of time: how long each action takes, and who waits in the lock's queue.
 
-What these say of progress holds for the machines and for a lock that works as its users expect
-(``tests/integration/test_log_store.py`` shows that ours does); that nothing is lost without it is the business of the
-histories.
+These tests show progress of the machines, given a lock that works as its users expect
+(``tests/integration/test_log_store.py`` shows that ours does). The histories show that nothing is lost without it.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ PATHS = LogPaths("/logs", "flights", LOG_ID)
 START_MS = 1_760_000_000_000
 SECOND_MS = 1_000.0
 
-#: As measured on ZooKeeper, in milliseconds; each znode of a reading, each operation of a transaction adds to it.
+#: As measured on ZooKeeper, in milliseconds; each znode of a read, and each operation of a transaction, adds to it.
 ROUND_TRIP_MS = 1.0
 ZNODE_MS = 0.15
 TRANSACTION_MS = 3.0
@@ -59,7 +58,7 @@ OPERATION_MS = 0.02
 
 @dataclass(eq=False)
 class Process:
-    """Runs one machine after another. ``decide_ms`` is how long it thinks before it sends a transaction."""
+    """Runs one machine after another. ``decide_ms`` is the delay before it sends a transaction."""
 
     name: str
     scripts: Iterator[tuple[float, Callable[[], Steps[Any]]]]
@@ -74,7 +73,7 @@ class Process:
 
 
 class Contention:
-    """A log, and a clock that goes from one event to the next."""
+    """A log, and a clock that jumps from one event to the next."""
 
     def __init__(self) -> None:
         self.now_ms = 0.0
@@ -168,7 +167,7 @@ class Contention:
                 return self._release_lock(process)
             case _:
                 if isinstance(action, Read):
-                    # Time is in the schedule: what a reading shows is what there is when it ends.
+                    # The schedule contains the duration: a read shows the state at its end.
                     process.session.read(Sync(PATHS.head))
                 return process.session.read(action).event  # type: ignore[arg-type]
 
@@ -199,7 +198,7 @@ def commit(world: Contention, app: str, batch_id: int, ranges: tuple[LedgerRange
 
 
 def small_commits(world: Contention, number: int, processes: int, rate: float) -> Process:
-    """One of ``processes`` that have ``rate`` commits a second together, of one range each."""
+    """One of ``processes`` that together make ``rate`` commits a second, of one range each."""
     app, ledger_id = f"small{number}", 100 + number
     world.register(app, "run", range(ledger_id, ledger_id + 1))
     every_ms = processes * SECOND_MS / rate
@@ -269,8 +268,7 @@ def test_s7_without_keeping_what_was_read_the_others_would_wait_for_seconds() ->
 
 
 def test_s7_the_reaper_gets_through_beside_17_commits_a_second() -> None:
-    """1,500 leftovers of a retired run, whose ledgers have no metadata any more: condemned, and two hours later
-    deleted."""
+    """1,500 orphans of a retired run, whose ledgers no longer have metadata: condemned, and deleted two hours later."""
 
     def reap(rate: float) -> tuple[float, list[ReapReport]]:
         world = Contention()

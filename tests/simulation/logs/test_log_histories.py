@@ -1,4 +1,4 @@
-"""Random histories of logs (see histories.py): many, and broken rules that must be found among few."""
+"""Many random histories of logs (see histories.py), and broken rules that few histories must find."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.simulation.logs.streaming import Driver, Query
 HISTORIES = 1_000
 #: In portions, so that a test stays within its time on a busy machine.
 PORTION = 250
-#: Where a mutant is not found among so many, the histories have become blunt.
+#: If this many histories do not find a mutant, they have lost their power.
 MOST_SEEDS = 400
 
 
@@ -48,7 +48,7 @@ def test_f1_f2_l1_s1_s2_s3_t1_t2_histories_of_logs(first: int) -> None:
 
 
 def test_nothing_befalls_a_run_that_begins_after_everything_healed() -> None:
-    """Else a query that must finish may lose its tasks for ever: a false alarm."""
+    """Otherwise a query that must finish may lose its tasks forever: a false alarm."""
     history = History(1)
     history.world.healed = True
     for number in range(100):
@@ -74,17 +74,17 @@ def test_a_history_of_a_log_is_told_by_its_seed_alone() -> None:
 REAPER = Focus(
     queries=1, log_writers=0, reapers=2, movers=0, truncators=1, deleters=0, small_pages=False, jump=0.03, stop=0.03
 )
-#: Pages that move into index ledgers, whose bookies fail now and then.
+#: Pages that move into index ledgers, whose bookies sometimes fail.
 INDEX = Focus(
     queries=2, log_writers=0, reapers=1, movers=2, truncators=0, deleters=0, small_pages=True, ledger_faults=0.1
 )
 CROWD = Focus(queries=2, log_writers=2, reapers=0, movers=0, truncators=3, deleters=0, small_pages=False)
 STRAYS = Focus(queries=2, log_writers=0, reapers=0, movers=0, truncators=0, deleters=0, small_pages=False)
-#: Machines with wrong clocks, that are suspended, too; retention, whose policy is changed.
+#: Machines with wrong clocks, some of them suspended; retention, whose policy is changed.
 CLOCKS = Focus(
     queries=2, log_writers=1, reapers=1, movers=0, deleters=0, retentions=2, wrong_clocks=0.5, jump=0.02, stop=0.03
 )
-#: Log writers that roll often, and who follows them.
+#: Log writers that roll often, and their followers.
 FOLLOW = Focus(
     queries=1, log_writers=3, reapers=1, movers=0, deleters=0, readers=0, maintenances=0, followers=2, stop=0.03
 )
@@ -98,12 +98,12 @@ WRITERS = Focus(queries=1, log_writers=3, reapers=1, movers=0, truncators=0, del
 class Mutant:
     breaks: Callable[[ExitStack], None]
     focus: Focus = field(default_factory=Focus)
-    #: By what it may be caught, besides by an invariant.
+    #: The error that may also expose it, besides an invariant.
     also: type[Exception] = InvariantError
 
 
 MUTANTS = [
-    # The three of the table of scenarios.
+    # The three from the table of scenarios.
     Mutant(mutants.old_ledgers_are_deleted_before_the_commit, REAPER),
     Mutant(mutants.lost_replies_are_answered_by_sending_again, REAPER),
     Mutant(mutants.condemned_ledgers_are_committed, REAPER),
@@ -116,7 +116,7 @@ MUTANTS = [
     Mutant(mutants.all_queries_count_as_one, STRAYS),
     Mutant(mutants.messages_are_taken_as_they_come),
     Mutant(mutants.the_open_tail_is_dropped, WRITERS),
-    # A page cannot hold times that go back.
+    # A page cannot hold times that decrease.
     Mutant(mutants.commit_times_are_the_drivers, also=ValueError),
     Mutant(mutants.heads_are_written_whatever_they_are, CROWD),
     # The log may have been deleted by then, and what was read of it does not fit.
@@ -157,7 +157,7 @@ MUTANTS = [
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.breaks.__name__)
 def test_broken_rules_of_logs_are_caught(mutant: Mutant) -> None:
-    """(Two more need a long pause in one place: see test_log_scenarios.py.)"""
+    """(Two more need a long pause in one place: see test_long_pauses.py.)"""
     with ExitStack() as stack:
         mutant.breaks(stack)
         found = next(filter(None, (_failure(seed, mutant.focus) for seed in range(MOST_SEEDS))), None)
@@ -172,10 +172,10 @@ def _failure(seed: int, focus: Focus) -> tuple[int, Exception] | None:
     try:
         history.play()
     except Exception as error:
-        # Those who are left must do nothing on their way out.
+        # The remaining actors must do nothing on their way out.
         for actor in list(history.world.alive):
             if not actor.ended:
-                # A log writer's end has ended its keeper.
+                # The end of a log writer has already ended its keeper.
                 actor.kill()
         return seed, error
     return None

@@ -1,6 +1,6 @@
-"""Named scenarios of logs, L1 to L5: each in every window that it can fall into.
+"""Named scenarios of logs, L1 to L5, each in every window where it can happen.
 
-The watch (invariants.py) checks everything after every change; what is asserted here is how it ends.
+The watch (invariants.py) checks everything after every change; the tests assert the final state.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from tests.simulation.logs.zookeeper import FATES
 
 @pytest.mark.parametrize("take_over", [False, True])
 def test_l1_two_log_writers_and_a_session_that_expires_in_every_window(take_over: bool) -> None:
-    """The first writer's session ends after each number of its actions; another opens, rolls and closes; then the first
-    goes on. Whatever it was told is in the log, and it is told when it has lost its place."""
+    """The first writer's session ends after each number of its actions; another opens, rolls and closes; then the
+    first continues. Everything reported to it as written is in the log, and it learns that it has lost its place."""
     fenced = closed = windows = 0
     for window in range(0, 200, 2):
         world = new_world()
@@ -79,7 +79,7 @@ def test_l1_two_log_writers_and_a_session_that_expires_in_every_window(take_over
 
 
 def test_l1_writers_take_over_from_one_another_in_any_order() -> None:
-    """Three writers, each of which takes the tail from who holds it, in 30 random orders."""
+    """Three writers, each of which takes the tail from its holder, in 30 random orders."""
     fenced = 0
     for number in range(30):
         world = World(f"take-overs {number}")
@@ -170,8 +170,8 @@ def test_l3_a_ledger_in_use_outlives_the_truncation_of_all_its_segments() -> Non
 
 
 def test_l3_a_ledger_that_is_not_in_use_is_refused_once_it_is_condemned() -> None:
-    """With room for the last batch's ledgers alone in the application, a worker's ledger leaves it when a batch goes by
-    without it. Its segments are truncated while the driver is stopped before a commit that names it again."""
+    """The application has room only for the last batch's ledgers, so a worker's ledger leaves it when a batch does
+    not use it. Its segments are truncated while the driver is stopped before a commit that names the ledger again."""
     refused = 0
     for commit in range(2, 11):
         world = new_world()
@@ -199,7 +199,7 @@ def test_l3_a_ledger_that_is_not_in_use_is_refused_once_it_is_condemned() -> Non
 @pytest.mark.parametrize("batch", [1, 2, 3])
 @pytest.mark.parametrize("expires", [False, True])
 def test_l4_the_reply_to_a_commit_is_lost_and_the_next_server_lags(fate: str, batch: int, expires: bool) -> None:
-    """The transaction took effect, or not, or does so later: the driver syncs and reads, and ends as committed."""
+    """The transaction took effect, or did not, or does so later: the driver syncs and reads, and ends as committed."""
     world = new_world()
     query = start_query(world, batches=5)
     driver = start_run(query, world)
@@ -217,7 +217,7 @@ def test_l4_the_reply_to_a_commit_is_lost_and_the_next_server_lags(fate: str, ba
 
 
 def test_l4_who_sends_again_blindly_is_caught() -> None:
-    """It is told of a conflict with its own work, takes that for failure, and its query goes on without the batch."""
+    """It gets a conflict with its own work and treats it as failure, and its query continues without the batch."""
     with ExitStack() as stack:
         mutants.lost_replies_are_answered_by_sending_again(stack)
         with pytest.raises((InvariantError, AssertionError)):
@@ -244,8 +244,8 @@ def test_l5_a_query_of_a_log_that_was_made_again_is_refused_in_every_window(late
         while world.zk.late:
             world.zk.deliver_late(world.random)
         go(world, driver)
-        # Refused at the commit, or by the transaction that would have made a ledger.
-        # (Who read the head before it went finds its ledgers gone.)
+        # Refused at the commit, or by the transaction that would have created a ledger.
+        # (A query that read the head before the deletion finds its ledgers gone.)
         errors = [how for _, who, what, how in world.trace if (who, what) == (driver.name, "error")]
         assert all(isinstance(error, LogReplacedError | NoSuchLogError | LedgerRefusedError) for error in errors)
         assert errors or "CheckOp /logs/flights/id-" in driver.ended, window
@@ -284,7 +284,7 @@ def test_l5_a_reader_with_a_checkpoint_of_the_old_log_is_refused_in_every_window
     refused = 0
     for window in range(40):
         world = new_world()
-        world.healed = True  # nobody dawdles
+        world.healed = True  # nobody is slow any more
         query = start_query(world, batches=3)
         assert go(world, start_run(query, world)).ended == "finished"
         reader = LogReader(world, "reader", world.paths, times=2)

@@ -1,4 +1,4 @@
-"""Rules of logs that only a long pause in one place shows, and that they are caught where they are broken."""
+"""Rules of logs whose violation shows only after a long pause in one place, and tests that find it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tests.simulation.logs.world import DAY_MS, HOUR_MS, World
 
 
 def _removed_run(world: World) -> Driver:
-    """A commit that stops before its transaction, while the ledger it names is condemned and deleted, the run's znode
-    goes and is made again by a worker."""
+    """A commit stops before its transaction. Meanwhile its ledger is condemned and deleted, and the run's znode is
+    deleted and created again by a worker."""
     old, _ = old_run_with_uncommitted_ledgers(world)
     world.pass_time(8 * DAY_MS)
     maintain(world)
@@ -55,7 +55,7 @@ def test_who_removes_runs_without_writing_the_head_is_caught() -> None:
 
 
 def _move_that_stops(world: World) -> IndexMover:
-    """A move of pages that stops for an hour between writing its ledger and publishing it."""
+    """A move of pages stops for an hour between writing its ledger and publishing it."""
     query = start_query(world, batches=12)
     with patch.object(page, "MAX_PAGE_BYTES", 64), patch.object(page, "_FULL_BYTES", 50):
         assert go(world, start_run(query, world)).ended == "finished"

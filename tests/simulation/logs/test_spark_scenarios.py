@@ -1,4 +1,4 @@
-"""Named scenarios of Spark and logs, F1, F2, S1 to S3 and S5: each in every window that it can fall into."""
+"""Named scenarios of Spark and logs, F1, F2, S1 to S3 and S5, each in every window where it can happen."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.simulation.logs.zookeeper import FATES
 @pytest.mark.parametrize("batch", [1, 2, 4])
 @pytest.mark.parametrize("commits_file_deleted", [False, True])
 def test_s1_the_driver_dies_after_its_commit_took_effect(batch: int, commits_file_deleted: bool) -> None:
-    """The next run does the batch again, from ledgers of its own, and finds it done."""
+    """The next run repeats the batch, from ledgers of its own, and finds it done."""
     world = new_world()
     query = start_query(world, batches=5)
     first = start_run(query, world)
@@ -57,8 +57,8 @@ def test_s1_the_driver_dies_after_its_commit_took_effect(batch: int, commits_fil
 
 @pytest.mark.parametrize("fate", FATES)
 def test_s1_a_commit_that_raised_may_have_taken_effect(fate: str) -> None:
-    """ZooKeeper stays away after the transaction was sent: the query fails, is started again, and no row is missing or
-    twice."""
+    """ZooKeeper stays unavailable after the transaction was sent. The query fails and is started again, and no row
+    is missing or duplicated."""
     world = new_world()
     query = start_query(world, batches=4)
     first = start_run(query, world)
@@ -82,7 +82,7 @@ def test_s1_a_commit_that_raised_may_have_taken_effect(fate: str) -> None:
 @pytest.mark.parametrize("foreach_batch", [False, True])
 @pytest.mark.parametrize("back", range(1, 6))
 def test_f2_a_checkpoint_that_was_set_back(back: int, foreach_batch: bool) -> None:
-    """By one batch that is what Spark may do itself; further back it is refused, but on demand."""
+    """Spark itself may go back by one batch. Going back further is refused, unless an option allows it."""
     world = new_world()
     query = start_query(world, batches=5, foreach_batch=foreach_batch)
     assert go(world, start_run(query, world)).ended == "finished"
@@ -118,8 +118,8 @@ def test_f1_a_new_checkpoint_under_an_old_name(foreach_batch: bool) -> None:
 
 @pytest.mark.parametrize("window", range(1, 12))
 def test_s2_an_attempt_that_ends_late_is_not_listed(window: int) -> None:
-    """Two attempts at each task. One worker is stopped in the middle of its attempt, the other's message is taken;
-    what the late one wrote stays out of the log, and is collected once its run is over."""
+    """Two attempts at each task. One worker is stopped in the middle of its attempt, and the other's message is
+    taken. The late one's entries stay out of the log, and are collected once its run is over."""
     world = new_world()
     query = start_query(world, batches=3, workers=2)
     driver = start_run(query, world)
@@ -184,7 +184,7 @@ def test_s3_a_driver_that_was_stopped_is_told_who_took_over(window: int) -> None
 
 
 def test_the_old_runs_ledgers_are_recovered_after_the_commit() -> None:
-    """And only then: a zombie's workers can append no more, and what they did is known."""
+    """Only then, because a zombie's workers can append no more, and what they did is known."""
     world = new_world()
     query = start_query(world, batches=4, workers=1)
     first = start_run(query, world)
@@ -205,7 +205,7 @@ def test_the_old_runs_ledgers_are_recovered_after_the_commit() -> None:
 
 @pytest.mark.parametrize("window", range(30))
 def test_s5_a_reader_whose_session_ends_sees_nothing_older(window: int) -> None:
-    """In every window; the new session comes to a server that is so far behind that it knows no log."""
+    """In every window. The new session's server is so far behind that it knows no log."""
     world = new_world()
     world.healed = world.zk.lags_most = True
     query = start_query(world, batches=4)

@@ -1,7 +1,7 @@
 """The model world of logs: ZooKeeper, ledgers, a clock, and processes (actors) that run the real machines.
 
-A machine does one action at a time, so whatever others do can come between any two of them. Who goes next, what
-fails and what gets lost is drawn from one random source: the seed tells the whole history.
+A machine performs one action at a time, and actions of others can come between any two of them. One random source
+decides who goes next, what fails and what gets lost: the seed determines the whole history.
 """
 
 from __future__ import annotations
@@ -50,27 +50,27 @@ START_MS = 1_760_000_000_000
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
-#: By how much a wrong clock is ahead.
+#: How far a wrong clock is ahead.
 WRONG_TIMES_MS = (-8 * DAY_MS, -HOUR_MS, -20_000, 20_000, HOUR_MS, 8 * DAY_MS, 8 * DAY_MS)
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """An action of actors: go on when ``until`` holds (sooner, where the world wants to see whether it does)."""
+    """An action of actors: continue when ``until`` holds (or earlier, if the world wants to check whether it does)."""
 
     until: Callable[[], bool]
     why: str
 
 
-#: What an actor's script yields: a machine's actions, and those of processes.
+#: A script yields a machine's actions and those of processes.
 Script = Generator[Action | Send | Drain | Wait, Any, Any]
 
 
 class Actor:
-    """A process: a session with ZooKeeper, and a script that yields actions and is sent events.
+    """A process: a session with ZooKeeper, and a script that yields actions and receives events.
 
-    It may die before any of its actions (its ledgers stay open, its session lives on for a while, what it has
-    sent may arrive), or be stopped for long and then go on as if nothing had happened.
+    It may die before any of its actions (its ledgers stay open, its session lives on for a while, its messages in
+    flight may arrive), or be stopped for long and then continue as if nothing had happened.
     """
 
     kind: ClassVar[str] = "actor"
@@ -80,13 +80,13 @@ class Actor:
         self.name = name
         self.session = world.new_session()
         self.clock = ProcessClock(lambda: world.now_ms, world.random, world.wrong_time_of_day())
-        #: No step before this one: it is stopped (SIGSTOP).
+        #: It is stopped (SIGSTOP) until this step.
         self.stopped_until = 0
-        #: Its machine is, so that its clock stops, too.
+        #: Its whole machine is stopped, so its clock stops too.
         self.suspended = False
         self.ended = ""
         self._machine: LogMachine[Any] | None = None
-        #: The action that it does next.
+        #: Its next action.
         self.next: Action | Send | Drain | Wait | None = None
 
     def __repr__(self) -> str:
@@ -96,7 +96,7 @@ class Actor:
         return self.clock.cluster.now_ms()
 
     def script(self) -> Script:
-        """All that the process does. Its return is its peaceful end."""
+        """Everything the process does. A return is its normal end."""
         raise NotImplementedError
 
     @property
@@ -106,7 +106,7 @@ class Actor:
         return type(self.next) is not Wait or self.next.until()
 
     def step(self) -> None:
-        """Perform the action that is next."""
+        """Perform the next action."""
         machine = self._machine
         if machine is None:
             machine = self._machine = LogMachine(self.script())
@@ -126,7 +126,7 @@ class Actor:
         self.world.alive.remove(self)
         self.world.tell(self.name, "ends", how)
         if self._machine is not None:
-            # What it would do on its way out (a dead process does nothing) must not count.
+            # A dead process does nothing, so ignore what its code would do on its way out.
             machine, self._machine = self._machine, None
             with suppress(RuntimeError):
                 machine.close()
@@ -136,15 +136,15 @@ class Actor:
 
 
 class World:
-    """All there is. ``random`` decides everything."""
+    """The whole model. ``random`` decides everything."""
 
     def __init__(self, seed: int | str, *, wrong_clocks: float = 0.0) -> None:
         self.random = Random(seed)
-        #: Of new processes, the chance that their machine's time of day is wrong.
+        #: The probability that a new process's machine has a wrong time of day.
         self.wrong_clocks = wrong_clocks
         self.now_ms = START_MS
         self.steps = 0
-        #: Nothing fails any more, and nobody dawdles.
+        #: Nothing fails any more, and nobody is slow.
         self.healed = False
         self.conflicts = 0
         self._places = 0
@@ -163,7 +163,7 @@ class World:
     # --- the log ---
 
     def make_log(self) -> LogPaths:
-        """Make the log as LogStore.create_log does. Raises RefusedError where there is one."""
+        """Create the log like LogStore.create_log. Raises RefusedError if it exists."""
         paths = LogPaths(ROOT, NAME, self.uuid())
         self.zk.transact(
             [
@@ -188,7 +188,7 @@ class World:
     # --- what happens ---
 
     def wrong_time_of_day(self) -> int:
-        """By how much the clock of a process that starts is ahead; mostly not at all."""
+        """How far the clock of a new process is ahead; mostly 0."""
         return self.random.choice(WRONG_TIMES_MS) if self.random.random() < self.wrong_clocks else 0
 
     def new_session(self) -> Session:
@@ -222,7 +222,7 @@ class World:
             case Look():
                 return session.look(action)
             case MeasureClock():
-                # Sync, as far as the model goes: what tells the time is that it was answered.
+                # A Sync is enough in the model: its answer tells the time.
                 return session.read(Sync(self.paths.head)).event
             case Transact(operations):
                 return session.transact(operations)
@@ -238,8 +238,8 @@ class World:
                 return self.ledgers.perform(session, action)
 
     def _take_lock(self, session: Session) -> Done:
-        """Nobody waits: that the lock could not be had in time is the worst that may happen. Who comes later sees that
-        there are others."""
+        """Nobody waits: at worst the lock is not available in time, and this models that case. Later changes see
+        that there are others."""
         self._places += 1
         with suppress(RefusedError):
             self.zk.transact(
@@ -256,7 +256,7 @@ class World:
         self.tell("clock", f"+{ms} ms", "")
 
     def run(self, *actors: Actor, most_steps: int = 20_000) -> None:
-        """Let these go on, in random order, until each has ended or waits for another."""
+        """Run these actors, in random order, until each has ended or waits for another."""
         for _ in range(most_steps):
             ready = [actor for actor in actors or self.alive if actor.runnable]
             if not ready:
@@ -265,7 +265,7 @@ class World:
         raise InvariantError(f"does not come to rest: {[actor for actor in actors or self.actors if not actor.ended]}")
 
     def advance(self, actor: Actor, until: Callable[[object], bool], most_steps: int = 1_000) -> Actor:
-        """``actor`` alone goes on until the action that is next is such."""
+        """Run ``actor`` alone until its next action satisfies ``until``."""
         for _ in range(most_steps):
             if actor.next is not None and until(actor.next):
                 return actor

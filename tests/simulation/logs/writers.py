@@ -23,19 +23,19 @@ from tests.simulation.logs.ledgers import Drain, Send
 from tests.simulation.logs.streaming import FAILURES, REFUSALS
 from tests.simulation.logs.world import Actor, Script, Wait, World
 
-#: With these a writer ends; a new one may be opened.
+#: With these errors a writer ends; a new one may be opened.
 WRITER_FAILURES = (*FAILURES, ClockDifferenceError, LedgerFencedError, NoSuchLedgerError)
 
 
 class WriterEntry(NamedTuple):
-    """What a log writer appends."""
+    """An entry of a log writer."""
 
     writer: str
     number: int
 
 
 class LogWriter(Actor):
-    """A program that opens a writer, appends, and ends it; and that does so again some times, whatever happened."""
+    """A program that opens a writer, appends, and ends it; it repeats this several times, whatever happened."""
 
     kind: ClassVar[str] = "log writer"
 
@@ -93,7 +93,7 @@ class LogWriter(Actor):
         self.world.tell(self.name, how, error)
 
     def keep(self) -> None:
-        """Its session expired, and its keeper, a thread of its own, looks whether it still has its place."""
+        """After its session expired, its keeper (a thread of its own) checks whether it still has its place."""
         if self.owner is not None and self.keeper is None and not self.ended:
             self.keeper = Keeper(self)
             self.world.add(self.keeper)
@@ -149,7 +149,7 @@ class LogWriter(Actor):
         return self.world.ledgers.all[place.ledger_id].entries
 
     def _tell(self, place: TailPlace, told: int) -> int:
-        """The user hears which entries are safe, and where in the log they are. Whatever the writer knows, it tells."""
+        """Tell the user which entries are safe, and their offsets: everything the writer knows."""
         if self.ended:
             return told
         last = self.world.ledgers.all[place.ledger_id].acknowledged - 1
@@ -165,7 +165,7 @@ class LogWriter(Actor):
 
 
 class Keeper(Actor):
-    """A log writer's thread that makes the owner's znode again. It shares the writer's session, and stops with it."""
+    """A log writer's thread that creates the owner's znode again. It shares the writer's session, and stops with it."""
 
     kind: ClassVar[str] = "keeper"
 

@@ -1,7 +1,7 @@
-"""A model of ZooKeeper: an ordered history of states, looked at by sessions that lag.
+"""A model of ZooKeeper: an ordered history of states, read by sessions that lag.
 
-It knows what matters to logs: versions, transactions, ephemeral nodes that go with their session, servers that are
-behind until synced, replies that get lost, and requests that take effect only after their sender was told that the
+It models what matters to logs: versions, transactions, ephemeral nodes that disappear with their session, servers that
+are behind until synced, lost replies, and requests that take effect only after their sender was told that the
 connection broke.
 """
 
@@ -27,31 +27,31 @@ from bk_spark.log.core.steps import (
 )
 from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, DeleteOp, SetOp, TransactionOp, Znode
 
-#: How far a server may be behind that a new session comes to.
+#: The most by which a new session's server may be behind.
 MOST_LAG = 40
-#: Of a transaction whose sender hears nothing: it was never sent (and that is known), got lost, is still under way, or
-#: took effect.
+#: The fates of a transaction whose sender gets no reply: it was never sent (and the sender knows), was lost, is still
+#: in flight, or took effect.
 FATES = ("unsent", "lost", "late", "applied")
 _MAX_TRANSACTION_BYTES = 1024 * 1024
 
-#: path -> what was there, what is there now
+#: path -> its znode before and after
 Changes = Mapping[str, tuple[Znode | None, Znode | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Of a transaction: what kind of process sends it, and when its session was synced last."""
+    """The sender of a transaction: the kind of process, and when its session last synced."""
 
     kind: str = ""
     synced_ms: int = 0
 
 
 class RefusedError(Exception):
-    """A transaction did not hold."""
+    """A transaction failed."""
 
 
 class ModelZooKeeper:
-    """Every state that ever was, by the number of the transaction that made it (``zxid``)."""
+    """All past and present states, by the number of the transaction that made them (``zxid``)."""
 
     def __init__(self, now_ms: Callable[[], int] = lambda: 0) -> None:
         self.zxid = 0
@@ -59,11 +59,11 @@ class ModelZooKeeper:
         self.now_ms = now_ms
         self._nodes: dict[str, list[tuple[int, Znode | None]]] = {"/": [(0, Znode(b"", 0, 0, 0, 0, 0))]}
         self._names: dict[str, list[tuple[int, frozenset[str]]]] = {}
-        #: Transactions that were sent, whose sender was told that the connection broke; and in which session.
+        #: Transactions in flight whose sender was told that the connection broke, with their sessions.
         self.late: list[tuple[int, tuple[TransactionOp, ...], Origin]] = []
-        #: Of the transaction that is applied.
+        #: The origin of the transaction being applied.
         self.origin = Origin()
-        #: New sessions come to the server that is furthest behind, and stays so until they sync.
+        #: New sessions connect to the server that is furthest behind, and stay behind until they sync.
         self.lags_most = False
         self._sessions = 0
         self._ephemeral: dict[int, set[str]] = {}
@@ -91,13 +91,13 @@ class ModelZooKeeper:
         return session in self._ephemeral
 
     def expire(self, session: int) -> None:
-        """The session is over; requests of it that are under way will be refused."""
+        """End the session. Its requests in flight will be refused."""
         paths = self._ephemeral.pop(session)
         if paths:
             self.transact([DeleteOp(path) for path in sorted(paths)])
 
     def transact(self, operations: Sequence[TransactionOp], session: int = 0) -> None:
-        """All or none. Raises RefusedError."""
+        """Apply all operations or none. Raises RefusedError."""
         if session and session not in self._ephemeral:
             raise RefusedError("the session is over")
         assert sum(len(op.path) + len(getattr(op, "data", b"")) for op in operations) < _MAX_TRANSACTION_BYTES
@@ -131,7 +131,7 @@ class ModelZooKeeper:
         self._apply(after, names)
 
     def deliver_late(self, random: Random) -> None:
-        """A request that was under way when its sender's connection broke reaches the leader."""
+        """A request in flight when its sender's connection broke reaches the leader."""
         session, operations, self.origin = self.late.pop(random.randrange(len(self.late)))
         with contextlib.suppress(RefusedError):
             self.transact(operations, session)
@@ -187,35 +187,35 @@ def _note_child(
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """As Read, of code that looks itself whether its session is still the one that was synced."""
+    """Like Read, for code that itself checks whether its session is still the one that synced."""
 
     paths: tuple[str, ...]
 
 
 @dataclass(slots=True)
 class Weather:
-    """Probabilities, for each action: that the connection to ZooKeeper breaks, and that bookies fail it."""
+    """Probabilities, per action, that the connection to ZooKeeper breaks, and that bookies fail it."""
 
     metadata: float = 0.0
     ledgers: float = 0.0
 
 
 class Session:
-    """One process's connection. What it sees never goes back, unless its session ended, and may be behind."""
+    """One process's connection. What it sees may be behind, but never goes back, unless its session ended."""
 
     def __init__(self, zk: ModelZooKeeper, random: Random, weather: Weather | None = None) -> None:
         self.zk = zk
         self.weather = weather or Weather()
         self._random = random
         self._view = 0
-        #: What was there at the last sync; a reading after it shows that, or what came later.
+        #: The state at the last sync; later reads show that or a newer one.
         self.synced_zxid = 0
         self.synced_ms = 0
         #: Of the transactions to come.
         self.origin = Origin()
         self.session = zk.new_session()
         self.lost_replies = 0
-        #: What happens to the next transaction, if it is not drawn: a fate of FATES.
+        #: The fate of the next transaction (one of FATES), if it is not drawn.
         self.next_fate = ""
 
     def read(self, action: Sync | Read | ListChildren) -> InSession:
@@ -275,7 +275,7 @@ class Session:
         return OutcomeUnknown("model")
 
     def _renew(self) -> None:
-        """The old session has ended: a new one, with another server, which may be behind what was seen."""
+        """If the old session has ended, start a new one with another server, which may be behind what was seen."""
         if not self.zk.is_alive(self.session):
             self.session = self.zk.new_session()
             behind = max(0, self.zk.zxid - MOST_LAG)
