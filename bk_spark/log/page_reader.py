@@ -1,7 +1,7 @@
 """Reads pages of one log from ZooKeeper or from index ledgers.
 
 Pages before the tail page never change. A page is in an index ledger before it leaves ZooKeeper. If a page
-is in neither place of the head at hand, it is looked up with the current head: it was moved or truncated, or the list
+is in neither place according to the given head, it is looked up with the current head: it was moved or truncated, or the list
 is damaged.
 """
 

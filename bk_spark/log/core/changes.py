@@ -9,7 +9,7 @@ registrations. Two rules keep it from starving.
 
 * A new attempt reads again only what may have changed. If the decision says that one znode covers others
   (:class:`bk_spark.log.core.plan.Need`), the others are read once. They stay valid while the covering znode is
-  unchanged: same znode, same version. A znode that was created again starts with version 0.
+  unchanged: same znode, same version. The version alone is not enough: a znode that is created again starts at 0.
 * After two conflicts, a change waits for the log's lock. A change that is about to write the head and finds a queue
   waits in it. So only changes that were under way when the lock was taken can conflict with its holder. The lock is
   advisory: a change that cannot get it in time continues without it, and versions keep the list correct.
@@ -65,8 +65,8 @@ from bk_spark.protocol.errors import (
 )
 from bk_spark.protocol.metadata.znodes import SetOp, TransactionOp, Znode
 
-#: Time from the first conflict and minimum number of conflicts, because a process may be suspended for that long. The
-#: lock's holder usually succeeds at once; these limits end endless retries.
+#: Give up this long after the first conflict, but only after this many conflicts: a process may be suspended for that
+#: long. The lock's holder usually succeeds at once, so these limits only end endless retries.
 MAX_CONFLICTS_MS: Final = 120_000
 MIN_CONFLICTS: Final = 20
 #: Consecutive refusals with no change in what was read.

@@ -3,7 +3,7 @@
 Rows within either limit are never dropped. Whole segments are dropped, from the start of the log.
 
 * By time: a segment is dropped when everything in it is older than the limit, by the cluster's clock. A segment's time
-  is its commit. For a log writer's segment it is when the segment was begun, so its last entry is only known to be
+  is its commit. For a log writer's segment it is when the segment was opened, so its last entry is only known to be
   older than the next segment's time, or than the log's last change for the last segment. A commit may happen up to
   COMMIT_TIME_LAG_MS after its time, so segments are kept that much longer.
 * By size: a segment is dropped if the log without it still has the limit's size. Bytes of an open tail are not counted.
