@@ -1,8 +1,8 @@
 """Reads pages of one log from ZooKeeper or from index ledgers.
 
-Pages before the tail page never change. A page is in an index ledger before it leaves ZooKeeper. If a page
-is in neither place according to the given head, it is looked up with the current head: it was moved or truncated, or the list
-is damaged.
+Pages before the tail page never change. A page is in an index ledger before it leaves ZooKeeper. If a page is in
+neither place according to the given head, it is looked up with the current head: it was moved or truncated, or the
+list is damaged.
 """
 
 from __future__ import annotations
