@@ -1,1 +1,1 @@
-"""Benchmarks: each figure one JSON line, with ratios against a peer measured in the same run."""
+"""Benchmarks. Each figure is one JSON line, with ratios to a peer measured in the same run."""

@@ -6,7 +6,7 @@ import importlib
 import sys
 from typing import Final
 
-#: What each gets where all are run: the full form of some takes too long for that. The other modules are helpers.
+#: Arguments of each benchmark when all are run: the full form of some takes too long. Other modules are helpers.
 _BENCHMARKS: Final[dict[str, list[str]]] = {
     "bookie": ["--quick"],
     "bookie_raw": [],

@@ -1,23 +1,23 @@
-"""Our bookie and Apache's under the same client, Apache's: adds, reads, latency, disk, CPU and memory.
+"""Compares our bookie with Apache's under Apache's client: adds, reads, latency, disk, CPU and memory.
 
-One ZooKeeper and one Java client for all. For each payload size and round, three bookies of ours and three of
-Apache's (as shipped: their defaults and their scripts' JVM options) take turns, ours first in every other round;
-only those measured run, in a new cluster with empty directories. Ledgers 3/3/2, CRC32C, journals synced; up to
-1,000 entries or 16 MiB in flight, throttle=0. One turn:
+There is one ZooKeeper and one Java client. For each payload size and round, three of our bookies and three of
+Apache's (as shipped: their defaults and their scripts' JVM options) take turns; ours go first in every other round.
+Only the measured bookies run, in a new cluster with empty directories. Ledgers are 3/3/2, CRC32C, with synced journals;
+up to 1,000 entries or 16 MiB are in flight, throttle=0. One turn:
 
   start, warm up (adds and reads, until Apache's code is compiled), wait until the disk is idle
   add over v3, add over v2; adds over v2 at a tenth of that rate: ``add_paced``, latency from when each add was due
   read what v2 wrote, single reads over v2 and v3 in flight, then batch reads over v2: ``read_hot``
   stop; drop the bookies' files from the page cache; start; warm up on another ledger
-  the same reads of entries that nobody read since: ``read_cold``; stop
+  the same reads of entries not read since: ``read_cold``; stop
 
 Each figure is a line with the lowest, median and highest value of the rounds for both, and the same of the rounds'
-ratios ours/Apache's. Beside the rates:
-  client_cores               what the Java client used: near the machine's number, it is what is measured
-  write_cpu, read_hot_cpu    CPU seconds (user and system) of the three bookies for 10^9 bytes of payload added, read;
-                             the flush that ends a turn counts as writing
-  disk.written_per_stored    bytes the three wrote to disk from start to end for each byte of payload times three
-  read_cold.disk_per_read    bytes they read from disk for each byte of payload read: shows that cold was cold
+ratios ours/Apache's. Besides the rates:
+  client_cores               cores used by the Java client: if near the machine's number, the client is the bottleneck
+  write_cpu, read_hot_cpu    CPU seconds (user and system) of the three bookies per 10^9 bytes of payload added, read;
+                             the flush at the end of a turn counts as writing
+  disk.written_per_stored    bytes the three wrote to disk from start to end, per byte of payload times three
+  read_cold.disk_per_read    bytes they read from disk per byte of payload read: proves that the reads were cold
   memory.peak                highest resident memory of any of the three
 """
 
@@ -49,11 +49,11 @@ from tests.interop.payloads import Payloads
 
 SIZES: Final = (100, 1024, 65536)
 _QUORUM: Final = Quorum(3, 3, 2)
-#: An add that a busy disk holds up is slow, not failed: with the default of 5 s the writer gives its bookie up.
+#: An add delayed by a busy disk is slow, not failed. With the default of 5 s the writer would replace the bookie.
 _CLIENT_SETTINGS: Final = {"addEntryTimeoutSec": "60", "readEntryTimeoutSec": "60"}
 _MAX_ENTRIES: Final = 1_000_000
 _MAX_WRITE_BYTES: Final = 384 << 20
-#: Apache's bookies reach their speed after some seconds under load: their compiler works beside them.
+#: Apache's bookies reach full speed after some seconds under load, because their code is compiled meanwhile.
 _WARM_UP_BYTES: Final = 1 << 30
 _PACED_SHARE: Final = 0.1
 _NEEDED_DISK_BYTES: Final = 12 << 30
@@ -63,7 +63,7 @@ _PERCENTILES: Final = (50.0, 99.0)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Seconds of each loop."""
+    """The duration of each loop in seconds."""
 
     warm_up: float
     add: float
@@ -77,7 +77,7 @@ _QUICK: Final = Plan(warm_up=0.1, add=0.5, paced=0.5, read=0.3)
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A way of reading."""
+    """One way of reading."""
 
     wire: int
     how: str
@@ -128,7 +128,7 @@ def main(arguments: list[str]) -> None:
 
 
 class _Turn:
-    """One kind of bookies, one size, one round."""
+    """One kind of bookie, one payload size, one round."""
 
     def __init__(self, trio: Trio, java: JavaClient, size: int, plan: Plan, results: Results) -> None:
         self._trio = trio
@@ -137,7 +137,7 @@ class _Turn:
         self._plan = plan
         self._results = results
         self._payloads = Payloads.of_size(writes(size)[1], size)
-        #: Payload that the ledgers have, each once.
+        #: Payload bytes in the ledgers, without replicas.
         self._added_bytes = 0
 
     def run(self) -> None:
@@ -156,7 +156,7 @@ class _Turn:
         self._tell("memory.peak", trio.peak_mib, "MiB")
 
     def _warm_up(self) -> Run:
-        """Returns a ledger that no measured read touches."""
+        """Return a ledger that no measured read touches."""
         seconds, size = self._plan.warm_up, self._size
         for wire in reversed(WIRES):
             run = self._add(wire, seconds, _WARM_UP_BYTES // size)
@@ -167,7 +167,7 @@ class _Turn:
         return run
 
     def _write_and_read_hot(self) -> Run:
-        """Ends with the bookies stopped. Returns the ledger that v2 wrote."""
+        """Write and read, then stop the bookies. Returns the ledger that v2 wrote."""
         trio, size, plan = self._trio, self._size, self._plan
         start, before = trio.usage(), self._added_bytes
         most = min(_MAX_ENTRIES, _MAX_WRITE_BYTES // size)
@@ -197,7 +197,7 @@ class _Turn:
         return run
 
     def _read_cold(self, ledger: Run) -> None:
-        """Each way of reading has a third of the ledger for itself, which it reads once at most."""
+        """Read cold. Each way of reading gets its own third of the ledger, and reads it at most once."""
         before = self._trio.usage()
         part = max(1, ledger.count // len(READS))
         count = 0

@@ -1,4 +1,4 @@
-"""What the bookie benchmark makes of its runs: one line for each figure, aims, and tables."""
+"""Results of the bookie benchmark: one line per figure, targets, and tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ENOUGH_DIGITS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """``how`` tells runs of one name apart: the version of the protocol, batch reads."""
+    """The name of a figure. ``how`` distinguishes runs of one name: protocol version, batch reads."""
 
     name: str
     size: int
@@ -28,7 +28,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """The ratio ours to Apache's, at one size (0: at each), should be at least, or at most, so much."""
+    """A minimum or maximum for the ratio ours/Apache's, at one size (0: at every size)."""
 
     name: str
     how: str
@@ -47,7 +47,7 @@ AIMS: Final = (
 
 
 class Results:
-    """Values by metric and kind of bookies, one for each round in the order of rounds."""
+    """Values by metric and kind of bookie, one per round, in order."""
 
     def __init__(self) -> None:
         self._values: dict[Metric, dict[str, list[float]]] = {}
@@ -56,14 +56,14 @@ class Results:
         self._values.setdefault(metric, {}).setdefault(kind, []).append(value)
 
     def ratios(self, metric: Metric) -> list[float]:
-        """Ours to Apache's, of neighbours in time. Empty where only one kind was run."""
+        """Return the ratios ours/Apache's, round by round. Empty if only one kind was run."""
         values = self._values[metric]
         if set(values) != set(KINDS):
             return []
         return [ours / max(theirs, 1e-9) for ours, theirs in zip(values["ours"], values["apache"], strict=True)]
 
     def tell(self) -> None:
-        """One line for each metric: ``value`` is the median ratio; lists are lowest, median and highest of rounds."""
+        """Print one line per metric. ``value`` is the median ratio; lists are lowest, median and highest of rounds."""
         for metric, values in self._values.items():
             spread = {kind: _spread(of_kind) for kind, of_kind in values.items()}
             ratios = self.ratios(metric)
@@ -90,7 +90,7 @@ class Results:
             figure(NAME, "aim.memory.peak", max(peaks), "MiB", aim=MEMORY_AIM_MIB, met=met)
 
     def write_table(self, out: TextIO) -> None:
-        """Markdown for docs/design/performance.md: medians, and the ratio with its lowest and highest round."""
+        """Write Markdown for docs/design/performance.md: medians, and the ratio with its lowest and highest round."""
         print("| | unit | ours | Apache's | ratio | of the rounds |\n|---|---|---|---|---|---|", file=out)
         for metric, values in sorted(self._values.items(), key=lambda item: (item[0].name, item[0].how, item[0].size)):
             medians = [_text(statistics.median(values[kind])) if kind in values else "" for kind in KINDS]

@@ -1,8 +1,8 @@
-"""How fast one bookie takes and gives entries over one raw v2 connection, pipelined; no client library between.
+"""Measures one bookie's adds and reads over one raw v2 connection, pipelined, without a client library.
 
-Starts ZooKeeper and one bookie in a temporary directory. Per phase: entries and megabytes of payload a
-second, CPU seconds of the bookie per entry, its highest resident memory. Peer in the same run: the same
-payload bytes appended to one file, synced after each MiB.
+Starts ZooKeeper and one bookie in a temporary directory. Reports per phase: entries and megabytes of payload per
+second, CPU seconds of the bookie per entry, its highest resident memory. Peer in the same run: the same payload bytes
+appended to one file, synced after each MiB.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _measure(arguments: argparse.Namespace, port: int, pid: int) -> None:
 
 
 def _frames(base: int, ledgers: int, count: int, size: int) -> list[tuple[memoryview, int]]:
-    """Chunks of frames and how many entries each holds; entry ids are patched before each sending."""
+    """Return chunks of frames and the number of entries in each. Entry ids are patched before each send."""
     payload = os.urandom(size)
     chunks = []
     for first in range(0, count, _CHUNK_ENTRIES):
@@ -164,7 +164,7 @@ def _batch_read(connection: socket.socket, ledger: int, count: int) -> None:
 
 
 def _append_to_file(size_bytes: int) -> float:
-    """Seconds to append so many bytes to one file, with a sync after each MiB."""
+    """Return the seconds to append ``size_bytes`` to one file, with a sync after each MiB."""
     piece = os.urandom(1 << 20)
     with tempfile.TemporaryFile(buffering=0) as file:
         started = time.perf_counter()
@@ -175,7 +175,7 @@ def _append_to_file(size_bytes: int) -> float:
 
 
 class _Phase:
-    """Times what is done within it, and prints its figures."""
+    """A context manager that times its body and prints the figures."""
 
     def __init__(self, name: str, count: int, size: int, pid: int) -> None:
         self._name, self._count, self._size, self._pid = name, count, size, pid

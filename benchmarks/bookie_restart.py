@@ -1,13 +1,13 @@
-"""How long a bookie with many ledgers takes to start, and how much memory: after kill -9, and after an orderly stop.
+"""Measures start time and memory of a bookie with many ledgers, after kill -9 and after an orderly stop.
 
 Our client writes 1,000,000 entries over 10,000 ledgers (1/1/1) to one bookie with its default settings, a few entries
-of each ledger at a time, and closes most ledgers. The last tenth of the ledgers is left open, and the bookie is killed
-as soon as their last entries are acknowledged: what it had not yet written from memory to entry logs comes back
-from the journal. Then it is started, stopped in order, and started again.
+of each ledger at a time, and closes most ledgers. The last tenth of the ledgers stays open. The bookie is killed as
+soon as their last entries are acknowledged: entries still in memory, not in entry logs, must come back from the
+journal. Then the bookie is started, stopped in order, and started again.
 
-A start counts from the process's own to its registration, which is after replay and when it serves; the
-registration of a killed bookie is gone before. After each start a sample of ledgers is read and compared: each
-entry of them; at the first also recovered, those that were open: acknowledged entries must all be there.
+A start lasts from the start of the process to the bookie's registration, which follows replay and means that it
+serves. A killed bookie's old registration is gone before. After each start every entry of a sample of ledgers is read
+and compared. After the first start, ledgers that were open are also recovered: all acknowledged entries must be there.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from bookie_server.local import LocalBookie, LocalCluster
 
 NAME: Final = "bookie_restart"
 _QUORUM: Final = Quorum(1, 1, 1)
-#: Ledgers created, written or closed side by side.
+#: Ledgers created, written or closed in parallel.
 _AT_ONCE: Final = 100
-#: A ledger's entries come in so many calls, with all other ledgers between them.
+#: Calls in which a ledger's entries are written, with all other ledgers in between.
 _PASSES: Final = 5
 _OPEN_SHARE: Final = 10
 _START_TIMEOUT_MS: Final = 600_000
@@ -87,7 +87,7 @@ class _Run:
         self._random = random.Random(8)
 
     def write(self) -> None:
-        """Ends with the bookie killed."""
+        """Write, then kill the bookie."""
         asyncio.run(self._write())
         self._wait_unregistered()
 
@@ -171,7 +171,7 @@ class _Run:
         return self.bookie.pid
 
     def _wait_unregistered(self) -> None:
-        """A killed bookie's registration stays until its session ends, and would hold up the next start."""
+        """Wait until a killed bookie's session ends: until then its registration would delay the next start."""
         uri = MetadataServiceUri.parse(self._uri)
         gone = threading.Event()
         zookeeper = ZooKeeper(uri.servers)
@@ -185,7 +185,7 @@ class _Run:
 
 
 async def _side_by_side(items: Sequence[_A], work: Callable[[_A], Awaitable[_T]]) -> list[_T]:
-    """Results in the order of ``items``, of which a bounded number is under way at a time."""
+    """Run ``work`` on ``items`` with bounded concurrency. Returns results in order."""
     results: list[_T] = []
     for first in range(0, len(items), _AT_ONCE):
         results += await asyncio.gather(*(work(item) for item in items[first : first + _AT_ONCE]))

@@ -1,4 +1,4 @@
-"""Three bookies of one kind, ours or Apache's, alone on the machine, and what the kernel says they used."""
+"""Three bookies of one kind, ours or Apache's, alone on the machine, and their resource usage from the kernel."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from tests.interop.apache import Bookies, ShippedApacheBookie
 
 KINDS: Final = ("ours", "apache")
 _COUNT: Final = 3
-#: Journals go once they are checkpointed, to save disk. The queues of adds are bounded by what the client has in
-#: flight: with the default of 10000 a slow bookie refuses adds, and the Java client has no spare one (compatibility
-#: compatibility.md §11.15).
+#: Journals are deleted once checkpointed, to save disk. What the client has in flight bounds the queues of adds. With
+#: the default of 10000 a slow bookie refuses adds, and the Java client has no spare bookie (compatibility.md §11.15).
 _SETTINGS: Final = {"journalMaxSizeMB": "256", "journalMaxBackups": "0", "maxPendingAddRequestsPerThread": "200000"}
-#: 4.18.0 has 10000 here, with which a bookie can lock itself up; before and after that version it is 0, no limit.
+#: The default in 4.18.0 is 10000, which can deadlock a bookie. Before and after that version it is 0, no limit.
 _APACHE_SETTINGS: Final = {**_SETTINGS, "maxReadsInProgressLimit": "0"}
 _STOP_TIMEOUT_S: Final = 120.0
 _POLL_S: Final = 0.05
@@ -34,7 +33,7 @@ _SETTLE_TIMEOUT_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the three have used since their start: CPU seconds, bytes written to disk and read from it."""
+    """Resources used by the three since their start: CPU seconds, bytes written to disk and read from it."""
 
     cpu_seconds: float
     written_bytes: int
@@ -49,8 +48,8 @@ class Usage:
 
 
 class Trio:
-    """Bookies in a new cluster under ``directory``. Made to be started and stopped more than once; :meth:`remove`
-    gives the disk back. Always stop before the object goes."""
+    """Bookies in a new cluster under ``directory``. May be started and stopped more than once. :meth:`remove` frees the
+    disk. Always stop them before dropping the object."""
 
     def __init__(self, directory: Path, servers: str, kind: str, number: int) -> None:
         root = f"/bench-{number}-{kind}"
@@ -85,7 +84,7 @@ class Trio:
         )
 
     def settle(self) -> None:
-        """Wait until the bookies are idle: the slowest has caught up, and no flush is under way."""
+        """Wait until the bookies are idle: the slowest has caught up, and no flush is running."""
         deadline = time.monotonic() + _SETTLE_TIMEOUT_S
         used = self.usage().cpu_seconds
         while time.monotonic() < deadline:
@@ -95,13 +94,13 @@ class Trio:
                 return
 
     def stop(self) -> Usage:
-        """Stop all in order, and give what they used to their end. Raises where one does not end well."""
+        """Stop all in order and return their total usage. Raises if one fails to exit cleanly."""
         self._peak_mib = max(self._peak_mib, *map(peak_resident_mib, self._pids()))
         for bookie in self._bookies.bookies:
             bookie.request_stop()
         deadline = time.monotonic() + _STOP_TIMEOUT_S
         for bookie in self._bookies.bookies:
-            # Not waited for: an ended process has its counters until then.
+            # WNOWAIT: an ended process keeps its counters until it is waited for.
             while os.waitid(os.P_PID, _pid(bookie), os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
                 if time.monotonic() > deadline:
                     raise TimeoutError(bookie.failure("the bookie did not stop in time"))
@@ -109,13 +108,13 @@ class Trio:
         usage = self.usage()
         for bookie in self._bookies.bookies:
             bookie.wait_ended(deadline)
-            # A JVM that ends by SIGTERM says 143.
+            # A JVM ended by SIGTERM exits with 143.
             if bookie.exit_code not in (0, 143):
                 raise RuntimeError(bookie.failure("the bookie did not end well"))
         return usage
 
     def forget_pages(self) -> None:
-        """Drop the bookies' files from the page cache. What is not on disk yet is written first."""
+        """Drop the bookies' files from the page cache. Writes dirty pages first."""
         os.sync()
         for path in self._directory.rglob("*"):
             if path.is_file():
@@ -126,7 +125,7 @@ class Trio:
                     os.close(fd)
 
     def remove(self) -> None:
-        """End whatever runs, and delete every file."""
+        """Kill running bookies, and delete all files."""
         self._bookies.stop()
         shutil.rmtree(self._directory)
 

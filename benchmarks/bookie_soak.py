@@ -1,14 +1,14 @@
-"""One real bookie under mixed load for a long time: do its memory, its files and its disk stay where they are?
+"""Checks that the memory, files and disk usage of a real bookie stay constant under a long mixed load.
 
-ZooKeeper and one bookie with small log files, collection every few seconds and compaction right after. Our client
-writes ledgers in turn, reads ranges of them, follows those being written, and deletes closed ones at random, so that
-most logs die bit by bit. Everything read is compared with what was written. Each second the bookie's memory, files,
-threads and disk are looked at; the first third is warm-up, the other two are compared. At the end every acknowledged
-entry of every ledger that was not deleted is read back.
+Starts ZooKeeper and one bookie with small log files, collection every few seconds and compaction right after. Our
+client writes ledgers in turn, reads ranges of them, follows those being written, and deletes closed ones at random, so
+that most logs empty gradually. Everything read is compared with what was written. The bookie's memory, files, threads
+and disk usage are sampled each second. The first third is warm-up; the other two are compared. At the end every
+acknowledged entry of every ledger that was not deleted is read back.
 
 Exit status 1: memory grew by more than --memory-growth (MiB, median of the last third over that of the second),
-files or threads by more than --handle-growth, no log was ever removed (not with --quick), or the bookie did not end
-well. An entry that is missing or wrong ends the run with an exception.
+files or threads by more than --handle-growth, no log was ever removed (not with --quick), or the bookie did not exit
+cleanly. A missing or wrong entry ends the run with an exception.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ _QUICK_LIVE_BYTES: Final = 24 * _MIB
 _SAMPLE_S: Final = 1.0
 _FOLLOW_WAIT_MS: Final = 5_000
 _MOST_ENTRY_BYTES: Final = 64 * 1024
-#: Of the live bytes, after deletions.
+#: Share of the live bytes left after deletions.
 _KEEP_SHARE: Final = 0.8
 
 
 @dataclass(slots=True)
 class _Ledger:
-    """``acknowledged`` entries are to be found; ``held``: so many read it, and it is not deleted under them."""
+    """``acknowledged`` entries must be readable. ``held`` is the number of readers, who prevent its deletion."""
 
     number: int
     ledger_id: int
@@ -97,7 +97,7 @@ class _Totals:
 
 
 class _Payloads:
-    """Entry ``e`` of ledger ``n`` is always the same bytes, and no other entry's."""
+    """Entry ``e`` of ledger ``n`` always has the same bytes, different from any other entry's."""
 
     def __init__(self) -> None:
         self._block = random.Random(6).randbytes(2 * _MOST_ENTRY_BYTES)
@@ -264,7 +264,7 @@ class _Soak:
             ledger.held -= 1
 
     def _held(self, wanted: Callable[[_Ledger], bool]) -> AbstractContextManager[_Ledger | None]:
-        """One of the ledgers there are, not deleted until it is let go."""
+        """Hold a random existing ledger. It is not deleted until released."""
         found = [ledger for ledger in self._live.values() if wanted(ledger)]
         return self._held_ledger(self._random.choice(found) if found else None)
 
@@ -306,7 +306,7 @@ class _Soak:
             )
 
     def _look_at_disk(self) -> int:
-        """Bytes that the bookie's files take; also notes which logs there are."""
+        """Return the bytes in the bookie's files, and record which logs exist."""
         total = 0
         self._logs_now = set()
         for folder, _, names in os.walk(self._bookie.directory):
@@ -321,7 +321,7 @@ class _Soak:
         return total
 
     def tell(self, memory_growth_mib: float, handle_growth: float, peak_mib: float) -> list[str]:
-        """Print the figures; what is out of bounds."""
+        """Print the figures and return what is out of bounds."""
         totals, count = self._totals, len(self._samples)
         figure(NAME, "added.entries", totals.added, "entries", megabytes=round(totals.added_bytes / 1e6))
         figure(NAME, "read.entries", totals.read, "entries", followed=totals.followed)

@@ -1,9 +1,9 @@
-"""A large commit, and the reaper, beside many small commits to the same log.
+"""Measures small commits to a log during a large commit, and during the reaper.
 
-Small commits come from several processes, at a steady rate together; now and then a large one begins, or the reaper.
-``alone`` are the small ones in between, so both are of one time; ``during`` are those that began while the large commit
-was under way, ``beside`` those of the first seconds from its begin on. With ``--peer`` the code of another checkout
-(a git worktree of an older commit) is measured, too, on the same ZooKeeper in the same run.
+Several processes make small commits, at a steady total rate. Now and then a large commit or the reaper starts.
+``alone`` are the small commits in between, so both are of the same period. ``during`` are those that began while the
+large commit was running, ``beside`` those of the first seconds after it began. With ``--peer`` the code of another
+checkout (a git worktree of an older commit) is also measured, on the same ZooKeeper in the same run.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ NAME: Final = "commit_contention"
 ROOT: Final = "/bk_spark/logs"
 _WORKER: Final = Path(__file__).with_name("contention_worker.py")
 _PROCESSES: Final = 5
-#: From the begin of a large commit on, at least.
+#: Minimum duration of ``beside``, from the beginning of a large commit.
 _BESIDE_S: Final = 4.0
 _START_TIMEOUT_MS: Final = 120_000
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What is measured: ``bk_spark`` as it is in ``directory``."""
+    """The code to measure: the ``bk_spark`` in ``directory``."""
 
     name: str
     directory: Path
 
 
 class Worker:
-    """A process of ``contention_worker``, waiting for its begin."""
+    """A process of ``contention_worker``, waiting to begin."""
 
     def __init__(self, code: Code, role: str, uri: str, log: str, *arguments: object) -> None:
         self._process = subprocess.Popen(
@@ -163,7 +163,7 @@ class _Bench:
         figure(NAME, f"{self._code.name}.{name}", value, unit, **more)
 
     def _log(self) -> str:
-        """A new log for each figure."""
+        """Create a new log, for one figure."""
         self._number += 1
         log = f"{self._code.name}{self._number}"
         Worker(self._code, "make", self._uri, log).result()
@@ -175,7 +175,7 @@ class _Bench:
         return _checked(worker.result())
 
     def _beside(self, role: str, size: int, rate: float) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """What the large ones told, one after another; and the small ones."""
+        """Return the reports of the large workers, run one after another, and of the small ones."""
         log = self._log()
         every_s = _PROCESSES / rate
         with ExitStack() as stack:
@@ -192,7 +192,7 @@ class _Bench:
                 worker.ready()
             for worker in small:
                 worker.begin()
-                # Not all at the same moment.
+                # Stagger the processes.
                 time.sleep(every_s / _PROCESSES)
             told = []
             for worker in workers:

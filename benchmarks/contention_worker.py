@@ -1,8 +1,7 @@
 """One process of the benchmark ``commit_contention``: ``python contention_worker.py ROLE URI ROOT LOG …``.
 
-It is run as a script, with the ``bk_spark`` that PYTHONPATH leads to: of this commit, or of another one to compare
-with. So it uses no more than what both have. It prints ``ready``, waits for a line, does its work, and prints one JSON
-object.
+Run as a script with the ``bk_spark`` on PYTHONPATH: of this commit, or of another one to compare with. It therefore
+uses only what both have. It prints ``ready``, waits for a line, does its work, and prints one JSON object.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ def begin() -> None:
 
 
 def make(store: LogStore, name: str) -> dict[str, Any]:
-    """The log, empty."""
+    """Create the log, empty."""
     store.create_log(name, LogSettings.create(QUORUM, DigestType.CRC32C, EntryFormat.RAW, PASSWORD))
     return {}
 
 
 def small(log: Log, app: str, every_s: float) -> dict[str, Any]:
-    """A commit of one range each ``every_s``, until it is told to end: when each began (Unix time), how long it took,
-    and what failed."""
+    """Commit one range each ``every_s`` until told to end. Returns when each commit began (Unix time), its duration,
+    and the failures."""
     ledger_id = 1_000 + int(app.removeprefix("small"))
     log.zookeeper.transaction(log.ledger_registrar(app, "run")(ledger_id))
     begin()
@@ -69,7 +68,7 @@ def small(log: Log, app: str, every_s: float) -> dict[str, Any]:
 
 
 def large(log: Log, app: str, ledgers: int, number: int) -> dict[str, Any]:
-    """One commit of so many ledgers."""
+    """Make one commit of ``ledgers`` ledgers."""
     register = log.ledger_registrar(app, "run")
     first = 1_000_000 * (1 + number)
     for start in range(first, first + ledgers, _AT_ONCE):
@@ -85,8 +84,8 @@ def large(log: Log, app: str, ledgers: int, number: int) -> dict[str, Any]:
 
 
 def reap(log: Log, app: str, leftovers: int, number: int) -> dict[str, Any]:
-    """The reaper on closed ledgers that a retired run has left: condemned in one round, deleted in the next."""
-    # Metadata of closed ledgers are all that the reaper asks for, whatever log they are of.
+    """Run the reaper on closed ledgers left by a retired run: condemned in one round, deleted in the next."""
+    # The reaper only needs metadata of closed ledgers, whatever log they belong to.
     first = 1_000_000 * (1 + number) + 10_000_000 * (1 + zlib.crc32(log.log_id.encode()) % 100)
     register = log.ledger_registrar(app, "r0")
     metadata = encode(
@@ -103,7 +102,7 @@ def reap(log: Log, app: str, leftovers: int, number: int) -> dict[str, Any]:
         log.commit(_request(log, app, run, batch_id, ()))
     begin()
     limits = ReapLimits(delete_grace_ms=0)
-    # The older commit beside this one compares no clocks.
+    # The older commit compares no clocks.
     if "check_clock" in inspect.signature(reap_steps).parameters:
         log.set_policy(Policy(delete_grace_ms=0))
     compare = {"check_clock": lambda: None} if "check_clock" in inspect.signature(reap_steps).parameters else {}

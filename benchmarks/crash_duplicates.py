@@ -1,7 +1,7 @@
-"""The same crashes on Spark's Kafka sink and on ours: how many rows are there twice afterwards.
+"""Counts duplicate rows after the same crashes with Spark's Kafka sink and with ours.
 
-A driver is killed (-9) at random moments, again and again, and started again from its checkpoint. Spark then repeats
-the batch that it had not noted as done; Kafka's sink writes it again, ours finds it in the log.
+A driver is killed (-9) repeatedly at random moments, and restarted from its checkpoint. Spark then repeats the batch
+that it had not recorded as done. Kafka's sink writes it again; ours finds it in the log.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Crashes:
         self._crashes = crashes
 
     def run(self, kind: str, address: str) -> str:
-        """Kill the query so often, then let it come to its end; the log that it wrote."""
+        """Kill the query repeatedly, then let it finish. Returns the log that it wrote."""
         log = f"crash-{uuid.uuid4().hex[:12]}"
         checkpoint = self._directory / f"checkpoint-{kind}"
         given: dict[str, object] = {

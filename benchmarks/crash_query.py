@@ -1,6 +1,6 @@
-"""A streaming query that is made to be killed: run as a script by ``crash_duplicates``.
+"""A streaming query to be killed. Run as a script by ``crash_duplicates``.
 
-Numbers from Spark's ``rate-micro-batch`` source go into our log or a Kafka topic. Says ``running`` after its first
+Writes numbers from Spark's ``rate-micro-batch`` source to our log or a Kafka topic. Prints ``running`` after its first
 batch, and ends after batch ``batches``.
 """
 

@@ -1,7 +1,7 @@
-"""What a batch write within foreachBatch costs, with ``txnAppId`` and ``txnVersion``, in several tasks.
+"""Measures the cost of a batch write in foreachBatch, with ``txnAppId`` and ``txnVersion``, in several tasks.
 
-Time of a write, writes a second, and the requests that ZooKeeper gets for each. With ``--peer`` the code of another
-checkout (a git worktree of an older commit) is measured, too, in the same run.
+Reports the time of a write, writes per second, and ZooKeeper requests per write. With ``--peer`` the code of another
+checkout (a git worktree of an older commit) is also measured, in the same run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] = ()) -> None:
                     *(sys.executable, str(_WORKER), cluster.metadata_service_uri, name, f"{directory}/{name}"),
                     *map(str, (options.tasks, options.batches)),
                 ],
-                # Spark's workers look for modules in the working directory first.
+                # Spark's workers search the working directory for modules first.
                 cwd=code,
                 env={**os.environ, "PYTHONPATH": str(code)},
                 stdout=subprocess.PIPE,

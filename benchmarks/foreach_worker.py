@@ -1,7 +1,7 @@
 """The query of the benchmark ``foreach_batches``: ``python foreach_worker.py URI LOG DIRECTORY TASKS BATCHES``.
 
-It is run as a script, with the ``bk_spark`` that PYTHONPATH leads to: of this commit, or of another one to compare
-with. It prints one JSON object: how long each batch's write took, and how many requests ZooKeeper got for all of them.
+Run as a script with the ``bk_spark`` on PYTHONPATH: of this commit, or of another one to compare with. It prints one
+JSON object: the duration of each batch's write, and the number of ZooKeeper requests for all of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-#: The first batches start processes and compile code.
+#: Uncounted batches: the first ones start processes and compile code.
 WARM_UP: Final = 5
 
 
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def requests(uri: str) -> int:
-    """How many packets ZooKeeper has received."""
+    """Return the number of packets ZooKeeper has received."""
     host, port = uri.partition("://")[2].partition("/")[0].split(";")[0].split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(b"srvr")

@@ -1,8 +1,8 @@
-"""A Kafka broker on this machine, and the jars of Spark's Kafka connector: the peer of the streaming benchmarks.
+"""A local Kafka broker and the jars of Spark's Kafka connector: the peer of the streaming benchmarks.
 
-One broker in KRaft mode, from Maven Central, with Kafka's own defaults: a write is acknowledged when the broker has it
-in the page cache. Bookies sync their journals before they acknowledge: figures beside each other are of different
-promises, and the benchmarks say so.
+One broker in KRaft mode, from Maven Central, with Kafka's own defaults: it acknowledges a write once the write is in
+the page cache. Bookies sync their journals before they acknowledge. The figures therefore stand for different
+guarantees, and the benchmarks say so.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ _POLL_S: Final = 0.1
 
 
 def connector_jars() -> str:
-    """For ``spark.jars``. Fetched at first use."""
+    """Return the value for ``spark.jars``. Fetches the jars at first use."""
     return ",".join(str(jar) for jar in _jars() if jar.name.startswith(_OF_SPARK))
 
 
 class KafkaBroker:
-    """A context manager; everything lies in ``directory``. Topics are made at first use, of ``partitions``."""
+    """A broker, as a context manager, with all files in ``directory``. Topics are created at first use, with
+    ``partitions`` partitions."""
 
     def __init__(self, directory: Path, *, partitions: int = 2) -> None:
         self._directory = directory

@@ -1,22 +1,22 @@
-"""Ledgers written and read by our client and by Apache's Java client, on our bookies and on Apache's.
+"""Compares our client with Apache's Java client, writing and reading ledgers on our bookies and on Apache's.
 
-One ZooKeeper, three bookies of ours and three of Apache's (as shipped: their defaults, and their scripts' JVM
-options) on this machine and disk; ledgers 3/3/2, CRC32C, journals synced. Both clients in processes of their own,
-their loops timed inside them; the Java client with throttle=0. Before anything counts, every operation is run
-until Apache's code is compiled. Then, for each payload size, some rounds: in a round every operation goes through
-all clients one after the other, in turn forwards and backwards, on one kind of bookies and then on the other.
+There are one ZooKeeper, three of our bookies and three of Apache's (as shipped: their defaults, and their scripts' JVM
+options) on this machine and disk. Ledgers are 3/3/2, CRC32C, with synced journals. Each client has its own process and
+times its loops itself; the Java client has throttle=0. Before counting, every operation runs until Apache's code is
+compiled. Then each payload size has several rounds. In a round every operation runs with all clients one after the
+other, alternately forwards and backwards, on one kind of bookie and then on the other.
 
-Figures are medians over the rounds, ratios medians of the rounds' ratios, latencies those of all rounds together.
-What was written is read back in samples by our client, whoever wrote it; what is read is compared in samples.
+Figures are medians over the rounds, ratios are medians of the rounds' ratios, latencies are of all rounds together.
+Our client reads back samples of everything written, by either client. Samples of what is read are compared.
 Clients are ``ours`` and ``java-v2`` (v2 protocol), ``ours-v3`` and ``java-v3``.
 
 Operations:
-  add_single      each add waits for the one before
+  add_single      each add waits for the previous one
   add             up to 1,000 entries or 16 MiB in flight; ours by append_many of a quarter of that
-  add_by_call     the same by one append call for each entry; compared with the Java client's add
-  read_single     each read waits for the one before
+  add_by_call     the same with one append call per entry; compared with the Java client's add
+  read_single     each read waits for the previous one
   read_pipelined  single reads, many in flight
-  read_batch      batch reads of 1 MiB, 8 MiB asked for ahead
+  read_batch      batch reads of 1 MiB, reading 8 MiB ahead
   read_range      the same, as Arrow record batches of 8 MiB; compared with the Java client's read_batch
   append_many     100 B, one copy of each entry (1/1/1): entries per second of the client's CPU time
 """
@@ -65,7 +65,7 @@ APPEND_MANY: Final = Operation("append_many", "", lambda size: (20_000, 2_000), 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run: ``seconds`` multiplies the operations' own."""
+    """What to run. ``seconds`` multiplies the operations' own durations."""
 
     operations: tuple[Operation, ...]
     sizes: tuple[int, ...]
@@ -109,8 +109,8 @@ def main(arguments: list[str]) -> None:
 
 
 def _warm_up(cluster: BenchCluster, plan: Plan) -> None:
-    """Have Apache's client and bookies compile what will be measured; ours only connects."""
-    # Small entries for the number of calls, large ones for the buffers' sake; the largest only cost time.
+    """Let Apache's client and bookies compile the measured code. Our client only connects."""
+    # Small entries for many calls, large ones for the buffers. The largest would only cost time.
     for size in sorted({min(plan.sizes), min(max(plan.sizes), _LARGE)}):
         payloads = _payloads(size)
         for bookies in plan.bookies:
@@ -140,7 +140,7 @@ def _measure(cluster: BenchCluster, plan: Plan, size: int, results: Results) -> 
 
 
 def _measure_append_many(cluster: BenchCluster, plan: Plan, results: Results) -> None:
-    """The client's CPU for one copy of each entry: packaging, digest, sending, taking answers."""
+    """Measure the client's CPU time with one copy of each entry: packaging, digest, sending, receiving responses."""
     (size,) = APPEND_MANY.sizes
     payloads = Payloads.of_size(APPEND_MANY.window(size)[1], size)
     for bookies in plan.bookies:
@@ -153,7 +153,7 @@ def _measure_append_many(cluster: BenchCluster, plan: Plan, results: Results) ->
 
 
 def _payloads(size: int) -> Payloads:
-    """As many as one call of ``append_many`` takes, so that every call is of all of them."""
+    """Return as many payloads as one ``append_many`` call takes, so that every call appends all of them."""
     return Payloads.of_size(writes(size)[1], size)
 
 

@@ -1,4 +1,4 @@
-"""The clients that the ledger benchmark compares, each in a process of its own: ours, and Apache's in Java."""
+"""The clients that the ledger benchmark compares, each in its own process: ours, and Apache's in Java."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tests.interop.java_client import JavaClient
 from tests.interop.payloads import Payloads
 
 _EXIT_TIMEOUT_S: Final = 20.0
-#: Beyond a loop's own limit: creating, opening, draining, checking.
+#: Time beyond a loop's own limit for creating, opening, draining, checking.
 _GRACE_S: Final = 60.0
 
-#: Entries in flight (or asked for ahead), and entries of one call.
+#: Entries in flight (or read ahead), and entries per call.
 Window = tuple[int, int]
 
 
 class BenchClient(Protocol):
-    """One of the clients, over one version of the wire protocol."""
+    """A client with one version of the wire protocol."""
 
     name: str
 
@@ -37,11 +37,11 @@ class BenchClient(Protocol):
     def read(
         self, uri: str, ledger_id: int, payloads: Payloads, how: str, window: Window, limits: Limits, profile: str = ""
     ) -> Run:
-        """Read a closed ledger over and over; ``how``: single, pipelined, batch or range."""
+        """Read a closed ledger repeatedly. ``how``: single, pipelined, batch or range."""
 
 
 class OurProcess:
-    """The process of our client; a context manager."""
+    """The process of our client. A context manager."""
 
     def __init__(self, profile_directory: Path | None = None) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -70,14 +70,14 @@ class OurProcess:
         return self._process.pid
 
     def check(self, uri: str, ledger_id: int, payloads: Payloads, entries: int) -> None:
-        """Raises where a ledger, whoever wrote it, does not have what was written."""
+        """Raise if a ledger, written by either client, does not have what was written."""
         self.call("check", 0, payloads, uri=uri, ledger_id=ledger_id, entries=entries)
 
     def delete(self, uri: str, ledger_id: int) -> None:
         self.call("delete", 0, uri=uri, ledger_id=ledger_id)
 
     def call(self, command: str, seconds: float, payloads: Payloads | None = None, /, **arguments: Any) -> Any:
-        """A method of the worker, which takes some ``seconds``."""
+        """Call a method of the worker that takes about ``seconds``."""
         if payloads is not None:
             if payloads not in self._made:
                 self._made = {payloads: list(payloads)}
@@ -92,7 +92,7 @@ class OurProcess:
 
 
 class OurBenchClient:
-    """Our client, by its asyncio API."""
+    """Our client, through its asyncio API."""
 
     def __init__(self, process: OurProcess, wire: int) -> None:
         self.name = "ours" if wire == 2 else f"ours-v{wire}"
@@ -111,7 +111,7 @@ class OurBenchClient:
     def read(
         self, uri: str, ledger_id: int, payloads: Payloads, how: str, window: Window, limits: Limits, profile: str = ""
     ) -> Run:
-        # What is asked for ahead is what our client's configuration says by default.
+        # Read-ahead is our client's default.
         arguments = {"ledger_id": ledger_id, "how": how, "profile": profile}
         common = {"uri": uri, "limits": limits, "wire": self._wire}
         run: Run = self._process.call("read", limits.seconds, payloads, **common, **arguments)
@@ -119,8 +119,8 @@ class OurBenchClient:
 
 
 class JavaBenchClient:
-    """Apache's client, by the asynchronous calls of its newer API, in the harness's process. ``settings`` are further
-    keys of its configuration."""
+    """Apache's client, through the asynchronous calls of its newer API, in the harness's process. ``settings`` are
+    additional configuration keys."""
 
     def __init__(self, java: JavaClient, wire: int, settings: Mapping[str, str] | None = None) -> None:
         self.name = f"java-v{wire}"
@@ -143,7 +143,7 @@ class JavaBenchClient:
         *,
         rate_per_second: float = 0.0,
     ) -> Run:
-        """As :class:`BenchClient` has it; at an even rate where one is given, latencies then from when each was due."""
+        """As in :class:`BenchClient`. With a rate, adds are evenly spaced and latencies count from the due time."""
         answer = self._call(
             "bench_write",
             limits,
@@ -174,7 +174,7 @@ class JavaBenchClient:
         *,
         first_entry_id: int = 0,
     ) -> Run:
-        """As :class:`BenchClient` has it, beginning at ``first_entry_id``."""
+        """As in :class:`BenchClient`, starting at ``first_entry_id``."""
         answer = self._call(
             "bench_read",
             limits,

@@ -1,4 +1,4 @@
-"""The servers and clients of the ledger benchmark, and one run of one operation on them."""
+"""Servers and clients of the ledger benchmark, and a single run of one operation."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from tests.interop.java_client import JavaClient
 from tests.interop.payloads import Payloads
 
 REPLICATED: Final = Quorum(3, 3, 2)
-#: Ledgers stay so small that the disk does not fill: everything is written six times.
+#: Small enough not to fill the disk: everything is written six times.
 _WRITE_BYTES: Final = 48 << 20
 _SINGLE_WRITE_BYTES: Final = 16 << 20
 _MAX_WRITES: Final = 500_000
 _MAX_SINGLE: Final = 20_000
 _MAX_READS: Final = 1 << 30
-#: Journals go once they are checkpointed, for the same reason. Both kinds of bookies know these keys.
+#: Journals are deleted once checkpointed, for the same reason. Both kinds of bookies have these keys.
 _BOOKIE_SETTINGS: Final = {"journalMaxSizeMB": "256", "journalMaxBackups": "0"}
-#: 4.18.0 has 10000 here, with which a bookie can lock itself up; before and after that version it is 0, no limit.
+#: The default in 4.18.0 is 10000, which can deadlock a bookie. Before and after that version it is 0, no limit.
 _APACHE_SETTINGS: Final = {**_BOOKIE_SETTINGS, "maxReadsInProgressLimit": "0"}
 _START_TIMEOUT_MS: Final = 120_000
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """``how``: of a read, as clients have it; "" is a write. ``window`` is by payload bytes."""
+    """An operation. ``how`` is the clients' way of reading, or "" for a write. ``window`` depends on payload bytes."""
 
     name: str
     how: str
@@ -50,7 +50,7 @@ class Operation:
 
 
 class BenchCluster:
-    """One ZooKeeper, three bookies of ours, three of Apache's, our client and Apache's; a context manager."""
+    """One ZooKeeper, three of our bookies, three of Apache's, our client and Apache's. A context manager."""
 
     def __init__(self, directory: Path, profile_directory: Path | None) -> None:
         with ExitStack() as stack:
@@ -89,7 +89,7 @@ class BenchCluster:
         self._stack.close()
 
     def ledger(self, bookies: str, payloads: Payloads, entries: int, window: Window) -> int:
-        """A new, closed ledger, to be read."""
+        """Create a closed ledger to read."""
         limits = Limits(entries - entries % window[1], 60.0)
         run = self.clients["ours"].write(self.uris[bookies], payloads, window, limits, REPLICATED)
         return run.ledger_id
@@ -107,8 +107,7 @@ class BenchCluster:
         seconds: float,
         profile: str = "",
     ) -> Sample:
-        """One run. What is written goes to a ledger of its own, which is checked and deleted; ``ledger_id`` is
-        what is read."""
+        """Run an operation once. A write uses a new ledger, which is checked and deleted; a read uses ``ledger_id``."""
         uri, size = self.uris[bookies], payloads.sizes[0]
         window = operation.window(size)
         alone = window[0] == 1
@@ -139,6 +138,6 @@ class BenchCluster:
         after = self._used(pids)
 
     def _used(self, pids: Sequence[int]) -> tuple[float, float, float, float]:
-        """Now; CPU seconds so far of this machine, of all that belongs to the benchmark, of ``pids``."""
+        """Return the time, and CPU seconds so far of the machine, of the whole benchmark, and of ``pids``."""
         own, busy = (sum(map(cpu_seconds, these)) for these in (self._pids, pids))
         return time.perf_counter(), machine_cpu_seconds(), own, busy

@@ -1,4 +1,4 @@
-"""What the ledger benchmark makes of its runs: figures, ratios, aims and tables."""
+"""Results of the ledger benchmark: figures, ratios, targets and tables."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from benchmarks.report import figure
 NAME: Final = "ledger"
 CLIENTS: Final = ("ours", "java-v2", "java-v3", "ours-v3")
 _PEERS: Final = {"ours": ("java-v2", "java-v3"), "ours-v3": ("java-v3",)}
-#: Operations that only our client has, and what they are compared with.
+#: Operations that only our client has, and those they are compared with.
 _LIKE: Final = {"add_by_call": "add", "read_range": "read_batch"}
-#: What our client should reach of Apache's on Apache's bookies, by payload bytes.
+#: Targets for the ratio of our client to Apache's on Apache's bookies, by payload bytes.
 _AIMED_OPERATIONS: Final = ("add", "read_pipelined", "read_batch")
 _AIMS: Final = {1024: 0.8, 65536: 1.0, 1 << 20: 1.0}
 _APPEND_MANY_AIM: Final = 100_000
@@ -26,7 +26,7 @@ _QUANTILES: Final = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What was run: one operation, of one client, on one kind of bookies, with payloads of one size."""
+    """What was run: one operation of one client on one kind of bookie with one payload size."""
 
     operation: str
     size: int
@@ -36,7 +36,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One run of a cell. ``others_cores`` is the CPU time that neither client nor bookies used, per second."""
+    """One run of a cell. ``others_cores`` is the CPU time per second used by anything but the client and bookies."""
 
     run: Run
     in_flight: int
@@ -97,7 +97,7 @@ class Results:
         figure(NAME, "conditions.others", statistics.mean(others), "cores", size=size, highest=round(max(others), 2))
 
     def tell_append_many(self, cell: Cell) -> None:
-        """One copy of each entry: how many a second of one core's time the client takes."""
+        """Print how many entries, one copy each, the client sends per second of CPU time."""
         samples = self.samples(cell)
         _tell_cell(cell, samples)
         value = 1e6 / median(samples, client_cpu)
@@ -107,7 +107,7 @@ class Results:
         _aim(f"{cell.operation}.per_client_cpu_second", value, _APPEND_MANY_AIM, size=cell.size, bookies=cell.bookies)
 
     def tell_aims(self) -> None:
-        """Against the faster of Apache's client's lines, on Apache's bookies."""
+        """Compare with the faster of Apache's client's protocols, on Apache's bookies."""
         for size, least in _AIMS.items():
             for operation in _AIMED_OPERATIONS:
                 ours = Cell(operation, size, "apache", "ours")
@@ -119,12 +119,12 @@ class Results:
                     )
 
     def ratio(self, cell: Cell, peer: Cell, value: Callable[[Sample], float]) -> float:
-        """Median over the rounds of what the two had next to each other."""
+        """Return the median over the rounds of the ratio of the two in the same round."""
         pairs = zip(self.samples(cell), self.samples(peer), strict=True)
         return statistics.median(value(mine) / max(value(theirs), 1e-9) for mine, theirs in pairs)
 
     def _client_pairs(self, size: int) -> Iterator[tuple[Cell, Cell]]:
-        """Cells of our client, each with those of Apache's that it is compared with."""
+        """Yield our client's cells, each with the cells of Apache's client that it is compared with."""
         for cell in list(self._samples):
             if cell.size == size and cell.client in _PEERS:
                 operation = _LIKE.get(cell.operation, cell.operation)
@@ -138,7 +138,7 @@ class Results:
             figure(NAME, f"{cell.operation}.{name}.ratio_to_{kind}", ratio, "ratio", size=cell.size, **who)
 
     def write_tables(self, out: TextIO) -> None:
-        """Markdown for docs/design/performance.md."""
+        """Write Markdown for docs/design/performance.md."""
         sizes = sorted({cell.size for cell in self._samples})
         operations = list(dict.fromkeys(cell.operation for cell in self._samples))
         columns = [(bookies, client) for bookies in ("apache", "ours") for client in CLIENTS]

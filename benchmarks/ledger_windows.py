@@ -1,4 +1,4 @@
-"""How much the benchmarks of ledgers have in flight, by the payload's bytes: (entries, entries of one call)."""
+"""How much the ledger benchmarks keep in flight, by payload bytes: (entries, entries per call)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 from benchmarks.ledger_clients import Window
 
 _IN_FLIGHT: Final = 1000
-#: What is in flight, or asked for ahead, has at most so many bytes: our client's defaults.
+#: Maximum bytes in flight, or read ahead: our client's defaults.
 _WRITE_AHEAD_BYTES: Final = 16 << 20
 _READ_AHEAD_BYTES: Final = 8 << 20
 _BATCH_BYTES: Final = 1 << 20
@@ -32,6 +32,6 @@ def reads(size: int) -> Window:
 
 
 def batches(size: int) -> Window:
-    # 40 bytes: what a batch has of an entry beside its payload.
+    # 40 bytes: overhead of an entry in a batch.
     per_call = max(1, min(10_000, _BATCH_BYTES // (size + 40)))
     return per_call * (_READ_AHEAD_BYTES // _BATCH_BYTES), per_call

@@ -1,8 +1,8 @@
-"""Our client's side of the ledger benchmark: loops in a process of their own, as Apache's client has one.
+"""Our client's side of the ledger benchmark: loops in their own process, like Apache's client.
 
 The parent sends ``(command, arguments)`` over a pipe and gets a :class:`Run`, a plain value or an exception.
-One asyncio client does it all, on the process's main thread. Entry ``i`` has payload ``i`` modulo their number;
-every so many entries that are read, one is compared with what was written.
+One asyncio client does everything, on the process's main thread. Entry ``i`` has payload ``i`` modulo their number.
+At regular intervals an entry that was read is compared with what was written.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_READS_AHEAD = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """A loop ends at the first of these."""
+    """A loop ends at the first limit reached."""
 
     count: int
     seconds: float
@@ -44,8 +44,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One timed loop: ``seconds`` from the first request to the last answer, ``cpu_seconds`` of the client's
-    process in that time, latencies where they mean something."""
+    """One timed loop: ``seconds`` from the first request to the last response, ``cpu_seconds`` of the client's
+    process in that time, latencies where meaningful."""
 
     count: int
     seconds: float
@@ -55,7 +55,7 @@ class Run:
 
 
 def serve(pipe: Connection, profile_directory: str | None) -> None:
-    """Do what comes over ``pipe`` until it ends."""
+    """Serve commands from ``pipe`` until it closes."""
     asyncio.run(_serve(pipe, profile_directory))
 
 
@@ -95,8 +95,8 @@ class _Worker:
         wire: int,
         profile: str = "",
     ) -> Run:
-        """Write a new ledger and close it, by ``append`` (``per_call`` 1) or ``append_many`` of so many payloads,
-        with at most ``in_flight`` entries not acknowledged."""
+        """Write a new ledger and close it, by ``append`` (``per_call`` 1) or ``append_many`` of ``per_call`` payloads,
+        with at most ``in_flight`` unacknowledged entries."""
         client = await self._client(uri, ClientConfig(use_v2_wire_protocol=wire == 2))
         handle = await client.create(quorum=quorum, digest_type=DIGEST, password=PASSWORD)
         adds = _Adds(handle, payloads, limits)
@@ -118,10 +118,10 @@ class _Worker:
         wire: int,
         profile: str = "",
     ) -> Run:
-        """Read a closed ledger from its first entry on, and again from there at its end. ``how``: ``single`` (one
-        read after the other), ``pipelined`` (``read_blocks`` by single reads), ``batch`` (``read_blocks``),
-        ``range`` (``read_range``, so many entries at once as ``read_blocks`` asks for ahead)."""
-        # Single reads of small entries would be so many at once that bookies refuse them.
+        """Read a closed ledger from its first entry, repeatedly. ``how``: ``single`` (one read after the other),
+        ``pipelined`` (``read_blocks`` by single reads), ``batch`` (``read_blocks``), ``range`` (``read_range``, as
+        many entries at once as ``read_blocks`` reads ahead)."""
+        # Unlimited single reads of small entries would be too many at once, and bookies would refuse them.
         ahead = ClientConfig().read_ahead_bytes
         if how == "pipelined":
             ahead = min(ahead, _MAX_READS_AHEAD * (len(payloads[0]) + ENTRY_HEADER_BYTES))
@@ -136,7 +136,7 @@ class _Worker:
         return clock.run(reads.count, reads.latencies_us)
 
     async def check(self, uri: str, ledger_id: int, payloads: Sequence[bytes], entries: int) -> None:
-        """Compare some entries of a ledger that either client wrote, the last among them."""
+        """Compare some entries, including the last, of a ledger written by either client."""
         client = await self._client(uri, ClientConfig())
         handle = await client.open_for_reading(ledger_id, PASSWORD)
         assert handle.last_add_confirmed == entries - 1, f"{handle.last_add_confirmed} instead of {entries - 1}"
@@ -159,7 +159,7 @@ class _Worker:
 
 
 class _Clock:
-    """Times what is done within it; profiles it where a file is given."""
+    """A context manager that times its body, and profiles it if a file is given."""
 
     def __init__(self, profile: Path | None) -> None:
         self._profile = profile
@@ -214,7 +214,7 @@ class _Adds:
         await self._confirm(self.count - 1)
 
     async def _confirm(self, entry_id: int) -> None:
-        """Wait until ``entry_id`` is acknowledged, and keep when each entry was."""
+        """Wait until ``entry_id`` is acknowledged, and record when each entry was."""
         while True:
             confirmed = self._handle.last_add_confirmed
             if confirmed > self._confirmed:

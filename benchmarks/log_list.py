@@ -1,6 +1,7 @@
-"""A log of a million segments: opened, its tail read, its last rows and all of it planned, each in a fresh process.
+"""Measures a log of a million segments: open it, read its tail, plan its last rows and all of it, in fresh processes.
 
-Its pages in ZooKeeper alone, and in index ledgers: both in one run, in turn. And what of them ZooKeeper keeps.
+Its pages are in ZooKeeper alone, or in index ledgers; one run measures both, in turn. Also reports what ZooKeeper
+stores of them.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def _tell_kept(client: BlockingClient, name: str, segments: int) -> None:
 
 
 def _tell_ledger(log: Log, zk: ZooKeeper) -> None:
-    """What a ledger of the stream adds, as long as its segments are in the list: its metadata and its registration."""
+    """Print what a ledger of the stream adds while its segments are in the list: its metadata and its registration."""
     register = log.ledger_registrar("stream", "run")
     before = kept_bytes(zk, log.paths.head)
     ledger_id = log.ledgers.create(register).ledger_id
@@ -71,7 +72,7 @@ def _tell_ledger(log: Log, zk: ZooKeeper) -> None:
 
 
 def _tell(name: str, readings: list[Reading]) -> None:
-    """Medians; ``seconds`` are from the start of the process, so the last step's have all before it in them."""
+    """Print medians. ``seconds`` count from the start of the process, so each step includes the steps before it."""
     more = {"segments": readings[0].segments, "splits": readings[0].splits}
     for step in readings[0].seconds:
         seconds = [reading.seconds[step] for reading in readings]

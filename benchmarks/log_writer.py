@@ -1,8 +1,8 @@
-"""A log writer beside the bare ledger writer, and a log reader beside the bare ledger reader.
+"""Compares a log writer with the bare ledger writer, and a log reader with the bare ledger reader.
 
-Three bookies on this machine and disk, ledgers 3/3/2, CRC32C, one blocking client. Each round writes the same entries
-through every way, in turn forwards and backwards; a ledger, or a log, is new each time, and its creation and close are
-not counted. Figures are medians over the rounds, ratios medians of the rounds' ratios.
+Three bookies run on this machine and disk, with ledgers 3/3/2, CRC32C, and one blocking client. Each round writes the
+same entries in every way, alternately forwards and backwards. Each time uses a new ledger or log, whose creation and
+close are not counted. Figures are medians over the rounds, ratios are medians of the rounds' ratios.
 
 Operations:
   ledger.append_many  batches of 1,000 entries to a ledger, then flush: the peer of the next two
@@ -11,7 +11,7 @@ Operations:
   ledger.append       one by one to a ledger; a tenth of the entries
   log.read            all entries of the log, by LogReader.read
   ledger.read         the same by BlockingReader.read_blocks: its peer
-  roll                a log writer goes on to its next ledger: seconds from a flush to a flush that rolls between
+  roll                a log writer rolls to its next ledger: seconds from one flush to the next, with a roll between
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ROLLS: Final = 20
 
 
 class Ways:
-    """Each gives entries per second, of ``count`` entries of ``size`` bytes."""
+    """Each method returns entries per second, for ``count`` entries of ``size`` bytes."""
 
     def __init__(self, client: BlockingClient, size: int, count: int) -> None:
         self._client = client
@@ -139,7 +139,7 @@ class Ways:
 
     @property
     def written(self) -> Log:
-        """The log that was written last by batches."""
+        """Return the log last written by batches."""
         if self._written is None:
             self.log_append_many()
         assert self._written is not None

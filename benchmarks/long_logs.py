@@ -1,11 +1,11 @@
-"""Logs with very long lists, and a process that opens one and plans to read it.
+"""Creates logs with very long lists, and runs a process that opens one and plans to read it.
 
-The list is that of a stream: eight tasks, a micro-batch a second, ledgers rolled every hour. Only the list is there,
-no ledger that it names: planning needs none. It is written through the log's own change machine, without a commit
+The list is that of a stream: eight tasks, a micro-batch per second, ledgers rolled every hour. Only the list exists,
+not its ledgers, since planning does not need them. It is written through the log's own change machine, without a commit
 message for each task.
 
 ``python -m benchmarks.long_logs URI ROOT NAME WHAT START`` is the process. It plans ``WHAT``, the
-``last`` rows or ``all``. It was started at ``START``, in seconds of Unix time, and prints one JSON object.
+``last`` rows or ``all``. ``START`` is when it was started, in seconds of Unix time. It prints one JSON object.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _AT_ONCE: Final = 16_000 * TASKS
 
 
 def stream(segments: int) -> Iterator[SegmentTable]:
-    """The list, in parts."""
+    """Yield the list, in parts."""
     rng = np.random.default_rng(7)
     offset, time_ms = 0, _START_MS
     next_entry = np.zeros(TASKS, np.int64)
@@ -64,7 +64,7 @@ def stream(segments: int) -> Iterator[SegmentTable]:
 
 
 class AppendTable:
-    """The change that appends segments, whatever ledgers they are of."""
+    """The change that appends segments, whatever their ledgers."""
 
     def __init__(self, paths: LogPaths, table: SegmentTable) -> None:
         self.paths = paths
@@ -91,7 +91,7 @@ class AppendTable:
 
 
 def make_log(store: LogStore, name: str, segments: int, *, indexed: bool) -> Log:
-    """A log of so many segments; its pages in ZooKeeper, or, all but the newest, in index ledgers."""
+    """Create a log of ``segments`` segments. Its pages are in ZooKeeper or, except the newest, in index ledgers."""
     quorum = Quorum(3, 3, 2)
     settings = LogSettings.create(quorum, DigestType.CRC32C, EntryFormat.RAW, PASSWORD)
     log = store.create_log(name, settings, PASSWORD)
@@ -103,7 +103,7 @@ def make_log(store: LogStore, name: str, segments: int, *, indexed: bool) -> Log
 
 
 def kept_bytes(zk: ZooKeeper, path: str) -> int:
-    """Bytes of all data and paths below ``path``, itself included."""
+    """Return the bytes of all data and paths at and below ``path``."""
     znode = zk.get(path)
     size = 0 if znode is None else len(znode.data) + len(path)
     return size + sum(kept_bytes(zk, f"{path}/{name}") for name in zk.children(path) or ())
@@ -111,8 +111,8 @@ def kept_bytes(zk: ZooKeeper, path: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the process tells after each step: seconds since it was started, its CPU time (all threads) so far, and its
-    highest resident memory."""
+    """The process's report after each step: seconds since its start, CPU time (all threads) so far, and highest
+    resident memory."""
 
     seconds: dict[str, float]
     cpu_seconds: dict[str, float]
@@ -122,7 +122,7 @@ class Reading:
 
 
 def read_in_fresh_process(uri: str, root: str, name: str, *, everything: bool) -> Reading:
-    """Open a log, read its tail, plan to read its last rows or, with ``everything``, all."""
+    """Open a log, read its tail, and plan a read of its last rows or, with ``everything``, of all rows."""
     what = "all" if everything else "last"
     command = [sys.executable, "-m", "benchmarks.long_logs", uri, root, name, what, str(time.time())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -132,7 +132,7 @@ def read_in_fresh_process(uri: str, root: str, name: str, *, everything: bool) -
 
 
 def _plan(name: str, snapshot: LogSnapshot, start: int) -> tuple[int, int]:
-    """Segments and splits."""
+    """Return the numbers of segments and splits."""
     end = snapshot.next_offset
     pieces = Pieces.of_segments(name, snapshot.tables(start, end), start, end)
     return len(pieces), len(cut_splits(pieces, SPLIT_BYTES))

@@ -1,7 +1,7 @@
-"""One task that reads many tiny ledgers: opened one after the other, and ahead as the data source does it.
+"""Measures a task that reads many tiny ledgers: opened one after the other, and ahead as in the data source.
 
-Peer: the same ledgers, opened and read in sequence, in the same run. Both begin with a new client; ``again`` is a
-second read with the same client, which has kept the handles.
+Peer: the same ledgers, opened and read in sequence, in the same run. Both start with a new client. ``again`` is a
+second read with the same client, which kept the handles.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the operating system says of a process (Linux)."""
+"""Process statistics from the operating system (Linux)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def resident_mib(pid: int | None) -> float:
-    """Resident memory in MiB; 0 where the process is gone."""
+    """Resident memory in MiB; 0 if the process has ended."""
     return _status_mib(pid, "VmRSS")
 
 
 def peak_resident_mib(pid: int | None) -> float:
-    """Highest resident memory so far, in MiB; 0 where the process is gone."""
+    """Highest resident memory so far, in MiB; 0 if the process has ended."""
     return _status_mib(pid, "VmHWM")
 
 
@@ -23,21 +23,21 @@ def cpu_seconds(pid: int) -> float:
 
 
 def written_bytes(pid: int) -> int:
-    """What the process had written to disk so far: pages it made dirty, without those that never had to be written.
+    """Bytes the process has written to disk so far: dirtied pages, except those that never had to be written.
 
-    Known also of a process that has ended and was not waited for.
+    Also works for a process that has ended but was not waited for.
     """
     io = _io(pid)
     return io["write_bytes"] - io["cancelled_write_bytes"]
 
 
 def read_bytes(pid: int) -> int:
-    """What the process had read from disk so far."""
+    """Bytes the process has read from disk so far."""
     return _io(pid)["read_bytes"]
 
 
 def machine_cpu_seconds() -> float:
-    """CPU time that all processes of this machine used so far, on all cores."""
+    """CPU time used so far by all processes of this machine, on all cores."""
     user, nice, system, _idle, _iowait, irq, softirq, *_ = Path("/proc/stat").read_text().split("\n")[0].split()[1:]
     return sum(int(ticks) for ticks in (user, nice, system, irq, softirq)) / os.sysconf("SC_CLK_TCK")
 

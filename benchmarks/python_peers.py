@@ -1,4 +1,4 @@
-"""A streaming source and a streaming sink in Python that do nothing of use: the floor under everything in Python."""
+"""A minimal streaming source and sink in Python: the lower bound for anything in Python."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _LeastReader(DataSourceStreamReader):
 
 
 class DiscardingSink(DataSource):
-    """``format("discarding")``: reads the rows and forgets them."""
+    """``format("discarding")``: reads the rows and discards them."""
 
     @classmethod
     def name(cls) -> str:

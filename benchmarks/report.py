@@ -1,4 +1,4 @@
-"""How a benchmark tells its figures."""
+"""Timing of benchmarks and printing of their figures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def figure(benchmark: str, name: str, value: float, unit: str, **more: object) -
 
 
 def rates(benchmark: str, name: str, timing: Timing, rows: int, size_bytes: int) -> None:
-    """Rows and megabytes (10^6 bytes of values) a second, by the median run; the spread beside it."""
+    """Print rows and megabytes (10^6 bytes of values) per second of the median run, with the spread."""
     spread = {"fastest_s": round(min(timing.seconds), 3), "slowest_s": round(max(timing.seconds), 3)}
     figure(benchmark, f"{name}.rows", rows / timing.median, "rows/s", **spread)
     figure(benchmark, f"{name}.bytes", size_bytes / 1e6 / timing.median, "MB/s", **spread)

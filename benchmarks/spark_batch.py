@@ -1,8 +1,7 @@
-"""Spark batch write and read: raw at 100 B and 1 KiB, the flights table as arrow; replicated 3/3/2.
+"""Measures Spark batch writes and reads: raw at 100 B and 1 KiB, the flights table as arrow; replicated 3/3/2.
 
-Peer: the same DataFrame into Spark's ``noop`` sink in the same run (for reads, nothing comparable exists
-in Spark itself: the figure stands beside the write's peer). Frames are held in memory beforehand, so that
-making rows is not measured.
+Peer: the same DataFrame into Spark's ``noop`` sink in the same run. Spark has nothing comparable for reads, so they
+are shown next to the write's peer. Frames are cached beforehand, so that creating rows is not measured.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from examples.demo import flights
 NAME = "spark_batch"
 RAW_SIZES = {"raw_100B": (100, 1_000_000), "raw_1KiB": (1024, 200_000)}
 
-#: The table once is too small against what any Spark job costs.
+#: A single copy is too small compared with the fixed cost of a Spark job.
 FLIGHTS_COPIES = 5
 
 
@@ -95,7 +94,7 @@ def main(arguments: list[str]) -> None:
 
 
 def arrow_size(table: object) -> int:
-    """Bytes of the table in Arrow's memory form: what "MB" means for the arrow figures."""
+    """Return the bytes of the table in Arrow's memory format, which "MB" refers to in the arrow figures."""
     import pyarrow as pa
 
     return int(pa.Table.from_pandas(table, preserve_index=False).nbytes)

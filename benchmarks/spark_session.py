@@ -1,4 +1,4 @@
-"""The Spark that the benchmarks run on: the driver with two cores, local."""
+"""The Spark session of the benchmarks: local, with two cores."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from benchmarks.kafka_broker import connector_jars
 
 
 def session(directory: Path, *, kafka: bool = False, unix_sockets: bool = False) -> SparkSession:
-    """A new session; a context manager.
+    """Start a session. A context manager.
 
     Parameters
     ----------
-    directory : of checkpoints and all other files.
-    kafka : with Spark's Kafka connector.
-    unix_sockets : whether the JVM speaks with Python over Unix sockets; Spark's default is TCP.
+    directory : for checkpoints and all other files.
+    kafka : whether to load Spark's Kafka connector.
+    unix_sockets : whether the JVM and Python communicate over Unix sockets; Spark's default is TCP.
     """
-    # Spark's workers must be of the Python that runs this.
+    # Spark's workers must use the Python that runs this.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     settings: dict[str, bool | float | int | str | None] = {
         "spark.ui.enabled": False,

@@ -1,13 +1,13 @@
-"""A bookie among peers that stall: latencies of others beside each attack, as ratios to those without.
+"""Measures a bookie with stalling peers: the latencies of other clients during each attack, relative to those without.
 
-Steady clients: adds of 1 KiB and of 1 MB, reads of 1 KiB, inquiries that need nothing but the bookie's event loop, and
-reads over a new connection each. A latency counts from when the request was due, so waiting in line counts; what is not
-answered within the window counts with what it has waited.
+Steady clients send adds of 1 KiB and of 1 MB, reads of 1 KiB, requests that only need the bookie's event loop, and
+reads over a new connection each. A latency counts from when the request was due, so it includes queueing. A request not
+answered within the window counts with the time it has waited.
 
-Each attack gets a bookie of its own, which is measured three times: alone; while the attack goes against another bookie
-on this machine, "elsewhere"; and while it goes against this one, "beside". The attack costs the machine processor time
-wherever it goes. "elsewhere" has that cost and nothing else, so beside/elsewhere is what the bookie lets its clients
-feel, and beside/alone what clients of a bookie feel that shares two cores with its attacker.
+Each attack gets its own bookie, which is measured three times: alone; while another bookie on this machine is attacked,
+"elsewhere"; and while this one is attacked, "beside". The attack costs the machine processor time in either case.
+"elsewhere" has only that cost. So beside/elsewhere is the effect through the bookie, and beside/alone is the effect on
+clients of a bookie that shares two cores with its attacker.
 
 ``--tree`` names another checkout, whose bookie is measured in turn with this one's.
 """
@@ -39,15 +39,15 @@ _LEDGER: Final = 77
 _WARM_UP_S: Final = 2.0
 _PAUSE_S: Final = 2.0
 _WINDOWS: Final = ("alone", "elsewhere", "beside")
-#: Whoever waits longer is counted with this.
+#: Longer waits count as this.
 _PATIENCE_S: Final = 10.0
 _MEGABYTE: Final = 1_000_000
-#: Kind of request, requests a second.
+#: Requests per second of each kind.
 _KINDS: Final = {"add": 50.0, "add_1mb": 4.0, "read": 50.0, "info": 100.0, "newcomer": 10.0}
 
 
 class Client(threading.Thread):
-    """Requests of one kind at a steady rate, for so long."""
+    """Sends requests of one kind at a steady rate for a given time."""
 
     def __init__(self, kind: str, port: int, seconds: float) -> None:
         super().__init__(name=kind)
@@ -76,7 +76,7 @@ class Client(threading.Thread):
         self._close()
 
     def _once(self) -> bool:
-        """One request; False where it is to be sent again, over another connection."""
+        """Send one request. False if it must be sent again, over another connection."""
         try:
             if self._connection is None:
                 self._connection = Connection(self._port)
@@ -155,7 +155,7 @@ def _tell(attack: str, tree: str, p99s_ms: dict[tuple[str, str, str, str], list[
 
 
 def _measure(bookie: BookieProcess, other: BookieProcess, attack: str, seconds: float) -> dict[str, dict[str, float]]:
-    """p99 in ms by window and kind of request; ``other`` is attacked in the window "elsewhere"."""
+    """Return p99 in ms by window and kind of request. ``other`` is attacked in the window "elsewhere"."""
     for one in (bookie, other):
         with Connection(one.port) as connection:
             connection.send(add_frame(_LEDGER, 0, size=_MEGABYTE) + add_frame(_LEDGER, 1, size=1024))
@@ -165,7 +165,7 @@ def _measure(bookie: BookieProcess, other: BookieProcess, attack: str, seconds: 
     alone = _window(bookie.port, seconds)
     with _attacker(attack, other.port, seconds) as begin:
         elsewhere = _window(bookie.port, seconds, begin)
-    time.sleep(_PAUSE_S)  # the other one closes what the attacker left
+    time.sleep(_PAUSE_S)  # the other bookie closes the attacker's connections
     with _attacker(attack, bookie.port, seconds) as begin:
         beside = _window(bookie.port, seconds, begin)
     return {"alone": alone, "elsewhere": elsewhere, "beside": beside}
@@ -197,7 +197,7 @@ def _bookie(directory: Path, uri: str, tree: Path) -> Iterator[BookieProcess]:
 
 @contextlib.contextmanager
 def _attacker(attack: str, port: int, seconds: float) -> Iterator[Callable[[], None]]:
-    """The attack in a process of its own, set up; call what is given to begin."""
+    """Set up the attack in its own process. Call the yielded function to begin."""
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.stalled_peers_attacks", attack, str(port), str(_LEDGER), str(seconds + 60)],
         cwd=_HERE,

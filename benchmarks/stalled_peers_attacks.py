@@ -1,7 +1,7 @@
 """``python -m benchmarks.stalled_peers_attacks NAME PORT LEDGER SECONDS``: one bad peer of a bookie on this machine.
 
-Says ``ready`` on stdout when all is set up, then waits for a line on stdin, does its worst, and ends by itself
-after the seconds or when stdin closes. Everything goes to 127.0.0.1, in fixed numbers.
+Prints ``ready`` when set up, waits for a line on stdin, and attacks. Ends after ``SECONDS`` or when stdin closes.
+Connects only to 127.0.0.1, in fixed numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bk_spark.protocol.codes import FlagV2
 from bk_spark.protocol.wire import wire_v2, wire_v3
 from tests.support.bookie import KEY, add_frame
 
-#: A last add confirmed that no entry ever brings.
+#: A last add confirmed that is never reached.
 _NEVER: Final = 1 << 40
 _FIRST_UNKNOWN_LEDGER: Final = 1 << 33
 STALLED_FRAMES: Final = 10
@@ -28,7 +28,7 @@ POLLS: Final = 20_000
 FENCES: Final = 100_000
 _POLLS_PER_CONNECTION: Final = 1000
 _FENCES_PER_CONNECTION: Final = 5000
-#: Entries of a megabyte that each peer asks for and does not take.
+#: Entries of a megabyte that each peer requests and does not receive.
 _ASKED: Final = 40
 
 
@@ -48,7 +48,7 @@ class Attacker:
 
 
 async def send(connected: socket.socket, data: bytes, patience_s: float = 5.0) -> None:
-    """What the bookie takes of it."""
+    """Send as much as the bookie accepts."""
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(patience_s):
             await asyncio.get_running_loop().sock_sendall(connected, data)
@@ -62,14 +62,14 @@ async def large_frames(attacker: Attacker) -> Callable[[], Awaitable[object]]:
 
 
 async def nearly_whole(attacker: Attacker) -> Callable[[], Awaitable[object]]:
-    """Frames of the largest size, all but the last byte."""
+    """Send frames of the largest size without the last byte."""
     peers = [await attacker.connect() for _ in range(STALLED_FRAMES)]
     data = add_frame(attacker.ledger_id, 0, size=5_200_000)[:-1]
     return lambda: asyncio.gather(*(send(peer, data, 60) for peer in peers))
 
 
 async def never_reading(attacker: Attacker) -> Callable[[], Awaitable[object]]:
-    """Ask for megabytes, and take nothing."""
+    """Request megabytes, and read nothing."""
     peers = [await attacker.connect(receive_bytes=4096) for _ in range(NEVER_READING)]
     data = wire_v2.read_requests(attacker.ledger_id, [0]) * _ASKED
     return lambda: asyncio.gather(*(send(peer, data) for peer in peers))
@@ -87,7 +87,7 @@ async def idle(attacker: Attacker) -> Callable[[], Awaitable[object]]:
 
 
 async def long_polls(attacker: Attacker) -> Callable[[], Awaitable[object]]:
-    """Wait for a last add confirmed that never comes, on the ledger that others write to."""
+    """Long-poll for a last add confirmed that never comes, on the ledger that others write to."""
     for _ in range(POLLS // _POLLS_PER_CONNECTION):
         peer = await attacker.connect()
         polls = (
@@ -97,13 +97,13 @@ async def long_polls(attacker: Attacker) -> Callable[[], Awaitable[object]]:
     await asyncio.sleep(2)
 
     async def begin() -> None:
-        """All wait already."""
+        """Do nothing: all peers wait already."""
 
     return begin
 
 
 async def fencing_reads(attacker: Attacker) -> Callable[[], Awaitable[object]]:
-    """Fence ledgers that nobody has heard of, as fast as answers come."""
+    """Fence unknown ledgers, as fast as responses arrive."""
     count = FENCES // _FENCES_PER_CONNECTION
     peers = [await attacker.connect() for _ in range(count)]
 

@@ -1,17 +1,17 @@
-"""What a micro-batch costs: sources and sinks in Python, in the JVM and in Kafka beside each other, in one run.
+"""Measures the cost of a micro-batch: compares sources and sinks in Python, in the JVM and in Kafka, in one run.
 
-A cell is a source and a sink, ``bookkeeper_noop`` for one. ``rate`` (Spark's ``rate-micro-batch``) and ``noop`` run in
-the JVM; ``least`` and ``discarding`` are a source and a sink in Python that do nothing of use. A tiny batch has ten
-rows; an empty one has them too, but a filter takes them away after the source. All batches are of one task but where
-the figure's name says more. ``triggerExecution`` of Spark's progress after a warm-up, by median and fastest, and the
-medians of its parts. The cells take turns in each round, since other work on the machine comes and goes.
+A cell is a source and a sink, for example ``bookkeeper_noop``. ``rate`` (Spark's ``rate-micro-batch``) and ``noop`` run
+in the JVM; ``least`` and ``discarding`` are a minimal source and sink in Python. A tiny batch has ten rows; in an empty
+one a filter after the source removes them. All batches have one task unless the figure's name says otherwise. Reports
+``triggerExecution`` of Spark's progress after a warm-up, median and fastest, and the medians of its parts. The cells
+take turns in each round, because other load on the machine varies.
 
-Ratios, of medians and of the fastest:
+Ratios, of medians and of the fastest, to:
   over_rate_noop     what Spark takes for a batch without any Python
-  over_python_floor  the same cell with ``least`` and ``discarding`` in our places: what Spark takes for asking Python
+  over_python_floor  the same cell with ``least`` and ``discarding`` in our places: what Spark takes to call Python
   over_kafka_kafka   Kafka's source and sink, a topic of one partition
 
-Idle triggers, those that find nothing, are told by their mean.
+Idle triggers, which find nothing, are reported by their mean.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from bookie_server.local import LocalCluster
 NAME: Final = "stream_batches"
 KINDS: Final = ("empty", "tiny")
 ROWS: Final = 10
-#: The first batches start processes and compile code.
+#: Uncounted batches: the first ones start processes and compile code.
 _WARM_UP: Final = 10
 _IDLE_S: Final = 5.0
 _PARTS: Final = ("latestOffset", "queryPlanning", "getBatch", "walCommit", "addBatch", "commitOffsets", "commitBatch")
@@ -56,7 +56,7 @@ class Cell:
 
     @property
     def peers(self) -> dict[str, Cell]:
-        """What the cell is compared with, by the name of the ratio. Not every run has all of them."""
+        """Return the cells to compare with, by name of the ratio. Not every run has all of them."""
         floor = replace(
             self,
             source="least" if self.source == "bookkeeper" else self.source,
@@ -69,7 +69,7 @@ class Cell:
 
 
 def cells(tasks: list[int], *, kafka: bool) -> list[Cell]:
-    """``tasks``: of the cells with the rate source; the others have one."""
+    """Return the cells. ``tasks`` applies to cells with the rate source; the others have one task."""
     found = []
     for kind in KINDS:
         found += [Cell("rate", sink, kind, count) for count in tasks for sink in ("noop", "discarding", "bookkeeper")]
@@ -89,7 +89,7 @@ class StreamBatches:
         self._durations: dict[Cell, list[dict[str, int]]] = defaultdict(list)
 
     def run(self, cell: Cell) -> None:
-        """Count as many batches more of it."""
+        """Run and count more batches of ``cell``."""
         rows = self._rows(cell)
         if cell.sink in self._peers:
             peer = self._peers[cell.sink]
@@ -121,10 +121,10 @@ class StreamBatches:
                     figure(NAME, f"{cell}.over_{name}", ratio, "ratio", of_fastest=of_fastest, **more)
 
     def idle(self, peer: Peer, **more: object) -> None:
-        """Triggers that find nothing new; the time between two is Spark's ``pollingDelay``."""
+        """Measure triggers that find nothing new. The time between two is Spark's ``pollingDelay``."""
         log = peer.new()
         peer.fill(log, self._numbers(1))
-        # Each trigger tells of itself, also those that found nothing.
+        # Make every trigger report progress, even if it found nothing.
         self._spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "0")
         query = peer.read(self._spark, log).writeStream.format("noop").start()
         try:
@@ -146,11 +146,11 @@ class StreamBatches:
             rows = self._spark.readStream.format("least").option("rows", ROWS).load()
         else:
             rows = self._peers[cell.source].read(self._spark, self._logs[cell.source], ROWS)
-        # A filter that Spark cannot see through: it must not leave out the source.
+        # A filter that Spark cannot evaluate in advance: it must not skip the source.
         return rows.where("length(value) < 0") if cell.kind == "empty" else rows
 
     def _filled(self, peer: Peer) -> str:
-        """A log with the rows of all batches of a query."""
+        """Return a log with the rows of all batches of a query."""
         log = peer.new()
         peer.fill(log, self._numbers((_WARM_UP + self._batches) * ROWS))
         return log

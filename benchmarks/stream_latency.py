@@ -1,8 +1,8 @@
-"""A row written by one streaming query until a second one sees it, and how many rows a second go through; beside Kafka.
+"""Measures the latency of rows from one streaming query to another, and rows per second. Compares with Kafka.
 
-The writing query stamps each row in its task; the reading query compares the stamp with its own clock, in its task.
+The writing query stamps each row in its task. The reading query compares the stamp with its own clock, in its task.
 Small batches give the latency, large ones the rate. Kafka: one broker with its defaults (acknowledged from the page
-cache), topics of two partitions; ours: three bookies, 3/3/2, acknowledged when two have synced.
+cache), topics of two partitions. Ours: three bookies, 3/3/2, acknowledged when two have synced.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from bookie_server.local import LocalCluster
 NAME: Final = "stream_latency"
 LATENCY_ROWS: Final = 200
 RATE_ROWS: Final = 50_000
-#: A row: when it was stamped, in seconds of Unix time, and what makes it 100 bytes.
+#: A row: its stamp in seconds of Unix time, padded to 100 bytes.
 _ROW: Final = np.dtype([("stamp_s", "f8"), ("rest", "V92")])
 _WARM_UP: Final = 8
-#: Counted, however long they take: the first of them may have been under way before.
+#: Minimum of counted batches, however long they take. The first may have started before.
 _LEAST_BATCHES: Final = 3
 
 
@@ -42,7 +42,7 @@ def stamp(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def age(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """When each row was seen, in seconds of Unix time, and how old it was then, in milliseconds."""
+    """Yield when each row was seen, in seconds of Unix time, and its age then, in milliseconds."""
     for batch in batches:
         seen_s = np.full(batch.num_rows, time.time())
         rows = np.frombuffer(b"".join(batch.column("value").to_pylist()), _ROW)
@@ -55,7 +55,7 @@ class StreamLatency:
         self._seconds = seconds
 
     def measure(self, peer: Peer) -> dict[str, float]:
-        """p50 and p99 of the small batches in ms, rows a second of the large ones."""
+        """Return p50 and p99 of the small batches in ms, and rows per second of the large ones."""
         ages, _ = self._run(peer, LATENCY_ROWS)
         p50, p99 = (float(np.percentile(ages, at)) for at in (50, 99))
         figure(NAME, f"{peer.name}.latency_p50", p50, "ms", rows=len(ages))
@@ -66,9 +66,9 @@ class StreamLatency:
         return {"latency_p50": p50, "latency_p99": p99, "rate": rows_per_s}
 
     def _run(self, peer: Peer, rows_per_batch: int) -> tuple[np.ndarray, float]:
-        """Ages of all rows seen after a warm-up, in ms, and the seconds in which they were seen."""
+        """Return the ages, in ms, of all rows seen after a warm-up, and the seconds in which they were seen."""
         log = peer.new()
-        # The log must be there when the second query begins.
+        # The log must exist when the second query starts.
         peer.fill(log, self._spark.range(1).mapInArrow(stamp, "value binary"))
         seen = peer.read(self._spark, log).mapInArrow(age, "seen_s double, age_ms double")
         name = f"seen_{log.replace('-', '_')}"
@@ -87,7 +87,7 @@ class StreamLatency:
             self._spark.catalog.dropTempView(name)
         seen_s, ages = (table.column(column).to_numpy() for column in ("seen_s", "age_ms"))
         counted = seen_s >= begin
-        # From the last row of the warm-up to the last row of all: whole batches.
+        # From the last row of the warm-up to the very last row: whole batches.
         return ages[counted], float(seen_s.max() - seen_s[~counted].max())
 
 

@@ -1,4 +1,4 @@
-"""What the streaming benchmarks stream through, our log or Kafka, and where their rows come from."""
+"""Logs used by the streaming benchmarks, ours or Kafka's, and the source of their rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
 class Peer(Protocol):
-    """A kind of log: ``new`` makes one, and rows ``value`` go into it and come out of it."""
+    """A kind of log. ``new`` creates one; rows ``value`` are written to it and read from it."""
 
     name: str
 
@@ -47,7 +47,7 @@ class BookKeeper:
 
 
 class Kafka:
-    """Topics have as many partitions as the broker gives them."""
+    """Kafka. The broker determines the number of a topic's partitions."""
 
     name = "kafka"
 
@@ -77,19 +77,19 @@ class Kafka:
 
 
 def rate(spark: SparkSession, rows_per_batch: int, tasks: int) -> DataFrame:
-    """Numbers as ``value``, in decimal digits, without end: Spark's ``rate-micro-batch``, as fast as it is asked."""
+    """Return endless numbers as ``value``, in decimal digits, from ``rate-micro-batch``, as fast as Spark asks."""
     reader = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows_per_batch)
     return reader.option("numPartitions", tasks).load().selectExpr("cast(cast(value as string) as binary) as value")
 
 
 def last_batch(query: StreamingQuery) -> int:
-    """The batch that the query told of last, -1 for none."""
+    """Return the last batch that the query reported, -1 for none."""
     progress = query.lastProgress
     return -1 if progress is None else progress.batchId
 
 
 def wait_until(holds: Callable[[], bool], *queries: StreamingQuery, timeout_s: float = 600) -> None:
-    """Raises what a query failed with, and RuntimeError where it takes too long."""
+    """Wait until ``holds()``. Raises the error of a failed query, and RuntimeError on timeout."""
     deadline = time.monotonic() + timeout_s
     while not holds():
         for query in queries:

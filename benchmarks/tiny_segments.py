@@ -1,7 +1,8 @@
-"""A log of micro-batches in which each task wrote one row, beside the same rows in a segment for each task: read by one
-task after the other, and by Spark. And ``latestOffset`` of a query over logs that nobody writes to.
+"""Compares a log of micro-batches, each with one row per task, and the same rows in one segment per task. Both are read
+by one task after the other, and by Spark. Also measures ``latestOffset`` of a query over logs without writers.
 
-With ``--old DIR``, a checkout of this repository, its code is measured, too: in turn with this one's, on one cluster.
+With ``--old DIR``, another checkout of this repository, its code is also measured: in turn with this one's, on one
+cluster.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def _tell_reads(what: str, uri: str, checkouts: dict[str, Path], rounds: int) ->
 
 def _run(checkout: Path, *arguments: str) -> dict[str, Any]:
     environment = os.environ | {"PYTHONPATH": str(checkout), "PYSPARK_PYTHON": sys.executable}
-    # Spark's workers look for packages in their working directory first.
+    # Spark's workers search their working directory for packages first.
     command = [sys.executable, str(_READER), *arguments]
     ran = subprocess.run(command, cwd=checkout, env=environment, stdout=subprocess.PIPE, check=True)
     found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
@@ -86,7 +87,7 @@ def _run(checkout: Path, *arguments: str) -> dict[str, Any]:
 
 
 def _make(store: LogStore, name: str, rows: int, tasks: int, *, batch_rows: int) -> Log:
-    """A log whose segments are as batches leave them in which each task writes ``batch_rows`` rows; in one commit."""
+    """Create a log in one commit, with the segments of batches in which each task writes ``batch_rows`` rows."""
     settings = LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.RAW, b"")
     log = store.create_log(name, settings, b"")
     ledgers, per_task = [], rows // tasks

@@ -1,6 +1,6 @@
-"""What ``tiny_segments`` measures, in a process of its own: so the package may be of another checkout (PYTHONPATH).
+"""The measurements of ``tiny_segments``, in a separate process, so that PYTHONPATH may select another checkout.
 
-Run by its path. Prints one JSON object. It may use only what both checkouts have.
+Run by its path. Prints one JSON object. It may only use what both checkouts have.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from bk_spark.datasource.options.parse import parse_options
 from bk_spark.datasource.pushdown import Conditions
 from bk_spark.datasource.stream.planner import StreamPlanner
 
-#: Longer than a planner believes what it saw before.
+#: Longer than a planner's cached lists are valid.
 _IDLE_S = 1.1
 
 
 def read(uri: str, log: str) -> dict[str, Any]:
-    """One task after the other, without Spark."""
+    """Read one task after the other, without Spark."""
     options = parse_options({"metadataServiceUri": uri, "log": log}, writing=False)
     began = time.perf_counter()
     splits = batch_splits(options, RAW_SCHEMA, Conditions())
@@ -42,7 +42,7 @@ def read(uri: str, log: str) -> dict[str, Any]:
 
 
 def spark(uri: str, log: str, warm_up: str) -> dict[str, Any]:
-    """A batch read by Spark with two cores, warm."""
+    """Read a batch with Spark on two cores, warm."""
     settings = {"spark.ui.enabled": False, "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     with SparkSession.builder.master("local[2]").config(map=settings).getOrCreate() as session:
         session.sparkContext.setLogLevel("ERROR")
@@ -50,7 +50,7 @@ def spark(uri: str, log: str, warm_up: str) -> dict[str, Any]:
         def seconds(name: str) -> float:
             began = time.perf_counter()
             reader = session.read.format("bookkeeper").option("metadataServiceUri", uri).option("log", name)
-            # A task for each core, so that the warm-up starts each of Spark's workers.
+            # One task per core, so that the warm-up starts all of Spark's workers.
             frame = reader.option("minPartitions", "2").load()
             frame.write.format("noop").mode("overwrite").save()
             return time.perf_counter() - began
@@ -61,7 +61,7 @@ def spark(uri: str, log: str, warm_up: str) -> dict[str, Any]:
 
 
 def idle(uri: str, pattern: str) -> dict[str, Any]:
-    """``latestOffset`` of a query over logs that nobody writes to; each after a pause."""
+    """Measure ``latestOffset`` of a query over logs without writers, each after a pause."""
     options = parse_options({"metadataServiceUri": uri, "logPattern": pattern}, writing=False, streaming=True)
     began = time.perf_counter()
     planner = StreamPlanner(options, RAW_SCHEMA)
