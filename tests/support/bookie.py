@@ -1,4 +1,4 @@
-"""One bookie as a real process with a configuration of its own, and a blocking connection to it."""
+"""A bookie as a real process with its own configuration, and a blocking connection to it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def free_port() -> int:
 
 
 class BookieProcess:
-    """``python -m bookie_server start`` on ``directory``. Its configuration is written at each start."""
+    """``python -m bookie_server start`` on ``directory``. Each start writes its configuration."""
 
     def __init__(self, directory: Path, metadata_service_uri: str, **settings: str) -> None:
         self.directory = directory
@@ -52,11 +52,11 @@ class BookieProcess:
             "zkTimeout": "3000",
             **settings,
         }
-        #: What ``ulimit -n`` says to the process, if it is to be low.
+        #: The ``ulimit -n`` of the process, if limited.
         self.open_files: int | None = None
         #: The checkout whose code runs.
         self.tree = _REPOSITORY
-        #: How long its files can be, if that is to be limited.
+        #: The longest file it may write, if limited.
         self.file_bytes: int | None = None
         self.lines: list[str] = []
         self._changed = threading.Condition()
@@ -101,7 +101,7 @@ class BookieProcess:
         self._drain.start()
 
     def wait_line(self, text: str) -> bool:
-        """Wait for a line with ``text`` in the log; False where the process ended without one."""
+        """Wait for a line with ``text`` in the log; False if the process ends without one."""
 
         def seen() -> bool:
             return any(text in line for line in self.lines)
@@ -136,14 +136,14 @@ class BookieProcess:
         return code
 
     def end(self) -> None:
-        """Whatever state it is in: have it gone."""
+        """End it, whatever state it is in."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
         if self._process is not None:
             self.wait()
 
     def resident_mib(self) -> float:
-        """The most memory the process ever had resident."""
+        """The process's peak resident memory."""
         status = Path(f"/proc/{self.pid}/status").read_text("ascii")
         return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
@@ -182,7 +182,7 @@ class Connection:
         self.socket.sendall(data)
 
     def body(self) -> memoryview:
-        """The next frame's body. Raises ConnectionError where the bookie closed."""
+        """The next frame's body. Raises ConnectionError if the bookie closed."""
         while not self._bodies:
             count = self.socket.recv_into(self._receive.get_buffer())
             if count == 0:
@@ -201,7 +201,7 @@ class Connection:
         return False
 
     def add(self, ledger_id: int, entry_ids: Iterable[int], *, flags: int = 0, key: bytes = KEY) -> list[Code]:
-        """Add entries (see :func:`stored`) with v2, all at once; the codes in order of the entries."""
+        """Add entries (see :func:`stored`) with v2, all at once; return the codes in order of the entries."""
         ids = list(entry_ids)
         self.send(b"".join(add_frame(ledger_id, entry_id, flags=flags, key=key) for entry_id in ids))
         codes = {}
@@ -212,7 +212,7 @@ class Connection:
         return [codes[entry_id] for entry_id in ids]
 
     def read(self, ledger_id: int, entry_id: int, *, fence_key: bytes | None = None) -> bytes | Code:
-        """Read one entry with v2: the stored entry, or why not."""
+        """Read one entry with v2: the stored entry, or the error code."""
         flags = FlagV2.FENCING if fence_key is not None else FlagV2.NONE
         self.send(wire_v2.read_requests(ledger_id, [entry_id], flags, fence_key))
         body = self.body()
@@ -224,7 +224,7 @@ class Connection:
         return self.read(ledger_id, LAST_ENTRY, fence_key=key)
 
     def call(self, request: pb.Request) -> pb.Response:
-        """One v3 request, whose header is filled in; its answer."""
+        """Send one v3 request, whose header is filled in; return the answer."""
         self._txn_id += 1
         request.header.txnId = self._txn_id
         if not request.header.HasField("version"):
@@ -238,7 +238,7 @@ class Connection:
 
 
 def stored(ledger_id: int, entry_id: int, size: int | None = None) -> bytes:
-    """The stored entry that tests write: its payload follows from its ids."""
+    """The stored entry that tests write. Its payload is derived from its ids."""
     seed = b"%d/%d " % (ledger_id, entry_id)
     length = size if size is not None else 20 + (ledger_id * 31 + entry_id * 7) % 1500
     payload = (seed * (length // len(seed) + 1))[:length]

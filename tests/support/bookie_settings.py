@@ -1,4 +1,4 @@
-"""Configurations of bookies that are made of parts, without a file."""
+"""Configurations for bookies that tests build from parts, without a file."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ OFF = CompactionSettings(0, 0.0)
 
 
 def bookie_config(**settings: Any) -> BookieConfig:
-    """The default configuration, but for ``settings``, which are fields of BookieConfig."""
+    """The default configuration with ``settings``, which are fields of BookieConfig."""
     return BookieConfig(MetadataServiceUri.parse("zk://127.0.0.1:2181/ledgers"), "b:1", "b", "0.0.0.0", **settings)
 
 
 def minor(compaction: CompactionSettings) -> dict[str, Any]:
-    """The fields that make this the minor compaction."""
+    """The fields that set these values for minor compaction."""
     return _fields("minor", compaction)
 
 
 def major(compaction: CompactionSettings) -> dict[str, Any]:
-    """The fields that make this the major compaction."""
+    """The fields that set these values for major compaction."""
     return _fields("major", compaction)
 
 
@@ -34,7 +34,7 @@ def _fields(name: str, compaction: CompactionSettings) -> dict[str, Any]:
 
 
 class JournalPlace(NamedTuple):
-    """A configuration and the directories of the journals that are made with it."""
+    """A configuration and the journal directories that belong to it."""
 
     config: BookieConfig
     directories: tuple[str, ...]

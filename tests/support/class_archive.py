@@ -1,7 +1,7 @@
-"""Makes the archive of Spark classes that sessions of tests start from: ``python -m tests.support.class_archive FILE``.
+"""Creates the archive of Spark classes for test sessions: ``python -m tests.support.class_archive FILE``.
 
-A JVM of Spark loads some 15,000 classes, which takes most of a short session's time; from an archive (Java's
-AppCDS) a third of that. Java takes no notice of an archive that was made for other jars or another Java.
+Spark's JVM loads some 15,000 classes, which takes most of a short session's time. Loading them from an archive (Java's
+AppCDS) takes a third of that. Java ignores an archive that was made for other jars or another Java.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
         spark.sql("select * from counts").toArrow()
         jvm = spark.sparkContext._gateway.proc
         spark.stop()
-        # The JVM writes the archive when it ends, which it does when nobody can ask it for more.
+        # The JVM writes the archive at its end, and it ends when nobody can send it requests any more.
         jvm.stdin.close()
         jvm.wait(_WRITTEN_S)
     deadline = time.monotonic() + _WRITTEN_S

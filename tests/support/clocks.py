@@ -12,7 +12,7 @@ DAY_MS = 24 * 3_600_000
 
 @contextmanager
 def time_of_day(ahead_ms: Callable[[], int]) -> Iterator[None]:
-    """What happens inside happens on a machine whose clock is so far ahead, as often as it is looked at."""
+    """Run the code inside as on a machine whose clock is ahead by this much, at every look."""
     real = time.time_ns
     with patch.object(time, "time_ns", lambda: real() + ahead_ms() * 1_000_000):
         yield

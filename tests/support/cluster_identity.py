@@ -1,4 +1,4 @@
-"""The cluster that a bookie of a test belongs to, with its cookie."""
+"""The cluster of a test's bookie, with the bookie's cookie."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from bk_spark.protocol.metadata.cookie import Cookie, encode_directories
 from bookie_server.identity.cluster_identity import ClusterIdentity
 
 ANY_COOKIE = Cookie("bookie:3181", "/journal", encode_directories(["/ledgers"]), "an instance")
-#: For bookies that ask no metadata store.
+#: For bookies without a metadata store.
 ANY_IDENTITY = ClusterIdentity("/ledgers", ANY_COOKIE, ANY_COOKIE.instance_id)
 
 
 def joined(zookeeper: ZooKeeper, root: str, bookie_id: str) -> ClusterIdentity:
-    """The bookie's cookie is in the cluster from now on."""
+    """Add the bookie's cookie to the cluster."""
     instance = zookeeper.get(f"{root}/INSTANCEID")
     assert instance is not None
     cookie = Cookie(bookie_id, "/journal", encode_directories(["/ledgers"]), instance.data.decode())

@@ -1,4 +1,4 @@
-"""A small storage of real files for tests of the collector, and entry logs to order."""
+"""A small storage of real files for tests of the collector, and entry logs on demand."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ EntryKey = tuple[int, int]
 
 
 def payload(ledger_id: int, entry_id: int) -> bytes:
-    """A stored entry; its size differs from entry to entry."""
+    """A stored entry; sizes differ between entries."""
     return struct.pack(">qq", ledger_id, entry_id) + bytes([entry_id % 251]) * (20 + entry_id % 7 * 30)
 
 
 class SmallStorage:
-    """As LedgerStorage for the collector, but everything is in files at once."""
+    """A LedgerStorage for the collector that keeps everything in files from the start."""
 
     def __init__(self, *directories: Path) -> None:
         for directory in directories:
@@ -45,7 +45,7 @@ class SmallStorage:
         with_map: bool = True,
         indexed: bool = True,
     ) -> str:
-        """A log with the entries ``keys`` in this order; the index points at them."""
+        """Create a log with the entries ``keys`` in this order; the index points to them."""
         path = os.path.join(self.directories.paths[directory], entry_log.file_name(entry_log_id))
         content, position = [entry_log.file_header()], entry_log.HEADER_BYTES
         ledger_bytes: dict[int, int] = {}
@@ -96,13 +96,13 @@ class SmallStorage:
         return self.index.path(ledger_id) is not None
 
     async def settle(self) -> None:
-        """Nothing is taken."""
+        """No adds are in progress."""
 
     async def remove_ledger(self, ledger_id: int) -> None:
         self.index.remove(ledger_id)
 
     def unmark_ledger(self, ledger_id: int) -> None:
-        """Nothing is refused."""
+        """Marks refuse nothing here."""
 
     async def sync_deletions(self) -> None:
         self.index.sync()
@@ -141,7 +141,7 @@ class SmallStorage:
         return self.index.path(ledger_id)
 
     async def flush(self) -> None:
-        """There is nothing in memory."""
+        """Nothing is in memory."""
 
     async def sync_index(self) -> None:
         self.index_syncs += 1

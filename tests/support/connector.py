@@ -48,7 +48,7 @@ class Connector:
 
     @contextmanager
     def conf(self, **settings: str) -> Iterator[None]:
-        """Session settings for a while; ``__`` stands for a dot."""
+        """Set session settings temporarily; ``__`` stands for a dot."""
         conf = self.spark.conf
         before = {}
         for name, value in settings.items():
@@ -66,5 +66,5 @@ class Connector:
 
 
 def texts(count: int, partitions: int = 2, prefix: str = "row ") -> str:
-    """SQL of ``count`` rows ``value``, in order over the partitions."""
+    """SQL for ``count`` rows ``value``, in order over the partitions."""
     return f"select concat('{prefix}', id) as value from range(0, {count}, 1, {partitions})"

@@ -1,4 +1,4 @@
-"""Calls on chosen files that fail, or wait: over :class:`FailingOs`, which chooses by the name of the call alone."""
+"""Calls on chosen files that fail or wait: extends :class:`FailingOs`, which selects only by the name of the call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.failing_os import Block, FailingOs
 
 
 def path_of(file: int | str) -> str:
-    """What a call's first argument is about."""
+    """The path of the file that a call's first argument refers to."""
     return os.readlink(f"/proc/self/fd/{file}") if isinstance(file, int) else file
 
 
@@ -26,7 +26,7 @@ def fail_at(disk: FailingOs, name: str, part: str, error: int = errno.EIO) -> No
 
 
 def hold_at(disk: FailingOs, name: str, part: str) -> Block:
-    """Let the next call of ``os.name`` for a file with ``part`` in its path wait until it is let go."""
+    """Block the next call of ``os.name`` for a file with ``part`` in its path until it is released."""
     block = Block()
 
     def call(file: int | str, *args: Any, **kwargs: Any) -> Any:
@@ -43,7 +43,7 @@ def hold_at(disk: FailingOs, name: str, part: str) -> Block:
 
 
 def record_at(disk: FailingOs, *names: str) -> list[tuple[str, str]]:
-    """(call, path) of each call of these from now on."""
+    """(call, path) of each of these calls from now on."""
     calls: list[tuple[str, str]] = []
 
     def recorder(name: str) -> Any:

@@ -20,7 +20,7 @@ def stored(ledger_id: int, entry_id: int, size: int = 100) -> bytes:
 
 
 def record(ledger_id: int, entry_id: int, size: int = 100) -> bytes:
-    """The same with its size, as it lies in a log."""
+    """The entry with its size, as in a log."""
     return size.to_bytes(4, "big") + stored(ledger_id, entry_id, size)
 
 
@@ -40,7 +40,7 @@ class Logs:
         self.locations: dict[tuple[int, int], int] = {}
 
     def write(self, *entries: tuple[int, int, int]) -> list[int]:
-        """Write (ledger, entry, size) with one append; the locations, by ledger and entry."""
+        """Write (ledger, entry, size) with one append; return the locations, by ledger and entry."""
         half = CacheHalf()
         fill(half, *entries)
         sorted_entries = half.sorted_entries()

@@ -1,7 +1,7 @@
-"""Virtual environments as a user has them after ``pip install``: our wheel, what it asks for, and nothing else.
+"""Virtual environments as users get them with ``pip install``: our wheel, its requirements, and nothing else.
 
-Our own package is installed by pip, from a wheel built of the checkout. What it asks for is linked from the environment
-of the tests: only the packages in the closure of the wheel's own requirements, so that a missing one is missing.
+pip installs our package from a wheel built from the checkout. Its requirements are linked from the test environment:
+only packages in the closure of the wheel's own requirements, so that a missing requirement shows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def build_wheel(directory: Path) -> Path:
 
 
 def make_environment(directory: Path, wheel: Path, *extras: str) -> None:
-    """What ``pip install wheel[extras]`` makes of a new virtual environment in ``directory``."""
+    """A new virtual environment in ``directory`` after ``pip install wheel[extras]``."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(directory)], check=True, timeout=120)
     (packages,) = directory.glob("lib/python3.*/site-packages")
     pip = [sys.executable, "-m", "pip", "--quiet", "--python", str(directory / "bin" / "python"), "install"]
@@ -48,7 +48,7 @@ def make_environment(directory: Path, wheel: Path, *extras: str) -> None:
 
 
 def environment_variables(**more: str) -> dict[str, str]:
-    """Those of a shell in which no virtual environment is activated."""
+    """The variables of a shell in which no virtual environment is activated."""
     own = {str(Path(sys.prefix) / "bin"), str(Path(sys.executable).parent)}
     path = os.pathsep.join(part for part in os.environ["PATH"].split(os.pathsep) if part not in own)
     dropped = ("PYTHON", "PYSPARK", "VIRTUAL_ENV", "BK_", "SPARK_HOME")
@@ -59,7 +59,7 @@ def environment_variables(**more: str) -> dict[str, str]:
 def _closure(
     ours: importlib.metadata.Distribution, extras: tuple[str, ...]
 ) -> Iterator[importlib.metadata.Distribution]:
-    """What ``ours`` needs with ``extras``, and what that needs."""
+    """The requirements of ``ours`` with ``extras``, and their own requirements."""
     seen: set[tuple[str, str]] = set()
     waiting = [(ours, extra) for extra in ("", *extras)]
     while waiting:

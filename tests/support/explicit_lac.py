@@ -1,4 +1,4 @@
-"""An idle writer's way to publish its LAC: WRITE_LAC over v3, from a socket of the test's own."""
+"""Publishes the LAC of an idle writer: WRITE_LAC over v3, from the test's own socket."""
 
 from __future__ import annotations
 

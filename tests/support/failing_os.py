@@ -1,5 +1,4 @@
-"""Disks that fail: a stand-in for ``os`` in bookie_server.storage.files that does the real calls, but for chosen
-ones."""
+"""Failing disks: a stand-in for ``os`` in bookie_server.storage.files that makes the real calls, except chosen ones."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ class FailingOs:
         return call
 
     def on(self, name: str, reaction: Reaction) -> None:
-        """Call ``reaction`` in place of ``os.name``."""
+        """Call ``reaction`` instead of ``os.name``."""
         self._reactions[name] = reaction
 
     def fail(self, name: str, error: int = errno.ENOSPC, times: int = 1 << 30) -> None:
@@ -69,7 +68,7 @@ class FailingOs:
         self.fail("posix_fallocate", error)
 
     def block(self, name: str) -> Block:
-        """Let the next call of ``os.name`` wait until it is let go; calls after it are as usual."""
+        """Block the next call of ``os.name`` until it is released; later calls are normal."""
         block = Block()
 
         def wait(*args: Any, **kwargs: Any) -> Any:
@@ -84,13 +83,13 @@ class FailingOs:
         return block
 
     def heal(self, *names: str) -> None:
-        """Let these calls (none named: all) be as usual again."""
+        """Make these calls (none named: all) normal again."""
         for name in names or list(self._reactions):
             self._reactions.pop(name, None)
 
 
 class Block:
-    """A call that waits."""
+    """A blocked call."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -98,7 +97,7 @@ class Block:
         self.error: int | None = None
 
     def release(self, error: int | None = None) -> None:
-        """Let the call go on, or fail."""
+        """Let the call continue, or fail."""
         self.error = error
         self.released.set()
 

@@ -28,7 +28,7 @@ MIB = 1024 * 1024
 
 
 class HeldBookie:
-    """Takes adds and keeps them until told; has every entry, all of one size."""
+    """Accepts adds and holds them until the test releases them; has every entry, all of one size."""
 
     def __init__(self, entry_bytes: int = 100) -> None:
         self.adds: list[tuple[Records, AddDone]] = []
@@ -112,7 +112,7 @@ class Times:
 
 
 class Peer:
-    """One client. Reads nothing unless told."""
+    """One client. Reads only on demand."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
@@ -167,7 +167,7 @@ class Front:
 
 @contextlib.asynccontextmanager
 async def front(config: NetConfig, bookie: HeldBookie, times: Times | None = None) -> AsyncIterator[Front]:
-    """A front end; at its end nothing may be left in its counters, and no exception was nobody's."""
+    """A front end. At its end its counters must be empty, and every exception must have been handled."""
     problems: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
     server = NativeServer(bookie, disk_space=lambda: (1, 2), config=config, times=times)  # type: ignore[arg-type]

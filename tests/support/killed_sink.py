@@ -18,7 +18,7 @@ from bk_spark.datasource.stream.writer import StreamWriter
 
 
 def arm(checkpoint: Path) -> Path:
-    """Let the next task of partition 1 die, of the query with this checkpoint; the file is gone when it has."""
+    """Kill the next task of partition 1 of the query with this checkpoint. The file is removed when it has died."""
     armed = checkpoint.with_suffix(".armed")
     armed.touch()
     return armed

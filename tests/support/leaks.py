@@ -1,4 +1,4 @@
-"""What a client must not leave behind: threads, sockets, and asyncio tasks that nobody saw end (Linux)."""
+"""Finds what a client must not leave behind: threads, sockets, and asyncio tasks whose end nobody saw (Linux)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Final
 
 from tests.support.processes import socket_inodes, tcp_sockets
 
-#: A closed socket or an ended thread may take a moment to be gone.
+#: A closed socket or an ended thread may take a moment to disappear.
 _PATIENCE_S: Final = 5.0
 _POLL_S: Final = 0.02
 
 
 class _Reports(logging.Handler):
-    """Keeps what asyncio complains about: a task destroyed while pending, an error that nobody asked for."""
+    """Collects asyncio's complaints: a task destroyed while pending, an exception that was never retrieved."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -30,9 +30,9 @@ class _Reports(logging.Handler):
 
 
 class LeakWatch:
-    """Remembers what is there when it is made; :meth:`leaked` says what came since and did not go.
+    """Records the state when it is created; :meth:`leaked` reports what appeared since and did not disappear.
 
-    Sockets are compared by what they are connected to: one that its owner replaced (a session that reconnected) is
+    Sockets are compared by what they are connected to: a socket that its owner replaced (a session that reconnected) is
     no leak. Call :meth:`end` when done.
     """
 
@@ -46,8 +46,8 @@ class LeakWatch:
         logging.getLogger("asyncio").removeHandler(self._reports)
 
     def leaked(self, patience_s: float = _PATIENCE_S) -> list[str]:
-        """One line for each leak, after waiting a while for it to go; empty if all is well."""
-        # Forgotten tasks and sockets sit in cycles: only when these are collected do they report.
+        """One line per leak, after waiting a while for it to disappear; empty if there is none."""
+        # Forgotten tasks and sockets are in reference cycles, and report only when these are collected.
         gc.collect()
         deadline = time.monotonic() + patience_s
         while (left := self._left()) and time.monotonic() < deadline:
@@ -70,5 +70,5 @@ def _sockets() -> list[str]:
         else f"connected to {one.remote[0]}:{one.remote[1]}"
         for one in tcp_sockets("self")
     }
-    # Others are not TCP, or not connected: pairs that event loops wake themselves with, for one.
+    # The others are not TCP, or not connected, like the socket pairs that wake event loops.
     return [known.get(inode, "not connected") for inode in socket_inodes("self")]

@@ -53,7 +53,7 @@ def ledger(
     state: LedgerState = LedgerState.OPEN,
     digest_type: DigestType = DigestType.CRC32C,
 ) -> LedgerMetadata:
-    """Metadata with segments as ``(first entry, "b1 b2 b3")``; one of ``b1`` … from 0 on if none is given."""
+    """Metadata with segments as ``(first entry, "b1 b2 b3")``; by default one of ``b1`` … from 0 on."""
     default = (0, " ".join(f"b{number}" for number in range(1, quorum.ensemble_size + 1)))
     return LedgerMetadata(
         quorum,
@@ -65,12 +65,12 @@ def ledger(
 
 
 def payload_of(entry_id: int) -> bytes:
-    """What the tests' entries hold; sizes differ."""
+    """The content of the tests' entries; sizes differ."""
     return b"entry %d " % entry_id + b"." * (entry_id % 5)
 
 
 def entry_ids_of(action: SendAdds) -> list[int]:
-    """The entries in an action's frames, which are checked on the way."""
+    """The entries in an action's frames. Also checks the frames."""
     ids: list[int] = []
     for run in parse_requests(frames(bytes(view) for view in action.frames)):
         assert isinstance(run, AddRun)
@@ -81,7 +81,7 @@ def entry_ids_of(action: SendAdds) -> list[int]:
 
 
 class WriterUnderTest:
-    """A :class:`LedgerWriter` that sorts its actions. ``sent`` holds what each bookie got since last asked."""
+    """A :class:`LedgerWriter` that sorts its actions. ``sent`` holds what each bookie got since the last query."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class WriterUnderTest:
         self.choices: list[ChooseBookies] = []
         self.proposals: list[LedgerMetadata] = []
         self.versions: list[int] = []
-        #: How often the metadata are to be read.
+        #: Number of requested reads of the metadata.
         self.reads = 0
         #: Pauses of busy bookies.
         self.pauses: list[tuple[str, float]] = []
@@ -155,7 +155,7 @@ class WriterUnderTest:
         self.take()
 
     def fire(self, name: object) -> None:
-        """The time of a timer has come."""
+        """Let a timer fire."""
         self.timers.pop(name, None)
         self.handle(TimerFired(name))
 
@@ -183,7 +183,7 @@ class WriterUnderTest:
             self.handle(BookieFailed(bookie_id))
 
     def send_refused(self, bookie_id: str) -> None:
-        """The pause of a busy bookie is over."""
+        """End the pause of a busy bookie."""
         self.handle(TimerFired(SendRefused(bookie_id)))
 
     def chosen(self, replacements: dict[int, str]) -> None:
@@ -197,7 +197,7 @@ class WriterUnderTest:
         self.handle(MetadataWritten(self.proposals[-1], self.versions[-1] + 1))
 
     def conflict(self, found: LedgerMetadata) -> None:
-        """The compare-and-set lost, or its reply was. The store holds ``found``."""
+        """The compare-and-set lost, or its reply did. The store holds ``found``."""
         reads = self.reads
         self.handle(MetadataFailed(MetadataConflictError("changed by another client")))
         assert self.reads == reads + 1

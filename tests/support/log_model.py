@@ -1,7 +1,7 @@
 """A model of ZooKeeper for the logs' pure decisions: an ordered history of states, seen by clients that lag.
 
-It knows what matters to them: versions, transactions, servers that are behind until synced, replies that get
-lost, and requests that take effect only after their sender was told that the connection broke.
+It models what matters to them: versions, transactions, servers that are behind until synced, lost replies, and requests
+that take effect only after their sender was told that the connection broke.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ModelZooKeeper:
         )
 
     def transact(self, operations: Sequence[TransactionOp]) -> None:
-        """All or none. Raises RefusedError."""
+        """Apply all operations or none. Raises RefusedError."""
         state = dict(self.states[-1])
         for op in operations:
             found = state.get(op.path)
@@ -122,7 +122,7 @@ class ModelZooKeeper:
         return None if znode is None else decode_application(znode.data, PATHS.app(app))
 
     def segments(self) -> list[Segment]:
-        """All that is committed, read page by page; checks that offsets follow one another."""
+        """Everything committed, read page by page; checks that offsets follow one another."""
         head = self.head()
         segments: list[Segment] = []
         for number in range(head.first_page, head.tail_page + 1):
@@ -136,14 +136,14 @@ class ModelZooKeeper:
 
 
 class Client:
-    """One session: what it sees never goes back, and may be behind."""
+    """One session. What it sees may be behind, but never goes back."""
 
     def __init__(self, zk: ModelZooKeeper, rng: Random, fault_rate: float = 0.0) -> None:
         self.zk = zk
         self._rng = rng
         self._fault_rate = fault_rate
         self._view = 0
-        #: Transactions that were sent, whose sender was told that the connection broke.
+        #: Transactions in flight whose sender was told that the connection broke.
         self.in_flight: list[tuple[TransactionOp, ...]] = []
         self.lost_replies = 0
 
@@ -172,7 +172,7 @@ class Client:
         return Done()
 
     def deliver_late(self) -> None:
-        """A request that was under way when the connection broke reaches the leader."""
+        """A request in flight when the connection broke reaches the leader."""
         operations = self.in_flight.pop(self._rng.randrange(len(self.in_flight)))
         with contextlib.suppress(RefusedError):
             self.zk.transact(operations)

@@ -1,4 +1,4 @@
-"""Logs on the session's cluster, for tests of log writers and readers, and of what only looks at the list."""
+"""Logs on the session's cluster, for tests of log writers and readers, and of code that only reads the list."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bk_spark.protocol.quorum import Quorum
 
 PASSWORD = b"secret"
 RAW = LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.RAW, PASSWORD)
-#: A log writer must tell its last add confirmed when it pauses.
+#: A log writer must publish its last add confirmed when it pauses.
 TELLING = ClientConfig(explicit_lac_interval_ms=100)
 
 _MADE_UP_IDS = itertools.count(1)
@@ -24,7 +24,7 @@ def new_log(client: BlockingClient) -> Log:
 
 
 def entries(log: Log) -> list[bytes]:
-    """Of all sealed segments of a raw log that nothing was cut off from, read with the ledger client alone."""
+    """The entries of all sealed segments of an untruncated raw log, read with the ledger client alone."""
     found: list[bytes] = []
     for segment in log.snapshot().segments():
         assert segment.base_offset == len(found), f"segments leave a hole at offset {len(found)}: {segment}"
@@ -43,7 +43,7 @@ def listed_ledgers(log: Log) -> set[int]:
 
 
 def registered_ledgers(log: Log) -> dict[int, tuple[str, str]]:
-    """Ledgers made for a log, whoever made them; of each the application and the run, as their znodes are called."""
+    """All ledgers created for a log; the application and the run of each, in the form of their znodes' names."""
     zk, root = log.zookeeper, log.paths.ledgers
     return {
         int(ledger): (app, run)
@@ -54,7 +54,7 @@ def registered_ledgers(log: Log) -> dict[int, tuple[str, str]]:
 
 
 def commit(log: Log, batch_id: int, payloads: list[bytes], *, fence_tail: bool = False) -> None:
-    """As Spark does it; of a ledger of its own that stays open."""
+    """Commit like Spark, with a ledger of its own that stays open."""
     writer = log.ledgers.create(log.ledger_registrar("app", "run"))
     last = writer.append_many(payloads)
     writer.flush()
@@ -65,7 +65,8 @@ def commit(log: Log, batch_id: int, payloads: list[bytes], *, fence_tail: bool =
 
 
 def commit_made_up(log: Log, *segments: tuple[int, int], overwrite: bool = False) -> list[int]:
-    """Append ``segments``, entries and bytes of each, in one commit, without ledgers; the made-up ledger of each."""
+    """Append ``segments``, entries and bytes of each, in one commit without ledgers; return each segment's made-up
+    ledger."""
     app, ledgers = uuid.uuid4().hex, [next(_MADE_UP_IDS) for _ in segments]
     registrar = log.ledger_registrar(app, app)
     for ledger_id in ledgers:

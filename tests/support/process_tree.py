@@ -1,4 +1,4 @@
-"""Processes below a process or in its session, to be suspended, resumed or killed together (Linux)."""
+"""Processes below a process or in its session, to suspend, resume or kill them together (Linux)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def command_of(pid: int) -> str:
-    """The command line of a process; empty where it has ended."""
+    """The command line of a process; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -37,13 +37,13 @@ def session_members(session: int) -> list[int]:
 
 
 def spark_workers(pid: int, module: str) -> list[int]:
-    """Python workers below ``pid`` that run ``pyspark.<module>``; the daemons that fork them are not among them."""
+    """Python workers below ``pid`` that run ``pyspark.<module>``, without the daemons that fork them."""
     found = descendants(pid)
     return [child for child, parent in found.items() if module in command_of(child) and module in command_of(parent)]
 
 
 def signal_tree(pid: int, number: signal.Signals) -> None:
-    """Send a signal to ``pid`` and all below it."""
+    """Send a signal to ``pid`` and all processes below it."""
     signal_all((*descendants(pid), pid), number)
 
 
@@ -62,13 +62,13 @@ class _Process:
 
 
 def _processes() -> dict[int, _Process]:
-    """All there are."""
+    """All processes."""
     found = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 stat = Path(f"/proc/{entry}/stat").read_text("ascii", errors="replace")
-                # After the name, which may hold anything: state, parent, group, session.
+                # After the name, which may contain anything: state, parent, group, session.
                 state, parent, _, session, *_ = stat.rpartition(")")[2].split()
                 found[int(entry)] = _Process(state, int(parent), int(session))
     return found

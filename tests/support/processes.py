@@ -12,7 +12,7 @@ _LISTEN = "0A"
 
 
 def wait_until_ended(pid: int, timeout_ms: int) -> bool:
-    """True when process ``pid`` (any process, not only a child) has ended, False after the time."""
+    """Wait until process ``pid`` (any process, not only a child) has ended; False after the time limit."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -45,7 +45,7 @@ def socket_inodes(pid: int | str) -> list[str]:
 
 
 def tcp_sockets(pid: int | str) -> list[TcpSocket]:
-    """Every TCP socket of ``pid``'s network, whoever holds it."""
+    """Every TCP socket of ``pid``'s network namespace, whichever process holds it."""
     found = []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text("ascii").splitlines()[1:]:

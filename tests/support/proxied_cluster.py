@@ -1,7 +1,7 @@
-"""A local cluster whose bookies clients can only reach through proxies.
+"""A local cluster whose bookies clients can reach only through proxies.
 
-Every bookie listens on 127.0.0.1 and advertises 127.0.0.2 with the same port: there its proxy listens. So its id
-and its registration name the proxy, over restarts too, and nothing in the cluster knows of it.
+Every bookie listens on 127.0.0.1 and advertises 127.0.0.2 with the same port, where its proxy listens. So its id and
+its registration name the proxy, across restarts too, and nothing in the cluster knows of it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ProxiedCluster:
         return self.proxies[bookie.id]
 
     def heal(self, timeout_ms: int = 60_000) -> None:
-        """Every link good, every server running and registered."""
+        """Make every link good, and every server running and registered."""
         for proxy in self.proxies.values():
             proxy.heal()
         self.local.heal(timeout_ms)

@@ -1,4 +1,4 @@
-"""Served bookies that also tell LACs and answer long polls, with a ledger on them and a reader of it."""
+"""Served bookies that also report LACs and answer long polls, with a ledger on them and a reader of it."""
 
 from __future__ import annotations
 
@@ -32,42 +32,42 @@ PLAIN = Quorum(3, 3, 2)
 
 
 def stored_entry(entry_id: int, payload: bytes | None = None, lac: int | None = None) -> bytes:
-    """What a writer with one add under way stores."""
+    """What a writer with one add in flight stores."""
     payload = payload_of(entry_id) if payload is None else payload
     return pack_entry(LEDGER, entry_id, entry_id - 1 if lac is None else lac, 0, payload, DIGEST)
 
 
 def corrupted(stored: bytes) -> bytes:
-    """With a wrong last byte of its payload."""
+    """The entry with a wrong last byte in its payload."""
     return stored[:-1] + bytes([stored[-1] ^ 1])
 
 
 class ReadBookie(ServedBookie):
-    """Besides: READ_LAC and long polls, and I/O errors where told."""
+    """Also answers READ_LAC and long polls, and gives I/O errors on demand."""
 
     def __init__(self, bookie_id: str) -> None:
         super().__init__(bookie_id)
         self.explicit_lac: int | None = None
         #: Entries that cannot be read from disk.
         self.unreadable: set[int] = set()
-        #: A LAC that long polls are told without proof.
+        #: A LAC reported to long polls without proof.
         self.claimed_lac = NO_ENTRY
         self.spoil_lac = False
         self.lac_reads = 0
         self.polls = 0
-        #: Set with every poll that comes.
+        #: Set with every poll that arrives.
         self.polled = asyncio.Event()
         self._waiting: dict[int, tuple[Any, pb.Request, asyncio.TimerHandle]] = {}
 
     @property
     def lac(self) -> int:
-        """What the bookie has seen."""
+        """The highest LAC that the bookie knows."""
         lacs = [ENTRY_HEADER.unpack_from(stored)[2] for stored in self.entries.values()]
         return max([*lacs, NO_ENTRY if self.explicit_lac is None else self.explicit_lac, self.claimed_lac])
 
     @property
     def answers_held(self) -> int:
-        """Answers not given since :attr:`silent` was set."""
+        """Answers withheld since :attr:`silent` was set."""
         return len(self._held)
 
     @property
@@ -75,7 +75,7 @@ class ReadBookie(ServedBookie):
         return len(self._waiting)
 
     def add(self, entry_id: int, lac: int | None = None) -> None:
-        """Store an entry as its writer would, and answer who waited for its LAC."""
+        """Store an entry as its writer would, and answer the polls that wait for its LAC."""
         self.entries[entry_id] = stored_entry(entry_id, lac=lac)
         self.wake()
 
@@ -127,7 +127,7 @@ class ReadBookie(ServedBookie):
 
     def _lac_response(self, request: pb.Request) -> pb.ReadLacResponse:
         known = bool(self.entries) or self.explicit_lac is not None
-        # Apache's bookie: an I/O error beside the explicit LAC where there is no entry.
+        # Apache's bookie: an I/O error besides the explicit LAC if there is no entry.
         code = Code.OK if self.entries else Code.IO_ERROR if known else Code.NO_ENTRY
         body = pb.ReadLacResponse(status=_status(code), ledgerId=request.readLacRequest.ledgerId)
         if self.explicit_lac is not None:
@@ -174,7 +174,7 @@ def _status(code: Code) -> pb.StatusCode:
 
 
 class ReadStage:
-    """Bookies b1 … b4; a ledger on the first of them, of ``count`` entries, closed or open; and a reader of it."""
+    """Bookies b1 … b4, a ledger of ``count`` entries on the first of them, closed or open, and a reader of it."""
 
     def __init__(self, config: ClientConfig, quorum: Quorum, count: int, *, closed: bool) -> None:
         self.count = count
@@ -197,7 +197,7 @@ class ReadStage:
         return self.bookies[number - 1]
 
     def add(self, *entry_ids: int) -> None:
-        """As the writer: one entry after the other to its write set."""
+        """Write like the writer: one entry after the other to its write set."""
         for entry_id in entry_ids:
             ensemble = self.services.metadata.segment_of(entry_id).ensemble
             for index in self.quorum.write_set(entry_id):
@@ -213,7 +213,7 @@ Play = Callable[[ReadStage], Coroutine[Any, Any, None]]
 def staged(
     quorum: Quorum = PLAIN, *, count: int = 300, closed: bool = True, **settings: Any
 ) -> Callable[[Play], Callable[[], None]]:
-    """A test over a :class:`ReadStage`; nothing may be left at its end."""
+    """Run a test over a :class:`ReadStage`; nothing may be left at its end."""
     config = ClientConfig(**{"read_timeout_ms": 300, "connect_timeout_ms": 2_000, **settings})
 
     def decorate(play: Play) -> Callable[[], None]:

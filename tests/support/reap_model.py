@@ -1,7 +1,7 @@
 """A small world for the reaper: machines that are stopped between any two of their actions.
 
-Every change of ZooKeeper is checked: whatever the list refers to exists, with its registration, and is not condemned;
-what is deleted was condemned long enough ago, is fenced, and goes together with its registration.
+Every change of ZooKeeper is checked: every ledger in the list exists, with its registration, and is not condemned; a
+deleted ledger was condemned long enough ago, is fenced, and is deleted together with its registration.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _T = TypeVar("_T")
 
 
 class ReapWorld:
-    """One log; ``paths`` are those of the present one of its name."""
+    """One log; ``paths`` are those of the current log of its name."""
 
     def __init__(self) -> None:
         self.now_ms = START_MS
@@ -77,7 +77,7 @@ class ReapWorld:
         self._session = Session(self.zk, Random(1))
         self.zk.transact([CreateOp("/logs")])
         self.logs: list[LogPaths] = []
-        #: ledger -> where it was registered last
+        #: ledger -> its last registration
         self._registered: dict[int, str] = {}
         self.paths = self.make_log()
         self.zk.on_change = self._check
@@ -106,7 +106,7 @@ class ReapWorld:
                 self.zk.transact([CreateOp(name)])
 
     def ledger(self, app: str = "app", run: str = "r0", *, entries: int = 100) -> int:
-        """A new ledger of a run with so many acknowledged entries, still open."""
+        """A new ledger of a run with this many acknowledged entries, still open."""
         return self.ledger_at(app_key(app), run_key(run), entries=entries)
 
     def ledger_at(self, app: str, run: str, *, entries: int = 100) -> int:
@@ -158,7 +158,7 @@ class ReapWorld:
         return found
 
     def pages(self) -> list[SegmentPage]:
-        """From the first that the head names, wherever they are."""
+        """Pages from the first that the head names, wherever they are."""
         head = self.head()
         pages: list[SegmentPage] = []
         walk = self.machine(walk_steps(self.paths, head)).finish()
@@ -174,7 +174,7 @@ class ReapWorld:
         return pages
 
     def segments(self) -> list[Segment]:
-        """All that the list holds."""
+        """All segments of the list."""
         head = self.head()
         return [
             segment
@@ -231,7 +231,7 @@ class ReapWorld:
         return self.reaping(limits, dry_run=dry_run).finish()
 
     def reap_for(self, passed_ms: int, limits: ReapLimits = LIMITS) -> None:
-        """Time passes, with maintenance every 10 minutes."""
+        """Let time pass, with maintenance every 10 minutes."""
         until = self.now_ms + passed_ms
         while self.now_ms < until:
             self.now_ms += 10 * MINUTE_MS
@@ -290,7 +290,7 @@ class ReapWorld:
 
 
 class Machine(Generic[_T]):
-    """A process that runs one machine, an action at a time."""
+    """A process that runs one machine, one action at a time."""
 
     def __init__(self, world: ReapWorld, steps: Steps[_T]) -> None:
         self.world = world
@@ -319,7 +319,7 @@ class Machine(Generic[_T]):
         self._go()
 
     def steps(self, count: int) -> bool:
-        """Whether it still goes on after so many actions."""
+        """Perform up to this many actions; return whether it is still running."""
         for _ in range(count):
             if self.ended:
                 return False
@@ -327,7 +327,7 @@ class Machine(Generic[_T]):
         return not self.ended
 
     def to(self, kind: type[object], number: int = 1) -> None:
-        """Up to before the ``number``-th action of a kind."""
+        """Stop before the ``number``-th action of a kind."""
         while not self.ended:
             number -= isinstance(self._action, kind)
             if not number:
@@ -344,13 +344,13 @@ class Machine(Generic[_T]):
         return self.result
 
     def end(self) -> BookKeeperError | None:
-        """Go on to the end; what ended it."""
+        """Run to the end; return how it ended."""
         while not self.ended:
             self.step()
         return self.error
 
     def deliver_late(self) -> int:
-        """Transactions that were reported lost arrive after all; how many of them held."""
+        """Deliver transactions that were reported lost; return how many succeeded."""
         held = 0
         while self._late:
             try:
@@ -382,7 +382,7 @@ class Machine(Generic[_T]):
 
 
 def paused_everywhere(make: Callable[[], tuple[ReapWorld, Machine[_T]]], between: Callable[[ReapWorld], object]) -> int:
-    """Run ``make``'s machine; before each of its actions in turn let ``between`` happen. How many places there were."""
+    """Run ``make``'s machine, calling ``between`` before each of its actions in turn. Returns the number of places."""
     place = 0
     while True:
         world, machine = make()

@@ -1,4 +1,4 @@
-"""Listens between a client and a bookie: notes each read request, over v2 and v3, and loses those it is told to."""
+"""Listens between a client and a bookie: notes each read request, over v2 and v3, and drops chosen ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHUNK_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """A read of one entry as it was on the wire. ``fences`` where it says so and has the key."""
+    """A read of one entry as it was on the wire. ``fences``: it has the flag and the key."""
 
     ledger_id: int
     entry_id: int
@@ -28,13 +28,13 @@ class ReadRequest:
 
 
 class RequestTap:
-    """Takes connections at ``address`` and passes them on to ``server``; a context manager.
+    """Accepts connections at ``address`` and forwards them to ``server``; a context manager.
 
-    A read for which ``loses`` is true is noted and goes no further.
+    A read for which ``loses`` is true is noted and not forwarded.
     """
 
     def __init__(self, server: tuple[str, int], loses: Callable[[ReadRequest], bool]) -> None:
-        #: In the order in which they came.
+        #: In order of arrival.
         self.reads: list[ReadRequest] = []
         self._server = server
         self._loses = loses
@@ -92,7 +92,7 @@ class RequestTap:
 
 
 def _read_in(body: bytes) -> ReadRequest | None:
-    """The single read that a frame asks for, if it does."""
+    """The single read in a frame, if it is one."""
     if wire_v3.is_v3(memoryview(body)):
         request = wire_v3.parse_request(memoryview(body))
         if not request.HasField("readRequest"):

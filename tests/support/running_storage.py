@@ -1,4 +1,4 @@
-"""A bookie over a real storage in this process, with calls that wait; its files as a kill would leave them."""
+"""A bookie over a real storage in this process, with calls that wait; copies its files as a kill would leave them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def in_loop(test: Callable[P, Coroutine[None, None, None]]) -> Callable[P, None]
 
 @dataclass(frozen=True)
 class Place:
-    """Directories of a bookie below ``root``, and how its storage is to be made."""
+    """Directories of a bookie below ``root``, and the settings of its storage."""
 
     root: Path
     config: BookieConfig
@@ -69,8 +69,8 @@ class Place:
 
     @classmethod
     def make(cls, root: Path, *, journals: int = 1, ledgers: int = 1, indexes: int = 0, **settings: Any) -> Place:
-        """Make the directories. ``settings`` as for :meth:`with_settings`. Flushes come on demand, or
-        when the write cache is full."""
+        """Create the directories. ``settings`` as for :meth:`with_settings`. Flushes happen on demand, or when the
+        write cache is full."""
         names = {
             kind: tuple(str(root / (kind if count == 1 else f"{kind}{i}")) for i in range(count))
             for kind, count in (("journal", journals), ("ledgers", ledgers), ("index", indexes))
@@ -111,7 +111,7 @@ class Place:
         return LedgerStorage(self.config, directories, self.journals, find_last_entry=self.find_last_entry, **given)
 
     def killed(self, to: Path) -> Place:
-        """The files as they are now, as a kill -9 would leave them, in ``to``."""
+        """Copy the files as a kill -9 would leave them now to ``to``."""
         shutil.copytree(self.root, to)
 
         def moved(paths: Sequence[str]) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ class Place:
 
 
 class Running:
-    """A bookie over a storage, and what the storage told."""
+    """A bookie over a storage, and what the storage reported."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -144,14 +144,14 @@ class Running:
     async def add(
         self, *entries: bytes, key: bytes = KEY, recovery: bool = False, high_priority: bool = False
     ) -> list[Code]:
-        """Add entries in one run; what was said of each."""
+        """Add entries in one run; return the answer to each."""
         outcome: asyncio.Future[Code | Int32s] = asyncio.get_running_loop().create_future()
         self.bookie.add(records(entries), key, recovery=recovery, high_priority=high_priority, done=outcome.set_result)
         codes = await outcome
         return [codes] * len(entries) if isinstance(codes, Code) else [Code(code) for code in codes.tolist()]
 
     async def read(self, *ids: tuple[int, int]) -> list[bytes | Code]:
-        """Read (ledger, entry) pairs in one run; what was said of each."""
+        """Read (ledger, entry) pairs in one run; return the answer to each."""
         ledgers = np.array([ledger for ledger, _ in ids], np.int64)
         entries = np.array([entry for _, entry in ids], np.int64)
         result: list[bytes | Code] = []
@@ -168,7 +168,7 @@ class Running:
         return result
 
     def read_now(self, ledger_id: int, entry_id: int) -> bytes | Code | None:
-        """What can be said at once; None for nothing."""
+        """The answer that is available at once; None if there is none."""
         answer = self.bookie.read_now(ledger_id, entry_id)
         if answer is None:
             return None
@@ -197,7 +197,7 @@ async def delete_ledger(upkeep: Upkeep, ledger_id: int) -> None:
 
 @asynccontextmanager
 async def running(place: Place, *, clean_end: bool = True) -> AsyncIterator[Running]:
-    """A bookie in ``place``; with ``clean_end`` its end must succeed."""
+    """A bookie in ``place``; with ``clean_end`` it must end without an error."""
     bookie = Running(place)
     bookie.storage.start()
     try:

@@ -1,4 +1,4 @@
-"""Bookies in this process, over real sockets, that misbehave when told; and metadata services that fail when told."""
+"""Bookies in this process, over real sockets, that misbehave on demand; and metadata services that fail on demand."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from bk_spark.protocol.wire.wire_v2 import AddRun, BatchRead, ReadRun, RequestV2
 
 
 class ServedBookie:
-    """Keeps entries in memory; speaks v2, and of v3 all but long polls. Set the attributes to make it misbehave."""
+    """Keeps entries in memory; speaks v2, and v3 except long polls. Set the attributes to make it misbehave."""
 
     def __init__(self, bookie_id: str) -> None:
         self.bookie_id = bookie_id
         self.entries: dict[int, bytes] = {}
         self.fenced = False
-        #: Nothing is answered while this is set; :meth:`answer_held` makes up for it.
+        #: Nothing is answered while this is set; :meth:`answer_held` answers later.
         self.silent = False
         #: The same for adds alone.
         self.silent_adds = False
@@ -37,14 +37,14 @@ class ServedBookie:
         self.force_with = Code.OK
         #: The last WRITE_LAC packet.
         self.explicit_lac: bytes | None = None
-        #: A bookie of before 4.17 closes the connection at a batch read.
+        #: A bookie older than 4.17 closes the connection at a batch read.
         self.knows_batch_read = True
         self.batch_reads = 0
         self.requests_v3 = 0
         #: How many of the next adds are refused, and how.
         self.refuse = 0
         self.refuse_with = Code.TOO_MANY_REQUESTS
-        #: Adds that arrived, refused ones too.
+        #: Adds that arrived, including refused ones.
         self.seen: list[int] = []
         #: Single reads that arrived: entry id, and whether they fence.
         self.reads: list[tuple[int, bool]] = []
@@ -206,7 +206,8 @@ def _status(code: Code) -> pb.StatusCode:
 
 
 class ModelServices:
-    """What handles ask of ZooKeeper, for one ledger in memory. ``before`` is awaited with the name of each call."""
+    """The part of ZooKeeper that handles use, for one ledger in memory. ``before`` is awaited with the name of each
+    call."""
 
     def __init__(self, bookies: Iterable[ServedBookie], metadata: LedgerMetadata) -> None:
         self.bookies = {bookie.bookie_id: bookie for bookie in bookies}
@@ -289,7 +290,7 @@ class ModelServices:
         return "127.0.0.1", bookie.port
 
     def change(self, metadata: LedgerMetadata) -> None:
-        """As another client would."""
+        """Write as another client would."""
         self.metadata = replace(metadata, creator_token=None)
         self.version += 1
         watchers, self._watchers = self._watchers, []

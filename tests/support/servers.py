@@ -15,14 +15,14 @@ BOOKIE_SETTINGS = {"journalPreAllocSizeMB": "1", "flushInterval": "1000", "zkTim
 
 #: Sessions of tests are short: compiling for speed takes half of their time, and gains nothing.
 _JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Xlog:all=error:stderr"
-#: Made by ``make`` (see class_archive.py); without it sessions only start more slowly.
+#: Created by ``make`` (see class_archive.py). Without it sessions only start more slowly.
 _CLASS_ARCHIVE = Path(sys.prefix) / "spark.jsa"
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def start_timeout_ms() -> int:
-    """Generous: two cores may be shared with other work."""
+    """Generous, because other work may share two cores."""
     return 120_000
 
 
@@ -31,14 +31,14 @@ def _jvm_options() -> str:
 
 
 def spark_environment() -> dict[str, str]:
-    """For processes that make sessions by themselves: Spark gives these options to the JVMs of all drivers."""
+    """For processes that create their own sessions: Spark passes these options to the JVMs of all drivers."""
     return {**os.environ, "SPARK_SUBMIT_OPTS": _jvm_options()}
 
 
 def spark_session(
     directory: Path, master: str = "local[2]", *, archive_at_exit: Path | None = None, **conf: str
 ) -> SparkSession:
-    """A new session whose files all go to ``directory``; ``conf`` keys with ``__`` for each dot. With
+    """A new session that writes all its files to ``directory``; ``conf`` keys with ``__`` for each dot. With
     ``archive_at_exit`` its JVM leaves an archive of its classes there."""
     from pyspark.sql import SparkSession
 

@@ -1,4 +1,4 @@
-"""A real file system of a few megabytes, to be filled up."""
+"""A real file system of a few megabytes, for tests that fill it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SmallDisk:
         self._filler = path / "filler"
 
     def fill(self, leave_bytes: int = 0) -> None:
-        """Take all room but ``leave_bytes``."""
+        """Fill all space except ``leave_bytes``."""
         with open(self._filler, "ab", buffering=0) as file:
             while self.free_bytes > leave_bytes:
                 try:
@@ -33,7 +33,7 @@ class SmallDisk:
                     return
 
     def free(self) -> None:
-        """Give back what :meth:`fill` took."""
+        """Release what :meth:`fill` took."""
         self._filler.unlink(missing_ok=True)
 
     @property
@@ -44,7 +44,7 @@ class SmallDisk:
 
 @contextlib.contextmanager
 def small_disk(path: Path, size_mib: int) -> Iterator[SmallDisk]:
-    """Mount one; skips the test where this process may not."""
+    """Mount one; skips the test if this process may not."""
     path.mkdir(parents=True)
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", str(path)], capture_output=True, text=True

@@ -16,8 +16,8 @@ _POLL_S = 0.05
 
 
 def numbers(spark: SparkSession, rows_per_batch: int, partitions: int) -> DataFrame:
-    """Endless batches of ``number``: the same ones in the same batches and partitions whenever they are asked for.
-    Partition ``p`` of a batch has the numbers that leave ``p`` when divided by ``partitions``, in order."""
+    """Endless batches of ``number``, with the same batches and partitions every time. Partition ``p`` of a batch
+    has the numbers with remainder ``p`` modulo ``partitions``, in order."""
     source = spark.readStream.format("rate-micro-batch")
     source = source.option("rowsPerBatch", rows_per_batch).option("numPartitions", partitions)
     return source.load().selectExpr("value as number")
@@ -25,7 +25,7 @@ def numbers(spark: SparkSession, rows_per_batch: int, partitions: int) -> DataFr
 
 @contextmanager
 def running(query: StreamingQuery) -> Iterator[StreamingQuery]:
-    """Stops the query at the end, however it ends."""
+    """Stop the query at the end, however it ends."""
     try:
         yield query
     finally:
@@ -33,7 +33,7 @@ def running(query: StreamingQuery) -> Iterator[StreamingQuery]:
 
 
 def wait_for_batch(query: StreamingQuery, batch_id: int) -> None:
-    """Until the query has committed ``batch_id``. Raises its error where it failed."""
+    """Wait until the query has committed ``batch_id``. Raises the query's error if it failed."""
 
     def reached() -> bool:
         failure = query.exception()
@@ -46,7 +46,7 @@ def wait_for_batch(query: StreamingQuery, batch_id: int) -> None:
 
 
 def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = _PATIENCE_S) -> None:
-    """For states of other processes, which nobody announces."""
+    """For states of other processes, which send no notification."""
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline, f"no {what} within {timeout_s} s"
@@ -54,8 +54,8 @@ def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = _PATIENC
 
 
 def expected_numbers(rows_per_batch: int, partitions: int, batches: int) -> list[int]:
-    """What :func:`numbers` has in so many batches, in the order of a log that it is written to: batch after batch,
-    within a batch partition after partition."""
+    """The rows of :func:`numbers` in this many batches, in the order of a log: batch after batch, within a batch
+    partition after partition."""
     expected: list[int] = []
     for batch in range(batches):
         rows = range(batch * rows_per_batch, (batch + 1) * rows_per_batch)
@@ -65,8 +65,8 @@ def expected_numbers(rows_per_batch: int, partitions: int, batches: int) -> list
 
 
 def assert_numbers(found: Iterable[int], rows_per_batch: int, partitions: int, batches: int | None = None) -> int:
-    """``found``, in the log's order, are the expected numbers of the first ``batches`` (None: any whole number). The
-    number of batches."""
+    """Check that ``found``, in the log's order, holds the expected numbers of the first ``batches`` (None: any
+    whole number). Returns the number of batches."""
     listed = list(found)
     if batches is None:
         assert len(listed) % rows_per_batch == 0, f"{len(listed)} rows are no whole number of batches"
@@ -78,23 +78,24 @@ def assert_numbers(found: Iterable[int], rows_per_batch: int, partitions: int, b
 
 
 def committed(checkpoint: Path) -> list[int]:
-    """Batches that Spark's own checkpoint says are committed."""
+    """Batches that Spark's own checkpoint lists as committed."""
     return sorted(int(path.name) for path in (checkpoint / "commits").glob("*") if path.name.isdigit())
 
 
 def forget_last_commit(checkpoint: Path, in_log: int | None = None) -> int:
-    """Take the newest batch out of the checkpoint's commits, as if the driver had died before it wrote that: Spark
-    runs the batch again. Its number. There must be one.
+    """Remove the newest batch from the checkpoint's commits, as if the driver had died before writing it: Spark then
+    runs the batch again. Returns its number. There must be one.
 
-    ``in_log``: the last batch that the query's sink has. Where the next one is there already, nothing is taken away:
-    Spark repeats that one by itself, and one before it never."""
+    ``in_log``: the last batch in the query's sink. If the sink already has a later one, nothing is removed: Spark
+    repeats that one by itself, and never an earlier one.
+    """
     last = committed(checkpoint)[-1]
     if in_log is not None and in_log > last:
         return in_log
     for path in (checkpoint / "commits").iterdir():
         if path.name in (str(last), f".{last}.crc"):
             path.unlink()
-    # A query that ended within its next batch had planned that already. Spark would go on there.
+    # A query that ended within its next batch had already planned that batch. Spark would continue there.
     for path in (checkpoint / "offsets").iterdir():
         number = path.name.removeprefix(".").removesuffix(".crc")
         if number.isdecimal() and int(number) > last:
@@ -103,7 +104,7 @@ def forget_last_commit(checkpoint: Path, in_log: int | None = None) -> int:
 
 
 def set_back(checkpoint: Path, to_batch: int) -> None:
-    """Make the checkpoint what it was when ``to_batch`` was done, as a copy of then would."""
+    """Restore the checkpoint to its state after ``to_batch``, like a copy made at that time."""
     for path in [*(checkpoint / "offsets").iterdir(), *(checkpoint / "commits").iterdir()]:
         number = path.name.removeprefix(".").removesuffix(".crc")
         if number.isdecimal() and int(number) > to_batch:
@@ -113,7 +114,7 @@ def set_back(checkpoint: Path, to_batch: int) -> None:
 def sink(
     frame: DataFrame, uri: str, log: str, checkpoint: Path, *, trigger: dict[str, Any] | None = None, **options: Any
 ) -> StreamingQuery:
-    """Start writing ``frame`` to a log. A ``trigger`` other than the usual one as PySpark's arguments."""
+    """Start writing ``frame`` to a log. A ``trigger`` other than the default is given as PySpark's arguments."""
     writer = frame.writeStream.format("bookkeeper").option("checkpointLocation", str(checkpoint))
     if trigger is not None:
         writer = writer.trigger(**trigger)

@@ -54,7 +54,7 @@ class TailWorld:
         self.ledgers: dict[int, ModelLedger] = {}
         self.acknowledged: list[str] = []
         self.now_ms = 1_000
-        #: Its clock goes on by so much whenever it is asked.
+        #: The clock advances by this much at every look.
         self.tick_ms = 1
         self._next_ledger_id = 100
 
@@ -102,7 +102,7 @@ class TailWorld:
         return True
 
     def expire_owner(self) -> None:
-        """The session of the log writer that holds the tail ends."""
+        """End the session of the log writer that holds the tail."""
         if self.zk.read(PATHS.owner) is not None:
             self.zk.transact([DeleteOp(PATHS.owner)])
 
@@ -113,7 +113,7 @@ class TailWorld:
         return segments[-1] if segments and not segments[-1].entries else None
 
     def entries(self) -> list[str]:
-        """Of the sealed segments, in order."""
+        """The entries of the sealed segments, in order."""
         return [
             entry
             for segment in self.zk.segments()
@@ -129,7 +129,7 @@ class TailWorld:
 
 
 class Machine(Generic[_T]):
-    """A machine in a session of its own, one action at a time. ``lags``: its server may be behind until synced."""
+    """A machine in its own session, one action at a time. ``lags``: its server may be behind until synced."""
 
     def __init__(self, world: TailWorld, steps: Steps[_T], *, lags: bool = True) -> None:
         self.world = world
@@ -150,13 +150,13 @@ class Machine(Generic[_T]):
         self._send(self.world.perform(self.client, self.action))
 
     def until(self, holds: Callable[[Action], bool]) -> None:
-        """Stop before the first action for which it holds."""
+        """Stop before the first action for which ``until`` holds."""
         while self.action is not None and not holds(self.action):
             self.step()
         assert self.action is not None, "it ended before"
 
     def lose_reply(self, *, applied: bool) -> None:
-        """Perform the next action, a transaction, or never send it; the machine is told that nobody knows."""
+        """Perform the next action, a transaction, or never send it; the machine is told that the outcome is unknown."""
         assert isinstance(self.action, Transact)
         if applied:
             self.world.perform(self.client, self.action)

@@ -1,7 +1,7 @@
-"""A TCP proxy that misbehaves when told: it slows, stalls, swallows, resets, and does not let anybody in.
+"""A TCP proxy that misbehaves on demand: it slows, stalls, swallows, resets, and refuses connections.
 
-It runs in a thread of its own, so that the client under test may block. Everything can be switched while
-connections are open, from any thread; a switch has taken effect when the call returns.
+It runs in its own thread, so that the client under test may block. Everything can be switched while connections are
+open, from any thread; a switch has taken effect when the call returns.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any, Final
 
 _CHUNK_BYTES: Final = 64 * 1024
 _BACKLOG: Final = 128
-#: More than a queue of length 0 takes (one).
+#: More than a queue of length 0 holds (one).
 _PLUGS: Final = 4
 #: A switch takes microseconds; this only bounds a broken test.
 _SWITCH_TIMEOUT_S: Final = 10.0
-#: Closing with this lingering sends a reset, and throws away what was not sent yet.
+#: Closing with this linger option sends a reset, and discards unsent bytes.
 _RESET: Final = struct.pack("ii", 1, 0)
 
 
 class Connects(enum.Enum):
-    """What happens to those who connect."""
+    """What happens to new connections."""
 
     PASS = "they are let in, and a connection to the server is made for them"
     REFUSE = "connection refused"
@@ -38,11 +38,10 @@ class Connects(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How bytes go in one direction.
+    """How bytes flow in one direction.
 
-    ``stalled``: they wait, and arrive when the link is good again. ``swallowing``: they vanish; a connection
-    that lost bytes is reset when the link changes. ``bytes_per_s``: 0 for no limit. ``delay_ms``: added to
-    each piece on the way.
+    ``stalled``: they wait, and arrive when the link is good again. ``swallowing``: they vanish; a connection that lost
+    bytes is reset when the link changes. ``bytes_per_s``: 0 for no limit. ``delay_ms``: added to each piece.
     """
 
     stalled: bool = False
@@ -57,9 +56,9 @@ SWALLOWING: Final = Link(swallowing=True)
 
 
 class TcpProxy:
-    """Takes connections at ``address`` and passes them on to ``server``; a context manager.
+    """Accepts connections at ``address`` and forwards them to ``server``; a context manager.
 
-    ``listen`` is where to listen; port 0 for any free one.
+    ``listen`` is the address to listen on; port 0 for any free one.
     """
 
     def __init__(self, server: tuple[str, int], listen: tuple[str, int] = ("127.0.0.1", 0)) -> None:
@@ -71,7 +70,7 @@ class TcpProxy:
         self._changed = asyncio.Event()
         self._listener: socket.socket | None = _listen(listen)
         self.address: tuple[str, int] = self._listener.getsockname()
-        #: Connections that were passed on, ever.
+        #: Number of connections ever forwarded.
         self.accepted = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"proxy of {server[1]}", daemon=True)
@@ -89,7 +88,7 @@ class TcpProxy:
     def set(
         self, *, to_server: Link = GOOD, to_client: Link = GOOD, connects: Connects = Connects.PASS, cut: bool = False
     ) -> None:
-        """From now on be like this; with ``cut`` also reset all open connections."""
+        """Behave like this from now on; with ``cut`` also reset all open connections."""
 
         async def switch() -> None:
             self._to_server, self._to_client = to_server, to_client
@@ -103,16 +102,16 @@ class TcpProxy:
         self._run(switch())
 
     def lead_to(self, server: tuple[str, int]) -> None:
-        """As a host name that leads elsewhere from now on; open connections are reset."""
+        """Forward to another server from now on, like a host name that leads elsewhere; open connections are reset."""
         self._server = server
         self.cut()
 
     def cut(self) -> None:
-        """Reset all open connections, nothing else."""
+        """Reset all open connections, and change nothing else."""
         self._run(self._reset(all_of_them=True))
 
     def heal(self) -> None:
-        """Pass everything; connections that lost bytes are reset."""
+        """Forward everything; connections that lost bytes are reset."""
         self.set()
 
     @property
@@ -120,7 +119,7 @@ class TcpProxy:
         return len(self._pairs)
 
     def close(self) -> None:
-        """Reset what is open and end the thread. Safe to repeat."""
+        """Reset open connections and end the thread. Safe to repeat."""
         if self._loop.is_closed():
             return
         self._run(self._end())
@@ -129,7 +128,7 @@ class TcpProxy:
         self._loop.close()
 
     def link(self, *, to_server: bool) -> tuple[Link, asyncio.Event]:
-        """How bytes go now, and the event of the next change. In the proxy's loop."""
+        """How bytes flow now, and the event of the next change. Call it in the proxy's loop."""
         return self._to_server if to_server else self._to_client, self._changed
 
     # --- in the proxy's thread ---
@@ -171,7 +170,7 @@ class TcpProxy:
         await self._reset(all_of_them=True)
 
     def _plug(self, listener: socket.socket) -> None:
-        """Fill the listener's queue: the kernel then drops what asks for a connection, as a dead host does."""
+        """Fill the listener's queue: the kernel then drops connection requests, like a dead host."""
         listener.listen(0)
         for _ in range(_PLUGS):
             plug = socket.socket()
@@ -181,7 +180,7 @@ class TcpProxy:
             self._plugs.append(plug)
 
     def _accept(self, listener: socket.socket) -> None:
-        # Not sock_accept() in a task: one that is cancelled at the wrong moment loses the socket.
+        # Not sock_accept() in a task: a task cancelled at the wrong moment loses the socket.
         try:
             client, _ = listener.accept()
         except OSError:
@@ -189,7 +188,7 @@ class TcpProxy:
         pair = _Pair(self, client, self._loop)
         self._pairs.add(pair)
         pair.task = self._loop.create_task(pair.run(self._server))
-        # Not in the task itself: one that is cancelled before its first turn would not get there.
+        # Not in the task itself: a task cancelled before its first turn would not get there.
         pair.task.add_done_callback(functools.partial(self._ended, pair))
 
     def _ended(self, pair: _Pair, _: asyncio.Task[None]) -> None:
@@ -198,7 +197,7 @@ class TcpProxy:
 
 
 class _Pair:
-    """A client's connection and the one to the server that was made for it."""
+    """A client's connection, and the connection to the server that belongs to it."""
 
     def __init__(self, proxy: TcpProxy, client: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
         self._proxy = proxy
@@ -208,7 +207,7 @@ class _Pair:
         for one in (client, self._upstream):
             one.setblocking(False)
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        #: Bytes of it were swallowed.
+        #: Bytes of this connection were swallowed.
         self.torn = False
         self._ended = False
         self.task: asyncio.Task[None] | None = None
@@ -225,7 +224,7 @@ class _Pair:
             pass  # one side reset or refused: the other is reset as well
 
     def close(self) -> None:
-        """With a reset, unless both sides had come to their end."""
+        """Close both with a reset, unless both sides had reached their end."""
         for one in (self._client, self._upstream):
             if not self._ended:
                 with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Frames out of bytes, and the frames captured between Apache's client and bookies."""
+"""Cuts bytes into frames, and loads the frames captured between Apache's client and bookies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Captured:
 
 
 def captured(name: str, protocol: str) -> list[Captured]:
-    """Frames of ``wire-v2`` or ``wire-v3`` that speak ``protocol`` ("v2" or "v3"); cut ones are left out."""
+    """Frames of ``wire-v2`` or ``wire-v3`` that speak ``protocol`` ("v2" or "v3"), without truncated ones."""
     return [
         Captured(scene["scene"], number, frame["dir"] == ">", bytes.fromhex(frame["frame"]), frame["says"])
         for scene in golden(name)
@@ -39,7 +39,7 @@ def captured(name: str, protocol: str) -> list[Captured]:
 
 
 def frames(stream: bytes | Iterable[bytes]) -> Frames:
-    """The frames of a stream that holds complete frames only, received at once."""
+    """The frames of a stream of complete frames, received at once."""
     data = stream if isinstance(stream, bytes) else b"".join(stream)
     buffer = ReceiveBuffer(chunk_bytes=max(len(data), 4) + 1)
     buffer.get_buffer()[: len(data)] = data

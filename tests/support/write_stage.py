@@ -20,7 +20,7 @@ from bk_spark.protocol.quorum import Quorum
 from tests.support.ledgers import LEDGER, PASSWORD, ledger
 from tests.support.served_bookie import ModelServices, ServedBookie
 
-#: A hanging bookie is given up after this.
+#: A bookie that hangs this long is given up.
 TIMEOUT_MS = 300
 
 
@@ -71,7 +71,7 @@ PLAIN = Quorum(3, 3, 2)
 def staged(
     quorum: Quorum = PLAIN, *, running: int = 5, deferred_sync: bool = False, **settings: Any
 ) -> Callable[[Play], Callable[[], None]]:
-    """A test over a :class:`Stage` of whose bookies the first ``running`` run; nothing may be left at its end."""
+    """Run a test over a :class:`Stage` with the first ``running`` bookies running; nothing may be left at its end."""
     config = ClientConfig(**{"add_timeout_ms": TIMEOUT_MS, "connect_timeout_ms": 2_000, **settings})
 
     def decorate(play: Play) -> Callable[[], None]:
@@ -111,6 +111,6 @@ def entries(count: int, size: int = 10) -> Payloads:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Turns of the loop until ``condition`` holds: for what other peers of this very loop are about to do."""
+    """Run turns of the loop until ``condition`` holds: for actions of other peers in this same loop."""
     while not condition():
         await asyncio.sleep(0.001)

@@ -16,7 +16,7 @@ CREATE: Final = 1
 DELETE: Final = 2
 SET_DATA: Final = 5
 MULTI: Final = 14
-#: Whatever a caller may ask for; not session, ping and watch upkeep.
+#: Everything a caller may request; not the upkeep of session, ping and watches.
 CALLS: Final = frozenset({CREATE, DELETE, 3, 4, SET_DATA, 8, 9, 12, MULTI, 15})
 
 
@@ -26,9 +26,9 @@ class Break(enum.Enum):
 
 
 class ZooKeeperProxy:
-    """``address`` takes a client's connections. ``breaks`` are used up, one for each request of the types in
-    ``kinds``. ``on_break``, if set, is called before the client sees the break. After ``refuse``, connections that
-    are broken stay so."""
+    """``address`` takes a client's connections. ``breaks`` are used up, one per request of the types in ``kinds``.
+    ``on_break``, if set, is called before the client sees the break. After ``refuse``, broken connections stay
+    broken."""
 
     def __init__(self, server: str) -> None:
         host, _, port = server.rpartition(":")
@@ -38,7 +38,7 @@ class ZooKeeperProxy:
         self.kinds: frozenset[int] = frozenset({MULTI})
         self.breaks: list[Break | None] = []
         self.broken = 0
-        #: Requests of those types that arrived.
+        #: Number of requests of those types.
         self.requests = 0
         self.on_break: Callable[[], object] | None = None
         self._refusing = False
@@ -61,7 +61,7 @@ class ZooKeeperProxy:
             thread.join(5)
 
     def refuse(self) -> None:
-        """Take no connection from now on."""
+        """Accept no connection from now on."""
         self._refusing = True
 
     def _break(self) -> None:

@@ -1,4 +1,4 @@
-"""Ends sessions with ZooKeeper that would rather live."""
+"""Ends sessions with ZooKeeper that are still in use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from bk_spark.bookie.metadata.zookeeper import CONNECTED, LOST, ZooKeeper
 
 
 def expire(session: ZooKeeper) -> None:
-    """End the session by another connection that takes it over and closes it; wait until it has a new one."""
+    """End the session through another connection that takes it over and closes it; wait until the client has a new
+    one."""
     lost, back = threading.Event(), threading.Event()
 
     def listener(state: str) -> None:
