@@ -151,7 +151,7 @@ class History:
             self._heal()
         return self._result()
 
-    # --- who is there ---
+    # --- the actors ---
 
     def _draw_queries(self) -> None:
         random, paths = self.random, self.world.paths
