@@ -162,7 +162,7 @@ class ToldWorld(World):
         return ours and (not servers or server in servers)
 
     def _usual(self, event: Event) -> Way:
-        """Running bookies come first, the last failed ones last."""
+        """Choose only running bookies; those that failed before come last."""
         if not isinstance(event, Choose):
             return ""
         names = sorted(bookie.name for bookie in self.bookies if bookie.up and bookie.name not in event.exclude)
@@ -286,7 +286,7 @@ class Scenario:
         return " ".join(ids) or "nothing"
 
     def was_sent(self, source: str, target: str, what: str) -> bool:
-        """``what`` may be its beginning."""
+        """``what`` may be the beginning of the message."""
         return any(
             (note.source, note.target) == (source, target) and f"{note.what} ".startswith(f"{what} ")
             for note in self._said
