@@ -92,7 +92,7 @@ def open_log(client: BlockingClient, options: argparse.Namespace) -> Log:
 
 
 def open_list(client: BlockingClient, options: argparse.Namespace) -> Log:
-    """Open the log that the command names. Without ``--password-file``, a log with a password has no ledgers here."""
+    """Open the log that the command names. Without ``--password-file``, a log with a password opens without ledgers."""
     try:
         return open_log(client, options)
     except UnauthorizedError:
