@@ -34,7 +34,7 @@ def shape_of(seed: int) -> Shape:
         journal_max_bytes=rng.choice((1024, 4096, 20_000)),
         journal_max_backups=rng.choice((0, 0, 1)),
         preallocate_bytes=rng.choice((512, 4096)),
-        log_size_limit_bytes=rng.choice((3000, 8192, 50_000)),
+        entry_log_size_limit_bytes=rng.choice((3000, 8192, 50_000)),
         write_cache_bytes=1 if seed % 4 == 3 else 64 << 20,
     )
 
