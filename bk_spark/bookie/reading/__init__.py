@@ -1,4 +1,4 @@
 """Runs the machines of reading and tailing a ledger against bookies.
 
-The client opens the handles that are here.
+The client opens the handles in this folder.
 """

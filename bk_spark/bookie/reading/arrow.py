@@ -12,14 +12,14 @@ import pyarrow as pa
 from bk_spark.protocol.entries.entry_block import EntryBlock
 from bk_spark.protocol.entries.payloads import Payloads
 
-#: The most that a column of type ``binary`` holds: its offsets are int32.
+#: The most bytes in a column of type ``binary``, whose offsets are int32.
 MAX_COLUMN_BYTES: Final = 2**31 - 1
 
 ENTRIES_SCHEMA: Final = pa.schema([pa.field("entry_id", pa.int64(), False), pa.field("value", pa.binary(), False)])
 
 
 def binary_array(payloads: Payloads) -> pa.Array:
-    """The payloads as a ``binary`` column over the same memory. At most :data:`MAX_COLUMN_BYTES`."""
+    """Return the payloads as a ``binary`` column over the same memory. At most :data:`MAX_COLUMN_BYTES`."""
     start = int(payloads.offsets[0])
     offsets = (payloads.offsets - start).astype(np.int32)
     data = payloads.data[start : int(payloads.offsets[-1])]
@@ -27,7 +27,7 @@ def binary_array(payloads: Payloads) -> pa.Array:
 
 
 def taken(payloads: Payloads, positions: npt.NDArray[np.int64]) -> Payloads:
-    """The payloads at ``positions`` (int64), in this order, copied to a new buffer."""
+    """Return the payloads at ``positions`` (int64), in this order, copied to a new buffer."""
     indices = pa.Array.from_buffers(pa.int64(), len(positions), [None, pa.py_buffer(positions)])
     _, offsets, data = binary_array(payloads).take(indices).buffers()
     ends = np.frombuffer(offsets, np.int32, len(positions) + 1).astype(np.int64)
@@ -35,7 +35,7 @@ def taken(payloads: Payloads, positions: npt.NDArray[np.int64]) -> Payloads:
 
 
 def entries_batch(blocks: Sequence[EntryBlock]) -> pa.RecordBatch:
-    """Consecutive blocks as one batch of :data:`ENTRIES_SCHEMA`. A single block's payloads are not copied."""
+    """Return consecutive blocks as one batch of :data:`ENTRIES_SCHEMA`. A single block's payloads are not copied."""
     first = blocks[0].first_entry_id
     payloads = Payloads.joined([block.payloads for block in blocks])
     ids = np.arange(first, first + len(payloads), dtype=np.int64)

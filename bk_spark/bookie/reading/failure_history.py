@@ -15,7 +15,7 @@ class FailureHistory:
         self._noted_at: dict[str, float] = {}
 
     def add(self, bookie_id: str, /) -> None:
-        """The bookie failed, lacked an entry that others had, or was slow."""
+        """Record a bookie that failed, lacked an entry that others had, or was slow."""
         self._noted_at[bookie_id] = self._clock()
 
     def __contains__(self, bookie_id: object, /) -> bool:

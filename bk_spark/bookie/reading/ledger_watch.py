@@ -17,8 +17,8 @@ Listener = Callable[[], None]
 class LedgerWatches:
     """The ledgers that a client watches. Single event loop.
 
-    A watch without listeners stays until the ledger changes, and serves the next follower. So there is at most one
-    watch per ledger, however often the ledger is followed.
+    A watch without listeners stays until the ledger changes, and serves the next follower. So each ledger has at most
+    one watch, no matter how many follow it.
     """
 
     def __init__(self, services: ClusterServices) -> None:
@@ -31,7 +31,7 @@ class LedgerWatches:
         Parameters
         ----------
         listener
-            Called once when the metadata change after this read, possibly before this method returns. Not called
+            Called once when the metadata change after this read, possibly before this method returns. Never called
             after :meth:`forget`, or if this method raises.
 
         Raises the errors of ``services.read_latest``.

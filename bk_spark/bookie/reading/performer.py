@@ -1,4 +1,4 @@
-"""Performs what the machines of reading ask for (:mod:`bk_spark.protocol.ledger.reading.read_actions`)."""
+"""Performs the actions of the machines of reading (:mod:`bk_spark.protocol.ledger.reading.read_actions`)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Perform = Callable[[Any], Coroutine[Any, Any, Any] | None]
 
 
 class Performer:
-    """Performs actions on one ledger. ``on_change`` is called when metadata that are watched have changed."""
+    """Performs actions on one ledger. Calls ``on_change`` when watched metadata have changed."""
 
     def __init__(self, ledger: LedgerKey, access: ReadAccess, on_change: Callable[[], None] = lambda: None) -> None:
         self._ledger_id = ledger.ledger_id
@@ -76,7 +76,7 @@ class Performer:
         except BookKeeperError as error:
             return RequestFailed(action.request_id, error)
         except Exception as error:
-            # Whatever it is, the machine must hear of it: it would wait for ever.
+            # Report any error to the machine. Otherwise it would wait for ever.
             _LOG.exception("ledger %d: a request to bookie %s failed", self._ledger_id, action.bookie_id)
             return RequestFailed(action.request_id, error)
 
@@ -119,16 +119,16 @@ class BlockMachine(Machine[Any, Any, None], Protocol):
 
 
 async def blocks_of(machine: BlockMachine, perform: Perform, what: str) -> AsyncGenerator[EntryBlock, None]:
-    """The blocks that a machine gives, in order. Raises the machine's error, after all that lies before.
+    """Yield the blocks of a machine, in order. Raises the machine's error after all blocks before it.
 
-    Closing this generator ends what is under way.
+    Closing this generator cancels the requests under way.
     """
     progress = asyncio.Event()
     runner = AsyncRunner(machine, perform, what=what, on_progress=progress.set)
     try:
         while True:
             block = machine.next_block()
-            # What has been taken makes room for more.
+            # Taking a block makes room for more.
             runner.run()
             if block is not None:
                 yield block
@@ -137,7 +137,7 @@ async def blocks_of(machine: BlockMachine, perform: Perform, what: str) -> Async
             elif machine.outcome is not None:
                 return
             else:
-                # No performer here answers at once, so nothing has happened since.
+                # No performer answers at once here, so there was no progress since.
                 progress.clear()
                 await progress.wait()
     finally:
@@ -145,14 +145,14 @@ async def blocks_of(machine: BlockMachine, perform: Perform, what: str) -> Async
 
 
 async def read_lac(ledger: LedgerKey, metadata: LedgerMetadata, access: ReadAccess) -> int:
-    """The highest LAC that the bookies of the last segment know, once enough of them answered.
+    """Return the highest LAC that the bookies of the last segment know, once enough of them answered.
 
-    They are asked over v3 only, since only READ_LAC tells the *explicit* LAC, by which a writer that is idle publishes
-    its last entries. There is no falling back to reading entry -1 over v2: a bookie takes both protocols on one port,
-    so one that refuses a v3 connection would not take the other. And such an answer would count as a full one while it
-    hides the explicit LAC. Unknown is what it is.
+    They are asked only over v3, because only READ_LAC returns the *explicit* LAC, by which an idle writer publishes its
+    last entries. There is no fallback to reading entry -1 over v2. A bookie serves both protocols on one port, so one
+    that refuses a v3 connection would refuse the other too. And such an answer would hide the explicit LAC but count as
+    complete. It counts as unknown instead.
 
-    Raises EntryUnknownError where too few bookies answer.
+    Raises EntryUnknownError if too few bookies answer.
     """
     machine = LacRead(ledger, metadata, timeout_ms=access.read_settings.timeout_ms)
     runner: AsyncRunner[Any, Any, int] = AsyncRunner(

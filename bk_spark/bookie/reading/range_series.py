@@ -1,6 +1,6 @@
 """Reads ranges of many ledgers in order. The next ledgers are opened ahead, and small ranges are read ahead.
 
-:mod:`bk_spark.bookie.reading.range_windows` decides what is read together and restores the order.
+:mod:`bk_spark.bookie.reading.range_windows` decides which ranges are read together, and restores their order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 
 #: Spans read at the same time.
 _AT_ONCE: Final = 16
-#: Windows begun ahead, and the bytes of those that are read ahead.
+#: The number of windows begun ahead, and the bytes of those that are read ahead.
 _AHEAD: Final = 16
 _AHEAD_BYTES: Final = 4 * 1024 * 1024
 #: A window with more bytes than this shows that the known sizes are wrong. It is then cut into smaller ones.
@@ -31,9 +31,9 @@ _MAX_HANDLES: Final = 1024
 
 
 class ReadHandles:
-    """Keeps the handles used last, so that a ledger read again is not opened again. One event loop.
+    """Caches the handles used last, so that a ledger read again is not opened again. One event loop.
 
-    A handle may be old. Before a missing entry is believed, the ledger is opened again.
+    A handle may be outdated. If an entry seems missing, the ledger is opened again.
     """
 
     def __init__(self, open_ledger: Callable[[int, bytes], Awaitable[ReadHandle]]) -> None:
@@ -41,7 +41,7 @@ class ReadHandles:
         self._handles: OrderedDict[tuple[int, bytes], ReadHandle] = OrderedDict()
 
     async def get(self, ledger_id: int, password: bytes) -> ReadHandle:
-        """Raises NoSuchLedgerError, UnauthorizedError."""
+        """Return a handle. Raises NoSuchLedgerError, UnauthorizedError."""
         key = (ledger_id, password)
         handle = self._handles.get(key)
         if handle is None:
@@ -50,7 +50,7 @@ class ReadHandles:
         return handle
 
     async def open(self, ledger_id: int, password: bytes) -> ReadHandle:
-        """As :meth:`get`, with fresh metadata."""
+        """Do the same as :meth:`get`, with fresh metadata."""
         key = (ledger_id, password)
         self._handles.pop(key, None)
         handle = self._handles[key] = await self._open(ledger_id, password)
@@ -67,17 +67,17 @@ class RangeSeries:
         self._password = password
         self._ranges = ranges
         self._windows = Windows(ranges)
-        #: Entries of ``_ranges`` given out so far.
+        #: The number of entries of ``_ranges`` returned so far.
         self._given_entries = 0
         self._begun: deque[_WindowRead] = deque()
         self._begun_bytes = 0
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
     async def payloads(self) -> AsyncGenerator[Payloads, None]:
-        """The payloads in order, any number of entries at a time.
+        """Yield the payloads in order, any number of entries at a time.
 
-        Raises, after all that lies before: NoSuchLedgerError, NoSuchEntryError (the ledger is there, the entry is
-        not), UnauthorizedError, EntryUnknownError.
+        Errors come after all entries before them: NoSuchLedgerError, NoSuchEntryError (the ledger exists, but not the
+        entry), UnauthorizedError, EntryUnknownError.
         """
         try:
             self._begin()
@@ -107,7 +107,7 @@ class RangeSeries:
             self._begun_bytes += window.size_bytes
 
     async def _plan_anew(self, read: _WindowRead) -> None:
-        """Entries are larger than expected. Cut the rest into smaller windows."""
+        """Cut the rest into smaller windows, because entries are larger than expected."""
         factor = read.times_larger
         await self._close()
         self._ranges = self._ranges.after(self._given_entries).scaled(factor)
@@ -134,7 +134,7 @@ class _WindowRead:
         self._tasks = [loop.create_task(self._prepare(number, slots)) for number in range(len(window.spans))]
 
     async def payloads(self) -> AsyncGenerator[Payloads, None]:
-        """Payloads in order. Stops before the window's end if it has far more bytes than expected."""
+        """Yield payloads in order. Stops before the window's end if it has far more bytes than expected."""
         if self.window.is_large:
             await self._tasks[0]
             if self._errors:
@@ -155,7 +155,7 @@ class _WindowRead:
 
     @property
     def times_larger(self) -> int:
-        """About how many times larger entries are than expected, at least 2."""
+        """The approximate factor by which entries are larger than expected, at least 2."""
         return max(2, -(-self._found_bytes // max(1, self.window.size_bytes)))
 
     async def close(self) -> None:
@@ -172,7 +172,7 @@ class _WindowRead:
                 elif number == 0 or self._found_bytes <= _MOST_WINDOW_BYTES:
                     await self._read_ahead(number, span)
             except BookKeeperError as error:
-                # Raised when the reader gets to what could not be read.
+                # Raised when the reader gets to the entry that could not be read.
                 self._errors[number] = error
 
     async def _read_ahead(self, number: int, span: Span) -> None:
@@ -204,7 +204,7 @@ class _WindowRead:
 
 
 async def _as_far_as_it_goes(handle: ReadHandle, first: int) -> AsyncGenerator[EntryBlock, None]:
-    """The entries of a closed ledger from ``first`` on."""
+    """Yield the entries of a closed ledger from ``first`` on."""
     if handle.metadata.state is LedgerState.CLOSED and first <= handle.last_add_confirmed:
         async with aclosing(handle.read_blocks(first, handle.last_add_confirmed)) as blocks:
             async for block in blocks:

@@ -1,9 +1,8 @@
-"""Which ranges of ledgers are read together. Pure.
+"""Decides which ranges of ledgers are read together. Without I/O.
 
-Micro-batches leave tiny ranges, and the ranges of one ledger lie between those of others. Small ranges are therefore
-grouped into *windows* of bounded size. Within a window, ranges of one ledger that continue each other form one *span*,
-which is read as a whole. The order of the ranges is then restored from the entries of the spans. A large range is a
-window of its own.
+Micro-batches leave tiny ranges, and the ranges of different ledgers alternate. So small ranges are grouped into
+*windows* of limited size. Within a window, adjacent ranges of one ledger form one *span*, which is read as a whole. The
+order of the ranges is then restored from the entries of the spans. A large range is a window of its own.
 
 There may be a million ranges. They are kept in columns, and no Python code runs for each range.
 """
@@ -18,7 +17,7 @@ import numpy as np
 
 from bk_spark.protocol.arrays import Int64s
 
-#: The approximate bytes of a window, and its highest number of spans.
+#: The approximate bytes of a window, and its maximum number of spans.
 WINDOW_BYTES: Final = 2 * 1024 * 1024
 MAX_SPANS: Final = 512
 #: A range with more bytes is a window of its own.
@@ -56,13 +55,13 @@ class EntryRanges:
         return len(self.entries)
 
     def part(self, start: int, end: int) -> EntryRanges:
-        """Ranges ``start`` up to but not including ``end``."""
+        """Return the ranges from ``start`` up to but not including ``end``."""
         return EntryRanges(
             self.ledger_id[start:end], self.first[start:end], self.entries[start:end], self.size_bytes[start:end]
         )
 
     def after(self, entries: int) -> EntryRanges:
-        """What is left after the first ``entries`` entries, counted over all ranges."""
+        """Return the ranges without their first ``entries`` entries, counted over all ranges."""
         ends = np.cumsum(self.entries)
         at = int(np.searchsorted(ends, entries, side="right"))
         rest = self.part(at, len(self))
@@ -76,7 +75,7 @@ class EntryRanges:
         return EntryRanges(rest.ledger_id, first, count, size_bytes)
 
     def scaled(self, factor: int) -> EntryRanges:
-        """The same ranges with ``factor`` times the expected bytes."""
+        """Return the same ranges with ``factor`` times the expected bytes."""
         most = np.iinfo(np.int64).max // factor
         return EntryRanges(
             self.ledger_id, self.first, self.entries, factor * np.clip(self.size_bytes, 1, most).astype(np.int64)
@@ -114,7 +113,7 @@ class Window:
 
     def __init__(self, ranges: EntryRanges, *, is_large: bool = False) -> None:
         self.is_large = is_large
-        #: About the memory that its read-ahead takes.
+        #: The approximate memory of its read-ahead.
         self.size_bytes = 0 if is_large else int(_costs(ranges).sum())
         self.entries = int(ranges.entries.sum())
         by_ledger = np.argsort(ranges.ledger_id, kind="stable")
@@ -146,12 +145,13 @@ class Window:
         ]
 
     def ranges_with(self, spans: int) -> int:
-        """How many of the first ranges belong to the first ``spans`` spans only."""
+        """Return how many of the first ranges belong only to the first ``spans`` spans."""
         beyond = self._span >= spans
         return int(np.argmax(beyond)) if beyond.any() else len(beyond)
 
     def gathered(self, found_entries: Sequence[int]) -> Gathered:
-        """The order of the entries found. ``found_entries`` counts the first entries found of each span."""
+        """Return the order of the entries found. ``found_entries`` has the number of leading entries found of each
+        span."""
         found = np.array(found_entries, np.int64)
         starts = np.cumsum(found) - found
         there = np.clip(found[self._span] - self._within, 0, self._entries)

@@ -1,4 +1,4 @@
-"""What the readers of one client share."""
+"""The shared state of one client's readers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bk_spark.protocol.ledger.reading.read_settings import REQUEST_BYTES, ReadSe
 
 @dataclass(frozen=True, slots=True)
 class ReadAccess:
-    """Metadata, connections (``pool_v3`` for what v2 cannot ask), and what was learnt about bookies."""
+    """Metadata, connections (``pool_v3`` for requests that v2 lacks), and knowledge about bookies."""
 
     services: ClusterServices
     pool: ConnectionPool[LedgerConnection]
@@ -25,7 +25,7 @@ class ReadAccess:
     history: FailureHistory
     watches: LedgerWatches
     read_settings: ReadSettings
-    #: Bookies that closed the connection at a batch read: they do not know it.
+    #: Bookies without batch reads: they closed the connection at one.
     without_batch_reads: set[str] = field(default_factory=set)
 
     @classmethod

@@ -25,9 +25,9 @@ class ReadHandle:
     """Reads entries of one ledger, for any number of tasks of one event loop. Opening it did not fence the ledger.
 
     A closed ledger can be read up to ``metadata.last_entry_id``. A ledger that is being written can be read up to
-    ``last_add_confirmed``. The iterators stop what they have under way when they are closed (``contextlib.aclosing``).
+    ``last_add_confirmed``. Closing an iterator (``contextlib.aclosing``) cancels its requests.
 
-    Made by :meth:`Client.open_for_reading`.
+    Create it with :meth:`Client.open_for_reading`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ReadHandle:
         first, last
             The ids of the first and of the last entry.
         known_to_exist
-            The caller knows that the entries were acknowledged, for example from a log's list. They are then read even
+            The caller knows that the entries were acknowledged, for example from a log's list. They are read even
             beyond the last add confirmed.
 
         Returns
@@ -79,7 +79,7 @@ class ReadHandle:
                 yield block
 
     async def read_unconfirmed(self, first: int, last: int) -> AsyncGenerator[EntryBlock, None]:
-        """Read entries that may not exist. Recovery may still remove what this returns of an open ledger.
+        """Read entries that may not exist. Recovery may still remove the returned entries of an open ledger.
 
         Parameters
         ----------
@@ -94,8 +94,8 @@ class ReadHandle:
         Raises
         ------
         NoSuchEntryError
-            After all entries before it: if every replica says that it lacks an entry, or the closed ledger ends before
-            it. In an open ledger the entry may still come.
+            After all entries before it: if every replica lacks an entry, or the closed ledger ends before it. In an
+            open ledger the entry may still come.
         EntryUnknownError
             After all entries before it: if a replica that may have an entry could not tell.
         """
@@ -198,18 +198,18 @@ class ReadHandle:
     async def tail(self, from_entry: int, *, max_wait_ms: int | None = None) -> AsyncGenerator[EntryBlock, None]:
         """Read entries as they are confirmed. Ends when the ledger is closed and read to its end.
 
-        A ledger in recovery that nobody closes has no end. If the iterator ended after ``max_wait_ms``, look at
-        ``metadata.state``, which it keeps up to date. If that is CLOSED, and nothing is left up to
-        ``last_add_confirmed``, the ledger is at its end.
+        A ledger in recovery that nobody closes has no end. If the iterator ended after ``max_wait_ms``, check
+        ``metadata.state``, which it keeps up to date. If that is CLOSED, and all entries up to ``last_add_confirmed``
+        were returned, the ledger is at its end.
 
         Parameters
         ----------
         from_entry
             The id of the first entry.
         max_wait_ms
-            End also when nothing new was confirmed for so long, in milliseconds. By default wait without limit. Entries
-            that were confirmed before the call are returned in any case. To go on, call again with the id after the
-            last entry.
+            End also when nothing new was confirmed for this long, in milliseconds. By default wait without limit.
+            Entries that were confirmed before the call are always returned. To continue, call again with the id after
+            the last entry.
 
         Returns
         -------

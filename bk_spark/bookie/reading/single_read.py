@@ -17,7 +17,7 @@ from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 async def try_one_replica(
     ledger: LedgerKey, metadata: LedgerMetadata, entry_id: int, access: ReadAccess
 ) -> Entry | None:
-    """The entry, if its first replica gives it soon; else None, which says nothing."""
+    """Return the entry if its first replica returns it soon. None says nothing about the entry."""
     machine = SingleRead(ledger, metadata, entry_id, access.read_settings, access.history)
     match machine.take_actions():
         case [StartTimer(name, after_ms), ReadEntries(request_id, bookie_id, entry_ids)]:

@@ -32,7 +32,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Tail:
-    """One following of one ledger."""
+    """Follows one ledger once."""
 
     def __init__(
         self, ledger: LedgerKey, view: LedgerView, first: int, max_wait_ms: int | None, access: ReadAccess

@@ -1,9 +1,8 @@
-"""Asking a ledger's bookies for its last add confirmed (LAC), as a machine. Source: docs/design/compatibility.md §4.7.
+"""The machine that asks bookies for a ledger's last add confirmed (LAC). Source: docs/design/compatibility.md §4.7.
 
-All bookies of the last segment are asked at once. The result is there as soon as no write quorum can still reach its
-ack quorum among those that gave no definite answer. A bookie that hangs delays nothing. The result is the highest LAC
-heard. It is never below what the segment itself proves: a segment begins right after the entry that was the last
-confirmed one when it was made.
+All bookies of the last segment are asked at once. The machine ends as soon as no write quorum can still reach its ack
+quorum among those that gave no definite answer. A bookie that hangs delays nothing. The result is the highest LAC
+heard. It is at least what the segment proves: a segment begins right after the last confirmed entry of its time.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ _TIMEOUT: Final = "LAC"
 
 @dataclass(frozen=True, slots=True)
 class LacAnswer:
-    """What one bookie says of a ledger's LAC.
+    """One bookie's answer about a ledger's LAC.
 
-    ``lac`` is what it could prove by a right digest. It counts whatever ``answer`` is: Apache's bookie says "I/O error"
-    beside the explicit LAC of a ledger of which it holds no entry. ``reason`` says why an answer is UNKNOWN.
+    ``lac`` is proven by a right digest. It counts whatever ``answer`` is: Apache's bookie answers "I/O error" together
+    with the explicit LAC if it holds no entry of the ledger. ``reason`` says why an answer is UNKNOWN.
     """
 
     answer: Answer
@@ -39,7 +38,7 @@ class LacAnswer:
 
 
 def understand(ledger: LedgerKey, told: LacTold) -> LacAnswer:
-    """What an answer to READ_LAC says. Only what has a right digest counts, and a wrong digest makes it UNKNOWN."""
+    """Interpret an answer to READ_LAC. A LAC counts only with a right digest. A wrong digest makes it UNKNOWN."""
     lac, wrong = NO_ENTRY, ""
     if told.explicit_lac is not None:
         try:
@@ -67,12 +66,11 @@ class LacRead:
     Parameters
     ----------
     ledger, metadata
-        The ledger as it is now.
+        The ledger and its current metadata.
     timeout_ms
-        A bookie that has not answered by then could not tell.
+        A bookie that has not answered after this long counts as UNKNOWN.
 
-    The result is the LAC. The error is EntryUnknownError where too few bookies told it. Requests are named by the
-    bookie's id.
+    The result is the LAC. The error is EntryUnknownError if too few bookies answered. A bookie's id is its request id.
     """
 
     def __init__(self, ledger: LedgerKey, metadata: LedgerMetadata, *, timeout_ms: int) -> None:
@@ -90,7 +88,7 @@ class LacRead:
         return actions
 
     def handle(self, event: LacTold | RequestFailed | TimerFired) -> None:
-        """The first answer of a bookie counts. None does after the end."""
+        """Handle an event. Only the first answer of a bookie counts, and none counts after the end."""
         match event:
             case LacTold(str(bookie_id)):
                 self._hear(bookie_id, understand(self._ledger, event))

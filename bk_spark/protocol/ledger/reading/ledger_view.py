@@ -1,4 +1,4 @@
-"""What a reader knows of a ledger."""
+"""A reader's knowledge of a ledger."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerSta
 
 @dataclass(frozen=True, slots=True)
 class LedgerKey:
-    """Which ledger, and how its entries are verified."""
+    """A ledger's id, and the keys to verify its entries."""
 
     ledger_id: int
     digest_type: DigestType
@@ -35,26 +35,27 @@ class LedgerView:
         return self.metadata.state is LedgerState.CLOSED
 
     def learn_metadata(self, metadata: LedgerMetadata) -> None:
-        """Metadata were read. Several reads may overlap and an older state come last: a closed ledger stays closed."""
+        """Record metadata that were read. Reads may overlap, and an older one may end last. A closed ledger stays
+        closed."""
         if metadata.state is LedgerState.CLOSED or not self.closed:
             self.metadata = metadata
         if self.closed:
             self.last_add_confirmed = self.metadata.last_entry_id
 
     def learn_lac(self, last_add_confirmed: int) -> None:
-        """A LAC was heard. The end of a closed ledger does not move."""
+        """Record a LAC. The end of a closed ledger does not move."""
         if not self.closed:
             self.last_add_confirmed = max(self.last_add_confirmed, last_add_confirmed)
 
     def check_order(self, first: int, last: int) -> None:
-        """Raises InvalidArgumentError where ``first`` to ``last`` (inclusive) is no range of entries."""
+        """Raise InvalidArgumentError if ``first`` to ``last`` (inclusive) is not a range of entries."""
         if first < 0 or last < first:
             raise InvalidArgumentError(f"cannot read entries {first}..{last}", ledger_id=self.ledger_id)
 
     def check_range(self, first: int, last: int, *, known_to_exist: bool) -> None:
-        """Raises InvalidArgumentError, and NoSuchEntryError where ``last`` is beyond the end.
+        """Raise InvalidArgumentError, or NoSuchEntryError if ``last`` is beyond the end.
 
-        ``known_to_exist`` says that the entries were acknowledged, whatever LAC is known here.
+        ``known_to_exist``: the entries were acknowledged, whatever LAC is known here.
         """
         self.check_order(first, last)
         if last > self.last_add_confirmed and not (known_to_exist and not self.closed):

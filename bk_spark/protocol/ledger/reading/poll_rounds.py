@@ -1,7 +1,7 @@
-"""Which bookie a tail polls next (:mod:`bk_spark.protocol.ledger.reading.tail`).
+"""Chooses the bookie that a tail polls next (:mod:`bk_spark.protocol.ledger.reading.tail`).
 
-A round asks each bookie of the last segment once. It ends early when a bookie brings news, or has waited for news in
-vain. After a round in which nobody waited there is a pause, longer each time.
+A round asks each bookie of the last segment once. It ends early when a bookie has news, or waited the full time without
+news. A round in which no bookie waited is followed by a pause, which gets longer each time.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ class Poll:
     previous_lac: int
     slow_after_ms: int
     slow: bool = False
-    #: It has not waited for half as long as it was asked to.
+    #: The bookie has not yet waited for half the time that it was asked to.
     early: bool = True
-    #: What the bookie claims, once it has answered.
+    #: The LAC that the bookie claims, once it has answered.
     claimed_lac: int | None = None
 
 
 class PollRounds:
-    """``suspects`` are asked last. Bookies that fail are added."""
+    """The order of polls. ``suspects`` are asked last. Bookies that fail are added to them."""
 
     def __init__(self, suspects: Suspects) -> None:
         self._suspects = suspects
         self._turn = 0
-        #: Bookies of this round that had nothing to say, and those that failed (with the reason).
+        #: Bookies of this round without news, and those that failed (with the reason).
         self._quiet: set[str] = set()
         self._failed: dict[str, str] = {}
         self._quiet_rounds = 0
-        #: Rounds in a row in which every bookie failed.
+        #: The number of consecutive rounds in which every bookie failed.
         self.failed_rounds = 0
 
     def candidate(self, ensemble: tuple[str, ...], last_add_confirmed: int, polled: Collection[str]) -> str | None:
-        """The bookie to be asked next. None: the others of this round were asked, or are ``polled``.
+        """Return the bookie to ask next. None if all bookies of this round were asked, or are ``polled``.
 
-        The first is the one that holds the entry after the LAC and the one after that.
+        The first one holds both the entry after the LAC and the one after that.
         """
         turn = (last_add_confirmed + 2 + self._turn) % len(ensemble)
         taken = {*polled, *self._quiet, *self._failed}
@@ -59,7 +59,7 @@ class PollRounds:
 
     @property
     def failures(self) -> str:
-        """What the bookies of this round failed with, for an error's text."""
+        """Return the failures of this round's bookies, for an error's text."""
         return "; ".join(f"{bookie} {reason}" for bookie, reason in self._failed.items())
 
     def on_news(self) -> None:
@@ -67,7 +67,7 @@ class PollRounds:
         self._begin()
 
     def on_silence(self, bookie_id: str, *, waited: bool) -> None:
-        """The bookie answered, and told nothing new."""
+        """Record an answer without news."""
         self.failed_rounds = 0
         if waited:
             self._turn += 1
@@ -80,7 +80,7 @@ class PollRounds:
         self._failed[bookie_id] = reason
 
     def end(self) -> int:
-        """Every bookie was asked. Returns how long to pause before the next round, in ms."""
+        """End the round, after every bookie was asked. Return the pause before the next round, in ms."""
         if self._quiet:
             self._quiet_rounds += 1
             pause_ms = growing_pause_ms(self._quiet_rounds, _MAX_QUIET_PAUSE_MS)
@@ -96,5 +96,5 @@ class PollRounds:
 
 
 def growing_pause_ms(times: int, at_most_ms: int = _MAX_FAILURE_PAUSE_MS) -> int:
-    """After the first time :data:`_FIRST_PAUSE_MS`, then twice the pause before."""
+    """Return a pause: :data:`_FIRST_PAUSE_MS` the first time, then twice the previous one."""
     return min(at_most_ms, _FIRST_PAUSE_MS << min(times - 1, 16))

@@ -1,4 +1,4 @@
-"""The pieces in which a pass reads a range (:mod:`bk_spark.protocol.ledger.reading.range_pass`)."""
+"""The pieces of a range that a pass reads (:mod:`bk_spark.protocol.ledger.reading.range_pass`)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from bk_spark.protocol.quorum import Answer
 
 @dataclass(slots=True)
 class Chunk:
-    """Entries that are given out together."""
+    """Entries that are returned together."""
 
     entry_ids: range
     number: int
     open_parts: int = 0
     answers: list[tuple[range, Payloads]] = field(default_factory=list)
-    #: By the entry that could not be had.
+    #: By the entry that could not be read.
     errors: dict[int, BookKeeperError] = field(default_factory=dict)
 
     @property
     def good_ids(self) -> range:
-        """The entries before the first that could not be had."""
+        """The entries before the first that could not be read."""
         return range(self.entry_ids.start, min(self.errors, default=self.entry_ids.stop))
 
     def block(self, max_lac: int) -> EntryBlock:
@@ -38,17 +38,17 @@ class Chunk:
 
 @dataclass(slots=True)
 class Part:
-    """What one replica can give of a chunk: all of it, or every E-th entry."""
+    """The part of a chunk that one replica holds: all of it, or every E-th entry."""
 
     chunk: Chunk
-    #: Those not had yet.
+    #: The entries not read yet.
     entry_ids: range
-    #: Not yet asked for the next entry, best first.
+    #: Replicas not yet asked for the next entry, best first.
     replicas: list[str]
-    #: By request id, those that may still answer; and which of the requests take long.
+    #: Bookies that may still answer, by request id, and the ids of the slow requests.
     asked: dict[int, str] = field(default_factory=dict)
     slow: set[int] = field(default_factory=set)
-    #: Of requests that are not slow yet, by id: the time they have left when they become slow.
+    #: For requests that are not slow yet, by id: the time left once they become slow.
     late_after_ms: dict[int, int] = field(default_factory=dict)
     failed: dict[str, tuple[Answer, str]] = field(default_factory=dict)
     speculations: int = 0

@@ -1,15 +1,16 @@
-"""One pass over a range of entries with one state of the metadata, as a machine. Source:
+"""The machine of one pass over a range of entries, with one state of the metadata. Source:
 docs/design/compatibility.md §4.8.
 
-The range is cut into *chunks*, a bounded number of which are under way. Where every bookie of the ensemble holds every
-entry (E = Qw) a chunk is one part, and successive chunks begin at different replicas, so that all of them serve. In a
-striped ledger a chunk is one part for each ensemble position, each of every E-th entry.
+The range is cut into *chunks*. A limited number of them is under way. If every bookie of the ensemble holds every entry
+(E = Qw), a chunk is one part, and successive chunks begin at different replicas, to spread the load. In a striped
+ledger a chunk has one part for each ensemble position, with every E-th entry.
 
-A part is asked for at one replica. If that fails, or its next entry has a wrong digest, the next replica is asked. If
-it answers less than was asked (a batch read is bounded by bytes), it is asked for the rest. If it is slow, it is left
-under way and the next replica is asked for the rest too. The first good answer wins, the others are stopped.
+A part is read from one replica. If that fails, or its next entry has a wrong digest, the next replica is asked. If it
+returns only some of the entries (a batch read is limited in bytes), it is asked for the rest. If it is slow, the
+request stays under way and the next replica is also asked for the rest. The first good answer wins, and the other
+requests are stopped.
 
-When no replica is left, the outcome depends on what they said:
+When no replica is left, the outcome depends on their answers:
 
 ========================================== ==========================================================
 entries known to exist                     *unknown*: that a replica lacks the entry proves nothing
@@ -17,7 +18,7 @@ unconfirmed, all replicas said "absent"    *absent*: not there now (a live write
 unconfirmed, one replica could not tell    *unknown*: it may be there
 ========================================== ==========================================================
 
-Everything before the entry that could not be had is given out first.
+All entries before the one that could not be read are returned first.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Answer
 from bk_spark.protocol.wire.code_errors import error_of
 
-#: So many entries are asked for one by one. The rest of a request follows. This bounds what a bookie has to do at once.
+#: The maximum number of single reads sent at once. The rest of a request follows. This limits a bookie's load.
 _MAX_SINGLE_READS: Final = 250
-#: An answer to a batch read has so much beside the entries.
+#: Bytes of an answer to a batch read besides the entries.
 _BATCH_RESERVE_BYTES: Final = 1024
 _LOST_REMEDY: Final = "it was written there: were their disks or directories replaced? Bring back what they held"
 
@@ -77,13 +78,13 @@ class RangePass:
     Parameters
     ----------
     unconfirmed
-        It is not known whether the entries exist.
+        The entries may not exist.
     suspects
         Bookies that are asked last. Those that fail or are slow are added.
     without_batch_reads
-        Bookies that do not know batch reads. Those that are found out are added.
+        Bookies without batch reads. Newly found ones are added.
     request_ids
-        Where several passes share a runner, no two requests may have the same id.
+        Gives the ids of requests. They must be unique among all passes that share a runner.
     """
 
     def __init__(
@@ -110,13 +111,13 @@ class RangePass:
         self._without_batch_reads = without_batch_reads
         self._request_ids = request_ids
         self._chunks_in_flight = settings.requests_ahead
-        #: Bytes of an average entry, as far as a closed ledger's metadata tell. 0: not known yet.
+        #: The average size of an entry in bytes, from a closed ledger's metadata. 0: not known yet.
         self._average_bytes = metadata.length / (metadata.last_entry_id + 1) if metadata.last_entry_id >= 0 else 0.0
         self._chunks: deque[Chunk] = deque()
         self._parts: dict[int, Part] = {}
-        #: Batch reads that were refused and are tried one by one, at bookies that may not know batch reads.
+        #: Refused batch reads that are retried one by one, at bookies that may lack batch reads.
         self._refused: set[int] = set()
-        #: Short ranges begin at different replicas too.
+        #: Starts at ``first``, so that short ranges also begin at different replicas.
         self._chunk_number = first
         self._max_lac = -1
         self._actions: list[Action] = []
@@ -127,7 +128,7 @@ class RangePass:
         return actions
 
     def next_block(self) -> EntryBlock | None:
-        """The next entries in order, if they are there."""
+        """Return the next entries in order, or None if they have not arrived."""
         if self.outcome is not None or not self._chunks or self._chunks[0].open_parts:
             return None
         chunk = self._chunks[0]
@@ -144,7 +145,7 @@ class RangePass:
         return block
 
     def handle(self, event: Event) -> None:
-        """Events of requests that are over are ignored."""
+        """Handle an event. Events of ended requests are ignored."""
         match event:
             case EntriesRead(request_id) | BatchRead(request_id):
                 self._on_answer(request_id, event)
@@ -176,7 +177,7 @@ class RangePass:
             self._on_entries(request_id, block)
 
     def _block(self, entry_ids: range, event: EntriesRead | BatchRead) -> EntryBlock:
-        """The first entries that the answer has, verified. There is at least one."""
+        """Verify the first entries of an answer and return them, at least one."""
         ledger = self._ledger
         if isinstance(event, BatchRead):
             _check(event.code)
@@ -205,7 +206,7 @@ class RangePass:
         part.chunk.answers.append((part.entry_ids[:count], block.payloads.part(0, count)))
         part.entry_ids = part.entry_ids[count:]
         if part.entry_ids:
-            # Replicas that failed an earlier entry of the part may well have this one.
+            # Replicas that failed for an earlier entry of the part may have this one.
             part.replicas = [winner, *part.replicas, *others, *part.failed]
             part.failed, part.speculations = {}, 0
             self._ask_next(part)
@@ -214,8 +215,8 @@ class RangePass:
             self._look_for_end()
 
     def _on_error(self, request_id: int, answer: Answer, reason: str, *, failed: bool = False) -> None:
-        """The bookie said that it lacks the request's first entry (ABSENT); or it failed, could not tell, or gave it
-        with a wrong digest (UNKNOWN)."""
+        """Handle a bad answer. ABSENT: the bookie lacks the request's first entry. UNKNOWN: it failed, could not tell,
+        or returned a wrong digest."""
         part = self._parts.get(request_id)
         if part is None:
             return
@@ -231,15 +232,15 @@ class RangePass:
             self._give_up(part)
 
     def _on_refused(self, request_id: int) -> None:
-        """A bookie older than 4.17 closes the connection at a batch read: go on without. One that cannot be reached
-        again has just died."""
+        """Continue without batch reads. A bookie older than 4.17 closes the connection at a batch read. If it cannot be
+        reached again, it died."""
         part = self._parts.get(request_id)
         if part is not None:
             self._refused.add(request_id)
             self._actions.append(ReadEntries(request_id, part.asked[request_id], part.entry_ids[:_MAX_SINGLE_READS]))
 
     def _on_timer(self, request_id: int) -> None:
-        """The request takes long, or too long. One that takes long may still be answered."""
+        """Handle a request that is slow, or late. A slow one may still be answered."""
         part = self._parts.get(request_id)
         if part is None:
             return
@@ -307,17 +308,17 @@ class RangePass:
         if slow_after_ms is None or slow_after_ms >= late_after_ms:
             self._actions.append(StartTimer(request_id, late_after_ms))
         else:
-            # One timer for each request: what is left of its time begins when this fires.
+            # One timer for each request. When it fires, it starts again for the rest of the request's time.
             part.late_after_ms[request_id] = late_after_ms - slow_after_ms
             self._actions.append(StartTimer(request_id, slow_after_ms))
 
     @staticmethod
     def _all_slow(part: Part) -> bool:
-        """Nobody is under way of whom an answer can be expected soon."""
+        """Return whether every request under way is slow."""
         return len(part.slow) == len(part.asked)
 
     def _forget(self, request_id: int) -> str:
-        """The request is over. Returns the bookie that was asked."""
+        """Remove an ended request. Return the bookie that was asked."""
         part = self._parts.pop(request_id)
         part.slow.discard(request_id)
         self._refused.discard(request_id)
@@ -345,7 +346,7 @@ class RangePass:
             f"{what}: {said}{remedy}", ledger_id=self._ledger.ledger_id, entry_id=entry_id, code=code
         )
         chunk.open_parts -= 1
-        # Nothing behind it will be given out.
+        # Entries after it are not returned.
         self._next = self._last + 1
         while self._chunks[-1] is not chunk:
             self._chunks.pop()
@@ -367,7 +368,7 @@ class RangePass:
 
 
 def _check(code: Code) -> None:
-    """Absent is only what the bookie says is absent. Every other code leaves it open."""
+    """Raise for a code that is not OK. Only NO_ENTRY and NO_LEDGER mean that the entry is absent."""
     if code in (Code.NO_ENTRY, Code.NO_LEDGER):
         raise _LacksEntryError
     if code is not Code.OK:

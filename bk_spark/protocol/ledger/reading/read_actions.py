@@ -1,6 +1,6 @@
-"""What the machines of reading ask for, and what they are told (see :mod:`bk_spark.protocol.machine`).
+"""Actions and events of the machines of reading (see :mod:`bk_spark.protocol.machine`).
 
-An event carries what a server answered, as it came. Its meaning is the machines' matter.
+An event carries a server's answer unchanged. The machines interpret it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ReadEntries:
 
 @dataclass(frozen=True, slots=True)
 class ReadBatch:
-    """Read ``entry_ids``, which follow each other, at the bookie by one request. The answer may have ``max_bytes``:
+    """Read the consecutive ``entry_ids`` at the bookie by one request, with an answer of up to ``max_bytes``:
     :class:`BatchRead`, :class:`BatchRefused` or :class:`RequestFailed`."""
 
     request_id: int
@@ -56,15 +56,15 @@ class LongPoll:
 
 @dataclass(frozen=True, slots=True)
 class ReportFailure:
-    """The bookie failed. Whoever chooses bookies should know."""
+    """Report the failure of a bookie to the placement of new ledgers."""
 
     bookie_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class WatchMetadata:
-    """Read the ledger's metadata: :class:`MetadataFound` or :class:`MetadataFailed`. Every later change is to be told,
-    too: :class:`MetadataChanged`."""
+    """Read the ledger's metadata: :class:`MetadataFound` or :class:`MetadataFailed`. Also report every later change:
+    :class:`MetadataChanged`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class ReadLac:
 
 @dataclass(frozen=True, slots=True)
 class ReadRange:
-    """Read the entries: :class:`EntriesGiven` as they are given to the caller, then :class:`RangeRead` or
+    """Read the entries: :class:`EntriesGiven` when the caller receives some, then :class:`RangeRead` or
     :class:`RangeFailed`."""
 
     first: int
@@ -105,14 +105,14 @@ class BatchRead:
 
 @dataclass(frozen=True, slots=True)
 class BatchRefused:
-    """The connection broke at a batch read, and it had never answered one before."""
+    """The connection broke at a batch read, and had never answered one before."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """A request got no answer: no connection, a broken one, or an answer that cannot be understood."""
+    """A request failed: no connection, a broken one, or an invalid answer."""
 
     request_id: Hashable
     error: Exception
@@ -120,7 +120,7 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class LacTold:
-    """The answer to :class:`AskLac`: a packet with the explicit LAC and the last entry, where there are such."""
+    """The answer to :class:`AskLac`: a packet with the explicit LAC and the last entry. Either may be missing."""
 
     request_id: Hashable
     code: Code
@@ -130,7 +130,7 @@ class LacTold:
 
 @dataclass(frozen=True, slots=True)
 class PollAnswered:
-    """The answer to :class:`LongPoll`. ``max_lac`` is the highest LAC that the bookie claims, if it does."""
+    """The answer to :class:`LongPoll`. ``max_lac`` is the highest LAC that the bookie claims, if any."""
 
     request_id: int
     code: Code
@@ -144,14 +144,14 @@ class MetadataChanged:
 
 @dataclass(frozen=True, slots=True)
 class LacHeard:
-    """The LAC, or None where too few bookies told it."""
+    """The LAC, or None if too few bookies answered."""
 
     last_add_confirmed: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class EntriesGiven:
-    """The caller was given the next ``count`` entries. ``max_lac`` is the highest LAC in them."""
+    """The caller received the next ``count`` entries. ``max_lac`` is the highest LAC in them."""
 
     count: int
     max_lac: int
@@ -159,7 +159,7 @@ class EntriesGiven:
 
 @dataclass(frozen=True, slots=True)
 class RangeRead:
-    """The caller was given the whole range."""
+    """The caller received the whole range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,5 +170,5 @@ class RangeFailed:
 
 
 def reason_of_failure(error: Exception) -> str:
-    """What is to be said of a bookie whose request failed; follows its name."""
+    """Return the reason of a failed request, to print after the bookie's name."""
     return getattr(error, "message", None) or repr(error)

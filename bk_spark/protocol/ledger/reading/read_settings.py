@@ -1,30 +1,30 @@
-"""How ledgers are read and followed. Source of defaults: docs/design/compatibility.md §4.8, §4.11."""
+"""Settings for reading and following ledgers. Source of defaults: docs/design/compatibility.md §4.8, §4.11."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-#: Answer bytes aimed at for a request.
+#: The intended size of an answer in bytes.
 REQUEST_BYTES: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """When to ask another replica while the one before may still answer: the first after ``first_ms``, each further one
-    after twice the wait before it, ``max_ms`` at most."""
+    """When to ask another replica while earlier ones may still answer: the first after ``first_ms``, each further one
+    after twice the previous wait, at most ``max_ms``."""
 
     first_ms: int
     max_ms: int
 
     def wait_ms(self, already: int) -> int:
-        """How long to wait where ``already`` speculative requests were sent."""
-        # Beyond 32 doublings only the bound can count.
+        """Return the wait after ``already`` speculative requests."""
+        # After 32 doublings the limit always applies.
         return self.first_ms if already == 0 else min(self.max_ms, self.first_ms << min(already, 32))
 
 
 class Suspects(Protocol):
-    """Bookies that failed or were slow lately, to be asked last. A plain set of ids is one."""
+    """Bookies that failed or were slow lately, and are asked last. A plain set of ids fits."""
 
     def add(self, bookie_id: str, /) -> None: ...
 
@@ -33,23 +33,23 @@ class Suspects(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
-    """How ranges are read.
+    """Settings for reading ranges.
 
     Parameters
     ----------
     attempts
-        Tries for an entry that no replica gave, with fresh metadata each time.
+        Attempts to read an entry that no replica returned, each with fresh metadata.
     timeout_ms
-        A bookie that leaves a read unanswered so long has failed.
+        A bookie that does not answer a read for this long has failed.
     requests_ahead
-        Requests, of about :data:`REQUEST_BYTES` each, that may be under way or answered ahead of the caller.
+        The number of requests, of about :data:`REQUEST_BYTES` each, under way or answered ahead of the caller.
     max_answer_bytes
-        The largest answer that a connection takes. None: entries are read one by one, not in batches.
+        The largest answer that a connection accepts. None: entries are read one by one, not in batches.
     speculation
         When the next replica is asked too. The default is that of Apache's ``firstSpeculativeReadTimeout`` and
         ``maxSpeculativeReadTimeout``.
     first_request_entries, max_request_entries
-        Entries of a request: where nothing is known of their size, and at most.
+        Entries of a request: while their size is unknown, and at most.
     """
 
     attempts: int = 3
@@ -63,18 +63,18 @@ class ReadSettings:
 
 @dataclass(frozen=True, slots=True)
 class TailSettings:
-    """How a ledger is followed.
+    """Settings for following a ledger.
 
     Parameters
     ----------
     attempts
-        How often in a row something may fail.
+        The number of consecutive failures allowed.
     max_wait_ms
-        The tail ends when nothing new was confirmed for so long. None: it never does.
+        The tail ends when nothing new was confirmed for this long. None: it never does.
     poll_ms
         How long a bookie is asked to wait for news.
     timeout_ms
-        A bookie that leaves a poll unanswered so long after it should have answered has failed.
+        A bookie whose answer to a poll is overdue by this long has failed.
     speculation
         When another bookie is asked too. The default is that of Apache's ``firstSpeculativeReadLACTimeout`` and
         ``maxSpeculativeReadLACTimeout``.

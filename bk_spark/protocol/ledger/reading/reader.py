@@ -1,8 +1,8 @@
-"""Reading a range of entries, as a machine: passes over it, each with the metadata of its time.
+"""The machine that reads a range of entries, in passes. Each pass begins with current metadata.
 
-A pass ends where no replica gave an entry. A re-replication may have moved the segment since the metadata were read, so
-they are read anew and another pass begins at that entry. After so many passes in a row that gave nothing the error
-stands.
+A pass ends at an entry that no replica returned. A re-replication may have moved the segment since the metadata were
+read. So they are read again, and another pass begins at that entry. After ``attempts`` consecutive passes without any
+entry, the error is final.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class RangeReader:
     Parameters
     ----------
     view
-        What is known of the ledger. It learns what the reader finds.
+        The shared knowledge of the ledger. The reader updates it.
     unconfirmed
-        It is not known whether the entries exist. What is given of an open ledger may never be acknowledged: recovery
-        can still cut it off. Otherwise the caller has checked them (:meth:`LedgerView.check_range`).
+        The entries may not exist. Entries of an open ledger may never be acknowledged, because recovery can still
+        remove them. If false, the caller has checked the range (:meth:`LedgerView.check_range`).
     suspects, without_batch_reads
         See :class:`RangePass`.
 
-    The error is, after all that lies before: EntryUnknownError where no replica could give an entry; of unconfirmed
-    entries NoSuchEntryError, where every replica says that it lacks the entry (in an open ledger: now; it may yet come)
-    or beyond the end of a closed ledger; and what reading the metadata raised.
+    The error comes after all entries before it. It is EntryUnknownError if no replica could return an entry, or the
+    error of reading the metadata. For unconfirmed entries it is NoSuchEntryError if every replica lacks the entry (in
+    an open ledger it may still come), or if the entry is beyond the end of a closed ledger.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class RangeReader:
         self._suspects = suspects
         self._without_batch_reads = without_batch_reads
         self._request_ids = itertools.count()
-        #: Passes in a row that gave nothing.
+        #: The number of consecutive passes without any entry.
         self._failures = 0
-        #: The last pass: why it ended, and its metadata.
+        #: Of the last pass: why it ended, and its metadata.
         self._error: Exception | None = None
         self._metadata = view.metadata
         self._actions: list[Action] = []
@@ -83,7 +83,7 @@ class RangeReader:
         return actions
 
     def next_block(self) -> EntryBlock | None:
-        """The next entries in order, if they are there."""
+        """Return the next entries in order, or None if they have not arrived."""
         if self._pass is None or self.outcome is not None:
             return None
         block = self._pass.next_block()
@@ -102,7 +102,7 @@ class RangeReader:
                 self._actions.append(ReadMetadata())
             case MetadataFound(metadata, _):
                 self._view.learn_metadata(metadata)
-                # Bookies of an ensemble that was replaced meanwhile know nothing of later entries.
+                # Bookies of an ensemble that was replaced meanwhile do not have later entries.
                 replaced = self._failures < self._settings.attempts and self._view.metadata != self._metadata
                 if isinstance(self._error, NoSuchEntryError) and not replaced:
                     self.outcome = EndedBy(self._error)
@@ -140,7 +140,7 @@ class RangeReader:
         )
 
     def _look(self) -> None:
-        """What follows from the end of a pass."""
+        """Handle the end of a pass."""
         assert self._pass is not None
         end = self._pass.outcome
         if end is None:

@@ -1,4 +1,4 @@
-"""The short way to one entry, as a machine: one replica, one request."""
+"""The machine of a quick read of one entry: one replica, one request."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SLOW: Final = "slow"
 
 
 class SingleRead:
-    """Asks the entry's first replica. The result is the entry, if that replica gives it before a second one would be
-    asked. Else it is None, which says nothing: :class:`bk_spark.protocol.ledger.reading.reader.RangeReader` finds out.
+    """Asks the entry's first replica. The result is the entry, if that replica returns it before a second one would be
+    asked. None says nothing about the entry: use :class:`bk_spark.protocol.ledger.reading.reader.RangeReader` then.
 
-    A replica that does not give the entry is added to ``suspects``. One that is there is not asked.
+    A replica that does not return the entry is added to ``suspects``. Suspects are not asked.
     """
 
     def __init__(

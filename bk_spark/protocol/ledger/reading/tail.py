@@ -1,21 +1,21 @@
-"""Following a ledger that is being written, as a machine. Source: docs/design/compatibility.md §1.8, §4.11, §11.
+"""The machine that follows a ledger that is being written. Source: docs/design/compatibility.md §1.8, §4.11, §11.
 
-The tail knows a LAC that never goes back, and reads up to it, never further. It learns the LAC from a LAC read at the
-beginning, from LACs in the entries it reads, from segments (one begins right after the last confirmed entry of its
-time), and when it has caught up, from long polls: a bookie answers one when its LAC passes ``previous_lac``.
+The tail knows a LAC that never decreases, and never reads beyond it. It learns the LAC from a LAC read at the start,
+from the entries it reads, and from segments (one begins right after the last confirmed entry of its time). When it has
+caught up, it uses long polls: a bookie answers one when its LAC passes ``previous_lac``.
 
-* A poll's LAC is the bookie's word alone. READ_LAC must prove it by a digest before entries are read up to it.
-* One poll is under way. A second one goes to another bookie when the first takes long, and so on. A poll that was
-  overtaken by news from elsewhere is left under way: a sound bookie will answer it at once, one that hangs will be
-  found out. No bookie has two polls.
-* The first bookie asked is the one that holds both the next entry and the one after, which bring the news. Then come
-  the others in turn, suspects last.
+* The LAC in a poll's answer is only a claim. READ_LAC must prove it by a digest before entries are read up to it.
+* One poll is under way. When it is slow, a second one goes to another bookie, and so on. A poll that is outdated by
+  news from elsewhere stays under way: a healthy bookie answers it at once, and a timeout finds one that hangs. No
+  bookie has two polls.
+* The first bookie asked holds both the next entry and the one after, which bring the news. The others follow in turn,
+  suspects last.
 * "No such ledger" in answer to a poll means that the bookie has no entry of it yet. When all have said so, the next
-  round begins after a pause. So does a round of polls that came back before they had waited.
-* A ledger in recovery gets no new entry that a poll could tell: the tail waits for its metadata to change.
+  round begins after a pause. The same holds for a round of polls that ended before they had waited.
+* Polls find no new entries in a ledger in recovery. The tail waits for its metadata to change.
 * A closed ledger is read to its last entry. Then the tail ends.
-* Rounds in which every bookie failed, failed reads, and failures to read the metadata, are retried after growing
-  pauses, so many times in a row. Then the tail ends with a retriable error.
+* Rounds in which every bookie failed, failed reads, and failed metadata reads are retried after growing pauses. After
+  ``attempts`` consecutive failures the tail ends with a retriable error.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ from bk_spark.protocol.machine import EndedBy, StartTimer, StopRequest, StopTime
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
 from bk_spark.protocol.wire.code_errors import reason_of
 
-#: Timers: before the metadata are read, and of the caller's wait.
+#: Timers: the pause before the metadata are read, and the caller's wait.
 METADATA_PAUSE: Final = "metadata"
 WAIT: Final = "wait"
-#: Timers of a poll: before it begins, when it counts as slow, until when an answer counts as early, and when it is
-#: given up.
+#: Timers of a poll: the pause before it begins, when it counts as slow, until when an answer counts as early, and when
+#: it is given up.
 POLL_PAUSE: Final = "pause"
 SLOW: Final = "slow"
 EARLY: Final = "early"
@@ -92,11 +92,11 @@ class LedgerTail:
     Parameters
     ----------
     view
-        What is known of the ledger. It learns what the tail finds.
+        The shared knowledge of the ledger. The tail updates it.
     suspects
         Bookies that are asked last. Those that fail are added.
 
-    The caller tells by :meth:`wait` that it has taken everything and waits for more.
+    The caller calls :meth:`wait` when it has taken everything and waits for more.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class LedgerTail:
             raise InvalidArgumentError(f"max_wait_ms must not be negative, got {settings.max_wait_ms}")
         self.outcome: Succeeded[None] | EndedBy | None = None
         self.last_add_confirmed = NO_ENTRY
-        #: The next entry to be given out.
+        #: The next entry to return.
         self.next_entry_id = first
         self._ledger = ledger
         self._view = view
@@ -120,9 +120,9 @@ class LedgerTail:
         self._refreshing = False
         self._refresh_again = False
         self._metadata_failures = 0
-        #: A failed range is not read again before the metadata are.
+        #: A failed range is read again only after the metadata.
         self._stuck = False
-        #: The caller waits; the wait is being timed; it is over.
+        #: The caller waits. The wait is being timed. The wait is over.
         self._wanted = False
         self._timing = False
         self._waited_enough = False
@@ -134,7 +134,7 @@ class LedgerTail:
 
     @property
     def waiting(self) -> bool:
-        """All that is known to be confirmed was given out."""
+        """Whether all entries known to be confirmed were returned."""
         return self._started and not self._reading and self.outcome is None
 
     def take_actions(self) -> list[Action]:
@@ -142,7 +142,7 @@ class LedgerTail:
         return actions
 
     def wait(self) -> None:
-        """The caller has taken all that it was given, and wants more."""
+        """Report that the caller has taken all returned entries, and waits for more."""
         self._wanted = True
         self._time_the_wait()
 
@@ -157,12 +157,12 @@ class LedgerTail:
                 self._on_metadata_failed(error)
             case MetadataChanged():
                 if self._refreshing:
-                    # What is being read may have been read before the change.
+                    # The read under way may have seen the state before the change.
                     self._refresh_again = True
                 else:
                     self._refresh(0)
             case LacHeard(lac):
-                # Without an answer polls will tell, if anybody can.
+                # Without an answer, polls find the LAC.
                 self._started = True
                 self._hear(NO_ENTRY if lac is None else lac)
                 self._advance()
@@ -237,7 +237,7 @@ class LedgerTail:
     def _read_metadata(self) -> None:
         known = self._view.metadata if self._metadata is None else self._metadata
         if known.state is LedgerState.CLOSED:
-            # There is nothing to watch in a closed ledger. A watch would stay until it is deleted.
+            # A closed ledger needs no watch. One would stay until the ledger is deleted.
             self._on_metadata(known)
         else:
             self._actions.append(WatchMetadata())
@@ -339,7 +339,7 @@ class LedgerTail:
             self._poll(metadata)
 
     def _poll(self, metadata: LedgerMetadata) -> None:
-        """Have a poll under way that is up to date and not slow, if a bookie is left for it."""
+        """Start a poll, unless one is under way that is current and not slow, or no bookie is left."""
         current = [poll for poll in self._polls.values() if poll.previous_lac == self.last_add_confirmed]
         if not all(poll.slow for poll in current):
             return
