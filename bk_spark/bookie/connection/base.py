@@ -1,4 +1,4 @@
-"""What connections of both wire protocols have in common. Single event loop; nothing here blocks."""
+"""The common part of connections of both wire protocols. Single event loop. Nothing here blocks."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from bk_spark.protocol.wire.answers_v2 import AddAnswers, ReadAnswer
 from bk_spark.protocol.wire.framing import Frames, ReceiveBuffer
 
 _LOG = logging.getLogger(__name__)
-#: Pieces given to the transport at once. It copies what the socket does not take, so pieces stay small.
+#: Size of a piece for the transport. It copies bytes that the socket does not take, so pieces stay small.
 _SEND_BYTES: Final = 256 * 1024
 
-#: Gets (bookie id, entry ids, codes) of the answers to one ledger's adds.
+#: Receives (bookie id, entry ids, codes) of the answers to one ledger's adds.
 AddListener = Callable[[str, npt.NDArray[np.int64], npt.NDArray[np.int32]], None]
-#: Gets the bookie id when the connection is gone.
+#: Receives the bookie id when the connection is lost.
 LossListener = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Bounds of one connection. A read of many entries counts as that many requests."""
+    """Limits of one connection. A read of many entries counts as that many requests."""
 
     max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES
-    #: While so many requests (adds aside) are unanswered, others wait,
+    #: While this many requests (not counting adds) are unanswered, others wait.
     max_outstanding_requests: int = 2_000
-    #: but no longer than this.
+    #: The longest such wait.
     request_wait_ms: int = 5_000
-    #: A peer that for so long neither takes nor sends anything, while something is to be sent or a request was
-    #: given up, is taken for dead: a new connection may reach it where this one does not.
+    #: A peer counts as dead if it neither takes nor sends anything for this long, while there is something to send or
+    #: after a request was given up. A new connection may still reach it.
     silence_ms: int = 5_000
 
 
 class FramedConnection(asyncio.BufferedProtocol, ABC):
     """Frames in and out of one socket: zero-copy receive, bounded copying on send.
 
-    What waits to be sent is not copied: it is memory of the writers, each of which bounds what it has under way.
+    Queued bytes are not copied. They are memory of the writers, each of which limits its entries under way.
     """
 
     def __init__(self, bookie_id: str, limits: ConnectionLimits | None = None) -> None:
@@ -60,18 +60,18 @@ class FramedConnection(asyncio.BufferedProtocol, ABC):
         self._stalled: asyncio.TimerHandle | None = None
         self._heard_at = 0.0
         self._outstanding = 0
-        #: (request count, granted) of requests that wait for others to be answered, in order.
+        #: (request count, granted) of requests that wait for answers to others, in order.
         self._admissions: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def send(self, buffers: Iterable[memoryview | bytes]) -> None:
-        """Queue ``buffers``, which must not change any more. Ignored on a closed connection."""
+        """Queue ``buffers``, which must not change afterwards. Ignored on a closed connection."""
         if self.closed:
             return
         self._queue.extend(memoryview(buffer) for buffer in buffers)
         self._feed()
 
     def close(self) -> None:
-        """Close at once; outstanding requests fail."""
+        """Close at once. Outstanding requests fail."""
         if self._transport is not None:
             self._transport.abort()
         self._lost()
@@ -79,7 +79,7 @@ class FramedConnection(asyncio.BufferedProtocol, ABC):
     # --- requests ---
 
     async def _enter(self, count: int) -> None:
-        """Begin ``count`` requests; wait while too many are outstanding. :meth:`_leave` must follow.
+        """Begin ``count`` requests. Wait while too many are outstanding. :meth:`_leave` must follow.
 
         Raises BookieUnavailableError, BookieTimeoutError.
         """
@@ -96,7 +96,7 @@ class FramedConnection(asyncio.BufferedProtocol, ABC):
             if granted in (future for _, future in self._admissions):
                 self._admissions.remove((count, granted))
             elif not self.closed:
-                # The grant came together with the end of the wait.
+                # The grant came at the same time as the end of the wait.
                 self._leave(count)
             if isinstance(error, TimeoutError):
                 raise BookieTimeoutError(
@@ -106,7 +106,7 @@ class FramedConnection(asyncio.BufferedProtocol, ABC):
             raise
 
     def _leave(self, count: int) -> None:
-        """``count`` requests are answered or given up."""
+        """End ``count`` requests, which were answered or given up."""
         self._outstanding -= count
         while self._admissions and self._outstanding < self._limits.max_outstanding_requests:
             count, granted = self._admissions.popleft()
@@ -115,7 +115,7 @@ class FramedConnection(asyncio.BufferedProtocol, ABC):
                 granted.set_result(None)
 
     def _given_up(self, asked_at: float) -> None:
-        """A request of time ``asked_at`` was given up unanswered: close the connection if nothing came since."""
+        """Report that a request sent at ``asked_at`` was given up. Close the connection if nothing came since."""
         silence = asyncio.get_running_loop().time() - max(asked_at, self._heard_at)
         if not self.closed and silence * 1000 >= self._limits.silence_ms:
             _LOG.warning("bookie %s has been silent for %.1f s: closing the connection", self.bookie_id, silence)
@@ -166,11 +166,11 @@ class FramedConnection(asyncio.BufferedProtocol, ABC):
 
     @abstractmethod
     def _on_frames(self, frames: Frames) -> None:
-        """Frames arrived. A WireFormatError closes the connection."""
+        """Handle received frames. A WireFormatError closes the connection."""
 
     @abstractmethod
     def _on_lost(self) -> None:
-        """The connection is gone: outstanding requests fail."""
+        """Handle the loss of the connection: fail outstanding requests."""
 
     def _lost(self) -> None:
         if self.closed:
@@ -215,7 +215,7 @@ class FramedConnection(asyncio.BufferedProtocol, ABC):
 
 
 class LedgerConnection(FramedConnection):
-    """What handles need of a connection, whichever protocol it speaks: adds by listener, reads by await."""
+    """The interface of a connection for handles, over either protocol: adds by listener, reads by await."""
 
     def __init__(self, bookie_id: str, limits: ConnectionLimits | None = None) -> None:
         super().__init__(bookie_id, limits)
@@ -223,7 +223,7 @@ class LedgerConnection(FramedConnection):
         self._loss_listeners: dict[int, LossListener] = {}
 
     def listen(self, ledger_id: int, on_answers: AddListener, on_loss: LossListener) -> None:
-        """Route answers to adds of ``ledger_id``; one writer per ledger and connection."""
+        """Route answers to adds of ``ledger_id`` to the listener. One writer per ledger and connection."""
         self._add_listeners[ledger_id] = on_answers
         self._loss_listeners[ledger_id] = on_loss
 
@@ -235,10 +235,10 @@ class LedgerConnection(FramedConnection):
     async def read(
         self, ledger_id: int, entry_ids: range, *, flags: int = 0, key: bytes | None = None
     ) -> dict[int, ReadAnswer]:
-        """One answer per entry id. ``flags`` are v2's (FENCING, HIGH_PRIORITY); with FENCING goes the master key.
+        """Return one answer per entry id. ``flags`` are v2's (FENCING, HIGH_PRIORITY). FENCING needs the master key.
 
-        Raises BookieUnavailableError if the connection breaks, BookieTimeoutError if too many requests are
-        outstanding for too long. Waiting for answers is bounded by the caller.
+        Raises BookieUnavailableError if the connection breaks, BookieTimeoutError if too many requests are outstanding
+        for too long. The caller limits the wait for answers.
         """
 
     def _on_adds(self, answers: AddAnswers) -> None:
@@ -257,5 +257,5 @@ class LedgerConnection(FramedConnection):
             try:
                 listener(self.bookie_id)
             except Exception:
-                # The others must hear of it all the same.
+                # The other listeners must still be called.
                 _LOG.exception("after the loss of the connection to bookie %s", self.bookie_id)

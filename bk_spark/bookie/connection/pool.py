@@ -1,4 +1,4 @@
-"""Connections to bookies, one per bookie, made on demand. Single event loop."""
+"""Connections to bookies, one per bookie, opened on demand. Single event loop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ConnectionPool(Generic[_C_co]):
             config.max_frame_bytes + ANSWER_RESERVE_BYTES,
             config.max_outstanding_requests,
             config.read_timeout_ms,
-            # Less, so that a request that timed out has seen the silence.
+            # Shorter than any timeout, so that a timed-out request finds the peer silent long enough.
             shortest_timeout_ms * 4 // 5,
         )
         self._connections: dict[str, _C_co] = {}
@@ -37,12 +37,12 @@ class ConnectionPool(Generic[_C_co]):
         self._closed = False
 
     def existing(self, bookie_id: str) -> _C_co | None:
-        """The live connection, if there is one."""
+        """Return the live connection, if there is one."""
         connection = self._connections.get(bookie_id)
         return None if connection is None or connection.closed else connection
 
     async def get(self, bookie_id: str) -> _C_co:
-        """A live connection. Raises BookieUnavailableError, MetadataUnavailableError."""
+        """Return a live connection. Raises BookieUnavailableError, MetadataUnavailableError."""
         if self._closed:
             raise _closed_error(bookie_id)
         connection = self.existing(bookie_id)
@@ -53,18 +53,18 @@ class ConnectionPool(Generic[_C_co]):
             task = asyncio.get_running_loop().create_task(self._connect(bookie_id))
             self._connecting[bookie_id] = task
             task.add_done_callback(lambda done: self._attempt_ended(bookie_id, done))
-        # Several callers may wait: one that gives up must not end the attempt for the others.
+        # Several callers may wait. One that gives up must not end the attempt for the others.
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if task.cancelled() and caller is not None and not caller.cancelling():
-                # Not the caller was cancelled but the attempt, by close().
+                # close() cancelled the attempt. The caller itself was not cancelled.
                 raise _closed_error(bookie_id) from None
             raise
 
     async def close(self) -> None:
-        """Close every connection for good; outstanding requests fail."""
+        """Close every connection for good. Outstanding requests fail."""
         self._closed = True
         connecting = list(self._connecting.values())
         for task in connecting:
@@ -73,13 +73,13 @@ class ConnectionPool(Generic[_C_co]):
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
-        # Aborted transports release their sockets in the next turn of the loop.
+        # Aborted transports release their sockets in the next iteration of the loop.
         await asyncio.sleep(0)
 
     def _attempt_ended(self, bookie_id: str, attempt: asyncio.Task[_C_co]) -> None:
         self._connecting.pop(bookie_id, None)
         if not attempt.cancelled():
-            # Where every caller has given up by now, nobody else looks at its error.
+            # Retrieve the error, because every caller may have given up.
             attempt.exception()
 
     async def _connect(self, bookie_id: str) -> _C_co:

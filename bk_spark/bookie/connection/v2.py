@@ -1,7 +1,7 @@
-"""One TCP connection to a bookie, speaking v2. Single event loop; nothing here blocks.
+"""One TCP connection to a bookie over v2. Single event loop. Nothing here blocks.
 
-Answers are matched as v2 allows: adds by ledger (the writer counts its entries), batch reads by request
-id, single reads by (ledger, entry) in the order in which they were asked.
+v2 answers are matched to requests as follows: adds by ledger (the writer counts its entries), batch reads by request
+id, single reads by (ledger, entry) in the order of the requests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bk_spark.protocol.wire.wire_v2 import batch_read_request, read_requests
 
 
 class _ReadGroup:
-    """Reads asked together, answered together."""
+    """Reads that were requested together and are answered together."""
 
     __slots__ = ("answers", "future", "missing")
 
@@ -32,7 +32,7 @@ class BookieConnection(LedgerConnection):
 
     def __init__(self, bookie_id: str, limits: ConnectionLimits | None = None) -> None:
         super().__init__(bookie_id, limits)
-        #: By (ledger, entry) those who wait for it, in the order in which they asked.
+        #: By (ledger, entry): the groups that wait for it, in the order of their requests.
         self._reads: dict[tuple[int, ...], list[_ReadGroup]] = {}
         self._batches: dict[int, asyncio.Future[BatchReadAnswer]] = {}
         self._request_id = 0
@@ -63,9 +63,8 @@ class BookieConnection(LedgerConnection):
                 self._given_up(asked_at)
 
     async def batch_read(self, ledger_id: int, first: int, count: int, max_size_bytes: int) -> BatchReadAnswer:
-        """Up to ``count`` entries from ``first`` on. Raises BookieUnavailableError, which is also what a
-        bookie without batch reads amounts to: it closes the connection; and BookieTimeoutError as
-        :meth:`read`."""
+        """Read up to ``count`` entries from ``first`` on. Raises BookieUnavailableError, also for a bookie without
+        batch reads, which closes the connection. Raises BookieTimeoutError as :meth:`read` does."""
         await self._enter(1)
         self._request_id += 1
         request_id = self._request_id

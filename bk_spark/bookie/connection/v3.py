@@ -1,9 +1,9 @@
-"""One TCP connection to a bookie, speaking v3. Single event loop; nothing here blocks.
+"""One TCP connection to a bookie over v3. Single event loop. Nothing here blocks.
 
-It is a connection apart from those of v2: a bookie of Apache's that has seen a v2 frame on a connection takes no v3
-there. Answers are matched by transaction id; those to adds by ledger and entry id, as over v2.
+It is separate from v2 connections: Apache's bookie accepts no v3 on a connection after a v2 frame. Answers are matched
+by transaction id, but answers to adds by ledger and entry id, as over v2.
 
-Whoever awaits an answer bounds the wait.
+The caller limits the wait for an answer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bk_spark.protocol.wire.wire_v3 import BookieInfo, LongPollAnswer
 
 
 class _ReadGroup:
-    """Reads asked together, answered together; their transaction ids follow one another."""
+    """Reads that were requested together and are answered together. Their transaction ids are consecutive."""
 
     __slots__ = ("answers", "entry_ids", "first_txn_id", "future", "ledger_id")
 
@@ -50,7 +50,7 @@ class _ReadGroup:
 
 
 class BookieConnectionV3(LedgerConnection):
-    """Adds, reads and everything else that is no batch read."""
+    """Adds, reads and all other requests except batch reads."""
 
     def __init__(self, bookie_id: str, limits: ConnectionLimits | None = None) -> None:
         super().__init__(bookie_id, limits)
@@ -81,7 +81,7 @@ class BookieConnectionV3(LedgerConnection):
             return await group.future
 
     async def read_lac(self, ledger_id: int) -> pb.Response:
-        """The bookie's explicit LAC and last entry of a ledger. Raises as :meth:`read`."""
+        """Return the bookie's explicit LAC and last entry of a ledger. Raises as :meth:`read`."""
         return await self._ask(lambda txn_id: wire_v3.read_lac_request(txn_id, ledger_id))
 
     async def write_lac(self, ledger_id: int, packet: bytes, master_key: bytes) -> Code:
@@ -91,13 +91,13 @@ class BookieConnectionV3(LedgerConnection):
         return wire_v3.response_code(response, response.writeLacResponse.status if answered else None)
 
     async def force(self, ledger_id: int) -> Code:
-        """Make durable what the bookie took of the ledger before. Raises as :meth:`read`."""
+        """Make the bookie sync all entries of the ledger that it took before. Raises as :meth:`read`."""
         response = await self._ask(lambda txn_id: wire_v3.force_ledger_request(txn_id, ledger_id))
         answered = response.HasField("forceLedgerResponse")
         return wire_v3.response_code(response, response.forceLedgerResponse.status if answered else None)
 
     async def long_poll(self, ledger_id: int, previous_lac: int, timeout_ms: int) -> LongPollAnswer:
-        """Wait at the bookie, ``timeout_ms`` at most, for a LAC above ``previous_lac``, and get the entry after
+        """Let the bookie wait up to ``timeout_ms`` for a LAC above ``previous_lac``. Return the entry after
         ``previous_lac``. Raises as :meth:`read`."""
         response = await self._ask(
             lambda txn_id: wire_v3.long_poll_request(txn_id, ledger_id, previous_lac, timeout_ms), timeout_ms
@@ -105,7 +105,7 @@ class BookieConnectionV3(LedgerConnection):
         return wire_v3.long_poll_answer(response)
 
     async def bookie_info(self) -> BookieInfo:
-        """Sizes of the bookie's disks. Raises as :meth:`read`, and what error_of gives."""
+        """Return the sizes of the bookie's disks. Raises as :meth:`read`, and the errors of error_of."""
         response = await self._ask(wire_v3.bookie_info_request)
         body = response.getBookieInfoResponse
         answered = response.HasField("getBookieInfoResponse")
@@ -116,8 +116,9 @@ class BookieConnectionV3(LedgerConnection):
         )
 
     async def list_entries(self, ledger_id: int) -> EntryAvailability:
-        """The entries of a ledger that the bookie holds. Apache's bookies answer so from interleaved and sorted
-        storage only; with Db storage they do not answer at all. Raises as :meth:`read`, and what error_of gives."""
+        """Return the entries of a ledger that the bookie holds. Apache's bookies answer only with interleaved and
+        sorted storage. With Db storage they do not answer at all. Raises as :meth:`read`, and the errors of error_of.
+        """
         response = await self._ask(lambda txn_id: wire_v3.list_of_entries_request(txn_id, ledger_id))
         body = response.getListOfEntriesOfLedgerResponse
         answered = response.HasField("getListOfEntriesOfLedgerResponse")
@@ -127,7 +128,7 @@ class BookieConnectionV3(LedgerConnection):
     # --- requests and their answers ---
 
     async def _ask(self, request: Callable[[int], bytes], answer_takes_ms: int = 0) -> pb.Response:
-        """The answer to what ``request(transaction id)`` makes."""
+        """Send ``request(transaction id)`` and return the answer."""
         await self._enter(1)
         txn_ids = self._txn_ids(1)
         future: asyncio.Future[pb.Response] = asyncio.get_running_loop().create_future()
@@ -177,7 +178,7 @@ class BookieConnectionV3(LedgerConnection):
             waiting.on_answer(response)
         elif not waiting.done():
             waiting.set_result(response)
-        # Not before: where the answer is nonsense, the request is still to fail with the connection.
+        # Not earlier: after an invalid answer, the request must still fail with the connection.
         del self._waiting[txn_id]
 
     def _on_bare_add(self, answer: BareAddAnswer) -> None:

@@ -1,4 +1,4 @@
-"""ZooKeeper: one session, and over it ledger metadata, ledger ids and the cluster's clock.
+"""A ZooKeeper session, and the ledger metadata, ledger ids and cluster clock that use it.
 
-The client, logs and the bookie server come in here.
+The client, logs and the bookie server use this folder.
 """

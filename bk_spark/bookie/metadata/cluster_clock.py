@@ -1,16 +1,15 @@
 """The cluster's time, as far as a process knows it. No I/O.
 
-ZooKeeper's leader puts its clock into each change (a znode's ``mtime``). So one change of our own tells what the
-cluster's clock showed at some moment between sending it and its answer. From then on a clock that nobody sets
-(``time.monotonic``) counts: this machine's time of day may be wrong, and may jump, and nothing of the cluster's depends
-on it.
+ZooKeeper's leader writes its time into each change (a znode's ``mtime``). So one change of our own shows the cluster's
+time at some moment between sending the change and its answer. From then on the monotonic clock counts
+(``time.monotonic``). This machine's time of day may be wrong or jump. Nothing in the cluster depends on it.
 
-What is known is an interval. Its earliest end stays right however long the process or the machine is stopped, since
-time only passes. So :meth:`ClusterClock.now_ms` gives that end. Whoever waits for something to be old waits a little
-longer; and no time is put into the cluster that its clock has not shown yet.
+The known time is an interval. Its lower end stays right even if the process or the machine is suspended, because time
+only moves forward. :meth:`ClusterClock.now_ms` returns the lower end. So a wait for something to become old takes
+slightly longer, and no time is written into the cluster before its clock shows it.
 
-This machine's time of day is only compared with it (:meth:`ClusterClock.difference`). Where the two disagree, one of
-them is wrong, perhaps ZooKeeper's, and nothing is deleted (:meth:`ClusterClock.check`).
+This machine's time of day is only compared with it (:meth:`ClusterClock.difference`). If they disagree, one of them is
+wrong, perhaps ZooKeeper's, and nothing is deleted (:meth:`ClusterClock.check`).
 """
 
 from __future__ import annotations
@@ -22,29 +21,29 @@ from typing import Final
 
 from bk_spark.protocol.errors import ClockDifferenceError, MetadataUnavailableError
 
-#: Beyond this, the clocks disagree. Machines whose clocks are set by NTP differ by milliseconds.
+#: Above this difference the clocks disagree. Machines with NTP differ by milliseconds.
 MAX_DIFFERENCE_MS: Final = 60_000
-#: A measurement is used for so long.
+#: A measurement is valid for this long.
 MAX_AGE_S: Final = 300.0
-#: How far two clocks may drift apart: twice of what clocks are slewed by while they are corrected.
+#: The maximum drift between two clocks: twice the rate at which clocks are slewed during corrections.
 _DRIFT: Final = 1e-3
 
 
 def unix_time_ms() -> int:
-    """This machine's time of day."""
+    """Return this machine's time of day."""
     return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class ClockDifference:
-    """By how much this machine's time of day is ahead of the cluster's (negative: behind): between the two values."""
+    """The interval of how far this machine's time of day is ahead of the cluster's (negative: behind)."""
 
     at_least_ms: int
     at_most_ms: int
 
     @property
     def is_small(self) -> bool:
-        """Whether it surely is no more than MAX_DIFFERENCE_MS."""
+        """Whether it certainly is at most MAX_DIFFERENCE_MS."""
         return self.at_least_ms >= -MAX_DIFFERENCE_MS and self.at_most_ms <= MAX_DIFFERENCE_MS
 
     def __str__(self) -> str:
@@ -55,7 +54,7 @@ class ClockDifference:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """At ``at_s`` the cluster's time, minus this process's count, was between two values; learnt in a session."""
+    """A measurement in a session: the bounds of the cluster's time minus this process's count, at ``at_s``."""
 
     at_s: float
     low_ms: float
@@ -63,13 +62,13 @@ class _Known:
     session_id: int
 
     def at(self, now_s: float) -> _Known:
-        """What is left of it later."""
+        """Return the measurement at a later time, widened by the drift."""
         drift_ms = (now_s - self.at_s) * 1000 * _DRIFT
         return _Known(now_s, self.low_ms - drift_ms, self.high_ms + drift_ms, self.session_id)
 
 
 class ClusterClock:
-    """Fed by :meth:`note` with what changes of znodes tell. Thread-safe.
+    """The cluster's clock. :meth:`note` feeds it with the times of changes of znodes. Thread-safe.
 
     ``monotonic_s`` counts seconds of this process, ``wall_ms`` is this machine's time of day.
     """
@@ -82,30 +81,30 @@ class ClusterClock:
         self._known: _Known | None = None
 
     def note(self, sent_s: float, mtime_ms: int, session_id: int) -> None:
-        """A change that was sent at ``sent_s`` got the time ``mtime_ms``, and was answered just now."""
+        """Record that a change sent at ``sent_s`` got the time ``mtime_ms`` and was answered just now."""
         now_s = self.monotonic_s()
         low_ms, high_ms = mtime_ms - now_s * 1000, mtime_ms + 1 - sent_s * 1000
         known = self._known
         if known is not None:
             before = known.at(now_s)
-            # Without overlap another server leads now, or this machine was suspended: what was known counts no more.
+            # Without overlap, another server leads now, or this machine was suspended. Drop the old measurement.
             if before.low_ms <= high_ms and low_ms <= before.high_ms:
                 low_ms, high_ms = max(low_ms, before.low_ms), min(high_ms, before.high_ms)
         self._known = _Known(now_s, low_ms, high_ms, session_id)
 
     def is_fresh(self, session_id: int) -> bool:
-        """Whether it was measured lately, in this session. A machine that was suspended may not have counted that time;
-        but its session has ended, unless it was short."""
+        """Return whether the time was measured recently, in this session. A suspended machine may not count that time,
+        but its session ends unless the suspension was short."""
         known = self._known
         return known is not None and known.session_id == session_id and self.monotonic_s() - known.at_s < MAX_AGE_S
 
     def now_ms(self) -> int:
-        """The cluster's time (Unix time, in milliseconds) or a little less; never more."""
+        """Return the cluster's time (Unix time, in milliseconds) or slightly less, never more."""
         now_s = self.monotonic_s()
         return int(now_s * 1000 + self._measured().at(now_s).low_ms)
 
     def difference(self) -> ClockDifference:
-        """How far this machine's time of day is from the cluster's."""
+        """Return how far this machine's time of day is from the cluster's."""
         wall_ms, now_s = self._wall_ms(), self.monotonic_s()
         known = self._measured().at(now_s)
         return ClockDifference(
@@ -113,7 +112,7 @@ class ClusterClock:
         )
 
     def check(self) -> None:
-        """Raises ClockDifferenceError where this machine's clock and the cluster's disagree, or may."""
+        """Raise ClockDifferenceError if this machine's clock and the cluster's disagree, or may disagree."""
         difference = self.difference()
         if not difference.is_small:
             raise ClockDifferenceError(
@@ -129,7 +128,7 @@ class ClusterClock:
 
 
 def _told(ms: int) -> str:
-    """The two largest units."""
+    """Format a duration in its two largest units."""
     if ms < 1_000:
         return f"{ms} ms"
     ms = (ms + 500) // 1_000 * 1_000

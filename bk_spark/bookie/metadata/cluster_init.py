@@ -24,12 +24,12 @@ from bk_spark.protocol.metadata.znodes import CreateOp, TransactionConflictError
 
 _LOG = logging.getLogger(__name__)
 
-#: The ledger manager of a cluster whose maker names none; Apache's default too.
+#: The default ledger manager of a new cluster, the same as Apache's.
 DEFAULT_LAYOUT: Final = LedgerManager.HIERARCHICAL.value
 
 
 def ledger_manager(layout: str | None) -> LedgerManager:
-    """The ledger manager called ``layout`` (as in metadata service URIs); None is the default.
+    """Return the ledger manager called ``layout`` (as in metadata service URIs). None is the default.
 
     Raises :class:`InvalidArgumentError` for any other name.
     """
@@ -42,11 +42,11 @@ def ledger_manager(layout: str | None) -> LedgerManager:
 
 
 def init_cluster(zk: ZooKeeper, root: str, layout: str | None = None) -> str:
-    """Create a new cluster under ``root`` in one transaction; its instance id.
+    """Create a new cluster under ``root`` in one transaction. Return its instance id.
 
-    Parents of ``root`` are made as needed. Raises :class:`NodeExistsError` where ``root`` exists (an
-    existing cluster is never touched), :class:`InvalidArgumentError` for an unknown ``layout`` and
-    :class:`OutcomeUnknownError` where the connection was lost and nobody can say what happened.
+    Parents of ``root`` are created as needed. Raises :class:`NodeExistsError` if ``root`` exists (an existing cluster
+    is never changed), :class:`InvalidArgumentError` for an unknown ``layout``, and :class:`OutcomeUnknownError` if the
+    connection was lost and the outcome is unknown.
     """
     manager = ledger_manager(layout)
     instance_id = str(uuid.uuid4())
@@ -68,7 +68,7 @@ def init_cluster(zk: ZooKeeper, root: str, layout: str | None = None) -> str:
             raise
         raise _exists(root) from error
     except OutcomeUnknownError as error:
-        # The instance id is ours alone: it tells whether the transaction took effect.
+        # The instance id is unique, so it shows whether the transaction took effect.
         zk.sync(root)
         found = zk.get(f"{root}/INSTANCEID")
         if found is None:

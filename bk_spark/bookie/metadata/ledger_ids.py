@@ -19,7 +19,7 @@ _ATTEMPTS: Final = 5
 
 
 def next_ledger_id(zk: ZooKeeper, root: str, manager: LedgerManager) -> int:
-    """An id that no other client was given. Raises MetadataUnavailableError, MetadataError."""
+    """Return an id that no other client got. Raises MetadataUnavailableError, MetadataError."""
     if manager is LedgerManager.FLAT:
         number = _sequence(zk, f"{root}/ID-")
         if number is None:
@@ -46,9 +46,9 @@ def _long_id(zk: ZooKeeper, long_root: str) -> int:
 
 
 def _sequence(zk: ZooKeeper, prefix: str) -> int | None:
-    """The number of a new sequential node; None when the counter has run over."""
+    """Return the number of a new sequential node. None if the counter has overflowed."""
     path = zk.create(prefix, ephemeral=True, sequence=True, make_parents=True)
-    # Where it stays, it goes with the session.
+    # If it cannot be deleted now, it ends with the session.
     with contextlib.suppress(NoNodeError, MetadataUnavailableError):
         zk.delete(path)
     number = _number(path.rpartition("/")[2], "ID-")

@@ -1,10 +1,10 @@
 """Ledger metadata in ZooKeeper: create, read, compare-and-set, delete, list. Source: compatibility.md §3.2, §3.7.
 
-Blocking; thread-safe. An outcome that a lost connection leaves open is settled here, by ``sync`` and reading again:
-after that, ZooKeeper applies no change that this session sent before. A create is known by its creator's token, a
-delete by the znode being gone or another one (its creating transaction tells), a compare-and-set by what is there.
-Only what was not applied is sent again. OutcomeUnknownError is left for the case that ZooKeeper cannot be read
-either.
+Blocking and thread-safe. If a lost connection leaves an outcome unknown, this module resolves it by ``sync`` and
+reading again. After that, ZooKeeper applies no change that this session sent before. A create is recognised by its
+creator's token. A delete took effect if the znode is gone or was created by another transaction. A compare-and-set is
+recognised by the stored content. A change is sent again only if it was not applied. OutcomeUnknownError remains only if
+ZooKeeper cannot be read either.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from bk_spark.protocol.metadata.znodes import CreateOp, TransactionConflictError
 
 _ATTEMPTS = 8
 
-#: Given the new ledger's id: what else to do in the transaction that creates the ledger.
+#: Given the new ledger's id, returns further operations for the transaction that creates the ledger.
 CreateWith = Callable[[int], Sequence[TransactionOp]]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredMetadata:
-    """Metadata and the version of the znode that holds it."""
+    """Metadata and the version of their znode."""
 
     metadata: LedgerMetadata
     version: int
 
 
 class LedgerStore:
-    """The ledgers of one cluster. Raises MetadataUnavailableError where no cluster is at the URI."""
+    """The ledgers of one cluster. Raises MetadataUnavailableError if there is no cluster at the URI."""
 
     def __init__(self, zk: ZooKeeper, uri: MetadataServiceUri) -> None:
         self.zk = zk
@@ -71,7 +71,7 @@ class LedgerStore:
 
         Raises LedgerExistsError (only with ``ledger_id``), TransactionConflictError (an operation of
         ``create_with`` does not hold), OutcomeUnknownError (only with ``create_with``),
-        MetadataUnavailableError. After the last a ledger may be left over that nobody has written to.
+        MetadataUnavailableError. The last may leave an unused ledger behind.
         """
         token = secrets.randbits(63) or 1
         metadata = replace(metadata, creator_token=token)
@@ -81,12 +81,12 @@ class LedgerStore:
             chosen = ledger_id
             try:
                 if chosen is None:
-                    # A sequence number lost with the connection costs a number, nothing else.
+                    # A lost connection may waste a sequence number, which does no harm.
                     chosen = next_ledger_id(self.zk, self.root, self.manager)
                 path = self._path(chosen)
                 self.zk.ensure_path(path.rpartition("/")[0])
             except (NoNodeError, MetadataUnavailableError) as failed:
-                # An empty parent is removed by another client's delete while its child is being made; or no answer.
+                # Another client's delete removed the empty parent while its child was being created, or no answer came.
                 error = failed
                 continue
             try:
@@ -95,7 +95,7 @@ class LedgerStore:
             except TransactionConflictError as conflict:
                 if conflict.operation.path != path:
                     raise
-                # The id is taken, or a parent has gone.
+                # The id is taken, or a parent was deleted.
                 found = self.zk.get(path)
                 error = conflict
             except OutcomeUnknownError as unknown:
@@ -112,17 +112,17 @@ class LedgerStore:
         raise MetadataUnavailableError(f"no ledger could be created in {_ATTEMPTS} attempts: {error}") from error
 
     def read(self, ledger_id: int) -> StoredMetadata:
-        """Raises NoSuchLedgerError, MetadataFormatError."""
+        """Read the metadata. Raises NoSuchLedgerError, MetadataFormatError."""
         return _stored(ledger_id, self.zk.get(self._path(ledger_id)))
 
     def read_latest(self, ledger_id: int, watch: WatchCallback | None = None) -> StoredMetadata:
-        """As :meth:`read`, after bringing the server up to date."""
+        """Do the same as :meth:`read`, after bringing the server up to date."""
         return _stored(ledger_id, self.zk.get_latest(self._path(ledger_id), watch))
 
     def write(self, ledger_id: int, metadata: LedgerMetadata, version: int) -> StoredMetadata:
         """Compare-and-set. Raises MetadataConflictError, NoSuchLedgerError, MetadataUnavailableError (nothing was
-        written), OutcomeUnknownError (ZooKeeper cannot say)."""
-        # The creator's token is for creation alone: Apache's client drops it at every update too.
+        written), OutcomeUnknownError (ZooKeeper cannot be read)."""
+        # The creator's token is only for creation. Apache's client also drops it at every update.
         metadata = replace(metadata, creator_token=None)
         data, path = ledger_metadata.encode(metadata), self._path(ledger_id)
         lost: OutcomeUnknownError | None = None
@@ -136,12 +136,12 @@ class LedgerStore:
                 found = self._settle(path, unknown, unknown)
                 if found is not None and found.version == version + 1 and found.data == data:
                     return StoredMetadata(metadata, found.version)
-                # Not written, or since overwritten: the next attempt tells.
+                # Not written, or overwritten since. The next attempt shows which.
         raise MetadataUnavailableError("the ledger's metadata could not be written", ledger_id=ledger_id) from lost
 
     def update(self, ledger_id: int, change: Callable[[LedgerMetadata], LedgerMetadata | None]) -> StoredMetadata:
-        """Read, ``change``, compare-and-set, again after a conflict. ``change`` gives None for "as it is"
-        and must be such that applying it to its own result gives None (a lost reply is settled so)."""
+        """Read, ``change``, compare-and-set, and repeat after a conflict. ``change`` returns None for "no change". It
+        must return None for its own result, which resolves a lost reply."""
         for _ in range(_ATTEMPTS):
             stored = self.read_latest(ledger_id)
             changed = change(stored.metadata)
@@ -154,15 +154,15 @@ class LedgerStore:
         raise MetadataConflictError("the ledger's metadata keeps changing", ledger_id=ledger_id)
 
     def delete(self, ledger_id: int) -> None:
-        """Forget the ledger; its bookies collect it later. A ledger that is gone already is no error.
+        """Delete the ledger. Its bookies collect it later. Ignored if the ledger does not exist.
 
-        Where the reply is lost, a ledger that another client has made under the same id meanwhile is left alone.
+        After a lost reply, this does not delete a ledger that another client created under the same id meanwhile.
         Raises MetadataUnavailableError.
         """
         path = self._path(ledger_id)
         found = self.zk.exists(path)
         if found is None:
-            # Perhaps this server has not heard of it yet.
+            # This server may not know it yet.
             found = self.zk.get_latest(path)
         lost: OutcomeUnknownError | None = None
         for _ in range(_ATTEMPTS):
@@ -184,13 +184,13 @@ class LedgerStore:
             self._delete_empty_parents(path.rpartition("/")[0])
 
     def list_ledgers(self) -> Iterator[list[int]]:
-        """Ids of all ledgers, ascending, in batches: one is what one znode has as children, at most 10,000 but for
-        the flat layout. What is created or deleted meanwhile may be among them or not."""
+        """Yield the ids of all ledgers, ascending, in batches. A batch has the children of one znode, at most 10,000
+        except in the flat layout. Ledgers created or deleted meanwhile may or may not be listed."""
         yield from self._list(self.root, "")
 
     def _list(self, path: str, digits: str) -> Iterator[list[int]]:
         names = self.zk.children(path) or ()
-        # Names of one length sort as their numbers do, and shorter ones come first: they are the lower ids.
+        # Names of one length sort like their numbers. Shorter names come first, because their ids are lower.
         listed = sorted(names, key=lambda name: (len(name), name))
         if not self.manager.is_leaf(digits):
             for name in listed:
@@ -200,8 +200,7 @@ class LedgerStore:
             yield [int(digits + name[1:]) for name in listed if self.manager.is_ledger(digits, name)]
 
     def _settle(self, path: str, unknown: OutcomeUnknownError, otherwise: OutcomeUnknownError | None) -> Znode | None:
-        """What is at ``path`` after a change of unknown outcome. Where that cannot be had: ``otherwise``, or the
-        retriable error."""
+        """Read ``path`` after a change of unknown outcome. On failure, raise ``otherwise`` or the retriable error."""
         try:
             return self.zk.get_latest(path)
         except MetadataUnavailableError as error:

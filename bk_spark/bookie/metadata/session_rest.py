@@ -1,11 +1,10 @@
-"""A session with ZooKeeper that ends when nobody asks anything for a while, and begins anew with the next question.
+"""Ends an idle ZooKeeper session, and begins a new one with the next request.
 
-ZooKeeper takes a bounded number of connections from one host (``maxClientCnxns``, 60 as shipped), and a host may run
-more tasks of Spark at once, each in a process of its own. A task asks ZooKeeper where it begins and where it needs a
-ledger, and then writes or reads for minutes without. So the sessions of tasks rest in between.
+ZooKeeper accepts a limited number of connections from one host (``maxClientCnxns``, default 60). A host may run more
+Spark tasks than that at once, each in a process of its own. A task uses ZooKeeper at its start and when it needs a
+ledger, and then writes or reads for minutes without it. So the sessions of tasks rest in between.
 
-A session that rests has no watches and no ephemeral nodes: whoever set watches is told that they ended, as after a lost
-connection.
+A resting session has no watches and no ephemeral nodes. Watches end with a call, as after a lost connection.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ class _State(enum.Enum):
 
 
 class SessionRest:
-    """Calls ``end`` (which may block) in a thread of its own when nobody was :meth:`awake` for ``after_s`` and
-    ``may_rest()`` holds, and ``begin`` (which may not) for the next who is. Thread-safe. Awake at first."""
+    """Calls ``end`` in a thread of its own when nobody was :meth:`awake` for ``after_s`` and ``may_rest()`` is true.
+    Calls ``begin`` for the next :meth:`awake`. ``end`` may block, ``begin`` may not. Thread-safe. Starts awake."""
 
     def __init__(self, after_s: float, begin: Callable[[], object], end: Callable[[], object]) -> None:
         self.may_rest: Callable[[], bool] = lambda: True
         self._after_s = after_s
         self._begin = begin
         self._end = end
-        #: Guards what follows; notified at each change.
+        #: Guards the fields below. Notified at each change.
         self._changed = threading.Condition()
         self._state = _State.AWAKE
         self._users = 0
@@ -42,8 +41,8 @@ class SessionRest:
 
     @contextmanager
     def awake(self, deadline: float) -> Iterator[None]:
-        """While inside, the session does not rest. Whether there is a connection (again) is for the caller to see;
-        where the session before takes longer to end than until ``deadline`` (monotonic, s) there is none."""
+        """Keep the session from resting inside the block. The caller must check for a connection. There is none if the
+        previous session does not end before ``deadline`` (monotonic, s)."""
         with self._changed:
             self._changed.wait_for(lambda: self._state is not _State.ENDING, max(0.0, deadline - time.monotonic()))
             if self._state is _State.RESTING:
@@ -61,7 +60,7 @@ class SessionRest:
                     self._thread.start()
 
     def close(self) -> None:
-        """No session ends or begins from now on; returns when none is about to."""
+        """Let no session end or begin from now on. Wait for one that is ending."""
         with self._changed:
             self._changed.wait_for(lambda: self._state is not _State.ENDING)
             self._state = _State.CLOSED
@@ -71,7 +70,7 @@ class SessionRest:
             thread.join()
 
     def _watch(self) -> None:
-        """Until the session rests, or is closed."""
+        """Wait until the session may rest, and end it. Return if closed."""
         with self._changed:
             while self._state is _State.AWAKE:
                 left_s = self._idle_since_s + self._after_s - time.monotonic()

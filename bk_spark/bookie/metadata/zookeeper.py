@@ -1,12 +1,12 @@
 """A bounded, typed view of one ZooKeeper session.
 
-kazoo does the work; this module gives it three properties the rest of the project relies on:
+kazoo does the work. This module adds three guarantees:
 
-* every call ends within ``operation_timeout_ms`` with an answer or a typed error, and several calls together
-  within the time that :meth:`ZooKeeper.within` gives them;
-* without a connection a call waits for one, and what was not sent is MetadataUnavailableError, never kept to be
-  sent later; a read whose connection was lost is asked again, a change is :class:`OutcomeUnknownError`;
-* a transaction's failure names the operation that failed (kazoo returns errors in a list).
+* Every call ends within ``operation_timeout_ms`` with an answer or a typed error. :meth:`ZooKeeper.within` limits
+  several calls together.
+* Without a connection a call waits for one. A request that could not be sent raises MetadataUnavailableError, and is
+  never sent later. If the connection is lost, a read is sent again, and a change raises :class:`OutcomeUnknownError`.
+* A failed transaction names the operation that failed (kazoo returns errors in a list).
 """
 
 from __future__ import annotations
@@ -59,25 +59,24 @@ from bk_spark.protocol.metadata.znodes import (
 )
 
 _LOG = logging.getLogger(__name__)
-#: How long a server may take to confirm the end of a session before the connection is cut.
+#: How long to wait for a server to confirm the end of a session before cutting the connection.
 _CLOSE_GRACE_S: Final = 5.0
-#: Before a read is sent again.
+#: The pause before a read is sent again.
 _RETRY_PAUSE_S: Final = 0.02
-#: Reads that one call keeps under way.
+#: The number of reads that one call keeps under way.
 _PIPELINED: Final = 256
 
-#: Data watches and children watches get the path they were set on when it changed, and also when the
-#: connection broke (which ends a watch: look again). Called in kazoo's thread: be quick.
+#: Called with the path of a data or children watch when the path changed, or when the connection broke. A broken
+#: connection ends the watch, so read again. Called in kazoo's thread: be quick.
 WatchCallback = Callable[[str], None]
 
 
 class ZooKeeper:
     """One session with a ZooKeeper ensemble. Thread-safe. Calls block for at most the timeout.
 
-    ``servers`` is a connect string (``host:port,host:port``). ``start`` may be called once; ``close``
-    ends the session (ephemeral nodes go) and may be called any number of times. With ``rest_after_ms`` the session
-    ends, too, when nothing was asked for so long, and another begins with the next call (see session_rest):
-    ephemeral nodes are gone then.
+    ``servers`` is a connect string (``host:port,host:port``). Call ``start`` once. ``close`` ends the session and its
+    ephemeral nodes. It is safe to repeat. With ``rest_after_ms`` the session and its ephemeral nodes also end after
+    this long without a call. Another session begins with the next call (see session_rest).
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class ZooKeeper:
         rest_after_ms: int = 0,
     ) -> None:
         self.servers = servers
-        #: The servers' time, as far as it is known: see :meth:`measure_time`.
+        #: The servers' time, as far as known. See :meth:`measure_time`.
         self.clock = ClusterClock()
         self._timeout_s = operation_timeout_ms / 1000
         self._session_timeout_s = session_timeout_ms / 1000
@@ -101,7 +100,7 @@ class ZooKeeper:
         )
         self._listeners: list[Callable[[str], None]] = []
         self._client.add_listener(self._on_state)
-        #: Guards ``_closed``; notified when the state changes.
+        #: Guards ``_closed``. Notified when the state changes.
         self._changed = threading.Condition()
         self._closed = False
         self._deadlines = threading.local()
@@ -110,13 +109,13 @@ class ZooKeeper:
             self.rest = SessionRest(rest_after_ms / 1000, self._client.start_async, self._end_session)
 
     def start(self, timeout_ms: int = 10_000) -> None:
-        """Connect. Raises :class:`MetadataUnavailableError` where no server answers in time."""
+        """Connect. Raises :class:`MetadataUnavailableError` if no server answers in time."""
         with self._awake(time.monotonic() + timeout_ms / 1000):
             live = self._client.start_async()
             if live.wait(timeout_ms / 1000):
                 return
             refused = refusal(self.servers)
-            # Where others rest, there is room soon.
+            # If other sessions rest too, there is room soon.
             if refused is not None and self.rest is not None and live.wait(self._timeout_s):
                 return
         self.close()
@@ -127,8 +126,8 @@ class ZooKeeper:
         )
 
     def close(self) -> None:
-        """End the session. Where the server does not answer, the connection is cut instead, and the session (with
-        its ephemeral nodes) ends by its timeout."""
+        """End the session. If the server does not answer, cut the connection. The session and its ephemeral nodes then
+        end after the session timeout."""
         with self._changed:
             if self._closed:
                 return
@@ -138,12 +137,12 @@ class ZooKeeper:
             self.rest.close()
         closing = threading.Thread(target=self._stop, name="zookeeper-close", daemon=True)
         closing.start()
-        # Without a connection there is nobody to confirm anything.
+        # Without a connection, no server can confirm the end.
         closing.join(_CLOSE_GRACE_S if self.connected else _RETRY_PAUSE_S)
         if closing.is_alive():
             _LOG.info("ZooKeeper at %s does not confirm the end of the session", self.servers)
             self._cut()
-            # A connection attempt under way ends by the session timeout.
+            # A connection attempt under way ends within the session timeout.
             closing.join(self._session_timeout_s + _CLOSE_GRACE_S)
 
     def _end_session(self) -> None:
@@ -168,7 +167,7 @@ class ZooKeeper:
 
     @contextlib.contextmanager
     def within(self, timeout_ms: float) -> Iterator[None]:
-        """All calls of this thread inside the block end within ``timeout_ms`` together."""
+        """Limit all calls of this thread inside the block to ``timeout_ms`` together."""
         before: float | None = getattr(self._deadlines, "at", None)
         deadline = time.monotonic() + timeout_ms / 1000
         self._deadlines.at = deadline if before is None else min(before, deadline)
@@ -179,7 +178,7 @@ class ZooKeeper:
 
     @property
     def session_id(self) -> int:
-        """Id of the present session; 0 while there is none."""
+        """Id of the current session, 0 if there is none."""
         client_id = self._client.client_id
         return int(client_id[0]) if client_id else 0
 
@@ -189,16 +188,16 @@ class ZooKeeper:
         return bool(self._client.connected)
 
     def add_state_listener(self, listener: Callable[[str], None]) -> None:
-        """``listener("CONNECTED" | "SUSPENDED" | "LOST")`` in kazoo's thread: be quick, do not call back."""
+        """Call ``listener("CONNECTED" | "SUSPENDED" | "LOST")`` in kazoo's thread: be quick, do not call back."""
         self._listeners.append(listener)
 
     def remove_state_listener(self, listener: Callable[[str], None]) -> None:
-        """Safe to repeat."""
+        """Remove a listener. Safe to repeat."""
         if listener in self._listeners:
             self._listeners.remove(listener)
 
     def get(self, path: str, watch: WatchCallback | None = None) -> Znode | None:
-        """Content of ``path``, or None where it does not exist (the watch is then not set)."""
+        """Return the content of ``path``. If it does not exist, return None and set no watch."""
         try:
             data, stat = self._read(lambda: self._client.get_async(path, watch=_event(path, watch)))
         except NoNodeError:
@@ -206,7 +205,7 @@ class ZooKeeper:
         return _znode(data, stat)
 
     def get_many(self, paths: Sequence[str], watch: WatchCallback | None = None) -> dict[str, Znode | None]:
-        """As :meth:`get` of each, pipelined: the server answers them in this order, one after another."""
+        """Do :meth:`get` for each path, pipelined. The server answers in this order, one after another."""
         found: dict[str, Znode | None] = {}
         for start in range(0, len(paths), _PIPELINED):
             part = paths[start : start + _PIPELINED]
@@ -214,12 +213,12 @@ class ZooKeeper:
         return found
 
     def exists(self, path: str, watch: WatchCallback | None = None) -> Znode | None:
-        """Stat of ``path`` (without its data), or None; the watch is set either way."""
+        """Return the stat of ``path`` (without its data), or None. The watch is set in both cases."""
         stat = self._read(lambda: self._client.exists_async(path, watch=_event(path, watch)))
         return None if stat is None else _znode(b"", stat)
 
     def children(self, path: str, watch: WatchCallback | None = None) -> list[str] | None:
-        """Names of the children, or None where ``path`` does not exist."""
+        """Return the names of the children, or None if ``path`` does not exist."""
         try:
             names: list[str] = self._read(lambda: self._client.get_children_async(path, watch=_event(path, watch)))
         except NoNodeError:
@@ -231,8 +230,7 @@ class ZooKeeper:
         self._read(lambda: self._client.sync_async(path))
 
     def get_latest(self, path: str, watch: WatchCallback | None = None) -> Znode | None:
-        """As :meth:`get` after :meth:`sync`, both in one session: a new session's server may be behind what the old
-        one's was synced to."""
+        """Do :meth:`sync` and :meth:`get` in one session. The server of a new session may be behind the synced one."""
         while True:
             session = self.session_id
             self.sync(path)
@@ -249,7 +247,7 @@ class ZooKeeper:
         sequence: bool = False,
         make_parents: bool = False,
     ) -> str:
-        """Create a znode; the path made (with its sequence number). Raises NodeExistsError, NoNodeError."""
+        """Create a znode. Return its path (with the sequence number). Raises NodeExistsError, NoNodeError."""
         made: str = self._change(
             lambda: self._client.create_async(
                 path, data, ephemeral=ephemeral, sequence=sequence, makepath=make_parents
@@ -259,20 +257,20 @@ class ZooKeeper:
         return made
 
     def ensure_path(self, path: str) -> None:
-        """Create ``path`` and its parents, empty, as far as they are missing. Safe to repeat."""
+        """Create ``path`` and its parents, empty, if they are missing. Safe to repeat."""
         self._read(lambda: self._client.ensure_path_async(path))
 
     def set(self, path: str, data: bytes, version: int) -> int:
-        """Compare-and-set; the new version. Raises MetadataConflictError, NoNodeError."""
+        """Compare-and-set. Return the new version. Raises MetadataConflictError, NoNodeError."""
         stat: ZnodeStat = self._change(lambda: self._client.set_async(path, data, version=version), path)
         return int(stat.version)
 
     def delete(self, path: str, version: int = -1) -> None:
-        """Raises NoNodeError, MetadataConflictError (version, or the node has children)."""
+        """Delete a znode. Raises NoNodeError, MetadataConflictError (wrong version, or the node has children)."""
         self._change(lambda: self._client.delete_async(path, version=version), path)
 
     def transaction(self, operations: Sequence[TransactionOp]) -> None:
-        """All or none. Raises :class:`TransactionConflictError` or :class:`OutcomeUnknownError`."""
+        """Apply all operations or none. Raises :class:`TransactionConflictError` or :class:`OutcomeUnknownError`."""
         transaction = self._client.transaction()
         for op in operations:
             match op:
@@ -294,8 +292,8 @@ class ZooKeeper:
             self.clock.note(sent_s, stat.mtime, self.session_id)
 
     def measure_time(self, path: str) -> None:
-        """Let :attr:`clock` know the servers' time now, by writing ``path``, an empty znode that is made where it is
-        missing. Raises MetadataUnavailableError."""
+        """Measure the servers' time for :attr:`clock` by writing ``path``, an empty znode that is created if missing.
+        Raises MetadataUnavailableError."""
         while True:
             sent_s = self.clock.monotonic_s()
             try:
@@ -315,8 +313,8 @@ class ZooKeeper:
         return contextlib.nullcontext() if self.rest is None else self.rest.awake(deadline)
 
     def _ask(self, call: Callable[[], Any], deadline: float) -> Any:
-        """Send a request when there is a connection, and wait for its answer. Raises what kazoo raises, and
-        MetadataUnavailableError where nothing was sent."""
+        """Send a request when there is a connection, and wait for its answer. Raises kazoo's errors, and
+        MetadataUnavailableError if nothing was sent."""
         with self._awake(deadline):
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self.connected, max(0.0, deadline - time.monotonic()))
@@ -324,14 +322,14 @@ class ZooKeeper:
                     raise MetadataUnavailableError("the session with ZooKeeper is closed")
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not self.connected:
-                # kazoo would keep the request, and send it whenever there is a connection again.
+                # kazoo would keep the request, and send it when there is a connection again.
                 raise MetadataUnavailableError(
                     refusal(self.servers) or f"ZooKeeper at {self.servers} could not be asked in time; try again"
                 )
             return call().get(block=True, timeout=left_s)
 
     def _read(self, call: Callable[[], Any]) -> Any:
-        """As long as there is time, what a broken connection leaves unanswered is asked again."""
+        """Send a read. While there is time, send it again after a broken connection."""
         deadline = self._deadline()
         while True:
             try:
@@ -374,13 +372,13 @@ class ZooKeeper:
 
 
 class _Answers:
-    """Several reads under way at once, to be waited for as one."""
+    """Several reads under way, awaited as one."""
 
     def __init__(self, client: KazooClient, paths: Sequence[str], watch: WatchCallback | None) -> None:
         self._asked = [client.get_async(path, watch=_event(path, watch)) for path in paths]
 
     def get(self, block: bool, timeout: float) -> list[Znode | None]:
-        """Raises what the first that failed raises."""
+        """Wait for all answers. Raises the error of the first read that failed."""
         deadline = time.monotonic() + timeout
         found: list[Znode | None] = []
         for one in self._asked:
@@ -392,14 +390,14 @@ class _Answers:
         return found
 
 
-#: Names of session states given to listeners.
+#: Names of session states, as passed to listeners.
 CONNECTED, SUSPENDED, LOST = KazooState.CONNECTED, KazooState.SUSPENDED, KazooState.LOST
 
 
 def _event(path: str, watch: WatchCallback | None) -> Callable[[WatchedEvent], None] | None:
     if watch is None:
         return None
-    # When the connection breaks kazoo drops its watches and says so with an event that has no path.
+    # When the connection breaks, kazoo drops its watches and sends an event without a path.
     return lambda _: watch(path)
 
 

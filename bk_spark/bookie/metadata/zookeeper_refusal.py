@@ -1,7 +1,7 @@
-"""Whether ZooKeeper's servers take connections from this host at all.
+"""Checks whether ZooKeeper's servers refuse connections from this host.
 
-A server that has as many connections from one host as ``maxClientCnxns`` allows accepts another one and closes it at
-once, before anything was asked. Other servers wait for the client to speak first.
+A server with ``maxClientCnxns`` connections from one host accepts another one and closes it at once, before any
+request. Other servers wait for the client's first bytes.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import socket
 from typing import Final
 
 _CONNECT_TIMEOUT_S: Final = 1.0
-#: A server that closes does so at once.
+#: A server that refuses closes at once.
 _CLOSE_TIMEOUT_S: Final = 0.5
 
 
 def refusal(servers: str) -> str | None:
-    """Why none of ``servers`` (a connect string) takes a connection, where that is the limit of one host; else None.
-    Takes a second or so for each."""
+    """Return an error text if ``servers`` (a connect string) refuse connections because of the limit per host, else
+    None. Takes about a second for each server."""
     refused = False
     for server in servers.partition("/")[0].split(","):
         host, _, port = server.strip().rpartition(":")
@@ -29,7 +29,7 @@ def refusal(servers: str) -> str | None:
         except ConnectionResetError:
             refused = True
         except TimeoutError:
-            # It waits for a question, or does not answer at all.
+            # The server waits for a request, or does not answer at all.
             return None
         except (OSError, ValueError):
             continue

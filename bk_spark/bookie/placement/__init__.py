@@ -1,4 +1,4 @@
-"""Which bookies there are, in which rack, how full, which failed lately; and which of them a ledger gets.
+"""Knows the bookies, their racks, disk space and recent failures, and chooses bookies for ledgers.
 
-The client's services come in here.
+The client's services use this folder.
 """

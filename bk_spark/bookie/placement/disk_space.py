@@ -1,4 +1,4 @@
-"""The disks of all bookies, as the bookies themselves tell (GET_BOOKIE_INFO over v3, which Apache's answer, too)."""
+"""Disk space as reported by the bookies (GET_BOOKIE_INFO over v3, which Apache's bookies support too)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bk_spark.protocol.wire.wire_v3 import BookieInfo
 async def disk_space(
     bookies: Iterable[str], pool: ConnectionPool[BookieConnectionV3], timeout_ms: int
 ) -> dict[str, BookieInfo | BookKeeperError]:
-    """What each of ``bookies`` answers, or why that is not known. All are asked at once, for ``timeout_ms`` at most."""
+    """Return the answer of each bookie, or its error. All are asked at once, for at most ``timeout_ms``."""
 
     async def ask(bookie_id: str) -> BookieInfo | BookKeeperError:
         try:

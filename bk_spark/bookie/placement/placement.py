@@ -1,12 +1,13 @@
-"""Which bookies a ledger gets. Pure: what is known of the cluster comes in, the choice goes out.
+"""Chooses bookies for a ledger. Without I/O.
 
 Entry ``e`` is stored by ``Qw`` neighbours in the ensemble, from ``e mod E`` on (compatibility.md §4.1). So each
-*window* of ``Qw`` neighbours, round the end too, should have several racks. A window is spread when its bookies are in
-at least ``min(min_racks, Qw)`` racks. The rule is Apache's (``minNumRacksPerWriteQuorum``).
+*window* of ``Qw`` neighbours, including those that wrap around, should have several racks. A window is spread when its
+bookies are in at least ``min(min_racks, Qw)`` racks. The rule is Apache's (``minNumRacksPerWriteQuorum``).
 
-Bookies that failed lately (``last``) are taken only where there are too few others, and then as few as possible.
-Any ensemble of different bookies is legal metadata (compatibility.md §4.13), so the spread is a wish unless ``enforce``
-is set.
+Bookies that failed lately (``last``) are chosen only if there are too few others, and then as few as possible.
+
+Any ensemble of different bookies is legal metadata (compatibility.md §4.13), so the spread is optional unless
+``enforce`` is set.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from typing import Final
 from bk_spark.protocol.errors import NotEnoughBookiesError
 from bk_spark.protocol.quorum import Quorum
 
-#: The rack of a bookie of which nothing is known. Source: compatibility.md §4.13.
+#: The rack of a bookie whose rack is unknown. Source: compatibility.md §4.13.
 DEFAULT_RACK: Final = "/default-rack"
-#: What helps where bookies are read-only.
+#: The remedy in messages about read-only bookies.
 _ROOM: Final = "make room on their disks, which are probably full (a bookie's log says why it is read-only)"
-#: Steps of the search for a spread ensemble; beyond it the best found so far is taken.
+#: Maximum number of steps of the search for a spread ensemble. After that the best found so far is used.
 _SEARCH_STEPS: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A policy. ``min_racks`` of 1 means that racks do not matter. The same random source, the same choices."""
+    """A placement policy. With ``min_racks`` 1, racks do not matter. The same random source gives the same choices."""
 
     random: random.Random
     min_racks: int = 1
@@ -39,8 +40,8 @@ class Placement:
     def ensemble(
         self, quorum: Quorum, racks: Mapping[str, str], last: Collection[str] = (), *, read_only: int = 0
     ) -> tuple[str, ...]:
-        """Different bookies among the keys of ``racks`` (their racks are its values), in the order of the ensemble.
-        Beside these ``read_only`` others are registered, which errors tell.
+        """Choose different bookies from the keys of ``racks`` (whose values are their racks), in ensemble order.
+        ``read_only`` is the number of read-only bookies, for error texts.
 
         Raises NotEnoughBookiesError: too few bookies, or with ``enforce`` no spread ensemble.
         """
@@ -78,9 +79,9 @@ class Placement:
         *,
         read_only: int = 0,
     ) -> str:
-        """One of ``usable`` that is not in ``ensemble``, for its position ``index``.
+        """Choose one of ``usable`` that is not in ``ensemble``, for its position ``index``.
 
-        ``racks`` has the racks of both; a bookie it lacks is in the default rack. Raises NotEnoughBookiesError.
+        ``racks`` has the racks of both. A missing bookie is in the default rack. Raises NotEnoughBookiesError.
         """
         candidates = sorted(set(usable).difference(ensemble))
         need = self._need(quorum)
@@ -117,7 +118,7 @@ class Placement:
     def _fill(
         self, order: Sequence[str], good: Mapping[str, Sequence[str]], poor: Mapping[str, Sequence[str]]
     ) -> tuple[str, ...]:
-        """A bookie of each rack in ``order``, those that failed lately only where a rack has no others left."""
+        """Choose a bookie for each rack in ``order``, one that failed lately only if the rack has no others."""
         chosen: dict[str, list[str]] = {}
         for rack, count in Counter(order).items():
             of_good = self.random.sample(good[rack], min(count, len(good[rack])))
@@ -128,7 +129,8 @@ class Placement:
 
 
 def too_few_writable(needed: int, writable: int, read_only: int) -> str:
-    """Error text: ``needed`` bookies would have to take writes, ``writable`` do, and ``read_only`` others do not."""
+    """Return an error text: ``needed`` writable bookies are required, but only ``writable`` exist, and ``read_only``
+    others."""
     text = f"{needed} writable bookies are needed, {writable} are registered"
     if not writable and not read_only:
         return f"{text}: start bookies, or check that metadataServiceUri names the cluster whose bookies run"
@@ -139,13 +141,13 @@ def too_few_writable(needed: int, writable: int, read_only: int) -> str:
 
 
 def unspread_windows(quorum: Quorum, racks: Sequence[str], min_racks: int) -> int:
-    """How many windows of an ensemble in these racks are not spread over ``min_racks`` (Qw, if that is fewer)."""
+    """Count the windows of an ensemble in these racks that are not spread over ``min_racks`` (or Qw, if fewer)."""
     need = min(min_racks, quorum.write_quorum_size)
     return sum(len({racks[position] for position in window}) < need for window in _windows(quorum))
 
 
 def _windows(quorum: Quorum) -> list[tuple[int, ...]]:
-    # Where every bookie stores every entry, all windows are the same.
+    # If every bookie stores every entry, all windows are the same.
     return [quorum.write_set(entry) for entry in range(quorum.ensemble_size if quorum.striped else 1)]
 
 
@@ -163,8 +165,8 @@ def _count_racks(racks: Iterable[str]) -> str:
 class _Search:
     """Depth-first search for the order of racks with the fewest windows that are not spread.
 
-    Racks that the window does not have yet come first, more likely those with more bookies: with enough racks the
-    first descent succeeds. Afterwards ``unspread`` is the number of windows that could not be spread.
+    Racks that the window lacks come first, preferably those with more bookies. With enough racks the first descent
+    succeeds. Afterwards ``unspread`` is the number of windows that could not be spread.
     """
 
     def __init__(
@@ -192,7 +194,7 @@ class _Search:
         self._steps = 0
 
     def run(self) -> list[str] | None:
-        """The racks in order; None where there are too few bookies."""
+        """Return the racks in order. None if there are too few bookies."""
         self._descend(0)
         self.unspread = self._best_unspread
         return self._best
@@ -200,7 +202,8 @@ class _Search:
     def _descend(self, unspread: int) -> None:
         self._steps += 1
         if len(self._order) == self._size:
-            # Each position was counted when it completed a window; fewer than the best, or we were not here.
+            # Each position was counted when it completed a window. This is better than the best so far, because worse
+            # branches were cut.
             self._best, self._best_unspread = list(self._order), unspread
             return
         for rack in self._candidates():
@@ -215,7 +218,7 @@ class _Search:
             self._poor_left += takes_poor
             self._used[rack] -= 1
             if self._best is not None and (self._best_unspread <= unspread or self._steps > _SEARCH_STEPS):
-                # No better end is possible from here, or the search has taken long enough.
+                # This branch cannot be better, or the search has reached its limit.
                 return
 
     def _candidates(self) -> list[str]:
@@ -227,12 +230,12 @@ class _Search:
             if used >= len(bookies):
                 left = min(left, self._poor_left)
             if left > 0:
-                # Weighted order: the chance to be first grows with the bookies that are left.
+                # Weighted random order: more bookies left, more likely to be first.
                 keys[rack] = (rack in window, -(self._random.random() ** (1 / left)))
         return sorted(keys, key=keys.__getitem__)
 
     def _completed_unspread(self) -> int:
-        """Windows that the position just filled completes, and that are not spread."""
+        """Count the windows that the last position completes and that are not spread."""
         newest = len(self._order) - 1
         return sum(
             len({self._order[position] for position in window}) < self._need

@@ -1,11 +1,11 @@
-"""Bookies that failed lately, to be chosen last. Pure but for the clock, which is given; thread-safe.
+"""Bookies that failed lately and are chosen last. No I/O except a given clock. Thread-safe.
 
 A failure (a connection refused or broken, requests not answered) puts a bookie into quarantine at once, for a short
-time that doubles while failures go on, so that a dead bookie is not tried again and again. A bookie that fails
-``error_threshold`` times within ``interval_ms`` is there for the full time, as in Apache's client.
+time. The time doubles with further failures, so that a dead bookie is not tried again and again. A bookie that fails
+``error_threshold`` times within ``interval_ms`` is in quarantine for the full time, as in Apache's client.
 
-An answer sets it free. But a bookie that fails again within ``interval_ms`` of being freed by an answer, such as one
-that takes connections and then hangs, is not freed by answers any more: only by time, or by registering anew.
+An answer frees the bookie. But if it fails again within ``interval_ms`` after that, answers no longer free it: only
+time, or a new registration. This covers bookies that accept connections and then hang.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-#: Failures so close to each other are one.
+#: Failures within this time count as one.
 _SAME_FAILURE_S: Final = 0.1
 
 
 @dataclass(slots=True)
 class _Record:
-    #: Times of the failures within the interval, oldest first; at most the threshold's number.
+    #: Times of the failures within the interval, oldest first. At most as many as the threshold.
     failures: deque[float]
     #: Length of the next quarantine.
     next_s: float
     until: float = 0.0
     last_failure: float = 0.0
-    #: When an answer set it free.
+    #: When an answer freed it.
     freed: float | None = None
     only_time_frees: bool = False
-    #: The registration under which it failed last.
+    #: Its registration at the last failure.
     registration: int = 0
 
 
 class Quarantine:
-    """What one client knows of failing bookies. Times in milliseconds; ``clock`` gives seconds."""
+    """One client's record of failing bookies. Times are in milliseconds. ``clock`` returns seconds."""
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class Quarantine:
         self._lock = threading.Lock()
 
     def failed(self, bookie_id: str, registration: int = 0) -> None:
-        """The bookie did not do its part, being registered as ``registration`` (any number; 0 for not at all).
-        A failure while it is in quarantine counts, but does not prolong it."""
+        """Record a failure of a bookie registered as ``registration`` (any number, 0 if not registered). A failure
+        during quarantine counts, but does not extend it."""
         now = self._clock()
         with self._lock:
             self._forget_old(now)
@@ -67,7 +67,7 @@ class Quarantine:
                 record = self._records[bookie_id] = _Record(deque(maxlen=self._error_threshold), self._first_s)
             if record.freed is not None and now - record.freed <= self._interval_s:
                 record.only_time_frees = True
-            # Many handles that share a connection lose it at once.
+            # Many handles may share one connection, and lose it at once.
             if now - record.last_failure >= _SAME_FAILURE_S or not record.failures:
                 record.failures.append(now)
             record.last_failure = now
@@ -81,7 +81,7 @@ class Quarantine:
                 record.next_s = min(2 * record.next_s, self._longest_s)
 
     def answered(self, bookie_id: str) -> None:
-        """The bookie was connected to, or answered."""
+        """Record a connection to the bookie, or an answer from it."""
         now = self._clock()
         with self._lock:
             record = self._records.get(bookie_id)
@@ -90,8 +90,11 @@ class Quarantine:
                 record.freed = now
 
     def registered(self, bookie_id: str, registration: int) -> bool:
-        """The bookie is registered as ``registration``. Another one than when it failed is that of a new process, or
-        of one back after a lost session: what was known does not count. True where this freed it."""
+        """Record that the bookie is registered as ``registration``. Return whether this freed it.
+
+        A registration that differs from the one at the last failure is from a new process, or from one that lost its
+        session. Earlier failures then no longer count.
+        """
         with self._lock:
             record = self._records.get(bookie_id)
             if record is None or record.registration == registration:
@@ -100,7 +103,7 @@ class Quarantine:
             return True
 
     def members(self) -> frozenset[str]:
-        """The bookies in quarantine now."""
+        """Return the bookies in quarantine now."""
         now = self._clock()
         with self._lock:
             return frozenset(bookie_id for bookie_id, record in self._records.items() if now < record.until)

@@ -1,11 +1,11 @@
-"""How racks of bookies are written: as a setting (``host=/rack,host=/rack``) and in ZooKeeper.
+"""Text formats for racks of bookies: as a setting (``host=/rack,host=/rack``) and in ZooKeeper.
 
 The znode holds JSON, groups of bookies::
 
     {"group": {"host:port": {"rack": "/rack1", "hostname": "bookie1.example.org"}}}
 
-A rack without a leading slash gets one; an empty one, or ``/``, is none. The first group (by name) that has the
-bookie counts. Source: apache/pulsar, org.apache.pulsar.bookie.rackawareness.BookieRackAffinityMapping and
+A rack without a leading slash gets one. An empty rack or ``/`` means no rack. The first group (by name) with the bookie
+counts. Source: apache/pulsar, org.apache.pulsar.bookie.rackawareness.BookieRackAffinityMapping and
 org.apache.pulsar.common.policies.data.BookiesRackConfiguration.
 """
 
@@ -17,7 +17,7 @@ from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError
 
 
 def parse_rack_table(text: str) -> dict[str, str]:
-    """``host=/rack,…`` as a mapping. Raises InvalidArgumentError."""
+    """Parse ``host=/rack,…``. Raises InvalidArgumentError."""
     entries = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         host, equals, name = (piece.strip() for piece in part.partition("="))
@@ -29,7 +29,7 @@ def parse_rack_table(text: str) -> dict[str, str]:
 
 
 def parse_rack_mapping(data: bytes) -> dict[str, str]:
-    """Racks by the names in a znode of Pulsar's format. Raises MetadataFormatError; unusable racks are left out."""
+    """Parse a znode in Pulsar's format into racks by name, without unusable racks. Raises MetadataFormatError."""
     if not data.strip():
         return {}
     try:
@@ -50,7 +50,7 @@ def parse_rack_mapping(data: bytes) -> dict[str, str]:
 
 
 def normal_rack(name: object) -> str | None:
-    """A rack's name with its leading slash; None for what is no name."""
+    """Return a rack's name with its leading slash. None if it is not a name."""
     if not isinstance(name, str) or name.strip() in ("", "/"):
         return None
     name = name.strip()

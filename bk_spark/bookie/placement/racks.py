@@ -1,11 +1,11 @@
-"""In which rack a bookie is. Three sources, asked in this order; the first that knows a bookie is believed:
+"""Finds the racks of bookies. There are three sources. The first one that knows a bookie counts:
 
 * a setting, ``host=/rack,host=/rack`` (a bookie id may stand for the host);
-* a znode of ZooKeeper, ``/bookies`` as Pulsar keeps it for Apache's client, followed by a watch;
-* a script, ``networkTopologyScriptFileName``: called with hosts as arguments, writes a rack for each.
+* a ZooKeeper znode, ``/bookies`` as Pulsar keeps it for Apache's client, followed by a watch;
+* a script, ``networkTopologyScriptFileName``: called with hosts as arguments, it writes a rack for each.
 
-Placement must not stop a writer: what cannot be had, or cannot be read, is logged and counts as not known. A
-malformed znode leaves in force what it held before.
+Placement must not stop a writer. If a source is missing or unreadable, this is logged and its racks count as unknown.
+If the znode becomes malformed, its previous content stays in force.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bk_spark.bookie.placement.topology_script import TopologyScript
 from bk_spark.protocol.errors import BookieUnavailableError, MetadataError, MetadataFormatError
 
 _LOG = logging.getLogger(__name__)
-#: Bookies whose hosts are remembered beyond their registration.
+#: Maximum number of hosts of bookies remembered after their registration ends.
 _MAX_HOSTS: Final = 10_000
 
 #: Host and port of a registered bookie.
@@ -33,7 +33,7 @@ class RackSource(Protocol):
     """Knows the racks of some bookies."""
 
     def racks(self, hosts: Mapping[str, str]) -> Mapping[str, str]:
-        """Racks of those that it knows, by bookie id. ``hosts`` has the host of each id asked for."""
+        """Return the known racks by bookie id. ``hosts`` has the host of each requested id."""
 
 
 class RackTable:
@@ -41,7 +41,7 @@ class RackTable:
 
     def __init__(self, entries: Mapping[str, str]) -> None:
         self._entries = dict(entries)
-        # The same host under several ids: the first is as good as any.
+        # If a host has several ids, use the first.
         for name, rack in entries.items():
             host, colon, port = name.rpartition(":")
             if colon and port.isdecimal():
@@ -57,7 +57,7 @@ class RackTable:
 
 
 class RackZnode:
-    """Racks from a znode in Pulsar's format. Blocking; thread-safe."""
+    """Racks from a znode in Pulsar's format. Blocking and thread-safe."""
 
     def __init__(self, zk: ZooKeeper, path: str) -> None:
         self._zk = zk
@@ -65,7 +65,7 @@ class RackZnode:
         self._lock = threading.Lock()
         self._table = RackTable({})
         self._current = False
-        #: Counts changes, so that what was read before a change does not count as current after it.
+        #: Counts changes, so that content read before a change does not count as current after it.
         self._generation = 0
         zk.add_state_listener(self._on_state)
 
@@ -83,7 +83,7 @@ class RackZnode:
         try:
             found = self._zk.get(self._path, watch=self._changed)
             if found is None and self._zk.exists(self._path, watch=self._changed) is not None:
-                # Made this very moment.
+                # It was created just now.
                 found = self._zk.get(self._path, watch=self._changed)
             entries = {} if found is None else parse_rack_mapping(found.data)
         except MetadataFormatError as error:
@@ -108,7 +108,7 @@ class RackZnode:
 
 
 class Racks:
-    """The racks of bookies, from all sources that are configured."""
+    """The racks of bookies, from all configured sources."""
 
     def __init__(self, sources: Iterable[RackSource], address_of: AddressOf) -> None:
         self._sources = list(sources)
@@ -116,7 +116,7 @@ class Racks:
         self._hosts: dict[str, str] = {}
 
     def of(self, bookies: Iterable[str]) -> dict[str, str]:
-        """The rack of each bookie, :data:`DEFAULT_RACK` where no source knows it. Blocking."""
+        """Return the rack of each bookie, :data:`DEFAULT_RACK` if no source knows it. Blocking."""
         racks = dict.fromkeys(bookies, DEFAULT_RACK)
         unknown = {bookie_id: self._host(bookie_id) for bookie_id in racks} if self._sources else {}
         for source in self._sources:
@@ -129,7 +129,7 @@ class Racks:
         try:
             host = self._address_of(bookie_id)[0]
         except (BookieUnavailableError, MetadataError):
-            # Gone: a member of an ensemble that has failed. Where it was last, or what its id says.
+            # A failed member of an ensemble. Use its last host, or the host in its id.
             return self._hosts.get(bookie_id) or bookie_id.rpartition(":")[0] or bookie_id
         if len(self._hosts) >= _MAX_HOSTS:
             self._hosts.clear()
@@ -140,7 +140,7 @@ class Racks:
 def rack_sources(
     zk: ZooKeeper, *, table: str = "", znode: str = "", script: str = "", script_timeout_ms: int = 5_000
 ) -> list[RackTable | RackZnode | TopologyScript]:
-    """The sources that settings name; an empty setting names none. Raises InvalidArgumentError."""
+    """Return the sources in the settings. An empty setting names none. Raises InvalidArgumentError."""
     sources: list[RackTable | RackZnode | TopologyScript] = []
     if table:
         sources.append(RackTable(parse_rack_table(table)))

@@ -1,4 +1,4 @@
-"""Which bookies are there, which of them take writes, and where they listen. Source: compatibility.md §3.1, §3.4."""
+"""The registered bookies, whether they are writable, and their addresses. Source: compatibility.md §3.1, §3.4."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _READ_ONLY: Final = "readonly"
 
 @dataclass(frozen=True, slots=True)
 class BookieRegistration:
-    """Where a registered bookie listens. ``zxid``, of the transaction that made it, tells it from an earlier one."""
+    """The address of a registered bookie. ``zxid`` is the transaction that created this registration, and identifies
+    it."""
 
     address: tuple[str, int]
     zxid: int
@@ -24,8 +25,7 @@ class BookieRegistration:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredBookie:
-    """A bookie as it is listed: its id, whether it takes no writes, host and port (None where its registration
-    names none)."""
+    """A listed bookie: its id, whether it is read-only, host and port (None if its registration names none)."""
 
     bookie_id: str
     read_only: bool
@@ -33,11 +33,11 @@ class RegisteredBookie:
 
 
 class BookieRegistry:
-    """The bookies registered under one cluster root. Blocking; thread-safe.
+    """The bookies registered under one cluster root. Blocking and thread-safe.
 
-    Everything read is kept, followed by watches, and read anew after a watch was called or lost. Two callbacks, both
-    to be quick: ``on_stale`` (in ZooKeeper's thread) when reading the lists again may show something else, and
-    ``on_change`` (in the thread that read) when a list that was read is not the one before.
+    All data are cached and watched, and read again after a watch was called or lost. There are two callbacks, which
+    must be quick: ``on_stale`` (in ZooKeeper's thread) when the lists may have changed, and ``on_change`` (in the
+    thread that read) when a list differs from the previous one.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class BookieRegistry:
         self._read_only_path = f"{self._available}/{_READ_ONLY}"
         self._switch_path = f"{root}/disableHealthCheck"
         self._lock = threading.Lock()
-        #: By path of the parent, what is current.
+        #: The current lists, by path of the parent.
         self._lists: dict[str, frozenset[str]] = {}
         #: The same, as last read.
         self._last_lists: dict[str, frozenset[str]] = {}
@@ -68,15 +68,15 @@ class BookieRegistry:
         zk.add_state_listener(self._on_state)
 
     def writable(self) -> tuple[str, ...]:
-        """Ids of the bookies that take writes. One that is changing to read-only, or back, is not among them."""
+        """Return the ids of writable bookies. A bookie that is changing to read-only, or back, is not included."""
         return tuple(sorted(self._list(self._available) - {_READ_ONLY} - self._list(self._read_only_path)))
 
     def read_only(self) -> tuple[str, ...]:
-        """Ids of the bookies that can only be read from."""
+        """Return the ids of read-only bookies."""
         return tuple(sorted(self._list(self._read_only_path)))
 
     def bookies(self) -> tuple[RegisteredBookie, ...]:
-        """All registered bookies, by id."""
+        """Return all registered bookies, by id."""
         read_only = set(self.read_only())
         found = []
         for bookie_id in sorted({*self.writable(), *read_only}):
@@ -88,14 +88,14 @@ class BookieRegistry:
         return tuple(found)
 
     def address(self, bookie_id: str) -> tuple[str, int]:
-        """Host and port of a registered bookie. Raises BookieUnavailableError."""
+        """Return host and port of a registered bookie. Raises BookieUnavailableError."""
         return self.registration(bookie_id).address
 
     def registration(self, bookie_id: str) -> BookieRegistration:
-        """Raises BookieUnavailableError for a bookie that is not registered, or not in a usable way.
+        """Return a bookie's registration. Raises BookieUnavailableError if it is missing or not usable.
 
-        While ZooKeeper cannot be reached, what was read last stands in, of a bookie whose id is its address. (Where
-        another bookie's id names an address, another one may have it by now.)
+        While ZooKeeper cannot be reached, the last known registration is used, but only for a bookie whose id is its
+        address. The address of any other bookie may belong to another one by now.
         """
         with self._lock:
             if bookie_id in self._registrations:
@@ -136,13 +136,13 @@ class BookieRegistry:
         return registration
 
     def last_zxid(self, bookie_id: str) -> int:
-        """Of the bookie's registration as last read, without asking ZooKeeper; 0 for none."""
+        """Return the zxid of the bookie's last known registration, without asking ZooKeeper. 0 if there is none."""
         with self._lock:
             last = self._last_registrations.get(bookie_id)
         return 0 if last is None else last.zxid
 
     def health_check_enabled(self) -> bool:
-        """False while an operator has switched quarantines off, by the znode ``disableHealthCheck``."""
+        """Return False while an operator has disabled quarantines with the znode ``disableHealthCheck``."""
         with self._lock:
             if self._health_check is not None:
                 return self._health_check
@@ -154,7 +154,7 @@ class BookieRegistry:
         return enabled
 
     def close(self) -> None:
-        """Follow the session no longer."""
+        """Stop following the session."""
         self._zk.remove_state_listener(self._on_state)
 
     def _list(self, parent: str) -> frozenset[str]:
@@ -165,7 +165,7 @@ class BookieRegistry:
         names = self._zk.children(parent, watch=self._changed)
         found = frozenset(names or ())
         with self._lock:
-            # Where the znode is missing there is no watch that would end the caching.
+            # Without the znode there is no watch that would end the caching.
             if generation == self._generation and names is not None:
                 self._lists[parent] = found
             before = self._last_lists.get(parent)

@@ -1,8 +1,8 @@
-"""Racks from an administrator's script (``networkTopologyScriptFileName``), as Apache's client and Hadoop use one.
+"""Racks from an administrator's script (``networkTopologyScriptFileName``), as in Apache's client and Hadoop.
 
-It is called with at most twenty hosts as arguments and writes as many racks, separated by white space (one a line),
-to its standard output. Racks are remembered. A script that fails, takes too long or writes something else is logged,
-left alone for a minute, and its hosts count as not known meanwhile.
+The script gets at most twenty hosts as arguments and writes as many racks to its standard output, separated by white
+space (one per line). Racks are cached. If the script fails, takes too long or writes something else, this is logged.
+The script is then not called for a minute, and its hosts count as unknown.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RETRY_S: Final = 60.0
 
 
 class TopologyScript:
-    """Racks by host. Blocking, for all calls of the script together at most ``timeout_ms``; thread-safe."""
+    """Racks by host. Blocks for at most ``timeout_ms``, for all calls of the script together. Thread-safe."""
 
     def __init__(self, path: str, timeout_ms: int = 5_000) -> None:
         self._path = path
@@ -37,7 +37,7 @@ class TopologyScript:
         self._lock = threading.Lock()
 
     def racks(self, hosts: Mapping[str, str]) -> Mapping[str, str]:
-        """Racks by bookie id of those that the script knows; ``hosts`` has the host of each id."""
+        """Return the racks that the script knows, by bookie id. ``hosts`` has the host of each id."""
         with self._lock:
             self._learn(sorted({host for host in hosts.values() if host not in self._racks}))
             return {bookie_id: self._racks[host] for bookie_id, host in hosts.items() if host in self._racks}
@@ -61,7 +61,7 @@ class TopologyScript:
             _LOG.warning("networkTopologyScriptFileName %s gives no racks: %s", self._path, error)
 
     def _run(self, hosts: Sequence[str], deadline: float) -> str:
-        # A host that looks like an option must not become one.
+        # A host must not be read as an option.
         if any(host.startswith("-") for host in hosts):
             raise MetadataUnavailableError(f"a host begins with a dash: {hosts}")
         with subprocess.Popen(
@@ -75,7 +75,7 @@ class TopologyScript:
                 output = _read(process, deadline)
                 status = process.wait(max(0.0, deadline - time.monotonic()))
             except BaseException as error:
-                # The script and whatever it started.
+                # Kill the script and all its child processes.
                 os.killpg(process.pid, signal.SIGKILL)
                 if isinstance(error, subprocess.TimeoutExpired):
                     raise MetadataUnavailableError("it takes too long") from None

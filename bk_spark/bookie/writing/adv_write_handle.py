@@ -23,9 +23,9 @@ class AdvWriteHandle:
     """Appends entries to one ledger, with ids that the caller chooses. For one event loop. Several tasks may append at
     once.
 
-    The ids are 0, 1, 2 and so on, in any order. Entries are sent in the order of their ids. An entry that comes early
-    waits here, not on the bookies, for all entries with lower ids. If there is no room to wait within
-    ``entry_gap_timeout_ms``, the call raises EntryGapError.
+    The ids are 0, 1, 2 and so on, in any order. Entries are sent in the order of their ids. An early entry waits here,
+    not on the bookies, for all entries with lower ids. If there is no room to wait within ``entry_gap_timeout_ms``, the
+    call raises EntryGapError.
     """
 
     def __init__(self, handle: WriteHandle, config: ClientConfig) -> None:
@@ -67,7 +67,7 @@ class AdvWriteHandle:
 
     @property
     def waiting_entries(self) -> int:
-        """How many entries were appended and wait for lower ids."""
+        """The number of appended entries that wait for lower ids."""
         return self._order.waiting_entries
 
     async def append(self, entry_id: int, payload: Buffer) -> None:
@@ -169,7 +169,7 @@ class AdvWriteHandle:
             self._check_open()
 
     async def _wait_for_progress(self, what: str) -> None:
-        """Until something was sent. Raises EntryGapError where the next entry does not come in time."""
+        """Wait until something was sent. Raises EntryGapError if the next entry does not come in time."""
         order, sent = self._order, self._order.next_entry_id
         try:
             async with asyncio.timeout(self._gap_timeout_s):
@@ -178,7 +178,7 @@ class AdvWriteHandle:
                     await self._handle.changed()
         except TimeoutError:
             raise self._gap_error(what) from None
-        # What is there is being sent: that may take longer, but ends by itself.
+        # The ready entries are being sent. This may take longer, but it ends.
         await self._send_ready()
 
     def _gap_error(self, what: str) -> EntryGapError:
@@ -195,7 +195,7 @@ class AdvWriteHandle:
         return f", and all up to {gap[-1]}" if gap is not None and len(gap) > 1 else ""
 
     async def _send_ready(self) -> None:
-        """Send what is in order. Whatever interrupts that, the rest stays for the next."""
+        """Send the entries that are in order. If interrupted, the rest stays for the next call."""
         async with self._sending:
             while (run := self._order.ready()) is not None:
                 try:

@@ -13,13 +13,13 @@ from bk_spark.bookie.services import ClusterServices
 from bk_spark.protocol.errors import BookKeeperError, PeerError
 
 _LOG = logging.getLogger(__name__)
-#: An entry that nobody has. Any answer shows that the bookie is alive. A recovery on the same connection never asks for
-#: this one, since v2 answers to reads of one entry cannot be told apart.
+#: An entry that does not exist. Any answer shows that the bookie is alive. A recovery on the same connection never asks
+#: for this entry, because v2 answers to reads of the same entry look alike.
 _PROBE: Final = range(2**31 - 2, 2**31 - 1)
 
 
 class EnsembleConnections:
-    """Connects and listens. Tells the quarantine which bookies failed and which answered."""
+    """Connects and listens. Reports to the quarantine which bookies failed and which answered."""
 
     def __init__(
         self,
@@ -37,12 +37,12 @@ class EnsembleConnections:
         self._on_answers = on_answers
         self._on_loss = on_loss
         self._connections: dict[str, LedgerConnection] = {}
-        #: What waits for bookies that are being connected to.
+        #: Frames that wait for a connection being made, by bookie.
         self._waiting: dict[str, list[memoryview]] = {}
         self._settled = asyncio.Event()
 
     def get(self, bookie_id: str) -> LedgerConnection | None:
-        """The connection over which this writer's adds go."""
+        """Return the connection that carries this writer's adds."""
         return self._connections.get(bookie_id)
 
     async def connected(self) -> None:
@@ -51,13 +51,13 @@ class EnsembleConnections:
             await self._settled.wait()
 
     def expect(self, bookie_id: str) -> None:
-        """:meth:`connect` follows: what is sent from now on waits for it."""
+        """Announce a :meth:`connect`. Adds sent from now on wait for it."""
         self._waiting.setdefault(bookie_id, [])
         self._settled.clear()
 
     async def connect(self, bookie_id: str, *, probe: bool = False) -> bool:
-        """Connect within the timeout. With ``probe`` the bookie must answer a read, too. Returns whether that worked.
-        What is sent meanwhile goes out then."""
+        """Connect within the timeout, and send the adds that wait. With ``probe`` the bookie must also answer a read.
+        Return whether this worked."""
         self.expect(bookie_id)
         try:
             connection = await self._attempt(bookie_id, probe=probe)
@@ -88,7 +88,7 @@ class EnsembleConnections:
         return None
 
     def send(self, bookie_id: str, frames: Sequence[memoryview]) -> bool:
-        """Send adds, or let them wait for the connection. Returns False where there is none."""
+        """Send adds, or let them wait for the connection. Return False if there is none."""
         connection = self._connections.get(bookie_id)
         if connection is not None and not connection.closed:
             connection.send(frames)
@@ -100,14 +100,14 @@ class EnsembleConnections:
         return True
 
     def leave(self, bookie_id: str) -> None:
-        """The bookie failed: forget its connection."""
+        """Forget the connection of a failed bookie."""
         connection = self._connections.pop(bookie_id, None)
         if connection is not None:
             connection.unlisten(self._ledger_id)
             self._services.bookie_failed(bookie_id)
 
     def detach(self) -> None:
-        """Listen to nobody any more."""
+        """Stop listening to all bookies."""
         for connection in self._connections.values():
             connection.unlisten(self._ledger_id)
         self._connections.clear()

@@ -1,4 +1,4 @@
-"""FORCE_LEDGER and WRITE_LAC at the bookies of a writer's ensemble: both exist over v3 only."""
+"""FORCE_LEDGER and WRITE_LAC at the bookies of a writer's ensemble. Both exist only over v3."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOG = logging.getLogger(__name__)
 
 
 async def force_over(connection: BookieConnectionV3, ledger_id: int, timeout_ms: int) -> None:
-    """Have a bookie sync what it took of the ledger. Raises PeerError."""
+    """Make a bookie sync its entries of the ledger. Raises PeerError."""
     try:
         async with asyncio.timeout(timeout_ms / 1000):
             code = await connection.force(ledger_id)
@@ -33,7 +33,7 @@ async def force_over(connection: BookieConnectionV3, ledger_id: int, timeout_ms:
 async def force_all(
     pool: ConnectionPool[BookieConnectionV3], ledger_id: int, bookies: Iterable[str], timeout_ms: int
 ) -> None:
-    """Have all ``bookies`` sync what they took of the ledger. Raises the first error, once all have answered."""
+    """Make all ``bookies`` sync their entries of the ledger. Raises the first error, once all have answered."""
 
     async def force(bookie_id: str) -> None:
         await force_over(await pool.get(bookie_id), ledger_id, timeout_ms)
@@ -59,7 +59,7 @@ class LacSender:
         self._timeout_s = timeout_ms / 1000
 
     async def send(self, ledger_id: int, bookie_id: str, last_add_confirmed: int) -> bool:
-        """Returns whether the bookie took it."""
+        """Send a LAC. Return whether the bookie took it."""
         packet = pack_lac(ledger_id, last_add_confirmed, self._digest)
         try:
             async with asyncio.timeout(self._timeout_s):

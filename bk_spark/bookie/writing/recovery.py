@@ -1,4 +1,4 @@
-"""Recovering a ledger: runs :class:`bk_spark.protocol.ledger.recovery.LedgerRecovery`."""
+"""Recovers a ledger: runs :class:`bk_spark.protocol.ledger.recovery.LedgerRecovery`."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ async def recover_ledger(
     pool: ConnectionPool[LedgerConnection],
     config: ClientConfig,
 ) -> LedgerMetadata:
-    """Fence and close a ledger. Returns its final metadata. A closed ledger is left as it is.
+    """Fence and close a ledger. Return its final metadata. A closed ledger does not change.
 
-    ``pool`` must serve nobody else: v2 answers carry no request id, so those to a writer of the same
-    ledger could be taken for ours. Raises EntryUnknownError where the end cannot be proven, and
-    NotEnoughBookiesError. The ledger then stays IN_RECOVERY and can be recovered again.
+    Do not share ``pool``: v2 answers carry no request id, so answers to a writer of the same ledger could be mistaken
+    for ours. Raises EntryUnknownError if the end cannot be proven, and NotEnoughBookiesError. The ledger then stays
+    IN_RECOVERY and can be recovered again.
     """
     recovery = _Performer(ledger_id, digest_type, password, services, pool, config)
     recovery.runner.run()
@@ -61,7 +61,7 @@ async def recover_ledger(
 
 
 class _Performer:
-    """Performs what a recovery asks for: metadata calls, reads, and the actions of its writers."""
+    """Performs the actions of a recovery: metadata calls, reads, and the actions of its writers."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class _Performer:
         self._pool = pool
         self._config = config
         self._warned: set[str] = set()
-        #: What writes back for the present search, and its number.
+        #: The performer of the current search's write-backs, and the number of the search.
         self._write_backs: WriterPerformer | None = None
         self._attempt = 0
         self._writing: set[asyncio.Task[Any]] = set()
@@ -119,7 +119,7 @@ class _Performer:
             case Unclear(bookie_id, reason, silent):
                 if silent:
                     self._services.bookie_failed(bookie_id)
-                # Once per bookie: a broken connection fails all that was asked there.
+                # Warn once per bookie, because a broken connection fails all its requests.
                 if bookie_id not in self._warned:
                     self._warned.add(bookie_id)
                     _LOG.warning("ledger %d: recovery: bookie %s: %s", self._ledger_id, bookie_id, reason)
@@ -139,7 +139,7 @@ class _Performer:
     def _writer_performer(self, attempt: int) -> WriterPerformer:
         if self._write_backs is None or attempt != self._attempt:
             if self._write_backs is not None:
-                # One writer at a time listens to a connection.
+                # Only one writer may listen to a connection.
                 for task in self._writing:
                     task.cancel()
                 self._write_backs.detach()

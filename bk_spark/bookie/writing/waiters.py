@@ -1,4 +1,4 @@
-"""Whoever waits for something of a writer."""
+"""Callers that wait for a writer."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from bk_spark.protocol.errors import BookKeeperError
 
 
 class Waiters:
-    """Futures of callers: some wait for whatever happens next, others for an entry to be confirmed. One event loop."""
+    """Futures of callers that wait for the next change, or for an entry to be confirmed. One event loop."""
 
     def __init__(self) -> None:
         self._any: list[asyncio.Future[None]] = []
-        #: (entry id, number, future), the lowest entry first: thousands may wait, few are ready at once.
+        #: (entry id, number, future), the lowest entry first. Thousands may wait, but few are ready at once.
         self._by_entry: list[tuple[int, int, asyncio.Future[None]]] = []
         self._numbers = itertools.count()
 
     async def woken(self) -> None:
-        """Until :meth:`wake`: then look again."""
+        """Wait for :meth:`wake`. The caller then checks its condition again."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._any.append(future)
         await future
 
     async def reached(self, entry_id: int) -> None:
-        """Until :meth:`reach` of ``entry_id`` or a later one; raises what :meth:`fail` is given."""
+        """Wait for :meth:`reach` of ``entry_id`` or a later one. Raises the error given to :meth:`fail`."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._by_entry, (entry_id, next(self._numbers), future))
         await future

@@ -35,17 +35,17 @@ _LOG = logging.getLogger(__name__)
 class WriteHandle:
     """Appends entries to one ledger, with the ids 0, 1, 2 and so on. For one event loop.
 
-    ``append`` and ``append_many`` return when the entries are on their way, and wait while too many are. ``flush``
-    waits until they are acknowledged. Any failure ends the handle, and every later call raises the same error.
-    ``last_add_confirmed`` then tells which entries are safe.
+    ``append`` and ``append_many`` return when the entries are on their way, and wait while too many are unacknowledged.
+    ``flush`` waits until they are acknowledged. Any failure ends the handle, and every later call raises the same
+    error. Entries up to ``last_add_confirmed`` are safe.
 
-    Calls of ``append`` may overlap. While a call of ``append_many`` has not returned, another call of either raises
+    Calls of ``append`` may overlap. During a call of ``append_many``, any other call of either raises
     InvalidArgumentError.
 
     With ``deferred_sync`` (over v3) bookies acknowledge entries before they sync them. Entries are safe, and readable,
     only after :meth:`force` or :meth:`close`, and a failing bookie ends the handle.
 
-    ``pool`` carries the adds. ``pool_v3`` carries what v2 cannot do: forcing, and the explicit LAC.
+    ``pool`` carries the adds. ``pool_v3`` carries requests that v2 lacks: forcing, and the explicit LAC.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class WriteHandle:
             on_progress=self._on_progress,
         )
         self._waiters = Waiters()
-        #: Entries of single calls, not sent yet.
+        #: Entries of single calls, not yet sent.
         self._gathered = EntryGatherer()
-        #: Calls of :meth:`append` that wait for room, and whether a call of :meth:`append_many` has not returned.
+        #: The number of :meth:`append` calls that wait for room, and whether an :meth:`append_many` is under way.
         self._waiting_appends = 0
         self._appending_many = False
 
@@ -155,7 +155,7 @@ class WriteHandle:
         """
         self._machine.check_open()
         self._check_alone(self._appending_many)
-        # What the caller may change later must not change here.
+        # Copy the payload if the caller can change it later.
         entry = payload if isinstance(payload, bytes) else bytes(payload)
         self._check_size(len(entry))
         size = len(entry) + self._packager.overhead_bytes
@@ -175,7 +175,7 @@ class WriteHandle:
         return self.last_add_pushed
 
     async def append_many(self, payloads: Payloads | Sequence[Buffer]) -> int:
-        """Append entries in order. This is the fastest way. A call that is cancelled may have appended some of them.
+        """Append entries in order. This is the fastest way. A cancelled call may have appended some of them.
 
         Parameters
         ----------
@@ -227,7 +227,7 @@ class WriteHandle:
         LedgerFencedError
             If another client has recovered the ledger.
         EntryGapError
-            If entries wait for lower ids that nobody appends in time. Only where the caller chooses the ids.
+            If entries wait for lower ids that are not appended in time. Only if the caller chooses the ids.
         PeerError
             If too many bookies failed. The writer has ended.
         """
@@ -260,13 +260,13 @@ class WriteHandle:
         await self.wait_for(entry_id)
 
     async def wait_for(self, entry_id: int) -> None:
-        """As :meth:`wait_confirmed`, of entries that are yet to be appended, too."""
+        """Do the same as :meth:`wait_confirmed`, also for entries not yet appended."""
         if entry_id > self._machine.last_add_confirmed:
             self.raise_error()
             await self._waiters.reached(entry_id)
 
     async def force(self) -> int:
-        """Flush, and let every bookie of the ensemble sync its entries. With deferred sync, this confirms them.
+        """Flush, and make every bookie of the ensemble sync its entries. With deferred sync, this confirms them.
 
         Returns
         -------
@@ -296,7 +296,7 @@ class WriteHandle:
     async def close(self) -> LedgerMetadata:
         """Flush (with deferred sync: force), and close the ledger at its last entry.
 
-        It may be repeated, also after it was cancelled.
+        Safe to repeat, also after a cancelled call.
 
         Returns
         -------
@@ -333,16 +333,16 @@ class WriteHandle:
     # --- appending ---
 
     def raise_error(self) -> None:
-        """Raises what ended the handle."""
+        """Raise the error that ended the handle, if any."""
         if self._machine.error is not None:
             raise self._machine.error
 
     async def changed(self) -> None:
-        """Until anything happened: entries sent or answered, or the end."""
+        """Wait for any change: entries sent or answered, or the end."""
         await self._waiters.woken()
 
     def check_open(self) -> None:
-        """Raises what ended the handle; LedgerClosedError where it is being closed."""
+        """Raise the error that ended the handle, if any. Raises LedgerClosedError if it is closing."""
         self._machine.check_open()
 
     def _tell(self, event: WriterEvent) -> None:
@@ -354,11 +354,11 @@ class WriteHandle:
         if machine.error is not None:
             waiters.fail(machine.error)
             self._performer.detach()
-        # Whatever happened may be what somebody waits for, also the end of a bookie that held up the window.
+        # Any event may be the one that a caller waits for, even the failure of a bookie that blocked the window.
         waiters.wake()
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
-        """Raises what ended the handle before."""
+        """Wait for ``condition``. Raises the error that ended the handle before that."""
         self.raise_error()
         while not condition():
             self.raise_error()
@@ -373,7 +373,7 @@ class WriteHandle:
             )
 
     def check_sizes(self, offsets: npt.NDArray[np.int64]) -> None:
-        """Raises InvalidArgumentError where one of the entries between ``offsets`` is too large."""
+        """Raise InvalidArgumentError if one of the entries between ``offsets`` is too large."""
         limit = self._max_payload_bytes
         sizes = np.diff(offsets)
         if len(sizes) and int(sizes.max()) > limit:
@@ -393,7 +393,7 @@ class WriteHandle:
         try:
             self._send_gathered()
         except Exception as error:
-            # Their ids were given out: nothing may be appended after a gap.
+            # Their ids were already returned. No entry may follow a gap.
             _LOG.exception("ledger %d: sending entries", self.ledger_id)
             self._machine.fail(error)
             self._runner.run()

@@ -52,16 +52,16 @@ _Performed = Coroutine[Any, Any, WriterEvent | None] | WriterEvent | None
 
 
 class WriterPerformer:
-    """What one writer's actions do. Events that answer no single action go to ``tell``.
+    """Performs one writer's actions. Events that do not answer a single action go to ``tell``.
 
     Parameters
     ----------
     pool
         Its connections carry the adds.
     tell
-        Takes an event. Called on the event loop.
+        Receives an event. Called on the event loop.
     lac_sender
-        Needed where the writer tells its last add confirmed by itself.
+        Required if the writer publishes its last add confirmed by itself.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class WriterPerformer:
         return None
 
     def detach(self) -> None:
-        """Listen to nobody any more."""
+        """Stop listening to all bookies."""
         self.connections.detach()
         self._unsubscribe()
         self._unsubscribe = lambda: None
@@ -152,7 +152,7 @@ class WriterPerformer:
     async def _force(self, action: ForceBookie) -> WriterEvent | None:
         connection = self.connections.get(action.bookie_id)
         if connection is None:
-            return None  # the machine was told that the bookie failed
+            return None  # the failure of the bookie was already reported to the machine
         assert isinstance(connection, BookieConnectionV3)
         await force_over(connection, self._ledger_id, self._config.add_timeout_ms)
         return BookieForced(action.bookie_id, action.last_entry_id)

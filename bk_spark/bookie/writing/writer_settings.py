@@ -1,4 +1,4 @@
-"""What a client's configuration means to its writers."""
+"""Derives the settings of writers from a client's configuration."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def packager_of(
     *,
     deferred_sync: bool = False,
 ) -> Packager:
-    """Makes frames for the wire protocol of the ledger's connections: v3 with deferred sync, else as configured."""
+    """Return the packager for the ledger's wire protocol: v3 with deferred sync, else as configured."""
     if config.use_v2_wire_protocol and not deferred_sync:
         return EntryPackager(ledger_id, digest_type, password, flags)
     return EntryPackagerV3(ledger_id, digest_type, password, flags, deferred_sync=deferred_sync)
 
 
 def limits_of(config: ClientConfig, *, recovers: bool = False) -> WriterLimits:
-    """A recovery may change the ensemble as often as it must, and tells no explicit LAC."""
+    """Return the limits of a writer. A recovery has no limit of ensemble changes, and sends no explicit LAC."""
     return WriterLimits(
         max_unanswered_entries=config.max_unanswered_entries,
         max_pending_bytes=config.max_pending_bytes,

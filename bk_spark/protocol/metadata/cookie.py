@@ -78,7 +78,8 @@ class Cookie:
     def differences(self, other: Cookie, *, expanding: bool = False) -> list[str]:
         """Return the fields that differ, as ``field: mine / the other's``. A missing instance id equals any.
 
-        With ``expanding`` this cookie may name more ledger and index directories than the other."""
+        With ``expanding`` this cookie may name more ledger and index directories than the other.
+        """
         pairs = [
             ("bookieHost", self.bookie_id, other.bookie_id),
             ("journalDir", self.journal_directories, other.journal_directories),
