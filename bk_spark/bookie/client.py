@@ -202,10 +202,11 @@ class Client:
     ) -> AdvWriteHandle:
         """Create an empty ledger whose entry ids the caller chooses.
 
-        Use a ledger id once. Bookies identify a ledger by its id and its password, and keep the entries of a deleted
-        ledger until garbage collection (``gcWaitTime``, longer while a bookie is down). Until then the old entries
-        follow the new ones, and a recovery returns them as if they had been written to the new ledger. Apache's bookies
-        do the same. If you must reuse an id, use another password. Bookies refuse it while they hold the old ledger.
+        Use each ledger id only once. Bookies identify a ledger by its id and its password, and keep the entries of a
+        deleted ledger until garbage collection (``gcWaitTime``, longer while a bookie is down). Until then the old
+        entries follow the new ones, and a recovery returns them as if they had been written to the new ledger. Apache's
+        bookies do the same. If you must reuse an id, use another password. Bookies refuse it while they hold the old
+        ledger.
 
         Parameters
         ----------

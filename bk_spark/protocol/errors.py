@@ -21,7 +21,7 @@ class BookKeeperError(Exception):
     message
         What was wrong, and what to do.
     ledger_id, entry_id, bookie_id
-        Where it happened, as far as known.
+        Where the error happened, as far as known.
     code
         The name of the result code that a bookie sent, if it sent one.
     """
@@ -127,7 +127,7 @@ class LogReplacedError(CallerError):
 
 
 class LogRangeGoneError(CallerError):
-    """The offsets are not in the log: truncated, overwritten, or not written yet."""
+    """The offsets are not in the log. They were truncated or overwritten, or are not written yet."""
 
 
 class LogTailOpenError(CallerError):
@@ -135,7 +135,7 @@ class LogTailOpenError(CallerError):
 
 
 class LogFencedError(CallerError):
-    """A log writer has lost the tail: another writer took it over, or a commit sealed it.
+    """A log writer has lost the tail: another writer acquired it, or a commit sealed it.
 
     Entries below ``acknowledged_offset`` are in the log. It is None if unknown.
     """
@@ -144,7 +144,7 @@ class LogFencedError(CallerError):
 
 
 class RunRetiredError(CallerError):
-    """Another run of the same application took over. This run must not commit."""
+    """Another run of the same application has replaced this one. This run must not commit."""
 
 
 class BatchRefusedError(CallerError):

@@ -36,7 +36,7 @@ def unix_time_ms() -> int:
 
 @dataclass(frozen=True, slots=True)
 class ClockDifference:
-    """The interval of how far this machine's time of day is ahead of the cluster's (negative: behind)."""
+    """Bounds of how far this machine's time of day is ahead of the cluster's (negative: behind)."""
 
     at_least_ms: int
     at_most_ms: int
@@ -47,7 +47,7 @@ class ClockDifference:
         return self.at_least_ms >= -MAX_DIFFERENCE_MS and self.at_most_ms <= MAX_DIFFERENCE_MS
 
     def __str__(self) -> str:
-        """``8 days 3 minutes ahead of ZooKeeper's``."""
+        """Return a text such as ``8 days 3 minutes ahead of ZooKeeper's``."""
         difference_ms = (self.at_least_ms + self.at_most_ms) // 2
         return f"{_told(abs(difference_ms))} {'behind' if difference_ms < 0 else 'ahead of'} ZooKeeper's"
 

@@ -15,8 +15,8 @@ _CLOSE_TIMEOUT_S: Final = 0.5
 
 
 def refusal(servers: str) -> str | None:
-    """Return an error text if ``servers`` (a connect string) refuse connections because of the limit per host, else
-    None. Takes about a second for each server."""
+    """Return an error text if none of ``servers`` (a connect string) accepts a connection because of the limit per
+    host, else None. Takes about a second for each server."""
     refused = False
     for server in servers.partition("/")[0].split(","):
         host, _, port = server.strip().rpartition(":")

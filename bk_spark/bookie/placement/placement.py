@@ -165,8 +165,8 @@ def _count_racks(racks: Iterable[str]) -> str:
 class _Search:
     """Depth-first search for the order of racks with the fewest windows that are not spread.
 
-    Racks that the window lacks come first, preferably those with more bookies. With enough racks the first descent
-    succeeds. Afterwards ``unspread`` is the number of windows that could not be spread.
+    Racks that the window lacks come first. Among these, racks with more bookies are more likely to be first. With
+    enough racks the first descent succeeds. Afterwards ``unspread`` is the number of windows that could not be spread.
     """
 
     def __init__(

@@ -95,7 +95,7 @@ class Cookie:
         return [f"{name}: {mine!r} / {theirs!r}" for name, mine, theirs in pairs if mine != theirs]
 
     def storage_directories(self) -> set[str]:
-        """The ledger and index directories."""
+        """Return the ledger and index directories."""
         return {*decode_directories(self.ledger_directories), *decode_directories(self._index_directories)}
 
     @property
