@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from bk_spark.bookie.connection.v2 import BookieConnection
+from bk_spark.bookie.metadata.metadata_calls import call_metadata
 from bk_spark.bookie.reading.read_access import ReadAccess
 from bk_spark.bookie.runners import AsyncRunner
-from bk_spark.bookie.writing.metadata_calls import call_metadata
 from bk_spark.protocol.entries.entry_block import EntryBlock
 from bk_spark.protocol.errors import BookieUnavailableError, BookKeeperError
 from bk_spark.protocol.ledger.metadata_calls import MetadataFailed, MetadataFound, ReadMetadata

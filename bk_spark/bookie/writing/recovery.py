@@ -10,9 +10,9 @@ from typing import Any
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.connection.base import LedgerConnection
 from bk_spark.bookie.connection.pool import ConnectionPool
+from bk_spark.bookie.metadata.metadata_calls import call_metadata
 from bk_spark.bookie.runners import AsyncRunner
 from bk_spark.bookie.services import ClusterServices
-from bk_spark.bookie.writing.metadata_calls import call_metadata
 from bk_spark.bookie.writing.writer_performer import WriterPerformer
 from bk_spark.bookie.writing.writer_settings import limits_of, packager_of
 from bk_spark.protocol.codes import DigestType

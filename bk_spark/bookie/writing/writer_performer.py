@@ -13,11 +13,11 @@ from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.connection.base import LedgerConnection
 from bk_spark.bookie.connection.pool import ConnectionPool
 from bk_spark.bookie.connection.v3 import BookieConnectionV3
+from bk_spark.bookie.metadata.metadata_calls import call_metadata
 from bk_spark.bookie.runners import AsyncRunner
 from bk_spark.bookie.services import ClusterServices
 from bk_spark.bookie.writing.ensemble_connections import EnsembleConnections
 from bk_spark.bookie.writing.forcing import LacSender, force_over
-from bk_spark.bookie.writing.metadata_calls import call_metadata
 from bk_spark.protocol.ledger.metadata_calls import CompareAndSet, ReadMetadata
 from bk_spark.protocol.ledger.replacement import (
     BookiePicked,
