@@ -1,0 +1,446 @@
+"""The machine that copies entries of one fragment to bookies that will replace others.
+
+* Every target gets all entries that its position stores (striping), and no others.
+* Entries are read from the bookies of their write set, healthy ones first. Those whose copies are bad are asked last:
+  one that came back may have the only copy of an entry.
+* Each entry is verified by its digest, and written as it was stored. Without a password, all bookies of the write set
+  are asked, and the copies that they return must be equal.
+* A position counts as copied when its target has acknowledged every entry. If an entry cannot be read anywhere, no
+  position that stores it can be replaced: its old bookie may be the last one to have the entry, if it returns. The
+  other positions are copied all the same.
+* Several batches are under way. Entries and bytes in memory are bounded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from bk_spark.protocol.codes import Code
+from bk_spark.protocol.errors import BookieTimeoutError, BookieUnavailableError, BookKeeperError
+from bk_spark.protocol.ledger.reading.lac import NO_ANSWER
+from bk_spark.protocol.ledger.reading.read_actions import (
+    BatchRead,
+    BatchRefused,
+    EntriesRead,
+    ReadBatch,
+    ReadEntries,
+    ReportFailure,
+    RequestFailed,
+    reason_of_failure,
+)
+from bk_spark.protocol.machine import EndedBy, StartTimer, StopRequest, StopTimer, Succeeded, TimerFired
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
+from bk_spark.protocol.replication.actions import (
+    AskThrottle,
+    EntriesWritten,
+    RequestAction,
+    RequestEvent,
+    StoredEntries,
+    ThrottlePassed,
+    WriteEntries,
+)
+from bk_spark.protocol.replication.fragments import Fragment
+from bk_spark.protocol.replication.verification import AbsentError, key_of, reason_of_answer, right_entries
+from bk_spark.protocol.wire.code_errors import reason_of
+
+#: Single reads sent at once to a bookie.
+_MAX_SINGLE_READS: Final = 250
+#: Entries of a batch while their size is unknown.
+_FIRST_ENTRIES: Final = 16
+#: Bytes of an answer to a batch read besides the entries.
+_BATCH_RESERVE_BYTES: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class CopyLimits:
+    """Limits of a copy.
+
+    Parameters
+    ----------
+    batches
+        Batches under way, read or written.
+    batch_entries, batch_bytes
+        The intended size of a batch.
+    pending_bytes
+        No further batch is read while so many bytes are not yet acknowledged.
+    timeout_ms
+        A bookie that does not answer for this long has failed.
+    max_answer_bytes
+        The largest answer to a batch read. None: entries are read one by one.
+    busy_pause_ms, busy_attempts
+        How often, and after which pause, entries are sent again to a target that has too many requests.
+    """
+
+    batches: int = 8
+    batch_entries: int = 2_000
+    batch_bytes: int = 1024 * 1024
+    pending_bytes: int = 16 * 1024 * 1024
+    timeout_ms: int = 5_000
+    max_answer_bytes: int | None = None
+    busy_pause_ms: int = 100
+    busy_attempts: int = 50
+
+
+@dataclass(frozen=True, slots=True)
+class CopyResult:
+    """What was copied.
+
+    Parameters
+    ----------
+    copied
+        The positions whose target has acknowledged every entry.
+    unreadable
+        Entries that no bookie returned, and why. After the first, no others of the same write set are looked for.
+    failed_targets
+        Targets that failed, and why.
+    entries, size_bytes
+        What was written. An entry counts once for each target.
+    """
+
+    copied: frozenset[int]
+    unreadable: Mapping[int, str] = field(default_factory=dict)
+    failed_targets: Mapping[str, str] = field(default_factory=dict)
+    entries: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Entries with one write set, while they are read."""
+
+    entry_ids: range
+    sources: list[str]
+    failed: dict[str, str] = field(default_factory=dict)
+    asked: str = ""
+    asked_ids: range = range(0)
+    #: The bookie broke the connection at a batch read. It may not know these.
+    one_by_one: bool = False
+    #: Copies of an entry whose digest is unknown.
+    copies: list[StoredEntries] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Writing:
+    """Entries that wait for the throttle, or for their targets' answers."""
+
+    entries: StoredEntries
+    #: Targets without an answer.
+    targets: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Add:
+    writing: _Writing
+    target: str
+    attempts: int = 1
+    #: The target was busy, and a pause has not ended.
+    pausing: bool = False
+
+
+class FragmentCopy:
+    """Copies what the positions ``targets`` store to the bookies given there. Its result is a :class:`CopyResult`.
+
+    Parameters
+    ----------
+    targets
+        The new bookies, by position. They differ.
+    bad
+        The positions whose copies are bad.
+    read_first
+        Entries to begin with, because they could not be read before.
+    request_ids
+        Gives the ids of requests, unique among all machines that share a runner.
+    """
+
+    def __init__(
+        self,
+        ledger_id: int,
+        metadata: LedgerMetadata,
+        fragment: Fragment,
+        targets: Mapping[int, str],
+        bad: Collection[int],
+        limits: CopyLimits,
+        *,
+        request_ids: Iterator[int],
+        read_first: Collection[int] = (),
+    ) -> None:
+        self.outcome: Succeeded[CopyResult] | EndedBy | None = None
+        self._ledger_id = ledger_id
+        self._key = key_of(ledger_id, metadata)
+        self._fragment = fragment
+        self._bad = {fragment.ensemble[position] for position in bad}
+        self._limits = limits
+        self._request_ids = request_ids
+        #: Positions that can still be copied as a whole.
+        self._active = dict(targets)
+        self._average_bytes = metadata.length / (metadata.last_entry_id + 1) if metadata.length else 0.0
+        self._series = deque(fragment.series(targets))
+        #: Entries to read before those of ``_series``.
+        self._again = deque(range(each, each + 1) for each in sorted(read_first) if each in fragment.entry_ids)
+        self._batch_number = fragment.first_entry_id
+        self._reads: dict[int, _Batch] = {}
+        self._waiting: dict[int, _Writing] = {}
+        self._adds: dict[int, _Add] = {}
+        self._open = 0
+        self._held_bytes = 0
+        #: Bookies that failed a read.
+        self._suspects: set[str] = set()
+        self._without_batch_reads: set[str] = set()
+        self._unreadable: dict[int, str] = {}
+        self._failed_targets: dict[str, str] = {}
+        self._entries = self._size_bytes = 0
+        self._actions: list[RequestAction] = []
+        self._go_on()
+
+    def take_actions(self) -> list[RequestAction]:
+        actions, self._actions = self._actions, []
+        return actions
+
+    def handle(self, event: RequestEvent) -> None:
+        if self.outcome is not None:
+            return
+        match event:
+            case EntriesRead(request_id) | BatchRead(request_id):
+                self._on_read(request_id, event)
+            case BatchRefused(request_id):
+                self._on_refused(request_id)
+            case ThrottlePassed(request_id):
+                self._on_passed(request_id)
+            case EntriesWritten(request_id, code):
+                self._on_written(request_id, code)
+            case RequestFailed(int(request_id), error):
+                self._on_failed(request_id, error)
+            case TimerFired(int(request_id)):
+                self._on_timer(request_id)
+        self._go_on()
+
+    def fail(self, error: Exception) -> None:
+        if self.outcome is None:
+            self.outcome = EndedBy(error)
+
+    # --- reading ---
+
+    def _go_on(self) -> None:
+        limits = self._limits
+        while self._active and self._open < limits.batches and self._held_bytes < limits.pending_bytes:
+            entry_ids = self._next_entries()
+            if not entry_ids:
+                break
+            if self._positions(entry_ids):
+                self._open += 1
+                self._ask(_Batch(entry_ids, self._sources(entry_ids[0])))
+        if not self._active:
+            self._stop_all()
+        if not self._open:
+            found = self._unreadable, self._failed_targets, self._entries, self._size_bytes
+            self.outcome = Succeeded(CopyResult(frozenset(self._active), *found))
+
+    def _next_entries(self) -> range:
+        if self._again:
+            return self._again.popleft()
+        if not self._series:
+            return range(0)
+        series = self._series.popleft()
+        count = self._entries_at_once()
+        if len(series) > count:
+            self._series.appendleft(series[count:])
+        return series[:count]
+
+    def _entries_at_once(self) -> int:
+        if self._key is None:
+            return 1
+        if not self._average_bytes:
+            return _FIRST_ENTRIES
+        return max(1, min(self._limits.batch_entries, int(self._limits.batch_bytes / self._average_bytes)))
+
+    def _positions(self, entry_ids: range) -> list[int]:
+        """Return the positions that can still be copied and store these entries."""
+        return [each for each in self._active if self._fragment.quorum.stores(each, entry_ids[0])]
+
+    def _sources(self, entry_id: int) -> list[str]:
+        holders = self._fragment.holders(entry_id)
+        turn = self._batch_number % len(holders)
+        self._batch_number += 1
+        return sorted(
+            (*holders[turn:], *holders[:turn]), key=lambda bookie: (bookie in self._bad, bookie in self._suspects)
+        )
+
+    def _ask(self, batch: _Batch) -> None:
+        """Ask the next source. Without one, settle what was found."""
+        if not batch.one_by_one:
+            if not batch.sources:
+                self._settle(batch)
+                return
+            batch.asked = batch.sources.pop(0)
+        request_id = next(self._request_ids)
+        self._reads[request_id] = batch
+        most, entry_ids = self._limits.max_answer_bytes, batch.entry_ids
+        single = most is None or batch.one_by_one or entry_ids.step != 1 or len(entry_ids) == 1
+        if single or batch.asked in self._without_batch_reads:
+            batch.asked_ids = entry_ids[:_MAX_SINGLE_READS]
+            self._actions.append(ReadEntries(request_id, batch.asked, batch.asked_ids))
+        else:
+            assert most is not None
+            batch.asked_ids = entry_ids
+            self._actions.append(ReadBatch(request_id, batch.asked, entry_ids, most - _BATCH_RESERVE_BYTES))
+        self._actions.append(StartTimer(request_id, self._limits.timeout_ms))
+
+    def _on_read(self, request_id: int, answer: EntriesRead | BatchRead) -> None:
+        batch = self._ended_read(request_id)
+        if batch is None:
+            return
+        if batch.one_by_one:
+            self._without_batch_reads.add(batch.asked)
+            batch.one_by_one = False
+        try:
+            entries = right_entries(self._ledger_id, self._key, batch.asked_ids, answer)
+        except (AbsentError, BookKeeperError) as error:
+            self._on_source_failed(batch, reason_of_answer(error))
+            return
+        if self._key is None:
+            batch.copies.append(entries)
+            self._ask(batch)
+        else:
+            self._on_entries(batch, entries)
+
+    def _on_source_failed(self, batch: _Batch, reason: str) -> None:
+        batch.one_by_one = False
+        batch.failed[batch.asked] = reason
+        self._suspects.add(batch.asked)
+        self._ask(batch)
+
+    def _on_refused(self, request_id: int) -> None:
+        """Read one by one. If the bookie cannot be reached again, it died."""
+        batch = self._ended_read(request_id)
+        if batch is not None:
+            batch.one_by_one = True
+            self._ask(batch)
+
+    def _settle(self, batch: _Batch) -> None:
+        """Every source was asked."""
+        if len({bytes(copy.records) for copy in batch.copies}) == 1:
+            self._on_entries(batch, batch.copies[0])
+            return
+        entry_id = batch.entry_ids[0]
+        if batch.copies:
+            reason = "the copies differ, and without the ledger's password nobody can tell which is right"
+        else:
+            reason = "; ".join(f"bookie {bookie} {reason}" for bookie, reason in batch.failed.items())
+        self._unreadable[entry_id] = reason
+        for position in self._positions(batch.entry_ids):
+            del self._active[position]
+        self._open -= 1
+
+    def _on_entries(self, batch: _Batch, entries: StoredEntries) -> None:
+        count, size_bytes = len(entries.entry_ids), len(entries.records)
+        average = size_bytes / count
+        self._average_bytes = (self._average_bytes + average) / 2 if self._average_bytes else average
+        if count < len(batch.entry_ids):
+            self._again.appendleft(batch.entry_ids[count:])
+        targets = {self._active[position] for position in self._positions(entries.entry_ids)}
+        if not targets:
+            self._open -= 1
+            return
+        self._held_bytes += size_bytes
+        request_id = next(self._request_ids)
+        self._waiting[request_id] = _Writing(entries, targets)
+        self._actions.append(AskThrottle(request_id, count * len(targets), size_bytes * len(targets)))
+
+    def _ended_read(self, request_id: int) -> _Batch | None:
+        batch = self._reads.pop(request_id, None)
+        if batch is not None:
+            self._actions.append(StopTimer(request_id))
+        return batch
+
+    # --- writing ---
+
+    def _on_passed(self, request_id: int) -> None:
+        writing = self._waiting.pop(request_id, None)
+        if writing is None:
+            return
+        writing.targets &= set(self._active.values())
+        for target in sorted(writing.targets):
+            self._add(_Add(writing, target))
+        self._end_if_written(writing)
+
+    def _add(self, add: _Add) -> None:
+        request_id = next(self._request_ids)
+        self._adds[request_id] = add
+        self._actions += [
+            WriteEntries(request_id, add.target, add.writing.entries),
+            StartTimer(request_id, self._limits.timeout_ms),
+        ]
+
+    def _on_written(self, request_id: int, code: Code) -> None:
+        add = self._ended_add(request_id)
+        if add is None:
+            return
+        if code is Code.OK:
+            self._entries += len(add.writing.entries.entry_ids)
+            self._size_bytes += len(add.writing.entries.records)
+        elif code is Code.TOO_MANY_REQUESTS and add.attempts < self._limits.busy_attempts:
+            add.attempts += 1
+            add.pausing = True
+            self._adds[request_id] = add
+            self._actions.append(StartTimer(request_id, self._limits.busy_pause_ms))
+            return
+        else:
+            self._on_target_failed(add.target, reason_of(code, with_key=True))
+        self._on_add_ended(add)
+
+    def _on_add_ended(self, add: _Add) -> None:
+        add.writing.targets.discard(add.target)
+        self._end_if_written(add.writing)
+
+    def _end_if_written(self, writing: _Writing) -> None:
+        if not writing.targets:
+            self._held_bytes -= len(writing.entries.records)
+            self._open -= 1
+
+    def _on_target_failed(self, target: str, reason: str) -> None:
+        self._failed_targets.setdefault(target, reason)
+        for position in [each for each, bookie_id in self._active.items() if bookie_id == target]:
+            del self._active[position]
+
+    def _ended_add(self, request_id: int) -> _Add | None:
+        add = self._adds.pop(request_id, None)
+        if add is not None:
+            self._actions.append(StopTimer(request_id))
+        return add
+
+    # --- failures ---
+
+    def _on_failed(self, request_id: int, error: Exception) -> None:
+        batch, add = self._ended_read(request_id), self._ended_add(request_id)
+        bookie_id = batch.asked if batch is not None else add.target if add is not None else None
+        if bookie_id is not None and isinstance(error, BookieUnavailableError | BookieTimeoutError):
+            self._actions.append(ReportFailure(bookie_id))
+        if batch is not None:
+            self._on_source_failed(batch, reason_of_failure(error))
+        elif add is not None:
+            self._on_target_failed(add.target, reason_of_failure(error))
+            self._on_add_ended(add)
+        elif self._waiting.pop(request_id, None) is not None:
+            self.fail(error)
+
+    def _on_timer(self, request_id: int) -> None:
+        add = self._adds.get(request_id)
+        if add is not None and add.pausing:
+            del self._adds[request_id]
+            add.pausing = False
+            self._add(add)
+        elif request_id in self._reads or add is not None:
+            self._actions.append(StopRequest(request_id))
+            self._on_failed(request_id, BookieTimeoutError(NO_ANSWER))
+
+    def _stop_all(self) -> None:
+        for request_id in (*self._reads, *self._adds):
+            self._actions += [StopRequest(request_id), StopTimer(request_id)]
+        self._actions += map(StopRequest, self._waiting)
+        self._reads.clear()
+        self._adds.clear()
+        self._waiting.clear()
+        self._open = 0

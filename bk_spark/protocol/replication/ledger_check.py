@@ -1,0 +1,210 @@
+"""The machine that checks which copies of a ledger are bad. Source: compatibility.md §6.5.
+
+* A bookie that is not registered is *lost*. All its copies are bad, also in a fragment of which it stores no entry.
+  Otherwise nobody could ever retire a bookie.
+* A registered bookie is asked for the first and the last entry that it should store of each fragment, for a share of
+  the others, and for every entry if there is a reason (``every``). Its copy is bad if it says "absent", or if the
+  digest of an entry is wrong.
+* Every other failure is *unknown*: nothing is repaired for it, but the ledger does not count as whole.
+* The last fragment of a ledger that is not closed is checked up to the last add confirmed only. If nothing of it is
+  confirmed, its first entry may or may not exist, so "absent" proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+from bk_spark.protocol.errors import BookKeeperError, DigestMismatchError
+from bk_spark.protocol.ledger.reading.lac import NO_ANSWER
+from bk_spark.protocol.ledger.reading.read_actions import (
+    EntriesRead,
+    ReadEntries,
+    RequestFailed,
+    reason_of_failure,
+)
+from bk_spark.protocol.machine import EndedBy, StartTimer, StopRequest, StopTimer, Succeeded, TimerFired
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
+from bk_spark.protocol.replication.actions import RequestAction, RequestEvent
+from bk_spark.protocol.replication.fragments import Fragment
+from bk_spark.protocol.replication.verification import AbsentError, key_of, reason_of_answer, right_entries
+
+#: Reason of a bad copy whose bookie is not registered.
+LOST: Final = "is lost"
+#: By the first entry of a fragment, then by position in its ensemble: why a copy is bad or unknown.
+Findings = Mapping[int, Mapping[int, str]]
+#: Requests under way.
+_PROBES: Final = 16
+#: The intended size of an answer, and the entries of a request: while their size is unknown, and at most.
+_PROBE_BYTES: Final = 1024 * 1024
+_FIRST_ENTRIES: Final = 16
+_MAX_ENTRIES: Final = 250
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """The bad copies, and those of which nobody knows."""
+
+    bad: Findings = field(default_factory=dict)
+    unknown: Findings = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Probe:
+    fragment: Fragment
+    position: int
+    entry_ids: range
+
+    @property
+    def copy(self) -> tuple[int, int]:
+        return self.fragment.first_entry_id, self.position
+
+
+class LedgerCheck:
+    """Checks the copies of ``fragments``. Its result is a :class:`CheckResult`.
+
+    Parameters
+    ----------
+    registered
+        The registered bookies, writable and read-only.
+    every
+        Whether every entry of this fragment is to be read at this bookie.
+    share
+        The share of entries, besides the first and last, that are read at other bookies. 0 to 1.
+    timeout_ms
+        A bookie that does not answer for this long is unknown.
+    request_ids
+        Gives the ids of requests, unique among all machines that share a runner.
+    """
+
+    def __init__(
+        self,
+        ledger_id: int,
+        metadata: LedgerMetadata,
+        fragments: Sequence[Fragment],
+        registered: Collection[str],
+        *,
+        every: Callable[[Fragment, str], bool],
+        share: float,
+        random: Random,
+        timeout_ms: int,
+        request_ids: Iterator[int],
+    ) -> None:
+        self.outcome: Succeeded[CheckResult] | EndedBy | None = None
+        self._ledger_id = ledger_id
+        self._key = key_of(ledger_id, metadata)
+        self._registered = frozenset(registered)
+        self._every = every
+        self._share = share
+        self._random = random
+        self._timeout_ms = timeout_ms
+        self._request_ids = request_ids
+        self._at_once = _FIRST_ENTRIES
+        if metadata.length:
+            average = metadata.length // (metadata.last_entry_id + 1)
+            self._at_once = max(1, min(_MAX_ENTRIES, _PROBE_BYTES // (average + 1)))
+        self._bad: dict[int, dict[int, str]] = {}
+        self._unknown: dict[int, dict[int, str]] = {}
+        self._found = {"bad": self._bad, "unknown": self._unknown}
+        #: Copies that need no more probes.
+        self._decided: set[tuple[int, int]] = set()
+        self._rest: deque[_Probe] = deque()
+        self._probes = self._all_probes(fragments)
+        self._asked: dict[int, _Probe] = {}
+        self._actions: list[RequestAction] = []
+        self._fill()
+
+    def take_actions(self) -> list[RequestAction]:
+        actions, self._actions = self._actions, []
+        return actions
+
+    def handle(self, event: RequestEvent) -> None:
+        match event:
+            case EntriesRead(request_id):
+                self._on_answer(request_id, event)
+            case RequestFailed(int(request_id), error):
+                self._decide(self._ended(request_id), "unknown", reason_of_failure(error))
+            case TimerFired(int(request_id)) if request_id in self._asked:
+                self._actions.append(StopRequest(request_id))
+                self._decide(self._ended(request_id), "unknown", NO_ANSWER)
+        self._fill()
+
+    def fail(self, error: Exception) -> None:
+        if self.outcome is None:
+            self.outcome = EndedBy(error)
+
+    def _all_probes(self, fragments: Sequence[Fragment]) -> Iterator[_Probe]:
+        for fragment in fragments:
+            for position, bookie_id in enumerate(fragment.ensemble):
+                if bookie_id not in self._registered:
+                    self._decide(_Probe(fragment, position, range(0)), "bad", LOST)
+                    continue
+                for entry_ids in self._wanted(fragment, position, bookie_id):
+                    yield _Probe(fragment, position, entry_ids)
+
+    def _wanted(self, fragment: Fragment, position: int, bookie_id: str) -> Iterator[range]:
+        ends = fragment.ends(position)
+        # A copy that is gone as a whole is found by its ends, before the rest is read.
+        for entry_id in ends:
+            yield range(entry_id, entry_id + 1)
+        if self._every(fragment, bookie_id) or self._share >= 1:
+            yield from _own(fragment, position)
+        elif self._share > 0:
+            for series in _own(fragment, position):
+                for entry_id in self._random.sample(series, round(len(series) * self._share)):
+                    yield range(entry_id, entry_id + 1)
+
+    def _fill(self) -> None:
+        while len(self._asked) < _PROBES and self.outcome is None:
+            probe = self._rest.popleft() if self._rest else next(self._probes, None)
+            if probe is None:
+                if not self._asked:
+                    self.outcome = Succeeded(CheckResult(self._bad, self._unknown))
+                return
+            if probe.copy in self._decided:
+                continue
+            request_id = next(self._request_ids)
+            self._asked[request_id] = probe
+            bookie_id = probe.fragment.ensemble[probe.position]
+            self._actions += [
+                ReadEntries(request_id, bookie_id, probe.entry_ids[: self._at_once]),
+                StartTimer(request_id, self._timeout_ms),
+            ]
+
+    def _ended(self, request_id: int) -> _Probe | None:
+        probe = self._asked.pop(request_id, None)
+        if probe is not None:
+            self._actions.append(StopTimer(request_id))
+        return probe
+
+    def _on_answer(self, request_id: int, answer: EntriesRead) -> None:
+        probe = self._ended(request_id)
+        if probe is None:
+            return
+        try:
+            right = right_entries(self._ledger_id, self._key, probe.entry_ids[: self._at_once], answer)
+        except (AbsentError, DigestMismatchError) as error:
+            self._decide(probe, "bad", reason_of_answer(error))
+        except BookKeeperError as error:
+            self._decide(probe, "unknown", reason_of_answer(error))
+        else:
+            rest = probe.entry_ids[len(right.entry_ids) :]
+            if rest:
+                self._rest.append(_Probe(probe.fragment, probe.position, rest))
+
+    def _decide(self, probe: _Probe | None, verdict: str, reason: str) -> None:
+        if probe is None or probe.copy in self._decided:
+            return
+        self._decided.add(probe.copy)
+        bookie_id = probe.fragment.ensemble[probe.position]
+        where = f"entry {probe.entry_ids[0]}: " if probe.entry_ids else ""
+        of_fragment = self._found[verdict].setdefault(probe.fragment.first_entry_id, {})
+        of_fragment[probe.position] = f"{where}bookie {bookie_id} {reason}"
+
+
+def _own(fragment: Fragment, position: int) -> Iterator[range]:
+    """Yield the entries that the position stores."""
+    return fragment.series((position,))
