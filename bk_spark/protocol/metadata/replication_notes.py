@@ -1,0 +1,69 @@
+"""Znodes of ours beside Apache's below ``underreplication``, which Apache's tools do not read.
+
+================================ ==================================================================================
+path                             content
+================================ ==================================================================================
+``progress/<check>``             how far a check of the auditor has come: ``bk_spark progress 1 LF <ledger id> LF``
+``reasons/urL<ledger id>``       why a ledger could not be repaired: ``bk_spark reason 1 LF <attempts> LF <text>``
+================================ ==================================================================================
+
+A ledger id has ten digits, or more if it needs them. The number in the first line is the format version.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from bk_spark.protocol.errors import MetadataFormatError
+
+_PROGRESS: Final = b"bk_spark progress 1\n"
+_REASON: Final = b"bk_spark reason 1\n"
+MAX_REASON_CHARACTERS: Final = 2000
+
+
+def progress_path(root: str, check: str) -> str:
+    """Return the path of a check's progress. ``root`` is the cluster's root."""
+    return f"{root}/underreplication/progress/{check}"
+
+
+def reasons_path(root: str) -> str:
+    """Return the parent of all reasons."""
+    return f"{root}/underreplication/reasons"
+
+
+def reason_path(root: str, ledger_id: int) -> str:
+    """Return the path of the reason why a ledger could not be repaired."""
+    return f"{reasons_path(root)}/urL{ledger_id:010d}"
+
+
+def encode_progress(after: int) -> bytes:
+    """Return the content of a progress znode. ``after`` is the last ledger that was checked."""
+    return _PROGRESS + f"{after}\n".encode()
+
+
+def decode_progress(data: bytes) -> int:
+    """Return the last ledger that was checked. Raises MetadataFormatError, also for another version."""
+    body = data.removeprefix(_PROGRESS)
+    if body == data or not body.endswith(b"\n") or not body[:-1].isdigit():
+        raise MetadataFormatError("the progress of an auditor's check has a format that this release does not know")
+    return int(body)
+
+
+@dataclass(frozen=True, slots=True)
+class RepairFailure:
+    """Why a ledger could not be repaired, and how often the worker that said so has tried."""
+
+    reason: str
+    attempts: int
+
+    def encode(self) -> bytes:
+        return _REASON + f"{self.attempts}\n{self.reason[:MAX_REASON_CHARACTERS]}".encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> RepairFailure:
+        """Raises MetadataFormatError, also for another version."""
+        attempts, _, reason = data.removeprefix(_REASON).partition(b"\n")
+        if not data.startswith(_REASON) or not attempts.isdigit():
+            raise MetadataFormatError("the reason of a failed repair has a format that this release does not know")
+        return cls(reason.decode("utf-8", "replace"), int(attempts))

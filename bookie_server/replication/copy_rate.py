@@ -1,0 +1,40 @@
+"""The limit of entries and bytes that a process copies per second, shared by all of its repairs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: Tokens that may be saved up, as a time at the full rate.
+_BURST_MS: Final = 100.0
+#: The longest that a copy is put off at once.
+_LONGEST_WAIT_MS: Final = 60_000.0
+
+
+class CopyRate:
+    """Two token buckets without a clock: each call says the time.
+
+    A batch larger than the bucket passes, and the next one waits until the bucket has recovered.
+
+    Parameters
+    ----------
+    entries_per_s, bytes_per_s
+        0 or less: no limit.
+    """
+
+    def __init__(self, entries_per_s: float = 0, bytes_per_s: float = 0) -> None:
+        self._per_s = (entries_per_s, bytes_per_s)
+        #: The time up to which the tokens of each bucket are spent.
+        self._paid_until_ms = [0.0, 0.0]
+
+    def take(self, entries: int, size_bytes: int, now_ms: float) -> float:
+        """Take tokens for a batch. Return how long to wait before it may be copied, in milliseconds.
+
+        Callers wait in the order of their calls.
+        """
+        wait_ms = 0.0
+        for index, (units, per_s) in enumerate(zip((entries, size_bytes), self._per_s, strict=True)):
+            if per_s > 0:
+                begin_ms = max(self._paid_until_ms[index], now_ms - _BURST_MS)
+                wait_ms = max(wait_ms, begin_ms - now_ms)
+                self._paid_until_ms[index] = min(begin_ms + units * 1000 / per_s, now_ms + _LONGEST_WAIT_MS)
+        return wait_ms

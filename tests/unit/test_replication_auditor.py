@@ -1,0 +1,339 @@
+"""When the auditor checks which ledgers (bookie_server/replication/auditor.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bk_spark.protocol.errors import MetadataFormatError, MetadataUnavailableError
+from bk_spark.protocol.machine import StartTimer, StopTimer, Succeeded, TimerFired
+from bk_spark.protocol.metadata.ledger_paths import LedgerManager
+from bookie_server.replication.actions import (
+    BookiesRead,
+    Check,
+    CheckTimeRead,
+    CookiesRead,
+    DelayRead,
+    DisabledRead,
+    MarkLedgers,
+    ReadCheckTime,
+    ReadCookies,
+    ReadFailed,
+    SessionLost,
+    Step,
+    StepDone,
+    StepFailed,
+    Watch,
+)
+from bookie_server.replication.auditor import RETRY_PAUSE_MS, Auditor, AuditorEnd, AuditorSettings
+from bookie_server.replication.scans import ScanSettings
+from tests.support.replication_model import ROOT, VOTE, ReplicationModel, ledger
+
+pytestmark = pytest.mark.unit
+
+ALL = frozenset({"b1", "b2", "b3", "b4"})
+B1, B2 = frozenset({"b1"}), frozenset({"b2"})
+
+
+class Rig:
+    """An auditor over a model. Steps are answered at once, unless ``held``. Timers fire when a test says so."""
+
+    def __init__(self, delay_ms: int = 0, disabled: bool = False, settings: AuditorSettings | None = None) -> None:
+        self.model = ReplicationModel()
+        self.model.ledgers = {1: ledger("b1", "b2"), 2: ledger("b2", "b3"), 3: ledger("b3", "b4", closed=True)}
+        self.held = False
+        self.steps: list[Step] = []
+        self.timers: dict[Any, float] = {}
+        self.reads: list[Any] = []
+        self.auditor = Auditor(
+            settings or AuditorSettings(ledgers_interval_ms=0), ScanSettings(LedgerManager.HIERARCHICAL, ROOT, VOTE)
+        )
+        self.run()
+        self.tell(CookiesRead(ALL), DelayRead(delay_ms, 0), DisabledRead(disabled), BookiesRead(ALL))
+
+    def tell(self, *events: Any) -> None:
+        for event in events:
+            self.auditor.handle(event)
+            self.run()
+
+    def run(self) -> None:
+        while actions := self.auditor.take_actions():
+            for action in actions:
+                match action:
+                    case StartTimer(("scan", _) as name, _) if not self.held:
+                        self.auditor.handle(TimerFired(name))
+                    case StartTimer(name, after_ms):
+                        self.timers[name] = after_ms
+                    case StopTimer(name):
+                        self.timers.pop(name, None)
+                    case Step():
+                        self.steps.append(action)
+                    case _:
+                        self.reads.append(action)
+            while self.steps and not self.held:
+                self.answer(self.steps.pop(0))
+
+    def answer(self, step: Step) -> None:
+        try:
+            event = self.model.answer(step.action)
+        except Exception as error:
+            self.auditor.handle(StepFailed(step.request_id, error))
+        else:
+            self.auditor.handle(StepDone(step.request_id, event))
+
+    def release(self) -> None:
+        self.held = False
+        for name in [name for name in self.timers if isinstance(name, tuple) and name[0] == "scan"]:
+            self.fire(name)
+        while self.steps:
+            self.answer(self.steps.pop(0))
+            self.run()
+
+    def fire(self, name: Any) -> None:
+        del self.timers[name]
+        self.tell(TimerFired(name))
+
+
+def test_it_asks_for_all_it_needs_and_begins_with_a_check_of_bookies() -> None:
+    rig = Rig()
+    assert rig.reads == [Watch(), ReadCookies()]
+    assert rig.model.ended == [Check.BOOKIES]
+    assert not rig.model.marks
+    assert rig.timers == {("check", Check.BOOKIES): 86_400_000}
+
+
+@pytest.mark.parametrize("missing", range(4))
+def test_nothing_is_begun_before_everything_is_known(missing: int) -> None:
+    rig = Rig.__new__(Rig)
+    rig.model, rig.held, rig.steps, rig.timers, rig.reads = ReplicationModel(), False, [], {}, []
+    rig.auditor = Auditor(AuditorSettings(), ScanSettings(LedgerManager.HIERARCHICAL, ROOT, VOTE))
+    events: list[Any] = [CookiesRead(ALL), DelayRead(0, 0), DisabledRead(False), BookiesRead(ALL - B1)]
+    del events[missing]
+    rig.run()
+    rig.tell(*events, *events)
+    assert not rig.model.reads
+    assert not rig.model.ended
+
+
+def test_a_lost_bookie_is_audited_at_once_without_a_delay() -> None:
+    rig = Rig()
+    rig.tell(BookiesRead(ALL - B1))
+    assert rig.model.marks == {1: B1}
+    assert rig.auditor.lost_bookies == B1
+    # The same news again is not another loss.
+    rig.tell(BookiesRead(ALL - B1))
+    assert rig.auditor.counters.audits == 2
+
+
+def test_one_lost_bookie_is_waited_for() -> None:
+    rig = Rig(delay_ms=7_000)
+    rig.tell(BookiesRead(ALL - B1))
+    assert rig.timers["delay"] == 7_000
+    assert not rig.model.marks
+    # A check of all bookies meanwhile marks others, but not this one's.
+    rig.model.ledgers[4] = ledger("b9", "b1")
+    rig.fire(("check", Check.BOOKIES))
+    assert rig.model.marks == {4: frozenset({"b9"})}
+    rig.fire("delay")
+    assert rig.model.marks == {1: B1, 4: frozenset({"b9", "b1"})}
+    assert rig.auditor.counters.audits_delayed == 1
+
+
+def test_a_bookie_that_returns_in_time_is_not_lost() -> None:
+    rig = Rig(delay_ms=7_000)
+    rig.tell(BookiesRead(ALL - B1), BookiesRead(ALL))
+    assert "delay" not in rig.timers
+    rig.tell(TimerFired("delay"))  # it fired before it was stopped
+    assert not rig.model.marks
+    rig.tell(BookiesRead(ALL - B1))
+    assert rig.timers["delay"] == 7_000
+
+
+def test_several_lost_bookies_are_not_waited_for() -> None:
+    rig = Rig(delay_ms=7_000)
+    rig.tell(BookiesRead(ALL - B1), BookiesRead(ALL - B1 - B2))
+    assert "delay" not in rig.timers
+    assert rig.model.marks == {1: B1 | B2, 2: B2}
+    # They have been dealt with. The next one is waited for.
+    rig.tell(BookiesRead(ALL - B1 - B2 - {"b3"}))
+    assert rig.timers["delay"] == 7_000
+
+
+def test_a_bookie_that_was_lost_before_this_auditor_began_is_waited_for() -> None:
+    rig = Rig(delay_ms=7_000)
+    other = Rig.__new__(Rig)
+    other.model, other.held, other.steps, other.timers, other.reads = rig.model, False, [], {}, []
+    other.auditor = Auditor(AuditorSettings(), ScanSettings(LedgerManager.HIERARCHICAL, ROOT, VOTE))
+    other.tell(CookiesRead(ALL), DelayRead(7_000, 0), DisabledRead(False), BookiesRead(ALL - B1))
+    assert not rig.model.marks
+    other.fire("delay")
+    assert rig.model.marks == {1: B1}
+
+
+def test_a_bookie_without_a_cookie_is_lost_at_once() -> None:
+    rig = Rig(delay_ms=7_000)
+    rig.model.ledgers[5] = ledger("decommissioned", "b2")
+    rig.fire(("check", Check.BOOKIES))
+    assert rig.model.marks == {5: frozenset({"decommissioned"})}
+
+
+def test_setting_the_delay_again_triggers_an_audit() -> None:
+    rig = Rig(delay_ms=7_000)
+    rig.tell(BookiesRead(ALL - B1))
+    rig.tell(DelayRead(7_000, 0))  # read again, but not set again
+    assert not rig.model.marks
+    rig.tell(DelayRead(7_000, 1))
+    assert rig.model.marks == {1: B1}
+    assert "delay" not in rig.timers
+
+
+def test_another_delay_counts_from_now_on() -> None:
+    rig = Rig(delay_ms=7_000)
+    rig.tell(BookiesRead(ALL - B1), DelayRead(20_000, 1))
+    assert rig.timers["delay"] == 20_000
+    rig.tell(DelayRead(0, 2))
+    assert rig.model.marks == {1: B1}
+
+
+def test_nothing_is_lost_while_no_bookie_is_registered() -> None:
+    rig = Rig()
+    rig.tell(BookiesRead(frozenset()))
+    rig.tell(TimerFired(("check", Check.BOOKIES)))
+    assert not rig.model.marks
+    rig.tell(BookiesRead(B2))
+    assert rig.model.marks[3] == {"b3", "b4"}
+
+
+def test_a_bookie_lost_in_mid_scan_is_marked_in_the_same_round() -> None:
+    rig = Rig()
+    rig.held = True
+    rig.tell(BookiesRead(ALL - B1))
+    rig.answer(rig.steps.pop(0))
+    rig.run()
+    rig.tell(BookiesRead(ALL - B1 - B2))
+    rig.release()
+    assert rig.model.marks == {1: B1 | B2, 2: B2}
+    assert rig.auditor.counters.audits == 2
+
+
+def test_a_bookie_that_flaps_during_its_audit_is_audited_again() -> None:
+    rig = Rig()
+    rig.held = True
+    rig.tell(BookiesRead(ALL - B1), BookiesRead(ALL))
+    rig.release()
+    assert not rig.model.marks
+    rig.tell(BookiesRead(ALL - B1))
+    assert rig.model.marks == {1: B1}
+
+
+def test_disabled_means_that_nothing_is_begun() -> None:
+    rig = Rig(disabled=True)
+    rig.tell(BookiesRead(ALL - B1), BookiesRead(ALL - B1 - B2), DelayRead(0, 1))
+    assert not rig.model.reads
+    assert not rig.model.marks
+    rig.tell(DisabledRead(False))
+    assert rig.model.marks == {1: B1 | B2, 2: B2}
+
+
+def test_a_scan_under_way_ends_when_replication_is_disabled_and_begins_again() -> None:
+    rig = Rig()
+    rig.held = True
+    rig.tell(BookiesRead(ALL - B1), DisabledRead(True))
+    rig.release()
+    assert not rig.model.marks
+    rig.tell(DisabledRead(False))
+    assert rig.model.marks == {1: B1}
+
+
+def test_a_failed_scan_is_not_a_complete_one_and_begins_again() -> None:
+    rig = Rig()
+
+    def fail(action: Any) -> None:
+        if isinstance(action, MarkLedgers):
+            raise MetadataUnavailableError("no answer")
+
+    rig.model.before = fail
+    rig.tell(BookiesRead(ALL - B1))
+    assert rig.model.ended == [Check.BOOKIES]  # the one at the start
+    assert rig.auditor.counters.failures == 1
+    assert rig.timers[("check", Check.BOOKIES)] == RETRY_PAUSE_MS
+    rig.model.before = lambda action: None
+    rig.fire(("check", Check.BOOKIES))
+    assert rig.model.marks == {1: B1}
+
+
+def test_the_progress_of_a_newer_release_is_refused_and_stays() -> None:
+    rig = Rig(settings=AuditorSettings(ledgers_interval_ms=1000))
+
+    def refuse(action: Any) -> None:
+        if getattr(action, "check", None) is Check.LEDGERS:
+            raise MetadataFormatError("a version that this release does not know")
+
+    rig.model.before = refuse
+    rig.tell(CheckTimeRead(Check.LEDGERS, None))
+    rig.fire(("check", Check.LEDGERS))
+    assert "does not know" in rig.auditor.counters.last_error
+    assert rig.timers[("check", Check.LEDGERS)] == 3_600_000
+    assert rig.auditor.outcome is None
+
+
+def test_checks_come_when_their_interval_is_over_and_one_at_a_time() -> None:
+    settings = AuditorSettings(ledgers_interval_ms=1000, placement_interval_ms=5000)
+    rig = Rig(settings=settings)
+    assert rig.reads == [Watch(), ReadCookies(), ReadCheckTime(Check.LEDGERS), ReadCheckTime(Check.PLACEMENT)]
+    rig.tell(ReadFailed(ReadCheckTime(Check.LEDGERS), MetadataUnavailableError("no answer")))
+    rig.fire(ReadCheckTime(Check.LEDGERS))
+    assert rig.reads[-1] == ReadCheckTime(Check.LEDGERS)
+    rig.tell(CheckTimeRead(Check.LEDGERS, None), CheckTimeRead(Check.PLACEMENT, 4_000.0))
+    assert rig.timers[("check", Check.LEDGERS)] == 0
+    assert rig.timers[("check", Check.PLACEMENT)] == 1_000
+    rig.held = True
+    rig.fire(("check", Check.LEDGERS))
+    rig.fire(("check", Check.PLACEMENT))
+    assert len(rig.steps) == 1
+    rig.release()
+    assert rig.model.ended == [Check.BOOKIES, Check.LEDGERS, Check.PLACEMENT]
+    assert rig.timers[("check", Check.LEDGERS)] == 1000
+    assert rig.timers[("check", Check.PLACEMENT)] == 5000
+
+
+def test_an_audit_does_not_wait_for_a_long_check() -> None:
+    rig = Rig(settings=AuditorSettings(ledgers_interval_ms=1000))
+    rig.tell(CheckTimeRead(Check.LEDGERS, None))
+    rig.held = True
+    rig.fire(("check", Check.LEDGERS))
+    check = rig.steps.pop()
+    rig.held = False
+    rig.tell(BookiesRead(ALL - B1))
+    assert rig.model.marks == {1: B1}
+    assert rig.model.ended == [Check.BOOKIES, Check.BOOKIES]
+    rig.answer(check)
+    rig.run()
+    assert rig.model.ended[-1] is Check.LEDGERS
+
+
+def test_r4_it_stands_down_at_once_when_its_session_or_its_vote_is_gone() -> None:
+    rig = Rig()
+    rig.held = True
+    rig.tell(BookiesRead(ALL - B1), SessionLost())
+    assert rig.auditor.outcome == Succeeded(AuditorEnd.SESSION_LOST)
+    rig.release()
+    assert not rig.steps
+    assert not rig.model.marks
+    other = Rig()
+    other.model.votes.clear()
+    other.tell(BookiesRead(ALL - B1))
+    assert other.auditor.outcome == Succeeded(AuditorEnd.VOTE_GONE)
+    other.tell(BookiesRead(B2))
+    assert not other.steps
+
+
+def test_it_stops_on_command() -> None:
+    rig = Rig()
+    rig.held = True
+    rig.tell(BookiesRead(ALL - B1))
+    assert rig.steps
+    rig.auditor.stop()
+    assert rig.auditor.outcome == Succeeded(AuditorEnd.STOPPED)
+    assert rig.auditor.take_actions() == []
