@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from bk_spark.bookie.client import Client
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.ledger.failed_bookies import BusyBookies
+from bk_spark.protocol.ledger.add_window import AddWindow
 from bk_spark.protocol.machine import StartTimer
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bookie_server.local import LocalCluster
@@ -35,13 +36,13 @@ def narrow(
 
 def test_b9_back_pressure_is_no_failure(narrow: ApacheBookies, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[str] = []
-    on_refused = BusyBookies.on_refused
+    on_refused = AddWindow.on_refused
 
-    def counted(busy: BusyBookies, bookie_id: str, *, took_some: bool) -> list[StartTimer]:
+    def counted(adds: AddWindow, index: int, bookie_id: str, entry_ids: Int64s) -> list[StartTimer]:
         pauses.append(bookie_id)
-        return on_refused(busy, bookie_id, took_some=took_some)
+        return on_refused(adds, index, bookie_id, entry_ids)
 
-    monkeypatch.setattr(BusyBookies, "on_refused", counted)
+    monkeypatch.setattr(AddWindow, "on_refused", counted)
     payloads = [b"%06d" % number + bytes(94) for number in range(COUNT)]
 
     async def play() -> None:

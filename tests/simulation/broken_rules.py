@@ -38,7 +38,7 @@ class WritesNothingBack(LedgerRecovery):
         super()._write_back(writer, entries, last_add_confirmed)
         writer.take_actions()
         entry_ids = np.array([entry.entry_id for entry in entries])
-        for bookie_id in writer.ensemble:
+        for bookie_id in writer.ensemble.members:
             writer.handle(AddsAnswered(bookie_id, entry_ids, np.zeros(len(entries), np.int32)))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from bk_spark.protocol.ledger.writer import WriterState
+from bk_spark.protocol.ledger.writer_ensemble import ChangeState
 from tests.simulation.events import (
     LOSE,
     Answer,
@@ -183,10 +184,11 @@ class ExploredWorld(World):
         if not isinstance(actor, WriterActor) or any(isinstance(event, Command) for event in self.pending):
             return True
         machine = actor.pipeline.machine
-        if machine.state is not WriterState.OPEN or any(map(machine.has_failed, machine.ensemble)):
+        settled = machine.state is WriterState.OPEN and machine.ensemble.state is ChangeState.NONE
+        if not settled or machine.ensemble.failed:
             return True
         # After one more failure a bookie outside the ensemble may join it; after two, one that had left.
-        return self.budget.losses > 1 or (self.budget.losses == 1 and bookie not in machine.ensemble)
+        return self.budget.losses > 1 or (self.budget.losses == 1 and bookie not in machine.ensemble.members)
 
     # --- what makes no difference ---
 

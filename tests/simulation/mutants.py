@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
@@ -13,15 +13,16 @@ from bk_spark.protocol.errors import BookieUnavailableError
 from bk_spark.protocol.ledger import end_search
 from bk_spark.protocol.ledger.closing import LedgerClosing
 from bk_spark.protocol.ledger.end_search import EndSearch, EntryFailed, EntryRead, Purpose
-from bk_spark.protocol.ledger.metadata_calls import CompareAndSet, MetadataEvent, MetadataFailed, MetadataWritten
-from bk_spark.protocol.ledger.pending_adds import PendingAdds
+from bk_spark.protocol.ledger.metadata_calls import CompareAndSet, MetadataFailed, MetadataWritten
 from bk_spark.protocol.ledger.reading import lac, tail
 from bk_spark.protocol.ledger.reading.lac import LacAnswer
 from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey
 from bk_spark.protocol.ledger.reading.read_actions import LacTold, MetadataChanged
 from bk_spark.protocol.ledger.reading.tail import Event, LedgerTail
 from bk_spark.protocol.ledger.recovery import LedgerRecovery
-from bk_spark.protocol.ledger.writer import LedgerWriter, WriterState
+from bk_spark.protocol.ledger.writer import LedgerWriter
+from bk_spark.protocol.ledger.writer_actions import WriterAction
+from bk_spark.protocol.ledger.writer_ensemble import ChangeEvent, ChangeState, WriterEnsemble
 from bk_spark.protocol.machine import Succeeded
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Answer, Quorum
@@ -40,36 +41,50 @@ class PublishesNothing(LedgerWriter):
         super().__init__(*arguments, publish=False, **settings)
 
 
+class _AllowsAcknowledgingUnpublished(WriterEnsemble):
+    @property
+    def may_acknowledge(self) -> bool:
+        return self.state is ChangeState.CHANGING or super().may_acknowledge
+
+
 class AcknowledgesUnpublished(LedgerWriter):
     """C8: it acknowledges while the compare-and-set of an ensemble change is under way."""
 
-    def _acknowledge(self) -> None:
-        state = self.state
-        if state is WriterState.CHANGING:
-            self.state = WriterState.OPEN
-        super()._acknowledge()
-        self.state = state
+    ensemble_class = _AllowsAcknowledgingUnpublished
+
+
+class _TakesConflictsForItsOwn(WriterEnsemble):
+    proposed: CompareAndSet | None = None
+
+    def take_actions(self) -> list[WriterAction]:
+        actions = super().take_actions()
+        for action in actions:
+            if isinstance(action, CompareAndSet):
+                self.proposed = action
+        return actions
+
+    def handle(self, event: ChangeEvent, last_add_acknowledged: int) -> Mapping[int, str]:
+        if isinstance(event, MetadataFailed) and self.proposed is not None:
+            event = MetadataWritten(self.proposed.metadata, self.proposed.version + 1)
+        return super().handle(event, last_add_acknowledged)
 
 
 class TakesConflictsForItsOwn(LedgerWriter):
     """It treats an ensemble change as published, whatever the result of the compare-and-set."""
 
-    def _on_metadata(self, event: MetadataEvent) -> None:
-        if isinstance(event, MetadataFailed):
-            event = MetadataWritten(self._proposed, self.version + 1)
-        super()._on_metadata(event)
+    ensemble_class = _TakesConflictsForItsOwn
+
+
+class _TellsOfNoReplacements(WriterEnsemble):
+    def handle(self, event: ChangeEvent, last_add_acknowledged: int) -> Mapping[int, str]:
+        super().handle(event, last_add_acknowledged)
+        return {}
 
 
 class SendsReplacementsNothing(LedgerWriter):
     """What a replaced bookie held counts for its replacement, which is sent nothing."""
 
-    def _on_published(self, metadata: LedgerMetadata, version: int) -> None:
-        def keep(pending: PendingAdds, index: int, first_entry_id: int) -> tuple[list[memoryview], int]:
-            pending.give_up(index)
-            return [], 0
-
-        with patch.object(PendingAdds, "replace", keep):
-            super()._on_published(metadata, version)
+    ensemble_class = _TellsOfNoReplacements
 
 
 class ClosesUndrained(LedgerWriter):
@@ -81,7 +96,7 @@ class ClosesUndrained(LedgerWriter):
 
     def _begin_closing(self) -> None:
         self._closing = LedgerClosing(
-            self.ledger_id, self.metadata, self.version, self.last_add_pushed, self._pushed_length
+            self.ledger_id, self.metadata, self.ensemble.version, self.last_add_pushed, self._pushed_length
         )
         self._advance_closing(self._closing)
 
@@ -113,12 +128,16 @@ class GoesOnAfterAFailedForce(LedgerWriter):
             super().fail(error)
 
 
+class _ReplacesAlways(WriterEnsemble):
+    def __init__(self, *arguments: Any, deferred_sync: bool, **settings: Any) -> None:
+        super().__init__(*arguments, deferred_sync=False, **settings)
+
+
 class ReplacesBookiesWithDeferredSync(LedgerWriter):
     """It replaces a bookie that may have lost entries that it acknowledged without syncing, and confirms them all
     the same."""
 
-    def _refuse_change(self, why: str) -> None:
-        pass
+    ensemble_class = _ReplacesAlways
 
 
 class ConfirmsUnforced(LedgerWriter):

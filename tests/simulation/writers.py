@@ -24,6 +24,7 @@ from bk_spark.protocol.ledger.writer_actions import (
     WriterEvent,
     WriterTimer,
 )
+from bk_spark.protocol.ledger.writer_ensemble import ChangeState
 from bk_spark.protocol.machine import EndedBy, StartTimer, Succeeded, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.wire.answers_v2 import AddAnswers
@@ -205,7 +206,8 @@ class WriterActor(Actor):
         if self.ended or machine.close_error is not None:
             return True
         confirmed = machine.last_add_confirmed == machine.last_add_pushed
-        return machine.state is WriterState.OPEN and confirmed and not self.wants_close
+        settled = machine.state is WriterState.OPEN and machine.ensemble.state is ChangeState.NONE
+        return settled and confirmed and not self.wants_close
 
     def on(self, event: Event, way: Way) -> None:
         machine = self.pipeline.machine

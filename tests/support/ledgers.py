@@ -95,11 +95,12 @@ class WriterUnderTest:
     ) -> None:
         self.start = ledger() if metadata is None else metadata
         flags = FlagV2.NONE if publish else FlagV2.RECOVERY_ADD | FlagV2.HIGH_PRIORITY
+        self.packager = EntryPackager(LEDGER, DigestType.CRC32C, PASSWORD, flags)
         self.machine = LedgerWriter(
             LEDGER,
             self.start,
             0,
-            EntryPackager(LEDGER, DigestType.CRC32C, PASSWORD, flags),
+            self.packager,
             last_entry_id=last_entry_id,
             length=length,
             publish=publish,
@@ -212,7 +213,7 @@ class WriterUnderTest:
 
     def forced(self, last_entry_id: int, *bookies: str) -> None:
         """These bookies, or all, have synced."""
-        for bookie_id in bookies or self.machine.ensemble:
+        for bookie_id in bookies or self.machine.ensemble.members:
             self.handle(BookieForced(bookie_id, last_entry_id))
 
     def close(self) -> None:

@@ -77,7 +77,7 @@ async def test_a_bookie_that_cannot_sync_ends_the_handle(stage: Stage) -> None:
 async def test_a_bookie_that_does_not_answer_a_force(stage: Stage) -> None:
     await stage.handle.append_many(entries(3))
     await stage.handle.flush()
-    await until(lambda: not stage.handle._machine.most_unanswered)
+    await until(lambda: not stage.handle._machine.adds.most_unanswered)
     stage[3].silent = True
     with pytest.raises((BookieTimeoutError, EnsembleChangeRefusedError)):
         await stage.handle.force()

@@ -13,7 +13,7 @@ from bk_spark.protocol.errors import (
     MetadataUnavailableError,
     NotEnoughBookiesError,
 )
-from bk_spark.protocol.ledger import writer
+from bk_spark.protocol.ledger import writer_ensemble
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState, Segment
 from bk_spark.protocol.quorum import Quorum
 from tests.support.write_stage import Stage, entries, staged, until
@@ -85,7 +85,7 @@ async def test_a_bookie_that_comes_is_used_at_once(stage: Stage) -> None:
 
 def test_without_news_it_looks_again_from_time_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bookie that hung and came to itself never left ZooKeeper."""
-    monkeypatch.setattr(writer, "SEARCH_AGAIN_MS", 200.0)
+    monkeypatch.setattr(writer_ensemble, "SEARCH_AGAIN_MS", 200.0)
 
     @staged(running=4)
     async def play(stage: Stage) -> None:
@@ -146,7 +146,7 @@ async def test_several_bookies_fail_while_zookeeper_stalls(stage: Stage) -> None
     await stage.lose(1)
     await stage.handle.append_many(entries(10))
     await stalled.wait()
-    await until(lambda: not stage.handle._machine.unanswered("b2"))
+    await until(lambda: not stage.handle._machine.adds.unanswered(1))
     await stage.lose(2)
     await stage.handle.append_many(entries(10))
     await until(lambda: len(stage[3].seen) == 20)

@@ -320,7 +320,7 @@ async def test_a_hanging_bookie_is_given_up(stage: Stage) -> None:
     stage[1].silent = True
     await stage.handle.append_many(entries(3))
     assert await stage.handle.flush() == 2
-    await until(lambda: not stage.handle._machine.most_unanswered)
+    await until(lambda: not stage.handle._machine.adds.most_unanswered)
     await stage.handle.append(b"x")
     await until(lambda: "b1" not in stage.services.metadata.last_segment.ensemble)
     assert stage.services.metadata.segments == (Segment(0, ("b1", "b2", "b3")), Segment(3, ("b4", "b2", "b3")))
@@ -339,7 +339,7 @@ async def test_a_replacement_that_hangs_is_given_up_too(stage: Stage) -> None:
     stage[3].answer_held()
     # b1 and b3 are an ack quorum; b4 must go all the same, before it holds up the window.
     assert await stage.handle.flush() == 11
-    await until(lambda: not stage.handle._machine.most_unanswered)
+    await until(lambda: not stage.handle._machine.adds.most_unanswered)
 
 
 @staged(Quorum(3, 3, 3))
@@ -498,7 +498,7 @@ async def test_b9_a_bookie_that_refuses_for_too_long_is_given_up(stage: Stage) -
     stage[3].refuse = 10**9
     await stage.handle.append_many(entries(5))
     assert await stage.handle.flush() == 4
-    await until(lambda: not stage.handle._machine.most_unanswered)
+    await until(lambda: not stage.handle._machine.adds.most_unanswered)
     await stage.handle.append(b"x")
     await stage.handle.flush()
     assert stage.services.metadata.last_segment.ensemble == ("b1", "b2", "b4")
@@ -705,7 +705,7 @@ async def test_a_replaced_bookie_is_listened_to_no_longer(stage: Stage) -> None:
     await stage.handle.append(b"x")
     connection = stage.connection(2)
     assert connection._add_listeners
-    await until(lambda: stage.handle.last_add_confirmed == 0 and stage.handle._machine.most_unanswered == 0)
+    await until(lambda: stage.handle.last_add_confirmed == 0 and stage.handle._machine.adds.most_unanswered == 0)
     assert not connection._add_listeners
     assert not connection.closed
 

@@ -20,6 +20,7 @@ from bk_spark.protocol.errors import (
 from bk_spark.protocol.ledger.metadata_calls import MetadataFound
 from bk_spark.protocol.ledger.writer import WriterState
 from bk_spark.protocol.ledger.writer_actions import BookiesChanged, SendAdds
+from bk_spark.protocol.ledger.writer_ensemble import ChangeState
 from bk_spark.protocol.machine import EndedBy
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState, Segment
 from bk_spark.protocol.quorum import Quorum
@@ -78,7 +79,7 @@ def test_the_same_answer_twice_counts_once() -> None:
     writer.add(2)
     writer.answer("b1", [0, 0, 1])
     writer.answer("b1", [0, 1])
-    assert (writer.acknowledged, writer.machine.unanswered("b1"), writer.machine.unanswered("b2")) == ([], 0, 2)
+    assert (writer.acknowledged, writer.machine.adds.unanswered(0), writer.machine.adds.unanswered(1)) == ([], 0, 2)
 
 
 def test_answers_nobody_asked_for_count_nothing() -> None:
@@ -104,7 +105,7 @@ def test_striped_ensembles(quorum: Quorum) -> None:
     for bookie, entries in sent.items():
         writer.answer(bookie, entries)
     assert writer.lac == 12
-    assert writer.machine.oldest_retained == 13
+    assert writer.machine.adds.first_entry_id == 13
 
 
 def test_the_lac_travels_with_later_entries() -> None:
@@ -135,13 +136,13 @@ def test_b9_what_the_slowest_bookie_owes_is_known() -> None:
     for bookie in ("b1", "b2"):
         writer.answer(bookie, range(10))
     assert (writer.lac, writer.machine.pending_entries) == (9, 0)
-    assert writer.machine.most_unanswered == 10
+    assert writer.machine.adds.most_unanswered == 10
     # What b3 owes is kept: it may be needed again.
-    assert writer.machine.oldest_retained == 0
+    assert writer.machine.adds.first_entry_id == 0
     writer.answer("b3", range(4))
-    assert (writer.machine.most_unanswered, writer.machine.oldest_retained) == (6, 4)
+    assert (writer.machine.adds.most_unanswered, writer.machine.adds.first_entry_id) == (6, 4)
     writer.answer("b3", range(4, 10))
-    assert (writer.machine.most_unanswered, writer.machine.oldest_retained) == (0, 10)
+    assert (writer.machine.adds.most_unanswered, writer.machine.adds.first_entry_id) == (0, 10)
 
 
 def test_b9_too_many_requests_is_no_failure() -> None:
@@ -152,22 +153,22 @@ def test_b9_too_many_requests_is_no_failure() -> None:
         writer.answer(bookie, range(6))
     writer.answers("b3", [(0, Code.OK), (1, Code.TOO_MANY_REQUESTS), (2, Code.OK)])
     writer.answer("b3", [4, 3], Code.TOO_MANY_REQUESTS)
-    assert ([name for name, _ in writer.pauses], writer.choices, writer.machine.throttled) == (["b3"], [], True)
+    assert ([name for name, _ in writer.pauses], writer.choices, writer.machine.adds.throttled) == (["b3"], [], True)
     assert writer.sent() == {}
     # Sent again once and in order, though all of it was acknowledged long ago; not what is still under way.
     writer.send_refused("b3")
     assert writer.sent() == {"b3": [1, 3, 4]}
-    assert not writer.machine.throttled
+    assert not writer.machine.adds.throttled
     writer.send_refused("b3")
     assert writer.sent() == {}
     writer.answer("b3", [1], Code.TOO_MANY_REQUESTS)
     assert [name for name, _ in writer.pauses] == ["b3", "b3"]
     writer.answer("b3", [3, 4, 5])
-    assert writer.machine.oldest_retained == 1
+    assert writer.machine.adds.first_entry_id == 1
     writer.send_refused("b3")
     assert writer.sent() == {"b3": [1]}
     writer.answer("b3", 1)
-    assert (writer.machine.oldest_retained, writer.machine.most_unanswered) == (6, 0)
+    assert (writer.machine.adds.first_entry_id, writer.machine.adds.most_unanswered) == (6, 0)
 
 
 def test_b9_a_throttled_bookie_that_is_given_up_is_replaced_like_any_other() -> None:
@@ -175,7 +176,7 @@ def test_b9_a_throttled_bookie_that_is_given_up_is_replaced_like_any_other() -> 
     writer.add(2)
     writer.answer("b3", [0, 1], Code.TOO_MANY_REQUESTS)
     writer.fail("b3")
-    assert not writer.machine.throttled
+    assert not writer.machine.adds.throttled
     writer.send_refused("b3")
     writer.sent()
     writer.chosen({2: "b4"})
@@ -197,9 +198,9 @@ def test_a_bookie_that_is_given_up_owes_nothing() -> None:
     writer.add(5)
     for bookie in ("b1", "b2"):
         writer.answer(bookie, range(5))
-    assert writer.machine.most_unanswered == 5
+    assert writer.machine.adds.most_unanswered == 5
     writer.fail("b3")
-    assert (writer.machine.most_unanswered, writer.machine.oldest_retained) == (0, 5)
+    assert (writer.machine.adds.most_unanswered, writer.machine.adds.first_entry_id) == (0, 5)
     # Nothing is pending: the ledger keeps its ensemble until the next add.
     assert writer.choices == []
     writer.sent()
@@ -224,7 +225,7 @@ def test_an_error_replaces_the_bookie(code: Code) -> None:
     writer.chosen({1: "b4"})
     (proposal,) = writer.proposals
     assert proposal.segments == (Segment(0, ("b1", "b4", "b3")),)
-    assert writer.machine.state is WriterState.CHANGING
+    assert writer.machine.ensemble.state is ChangeState.CHANGING
 
 
 def test_c8_nothing_is_acknowledged_before_the_change_is_published() -> None:
@@ -343,7 +344,7 @@ def test_c9_a_bookie_is_replaced_twice_and_the_ensemble_is_the_old_one_again() -
     assert writer.acknowledged == []
     writer.answer("b1", 0)
     assert writer.acknowledged == [0]
-    assert writer.machine.state is WriterState.OPEN
+    assert (writer.machine.state, writer.machine.ensemble.state) == (WriterState.OPEN, ChangeState.NONE)
 
 
 def test_c9_equal_ensembles_and_a_lost_reply() -> None:
@@ -403,7 +404,7 @@ def test_without_a_replacement_the_writer_goes_on_while_the_ack_quorum_can_be_re
     writer.add(1)
     writer.fail("b1")
     writer.no_bookies(NO_MORE)
-    assert writer.machine.state is WriterState.OPEN
+    assert (writer.machine.state, writer.machine.ensemble.state) == (WriterState.OPEN, ChangeState.NONE)
     writer.answer("b2", 0)
     writer.answer("b3", 0)
     assert (writer.acknowledged, writer.proposals) == ([0], [])
@@ -487,7 +488,7 @@ def test_bookies_that_come_during_a_search_are_not_missed() -> None:
     assert len(writer.choices) == 2
     writer.no_bookies(NO_MORE)
     assert len(writer.choices) == 2
-    assert writer.machine.state is WriterState.OPEN
+    assert (writer.machine.state, writer.machine.ensemble.state) == (WriterState.OPEN, ChangeState.NONE)
 
 
 def test_a_search_without_result_ends_nothing_while_nothing_is_pending() -> None:
@@ -499,7 +500,7 @@ def test_a_search_without_result_ends_nothing_while_nothing_is_pending() -> None
         writer.answer(bookie, 0)
     writer.no_bookies(NO_MORE)
     assert writer.acknowledged == [0]
-    assert (writer.machine.error, writer.machine.state) == (None, WriterState.OPEN)
+    assert (writer.machine.error, writer.machine.ensemble.state) == (None, ChangeState.NONE)
 
 
 @pytest.mark.parametrize(
@@ -548,7 +549,7 @@ def test_whether_a_replacement_is_needed(quorum: Quorum, failing: str, needed: l
     writer.add(1)
     for bookie in failing.split():
         writer.fail(bookie)
-        if writer.machine.state is WriterState.CHOOSING:
+        if writer.machine.ensemble.state is ChangeState.CHOOSING:
             writer.no_bookies(NO_MORE)
     assert [choice.needed for choice in writer.choices] == needed
 
@@ -562,7 +563,7 @@ def test_a_later_failure_looks_for_both() -> None:
     assert [(choice.failed, choice.needed) for choice in writer.choices] == [((0,), False), ((0, 1), False)]
     writer.chosen({0: "b4"})
     writer.written()
-    assert writer.machine.state is WriterState.CHOOSING
+    assert writer.machine.ensemble.state is ChangeState.CHOOSING
     assert writer.choices[-1].failed == (1,)
 
 
@@ -887,21 +888,21 @@ def test_any_order_of_events(quorum: Quorum, seed: int) -> None:
         if step < 0.2:
             writer.add(random_.randint(1, 4))
         elif step < 0.26:
-            writer.fail(random_.choice(machine.ensemble))
+            writer.fail(random_.choice(machine.ensemble.members))
         elif step < 0.36:
             settle_change()
         elif step < 0.40:
             writer.search_is_slow()
         elif step < 0.46:
-            writer.send_refused(random_.choice(machine.ensemble))
+            writer.send_refused(random_.choice(machine.ensemble.members))
         elif on_the_way:
             deliver()
         absorb()
-    while settle_change() or on_the_way or machine.throttled:
+    while settle_change() or on_the_way or machine.adds.throttled:
         absorb()
         if on_the_way:
             deliver()
-        for bookie in machine.ensemble:
+        for bookie in machine.ensemble.members:
             writer.send_refused(bookie)
         absorb()
     assert machine.error is None

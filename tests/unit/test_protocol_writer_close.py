@@ -14,6 +14,7 @@ from bk_spark.protocol.errors import (
 )
 from bk_spark.protocol.ledger.metadata_calls import MetadataFailed, MetadataFound
 from bk_spark.protocol.ledger.writer import WriterState
+from bk_spark.protocol.ledger.writer_ensemble import ChangeState
 from bk_spark.protocol.machine import EndedBy, Succeeded
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState, Segment
 from tests.support.ledgers import WriterUnderTest
@@ -91,7 +92,7 @@ def test_closing_drops_a_search_but_not_a_change_that_may_be_published() -> None
         if chosen:
             writer.chosen({0: "b4"})
             writer.close()
-            assert (writer.machine.state, len(writer.proposals)) == (WriterState.CHANGING, 1)
+            assert (writer.machine.ensemble.state, len(writer.proposals)) == (ChangeState.CHANGING, 1)
             writer.written()
             assert writer.machine.metadata.last_segment == Segment(1, ("b4", "b2", "b3"))
         else:

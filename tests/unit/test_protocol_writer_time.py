@@ -8,7 +8,7 @@ from bk_spark.protocol.codes import Code
 from bk_spark.protocol.errors import AddQuorumTimeoutError, NotEnoughBookiesError
 from bk_spark.protocol.ledger.writer_actions import LacAnswered, WriterTimer
 from bk_spark.protocol.quorum import Quorum
-from tests.support.ledgers import WriterUnderTest, ledger
+from tests.support.ledgers import WriterUnderTest, ledger, payload_of
 
 NO_MORE = NotEnoughBookiesError("no more bookies")
 
@@ -41,11 +41,11 @@ def test_each_bookie_has_its_own_pause() -> None:
     for bookie in ("b1", "b2"):
         writer.answer(bookie, 0, Code.TOO_MANY_REQUESTS)
     assert writer.pauses == [("b1", 20), ("b2", 20)]
-    assert not writer.machine.has_room(1, 1)
+    assert not writer.machine.adds.has_room(1, 1)
     writer.send_refused("b1")
-    assert not writer.machine.has_room(1, 1)
+    assert not writer.machine.adds.has_room(1, 1)
     writer.send_refused("b2")
-    assert writer.machine.has_room(1, 1)
+    assert writer.machine.adds.has_room(1, 1)
 
 
 # --- patience -----------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def test_a_bookie_that_takes_nothing_for_the_add_timeout_is_given_up() -> None:
     assert writer.left == []
     tick(writer)
     assert writer.left == ["b3"]
-    assert writer.machine.has_failed("b3")
+    assert writer.machine.ensemble.failed == {2: "b3"}
     # Nobody owes anything: no timer runs until something is sent.
     assert WriterTimer.PROGRESS not in writer.timers
     writer.add(1)
@@ -166,31 +166,31 @@ def test_failed_bookies_are_left_also_by_what_ends_the_writer() -> None:
 
 def test_bytes_count_until_every_bookie_has_answered() -> None:
     writer = WriterUnderTest(max_pending_bytes=1_000)
-    assert writer.machine.has_room(1, 5_000), "with nothing under way anything is taken"
-    assert not writer.machine.has_room(1, 600, waiting_entries=1, waiting_bytes=600)
+    assert writer.machine.adds.has_room(1, 5_000), "with nothing under way anything is taken"
+    assert not writer.machine.adds.has_room(1, 600, waiting_entries=1, waiting_bytes=600)
     writer.add(3)
-    size = writer.machine._window.pending_bytes
+    size = sum(len(payload_of(entry)) + writer.packager.overhead_bytes for entry in range(3))
     assert 200 < size < 300
-    assert writer.machine.has_room(1, 1_000 - size)
-    assert not writer.machine.has_room(1, 1_001 - size)
+    assert writer.machine.adds.has_room(1, 1_000 - size)
+    assert not writer.machine.adds.has_room(1, 1_001 - size)
     for bookie in ("b1", "b2"):
         writer.answer(bookie, [0, 1, 2])
-    assert not writer.machine.has_room(1, 1_000)
+    assert not writer.machine.adds.has_room(1, 1_000)
     writer.answer("b3", [0, 1, 2])
-    assert writer.machine.has_room(1, 1_000)
+    assert writer.machine.adds.has_room(1, 1_000)
 
 
 def test_entries_count_by_the_slowest_bookie() -> None:
     writer = WriterUnderTest(max_unanswered_entries=4)
     writer.add(3)
-    assert writer.machine.has_room(1, 1)
-    assert not writer.machine.has_room(2, 1)
-    assert not writer.machine.has_room(1, 1, waiting_entries=1, waiting_bytes=1)
+    assert writer.machine.adds.has_room(1, 1)
+    assert not writer.machine.adds.has_room(2, 1)
+    assert not writer.machine.adds.has_room(1, 1, waiting_entries=1, waiting_bytes=1)
     for bookie in ("b1", "b2"):
         writer.answer(bookie, [0, 1, 2])
-    assert not writer.machine.has_room(2, 1)
+    assert not writer.machine.adds.has_room(2, 1)
     writer.fail("b3")
-    assert writer.machine.has_room(4, 1)
+    assert writer.machine.adds.has_room(4, 1)
 
 
 # --- the explicit LAC ---------------------------------------------------------------------------

@@ -290,7 +290,7 @@ class WriteHandle:
             await self._wait_until(lambda: machine.last_add_confirmed >= head)
         elif head != NO_ENTRY:
             assert self._pool_v3 is not None
-            await force_all(self._pool_v3, self.ledger_id, machine.ensemble, self._config.add_timeout_ms)
+            await force_all(self._pool_v3, self.ledger_id, machine.ensemble.members, self._config.add_timeout_ms)
         return machine.last_add_confirmed
 
     async def close(self) -> LedgerMetadata:
@@ -413,4 +413,4 @@ class WriteHandle:
 
     def _has_room(self, count: int, size: int) -> bool:
         gathered = self._gathered
-        return self._machine.has_room(count, size, len(gathered), gathered.size_bytes)
+        return self._machine.adds.has_room(count, size, len(gathered), gathered.size_bytes)

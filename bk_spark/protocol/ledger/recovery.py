@@ -248,7 +248,7 @@ class LedgerRecovery:
             found = search.take_found()
             if found:
                 self._write_back(writer, found, search.last_add_confirmed)
-            if writer.has_room(1, 0):
+            if writer.adds.has_room(1, 0):
                 search.on_written_back(writer.last_add_pushed)
         self._actions += search.take_actions()
         if writer is not None:
