@@ -103,6 +103,25 @@ async def test_who_waits_for_room_goes_on_when_the_gap_is_filled(stage: Stage) -
     assert await stage.adv.flush() == 5
 
 
+@staged(max_unanswered_entries=4, entry_gap_timeout_ms=100, add_timeout_ms=60_000)
+async def test_back_pressure_is_no_gap(stage: Stage) -> None:
+    """The gap is filled in time, but the bookies are slow to take what is in order."""
+    for bookie in stage.bookies:
+        bookie.silent_adds = True
+    await stage.adv.append_many([0, 1, 2, 3], entries(4))
+    await stage.adv.append_many([5, 6, 7, 8], entries(4))
+    waiting = asyncio.ensure_future(stage.adv.append(9, b"x"))
+    await asyncio.sleep(0)
+    filling = asyncio.ensure_future(stage.adv.append(4, b"x"))
+    done, _ = await asyncio.wait([waiting, filling], timeout=0.3)
+    assert not done
+    for bookie in stage.bookies:
+        bookie.silent_adds = False
+        bookie.answer_held()
+    await asyncio.gather(waiting, filling)
+    assert await stage.adv.flush() == 9
+
+
 @staged(max_unanswered_entries=4)
 async def test_the_end_of_the_handle_wakes_who_waits(stage: Stage) -> None:
     await stage.adv.append_many([1, 2, 3, 4], entries(4))

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 
 from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.errors import DuplicateEntryError, InvalidArgumentError
-from bk_spark.protocol.ledger.adv_order import EntryOrder
+from bk_spark.protocol.errors import DuplicateEntryError, EntryGapError, InvalidArgumentError
+from bk_spark.protocol.ledger.adv_order import EntryOrder, GapTimer
+from bk_spark.protocol.machine import StartTimer, StopTimer, TimerFired
 
 MOST_BYTES = 1_000
+GAP_TIMEOUT_MS = 30_000
 
 
 def order(max_entries: int = 100) -> EntryOrder:
-    return EntryOrder(7, max_entries, MOST_BYTES)
+    return EntryOrder(7, max_entries, MOST_BYTES, GAP_TIMEOUT_MS)
 
 
 def put(buffer: EntryOrder, *entry_ids: int) -> None:
@@ -147,7 +149,7 @@ def test_what_is_known() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_any_order(seed: int) -> None:
     random_ = random.Random(seed)
-    buffer, count = EntryOrder(7, 10**6, 10**9), 300
+    buffer, count = EntryOrder(7, 10**6, 10**9, GAP_TIMEOUT_MS), 300
     ids = list(range(count))
     # Shuffled, but not too far.
     ids.sort(key=lambda entry_id: entry_id + random_.randrange(40))
@@ -159,3 +161,62 @@ def test_any_order(seed: int) -> None:
         out += drain(buffer, random_.randint(1, 5))
     assert out == [b"entry %d" % entry_id for entry_id in range(count)]
     assert (buffer.waiting_entries, buffer.waiting_bytes, buffer.gap) == (0, 0, None)
+
+
+# --- waiting for lower ids ----------------------------------------------------------------------
+
+
+def test_a_wait_ends_in_time_and_names_what_is_missing() -> None:
+    buffer = order()
+    put(buffer, 3, 4)
+    first, second = buffer.begin_wait("flush"), buffer.begin_wait("no room for entry 9")
+    timers = buffer.take_actions()
+    assert [(type(timer), timer.name) for timer in timers] == [
+        (StartTimer, GapTimer(first)),
+        (StartTimer, GapTimer(second)),
+    ]
+    assert {timer.after_ms for timer in timers if isinstance(timer, StartTimer)} == {GAP_TIMEOUT_MS}
+    buffer.handle(TimerFired(GapTimer(second)))
+    with pytest.raises(EntryGapError, match="no room for entry 9: entry 0 is missing, and all up to 2; 2 entries") as e:
+        buffer.waits(second)
+    assert (e.value.entry_id, e.value.ledger_id) == (0, 7)
+    assert buffer.waits(first), "each wait has a time of its own"
+    buffer.end_wait(first)
+    buffer.end_wait(second)
+    # Only one timer still runs.
+    assert buffer.take_actions() == [StopTimer(GapTimer(first))]
+    assert not buffer.waits(first)
+    assert not buffer.waits(second)
+
+
+def test_what_is_in_order_ends_all_waits() -> None:
+    buffer = order()
+    put(buffer, 1)
+    waits = [buffer.begin_wait("flush") for _ in range(2)]
+    buffer.take_actions()
+    put(buffer, 3)
+    assert all(map(buffer.waits, waits))
+    put(buffer, 0)
+    assert buffer.take_actions() == [StopTimer(GapTimer(wait_id)) for wait_id in waits]
+    # A timer that fired before it could be stopped changes nothing.
+    buffer.handle(TimerFired(GapTimer(waits[0])))
+    assert not any(map(buffer.waits, waits))
+
+
+def test_no_time_runs_while_the_next_entry_is_there() -> None:
+    """The bookies delay it, not the caller."""
+    buffer = order()
+    put(buffer, 0, 2)
+    assert not buffer.waits(buffer.begin_wait("flush"))
+    assert buffer.take_actions() == []
+    drain(buffer)
+    assert buffer.waits(buffer.begin_wait("flush"))
+    assert len(buffer.take_actions()) == 1
+
+
+def test_an_unexpected_error_ends_all_waits() -> None:
+    buffer = order()
+    wait_id = buffer.begin_wait("flush")
+    buffer.fail(RuntimeError("a bug"))
+    with pytest.raises(RuntimeError, match="a bug"):
+        buffer.waits(wait_id)

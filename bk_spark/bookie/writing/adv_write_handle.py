@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Never, assert_never
 
 import numpy as np
 import numpy.typing as npt
 
 from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.runners import AsyncRunner
 from bk_spark.bookie.same_docs import documented_as
 from bk_spark.bookie.writing.write_handle import WriteHandle
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.errors import BookKeeperError, EntryGapError, InvalidArgumentError, LedgerClosedError
+from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError, LedgerClosedError
 from bk_spark.protocol.ledger.adv_order import EntryOrder, EntryRun
 from bk_spark.protocol.ledger.writer import CLOSED_TEXT
+from bk_spark.protocol.machine import TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 
 
@@ -30,8 +33,12 @@ class AdvWriteHandle:
 
     def __init__(self, handle: WriteHandle, config: ClientConfig) -> None:
         self._handle = handle
-        self._order = EntryOrder(handle.ledger_id, config.max_unanswered_entries, config.max_pending_bytes)
-        self._gap_timeout_s = config.entry_gap_timeout_ms / 1000
+        self._order = EntryOrder(
+            handle.ledger_id, config.max_unanswered_entries, config.max_pending_bytes, config.entry_gap_timeout_ms
+        )
+        self._runner = AsyncRunner[Never, TimerFired, Never](
+            self._order, assert_never, what=f"order of ledger {handle.ledger_id}", on_progress=handle.wake
+        )
         self._sending = asyncio.Lock()
         self._closing = False
 
@@ -122,6 +129,7 @@ class AdvWriteHandle:
         runs = self._order.runs_of(np.asarray(entry_ids, np.int64), payloads)
         await self._wait_for_room(runs)
         self._order.put(runs)
+        self._runner.run()
         await self._send_ready()
 
     @documented_as(WriteHandle.flush)
@@ -149,7 +157,7 @@ class AdvWriteHandle:
         if not self._closing and self._handle.error is None:
             await self._send_ready()
             if self._order.gap is not None:
-                raise self._gap_error("close")
+                raise self._order.gap_error("close")
             self._closing = True
         return await self._handle.close()
 
@@ -170,29 +178,17 @@ class AdvWriteHandle:
 
     async def _wait_for_progress(self, what: str) -> None:
         """Wait until something was sent. Raises EntryGapError if the next entry does not come in time."""
-        order, sent = self._order, self._order.next_entry_id
+        wait_id = self._order.begin_wait(what)
+        self._runner.run()
         try:
-            async with asyncio.timeout(self._gap_timeout_s):
-                while order.ready() is None and order.next_entry_id == sent:
-                    self._handle.raise_error()
-                    await self._handle.changed()
-        except TimeoutError:
-            raise self._gap_error(what) from None
+            while self._order.waits(wait_id):
+                self._handle.raise_error()
+                await self._handle.changed()
+        finally:
+            self._order.end_wait(wait_id)
+            self._runner.run()
         # The ready entries are being sent. This may take longer, but it ends.
         await self._send_ready()
-
-    def _gap_error(self, what: str) -> EntryGapError:
-        missing, waiting = self._order.next_entry_id, self._order.waiting_entries
-        return EntryGapError(
-            f"{what}: entry {missing} is missing{self._gap_end()}; {waiting} entries with higher ids wait for it. "
-            "Append what is missing",
-            ledger_id=self.ledger_id,
-            entry_id=missing,
-        )
-
-    def _gap_end(self) -> str:
-        gap = self._order.gap
-        return f", and all up to {gap[-1]}" if gap is not None and len(gap) > 1 else ""
 
     async def _send_ready(self) -> None:
         """Send the entries that are in order. If interrupted, the rest stays for the next call."""
@@ -202,3 +198,4 @@ class AdvWriteHandle:
                     await self._handle.append_many(run.payloads)
                 finally:
                     self._order.left(self._handle.last_add_pushed)
+                    self._runner.run()

@@ -341,6 +341,10 @@ class WriteHandle:
         """Wait for any change: entries sent or answered, or the end."""
         await self._waiters.woken()
 
+    def wake(self) -> None:
+        """Wake the callers of :meth:`changed`."""
+        self._waiters.wake()
+
     def check_open(self) -> None:
         """Raise the error that ended the handle, if any. Raises LedgerClosedError if it is closing."""
         self._machine.check_open()

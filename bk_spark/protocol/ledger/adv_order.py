@@ -6,6 +6,9 @@ bytes of the ledger up to it) is right when the entry is packaged.
 
 Entries that wait for lower ids are limited in number and bytes. A call with the next id is always accepted. Without it
 nothing could leave.
+
+A call that can go on only when lower ids leave waits for the gap timeout at most. The timer runs only while the next id
+is missing: entries that are in order leave sooner or later, however slow the bookies are.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ import numpy as np
 
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.errors import DuplicateEntryError, InvalidArgumentError
+from bk_spark.protocol.errors import DuplicateEntryError, EntryGapError, InvalidArgumentError
+from bk_spark.protocol.machine import EndedBy, StartTimer, StopTimer, TimerFired
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +38,84 @@ class EntryRun:
         return self.first + len(self.payloads) - 1
 
 
-class EntryOrder:
-    """The reorder buffer of one ledger."""
+@dataclass(frozen=True, slots=True)
+class GapTimer:
+    """Name of the timer of a call that waits for lower ids."""
 
-    def __init__(self, ledger_id: int, max_waiting_entries: int, max_waiting_bytes: int) -> None:
+    wait_id: int
+
+
+class EntryOrder:
+    """The reorder buffer of one ledger. A machine (:mod:`bk_spark.protocol.machine`) without a result. Its actions are
+    timers of calls that wait."""
+
+    def __init__(self, ledger_id: int, max_waiting_entries: int, max_waiting_bytes: int, gap_timeout_ms: float) -> None:
+        self.outcome: EndedBy | None = None
         #: The lowest id that has not left.
         self.next_entry_id = 0
         self.waiting_entries = self.waiting_bytes = 0
         self._ledger_id = ledger_id
         self._max_waiting_entries = max_waiting_entries
         self._max_waiting_bytes = max_waiting_bytes
+        self._gap_timeout_ms = gap_timeout_ms
         #: Sorted by id, with gaps between them.
         self._runs: list[EntryRun] = []
+        self._wait_ids = itertools.count()
+        #: What each call does that waits for lower ids, by wait id.
+        self._waits: dict[int, str] = {}
+        #: Waits that have ended because lower ids did not come in time.
+        self._too_late: dict[int, EntryGapError] = {}
+        self._actions: list[StartTimer | StopTimer] = []
+
+    # --- the contract ---
+
+    def take_actions(self) -> list[StartTimer | StopTimer]:
+        actions, self._actions = self._actions, []
+        return actions
+
+    def handle(self, event: TimerFired) -> None:
+        if isinstance(event.name, GapTimer) and event.name.wait_id in self._waits:
+            self._too_late[event.name.wait_id] = self.gap_error(self._waits.pop(event.name.wait_id))
+
+    def fail(self, error: Exception) -> None:
+        self.outcome = EndedBy(error)
+
+    # --- waiting for lower ids ---
+
+    def begin_wait(self, what: str) -> int:
+        """Begin to wait until entries are in order. ``what`` names the call in its error. Return the wait's id."""
+        wait_id = next(self._wait_ids)
+        if not self._is_ready:
+            self._waits[wait_id] = what
+            self._actions.append(StartTimer(GapTimer(wait_id), self._gap_timeout_ms))
+        return wait_id
+
+    def waits(self, wait_id: int) -> bool:
+        """Return whether the wait goes on. Raises EntryGapError if the missing ids did not come in time."""
+        if self.outcome is not None:
+            raise self.outcome.error
+        if wait_id in self._too_late:
+            raise self._too_late[wait_id]
+        return wait_id in self._waits
+
+    def end_wait(self, wait_id: int) -> None:
+        """Forget a wait, because its call ends."""
+        self._too_late.pop(wait_id, None)
+        if self._waits.pop(wait_id, None) is not None:
+            self._actions.append(StopTimer(GapTimer(wait_id)))
+
+    def gap_error(self, what: str) -> EntryGapError:
+        """Return the error of a call that needs the missing ids."""
+        gap, missing = self.gap, self.next_entry_id
+        rest = f", and all up to {gap[-1]}" if gap is not None and len(gap) > 1 else ""
+        return EntryGapError(
+            f"{what}: entry {missing} is missing{rest}; {self.waiting_entries} entries with higher ids wait for it. "
+            "Append what is missing",
+            ledger_id=self._ledger_id,
+            entry_id=missing,
+        )
+
+    # --- entries ---
 
     def runs_of(self, entry_ids: Int64s, payloads: Payloads) -> list[EntryRun]:
         """Split the entries of one call into runs. Raises InvalidArgumentError, and DuplicateEntryError for an id that
@@ -90,6 +160,8 @@ class EntryOrder:
             bisect.insort(self._runs, EntryRun(run.first, run.payloads.copy()), key=_first)
             self.waiting_entries += len(run.payloads)
             self.waiting_bytes += run.payloads.size_bytes
+        if self._is_ready:
+            self._end_waits()
 
     def ready(self) -> EntryRun | None:
         """Return all entries from the next id up to the first gap, or None if there are none. They stay until
@@ -116,11 +188,12 @@ class EntryOrder:
         self.waiting_entries -= count
         self.waiting_bytes -= run.payloads.size_bytes - rest.size_bytes
         self.next_entry_id = last_entry_id + 1
+        self._end_waits()
 
     @property
     def gap(self) -> range | None:
         """The missing ids before the first entry that waits. None if no entry waits for lower ids."""
-        if not self._runs or self._runs[0].first == self.next_entry_id:
+        if not self._runs or self._is_ready:
             return None
         return range(self.next_entry_id, self._runs[0].first)
 
@@ -130,6 +203,15 @@ class EntryOrder:
             return entry_id >= 0
         at = bisect.bisect_right(self._runs, entry_id, key=_first) - 1
         return at >= 0 and entry_id <= self._runs[at].last
+
+    @property
+    def _is_ready(self) -> bool:
+        """Whether entries are in order and have not left."""
+        return bool(self._runs) and self._runs[0].first == self.next_entry_id
+
+    def _end_waits(self) -> None:
+        self._actions += [StopTimer(GapTimer(wait_id)) for wait_id in self._waits]
+        self._waits.clear()
 
     def _check_new(self, runs: list[EntryRun]) -> None:
         for run in runs:
