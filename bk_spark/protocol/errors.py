@@ -262,6 +262,10 @@ class MetadataConflictError(MetadataError):
     retriable = True
 
 
+class SessionLostError(MetadataError):
+    """The session that held a lock or a vote has ended. The change was refused as a whole."""
+
+
 class ClockDifferenceError(MetadataError):
     """The clocks of this machine and of ZooKeeper differ. The message says by how much."""
 
