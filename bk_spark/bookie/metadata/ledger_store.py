@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from bk_spark.bookie.metadata.ledger_ids import next_ledger_id
+from bk_spark.bookie.metadata.proven_changes import prove_and_change
 from bk_spark.bookie.metadata.zookeeper import WatchCallback, ZooKeeper
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
@@ -29,7 +30,7 @@ from bk_spark.protocol.metadata import ledger_metadata
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.metadata.ledger_paths import LedgerManager, parse_layout
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
-from bk_spark.protocol.metadata.znodes import CreateOp, TransactionConflictError, TransactionOp, Znode
+from bk_spark.protocol.metadata.znodes import CreateOp, SetOp, TransactionConflictError, TransactionOp, Znode
 
 _ATTEMPTS = 8
 
@@ -39,10 +40,11 @@ CreateWith = Callable[[int], Sequence[TransactionOp]]
 
 @dataclass(frozen=True, slots=True)
 class StoredMetadata:
-    """Metadata and the version of their znode."""
+    """Metadata, the version of their znode, and the id of the transaction that created the znode, if it is known."""
 
     metadata: LedgerMetadata
     version: int
+    created_zxid: int | None = field(default=None, compare=False)
 
 
 class LedgerStore:
@@ -122,13 +124,64 @@ class LedgerStore:
     def write(self, ledger_id: int, metadata: LedgerMetadata, version: int) -> StoredMetadata:
         """Compare-and-set. Raises MetadataConflictError, NoSuchLedgerError, MetadataUnavailableError (nothing was
         written), OutcomeUnknownError (ZooKeeper cannot be read)."""
+        return self._write(ledger_id, metadata, version, self.zk.set)
+
+    def write_proven(
+        self, ledger_id: int, metadata: LedgerMetadata, read: StoredMetadata, proof: str
+    ) -> StoredMetadata:
+        """Compare-and-set for a replication worker, if the ephemeral znode ``proof`` exists.
+
+        Parameters
+        ----------
+        ledger_id
+            The ledger, whose lock the worker holds.
+        metadata
+            The new metadata.
+        read
+            The metadata that :meth:`read` or :meth:`read_latest` returned.
+        proof
+            The path of a znode of the session that holds the lock.
+
+        Raises
+        ------
+        SessionLostError
+            If ``proof`` does not exist. Nothing was written.
+        NoSuchLedgerError
+            If the ledger was deleted, even if another ledger has its id now.
+        MetadataConflictError
+            If another client changed the metadata.
+        MetadataUnavailableError
+            If nothing was written, because ZooKeeper did not answer.
+        OutcomeUnknownError
+            If ZooKeeper cannot be read after a lost reply.
+        """
+        found = self.zk.exists(self._path(ledger_id))
+        if found is None or found.created_zxid != read.created_zxid:
+            raise NoSuchLedgerError("the ledger was deleted", ledger_id=ledger_id)
+
+        def change(path: str, data: bytes, version: int) -> int:
+            try:
+                prove_and_change(self.zk, proof, [SetOp(path, data, version)])
+            except TransactionConflictError as conflict:
+                if conflict.reason != "NoNodeError":
+                    raise
+                raise NoNodeError(f"znode {path} does not exist") from conflict
+            return version + 1
+
+        written = self._write(ledger_id, metadata, read.version, change)
+        return replace(written, created_zxid=read.created_zxid)
+
+    def _write(
+        self, ledger_id: int, metadata: LedgerMetadata, version: int, change: Callable[[str, bytes, int], int]
+    ) -> StoredMetadata:
+        """``change`` sets a path to data at a version, and returns the new version."""
         # The creator's token is only for creation. Apache's client also drops it at every update.
         metadata = replace(metadata, creator_token=None)
         data, path = ledger_metadata.encode(metadata), self._path(ledger_id)
         lost: OutcomeUnknownError | None = None
         for _ in range(_ATTEMPTS):
             try:
-                return StoredMetadata(metadata, self.zk.set(path, data, version))
+                return StoredMetadata(metadata, change(path, data, version))
             except NoNodeError as error:
                 raise NoSuchLedgerError("the ledger was deleted", ledger_id=ledger_id) from error
             except OutcomeUnknownError as unknown:
@@ -223,7 +276,7 @@ class LedgerStore:
 def _stored(ledger_id: int, found: Znode | None) -> StoredMetadata:
     if found is None:
         raise NoSuchLedgerError("the ledger does not exist", ledger_id=ledger_id)
-    return StoredMetadata(ledger_metadata.decode(found.data), found.version)
+    return StoredMetadata(ledger_metadata.decode(found.data), found.version, found.created_zxid)
 
 
 def _made_with(token: int, found: Znode) -> bool:
