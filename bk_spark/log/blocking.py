@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -11,6 +13,7 @@ from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.runners import run_blocking
 from bk_spark.log.core.changes import Change, change_steps
 from bk_spark.log.core.steps import (
+    AbandonLedger,
     Action,
     Answered,
     AskList,
@@ -24,6 +27,9 @@ from bk_spark.log.core.steps import (
     Failed,
     Found,
     InSession,
+    IsLedgerOpen,
+    LedgerAction,
+    LimitTime,
     ListChildren,
     Listed,
     LogMachine,
@@ -43,8 +49,10 @@ from bk_spark.log.core.steps import (
     TimerRead,
     Transact,
     Unavailable,
+    Warn,
     WriteLedger,
 )
+from bk_spark.log.core.tail.writer_actions import WriterAction
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.settings import LogSettings
 from bk_spark.log.ledgers import LogLedgers
@@ -57,10 +65,15 @@ from bk_spark.protocol.errors import (
     MetadataUnavailableError,
     OutcomeUnknownError,
 )
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bk_spark.protocol.metadata.znodes import TransactionConflictError, TransactionOp
 
+_LOG: Final = logging.getLogger(__name__)
 _JITTER: Final = random.Random()
 _T = TypeVar("_T")
+
+#: Performs the actions of a log writer's machines.
+WriterPerformer = Callable[[WriterAction], Event]
 
 
 class BlockingLog:
@@ -106,11 +119,11 @@ class BlockingLog:
             self.zk.sync(self.paths.head)
         return LogSnapshot(self.name, self.pages.head(), self.pages)
 
-    def run(self, steps: Steps[_T]) -> _T:
+    def run(self, steps: Steps[_T], writer: WriterPerformer | None = None) -> _T:
         """Run a machine on this log and return its result. Raises what the machine raises. Always releases the log's
         lock."""
-        with AdvisoryLock(self.zk, self.paths.lock) as lock:
-            return run_blocking(LogMachine(steps), _Performer(self, lock))
+        with AdvisoryLock(self.zk, self.paths.lock) as lock, contextlib.ExitStack() as limits:
+            return run_blocking(LogMachine(steps), _Performer(self, lock, limits, writer))
 
     def change(self, change: Change[_T]) -> _T:
         """Make one change. Raises what :func:`bk_spark.log.core.changes.change_steps` raises."""
@@ -120,10 +133,14 @@ class BlockingLog:
 class _Performer:
     """Performs the actions of one machine in the caller's thread."""
 
-    def __init__(self, log: BlockingLog, lock: AdvisoryLock) -> None:
+    def __init__(
+        self, log: BlockingLog, lock: AdvisoryLock, limits: contextlib.ExitStack, writer: WriterPerformer | None
+    ) -> None:
         self._log = log
         self._zk = log.zk
         self._lock = lock
+        self._limits = limits
+        self._writer = writer
 
     def __call__(self, action: Action) -> Event | InSession:
         match action:
@@ -145,6 +162,10 @@ class _Performer:
                 return TimerRead(time.monotonic_ns() // 1_000_000)
             case Pause(about_ms):
                 time.sleep(about_ms * _JITTER.uniform(0.5, 1.5) / 1000)
+            case LimitTime(within_ms):
+                self._limits.enter_context(self._zk.within(within_ms))
+            case Warn(text):
+                _LOG.warning("log %s: %s", self._log.name, text)
             case _:
                 return self._on_ledger(action)
         return Done()
@@ -184,9 +205,7 @@ class _Performer:
             return Unavailable(str(error))
         return Done()
 
-    def _on_ledger(
-        self, action: CreateLedger | CloseLedger | RecoverLedger | RecoverLedgers | WriteLedger | ReadEntry
-    ) -> Event:
+    def _on_ledger(self, action: LedgerAction | WriterAction) -> Event:
         try:
             ledgers = self._log.ledgers
             match action:
@@ -194,6 +213,9 @@ class _Performer:
                     return Created(ledgers.create(register).ledger_id)
                 case CloseLedger(ledger_id):
                     return ledgers.close(ledger_id)
+                case AbandonLedger(ledger_id):
+                    ledgers.abandon(ledger_id)
+                    return Done()
                 case RecoverLedger(ledger_id):
                     return ledgers.recover(ledger_id)
                 case RecoverLedgers(ledger_ids, within_ms):
@@ -203,6 +225,11 @@ class _Performer:
                     return Created(ledgers.write(register, entries))
                 case ReadEntry(ledger_id, entry_id):
                     return EntryRead(ledgers.read_entry(ledger_id, entry_id))
+                case IsLedgerOpen(ledger_id):
+                    return Answered(ledgers.client.metadata(ledger_id).state is LedgerState.OPEN)
+                case _:
+                    assert self._writer is not None, f"{action} is for log writers only"
+                    return self._writer(action)
         except TransactionConflictError as error:
             return Conflict(str(error))
         except BookKeeperError as error:

@@ -17,8 +17,8 @@ from bk_spark.log.core.changes import Change
 from bk_spark.log.core.plan import CommitResult
 from bk_spark.log.core.reading import decision_steps
 from bk_spark.log.core.registrations import MakeZnodes, registrar
-from bk_spark.log.core.roll import RollLimits
 from bk_spark.log.core.steps import LedgerRegistrar, Steps
+from bk_spark.log.core.tail.roll import RollLimits
 from bk_spark.log.core.takeover import commit_steps
 from bk_spark.log.formats.message import CommitRequest
 from bk_spark.log.formats.names import LogPaths, app_key, run_key

@@ -16,22 +16,29 @@ from typing import Final
 
 from bk_spark.bookie.blocking_reader import BlockingReader
 from bk_spark.bookie.reading.range_windows import EntryRange
+from bk_spark.bookie.runners import run_blocking
 from bk_spark.log.blocking import BlockingLog
-from bk_spark.log.core.follow import (
+from bk_spark.log.core.readers.follow import Follow
+from bk_spark.log.core.readers.read_range import ReadRange, readable_end_steps
+from bk_spark.log.core.readers.reader_actions import (
     Arm,
     Armed,
+    AskTailEnd,
     AwaitChange,
     Changed,
+    Checked,
+    CheckListed,
     Delivered,
     Ended,
-    Follow,
-    FollowAction,
-    FollowEvent,
     FollowTail,
     ListTaken,
     LookAtTail,
     More,
+    ReaderAction,
+    ReaderEvent,
     ReadSealed,
+    ReadTail,
+    TailEnd,
     TailSeen,
     TakeList,
     TimeIsUp,
@@ -41,11 +48,7 @@ from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.znode_watch import ZnodeWatch
 from bk_spark.protocol.entries.entry_block import EntryBlock
 from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.errors import (
-    InvalidArgumentError,
-    LogRangeGoneError,
-    NoSuchLedgerError,
-)
+from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.machine import EndedBy, StepMachine
 
 #: Assumed size of a part of an open tail, whose size the list does not hold. Too large to be read ahead at once.
@@ -127,25 +130,10 @@ class LogReader:
         EntryUnknownError
             If bookies could not return an entry. The entries before it are valid.
         """
-        seen = -1
-        while True:
-            snapshot = self._log.snapshot()
-            tail = snapshot.open_tail if end > snapshot.next_offset else None
-            if tail is not None or end <= snapshot.next_offset or snapshot.next_offset == seen:
-                break
-            # The tail may have been sealed after the snapshot was taken.
-            seen = snapshot.next_offset
-        if tail is None:
-            snapshot.tables(start, end)
-        else:
-            readable = self._tail_end(tail)
-            if end > readable:
-                raise LogRangeGoneError(
-                    f"log {self._log.name}: offsets [{max(start, readable)}, {end}) are not written yet, the log can "
-                    f"be read up to {readable}"
-                )
-            snapshot.tables(min(start, tail.base_offset), tail.base_offset)
-        return self._read(snapshot, start, end, tail)
+        machine = ReadRange(self._log.name, start, end)
+        performer = _Performer(self)
+        run_blocking(StepMachine(machine.plan_steps()), performer.perform_event)
+        return performer.blocks(machine.read_steps())
 
     def follow(self, start: int, *, max_wait_ms: int | None = None) -> Generator[LogBlock, None, None]:
         """Read entries in order as the log grows.
@@ -174,24 +162,7 @@ class LogReader:
         """
         if max_wait_ms is not None and max_wait_ms < 0:
             raise InvalidArgumentError(f"max_wait_ms must not be negative, got {max_wait_ms}")
-        machine = StepMachine(Follow(self._log.name, start, max_wait_ms).steps())
-        following = _Following(self)
-        try:
-            while machine.outcome is None:
-                for action in machine.take_actions():
-                    try:
-                        found = following.perform(action)
-                    except Exception as error:
-                        machine.fail(error)
-                        continue
-                    if isinstance(found, LogBlock):
-                        yield found
-                        found = Delivered(found.end_offset, _now_ms())
-                    machine.handle(found)
-        finally:
-            following.close()
-        if isinstance(machine.outcome, EndedBy):
-            raise machine.outcome.error
+        yield from _Performer(self).blocks(Follow(self._log.name, start, max_wait_ms).steps())
 
     def readable_end(self, snapshot: LogSnapshot | None = None) -> int:
         """Find the end of the readable entries. If a log writer holds the tail, this asks bookies.
@@ -213,15 +184,8 @@ class LogReader:
         """
         if snapshot is None:
             snapshot = self._log.snapshot()
-        tail = snapshot.open_tail
-        if tail is None:
-            return snapshot.next_offset
-        try:
-            return self._tail_end(tail)
-        except NoSuchLedgerError:
-            if snapshot.open_tail is None:
-                return snapshot.next_offset
-            raise
+        performer = _Performer(self, snapshot)
+        return run_blocking(StepMachine(readable_end_steps(snapshot.next_offset)), performer.perform_event)
 
     def offset_at(self, time_ms: int) -> int:
         """Find the first offset at or after a time.
@@ -239,20 +203,16 @@ class LogReader:
         """
         return self._log.snapshot().offset_at(time_ms)
 
-    def _read(
-        self, snapshot: LogSnapshot, start: int, end: int, tail: Segment | None
-    ) -> Generator[LogBlock, None, None]:
-        if start < snapshot.next_offset:
-            committed = min(end, snapshot.next_offset)
-            for table in snapshot.tables(start, committed):
-                yield from self._series([segment.clip(start, committed) for segment in table])
-        if tail is not None and end > tail.base_offset:
-            first = max(start, tail.base_offset) - tail.base_offset + tail.first_entry
-            last = end - 1 - tail.base_offset + tail.first_entry
-            base = max(start, tail.base_offset)
-            yield from self._series(
-                [Segment(tail.ledger_id, first, last, base, last - first + 1, _UNKNOWN_BYTES, tail.commit_time_ms)]
-            )
+    def _sealed(self, snapshot: LogSnapshot, start: int, end: int) -> Generator[LogBlock, None, None]:
+        for table in snapshot.tables(start, end):
+            yield from self._series([segment.clip(start, end) for segment in table])
+
+    def _of_tail(self, tail: Segment, start: int, end: int) -> Generator[LogBlock, None, None]:
+        first = start - tail.base_offset + tail.first_entry
+        last = first + end - start - 1
+        yield from self._series(
+            [Segment(tail.ledger_id, first, last, start, end - start, _UNKNOWN_BYTES, tail.commit_time_ms)]
+        )
 
     def _series(self, parts: list[Segment]) -> Iterator[LogBlock]:
         """Read the entries of sealed segments, one after the other."""
@@ -264,24 +224,16 @@ class LogReader:
         part = next(todo)
         reached = part.base_offset
         with closing(self._ledgers.read_series(ranges)) as lists:
-            try:
-                for payloads in lists:
-                    start = 0
-                    while start < len(payloads):
-                        if reached == part.end_offset:
-                            part = next(todo)
-                        end = min(len(payloads), start + part.end_offset - reached)
-                        block = EntryBlock(part.entry_at(reached), payloads.part(start, end), -1)
-                        yield LogBlock(reached, part.ledger_id, part.commit_time_ms, block)
-                        reached += end - start
-                        start = end
-            except NoSuchLedgerError as error:
-                first_offset = self._log.snapshot().first_offset
-                if reached >= first_offset:
-                    raise
-                raise LogRangeGoneError(
-                    f"log {self._log.name}: offsets [{reached}, {first_offset}) were truncated while they were read"
-                ) from error
+            for payloads in lists:
+                start = 0
+                while start < len(payloads):
+                    if reached == part.end_offset:
+                        part = next(todo)
+                    end = min(len(payloads), start + part.end_offset - reached)
+                    block = EntryBlock(part.entry_at(reached), payloads.part(start, end), -1)
+                    yield LogBlock(reached, part.ledger_id, part.commit_time_ms, block)
+                    reached += end - start
+                    start = end
 
     def _follow_tail(self, action: FollowTail) -> Generator[LogBlock, None, None]:
         """Read entries of the open tail as they are confirmed, until its ledger is closed or the time is up."""
@@ -298,15 +250,40 @@ class LogReader:
         return tail.base_offset + self._tail.read_last_add_confirmed() + 1 - tail.first_entry
 
 
-class _Following:
-    """Performs the actions of :class:`bk_spark.log.core.follow.Follow`. Returns blocks for the caller to hand over."""
+class _Performer:
+    """Performs the actions of machines that read entries. Returns blocks for the caller to hand over."""
 
-    def __init__(self, reader: LogReader) -> None:
+    def __init__(self, reader: LogReader, snapshot: LogSnapshot | None = None) -> None:
         self._reader = reader
-        self._snapshot: LogSnapshot | None = None
+        self._snapshot = snapshot
         self._blocks: Generator[LogBlock, None, None] | None = None
 
-    def perform(self, action: FollowAction) -> FollowEvent | LogBlock:
+    def blocks(self, steps: Generator[ReaderAction, ReaderEvent, None]) -> Generator[LogBlock, None, None]:
+        """Run a machine and yield the blocks that it reads. Raises the machine's error."""
+        machine = StepMachine(steps)
+        try:
+            while machine.outcome is None:
+                for action in machine.take_actions():
+                    try:
+                        found = self.perform(action)
+                    except Exception as error:
+                        machine.fail(error)
+                        continue
+                    if isinstance(found, LogBlock):
+                        yield found
+                        found = Delivered(found.end_offset, _now_ms())
+                    machine.handle(found)
+        finally:
+            self._end()
+        if isinstance(machine.outcome, EndedBy):
+            raise machine.outcome.error
+
+    def perform_event(self, action: ReaderAction) -> ReaderEvent:
+        found = self.perform(action)
+        assert not isinstance(found, LogBlock), action
+        return found
+
+    def perform(self, action: ReaderAction) -> ReaderEvent | LogBlock:
         reader = self._reader
         match action:
             case Arm():
@@ -315,13 +292,18 @@ class _Following:
                 return Armed(_now_ms())
             case TakeList():
                 self._snapshot = reader._log.snapshot()
-                return ListTaken(self._snapshot.next_offset)
+                return ListTaken(self._snapshot.first_offset, self._snapshot.next_offset)
+            case CheckListed(start, end):
+                self._taken.tables(start, end)
+                return Checked()
             case ReadSealed(start, end):
-                assert self._snapshot is not None
-                return self._begin(reader._read(self._snapshot, start, end, None))
+                return self._begin(reader._sealed(self._taken, start, end))
             case LookAtTail():
-                assert self._snapshot is not None
-                return TailSeen(*self._snapshot.look_at_tail())
+                return TailSeen(*self._taken.look_at_tail())
+            case AskTailEnd(tail):
+                return TailEnd(reader._tail_end(tail))
+            case ReadTail(tail, start, end):
+                return self._begin(reader._of_tail(tail, start, end))
             case FollowTail():
                 return self._begin(reader._follow_tail(action))
             case More():
@@ -330,19 +312,24 @@ class _Following:
                 left_s = None if until_ms is None else max(0.0, until_ms - _now_ms()) / 1000
                 return Changed() if reader._changed.wait(left_s) else TimeIsUp()
 
-    def close(self) -> None:
-        if self._blocks is not None:
-            self._blocks.close()
+    @property
+    def _taken(self) -> LogSnapshot:
+        assert self._snapshot is not None
+        return self._snapshot
 
-    def _begin(self, blocks: Generator[LogBlock, None, None]) -> FollowEvent | LogBlock:
-        self.close()
+    def _begin(self, blocks: Generator[LogBlock, None, None]) -> ReaderEvent | LogBlock:
+        self._end()
         self._blocks = blocks
         return self._next()
 
-    def _next(self) -> FollowEvent | LogBlock:
+    def _next(self) -> ReaderEvent | LogBlock:
         assert self._blocks is not None
         block = next(self._blocks, None)
         return Ended() if block is None else block
+
+    def _end(self) -> None:
+        if self._blocks is not None:
+            self._blocks.close()
 
 
 def _now_ms() -> float:

@@ -1,57 +1,58 @@
 """The continuous writer of a log: one producer that holds the log's tail open.
 
-Entries go to one ledger after another. Each ledger is in the list before anything is written to it (see
-:mod:`bk_spark.log.core.writer_steps`). Single entries are collected while others are in flight, and sent together. They
-are sent at the latest when a thread of the writer gets its turn.
+Entries go to one ledger after another. Each ledger is in the list before anything is written to it. Single entries are
+collected while others are in flight, and sent together. They are sent at the latest when a thread of the writer gets
+its turn.
+
+:class:`bk_spark.log.core.tail.writing.TailWriting` decides what to do. Here are its threads, its locks and its ledger.
 """
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import os
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Final, NoReturn
+from typing import Final, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from bk_spark.bookie.blocking_writer import BlockingWriter
 from bk_spark.log.blocking import BlockingLog
 from bk_spark.log.core.reading import sync_steps
-from bk_spark.log.core.roll import RollLimits
-from bk_spark.log.core.steps import Closed
-from bk_spark.log.core.tail import KeepTail, ReleaseTail, SealTail, TailPlace
-from bk_spark.log.core.writer_steps import Roll, drain_steps, fenced_error, open_steps
+from bk_spark.log.core.steps import Done, Event, Steps
+from bk_spark.log.core.tail.roll import RollLimits
+from bk_spark.log.core.tail.writer_actions import (
+    Acknowledged,
+    AskConfirmed,
+    FlushLedger,
+    SendEntries,
+    Sent,
+    TakeTurn,
+    UseTail,
+    WatchOwner,
+    WriterAction,
+)
+from bk_spark.log.core.tail.writing import TailWriting
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.log.formats.znodes import Owner
-from bk_spark.log.rolling import WrittenTail
 from bk_spark.log.tail_keeper import TailKeeper
+from bk_spark.log.znode_watch import ZnodeWatch
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.entries.digest import Buffer
+from bk_spark.protocol.entries.gathering import EntryGatherer
 from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.errors import (
-    BookKeeperError,
-    InvalidArgumentError,
-    LedgerClosedError,
-    LedgerFencedError,
-    LogFencedError,
-    LogReplacedError,
-    MetadataUnavailableError,
-    NoSuchLedgerError,
-    NoSuchLogError,
-)
-from bk_spark.protocol.metadata.ledger_metadata import LedgerState
-
-_LOG: Final = logging.getLogger(__name__)
+from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError
 
 #: Limits for single entries waiting to be sent.
 _GATHERED_BYTES: Final = 4 * 1024 * 1024
 _GATHERED_ENTRIES: Final = 10_000
-#: Without a new ledger the writer keeps using the old one, so there is no hurry to retry.
-_ROLL_AGAIN_S: Final = 10.0
-_RELEASE_MS: Final = 5_000
+
+_T = TypeVar("_T")
 
 
 class LogWriter:
@@ -79,27 +80,22 @@ class LogWriter:
         # The owner's znode records when it was created, in cluster time.
         log.run(sync_steps(log.paths))
         self._log = log
-        self._now_ms = now_ms = log.now_ms
-        self._limits = limits
         self._max_payload_bytes = config.max_payload_bytes(log.settings.digest_type)
-        self._owner = Owner(str(uuid.uuid4()), socket.gethostname(), os.getpid(), now_ms())
-        #: Held while entries are sent and ledgers are changed. Acquired before ``_changed``.
+        #: Held while steps of the writer run. Acquired before ``_changed``.
         self._sending = threading.Lock()
-        #: Guards the fields below; notified when they change.
+        #: Guards ``_gathered`` and ``_next_offset``. Notified when the sender has something to do, and at the end.
         self._changed = threading.Condition()
-        self._gathered: list[bytes] = []
-        self._gathered_bytes = 0
-        self._closing = False
-        self._failure: BookKeeperError | None = None
+        self._gathered = EntryGatherer(_GATHERED_BYTES, _GATHERED_ENTRIES)
         self._abandoned = False
-        #: The owner's znode must not be created again.
-        self._ending = False
-        #: Where the last ledger ended, once it is closed; and where the log ended, once it is sealed.
-        self._closed: Closed | None = None
-        self._end_offset: int | None = None
-        self._tail = self._tail_at(log.run(open_steps(log.paths, self._owner, now_ms, take_over=take_over)))
-        self._next_offset = self._tail.place.base_offset
-        self._keeper = TailKeeper(log.zk, log.paths.owner, self._look)
+        owner = Owner(str(uuid.uuid4()), socket.gethostname(), os.getpid(), log.now_ms())
+        self._writing = TailWriting(log.paths, owner, limits, log.now_ms, _elapsed_ms)
+        #: The offset where the ledger being written begins, and the ledger.
+        self._tail: tuple[int, BlockingWriter]
+        owner_changed = threading.Event()
+        self._watch = ZnodeWatch(log.zk, log.paths.owner, owner_changed)
+        self._run(self._writing.open_steps(take_over=take_over))
+        self._next_offset = self._writing.place.base_offset
+        self._keeper = TailKeeper(log.paths.owner, owner_changed, self._keep)
         self._sender = threading.Thread(target=self._serve, name=f"log-writer {log.name}", daemon=True)
         self._keeper.start()
         self._sender.start()
@@ -121,7 +117,7 @@ class LogWriter:
     @property
     def writer_id(self) -> str:
         """The id of this writer. Errors of other writers name it."""
-        return self._owner.writer_id
+        return self._writing.owner.writer_id
 
     @property
     def next_offset(self) -> int:
@@ -131,7 +127,9 @@ class LogWriter:
     @property
     def acknowledged_offset(self) -> int:
         """All entries below this offset are permanently in the log."""
-        return self._tail.acknowledged_offset
+        base_offset, ledger = self._tail
+        confirmed: int = ledger.last_add_confirmed
+        return base_offset + confirmed + 1
 
     def append(self, payload: Buffer) -> int:
         """Append one entry.
@@ -160,15 +158,14 @@ class LogWriter:
         size = len(entry)
         if size > self._max_payload_bytes:
             raise self._too_large(size)
-        if self._gathered_bytes + size > _GATHERED_BYTES or len(self._gathered) >= _GATHERED_ENTRIES:
+        if not self._gathered.has_room(size):
             with self._sending:
                 self._send_gathered()
         with self._changed:
-            self._check_open()
-            if not self._gathered:
+            self._writing.check_open()
+            if not len(self._gathered):
                 self._changed.notify()
-            self._gathered.append(entry)
-            self._gathered_bytes += size
+            self._gathered.add(entry, size)
             offset = self._next_offset
             self._next_offset = offset + 1
         return offset
@@ -202,12 +199,13 @@ class LogWriter:
         with self._sending:
             self._send_gathered()
             with self._changed:
-                self._check_open()
+                self._writing.check_open()
                 # Entries appended in between have lower offsets, so they go first.
-                gathered = self._take_gathered()
+                gathered = self._gathered.take()
                 start = self._next_offset
                 self._next_offset = start + len(payloads)
-            self._send(gathered, Payloads.offsets_of(gathered))
+            if gathered:
+                self._send(gathered, Payloads.offsets_of(gathered))
             self._send(payloads, offsets)
         return range(start, start + len(payloads))
 
@@ -228,11 +226,8 @@ class LogWriter:
         """
         with self._sending:
             self._send_gathered()
-            try:
-                self._tail.ledger.flush()
-            except BookKeeperError as error:
-                self._fail(error)
-            return self._tail.acknowledged_offset
+            self._run(self._writing.flush_steps())
+            return self.acknowledged_offset
 
     def close(self) -> int:
         """Flush, then seal the tail. Safe to repeat.
@@ -253,40 +248,23 @@ class LogWriter:
         """
         self._stop()
         with self._sending:
-            try:
-                self._raise_failure()
-                if self._end_offset is None:
-                    self._end_offset = self._close()
-            finally:
-                if self._failure is not None:
-                    self._let_go()
-            return self._end_offset
+            gathered = self._take_gathered()
+            return self._run(self._writing.close_steps(gathered, Payloads.offsets_of(gathered)))
 
     def abandon(self) -> None:
         """Stop writing without sealing the tail. The next writer or the next commit seals it. Safe to repeat.
 
         Pending calls in other threads raise LedgerClosedError.
         """
-        self._closing = True
+        self._writing.stop()
         # First: release the threads that wait for bookies.
-        self._tail.ledger.abandon()
+        self._tail[1].abandon()
         self._stop()
         with self._sending:
-            self._let_go()
+            self._run(self._writing.abandon_steps())
             self._abandoned = True
-            if self._failure is None and self._end_offset is None:
-                self._failure = LedgerClosedError(f"log {self._log.name}: this log writer was abandoned")
 
     # --- sending ---
-
-    def _check_open(self) -> None:
-        self._raise_failure()
-        if self._closing:
-            raise LedgerClosedError(f"log {self._log.name}: this log writer is closed")
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
 
     def _too_large(self, size_bytes: int) -> InvalidArgumentError:
         return InvalidArgumentError(
@@ -295,171 +273,82 @@ class LogWriter:
         )
 
     def _take_gathered(self) -> list[bytes]:
-        gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
-        return gathered
+        with self._changed:
+            return self._gathered.take()
 
     def _send_gathered(self) -> None:
-        with self._changed:
-            self._raise_failure()
-            gathered = self._take_gathered()
+        gathered = self._take_gathered()
         self._send(gathered, Payloads.offsets_of(gathered))
 
-    def _send(self, payloads: Payloads | Sequence[Buffer], offsets: npt.NDArray[np.int64]) -> None:
-        """Send the payloads. ``offsets`` are theirs, as in :class:`Payloads`."""
-        first, count = 0, len(payloads)
-        try:
-            while first < count:
-                self._roll_if_due()
-                tail = self._tail
-                last = tail.part_end(offsets, first)
-                if last - first < count:
-                    part = payloads.part(first, last) if isinstance(payloads, Payloads) else payloads[first:last]
-                else:
-                    part = payloads
-                last_entry = tail.ledger.append_many(part)
-                tail.entries += last - first
-                tail.size_bytes += int(offsets[last] - offsets[first])
-                assert last_entry == tail.entries - 1, "offsets were given out that are not the entries'"
-                first = last
-        except BookKeeperError as error:
-            self._fail(error)
-        except BaseException:
-            # The entries' offsets were given out, and it is unknown which entries were sent.
-            self._end(LedgerClosedError(f"log {self._log.name}: this log writer was interrupted while it sent entries"))
-            raise
+    def _send(self, payloads: Payloads | Sequence[Buffer], offsets: Int64s) -> None:
+        """Send the payloads. ``offsets`` are theirs, as in :class:`Payloads`. Requires ``_sending``."""
+        self._run_sending(self._writing.send_steps(payloads, offsets))
 
     def _serve(self) -> None:
         """Send collected entries, and close ledgers that have reached the age limit."""
         while True:
             with self._changed:
-                while not self._gathered and not self._closing and self._failure is None:
-                    due_in_s = self._tail.due_in_s
-                    if due_in_s <= 0:
-                        break
-                    self._changed.wait(due_in_s)
-                if self._closing or self._failure is not None:
-                    return
+                while (idle_ms := self._writing.idle_ms(has_entries=len(self._gathered) > 0)) != 0:
+                    if idle_ms is None:
+                        return
+                    self._changed.wait(idle_ms / 1000)
             with self._sending:
-                try:
-                    self._send_gathered()
-                    self._roll_if_due()
-                except BookKeeperError as error:
-                    # The next call raises the error.
-                    self._end(error)
-                    return
+                gathered = self._take_gathered()
+                # The writer keeps the error, and the next call raises it.
+                with contextlib.suppress(BookKeeperError):
+                    self._run_sending(self._writing.serve_steps(gathered, Payloads.offsets_of(gathered)))
 
-    # --- ledgers ---
+    # --- machines ---
 
-    def _tail_at(self, place: TailPlace) -> WrittenTail:
-        return WrittenTail(place, self._log.ledgers.writer(place.ledger_id), self._limits)
-
-    def _roll_if_due(self) -> None:
-        if self._tail.due_in_s > 0:
-            return
-        log = self._log
-        roll = Roll(log.paths, self._owner, self._ledger_id, self._now_ms)
+    def _run_sending(self, steps: Steps[None]) -> None:
         try:
-            place = log.run(roll.steps())
-            if place is None:
-                _LOG.warning(
-                    "log %s: no new ledger, going on with ledger %d: %s", log.name, self._ledger_id, roll.put_off_by
-                )
-                self._tail.put_off(_ROLL_AGAIN_S)
-                return
-            assert place.base_offset == self._tail.place.base_offset + self._tail.entries
-            self._tail = self._tail_at(place)
+            self._run(steps)
+        except BookKeeperError:
+            raise
         except BaseException:
-            if roll.next_ledger_id is not None:
-                log.ledgers.abandon(roll.next_ledger_id)
+            self._run(self._writing.interrupt_steps())
             raise
 
-    @property
-    def _ledger_id(self) -> int:
-        return self._tail.place.ledger_id
+    def _run(self, steps: Steps[_T], turn: contextlib.ExitStack | None = None) -> _T:
+        """Run steps of the writer. Those that take a ``turn`` give it back by closing it. Others require
+        ``_sending``."""
+        try:
+            return self._log.run(steps, lambda action: self._perform(action, turn))
+        finally:
+            if self._writing.failure is not None:
+                with self._changed:
+                    self._changed.notify_all()
 
-    def _close(self) -> int:
-        log, owner = self._log, self._owner
-        if self._closed is None:
-            self._send_gathered()
-            try:
-                self._closed = log.run(drain_steps(log.paths, owner, self._ledger_id))
-            except MetadataUnavailableError:
-                # The ledger may be closed already. The caller can retry.
-                raise
-            except BookKeeperError as error:
-                self._fail(error)
-        return log.change(SealTail(log.paths, owner, self._closed))
+    def _perform(self, action: WriterAction, turn: contextlib.ExitStack | None) -> Event:
+        match action:
+            case SendEntries(_, payloads):
+                return Sent(self._tail[1].append_many(payloads))
+            case FlushLedger():
+                return Acknowledged(self._tail[1].flush())
+            case AskConfirmed():
+                return Acknowledged(self._tail[1].last_add_confirmed)
+            case UseTail(ledger_id, base_offset):
+                self._tail = base_offset, self._log.ledgers.writer(ledger_id)
+            case WatchOwner():
+                self._watch.arm()
+            case TakeTurn():
+                assert turn is not None
+                turn.enter_context(self._sending)
+        return Done()
 
-    # --- the end ---
+    def _keep(self) -> float | None:
+        """Check the tail. Called by the keeper."""
+        with contextlib.ExitStack() as turn:
+            return self._run(self._writing.keep_steps(), turn)
 
     def _stop(self) -> None:
         """Stop the writer's threads."""
         with self._changed:
-            self._closing = True
+            self._writing.stop()
             self._changed.notify_all()
         self._keeper.stop()
         self._sender.join()
 
-    def _fail(self, error: BookKeeperError) -> NoReturn:
-        """Raise the error that ended the writer, see :meth:`_end`."""
-        raise self._end(error)
 
-    def _end(self, error: BookKeeperError) -> BookKeeperError:
-        """End the writer with ``error``, unless it has ended already. Return what ended it. Requires ``_sending``."""
-        if self._failure is not None:
-            return self._failure
-        self._ending = True
-        became = self._release()
-        if isinstance(error, LedgerFencedError | LogFencedError | NoSuchLedgerError):
-            error = self._fenced_error(became, error)
-        with self._changed:
-            self._failure = error
-            self._changed.notify_all()
-        return error
-
-    def _fenced_error(self, became: str, cause: BookKeeperError) -> LogFencedError:
-        acknowledged = self.acknowledged_offset
-        error = LogFencedError(
-            f"log {self._log.name}: log writer {self.writer_id} holds the tail no more: "
-            f"{became or 'its ledger was fenced by another writer or by a commit'}. Entries below offset "
-            f"{acknowledged} were acknowledged and are in the log; of later ones that is not known",
-            ledger_id=self._ledger_id,
-        )
-        error.acknowledged_offset = acknowledged
-        error.__cause__ = cause
-        return error
-
-    def _release(self) -> str:
-        """Remove the owner's znode, so that nobody waits for this writer. Return the state of the tail, if known."""
-        log = self._log
-        try:
-            with log.zk.within(_RELEASE_MS):
-                return log.change(ReleaseTail(log.paths, self._owner))
-        except (NoSuchLogError, LogReplacedError) as error:
-            return error.message
-        except BookKeeperError as error:
-            _LOG.info("log %s: the tail's owner %s could not be removed: %s", log.name, self.writer_id, error)
-            return ""
-
-    def _let_go(self) -> None:
-        if self._end_offset is None:
-            self._log.ledgers.abandon(self._ledger_id)
-            self._release()
-
-    def _look(self) -> None:
-        """Check the tail after the owner's znode or the session changed. Called by the keeper."""
-        log = self._log
-        while not (self._ending or self._closing):
-            tail = self._tail
-            try:
-                # A ledger fenced by someone else is lost. Keeping the tail would only keep that other writer out.
-                if log.ledgers.client.metadata(tail.place.ledger_id).state is LedgerState.OPEN:
-                    log.change(KeepTail(log.paths, self._owner))
-                    return
-                lost: BookKeeperError = fenced_error(log.paths, self._owner, tail.place.ledger_id)
-            except (LogFencedError, NoSuchLedgerError, NoSuchLogError, LogReplacedError) as error:
-                lost = error
-            with self._sending:
-                # Skip this if the writer rolled or closed the tail itself.
-                if self._tail is tail and not self._closing:
-                    self._end(lost)
+def _elapsed_ms() -> float:
+    return time.monotonic() * 1000

@@ -14,7 +14,7 @@ import pytest
 from bk_spark.bkctl import main
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.log import CommitMessage, CommitRequest, EntryFormat, LedgerRange, Log, LogSettings, LogStore
-from bk_spark.log.formats.znodes import Owner, Policy, Registration, encode_owner, encode_registration
+from bk_spark.log.formats.znodes import LedgerRegistration, Owner, Policy, encode_owner, encode_registration
 from bk_spark.log.gc.deletion import BeginDeletion
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import LedgerFencedError, NoSuchLedgerError
@@ -380,7 +380,7 @@ def test_verify_finds_holes(bkctl: Bkctl, log: Log, client: BlockingClient, stor
     run_of = {
         ledger: f"{log.paths.ledgers}/{app}/{run}/{ledger}" for ledger, (app, run) in registered_ledgers(log).items()
     }
-    zk.transaction([SetOp(run_of[second.ledger_id], encode_registration(Registration(None, 5)), -1)])
+    zk.transaction([SetOp(run_of[second.ledger_id], encode_registration(LedgerRegistration(None, 5)), -1)])
     zk.delete(run_of[third.ledger_id])
 
     ended = bkctl("verify", "events")

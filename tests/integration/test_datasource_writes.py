@@ -16,7 +16,7 @@ from bk_spark.datasource.connections import LogPlace, client_of, log_at
 from bk_spark.datasource.writing.idle_ledgers import IdleLedgers, LedgerKey
 from bk_spark.datasource.writing.task_writer import TaskLedgers, TaskWriter
 from bk_spark.log.core.plan import CommitStatus
-from bk_spark.log.core.roll import RollLimits
+from bk_spark.log.core.tail.roll import RollLimits
 from bk_spark.log.formats.message import CommitMessage, CommitRequest, LedgerRange
 from bk_spark.log.formats.settings import EntryFormat, LogSettings
 from bk_spark.log.formats.znodes import decode_registration

@@ -16,7 +16,7 @@ from bk_spark.log.core.index_move import move_steps
 from bk_spark.log.core.steps import Action, Done, Event, Found, Read, Sync, Transact
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.segment import COMMIT_TIME_LAG_MS
-from bk_spark.log.formats.znodes import Policy, Registration, decode_head, encode_registration
+from bk_spark.log.formats.znodes import LedgerRegistration, Policy, decode_head, encode_registration
 from bk_spark.log.gc.deletion import BeginDeletion
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import (
@@ -338,7 +338,7 @@ def test_deleting_while_somebody_holds_the_lock_and_the_tail(client: BlockingCli
     # Of another cluster, or made anew under the id of one that was deleted: not the log's.
     writer = client.create(password=PASSWORD)
     registration = f"{log.paths.run('app', 'r0')}/{writer.ledger_id}"
-    client.zookeeper.create(registration, encode_registration(Registration()))
+    client.zookeeper.create(registration, encode_registration(LedgerRegistration()))
     assert store.delete_log("events", PASSWORD).ledgers == 0
     assert tree(client, f"{store.root}/events") == []
     writer.append(b"x")

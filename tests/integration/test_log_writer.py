@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.bookie.blocking_writer import BlockingWriter
 from bk_spark.log import EntryFormat, Log, LogSettings, LogStore
 from bk_spark.log.writer import LogWriter
 from bk_spark.protocol.codes import DigestType
@@ -118,7 +119,7 @@ def test_who_loses_the_tail_is_told_and_stops(log: Log, how: str) -> None:
     else:
         commit(log, 0, [b"three"], fence_tail=True)
     assert entries(log) == [b"one", b"two", b"three"]
-    with pytest.raises(LogFencedError, match=r"holds the tail no more.*below offset 2 were acknowledged") as lost:
+    with pytest.raises(LogFencedError, match=r"has lost the tail.*below offset 2 were acknowledged") as lost:
         append_and_flush(old)
     assert lost.value.acknowledged_offset == 2
     for call in (lambda: old.append(b"x"), lambda: old.append_many([b"x"]), old.flush, old.close):
@@ -133,7 +134,9 @@ def test_an_idle_writer_hears_that_it_was_replaced(log: Log) -> None:
     old = log.open_writer()
     new = log.open_writer(take_over=True)
     # Its threads end by themselves.
-    old._sender.join(20)
+    for thread in threading.enumerate():
+        if thread.name == f"log-writer {log.name}":
+            thread.join(20)
     with pytest.raises(LogFencedError, match=f"writer {new.writer_id}"):
         old.append(b"x")
     old.abandon()
@@ -194,8 +197,17 @@ def test_a_roll_for_which_there_are_no_bookies_is_put_off(
     assert len(entries(log)) == written
 
 
-def test_abandoning_does_not_wait_for_bookies(mended_cluster: LocalCluster, log: Log) -> None:
+def test_abandoning_does_not_wait_for_bookies(
+    mended_cluster: LocalCluster, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = log.open_writer()
+    waiting, flush_ledger = threading.Event(), BlockingWriter.flush
+
+    def begin_to_flush(ledger: BlockingWriter) -> int:
+        waiting.set()
+        return flush_ledger(ledger)
+
+    monkeypatch.setattr(BlockingWriter, "flush", begin_to_flush)
     for bookie in mended_cluster.bookies[:2]:
         bookie.suspend()
     writer.append(b"one")
@@ -209,8 +221,7 @@ def test_abandoning_does_not_wait_for_bookies(mended_cluster: LocalCluster, log:
 
     flushing = threading.Thread(target=flush)
     flushing.start()
-    while not writer._sending.locked():
-        flushing.join(0.01)
+    assert waiting.wait(20)
     writer.abandon()
     flushing.join()
     assert isinstance(errors[0], LedgerClosedError)

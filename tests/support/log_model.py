@@ -37,7 +37,7 @@ from bk_spark.log.formats.settings import encode_settings
 from bk_spark.log.formats.znodes import (
     Application,
     Head,
-    Registration,
+    LedgerRegistration,
     decode_application,
     decode_head,
     encode_head,
@@ -109,7 +109,7 @@ class ModelZooKeeper:
             if self.read(path) is None:
                 self.transact([CreateOp(path)])
         for ledger_id in ledger_ids:
-            data = encode_registration(Registration())
+            data = encode_registration(LedgerRegistration())
             self.transact([CreateOp(PATHS.registration(app, run, ledger_id), data)])
 
     def head(self) -> Head:

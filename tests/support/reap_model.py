@@ -40,8 +40,8 @@ from bk_spark.log.formats.segment import Segment, SegmentTable
 from bk_spark.log.formats.znodes import (
     Application,
     Head,
+    LedgerRegistration,
     Policy,
-    Registration,
     decode_application,
     decode_head,
     decode_registration,
@@ -114,7 +114,7 @@ class ReapWorld:
         self.ensure(f"{self.paths.ledgers}/{app}", run_path)
 
         def register(ledger_id: int) -> tuple[TransactionOp, ...]:
-            return (CreateOp(f"{run_path}/{ledger_id}", encode_registration(Registration())),)
+            return (CreateOp(f"{run_path}/{ledger_id}", encode_registration(LedgerRegistration())),)
 
         created = self.ledgers.perform(self._session, CreateLedger(register))
         assert isinstance(created, Created), created
@@ -133,7 +133,7 @@ class ReapWorld:
         znode = self.zk.read(self.paths.app(app))
         return None if znode is None else decode_application(znode.data, self.paths.app(app))
 
-    def registration(self, ledger_id: int) -> Registration | None:
+    def registration(self, ledger_id: int) -> LedgerRegistration | None:
         path = self._registered[ledger_id]
         znode = self.zk.read(path)
         return None if znode is None else decode_registration(znode.data, path)

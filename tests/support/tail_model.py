@@ -8,20 +8,36 @@ from random import Random
 from typing import Any, Generic, TypeVar
 
 from bk_spark.log.core.steps import (
+    AbandonLedger,
     Action,
+    Answered,
     Closed,
     CloseLedger,
     Conflict,
     Created,
     CreateLedger,
+    Done,
     Event,
     Failed,
+    IsLedgerOpen,
+    LimitTime,
     ListChildren,
     Listed,
     OutcomeUnknown,
     RecoverLedger,
     Steps,
     Transact,
+    Warn,
+)
+from bk_spark.log.core.tail.writer_actions import (
+    Acknowledged,
+    AskConfirmed,
+    FlushLedger,
+    SendEntries,
+    Sent,
+    TakeTurn,
+    UseTail,
+    WatchOwner,
 )
 from bk_spark.log.formats.segment import Segment
 from bk_spark.log.formats.znodes import Owner
@@ -56,6 +72,8 @@ class TailWorld:
         self.now_ms = 1_000
         #: The clock advances by this much at every look.
         self.tick_ms = 1
+        self.abandoned: list[int] = []
+        self.warnings: list[str] = []
         self._next_ledger_id = 100
 
     def clock(self) -> int:
@@ -79,6 +97,24 @@ class TailWorld:
                 if ledger.fenced and not ledger.closed:
                     return Failed(LedgerFencedError("model", ledger_id=ledger_id))
                 return self._close(ledger_id)
+            case SendEntries(ledger_id, payloads):
+                ledger = self.ledgers[ledger_id]
+                if ledger.fenced:
+                    return Failed(LedgerFencedError("model", ledger_id=ledger_id))
+                ledger.entries += map(str, payloads)
+                return Sent(len(ledger.entries) - 1)
+            case FlushLedger(ledger_id) | AskConfirmed(ledger_id):
+                return Acknowledged(len(self.ledgers[ledger_id].entries) - 1)
+            case IsLedgerOpen(ledger_id):
+                return Answered(not self.ledgers[ledger_id].fenced)
+            case AbandonLedger(ledger_id):
+                self.abandoned.append(ledger_id)
+                return Done()
+            case Warn(text):
+                self.warnings.append(text)
+                return Done()
+            case UseTail() | WatchOwner() | TakeTurn() | LimitTime():
+                return Done()
             case RecoverLedger(ledger_id):
                 self.ledgers[ledger_id].fenced = True
                 return self._close(ledger_id)
@@ -161,6 +197,10 @@ class Machine(Generic[_T]):
         if applied:
             self.world.perform(self.client, self.action)
         self._send(OutcomeUnknown("model"))
+
+    def answer(self, event: Event) -> None:
+        """Answer the next action without performing it."""
+        self._send(event)
 
     def finish(self) -> _T:
         """Run to the end. Raises the machine's error."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from bk_spark.datasource.connections import LogPlace, _Shared
 from bk_spark.datasource.writing.idle_ledgers import MAX_WAITING, IdleLedgers, LedgerKey
-from bk_spark.log.core.roll import RollLimits
+from bk_spark.log.core.tail.roll import RollLimits
 
 PLACE = LogPlace("zk://localhost/ledgers", "/logs", "events", "0f1e2d3c-0000-4000-8000-000000000000")
 KEY = LedgerKey(PLACE, "app", "run-1")

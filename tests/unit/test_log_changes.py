@@ -27,7 +27,7 @@ from bk_spark.log.core.steps import (
     Transact,
     Unavailable,
 )
-from bk_spark.log.formats.znodes import Registration, encode_registration
+from bk_spark.log.formats.znodes import LedgerRegistration, encode_registration
 from bk_spark.protocol.errors import (
     LedgerRefusedError,
     MetadataConflictError,
@@ -176,7 +176,7 @@ def test_s7_registrations_are_read_again_where_the_runs_znode_is_another(
             sent += 1
             if sent == 1:
                 others_commit(zk)
-                zk.transact([SetOp(path, encode_registration(Registration(None, 7)), 0)])
+                zk.transact([SetOp(path, encode_registration(LedgerRegistration(None, 7)), 0)])
                 if how == "written":
                     zk.transact([SetOp(run_path, b"", 0)])
         return client.perform(action)

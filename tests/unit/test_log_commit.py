@@ -18,8 +18,8 @@ from bk_spark.log.formats.segment import Segment, SegmentTable
 from bk_spark.log.formats.znodes import (
     Head,
     IndexPosition,
+    LedgerRegistration,
     Owner,
-    Registration,
     encode_head,
     encode_owner,
     encode_registration,
@@ -247,7 +247,7 @@ def test_step_3_an_unregistered_ledger_is_refused(zk: ModelZooKeeper) -> None:
 
 def test_step_3_a_condemned_ledger_is_refused(zk: ModelZooKeeper) -> None:
     path = PATHS.registration("app", "run-1", 3)
-    zk.transact([SetOp(path, encode_registration(Registration(None, NOW_MS)), 0)])
+    zk.transact([SetOp(path, encode_registration(LedgerRegistration(None, NOW_MS)), 0)])
     with pytest.raises(LedgerRefusedError, match=r"about to be deleted.*ledger 3"):
         outcome(zk, request(0, (3, 0, 0)))
 
@@ -258,7 +258,7 @@ def test_l2_a_ledger_condemned_between_reading_and_committing_refuses_the_commit
     zk.transact(
         [
             CheckOp(PATHS.head, 0),
-            SetOp(PATHS.registration("app", "run-1", 3), encode_registration(Registration(None, NOW_MS)), 0),
+            SetOp(PATHS.registration("app", "run-1", 3), encode_registration(LedgerRegistration(None, NOW_MS)), 0),
             SetOp(PATHS.run("app", "run-1"), b"", 0),
         ]
     )

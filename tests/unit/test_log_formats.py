@@ -17,7 +17,7 @@ from bk_spark.log.formats.znodes import (
     Application,
     Head,
     IndexPosition,
-    Registration,
+    LedgerRegistration,
     decode_application,
     decode_head,
     decode_registration,
@@ -67,7 +67,7 @@ APPLICATION_HEX = (
     "ffff3f42061100c08db701488080b3c19c33506458fa0160016896017007"
 )
 
-REGISTRATION = Registration(0, condemned=True)
+REGISTRATION = LedgerRegistration(0, condemned=True)
 REGISTRATION_HEX = "080110001801"
 
 
@@ -77,7 +77,7 @@ FORMATS: list[tuple[str, Any, str, Callable[[Any], bytes], Callable[[bytes, str]
     ("settings", (LOG_ID, SETTINGS), SETTINGS_HEX, lambda value: encode_settings(*value), decode_settings),
     ("application", APPLICATION, APPLICATION_HEX, encode_application, decode_application),
     ("registration", REGISTRATION, REGISTRATION_HEX, encode_registration, decode_registration),
-    ("new registration", Registration(), "0801", encode_registration, decode_registration),
+    ("new registration", LedgerRegistration(), "0801", encode_registration, decode_registration),
 ]
 IDS = [name for name, *_ in FORMATS]
 

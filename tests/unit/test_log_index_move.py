@@ -38,7 +38,7 @@ from bk_spark.log.formats.segment import Segment, SegmentTable
 from bk_spark.log.formats.znodes import (
     Head,
     IndexPosition,
-    Registration,
+    LedgerRegistration,
     decode_head,
     decode_registration,
     encode_registration,
@@ -257,7 +257,7 @@ def reap(world: World) -> int:
             condemned = decode_registration(znode.data, path).condemned
             assert not (condemned and int(name) in needed), f"ledger {name} is condemned and needed"
             if int(name) not in needed and not condemned:
-                data = encode_registration(Registration(None, 1))
+                data = encode_registration(LedgerRegistration(None, 1))
                 world.transact(
                     [
                         CheckOp(PATHS.identity, -1),

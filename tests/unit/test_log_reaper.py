@@ -9,11 +9,11 @@ import pytest
 from bk_spark.log.core.changes import MIN_CONFLICTS, change_steps
 from bk_spark.log.core.index_move import MoveReport, move_steps
 from bk_spark.log.core.steps import Read, RecoverLedger, Steps, Transact
-from bk_spark.log.core.tail import TailPlace
-from bk_spark.log.core.writer_steps import Roll, open_steps
+from bk_spark.log.core.tail.tail_changes import TailPlace
+from bk_spark.log.core.tail.writer_steps import Roll, open_steps
 from bk_spark.log.formats.names import INDEX, WRITERS
 from bk_spark.log.formats.segment import COMMIT_TIME_LAG_MS
-from bk_spark.log.formats.znodes import Appended, Owner, Registration, encode_appended, encode_registration
+from bk_spark.log.formats.znodes import Appended, LedgerRegistration, Owner, encode_appended, encode_registration
 from bk_spark.log.gc.maintenance import INTERVAL_MS, ClaimMaintenance
 from bk_spark.log.gc.reap_rules import ReapLimits, Reason, Run
 from bk_spark.log.gc.reaper import ReapReport
@@ -199,7 +199,7 @@ def test_a_deletion_decides_for_itself() -> None:
     # These cannot be: something else would have to be wrong already.
     world.zk.on_change = lambda changes: None
     for run, ledger_id in (("r0", kept), ("r1", in_use)):
-        data = encode_registration(Registration(condemned=True))
+        data = encode_registration(LedgerRegistration(condemned=True))
         world.zk.transact([SetOp(world.paths.registration("app", run, ledger_id), data, -1)])
         assert delete(run, ledger_id) == ()
     assert world.reap().deleted == (condemned,)
@@ -642,7 +642,7 @@ def test_l5_the_log_is_deleted_while_the_reaper_is_stopped_anywhere(again: bool)
             world.ensure(world.paths.runs_at("app"), world.paths.run("app", "r0"))
             ids = range(101, 105)
             registrations = [world.paths.registration("app", "r0", ledger_id) for ledger_id in ids]
-            data = encode_registration(Registration())
+            data = encode_registration(LedgerRegistration())
             world.zk.transact([CreateOp(path, data) for path in registrations])
 
     place = 0
@@ -674,7 +674,7 @@ def test_l5_a_condemnation_for_the_old_log_does_not_hold_for_the_new_one_whose_v
     world.make_log()
     run_path, path = world.paths.run("app", "r0"), world.paths.registration("app", "r0", ledger)
     world.ensure(world.paths.runs_at("app"), run_path)
-    world.zk.transact([CreateOp(path, encode_registration(Registration()))])
+    world.zk.transact([CreateOp(path, encode_registration(LedgerRegistration()))])
     action = reaper.next_action
     assert isinstance(action, Transact)
     for op in action.operations:

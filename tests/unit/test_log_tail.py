@@ -20,10 +20,10 @@ from bk_spark.log.core.steps import (
     Steps,
     Transact,
 )
-from bk_spark.log.core.tail import KeepTail, ReleaseTail, TailPlace
-from bk_spark.log.core.writer_steps import Roll, close_steps, open_steps
+from bk_spark.log.core.tail.tail_changes import KeepTail, ReleaseTail, SealTail, TailPlace
+from bk_spark.log.core.tail.writer_steps import Roll, drain_steps, open_steps
 from bk_spark.log.formats.names import WRITERS
-from bk_spark.log.formats.znodes import Registration, encode_registration
+from bk_spark.log.formats.znodes import LedgerRegistration, Owner, encode_registration
 from bk_spark.protocol.errors import (
     LogFencedError,
     LogTailOpenError,
@@ -38,6 +38,11 @@ Writer = tuple[TailWorld, TailPlace]
 
 def opening(world: TailWorld, writer: str = "a", *, take_over: bool = False) -> Steps[TailPlace]:
     return open_steps(PATHS, owner_of(writer), world.clock, take_over=take_over)
+
+
+def closing(world: TailWorld, owner: Owner, ledger_id: int) -> Steps[int]:
+    closed = yield from drain_steps(PATHS, owner, ledger_id)
+    return (yield from change_steps(SealTail(PATHS, owner, closed), world.clock))
 
 
 def commit(world: TailWorld, batch_id: int = 0, *, fence_tail: bool = False, entries: int = 2) -> Steps[CommitResult]:
@@ -86,7 +91,7 @@ def test_a_writer_opens_rolls_and_closes(world: TailWorld) -> None:
     sealed = world.zk.segments()[1]
     assert (sealed.entries, sealed.rows, sealed.size_bytes, sealed.commit_time_ms) == (2, 2, 6, first.commit_time_ms)
     assert world.add(second.ledger_id, "three")
-    assert world.run(close_steps(PATHS, A, second.ledger_id, world.clock)) == 5
+    assert world.run(closing(world, A, second.ledger_id)) == 5
     assert owner_is(world) is None
     assert world.open_tail is None
     assert world.entries() == ["s0", "s1", "one", "two", "three"]
@@ -100,7 +105,7 @@ def test_a_writer_opens_rolls_and_closes(world: TailWorld) -> None:
 def test_an_empty_tail_is_removed(world: TailWorld, how: str) -> None:
     place = world.run(opening(world))
     if how == "close":
-        assert world.run(close_steps(PATHS, A, place.ledger_id, world.clock)) == 0
+        assert world.run(closing(world, A, place.ledger_id)) == 0
         assert world.zk.segments() == []
     elif how == "roll":
         place = world.run(Roll(PATHS, A, place.ledger_id, world.clock).steps())
@@ -117,7 +122,7 @@ def test_an_empty_tail_is_removed(world: TailWorld, how: str) -> None:
     world.expire_owner()
     last = world.run(opening(world, "last"))
     assert world.add(last.ledger_id, "x")
-    world.run(close_steps(PATHS, owner_of("last"), last.ledger_id, world.clock))
+    world.run(closing(world, owner_of("last"), last.ledger_id))
     assert world.entries()[-1] == "x"
 
 
@@ -144,11 +149,11 @@ def test_taking_over_fences_the_owner(world: TailWorld) -> None:
         Roll(PATHS, A, place.ledger_id, world.clock).steps(),
         change_steps(KeepTail(PATHS, A), world.clock),
     ):
-        with pytest.raises(LogFencedError, match=r"log writer a holds the tail no more.*writer b \(host host"):
+        with pytest.raises(LogFencedError, match=r"log writer a has lost the tail.*writer b \(host host"):
             world.run(steps)
     assert "writer b" in world.run(change_steps(ReleaseTail(PATHS, A), world.clock))
     assert owner_is(world) == "b"
-    world.run(close_steps(PATHS, B, other.ledger_id, world.clock))
+    world.run(closing(world, B, other.ledger_id))
     assert world.entries() == ["one", "three"]
 
 
@@ -170,7 +175,7 @@ def test_a_commit_with_fence_tail_ends_a_live_writer(world: TailWorld) -> None:
     assert (result.start_offset, result.end_offset) == (1, 3)
     assert owner_is(world) is None
     assert not world.add(place.ledger_id, "two")
-    assert world.run(close_steps(PATHS, A, place.ledger_id, world.clock)) == 3, "sealed as it was closed: nothing to do"
+    assert world.run(closing(world, A, place.ledger_id)) == 3, "sealed as it was closed: nothing to do"
 
 
 def test_an_overwrite_begins_after_the_tail_it_sealed(world: TailWorld) -> None:
@@ -201,7 +206,7 @@ def test_the_page_is_read_before_the_owner(world: TailWorld) -> None:
         with pytest.raises(LogTailOpenError):
             machine.finish()
         assert world.add(place.ledger_id, "one")
-        world.run(close_steps(PATHS, A, place.ledger_id, world.clock))
+        world.run(closing(world, A, place.ledger_id))
 
 
 def test_l1_of_two_that_open_at_once_one_is_told(world: TailWorld) -> None:
@@ -224,7 +229,7 @@ def test_a_writer_keeps_its_tail_after_its_session_expired(world: TailWorld) -> 
     place = world.run(Roll(PATHS, A, place.ledger_id, world.clock).steps())
     assert owner_is(world) == "a", "a roll makes it too"
     world.expire_owner()
-    assert world.run(close_steps(PATHS, A, place.ledger_id, world.clock)) == 0
+    assert world.run(closing(world, A, place.ledger_id)) == 0
     assert owner_is(world) is None
     with pytest.raises(LogFencedError):
         world.run(change_steps(KeepTail(PATHS, A), world.clock))
@@ -251,7 +256,7 @@ def test_a_ledger_that_was_condemned_meanwhile_is_not_listed(world: TailWorld) -
 
     def condemn(ledger_id: int, writer: str) -> None:
         run = PATHS.run_at(WRITERS, writer)
-        data = encode_registration(Registration(condemned=True))
+        data = encode_registration(LedgerRegistration(condemned=True))
         world.zk.transact([SetOp(run, b"", -1), SetOp(f"{run}/{ledger_id}", data, -1)])
 
     machine = world.start(opening(world))
@@ -317,7 +322,7 @@ def test_a_sealed_segment_that_does_not_fit_goes_into_the_next_page(
     place = world.run(Roll(PATHS, A, place.ledger_id, world.clock).steps())
     assert world.zk.head().tail_page > 0
     world.add(place.ledger_id, "end")
-    world.run(close_steps(PATHS, A, place.ledger_id, world.clock))
+    world.run(closing(world, A, place.ledger_id))
     assert [segment.entries for segment in world.zk.segments()] == [2, 40_000, 1]
 
 
@@ -358,7 +363,7 @@ def another_comes_and_goes(world: TailWorld) -> None:
     world.expire_owner()
     place = world.run(opening(world, "b"))
     assert world.add(place.ledger_id, "b0")
-    world.run(close_steps(PATHS, B, place.ledger_id, world.clock))
+    world.run(closing(world, B, place.ledger_id))
 
 
 def another_opens_an_empty_tail_and_dies(world: TailWorld) -> None:
@@ -392,7 +397,7 @@ def begun(operation: str) -> tuple[TailWorld, Machine[TailPlace | int]]:
     assert world.add(place.ledger_id, "a0")
     if operation == "roll":
         return world, world.start(Roll(PATHS, A, place.ledger_id, world.clock).steps())
-    return world, world.start(close_steps(PATHS, A, place.ledger_id, world.clock))
+    return world, world.start(closing(world, A, place.ledger_id))
 
 
 def disturbed(operation: str, at: int, interfere: Interference, lost: int | None, *, applied: bool) -> bool:
@@ -425,7 +430,7 @@ def disturbed(operation: str, at: int, interfere: Interference, lost: int | None
         assert interfere is not expiry_and_keeping
     place = world.run(opening(world, "last", take_over=True))
     assert world.add(place.ledger_id, "end")
-    world.run(close_steps(PATHS, owner_of("last"), place.ledger_id, world.clock))
+    world.run(closing(world, owner_of("last"), place.ledger_id))
     entries = world.entries()
     committed = ["s0", "s1"] if 500 in world.ledgers else []
     assert sorted(entries) == sorted([*world.acknowledged, *committed]), "every acknowledged entry is there, once"

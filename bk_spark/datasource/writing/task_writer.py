@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bk_spark.datasource.writing.idle_ledgers import IdleLedgers, LedgerKey, OpenLedger
-from bk_spark.log.core.roll import RollLimits
+from bk_spark.log.core.tail.roll import RollLimits
 from bk_spark.log.formats.message import LedgerRange
 from bk_spark.log.log import Log
 from bk_spark.protocol.entries.payloads import Payloads

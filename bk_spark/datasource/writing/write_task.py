@@ -20,7 +20,7 @@ from bk_spark.datasource.writing.target_log import TargetLog
 from bk_spark.datasource.writing.task_writer import TaskLedgers, TaskWriter
 from bk_spark.log.background import look_after
 from bk_spark.log.core.plan import CommitResult
-from bk_spark.log.core.roll import RollLimits
+from bk_spark.log.core.tail.roll import RollLimits
 from bk_spark.log.formats.message import CommitMessage, CommitRequest, LedgerRange
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.log.log import Log

@@ -10,7 +10,7 @@ from bk_spark.log.core.append import plan_append, read_head
 from bk_spark.log.core.plan import AlreadyDone, Plan, Readings, write_over
 from bk_spark.log.core.reading import children_steps, read_steps, sync_steps
 from bk_spark.log.core.steps import Steps
-from bk_spark.log.core.tail import seal_tail
+from bk_spark.log.core.tail.tail_changes import seal_tail
 from bk_spark.log.formats.names import MADE_FOR, LogPaths
 from bk_spark.log.formats.segment import MAX_SEGMENT_BYTES, MAX_SEGMENT_ENTRIES, Segment, SegmentTable
 from bk_spark.log.formats.znodes import Appended, Head, decode_appended, encode_appended

@@ -26,7 +26,7 @@ from typing import Final
 from bk_spark.log.core.append import Append, plan_append, read_head
 from bk_spark.log.core.applications import advance, check_ledgers, check_run, is_done, told_of_repetition
 from bk_spark.log.core.plan import AlreadyDone, CommitResult, CommitStatus, Plan, Readings, write_over
-from bk_spark.log.core.tail import seal_tail
+from bk_spark.log.core.tail.tail_changes import seal_tail
 from bk_spark.log.formats.message import CommitRequest, LedgerRange
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.segment import Segment, SegmentTable

@@ -6,13 +6,13 @@ from bk_spark.log.core.append import read_head
 from bk_spark.log.core.plan import AlreadyDone, Plan, Readings
 from bk_spark.log.core.steps import LedgerRegistrar
 from bk_spark.log.formats.names import LogPaths
-from bk_spark.log.formats.znodes import Registration, encode_registration
+from bk_spark.log.formats.znodes import LedgerRegistration, encode_registration
 from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, TransactionOp
 
 
 def registrar(paths: LogPaths, run_path: str) -> LedgerRegistrar:
     """Return the operations that register a ledger under ``run_path``, which must exist."""
-    data = encode_registration(Registration())
+    data = encode_registration(LedgerRegistration())
 
     def operations(ledger_id: int) -> tuple[TransactionOp, ...]:
         return CheckOp(paths.identity, -1), CreateOp(f"{run_path}/{ledger_id}", data)

@@ -21,7 +21,13 @@ RecoverLedger  fence and close any ledger                     Closed, Failed
 RecoverLedgers the same for many, several at once             Recovered, Failed
 WriteLedger    create a closed ledger with these entries      Created, Conflict, Failed
 ReadEntry      read one entry of a closed ledger              EntryRead, Failed
+IsLedgerOpen   whether nobody has fenced or closed a ledger   Answered, Failed
+AbandonLedger  give up a ledger made by CreateLedger          Done
+LimitTime      limit this machine's time with ZooKeeper       Done
+Warn           log a warning                                  Done
 ============== ============================================== ==============================================
+
+Log writers have more actions, in :mod:`bk_spark.log.core.tail.writer_actions`.
 
 After ``Sync`` a machine may ask for the time: its ``now_ms`` returns the cluster's Unix time, or slightly less.
 
@@ -41,6 +47,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from bk_spark.log.core.tail.writer_actions import WriterAction, WriterEvent
 from bk_spark.log.formats.segment import Segment, SegmentTable
 from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.machine import StepMachine
@@ -160,6 +167,34 @@ class ReadEntry:
     entry_id: int
 
 
+@dataclass(frozen=True, slots=True)
+class IsLedgerOpen:
+    ledger_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonLedger:
+    """No error if the ledger was closed or abandoned before."""
+
+    ledger_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class LimitTime:
+    """From now on, all requests to ZooKeeper together may take this long. Later ones are answered ``Unavailable``."""
+
+    within_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    text: str
+
+
+LedgerAction = (
+    CreateLedger | CloseLedger | AbandonLedger | RecoverLedger | RecoverLedgers | WriteLedger | ReadEntry | IsLedgerOpen
+)
+
 Action = (
     Sync
     | Read
@@ -171,12 +206,10 @@ Action = (
     | ReleaseLock
     | ReadTimer
     | Pause
-    | CreateLedger
-    | CloseLedger
-    | RecoverLedger
-    | RecoverLedgers
-    | WriteLedger
-    | ReadEntry
+    | LimitTime
+    | Warn
+    | LedgerAction
+    | WriterAction
 )
 
 
@@ -269,6 +302,7 @@ Event = (
     | Closed
     | Recovered
     | EntryRead
+    | WriterEvent
     | Failed
 )
 

@@ -101,7 +101,7 @@ class Application:
 
 
 @dataclass(frozen=True, slots=True)
-class Registration:
+class LedgerRegistration:
     """A ledger made for the log. ``condemned`` is the last change written to its znode."""
 
     last_committed_entry: int | None = None
@@ -233,7 +233,7 @@ def decode_application(data: bytes, path: str) -> Application:
     )
 
 
-def encode_registration(registration: Registration) -> bytes:
+def encode_registration(registration: LedgerRegistration) -> bytes:
     return pb.Registration(
         format_version=REGISTRATION_VERSION,
         last_committed_entry=registration.last_committed_entry,
@@ -241,12 +241,12 @@ def encode_registration(registration: Registration) -> bytes:
     ).SerializeToString()
 
 
-def decode_registration(data: bytes, path: str) -> Registration:
+def decode_registration(data: bytes, path: str) -> LedgerRegistration:
     message = parse(
         pb.Registration(), data, path, "registration of a ledger", REGISTRATION_VERSION, MAX_REGISTRATION_BYTES
     )
     last_committed = message.last_committed_entry if message.HasField("last_committed_entry") else None
-    return Registration(last_committed, message.condemned)
+    return LedgerRegistration(last_committed, message.condemned)
 
 
 def encode_owner(owner: Owner) -> bytes:

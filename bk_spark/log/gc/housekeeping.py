@@ -18,7 +18,7 @@ from bk_spark.log.core.steps import Steps
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.znodes import (
     Application,
-    Registration,
+    LedgerRegistration,
     decode_appended,
     decode_application,
     decode_registration,
@@ -250,7 +250,7 @@ def forget_steps(
     return (yield from change_steps(Forget(paths, limits, app_key), now_ms))
 
 
-def is_refused(registration: Registration) -> bool:
+def is_refused(registration: LedgerRegistration) -> bool:
     """Whether this registration alone makes a batch with already committed entries refused."""
     return registration.condemned or registration.last_committed_entry is not None
 

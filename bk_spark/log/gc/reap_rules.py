@@ -13,7 +13,7 @@ from typing import Final
 
 from bk_spark.log.formats.names import INDEX, WRITERS, LogPaths, run_key
 from bk_spark.log.formats.segment import COMMIT_TIME_LAG_MS
-from bk_spark.log.formats.znodes import Application, Owner, Registration, decode_application, decode_owner
+from bk_spark.log.formats.znodes import Application, LedgerRegistration, Owner, decode_application, decode_owner
 from bk_spark.protocol.metadata.znodes import CheckOp, Znode
 
 #: Ledgers of log writers and index ledgers are listed moments after they were created, or never.
@@ -123,7 +123,7 @@ def reason_to_condemn(
     run: Run,
     holder: Holder,
     ledger_id: int,
-    registration: Registration,
+    registration: LedgerRegistration,
     *,
     made_ms: int,
     open_tail: int | None,

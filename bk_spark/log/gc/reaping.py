@@ -20,7 +20,7 @@ from bk_spark.log.core.parts import in_parts
 from bk_spark.log.core.plan import AlreadyDone, Plan, Readings, StaleError
 from bk_spark.log.formats.names import INDEX, LogPaths
 from bk_spark.log.formats.page import decode_page
-from bk_spark.log.formats.znodes import Registration, decode_registration, encode_application, encode_registration
+from bk_spark.log.formats.znodes import LedgerRegistration, decode_registration, encode_application, encode_registration
 from bk_spark.log.gc.reap_rules import Holder, ReapLimits, Reason, Run, reason_to_condemn
 from bk_spark.log.gc.references import ListView, References, listed_now
 from bk_spark.protocol.arrays import Int64s
@@ -281,7 +281,7 @@ class _Known:
         return cls(read, references, run, Holder(run, paths, holder_znode), holder_znode, open_tail)
 
     def reason_to_condemn(
-        self, ledger_id: int, registration: Registration, made_ms: int, now_ms: int, limits: ReapLimits
+        self, ledger_id: int, registration: LedgerRegistration, made_ms: int, now_ms: int, limits: ReapLimits
     ) -> Reason | None:
         return reason_to_condemn(
             self.run,

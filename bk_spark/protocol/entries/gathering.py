@@ -36,6 +36,10 @@ class EntryGatherer:
         """Whether the entries should be sent before more are added."""
         return self.size_bytes >= self._max_bytes or len(self._entries) >= self._max_entries
 
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether an entry of this size fits within the limits."""
+        return self.size_bytes + size_bytes <= self._max_bytes and len(self._entries) < self._max_entries
+
     def add(self, entry: bytes, size_bytes: int) -> None:
         """Add an entry. ``size_bytes`` counts against the limit, and may include the frame."""
         self._entries.append(entry)

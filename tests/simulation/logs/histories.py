@@ -31,7 +31,7 @@ from tests.simulation.logs.chores import (
     Truncator,
     foreign_ledger,
 )
-from tests.simulation.logs.followers import Follower
+from tests.simulation.logs.followers import Follower, RangeReader
 from tests.simulation.logs.invariants import InvariantError
 from tests.simulation.logs.readers import LogReader, Maintenance, Retention
 from tests.simulation.logs.streaming import Driver, Query, Worker
@@ -68,6 +68,7 @@ class Result:
     strays: int = 0
     retentions: int = 0
     maintenances: int = 0
+    read_ranges: int = 0
     followed: int = 0
     followed_tails: int = 0
     clocks_set: int = 0
@@ -203,6 +204,7 @@ class History:
             world.add(LogReader(world, f"reader{number}", paths, times, random.choice([10, 50])))
         for number in range(_or(focus.followers, random.choice([0] * 6 + [1, 1]))):
             world.add(Follower(world, f"follower{number}", paths, random.randint(1, 3), random.choice([0, 50])))
+            world.add(RangeReader(world, f"range{number}", paths, random.randint(2, 6), random.choice([10, 50])))
         for number in range(_or(focus.deleters, random.choice([0] * 9 + [1, 1, 2]))):
             world.add(Deleter(world, f"deleter{number}", paths, random.choice([50, 200])))
 
@@ -419,6 +421,8 @@ class History:
                 result.retentions += actor.done
             elif isinstance(actor, Maintenance):
                 result.maintenances += actor.begun
+            elif isinstance(actor, RangeReader):
+                result.read_ranges += actor.entries
             elif isinstance(actor, Follower):
                 result.followed += actor.entries
                 result.followed_tails += actor.from_tails

@@ -6,12 +6,16 @@ may or may not find them; after a recovery no more entries are acknowledged. A w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from random import Random
+from typing import Any
 
 from bk_spark.log.core.steps import (
+    AbandonLedger,
     Action,
+    Answered,
     Closed,
     CloseLedger,
     Conflict,
@@ -21,6 +25,7 @@ from bk_spark.log.core.steps import (
     EntryRead,
     Event,
     Failed,
+    IsLedgerOpen,
     LedgerRegistrar,
     OutcomeUnknown,
     ReadEntry,
@@ -28,6 +33,16 @@ from bk_spark.log.core.steps import (
     RecoverLedger,
     RecoverLedgers,
     WriteLedger,
+)
+from bk_spark.log.core.tail.writer_actions import (
+    Acknowledged,
+    AskConfirmed,
+    FlushLedger,
+    SendEntries,
+    Sent,
+    TakeTurn,
+    UseTail,
+    WatchOwner,
 )
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import (
@@ -39,7 +54,7 @@ from bk_spark.protocol.errors import (
     NoSuchLedgerError,
     OutcomeUnknownError,
 )
-from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment, encode
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment, decode, encode
 from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, SetOp, TransactionOp
 from bk_spark.protocol.quorum import Quorum
 from tests.simulation.logs.zookeeper import ModelZooKeeper, RefusedError, Session
@@ -63,31 +78,6 @@ def closed_metadata(end: int, size_bytes: int) -> bytes:
 
 def ledger_path(ledger_id: int) -> str:
     return f"{ROOT}/L{ledger_id}"
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """An action of writers: send entries to a ledger from CreateLedger. Event: Sent, Failed."""
-
-    ledger_id: int
-    payloads: tuple[object, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    first_entry: int
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """An action of writers: wait until everything sent is acknowledged. Event: Acknowledged, Failed."""
-
-    ledger_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
-    last_entry: int
 
 
 @dataclass(slots=True)
@@ -116,19 +106,25 @@ class ModelLedgers:
         self._next = 100
         zk.transact([CreateOp(ROOT)])
 
-    def perform(self, session: Session, action: Action | Send | Drain) -> Event | Sent | Acknowledged:
+    def perform(self, session: Session, action: Action) -> Event:
         fails = self._random.random() < session.weather.ledgers
         match action:
             case CreateLedger(register):
                 return self._create(session, register, fails=fails)
             case WriteLedger(register, entries):
                 return self._write(session, register, entries, fails=fails)
-            case Send(ledger_id, payloads):
+            case SendEntries(ledger_id, payloads):
                 return self._send(self.all[ledger_id], payloads)
-            case Drain(ledger_id):
+            case FlushLedger(ledger_id):
                 return self._drain(self.all[ledger_id], fails=fails)
+            case AskConfirmed(ledger_id):
+                return Acknowledged(self.all[ledger_id].acknowledged - 1)
+            case IsLedgerOpen(ledger_id):
+                return self._is_open(ledger_id, fails=fails)
             case CloseLedger(ledger_id):
                 return self._close(self.all[ledger_id], fails=fails)
+            case AbandonLedger() | UseTail() | WatchOwner() | TakeTurn():
+                return Done()
             case RecoverLedger(ledger_id):
                 return self._recover(ledger_id, fails=fails)
             case RecoverLedgers(ledger_ids):
@@ -176,11 +172,11 @@ class ModelLedgers:
         closed = self._close(ledger, fails=self._random.random() < session.weather.ledgers)
         return created if isinstance(closed, Closed) else closed
 
-    def _send(self, ledger: ModelLedger, payloads: tuple[object, ...]) -> Sent | Failed:
+    def _send(self, ledger: ModelLedger, payloads: Sequence[Any]) -> Sent | Failed:
         if ledger.fenced:
             return Failed(LedgerFencedError("model", ledger_id=ledger.ledger_id))
         ledger.entries += payloads
-        return Sent(len(ledger.entries) - len(payloads))
+        return Sent(len(ledger.entries) - 1)
 
     def _drain(self, ledger: ModelLedger, *, fails: bool) -> Acknowledged | Failed:
         if ledger.fenced:
@@ -202,6 +198,14 @@ class ModelLedgers:
         return self._close_at(ledger, ledger.acknowledged - 1)
 
     # --- anybody's ---
+
+    def _is_open(self, ledger_id: int, *, fails: bool) -> Event:
+        znode = self.zk.read(ledger_path(ledger_id))
+        if fails:
+            return Failed(MetadataUnavailableError("model"))
+        if znode is None:
+            return Failed(NoSuchLedgerError("model", ledger_id=ledger_id))
+        return Answered(decode(znode.data).state is LedgerState.OPEN)
 
     def _recover(self, ledger_id: int, *, fails: bool) -> Event:
         if not self.exists(ledger_id):

@@ -12,10 +12,11 @@ from typing import Any
 from unittest.mock import patch
 
 from bk_spark.bookie.metadata.cluster_clock import ClusterClock
-from bk_spark.log.core import applications, changes, commit, follow, index_move, steps, tail, takeover
+from bk_spark.log.core import applications, changes, commit, index_move, steps, takeover
 from bk_spark.log.core.append import read_tail
 from bk_spark.log.core.changes import Change
 from bk_spark.log.core.plan import Plan, Readings
+from bk_spark.log.core.readers import follow
 from bk_spark.log.core.steps import (
     Closed,
     Conflict,
@@ -31,11 +32,12 @@ from bk_spark.log.core.steps import (
     Sync,
     Transact,
 )
-from bk_spark.log.core.tail import SealedTail, TailPlace
+from bk_spark.log.core.tail import tail_changes
+from bk_spark.log.core.tail.tail_changes import SealedTail, TailPlace
 from bk_spark.log.formats import message
 from bk_spark.log.formats.message import CommitRequest
 from bk_spark.log.formats.names import LogPaths, app_key
-from bk_spark.log.formats.znodes import Head, Registration, decode_application, decode_registration
+from bk_spark.log.formats.znodes import Head, LedgerRegistration, decode_application, decode_registration
 from bk_spark.log.gc import housekeeping, maintenance, reap_rules, reaper, reaping
 from bk_spark.log.gc.reap_rules import Run
 from bk_spark.log.gc.retention import Retain
@@ -147,7 +149,7 @@ def ranges_are_not_compared(stack: ExitStack) -> None:
     stack.enter_context(patch.object(commit, "check_ledgers", unchecked))
 
 
-def _never_condemned(data: bytes, path: str) -> Registration:
+def _never_condemned(data: bytes, path: str) -> LedgerRegistration:
     return replace(decode_registration(data, path), condemned=False)
 
 
@@ -246,7 +248,7 @@ def heads_are_written_whatever_they_are(stack: ExitStack) -> None:
             for op in operations
         )
 
-    for change in (commit.BatchCommit, tail.OpenTail, tail.RollTail, tail.SealTail):
+    for change in (commit.BatchCommit, tail_changes.OpenTail, tail_changes.RollTail, tail_changes.SealTail):
         _rewrite(stack, change, blind)
 
 
@@ -311,7 +313,7 @@ def entries_are_told_when_sent(stack: ExitStack) -> None:
 
 def tails_are_listed_though_condemned(stack: ExitStack) -> None:
     """A log writer lists a ledger without checking whether the reaper took it for an orphan."""
-    stack.enter_context(patch.object(tail, "decode_registration", _never_condemned))
+    stack.enter_context(patch.object(tail_changes, "decode_registration", _never_condemned))
 
 
 # --- the reaper -------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from bk_spark.log.core.steps import (
     Unavailable,
     WriteLedger,
 )
+from bk_spark.log.core.tail.writer_actions import Acknowledged, FlushLedger, SendEntries, Sent
 from bk_spark.log.formats.page import MAX_PAGE_BYTES, decode_page
 from bk_spark.log.formats.znodes import (
     decode_appended,
@@ -41,7 +42,6 @@ from bk_spark.log.formats.znodes import (
 from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.metadata.ledger_metadata import decode
 from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, DeleteOp, SetOp, TransactionOp, Znode
-from tests.simulation.logs.ledgers import Acknowledged, Drain, Send, Sent
 from tests.simulation.logs.zookeeper import Look
 
 _VERBS = {CreateOp: "make", SetOp: "set", DeleteOp: "delete", CheckOp: "check"}
@@ -87,7 +87,7 @@ def content(path: str, data: bytes) -> str:
             app = decode_application(data, path)
             return f"batch {app.batch_id} of {app.run}, retired {app.retired_runs}, in use {dict(app.in_use)}"
         case ["logs", _, "ledgers", _, _, _]:
-            return str(decode_registration(data, path)).removeprefix("Registration")
+            return str(decode_registration(data, path)).removeprefix("LedgerRegistration")
         case ["logs", _, "appended", _]:
             return str(decode_appended(data, path))
         case ["logs", _, "owner"]:
@@ -127,9 +127,9 @@ def _action(what: object) -> str:
             return f"recover {ledger_id}"
         case ReadEntry(ledger_id, entry_id):
             return f"read {ledger_id}:{entry_id}"
-        case Send(ledger_id, payloads):
+        case SendEntries(ledger_id, payloads):
             return f"send {len(payloads)} to {ledger_id}"
-        case Drain(ledger_id):
+        case FlushLedger(ledger_id):
             return f"drain {ledger_id}"
     return str(what)
 
@@ -152,8 +152,8 @@ def _event(how: object) -> str:
             return f"{ledger_id} closed at {last_entry}"
         case EntryRead(payload):
             return f"{len(payload)} bytes"
-        case Sent(first_entry):
-            return f"from entry {first_entry}"
+        case Sent(last_entry):
+            return f"sent to entry {last_entry}"
         case Acknowledged(last_entry):
             return f"acknowledged to {last_entry}"
         case Failed(error):

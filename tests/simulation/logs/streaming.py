@@ -23,6 +23,7 @@ from bk_spark.log.core.steps import (
     Sync,
     Transact,
 )
+from bk_spark.log.core.tail.writer_actions import Acknowledged, FlushLedger, SendEntries, Sent
 from bk_spark.log.core.takeover import commit_steps
 from bk_spark.log.formats.message import CommitMessage, CommitRequest, LedgerRange
 from bk_spark.log.formats.names import LogPaths
@@ -41,7 +42,7 @@ from bk_spark.protocol.errors import (
 )
 from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, TransactionOp
 from tests.simulation.logs.invariants import Row, batch_rows, require
-from tests.simulation.logs.ledgers import ENTRY_BYTES, Acknowledged, Drain, Send, Sent
+from tests.simulation.logs.ledgers import ENTRY_BYTES
 from tests.simulation.logs.world import Actor, Script, Wait, World
 
 #: Spark's limit of attempts at a task.
@@ -176,12 +177,12 @@ class Worker(Actor):
                 self._ledger = yield from self._open(task.run)
             ledger_id = self._ledger
             part = tuple(task.rows[done : done + self.world.random.randint(1, 3)])
-            sent = yield Send(ledger_id, part)
+            sent = yield SendEntries(ledger_id, part)
             if self.world.random.random() < self.task_kills:
                 raise TaskFailedError("killed")
-            event = (yield Drain(ledger_id)) if isinstance(sent, Sent) else sent
+            event = (yield FlushLedger(ledger_id)) if isinstance(sent, Sent) else sent
             told = self.world.ledgers.all[ledger_id].acknowledged
-            first = sent.first_entry if isinstance(sent, Sent) else told
+            first = sent.last_entry + 1 - len(part) if isinstance(sent, Sent) else told
             safe = max(0, min(told - first, len(part)))
             if safe:
                 ranges.append(LedgerRange(ledger_id, first, first + safe - 1, safe, safe * ENTRY_BYTES))

@@ -38,7 +38,14 @@ from bk_spark.log.core.steps import (
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.page import SegmentPage, encode_page
 from bk_spark.log.formats.segment import SegmentTable
-from bk_spark.log.formats.znodes import Head, Policy, Registration, encode_head, encode_policy, encode_registration
+from bk_spark.log.formats.znodes import (
+    Head,
+    LedgerRegistration,
+    Policy,
+    encode_head,
+    encode_policy,
+    encode_registration,
+)
 from bk_spark.log.gc.reaper import ReapReport, reap_steps
 from bk_spark.protocol.metadata.znodes import CreateOp, DeleteOp
 from tests.simulation.logs.ledgers import ledger_path
@@ -93,7 +100,7 @@ class Contention:
 
     def register(self, app: str, run: str, ledger_ids: range) -> None:
         run_path = PATHS.run(app, run)
-        data = encode_registration(Registration())
+        data = encode_registration(LedgerRegistration())
         self.zk.transact([CreateOp(PATHS.runs_at(app)), CreateOp(run_path)])
         for first in range(ledger_ids.start, ledger_ids.stop, 500):
             part = range(first, min(first + 500, ledger_ids.stop))

@@ -40,6 +40,7 @@ def test_f1_f2_l1_s1_s2_s3_t1_t2_histories_of_logs(first: int) -> None:
     assert result.deleted > PORTION
     assert result.read_segments > PORTION
     assert result.followed > PORTION
+    assert result.read_ranges > PORTION / 4
     assert result.followed_tails > PORTION / 25
     for name in ("zombies", "lost_replies", "kills", "rolls", "fenced", "retentions", "maintenances", "clocks_set"):
         assert getattr(result, name) > PORTION / 10, name

@@ -17,6 +17,7 @@ from bk_spark.log.core.steps import (
     Conflict,
     Done,
     InSession,
+    LimitTime,
     ListChildren,
     LogMachine,
     MeasureClock,
@@ -28,6 +29,7 @@ from bk_spark.log.core.steps import (
     TakeLock,
     TimerRead,
     Transact,
+    Warn,
 )
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.page import SegmentPage, encode_page
@@ -40,7 +42,7 @@ from bk_spark.protocol.metadata.znodes import CreateOp
 from bk_spark.protocol.quorum import Quorum
 from tests.simulation.logs.clocks import ProcessClock
 from tests.simulation.logs.invariants import InvariantError, Watch
-from tests.simulation.logs.ledgers import Drain, ModelLedgers, Send
+from tests.simulation.logs.ledgers import ModelLedgers
 from tests.simulation.logs.zookeeper import Changes, Look, ModelZooKeeper, Origin, RefusedError, Session, Weather
 
 SETTINGS = LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.RAW, b"secret")
@@ -63,7 +65,7 @@ class Wait:
 
 
 #: A script yields a machine's actions and those of processes.
-Script = Generator[Action | Send | Drain | Wait, Any, Any]
+Script = Generator[Action | Wait, Any, Any]
 
 
 class Actor:
@@ -87,7 +89,7 @@ class Actor:
         self.ended = ""
         self._machine: LogMachine[Any] | None = None
         #: Its next action.
-        self.next: Action | Send | Drain | Wait | None = None
+        self.next: Action | Wait | None = None
 
     def __repr__(self) -> str:
         return f"{self.name} ({self.ended or self.next})"
@@ -202,7 +204,7 @@ class World:
         self.tell(actor.name, "starts", "")
         return actor
 
-    def perform(self, actor: Actor, action: Action | Send | Drain | Wait) -> Any:
+    def perform(self, actor: Actor, action: Action | Wait) -> Any:
         actor.session.origin = Origin(actor.kind, actor.session.synced_ms)
         answer = self._perform(actor.session, action)
         event = answer.event if isinstance(answer, InSession) else answer
@@ -215,7 +217,7 @@ class World:
             self.tell(actor.name, action, event)
         return answer
 
-    def _perform(self, session: Session, action: Action | Send | Drain | Wait) -> Any:
+    def _perform(self, session: Session, action: Action | Wait) -> Any:
         match action:
             case Sync() | Read() | ListChildren():
                 return session.read(action)
@@ -232,7 +234,7 @@ class World:
                 return session.release_locks()
             case ReadTimer():
                 return TimerRead(self.now_ms)
-            case Pause() | Wait():
+            case Pause() | Wait() | LimitTime() | Warn():
                 return Done()
             case _:
                 return self.ledgers.perform(session, action)

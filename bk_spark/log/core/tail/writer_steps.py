@@ -1,4 +1,4 @@
-"""How a log writer opens, rolls and closes its tail: machines over :mod:`bk_spark.log.core.steps`. No I/O, no clock.
+"""How a log writer opens and rolls its tail, and drains a ledger. No I/O, no clock.
 
 A writer's ledger is first created and registered, then listed as the open tail, and only then written to. So every
 entry ever acknowledged to a log writer is in a ledger in the list.
@@ -24,11 +24,10 @@ from bk_spark.log.core.steps import (
     RecoverLedger,
     Steps,
 )
-from bk_spark.log.core.tail import (
+from bk_spark.log.core.tail.tail_changes import (
     LookAtTail,
     OpenTail,
     RollTail,
-    SealTail,
     TailPlace,
     writer_run,
 )
@@ -109,15 +108,6 @@ class Roll:
         return (yield from _move_steps(paths, owner, closed, self.next_ledger_id, now_ms))
 
 
-def close_steps(paths: LogPaths, owner: Owner, ledger_id: int, now_ms: Clock) -> Steps[int]:
-    """Drain, close and seal the open tail ``ledger_id``. Returns the log's resulting ``next_offset``.
-
-    Raises LogFencedError if the ledger was fenced, and the errors of its parts.
-    """
-    closed = yield from drain_steps(paths, owner, ledger_id)
-    return (yield from change_steps(SealTail(paths, owner, closed), now_ms))
-
-
 def next_ledger_steps(paths: LogPaths, owner: Owner, now_ms: Clock) -> Steps[int]:
     """Create a ledger, registered for ``owner`` but not in the list yet. Raises the ledger client's errors."""
     run_path = writer_run(paths, owner.writer_id)
@@ -166,7 +156,7 @@ def _move_steps(paths: LogPaths, owner: Owner, closed: Closed, new_ledger_id: in
 
 def fenced_error(paths: LogPaths, owner: Owner, ledger_id: int) -> LogFencedError:
     return LogFencedError(
-        f"log {paths.name}: log writer {owner.writer_id} holds the tail no more: its ledger was fenced by another "
+        f"log {paths.name}: log writer {owner.writer_id} has lost the tail: its ledger was fenced by another "
         "writer or by a commit",
         ledger_id=ledger_id,
     )

@@ -4,123 +4,36 @@ Sealed entries are read from the list. After them there may be an open tail, the
 is read as its entries are confirmed, until it is closed. Confirmed entries stay in the log no matter who seals the
 tail, so their offsets are final. Then the list is read again.
 
-============ ====================================================== =================================
-action       meaning                                                events
-============ ====================================================== =================================
-Arm          report changes of the head from now on                 Armed
-TakeList     sync, and take the current list                        ListTaken
-ReadSealed   begin to read sealed entries of the list taken         Delivered, Ended
-LookAtTail   read the tail page of the list taken again             TailSeen
-FollowTail   begin to read the tail's entries as they are confirmed Delivered, Ended
-More         continue reading                                       Delivered, Ended
-AwaitChange  wait until the head changes, or until a time           Changed, TimeIsUp
-============ ====================================================== =================================
-
-The performer of ReadSealed, FollowTail and More hands each block over before it answers ``Delivered``. Times are from a
-monotonic clock. Read errors are passed to the machine.
+Times are from a monotonic clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from bk_spark.log.core.readers.reader_actions import (
+    Arm,
+    Armed,
+    AwaitChange,
+    Delivered,
+    Ended,
+    FollowTail,
+    ListTaken,
+    LookAtTail,
+    More,
+    ReaderAction,
+    ReaderEvent,
+    ReadSealed,
+    TailSeen,
+    TakeList,
+    TimeIsUp,
+    deliver_steps,
+)
 from bk_spark.log.formats.segment import Segment
 from bk_spark.protocol.errors import LogRangeGoneError, NoSuchEntryError, NoSuchLedgerError
 
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class TakeList:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class ReadSealed:
-    """Entries at offsets ``[start, end)``."""
-
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class LookAtTail:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class FollowTail:
-    """Entries of the open ``tail`` from ``first_entry`` on. Ends when its ledger is closed, or nothing new has arrived
-    by ``until_ms`` (None: no limit)."""
-
-    tail: Segment
-    first_entry: int
-    until_ms: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class More:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class AwaitChange:
-    until_ms: float | None
-
-
-FollowAction: TypeAlias = Arm | TakeList | ReadSealed | LookAtTail | FollowTail | More | AwaitChange
-
-
-@dataclass(frozen=True, slots=True)
-class Armed:
-    now_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class ListTaken:
-    next_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class TailSeen:
-    """The open ``tail`` that begins where the list taken ends, or None. ``is_outdated``: the list has grown since it
-    was taken."""
-
-    tail: Segment | None
-    is_outdated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """A block that ends at ``end_offset`` was handed over. Its receiver was done with it at ``now_ms``."""
-
-    end_offset: int
-    now_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Changed:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class TimeIsUp:
-    pass
-
-
-FollowEvent: TypeAlias = Armed | ListTaken | TailSeen | Delivered | Ended | Changed | TimeIsUp
-
-_Steps: TypeAlias = Generator[FollowAction, FollowEvent, None]
+_Steps: TypeAlias = Generator[ReaderAction, ReaderEvent, None]
 
 
 class Follow:
@@ -152,7 +65,7 @@ class Follow:
             taken = yield TakeList()
             assert isinstance(taken, ListTaken), taken
             if self.offset < taken.next_offset:
-                yield from self._read(ReadSealed(self.offset, taken.next_offset))
+                yield from deliver_steps(self._log_name, ReadSealed(self.offset, taken.next_offset), self._delivered)
             seen = yield LookAtTail()
             assert isinstance(seen, TailSeen), seen
             if seen.tail is not None:
@@ -164,10 +77,14 @@ class Follow:
             if isinstance((yield AwaitChange(self._until_ms)), TimeIsUp):
                 return
 
-    def _follow_tail(self, tail: Segment) -> Generator[FollowAction, FollowEvent, bool]:
+    def _follow_tail(self, tail: Segment) -> Generator[ReaderAction, ReaderEvent, bool]:
         """Follow the tail. Returns whether to take the list again at once."""
         try:
-            yield from self._read(FollowTail(tail, _entry_at(tail, self.offset), self._until_ms))
+            event = yield FollowTail(tail, _entry_at(tail, self.offset), self._until_ms)
+            while isinstance(event, Delivered):
+                self._delivered(event)
+                event = yield More()
+            assert isinstance(event, Ended), event
         except NoSuchLedgerError:
             if tail.ledger_id == self._gone:
                 raise
@@ -187,13 +104,9 @@ class Follow:
             )
         self._outdated_end = taken.next_offset
 
-    def _read(self, action: ReadSealed | FollowTail) -> _Steps:
-        event = yield action
-        while isinstance(event, Delivered):
-            self.offset = event.end_offset
-            self._news(event.now_ms)
-            event = yield More()
-        assert isinstance(event, Ended), event
+    def _delivered(self, block: Delivered) -> None:
+        self.offset = block.end_offset
+        self._news(block.now_ms)
 
     def _news(self, now_ms: float) -> None:
         if self._max_wait_ms is not None:

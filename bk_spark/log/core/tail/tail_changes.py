@@ -179,7 +179,7 @@ class _TailChange:
 
     def _lost(self, readings: Readings, tail: ReadTail, ledger_id: int | None = None) -> LogFencedError:
         return LogFencedError(
-            f"log {self.paths.name}: log writer {self._owner.writer_id} holds the tail no more: "
+            f"log {self.paths.name}: log writer {self._owner.writer_id} has lost the tail: "
             f"{self._what_became(readings, tail)}",
             ledger_id=ledger_id,
         )

@@ -1,0 +1,71 @@
+"""What machines of a log writer ask for, besides the actions of :mod:`bk_spark.log.core.steps`.
+
+============== ============================================== ==============================================
+action         meaning                                        events
+============== ============================================== ==============================================
+UseTail        write to this ledger from now on               Done
+SendEntries    hand entries over for sending                  Sent, Failed
+FlushLedger    wait until what was sent is acknowledged       Acknowledged, Failed
+AskConfirmed   how much of the ledger is acknowledged now     Acknowledged
+WatchOwner     report changes of the owner's znode            Done, Failed
+TakeTurn       wait until no other machine of the writer runs Done
+============== ============================================== ==============================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bk_spark.protocol.entries.digest import Buffer
+from bk_spark.protocol.entries.payloads import Payloads
+
+
+@dataclass(frozen=True, slots=True)
+class UseTail:
+    """Entries of ``ledger_id`` get offsets from ``base_offset`` on."""
+
+    ledger_id: int
+    base_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendEntries:
+    ledger_id: int
+    payloads: Payloads | Sequence[Buffer]
+
+
+@dataclass(frozen=True, slots=True)
+class FlushLedger:
+    ledger_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskConfirmed:
+    ledger_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class WatchOwner:
+    """A watch that is set already stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeTurn:
+    """Until this machine ends, no other machine of the writer runs."""
+
+
+WriterAction = UseTail | SendEntries | FlushLedger | AskConfirmed | WatchOwner | TakeTurn
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    last_entry: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    last_entry: int
+
+
+WriterEvent = Sent | Acknowledged
