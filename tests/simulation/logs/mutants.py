@@ -16,7 +16,8 @@ from bk_spark.log.core import applications, changes, commit, index_move, steps, 
 from bk_spark.log.core.append import read_tail
 from bk_spark.log.core.changes import Change
 from bk_spark.log.core.plan import Plan, Readings
-from bk_spark.log.core.readers import follow
+from bk_spark.log.core.readers import follow, read_range
+from bk_spark.log.core.readers.reader_actions import LookAtTail, TakeList
 from bk_spark.log.core.steps import (
     Closed,
     Conflict,
@@ -34,6 +35,7 @@ from bk_spark.log.core.steps import (
 )
 from bk_spark.log.core.tail import tail_changes
 from bk_spark.log.core.tail.tail_changes import SealedTail, TailPlace
+from bk_spark.log.core.tail.writing import TailWriting
 from bk_spark.log.formats import message
 from bk_spark.log.formats.message import CommitRequest
 from bk_spark.log.formats.names import LogPaths, app_key
@@ -42,7 +44,7 @@ from bk_spark.log.gc import housekeeping, maintenance, reap_rules, reaper, reapi
 from bk_spark.log.gc.reap_rules import Run
 from bk_spark.log.gc.retention import Retain
 from bk_spark.log.snapshot import LogSnapshot
-from bk_spark.protocol.errors import BookKeeperError, MetadataConflictError
+from bk_spark.protocol.errors import BookKeeperError, LogFencedError, MetadataConflictError
 from bk_spark.protocol.metadata.znodes import CheckOp, DeleteOp, SetOp, TransactionOp
 from tests.simulation.logs import streaming
 from tests.simulation.logs.ledgers import ModelLedger, ModelLedgers, ledger_path
@@ -311,6 +313,16 @@ def entries_are_told_when_sent(stack: ExitStack) -> None:
     stack.enter_context(patch.object(LogWriter, "_tell", tell))
 
 
+def fenced_writers_are_told_of_all_they_sent(stack: ExitStack) -> None:
+    """A log writer that loses its tail takes everything it sent for acknowledged."""
+
+    def told(self: TailWriting, became: str, acknowledged: int, cause: BookKeeperError) -> LogFencedError:
+        return real(self, became, self.place.base_offset + self._entries, cause)
+
+    real = TailWriting._fenced_error
+    stack.enter_context(patch.object(TailWriting, "_fenced_error", told))
+
+
 def tails_are_listed_though_condemned(stack: ExitStack) -> None:
     """A log writer lists a ledger without checking whether the reaper took it for an orphan."""
     stack.enter_context(patch.object(tail_changes, "decode_registration", _never_condemned))
@@ -440,6 +452,18 @@ def tails_are_followed_wherever_they_begin(stack: ExitStack) -> None:
         return (page.table[len(page.table) - 1] if page.open_tail else None), page.end_offset > snapshot.next_offset
 
     stack.enter_context(patch.object(LogSnapshot, "look_at_tail", look_at_tail))
+
+
+def lists_taken_too_early_are_final(stack: ExitStack) -> None:
+    """A reader does not look again for a tail that was sealed after the list was taken."""
+
+    def find(self: Any) -> Any:
+        taken = yield TakeList()
+        self._next_offset = taken.next_offset
+        tail = (yield LookAtTail()).tail
+        return tail, 0 if tail is None else (yield from read_range._tail_end(tail))
+
+    stack.enter_context(patch.object(read_range.ReadRange, "_find_tail", find))
 
 
 def lists_are_never_outdated(stack: ExitStack) -> None:

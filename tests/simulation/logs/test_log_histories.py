@@ -135,6 +135,7 @@ MUTANTS = [
     Mutant(mutants.tails_are_sealed_without_recovery, WRITERS),
     Mutant(mutants.rolls_do_not_close, WRITERS),
     Mutant(mutants.entries_are_told_when_sent, WRITERS),
+    Mutant(mutants.fenced_writers_are_told_of_all_they_sent, WRITERS),
     Mutant(mutants.tails_are_listed_though_condemned),
     # The reaper.
     Mutant(mutants.condemning_leaves_the_run_alone, REAPER),
@@ -152,6 +153,7 @@ MUTANTS = [
     Mutant(mutants.tails_are_followed_from_their_start, FOLLOW),
     Mutant(mutants.tails_are_followed_wherever_they_begin, FOLLOW),
     Mutant(mutants.lists_are_never_outdated, FOLLOW),
+    Mutant(mutants.lists_taken_too_early_are_final, FOLLOW),
     Mutant(mutants.the_watch_is_set_after_the_list_was_taken, FOLLOW),
 ]
 
