@@ -1,4 +1,4 @@
-"""``bkctl``: inspect bookies, ledgers and logs of a cluster from the command line, and maintain logs.
+"""``bkctl``: inspect and maintain a cluster from the command line: bookies, replication, ledgers and logs.
 
 See docs/bkctl.md.
 """

@@ -18,10 +18,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     status: ExitStatus
     try:
+        if options.metadata_service_uri is None and not options.without_uri:
+            parser.error(f"where is the cluster? Give --metadata-service-uri URI, or set {URI_VARIABLE}")
         if options.without_cluster:
             status = options.run(options)
-        elif options.metadata_service_uri is None:
-            parser.error(f"where is the cluster? Give --metadata-service-uri URI, or set {URI_VARIABLE}")
         else:
             with BlockingClient(options.metadata_service_uri) as client:
                 status = options.run(client, options)

@@ -7,6 +7,7 @@ import base64
 import datetime
 import enum
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from bk_spark.log.store import LogStore
 from bk_spark.protocol.errors import UnauthorizedError
 from bk_spark.settings.kinds import Kind, WrongValueError
 
+_BOOKIE_ID: Final = re.compile(r"[a-zA-Z0-9:-_.\-]+")
 _MAX_OFFSET: Final = (1 << 63) - 1
 
 
@@ -28,7 +30,7 @@ class ExitStatus(enum.IntEnum):
     """The command failed. One line on stderr says why."""
     WRONG_COMMAND_LINE = 2
     PROBLEMS_FOUND = 3
-    """``log verify`` and ``doctor`` found a problem, or ``log gc`` could not finish."""
+    """``log verify`` and ``doctor`` found a problem, ``log gc`` could not finish, or no auditor is elected."""
     INTERRUPTED = 130
 
 
@@ -59,6 +61,13 @@ def offset(value: str) -> int:
     if not value.isascii() or not value.isdecimal() or int(value) > _MAX_OFFSET:
         raise argparse.ArgumentTypeError(f"{value!r} is not an offset: give a whole number, 0 or larger")
     return int(value)
+
+
+def bookie_id(value: str) -> str:
+    """Parse a bookie id, such as ``10.0.0.11:3181``. Source: compatibility.md §3.4."""
+    if _BOOKIE_ID.fullmatch(value) is None or value.lower() in (".", "..", "readonly"):
+        raise argparse.ArgumentTypeError(f"{value!r} is not a bookie id: give one as bkctl bookies prints it")
+    return value
 
 
 def unix_time_ms(value: str) -> int:
@@ -115,6 +124,15 @@ def iso_time(time_ms: int) -> str:
 
 def print_json(value: object) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_json_list(values: Iterable[object]) -> None:
+    """Print a list whose values are computed while it is printed, one per line."""
+    separator = "["
+    for value in values:
+        print(separator, json.dumps(value, ensure_ascii=False), sep="\n", end="")
+        separator = ","
+    print("[]" if separator == "[" else "\n]")
 
 
 def print_json_line(value: object) -> None:

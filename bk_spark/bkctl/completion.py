@@ -43,7 +43,7 @@ def add_commands(groups: Any, parser: argparse.ArgumentParser) -> None:
             print(script, end="")
         return ExitStatus.OK
 
-    completion.set_defaults(run=run, without_cluster=True)
+    completion.set_defaults(run=run, without_cluster=True, without_uri=True)
 
 
 def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bk_spark import __version__
-from bk_spark.bkctl import bookies, completion, ledgers
+from bk_spark.bkctl import bookies, clusters, completion, ledgers, replication
 from bk_spark.bkctl.common import OneLineParser
 from bk_spark.bkctl.doctor import commands as doctor
 from bk_spark.bkctl.logs import commands as logs
@@ -21,15 +21,17 @@ URI_VARIABLE: Final = "BK_METADATA_SERVICE_URI"
 def make_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="bkctl",
-        description="Inspect bookies, ledgers and logs of a cluster, and maintain logs.",
+        description="Inspect and maintain a cluster: bookies, replication, ledgers and logs.",
         epilog="Options of all commands may come before or after the command.",
     )
     parser.add_argument("--version", action="version", version=f"bkctl {__version__}")
     parser.set_defaults(metadata_service_uri=os.environ.get(URI_VARIABLE) or None, log_root=DEFAULT_ROOT)
-    parser.set_defaults(password_file=None, json=False, without_cluster=False)
-    groups = parser.add_subparsers(required=True, metavar="doctor|bookies|ledger|log|completion")
+    parser.set_defaults(password_file=None, json=False, without_cluster=False, without_uri=False)
+    groups = parser.add_subparsers(required=True, metavar="COMMAND")
     doctor.add_commands(groups)
     bookies.add_commands(groups)
+    clusters.add_commands(groups)
+    replication.add_commands(groups)
     ledgers.add_commands(groups)
     logs.add_commands(groups)
     completion.add_commands(groups, parser)

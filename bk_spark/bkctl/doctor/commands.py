@@ -19,7 +19,7 @@ def add_commands(groups: Any) -> None:
     doctor.add_argument(
         "--python", metavar="PROGRAM", help="Python of Spark's workers; default: $PYSPARK_PYTHON, or python3"
     )
-    doctor.set_defaults(run=_doctor, without_cluster=True)
+    doctor.set_defaults(run=_doctor, without_cluster=True, without_uri=True)
 
 
 def _doctor(options: argparse.Namespace) -> ExitStatus:

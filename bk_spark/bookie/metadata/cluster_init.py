@@ -79,6 +79,12 @@ def init_cluster(zk: ZooKeeper, root: str, layout: str | None = None) -> str:
     return instance_id
 
 
+def require_no_cluster(zk: ZooKeeper, root: str) -> None:
+    """Raise NodeExistsError if ``root`` exists, as :func:`init_cluster` does."""
+    if zk.get_latest(root) is not None:
+        raise _exists(root)
+
+
 def _exists(root: str) -> NodeExistsError:
     return NodeExistsError(
         f"znode {root} exists already: a cluster may live there, whose ledgers are lost without it; use another root"

@@ -1,0 +1,214 @@
+"""``bkctl`` on under-replication: each command on a real ZooKeeper, and what it says when it must not go on."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bk_spark.bkctl import main
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.bookie.replication.auditor_election import AuditorElection
+from bk_spark.bookie.replication.replication_switches import RecoveryDelay, ReplicationSwitches
+from bk_spark.bookie.replication.under_replication_store import UnderReplicationStore
+
+B1, B2 = "b1:3181", "b2:3181"
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run(zookeeper: ZooKeeper, ledgers_root: str, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Exit status and output of a command; an error is one line."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        status = main(["--metadata-service-uri", f"zk://{zookeeper.servers}{ledgers_root}", *arguments])
+        printed, error = capsys.readouterr()
+        assert (status == 1) == bool(error)
+        assert len(error.splitlines()) == (status == 1)
+        zookeeper.sync("/")
+        return status, printed + error
+
+    return run
+
+
+@pytest.fixture
+def record(run: Run) -> Callable[..., Any]:
+    """What a command prints with --json."""
+
+    def record(*arguments: str) -> Any:
+        status, printed = run(*arguments, "--json")
+        assert status == 0
+        return json.loads(printed)
+
+    return record
+
+
+@pytest.fixture
+def store(zookeeper: ZooKeeper, ledgers_root: str) -> UnderReplicationStore:
+    store = UnderReplicationStore(zookeeper, ledgers_root, wall_ms=lambda: 1_800_000_000_000)
+    store.prepare()
+    return store
+
+
+def test_disable_and_enable(run: Run, record: Callable[..., Any], zookeeper: ZooKeeper, ledgers_root: str) -> None:
+    switches = ReplicationSwitches(zookeeper, ledgers_root)
+    assert run("autorecovery", "disable", "--dry-run") == (0, "autorecovery would be disabled\n")
+    assert zookeeper.exists(f"{ledgers_root}/underreplication") is None
+    assert run("autorecovery", "disable") == (0, "autorecovery is disabled\n")
+    assert switches.is_disabled()
+    assert run("autorecovery", "disable") == (0, "autorecovery is disabled already\n")
+    assert record("autorecovery", "disable", "--dry-run") == {"dry_run": True, "enabled": False, "changed": False}
+    assert record("autorecovery", "status")["enabled"] is False
+    assert run("autorecovery", "enable", "--dry-run") == (0, "autorecovery would be enabled\n")
+    assert switches.is_disabled()
+    assert record("autorecovery", "enable") == {"dry_run": False, "enabled": True, "changed": True}
+    assert not switches.is_disabled()
+    assert run("autorecovery", "enable") == (0, "autorecovery is enabled already\n")
+
+
+def test_status(run: Run, record: Callable[..., Any], store: UnderReplicationStore, ledgers_root: str) -> None:
+    assert run("autorecovery", "status") == (
+        0,
+        "autorecovery  enabled\nauditor       no auditor is elected\nunder repair  0 ledgers\n",
+    )
+    AuditorElection(store.zk, ledgers_root).vote(B1)
+    store.mark(7, [B2])
+    store.mark(8, [B2])
+    proof = store.begin_worker("w")
+    # What is locked and not marked is being collected.
+    assert store.lock(7, proof=proof)
+    assert store.lock(9, proof=proof)
+    found = record("autorecovery", "status")
+    (repairing,) = found.pop("repairing")
+    assert found == {"enabled": True, "auditor": B1}
+    assert repairing["ledger"] == 7
+    assert int(repairing["session"], 16) == store.zk.session_id % 2**64
+    status, printed = run("autorecovery", "status")
+    assert status == 0
+    assert re.search(r"^under repair  1 ledgers\nledger 7  by \S+ since \d{4}-\d\d-\d\dT\S+Z$", printed, re.MULTILINE)
+
+
+def test_listing(run: Run, record: Callable[..., Any], store: UnderReplicationStore) -> None:
+    assert run("listunderreplicated") == (0, "")
+    assert record("listunderreplicated") == []
+    store.mark(7, [B1])
+    store.mark(8, [B2])
+    store.mark(2**40, [B1, B2])
+    store.zk.create(store.paths.mark(9), b"garbage", make_parents=True)
+    store.zk.create(store.paths.mark(10), b"", make_parents=True)
+    assert store.lock(8, proof=store.begin_worker("w"))
+    found = record("listunderreplicated")
+    holder = found[1]["lock"]["holder"]
+    assert [(one["ledger"], one["missing"], bool(one["lock"])) for one in found] == [
+        (7, [B1], False),
+        (8, [B2], True),
+        (9, [], False),
+        (10, [], False),
+        (2**40, [B1, B2], False),
+    ]
+    assert found[0] == {"ledger": 7, "missing": [B1], "marked_ms": 1_800_000_000_000, "problem": None, "lock": None}
+    assert "is not a mark" in found[2]["problem"]
+    status, printed = run("listunderreplicated")
+    lines = [line.split("\t") for line in printed.splitlines()]
+    assert status == 0
+    assert lines[0] == ["7", B1, "2027-01-15T08:00:00.000Z", ""]
+    assert lines[1] == ["8", B2, "2027-01-15T08:00:00.000Z", holder]
+    assert lines[2][0] == "9"
+    assert "is not a mark" in lines[2][1]
+    assert lines[3] == ["10", "", "", ""]
+    assert lines[4][:2] == [str(2**40), f"{B1},{B2}"]
+
+
+def test_listing_by_bookie(run: Run, record: Callable[..., Any], store: UnderReplicationStore) -> None:
+    """The filters are Apache's: with both, both must hold."""
+    for ledger_id, missing in ((1, [B1]), (2, [B2]), (3, [B1, B2]), (4, [])):
+        store.mark(ledger_id, missing)
+
+    def ids(*arguments: str) -> list[int]:
+        return [one["ledger"] for one in record("listunderreplicated", *arguments)]
+
+    assert ids("--missing", B1) == [1, 3]
+    assert ids("--excluding", B1) == [2, 4]
+    assert ids("--missing", B1, "--excluding", B2) == [1]
+    assert ids("--missing", "b3:3181") == []
+    assert run("listunderreplicated", "--count", "--missing", B1) == (0, "2\n")
+    assert record("listunderreplicated", "--count") == {"count": 4}
+
+
+def test_the_auditor(run: Run, store: UnderReplicationStore, ledgers_root: str) -> None:
+    assert run("whoisauditor") == (3, "no auditor is elected\n")
+    election = AuditorElection(store.zk, ledgers_root)
+    vote = election.vote(B1)
+    assert run("whoisauditor") == (0, f"{B1}\n")
+    store.zk.create(store.paths.vote_prefix, b'bookieId: "b2:3181"', sequence=True)
+    status, printed = run("whoisauditor", "--json")
+    assert (status, json.loads(printed)) == (0, {"auditor": B1, "candidates": [B1, B2]})
+    election.withdraw(vote)
+    assert run("whoisauditor") == (0, f"{B2}\n")
+
+
+def test_an_audit_now(run: Run, store: UnderReplicationStore, ledgers_root: str) -> None:
+    switches = ReplicationSwitches(store.zk, ledgers_root)
+    status, printed = run("triggeraudit")
+    assert (status, "no auditor is elected: start autorecovery" in printed) == (1, True)
+    AuditorElection(store.zk, ledgers_root).vote(B1)
+    switches.disable()
+    status, printed = run("triggeraudit")
+    assert (status, "bkctl autorecovery enable" in printed) == (1, True)
+    switches.enable()
+    switches.set_recovery_delay(60)
+    assert run("triggeraudit", "--dry-run") == (0, f"the auditor of {B1} would be asked to look for lost bookies now\n")
+    assert switches.recovery_delay() == RecoveryDelay(60, 0)
+    assert run("triggeraudit") == (0, f"the auditor of {B1} was asked to look for lost bookies now\n")
+    assert switches.recovery_delay() == RecoveryDelay(60, 1)
+    status, printed = run("triggeraudit", "--json")
+    assert json.loads(printed) == {"dry_run": False, "auditor": B1}
+
+
+def test_the_delay(run: Run, record: Callable[..., Any], zookeeper: ZooKeeper, ledgers_root: str) -> None:
+    assert run("lostbookierecoverydelay", "get") == (0, "not set: the auditor sets it from its configuration\n")
+    assert record("lostbookierecoverydelay", "get") == {"seconds": None}
+    assert "would be told to wait 30 s" in run("lostbookierecoverydelay", "set", "30", "--dry-run")[1]
+    assert record("lostbookierecoverydelay", "get") == {"seconds": None}
+    assert run("lostbookierecoverydelay", "set", "30") == (0, "the auditor is told to wait 30 s for a lost bookie\n")
+    assert record("lostbookierecoverydelay", "set", "0") == {"dry_run": False, "seconds": 0, "seconds_before": 30}
+    assert run("lostbookierecoverydelay", "get") == (0, "0\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["lostbookierecoverydelay", "set", "-1"], "argument SECONDS"),
+        (["lostbookierecoverydelay", "set", "2147483648"], "argument SECONDS: '2147483648' must be"),
+        (["lostbookierecoverydelay", "set", "soon"], "argument SECONDS: 'soon' must be"),
+        (["listunderreplicated", "--missing", "a/b"], "argument --missing: 'a/b' is not a bookie id"),
+        (["cookie", "show", ".."], "argument BOOKIE: '..' is not a bookie id"),
+        (["autorecovery", "pause"], "argument enable|disable|status"),
+    ],
+)
+def test_wrong_command_lines(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--metadata-service-uri", "zk://localhost:1/ledgers", *arguments])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert text in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["autorecovery", "disable"], ["autorecovery", "status"], ["listunderreplicated"],
+     ["lostbookierecoverydelay", "set", "5"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_layout_of_the_future_is_left_alone(
+    run: Run, zookeeper: ZooKeeper, ledgers_root: str, command: list[str]
+) -> None:
+    path = f"{ledgers_root}/underreplication/LAYOUT"
+    zookeeper.create(path, b'type: "NEW"\nversion: 2\n', make_parents=True)
+    status, printed = run(*command)
+    assert (status, "names the layout 'NEW' version 2" in printed) == (1, True)
+    assert zookeeper.children(f"{ledgers_root}/underreplication") == ["LAYOUT"]
