@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import socket
 import threading
 import time
@@ -135,29 +136,25 @@ class ZooKeeper:
             self._changed.notify_all()
         if self.rest is not None:
             self.rest.close()
-        closing = threading.Thread(target=self._stop, name="zookeeper-close", daemon=True)
+        end = functools.partial(self._end_session, for_good=True)
+        closing = threading.Thread(target=end, name="zookeeper-close", daemon=True)
         closing.start()
         # Without a connection, no server can confirm the end.
         closing.join(_CLOSE_GRACE_S if self.connected else _RETRY_PAUSE_S)
         if closing.is_alive():
-            _LOG.info("ZooKeeper at %s does not confirm the end of the session", self.servers)
+            _LOG.info("ZooKeeper at %s did not confirm the end of the session in time", self.servers)
             self._cut()
             # A connection attempt under way ends within the session timeout.
             closing.join(self._session_timeout_s + _CLOSE_GRACE_S)
 
-    def _end_session(self) -> None:
+    def _end_session(self, *, for_good: bool = False) -> None:
         try:
             self._client.stop()
+            if for_good:
+                self._client.close()
         except Exception:
-            _LOG.info("ZooKeeper at %s does not confirm the end of a session that rests", self.servers, exc_info=True)
+            _LOG.info("ZooKeeper at %s did not confirm the end of the session", self.servers, exc_info=True)
             self._cut()
-
-    def _stop(self) -> None:
-        try:
-            self._client.stop()
-            self._client.close()
-        except Exception:
-            _LOG.warning("closing the session with ZooKeeper at %s", self.servers, exc_info=True)
 
     def _cut(self) -> None:
         connection = self._client._connection._socket
@@ -168,9 +165,8 @@ class ZooKeeper:
     @contextlib.contextmanager
     def within(self, timeout_ms: float) -> Iterator[None]:
         """Limit all calls of this thread inside the block to ``timeout_ms`` together."""
-        before: float | None = getattr(self._deadlines, "at", None)
-        deadline = time.monotonic() + timeout_ms / 1000
-        self._deadlines.at = deadline if before is None else min(before, deadline)
+        before = getattr(self._deadlines, "at", math.inf)
+        self._deadlines.at = min(before, time.monotonic() + timeout_ms / 1000)
         try:
             yield
         finally:
@@ -305,9 +301,7 @@ class ZooKeeper:
                 return
 
     def _deadline(self) -> float:
-        deadline = time.monotonic() + self._timeout_s
-        granted: float | None = getattr(self._deadlines, "at", None)
-        return deadline if granted is None else min(deadline, granted)
+        return min(getattr(self._deadlines, "at", math.inf), time.monotonic() + self._timeout_s)
 
     def _awake(self, deadline: float) -> AbstractContextManager[None]:
         return contextlib.nullcontext() if self.rest is None else self.rest.awake(deadline)
@@ -324,7 +318,7 @@ class ZooKeeper:
             if left_s <= 0 or not self.connected:
                 # kazoo would keep the request, and send it when there is a connection again.
                 raise MetadataUnavailableError(
-                    refusal(self.servers) or f"ZooKeeper at {self.servers} could not be asked in time; try again"
+                    refusal(self.servers) or f"ZooKeeper at {self.servers} could not be reached in time. Retry."
                 )
             return call().get(block=True, timeout=left_s)
 
@@ -342,7 +336,7 @@ class ZooKeeper:
             except KazooTimeoutError as error:
                 raise MetadataUnavailableError(f"ZooKeeper at {self.servers} did not answer in time") from error
             except KazooException as error:
-                raise MetadataError(f"ZooKeeper refused: {type(error).__name__}: {error}") from error
+                raise MetadataError(f"ZooKeeper refused a request: {type(error).__name__}: {error}") from error
 
     def _change(self, call: Callable[[], Any], path: str) -> Any:
         try:
@@ -395,10 +389,8 @@ CONNECTED, SUSPENDED, LOST = KazooState.CONNECTED, KazooState.SUSPENDED, KazooSt
 
 
 def _event(path: str, watch: WatchCallback | None) -> Callable[[WatchedEvent], None] | None:
-    if watch is None:
-        return None
     # When the connection breaks, kazoo drops its watches and sends an event without a path.
-    return lambda _: watch(path)
+    return None if watch is None else lambda _: watch(path)
 
 
 def _znode(data: bytes, stat: ZnodeStat) -> Znode:
