@@ -6,32 +6,27 @@ There is no bare ``open``: :meth:`Client.open_for_reading` does not fence, and :
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
-from weakref import WeakSet
 
+from bk_spark.bookie.cluster_session import ClusterSession
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.connection.base import LedgerConnection
-from bk_spark.bookie.connection.pool import ConnectionPool
-from bk_spark.bookie.connection.v2 import BookieConnection
-from bk_spark.bookie.connection.v3 import BookieConnectionV3
+from bk_spark.bookie.ledger_handles import LedgerHandles
 from bk_spark.bookie.metadata.ledger_store import CreateWith
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.placement.disk_space import disk_space
 from bk_spark.bookie.placement.registry import RegisteredBookie
-from bk_spark.bookie.reading.range_series import RangeSeries, ReadHandles
+from bk_spark.bookie.reading.range_series import RangeSeries
 from bk_spark.bookie.reading.range_windows import EntryRange, EntryRanges
-from bk_spark.bookie.reading.read_access import ReadAccess
 from bk_spark.bookie.reading.read_handle import ReadHandle
-from bk_spark.bookie.services import ClusterServices
+from bk_spark.bookie.recover_many import recover_many
+from bk_spark.bookie.same_docs import documented_as
 from bk_spark.bookie.writing.adv_write_handle import AdvWriteHandle
-from bk_spark.bookie.writing.recovery import recover_ledger
 from bk_spark.bookie.writing.write_handle import WriteHandle
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.errors import BookKeeperError, NoSuchLedgerError, UnauthorizedError
-from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment
+from bk_spark.protocol.errors import BookKeeperError
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
 from bk_spark.protocol.wire.wire_v3 import BookieInfo
@@ -65,15 +60,7 @@ class Client:
         self.uri = MetadataServiceUri.parse(metadata_service_uri)
         self.config = config or ClientConfig()
         self._shared_zookeeper = zookeeper
-        self._zookeeper: ZooKeeper | None = None
-        self._services: ClusterServices | None = None
-        #: Connections for adds and reads, over the configured protocol.
-        self._pool: ConnectionPool[LedgerConnection] | None = None
-        self._pool_v3: ConnectionPool[BookieConnectionV3] | None = None
-        self._read_access: ReadAccess | None = None
-        #: Write handles that are still referenced. Some may be closed.
-        self._handles: WeakSet[WriteHandle] = WeakSet()
-        self._read_handles = ReadHandles(self._open_known)
+        self._ledgers: LedgerHandles | None = None
 
     async def start(self) -> None:
         """Connect to ZooKeeper. Connections to bookies are opened when they are needed.
@@ -83,52 +70,27 @@ class Client:
         MetadataUnavailableError
             If ZooKeeper does not answer within ``connect_timeout_ms``.
         """
-        connecting = asyncio.ensure_future(asyncio.to_thread(self._connect))
+        connecting = asyncio.ensure_future(
+            asyncio.to_thread(ClusterSession.connect, self.uri, self.config, self._shared_zookeeper)
+        )
         try:
-            await asyncio.shield(connecting)
+            self._ledgers = LedgerHandles(await asyncio.shield(connecting))
         except asyncio.CancelledError:
             # A thread cannot be cancelled. Let it finish, which takes a bounded time, and undo its work.
-            await asyncio.gather(connecting, return_exceptions=True)
-            await self.close()
+            (session,) = await asyncio.gather(connecting, return_exceptions=True)
+            if isinstance(session, ClusterSession):
+                await session.close()
             raise
-
-    def _connect(self) -> None:
-        zookeeper = self._shared_zookeeper
-        if zookeeper is None:
-            zookeeper = ZooKeeper(
-                self.uri.servers,
-                session_timeout_ms=self.config.zk_session_timeout_ms,
-                operation_timeout_ms=self.config.metadata_timeout_ms,
-                rest_after_ms=self.config.zk_session_rest_ms,
-            )
-            zookeeper.start(self.config.connect_timeout_ms)
-        try:
-            services = ClusterServices(zookeeper, self.uri, self.config)
-        except BaseException:
-            if zookeeper is not self._shared_zookeeper:
-                zookeeper.close()
-            raise
-        self._zookeeper = zookeeper
-        self._services = services
-        self._pool_v3 = ConnectionPool(BookieConnectionV3, self._services.address, self.config)
-        self._pool = self._new_pool(self._services) if self.config.use_v2_wire_protocol else self._pool_v3
-        self._read_access = ReadAccess.of(self._services, self._pool, self._pool_v3, self.config)
 
     async def close(self) -> None:
         """Close all connections and end all handles. Safe to repeat.
 
         A ledger whose writer was not closed stays open until a client recovers it.
         """
-        for handle in list(self._handles):
-            await handle.abandon()
-        self._handles.clear()
-        for pool in (self._pool, self._pool_v3):
-            if pool is not None:
-                await pool.close()
-        if self._services is not None:
-            own = None if self._zookeeper is self._shared_zookeeper else self._zookeeper
-            await asyncio.to_thread(self._services.close, own)
-        self._pool = self._pool_v3 = self._services = self._zookeeper = self._read_access = None
+        if self._ledgers is not None:
+            await self._ledgers.abandon()
+            await self._ledgers.session.close()
+            self._ledgers = None
 
     async def __aenter__(self) -> Client:
         await self.start()
@@ -142,8 +104,7 @@ class Client:
     @property
     def zookeeper(self) -> ZooKeeper:
         """The client's session with ZooKeeper."""
-        assert self._zookeeper is not None, "the client is not started"
-        return self._zookeeper
+        return self._started.session.zookeeper
 
     async def create(
         self,
@@ -185,7 +146,7 @@ class Client:
         MetadataUnavailableError
             If ZooKeeper does not answer.
         """
-        return await self._create(
+        return await self._started.create(
             quorum, digest_type, password, custom_metadata, create_with, deferred_sync=deferred_sync
         )
 
@@ -210,19 +171,8 @@ class Client:
 
         Parameters
         ----------
-        quorum
-            Ensemble size, write quorum and ack quorum.
-        digest_type
-            The checksum of each entry.
-        password
-            The password of the ledger.
-        custom_metadata
-            Names and values to keep in the ledger's metadata.
-        create_with
-            Called with the new ledger's id. Returns further operations for the ZooKeeper transaction that creates the
-            ledger.
-        deferred_sync
-            Let bookies acknowledge entries before they sync them. Entries are confirmed only by ``force`` or ``close``.
+        quorum, digest_type, password, custom_metadata, create_with, deferred_sync
+            As for :meth:`create`.
         ledger_id
             The id of the new ledger. By default the cluster chooses it.
 
@@ -240,50 +190,10 @@ class Client:
         MetadataUnavailableError
             If ZooKeeper does not answer.
         """
-        handle = await self._create(
+        handle = await self._started.create(
             quorum, digest_type, password, custom_metadata, create_with, ledger_id, deferred_sync=deferred_sync
         )
         return AdvWriteHandle(handle, self.config)
-
-    async def _create(
-        self,
-        quorum: Quorum,
-        digest_type: DigestType,
-        password: bytes,
-        custom_metadata: Mapping[str, bytes] | None,
-        create_with: CreateWith | None,
-        ledger_id: int | None = None,
-        *,
-        deferred_sync: bool,
-    ) -> WriteHandle:
-        services, pool = self._started()
-        ensemble = await services.choose_ensemble(quorum)
-        metadata = LedgerMetadata(
-            quorum,
-            (Segment(0, ensemble),),
-            digest_type=digest_type,
-            password=password,
-            custom_metadata=dict(custom_metadata or {}),
-        )
-        ledger_id, stored = await services.create(metadata, create_with, ledger_id)
-        handle = WriteHandle(
-            ledger_id,
-            stored,
-            digest_type,
-            password,
-            services,
-            pool,
-            self.config,
-            pool_v3=self._pool_v3,
-            deferred_sync=deferred_sync,
-        )
-        self._handles.add(handle)
-        try:
-            await handle.start()
-        except BaseException:
-            await handle.abandon()
-            raise
-        return handle
 
     async def check_enough_bookies(self, quorum: Quorum) -> None:
         """Check that a ledger could be created now.
@@ -298,40 +208,11 @@ class Client:
         NotEnoughBookiesError
             If fewer bookies are writable than the ensemble needs.
         """
-        await self._started()[0].choose_ensemble(quorum)
+        await self._started.session.services.choose_ensemble(quorum)
 
+    @documented_as(LedgerHandles.open_for_reading)
     async def open_for_reading(self, ledger_id: int, password: bytes = b"", *, read_lac: bool = True) -> ReadHandle:
-        """Open a ledger without fencing it. A writer of the ledger continues.
-
-        Parameters
-        ----------
-        ledger_id
-            The ledger to read.
-        password
-            The password of the ledger.
-        read_lac
-            Ask bookies for the last add confirmed of an open ledger. If false, no bookie is asked, and only entries
-            that are known to exist can be read.
-
-        Returns
-        -------
-        ReadHandle or BlockingReader
-            A reader of the ledger up to its last add confirmed.
-
-        Raises
-        ------
-        NoSuchLedgerError
-            If there is no such ledger.
-        UnauthorizedError
-            If the password is wrong.
-        EntryUnknownError
-            If the ledger is open and too few of its bookies answer.
-        """
-        metadata = (await self._started()[0].read(ledger_id)).metadata
-        handle = self._reader(ledger_id, metadata, password)
-        if read_lac:
-            await handle.read_last_add_confirmed()
-        return handle
+        return await self._started.open_for_reading(ledger_id, password, read_lac=read_lac)
 
     def read_series(
         self, ranges: EntryRanges | Iterable[EntryRange], password: bytes = b""
@@ -362,44 +243,11 @@ class Client:
             If no replica could give an entry.
         """
         columns = ranges if isinstance(ranges, EntryRanges) else EntryRanges.of(ranges)
-        return RangeSeries(self._read_handles, columns, password).payloads()
+        return RangeSeries(lambda ledger_id: self._started.known(ledger_id, password), columns).payloads()
 
+    @documented_as(LedgerHandles.recover_and_open)
     async def recover_and_open(self, ledger_id: int, password: bytes = b"") -> ReadHandle:
-        """Fence a ledger, close it at its last entry, and open it for reading. This ends a writer of the ledger.
-
-        Parameters
-        ----------
-        ledger_id
-            The ledger to recover. A closed ledger is only opened.
-        password
-            The password of the ledger.
-
-        Returns
-        -------
-        ReadHandle or BlockingReader
-            A reader of the closed ledger.
-
-        Raises
-        ------
-        NoSuchLedgerError
-            If there is no such ledger.
-        UnauthorizedError
-            If the password is wrong.
-        EntryUnknownError
-            If too few of its bookies answer.
-        NotEnoughBookiesError
-            If entries must be copied and fewer bookies are writable than the ensemble needs.
-        """
-        services, _ = self._started()
-        metadata = (await services.read_latest(ledger_id)).metadata
-        digest_type = _authorize(ledger_id, metadata, password)
-        if metadata.state is not LedgerState.CLOSED:
-            own_pool = self._new_pool(services)
-            try:
-                metadata = await recover_ledger(ledger_id, digest_type, password, services, own_pool, self.config)
-            finally:
-                await own_pool.close()
-        return self._reader(ledger_id, metadata, password)
+        return await self._started.recover_and_open(ledger_id, password)
 
     async def recover_all(
         self, ledger_ids: Sequence[int], password: bytes = b"", *, timeout_s: float, at_once: int = 16
@@ -424,32 +272,12 @@ class Client:
         left : list of int
             The ledgers that were not done in time.
         """
-        left = dict.fromkeys(ledger_ids)
-        failed: dict[int, BookKeeperError] = {}
-        waiting = iter(ledger_ids)
-
-        async def work() -> None:
-            for ledger_id in waiting:
-                try:
-                    await self.recover_and_open(ledger_id, password)
-                except NoSuchLedgerError:
-                    pass
-                except BookKeeperError as error:
-                    failed[ledger_id] = error
-                del left[ledger_id]
-
-        workers = [asyncio.create_task(work()) for _ in range(min(at_once, len(left)))]
-        try:
-            if workers:
-                await asyncio.wait(workers, timeout=max(0.0, timeout_s))
-        finally:
-            for worker in workers:
-                worker.cancel()
-            ended = await asyncio.gather(*workers, return_exceptions=True)
-        for end in ended:
-            if isinstance(end, Exception):
-                raise end
-        return failed, list(left)
+        return await recover_many(
+            lambda ledger_id: self.recover_and_open(ledger_id, password),
+            ledger_ids,
+            timeout_s=timeout_s,
+            at_once=at_once,
+        )
 
     async def delete(self, ledger_id: int) -> None:
         """Delete a ledger. Bookies reclaim its space later.
@@ -464,7 +292,7 @@ class Client:
         MetadataUnavailableError
             If ZooKeeper does not answer.
         """
-        await self._started()[0].delete(ledger_id)
+        await self._started.session.services.delete(ledger_id)
 
     async def list_ledgers(self) -> AsyncIterator[int]:
         """List all ledgers. Ledgers that are created or deleted meanwhile may or may not be listed.
@@ -491,7 +319,7 @@ class Client:
         iterator of list of int
             Ids, ascending. A batch holds at most 10,000, except with the flat ledger manager. Batches may be empty.
         """
-        return self._started()[0].ledger_batches()
+        return self._started.session.services.ledger_batches()
 
     async def bookies(self) -> tuple[RegisteredBookie, ...]:
         """List all registered bookies.
@@ -506,7 +334,7 @@ class Client:
         MetadataUnavailableError
             If ZooKeeper does not answer.
         """
-        return await self._started()[0].bookies()
+        return await self._started.session.services.bookies()
 
     async def disk_space(self, timeout_ms: int = 5_000) -> dict[str, BookieInfo | BookKeeperError]:
         """Ask all registered bookies for the sizes of their disks.
@@ -527,8 +355,7 @@ class Client:
             If ZooKeeper does not answer.
         """
         bookies = [bookie.bookie_id for bookie in await self.bookies()]
-        assert self._pool_v3 is not None, "the client is not started"
-        return await disk_space(bookies, self._pool_v3, timeout_ms)
+        return await disk_space(bookies, self._started.session.pool_v3, timeout_ms)
 
     async def metadata(self, ledger_id: int) -> LedgerMetadata:
         """Read a ledger's metadata from ZooKeeper.
@@ -550,31 +377,9 @@ class Client:
         MetadataUnavailableError
             If ZooKeeper does not answer.
         """
-        return (await self._started()[0].read_latest(ledger_id)).metadata
+        return (await self._started.session.services.read_latest(ledger_id)).metadata
 
-    async def _open_known(self, ledger_id: int, password: bytes) -> ReadHandle:
-        return await self.open_for_reading(ledger_id, password, read_lac=False)
-
-    def _reader(self, ledger_id: int, metadata: LedgerMetadata, password: bytes) -> ReadHandle:
-        digest_type = _authorize(ledger_id, metadata, password)
-        assert self._read_access is not None, "the client is not started"
-        return ReadHandle(ledger_id, metadata, digest_type, password, self._read_access)
-
-    def _new_pool(self, services: ClusterServices) -> ConnectionPool[LedgerConnection]:
-        kind = BookieConnection if self.config.use_v2_wire_protocol else BookieConnectionV3
-        return ConnectionPool(kind, services.address, self.config)
-
-    def _started(self) -> tuple[ClusterServices, ConnectionPool[LedgerConnection]]:
-        assert self._services is not None, "the client is not started"
-        assert self._pool is not None
-        return self._services, self._pool
-
-
-def _authorize(ledger_id: int, metadata: LedgerMetadata, password: bytes) -> DigestType:
-    """Check the password and return the ledger's digest type. Metadata from before 4.2 have neither."""
-    if metadata.digest_type is None or metadata.password is None:
-        return DigestType.CRC32
-    if not hmac.compare_digest(metadata.password, password):
-        what = "wrong ledger password" if password else "the ledger has a password, and none was given"
-        raise UnauthorizedError(what, ledger_id=ledger_id)
-    return metadata.digest_type
+    @property
+    def _started(self) -> LedgerHandles:
+        assert self._ledgers is not None, "the client is not started"
+        return self._ledgers

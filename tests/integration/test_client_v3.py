@@ -11,6 +11,7 @@ import pytest
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.client import Client
 from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.connection.base import FramedConnection
 from bk_spark.bookie.connection.v3 import BookieConnectionV3
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.entries.payloads import Payloads
@@ -44,7 +45,16 @@ def test_write_and_read(client: BlockingClient, metadata_service_uri: str, diges
         assert other.open_for_reading(writer.ledger_id, PASSWORD).read(0, 499) == entries, "what v2 reads is the same"
 
 
-def test_nothing_goes_over_v2(metadata_service_uri: str) -> None:
+def test_nothing_goes_over_v2(metadata_service_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    connected: list[type] = []
+    connection_made = FramedConnection.connection_made
+
+    def made(connection: FramedConnection, transport: asyncio.BaseTransport) -> None:
+        connected.append(type(connection))
+        connection_made(connection, transport)
+
+    monkeypatch.setattr(FramedConnection, "connection_made", made)
+
     async def run() -> None:
         async with Client(metadata_service_uri, V3) as client:
             writer = await client.create()
@@ -52,13 +62,9 @@ def test_nothing_goes_over_v2(metadata_service_uri: str) -> None:
             await writer.close()
             reader = await client.open_for_reading(writer.ledger_id)
             assert await reader.read(0, 49) == varied(50)
-            assert client._pool is client._pool_v3
-            assert client._pool is not None
-            connections = list(client._pool._connections.values())
-            assert len(connections) == 3
-            assert all(isinstance(connection, BookieConnectionV3) for connection in connections)
 
     asyncio.run(run())
+    assert connected == [BookieConnectionV3] * 3
 
 
 @pytest.mark.parametrize("recover_over_v2", [False, True])

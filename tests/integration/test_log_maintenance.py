@@ -16,6 +16,7 @@ import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.blocking_writer import BlockingWriter
+from bk_spark.bookie.client import Client
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.metadata.cluster_clock import unix_time_ms
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
@@ -130,21 +131,20 @@ def test_of_a_retired_run_only_what_is_open_is_recovered_and_several_at_once(one
     one.client.delete(gone.ledger_id)
     recovered: list[int] = []
     under_way = most = 0
-    client = one.client._client
-    recover_and_open = client.recover_and_open
+    recover_and_open = Client.recover_and_open
 
-    async def recover(ledger_id: int, password: bytes = b"") -> ReadHandle:
+    async def recover(client: Client, ledger_id: int, password: bytes = b"") -> ReadHandle:
         nonlocal under_way, most
         recovered.append(ledger_id)
         under_way += 1
         most = max(most, under_way)
         try:
-            return await recover_and_open(ledger_id, password)
+            return await recover_and_open(client, ledger_id, password)
         finally:
             under_way -= 1
 
     ledger_ids = [writer.ledger_id for writer in (closed, gone, *opened)]
-    with patch.object(client, "recover_and_open", recover):
+    with patch.object(Client, "recover_and_open", recover):
         assert one.log.ledgers.recover_all(ledger_ids, 30.0) == ({}, [])
     assert sorted(recovered) == [writer.ledger_id for writer in opened]
     assert most == len(opened)
@@ -155,15 +155,14 @@ def test_of_a_retired_run_only_what_is_open_is_recovered_and_several_at_once(one
 
 def test_a_recovery_that_hangs_does_not_hold_up_the_others_nor_its_caller(one: LogWithClock) -> None:
     hangs, *others = (one.ledger(b"x") for _ in range(20))
-    client = one.client._client
-    recover_and_open = client.recover_and_open
+    recover_and_open = Client.recover_and_open
 
-    async def recover(ledger_id: int, password: bytes = b"") -> ReadHandle:
+    async def recover(client: Client, ledger_id: int, password: bytes = b"") -> ReadHandle:
         if ledger_id == hangs.ledger_id:
             await asyncio.sleep(3600)
-        return await recover_and_open(ledger_id, password)
+        return await recover_and_open(client, ledger_id, password)
 
-    with patch.object(client, "recover_and_open", recover):
+    with patch.object(Client, "recover_and_open", recover):
         failed, left = one.log.ledgers.recover_all([hangs.ledger_id, *(writer.ledger_id for writer in others)], 5.0)
     assert (failed, left) == ({}, [hangs.ledger_id])
 

@@ -13,6 +13,7 @@ import pytest
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.client import Client
 from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.connection.base import FramedConnection
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import BookKeeperError, MetadataUnavailableError
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
@@ -148,9 +149,17 @@ def test_closing_ends_the_calls_that_wait_for_zookeeper(
 
 
 def test_bookies_are_reached_at_their_last_address_while_zookeeper_hangs(
-    mended_cluster: LocalCluster, hung: Callable[[bool], None]
+    mended_cluster: LocalCluster, hung: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Entries can be read without ZooKeeper, also over new connections: a bookie's id is its address."""
+    connections: list[FramedConnection] = []
+    connection_made = FramedConnection.connection_made
+
+    def made(connection: FramedConnection, transport: asyncio.BaseTransport) -> None:
+        connections.append(connection)
+        connection_made(connection, transport)
+
+    monkeypatch.setattr(FramedConnection, "connection_made", made)
 
     async def run() -> None:
         async with Client(mended_cluster.metadata_service_uri, CONFIG) as client:
@@ -163,12 +172,12 @@ def test_bookies_are_reached_at_their_last_address_while_zookeeper_hangs(
             hung(True)
             # What ends the session's connection ends its watches, and what they kept up to date.
             await asyncio.to_thread(client.zookeeper._cut)
-            for pool in (client._pool, client._pool_v3):
-                assert pool is not None
-                for connection in list(pool._connections.values()):
-                    connection.close()
+            for connection in connections:
+                connection.close()
+            before = len(connections)
             async with asyncio.timeout(20):
                 assert await reader.read(5, 9) == [b"entry"] * 5
+            assert len(connections) > before > 0
             hung(False)
 
     asyncio.run(run())

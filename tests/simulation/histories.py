@@ -249,7 +249,7 @@ class History:
         )
         self.spares = random.randint(2, 3)
         digest_type = random.choice([DigestType.DUMMY] * 7 + [DigestType.CRC32C])
-        metadata = self._draw_metadata(digest_type)
+        self.first_metadata = metadata = self._draw_metadata(digest_type)
         self.world = RandomWorld(random, self.weather, metadata, self.quorum.ensemble_size + self.spares)
         deferred_sync = random.random() < 0.12
         self.deferred_sync = deferred_sync if self.cast.deferred_sync is None else self.cast.deferred_sync
@@ -316,6 +316,9 @@ class History:
     def _recoverer(self, name: str) -> RecoveryActor:
         return self.cast.recoverer(name, self.world.metadata)
 
+    def _reader_with_an_old_handle(self, name: str) -> ReaderActor:
+        return ReaderActor(name, self.first_metadata)
+
     def _draw_metadata(self, digest_type: DigestType) -> LedgerMetadata:
         """Sometimes the ledger starts with finished segments."""
         names = [f"b{number}" for number in range(1, self.quorum.ensemble_size + self.spares + 1)]
@@ -349,7 +352,8 @@ class History:
             if random.random() < 0.15:
                 self._post("kill", recoverer.name)
         for _ in range(random.choice([0, 0, 1, 2])):
-            self._join("q", ReaderActor, random.randint(1, 3))
+            kind = random.choice([ReaderActor, self._reader_with_an_old_handle])
+            self._join("q", kind, random.randint(1, 3))
         for _ in range(random.choice([0, 0, 1])):
             self._join("t", self.cast.tail, *random.choice([(), (), (), (0,)]))
         for _ in range(random.choice([0, 0, 0, 0, 1])):
@@ -411,10 +415,11 @@ class History:
         self._must_be_done(self._join("r", self._recoverer))
         if world.metadata.state is not LedgerState.CLOSED:
             raise InvariantError("recovered, and not closed")
-        self._must_be_done(self._join("q", ReaderActor))
-        if world.watch.seen != world.metadata.last_entry_id:
-            raise InvariantError(f"a reader sees entries up to {world.watch.seen} of {world.metadata.last_entry_id}")
-
+        for kind in (ReaderActor, self._reader_with_an_old_handle):
+            reader = self._join("q", kind)
+            self._must_be_done(reader)
+            if reader.next != world.metadata.last_entry_id + 1:
+                raise InvariantError(f"{reader.name} reads up to {reader.next - 1} of {world.metadata.last_entry_id}")
         self._tails_must_be_done()
 
     def _tails_must_have_caught_up(self) -> None:

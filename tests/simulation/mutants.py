@@ -13,11 +13,12 @@ from bk_spark.protocol.errors import BookieUnavailableError
 from bk_spark.protocol.ledger import end_search
 from bk_spark.protocol.ledger.closing import LedgerClosing
 from bk_spark.protocol.ledger.end_search import EndSearch, EntryFailed, EntryRead, Purpose
-from bk_spark.protocol.ledger.metadata_calls import CompareAndSet, MetadataFailed, MetadataWritten
+from bk_spark.protocol.ledger.metadata_calls import CompareAndSet, MetadataFailed, MetadataFound, MetadataWritten
 from bk_spark.protocol.ledger.reading import lac, tail
 from bk_spark.protocol.ledger.reading.lac import LacAnswer
-from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey
+from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey, LedgerView
 from bk_spark.protocol.ledger.reading.read_actions import LacTold, MetadataChanged
+from bk_spark.protocol.ledger.reading.reader import Event as RangeEvent, RangeReader
 from bk_spark.protocol.ledger.reading.tail import Event, LedgerTail
 from bk_spark.protocol.ledger.recovery import LedgerRecovery
 from bk_spark.protocol.ledger.writer import LedgerWriter
@@ -256,6 +257,30 @@ def let_forces_go_over_any_connection(stack: ExitStack) -> None:
         return effects
 
     stack.enter_context(patch.object(ModelBookie, "_crash", unnoticed))
+
+
+# --- readers ----------------------------------------------------------------------------------------
+
+
+def let_old_metadata_stay(stack: ExitStack) -> None:
+    """While ``stack`` is open, a reader of a range uses the metadata of its handle, whatever it reads later."""
+    handle = RangeReader.handle
+
+    def stubborn(machine: RangeReader, event: RangeEvent) -> None:
+        handle(machine, MetadataFound(machine._metadata, 0) if isinstance(event, MetadataFound) else event)
+
+    stack.enter_context(patch.object(RangeReader, "handle", stubborn))
+
+
+def let_old_ends_count(stack: ExitStack) -> None:
+    """While ``stack`` is open, a reader of known entries takes the LAC of its handle for the end of the ledger."""
+    begin = RangeReader._begin
+
+    def begin_as_if_closed(machine: RangeReader) -> None:
+        with patch.object(LedgerView, "closed", True):
+            begin(machine)
+
+    stack.enter_context(patch.object(RangeReader, "_begin", begin_as_if_closed))
 
 
 # --- tails ------------------------------------------------------------------------------------------

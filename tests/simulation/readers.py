@@ -10,7 +10,7 @@ from typing import Any, Final
 from bk_spark.protocol.codes import LAST_ENTRY, Code, DigestType, FlagV2
 from bk_spark.protocol.entries.digest import digest_function
 from bk_spark.protocol.entries.entry_block import EntryBlock
-from bk_spark.protocol.errors import BookieUnavailableError, MetadataUnavailableError
+from bk_spark.protocol.errors import BookieUnavailableError, MetadataUnavailableError, NoSuchEntryError
 from bk_spark.protocol.ledger.metadata_calls import ReadMetadata
 from bk_spark.protocol.ledger.reading.lac import LacRead
 from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey, LedgerView
@@ -36,6 +36,7 @@ from tests.simulation.bytes_cache import (
     split,
 )
 from tests.simulation.events import Answer, Command, Effect, Event, MetaCall, MetaReply, Request, Saw, Slow, Way
+from tests.simulation.invariants import InvariantError
 from tests.simulation.metadata_calls import metadata_call, metadata_event
 from tests.simulation.writers import Actor
 from tests.support.ledgers import LEDGER, PASSWORD, payload_of
@@ -166,11 +167,15 @@ class RangeRun(ReadRunner):
 
 class ReaderActor(Actor):
     """Opens the ledger without recovery and reads what is confirmed, from the beginning. Command: ``start
-    <times>``: how often it asks for the last add confirmed and reads on."""
+    <times>``: how often it asks for the last add confirmed and reads on.
 
-    def __init__(self, name: str) -> None:
+    With ``handle``, the metadata of a handle that was opened earlier, it reads like a reader of a log: it knows from
+    elsewhere which entries exist, and its handle may be old."""
+
+    def __init__(self, name: str, handle: LedgerMetadata | None = None) -> None:
         super().__init__(name)
         self.next = 0
+        self._handle = None if handle is None else LedgerView(LEDGER, handle)
         self._view: LedgerView | None = None
         self._times = 1
         self._number = 0
@@ -206,7 +211,7 @@ class ReaderActor(Actor):
     def _read(self, view: LedgerView) -> None:
         if self.next <= view.last_add_confirmed:
             self._number += 1
-            self._run = RangeRun(self.name, self._number, view, self.next, view.last_add_confirmed)
+            self._run = RangeRun(self.name, self._number, self._handle or view, self.next, view.last_add_confirmed)
             self._go_on(self._run)
         else:
             self._round_over()
@@ -222,6 +227,8 @@ class ReaderActor(Actor):
             return
         self._run = None
         if isinstance(run.outcome, EndedBy):
+            if isinstance(run.outcome.error, NoSuchEntryError):
+                raise InvariantError(f"{self.name} reports a confirmed entry as absent: {run.outcome.error}")
             self.end(run.outcome.error)
         elif isinstance(run, RangeRun):
             self._round_over()

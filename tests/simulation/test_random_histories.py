@@ -104,6 +104,10 @@ MUTANTS = {
     "forces go over any connection": Mutant(
         Cast(deferred_sync=True), breaks=mutants.let_forces_go_over_any_connection, play=History.play
     ),
+    "a reader keeps old metadata": Mutant(
+        quorum=Quorum(1, 1, 1), breaks=mutants.let_old_metadata_stay, play=History.play_a_change
+    ),
+    "a reader takes an old LAC for the end": Mutant(quorum=None, breaks=mutants.let_old_ends_count, play=History.play),
     "a tail takes polls at their word": _tail(mutants.TakesPollsAtTheirWord),
     "a tail trusts any digest": _tail_rule(mutants.let_tails_trust_any_digest),
     "a tail reads beyond the LAC": _tail(mutants.ReadsBeyondTheLac),

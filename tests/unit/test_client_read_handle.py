@@ -284,6 +284,23 @@ async def test_beyond_the_end_of_a_closed_ledger_nobody_is_asked(stage: Stage) -
         await unconfirmed(stage, 3, 2)
 
 
+@staged(count=10)
+async def test_known_entries_are_read_up_to_the_end_of_a_closed_ledger(stage: Stage) -> None:
+    for number in (1, 2, 3):
+        stage[number].add(10)
+    found: list[bytes] = []
+
+    async def read_known() -> None:
+        async for block in stage.handle.read_blocks(5, 12, known_to_exist=True):
+            found.extend(map(bytes, block.payloads))
+
+    with pytest.raises(NoSuchEntryError, match="entry 10 lies beyond the last add confirmed, 9"):
+        await read_known()
+    assert found == [payload_of(entry) for entry in range(5, 10)]
+    with pytest.raises(NoSuchEntryError):
+        await anext(stage.handle.read_blocks(5, 12))
+
+
 @staged(count=10, read_attempts=1)
 async def test_a_confirmed_entry_that_all_lack_is_unknown_even_so(stage: Stage) -> None:
     for number in (1, 2, 3):

@@ -19,6 +19,7 @@ from bk_spark.protocol.errors import (
     InvalidArgumentError,
     MetadataUnavailableError,
     NoSuchEntryError,
+    NoSuchLedgerError,
 )
 from bk_spark.protocol.ledger.metadata_calls import MetadataFailed, MetadataFound, ReadMetadata
 from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey, LedgerView
@@ -773,6 +774,53 @@ def test_unconfirmed_reading_stops_at_the_end_of_a_ledger_that_was_closed() -> N
     assert reader.given == [0, 1, 2, 3]
 
 
+def test_known_entries_are_read_beyond_the_end_that_an_old_handle_knows() -> None:
+    """The handle was opened while b1 had the ledger. Since then b2 replaced b1, and the ledger was closed."""
+    before = ledger(Quorum(1, 1, 1), (0, "b1"))
+    after = ledger(Quorum(1, 1, 1), (0, "b1"), (2, "b2")).closed(5, 0)
+    reader = PassesUnderTest(range_reader(before, 0, 5, lac=0), {"b1": {0, 1}, "b2": {2, 3, 4, 5}})
+    reader.metadata = [after]
+    assert reader.run() is None
+    assert (reader.given, reader.metadata) == (list(range(6)), [])
+
+
+def beyond_the_end(*metadata: LedgerMetadata | BookKeeperError, first: int = 0) -> PassesUnderTest:
+    """A reader of known entries up to 9 of a ledger that its handle knows as closed at 3."""
+    machine = range_reader(ledger(Quorum(1, 1, 1), (0, "b1")).closed(3, 0), first, 9)
+    reader = PassesUnderTest(machine, {"b1": set(range(10))})
+    reader.metadata = [*metadata]
+    return reader
+
+
+@pytest.mark.parametrize("first", [0, 4, 7])
+def test_a_known_entry_beyond_the_end_of_a_closed_ledger_does_not_exist(first: int) -> None:
+    """C11: the bookie has entries that a recovery which lost wrote back."""
+    reader = beyond_the_end(ledger(Quorum(1, 1, 1), (0, "b1")).closed(3, 0), first=first)
+    error = reader.run()
+    assert isinstance(error, NoSuchEntryError)
+    assert f"entry {max(first, 4)} lies beyond the last add confirmed, 3" in str(error)
+    assert (reader.given, reader.pauses_ms, reader.metadata) == (list(range(first, 4)), [], [])
+
+
+@pytest.mark.parametrize("error", [NoSuchLedgerError("deleted"), MetadataUnavailableError("no answer")])
+def test_before_a_known_entry_is_said_not_to_exist_the_ledger_must(error: BookKeeperError) -> None:
+    reader = beyond_the_end(error)
+    assert reader.run() is error
+    assert reader.given == [0, 1, 2, 3]
+
+
+def test_a_ledger_with_another_end_is_read_on_and_not_for_ever() -> None:
+    """An id that was used again. Each look finds a later end."""
+    ends = [ledger(Quorum(1, 1, 1), (0, "b1")).closed(end, 0) for end in range(4, 9)]
+    reader = beyond_the_end(*ends)
+    reader.metadata.append(ends[-1])
+    assert isinstance(reader.run(), NoSuchEntryError)
+    assert reader.given == list(range(9))
+    stuck = beyond_the_end(*(ledger(Quorum(1, 1, 1), (0, name)).closed(3, 0) for name in ("b2", "b3", "b4", "b5")))
+    assert isinstance(stuck.run(), NoSuchEntryError)
+    assert len(stuck.metadata) == 1
+
+
 def test_what_is_confirmed_is_read_as_such_on_the_way() -> None:
     """That all lack entry 2 is no proof: it is known to be there. It does not count as absent."""
     reader = PassesUnderTest(range_reader(ledger(), 0, 9, unconfirmed=True, lac=5, attempts=1), {"b1": {0, 1}})
@@ -791,7 +839,7 @@ def test_the_view_learns_lacs_and_never_goes_back() -> None:
     view.learn_metadata(ledger())
     assert (view.closed, view.last_add_confirmed) == (True, 7)
     with pytest.raises(NoSuchEntryError, match="beyond the last add confirmed, 7"):
-        view.check_range(0, 8, known_to_exist=True)
+        view.check_range(0, 8)
 
 
 @pytest.mark.parametrize(("first", "last"), [(-1, 3), (4, 3), (0, -1)])

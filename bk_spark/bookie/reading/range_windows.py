@@ -170,10 +170,24 @@ class Windows:
     """Cuts ranges into windows, one after another."""
 
     def __init__(self, ranges: EntryRanges) -> None:
+        self._cut(ranges)
+
+    def _cut(self, ranges: EntryRanges) -> None:
+        #: The number of entries of ``ranges`` that the caller received.
+        self._given_entries = 0
         self._ranges = ranges
         self._at = 0
         self._costs = np.concatenate((np.zeros(1, np.int64), np.cumsum(_costs(ranges))))
         self._large = np.flatnonzero(ranges.size_bytes > SMALL_BYTES)
+
+    def note_given(self, entries: int) -> None:
+        """Note that the caller received the next ``entries`` entries."""
+        self._given_entries += entries
+
+    def cut_anew(self, times_larger: int) -> None:
+        """Cut the entries that the caller has not received into smaller windows, because entries are ``times_larger``
+        than expected."""
+        self._cut(self._ranges.after(self._given_entries).scaled(times_larger))
 
     def next(self) -> Window | None:
         start, large = self._at, self._large

@@ -59,7 +59,7 @@ class ReadHandle:
             The ids of the first and of the last entry.
         known_to_exist
             The caller knows that the entries were acknowledged, for example from a log's list. They are read even
-            beyond the last add confirmed.
+            beyond the last add confirmed that this reader knows of.
 
         Returns
         -------
@@ -69,11 +69,15 @@ class ReadHandle:
         Raises
         ------
         NoSuchEntryError
-            If ``last`` is beyond the last add confirmed.
+            If ``last`` is beyond the last add confirmed. With ``known_to_exist``: if the ledger was closed before
+            ``last``, after all its entries.
+        NoSuchLedgerError
+            If the ledger was deleted.
         EntryUnknownError
             If no replica could give an entry.
         """
-        self._view.check_range(first, last, known_to_exist=known_to_exist)
+        if not known_to_exist:
+            self._view.check_range(first, last)
         async with aclosing(self._blocks(first, last)) as blocks:
             async for block in blocks:
                 yield block
@@ -123,7 +127,7 @@ class ReadHandle:
         EntryUnknownError
             If no replica could give an entry.
         """
-        self._view.check_range(first, last, known_to_exist=False)
+        self._view.check_range(first, last)
         if first == last:
             entry = await try_one_replica(self._ledger, self.metadata, first, self._access)
             if entry is not None:

@@ -52,13 +52,10 @@ class LedgerView:
         if first < 0 or last < first:
             raise InvalidArgumentError(f"cannot read entries {first}..{last}", ledger_id=self.ledger_id)
 
-    def check_range(self, first: int, last: int, *, known_to_exist: bool) -> None:
-        """Raise InvalidArgumentError, or NoSuchEntryError if ``last`` is beyond the end.
-
-        ``known_to_exist``: the entries were acknowledged, whatever LAC is known here.
-        """
+    def check_range(self, first: int, last: int) -> None:
+        """Raise InvalidArgumentError, or NoSuchEntryError if ``last`` is beyond the last add confirmed."""
         self.check_order(first, last)
-        if last > self.last_add_confirmed and not (known_to_exist and not self.closed):
+        if last > self.last_add_confirmed:
             raise self.beyond(last)
 
     def beyond(self, entry_id: int) -> NoSuchEntryError:

@@ -3,6 +3,10 @@
 A pass ends at an entry that no replica returned. A re-replication may have moved the segment since the metadata were
 read. So they are read again, and another pass begins at that entry. After ``attempts`` consecutive passes without any
 entry, the error is final.
+
+The reader's metadata may be old, for example if a handle was opened long ago and kept. An open ledger has a newer end
+than they say, so entries that are known to exist are read beyond it. The end of a closed ledger is final. Before the
+reader says that a known entry lies beyond it, it reads the metadata again: the ledger may have been deleted.
 """
 
 from __future__ import annotations
@@ -35,13 +39,15 @@ class RangeReader:
         The shared knowledge of the ledger. The reader updates it.
     unconfirmed
         The entries may not exist. Entries of an open ledger may never be acknowledged, because recovery can still
-        remove them. If false, the caller has checked the range (:meth:`LedgerView.check_range`).
+        remove them. If false, the caller knows that they were acknowledged, for example from
+        :meth:`LedgerView.check_range` or from a log's list.
     suspects, without_batch_reads
         See :class:`RangePass`.
 
-    The error comes after all entries before it. It is EntryUnknownError if no replica could return an entry, or the
-    error of reading the metadata. For unconfirmed entries it is NoSuchEntryError if every replica lacks the entry (in
-    an open ledger it may still come), or if the entry is beyond the end of a closed ledger.
+    The error comes after all entries before it. It is EntryUnknownError if no replica could return an entry,
+    NoSuchEntryError if the entry is beyond the end of a closed ledger, or the error of reading the metadata, such as
+    NoSuchLedgerError. For unconfirmed entries it is also NoSuchEntryError if every replica lacks the entry. In an open
+    ledger the entry may still come.
     """
 
     def __init__(
@@ -120,13 +126,14 @@ class RangeReader:
 
     def _begin(self) -> None:
         view, last = self._view, self._last
-        unconfirmed = self._unconfirmed and self._first > view.last_add_confirmed
-        if unconfirmed and view.closed:
-            self.outcome = EndedBy(view.beyond(self._first))
-            return
-        if self._unconfirmed and not unconfirmed:
-            last = min(last, view.last_add_confirmed)
         self._metadata = view.metadata
+        beyond = self._first > view.last_add_confirmed
+        if beyond and view.closed:
+            self._on_end_of_ledger()
+            return
+        unconfirmed = self._unconfirmed and beyond
+        if view.closed or (self._unconfirmed and not beyond):
+            last = min(last, view.last_add_confirmed)
         self._pass = RangePass(
             self._ledger,
             view.metadata,
@@ -138,6 +145,14 @@ class RangeReader:
             without_batch_reads=self._without_batch_reads,
             request_ids=self._request_ids,
         )
+
+    def _on_end_of_ledger(self) -> None:
+        self._error = self._view.beyond(self._first)
+        if self._unconfirmed:
+            self.outcome = EndedBy(self._error)
+        else:
+            self._failures += 1
+            self._actions.append(ReadMetadata())
 
     def _look(self) -> None:
         """Handle the end of a pass."""
