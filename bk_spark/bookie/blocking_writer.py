@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,51 +11,21 @@ import numpy.typing as npt
 from bk_spark.bookie.loop_thread import LoopThread
 from bk_spark.bookie.same_docs import documented_as
 from bk_spark.bookie.writing.adv_write_handle import AdvWriteHandle
+from bk_spark.bookie.writing.wrapped_handle import WrappedHandle
 from bk_spark.bookie.writing.write_handle import WriteHandle
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 
 _H = TypeVar("_H", bound=WriteHandle | AdvWriteHandle)
 
 
-class _BlockingHandle(Generic[_H]):
+class _BlockingHandle(WrappedHandle[_H]):
     """The common part of both writers."""
 
     def __init__(self, thread: LoopThread, handle: _H) -> None:
+        super().__init__(handle)
         self._thread = thread
-        self._handle = handle
-
-    @property
-    def ledger_id(self) -> int:
-        """The ledger's id."""
-        return self._handle.ledger_id
-
-    @property
-    @documented_as(WriteHandle.metadata)
-    def metadata(self) -> LedgerMetadata:
-        return self._handle.metadata
-
-    @property
-    @documented_as(WriteHandle.last_add_confirmed)
-    def last_add_confirmed(self) -> int:
-        return self._handle.last_add_confirmed
-
-    @property
-    @documented_as(WriteHandle.last_add_acknowledged)
-    def last_add_acknowledged(self) -> int:
-        return self._handle.last_add_acknowledged
-
-    @property
-    @documented_as(WriteHandle.length)
-    def length(self) -> int:
-        return self._handle.length
-
-    @property
-    @documented_as(WriteHandle.error)
-    def error(self) -> BookKeeperError | None:
-        return self._handle.error
 
     @documented_as(WriteHandle.flush)
     def flush(self) -> int:
@@ -97,30 +67,8 @@ class BlockingWriter(_BlockingHandle[WriteHandle]):
     def append(self, payload: Buffer) -> int:
         return self._thread.run(self._handle.append(payload))
 
+    @documented_as(WriteHandle.append_many)
     def append_many(self, payloads: Payloads | Sequence[Buffer]) -> int:
-        """Append entries in order. This is the fastest way.
-
-        Parameters
-        ----------
-        payloads
-            The bytes of each entry. They must not change before the call returns.
-
-        Returns
-        -------
-        int
-            The id of the last entry.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If an entry is larger than a bookie accepts. No entry was appended.
-        LedgerFencedError
-            If another client has recovered the ledger.
-        LedgerClosedError
-            If this writer was closed or abandoned.
-        PeerError
-            If too many bookies failed. The writer has ended.
-        """
         return self._thread.run(self._handle.append_many(payloads))
 
 

@@ -12,17 +12,18 @@ import numpy.typing as npt
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.runners import AsyncRunner
 from bk_spark.bookie.same_docs import documented_as
+from bk_spark.bookie.writing.wrapped_handle import WrappedHandle
 from bk_spark.bookie.writing.write_handle import WriteHandle
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError, LedgerClosedError
+from bk_spark.protocol.errors import InvalidArgumentError, LedgerClosedError
 from bk_spark.protocol.ledger.adv_order import EntryOrder, EntryRun
 from bk_spark.protocol.ledger.writer import CLOSED_TEXT
 from bk_spark.protocol.machine import TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 
 
-class AdvWriteHandle:
+class AdvWriteHandle(WrappedHandle[WriteHandle]):
     """Appends entries to one ledger, with ids that the caller chooses. For one event loop. Several tasks may append at
     once.
 
@@ -32,45 +33,15 @@ class AdvWriteHandle:
     """
 
     def __init__(self, handle: WriteHandle, config: ClientConfig) -> None:
-        self._handle = handle
+        super().__init__(handle)
         self._order = EntryOrder(
             handle.ledger_id, config.max_unanswered_entries, config.max_pending_bytes, config.entry_gap_timeout_ms
         )
         self._runner = AsyncRunner[Never, TimerFired, Never](
-            self._order, assert_never, what=f"order of ledger {handle.ledger_id}", on_progress=handle.wake
+            self._order, assert_never, what=f"order of ledger {handle.ledger_id}", on_progress=handle.waiters.wake
         )
         self._sending = asyncio.Lock()
         self._closing = False
-
-    @property
-    def ledger_id(self) -> int:
-        """The ledger's id."""
-        return self._handle.ledger_id
-
-    @property
-    @documented_as(WriteHandle.metadata)
-    def metadata(self) -> LedgerMetadata:
-        return self._handle.metadata
-
-    @property
-    @documented_as(WriteHandle.last_add_confirmed)
-    def last_add_confirmed(self) -> int:
-        return self._handle.last_add_confirmed
-
-    @property
-    @documented_as(WriteHandle.last_add_acknowledged)
-    def last_add_acknowledged(self) -> int:
-        return self._handle.last_add_acknowledged
-
-    @property
-    @documented_as(WriteHandle.length)
-    def length(self) -> int:
-        return self._handle.length
-
-    @property
-    @documented_as(WriteHandle.error)
-    def error(self) -> BookKeeperError | None:
-        return self._handle.error
 
     @property
     def waiting_entries(self) -> int:
@@ -125,7 +96,7 @@ class AdvWriteHandle:
         """
         self._check_open()
         payloads = payloads if isinstance(payloads, Payloads) else Payloads.of(payloads)
-        self._handle.check_sizes(payloads.offsets)
+        self._handle.payload_limit.check_all(payloads.offsets)
         runs = self._order.runs_of(np.asarray(entry_ids, np.int64), payloads)
         await self._wait_for_room(runs)
         self._order.put(runs)
@@ -183,7 +154,7 @@ class AdvWriteHandle:
         try:
             while self._order.waits(wait_id):
                 self._handle.raise_error()
-                await self._handle.changed()
+                await self._handle.waiters.woken()
         finally:
             self._order.end_wait(wait_id)
             self._runner.run()

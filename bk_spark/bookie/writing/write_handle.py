@@ -6,9 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-import numpy as np
-import numpy.typing as npt
-
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.connection.base import LedgerConnection
 from bk_spark.bookie.connection.pool import ConnectionPool
@@ -25,6 +22,7 @@ from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.gathering import EntryGatherer, pieces
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError
+from bk_spark.protocol.ledger.payload_limit import PayloadLimit
 from bk_spark.protocol.ledger.writer import LedgerWriter
 from bk_spark.protocol.ledger.writer_actions import WriterAction, WriterEvent
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
@@ -68,7 +66,7 @@ class WriteHandle:
             assert pool_v3 is not None
             pool = pool_v3
         self._packager = packager_of(config, ledger_id, digest_type, password, deferred_sync=deferred_sync)
-        self._max_payload_bytes = config.max_payload_bytes(digest_type)
+        self.payload_limit = PayloadLimit(ledger_id, config.max_payload_bytes(digest_type))
         self._machine = LedgerWriter(
             ledger_id,
             stored.metadata,
@@ -85,7 +83,7 @@ class WriteHandle:
             what=f"writer of ledger {ledger_id}",
             on_progress=self._on_progress,
         )
-        self._waiters = Waiters()
+        self.waiters = Waiters()
         #: Entries of single calls, not yet sent.
         self._gathered = EntryGatherer()
         #: The number of :meth:`append` calls that wait for room, and whether an :meth:`append_many` is under way.
@@ -157,7 +155,7 @@ class WriteHandle:
         self._check_alone(self._appending_many)
         # Copy the payload if the caller can change it later.
         entry = payload if isinstance(payload, bytes) else bytes(payload)
-        self._check_size(len(entry))
+        self.payload_limit.check(len(entry))
         size = len(entry) + self._packager.overhead_bytes
         gathered = self._gathered
         if not self._has_room(1, size):
@@ -202,7 +200,7 @@ class WriteHandle:
         self._check_alone(self._appending_many or self._waiting_appends > 0)
         self._send_gathered()
         offsets = payloads.offsets if isinstance(payloads, Payloads) else Payloads.offsets_of(payloads)
-        self.check_sizes(offsets)
+        self.payload_limit.check_all(offsets)
         self._appending_many = True
         try:
             for first, end in pieces(offsets):
@@ -263,7 +261,7 @@ class WriteHandle:
         """Do the same as :meth:`wait_confirmed`, also for entries not yet appended."""
         if entry_id > self._machine.last_add_confirmed:
             self.raise_error()
-            await self._waiters.reached(entry_id)
+            await self.waiters.reached(entry_id)
 
     async def force(self) -> int:
         """Flush, and make every bookie of the ensemble sync its entries. With deferred sync, this confirms them.
@@ -318,7 +316,7 @@ class WriteHandle:
         machine.close()
         self._runner.run()
         while machine.outcome is None and machine.close_error is None:
-            await self._waiters.woken()
+            await self.waiters.woken()
         if machine.close_error is not None:
             raise machine.close_error
         await self._runner.stop()
@@ -337,14 +335,6 @@ class WriteHandle:
         if self._machine.error is not None:
             raise self._machine.error
 
-    async def changed(self) -> None:
-        """Wait for any change: entries sent or answered, or the end."""
-        await self._waiters.woken()
-
-    def wake(self) -> None:
-        """Wake the callers of :meth:`changed`."""
-        self._waiters.wake()
-
     def check_open(self) -> None:
         """Raise the error that ended the handle, if any. Raises LedgerClosedError if it is closing."""
         self._machine.check_open()
@@ -353,7 +343,7 @@ class WriteHandle:
         self._runner.handle(event)
 
     def _on_progress(self) -> None:
-        machine, waiters = self._machine, self._waiters
+        machine, waiters = self._machine, self.waiters
         waiters.reach(machine.last_add_confirmed)
         if machine.error is not None:
             waiters.fail(machine.error)
@@ -366,7 +356,7 @@ class WriteHandle:
         self.raise_error()
         while not condition():
             self.raise_error()
-            await self._waiters.woken()
+            await self.waiters.woken()
 
     def _check_alone(self, taken: bool) -> None:
         if taken:
@@ -375,23 +365,6 @@ class WriteHandle:
                 "sent. Await it first; several tasks that append to one ledger need a lock around their calls",
                 ledger_id=self.ledger_id,
             )
-
-    def check_sizes(self, offsets: npt.NDArray[np.int64]) -> None:
-        """Raise InvalidArgumentError if one of the entries between ``offsets`` is too large."""
-        limit = self._max_payload_bytes
-        sizes = np.diff(offsets)
-        if len(sizes) and int(sizes.max()) > limit:
-            index = int(np.argmax(sizes > limit))
-            raise InvalidArgumentError(
-                f"entry of {int(sizes[index])} bytes (number {index} of this batch) is larger than a "
-                f"bookie's frame limit allows: at most {limit} bytes of payload; split it, or raise "
-                "nettyMaxFrameSizeBytes on bookies and client",
-                ledger_id=self.ledger_id,
-            )
-
-    def _check_size(self, size: int) -> None:
-        if size > self._max_payload_bytes:
-            self.check_sizes(np.array([0, size]))
 
     def _on_turn(self) -> None:
         try:
