@@ -79,12 +79,14 @@ class Cast:
 @dataclass(frozen=True, slots=True)
 class Weather:
     """Probabilities: that a message is lost, that a request is refused or doubled, and that an event is overtaken
-    by a hundred others, so that whole conversations fit in between."""
+    by a hundred others, so that whole conversations fit in between. ``lateness`` is the same for fences and adds only:
+    it separates what a recovery fences from what it reads."""
 
     loss: float = 0.0
     refusal: float = 0.0
     doubling: float = 0.0
     slowness: float = 0.0
+    lateness: float = 0.0
 
 
 @dataclass(slots=True)
@@ -156,6 +158,8 @@ class RandomWorld(World):
         if isinstance(event, Slow | Expire | Tick) and self.random.random() < 0.8:
             return
         slowness = self.weather.slowness
+        if self.weather.lateness and isinstance(event, Request) and event.tag[0] in ("fence", "add"):
+            slowness = self.weather.lateness
         (self.slow if slowness and self.random.random() < slowness else self.pending).append(event)
 
     def forget(self, actor: str) -> None:
@@ -274,6 +278,17 @@ class History:
             self._post("append", "w", self.random.randint(1, 3))
         for _ in range(2):
             self._join("r", self._recoverer)
+        if not self.world.run(MOST_STEPS):
+            raise InvariantError("the history does not come to rest")
+        self._live()
+        return self._result()
+
+    def play_a_late_fence(self) -> Result:
+        """A writer and a recoverer. Fences and adds arrive late, and the recoverer's reads in between (issue 2614)."""
+        self.world.weather = Weather(lateness=0.5)
+        for _ in range(3):
+            self._post("append", "w", 1)
+        self._join("r", self._recoverer)
         if not self.world.run(MOST_STEPS):
             raise InvariantError("the history does not come to rest")
         self._live()

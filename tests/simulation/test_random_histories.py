@@ -47,6 +47,11 @@ def test_tails_that_are_chased() -> None:
         History(seed).play_a_chase()
 
 
+def test_fences_that_are_late() -> None:
+    for seed in range(600):
+        History(seed).play_a_late_fence()
+
+
 def test_a_history_is_told_by_its_seed_alone() -> None:
     stories = []
     for _ in range(2):
@@ -92,7 +97,7 @@ MUTANTS = {
         Cast(writer=mutants.ReplacesBookiesWithDeferredSync, deferred_sync=True), play=History.play
     ),
     "confirms what is not forced": Mutant(Cast(writer=mutants.ConfirmsUnforced, deferred_sync=True), play=History.play),
-    "recovery reads do not fence": Mutant(Cast(recovery=mutants.ReadsDoNotFence)),
+    "recovery reads do not fence": Mutant(Cast(recovery=mutants.ReadsDoNotFence), play=History.play_a_late_fence),
     "recovery does not fence": Mutant(Cast(recovery=mutants.DoesNotFence)),
     "recovery does not mark the ledger": Mutant(Cast(recovery=mutants.DoesNotMark)),
     "recovery goes on after a conflict": Mutant(Cast(recovery=mutants.GoesOnAfterAConflict)),
