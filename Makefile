@@ -18,7 +18,7 @@ TEST_PROCESSES ?= 2
 # For the explorer: make explore EXPLORE_ARGS="--bigger -k 3/3/2"
 EXPLORE_ARGS ?=
 
-.PHONY: help demo notebooks docs test faults stream-faults simulate simulate-logs simulate-collection explore crash lint format bench proto release clean
+.PHONY: help demo notebooks docs test faults stream-faults simulate simulate-logs simulate-collection simulate-auditing explore crash lint format bench proto release clean
 
 help:
 	@echo "make demo    write real flight data with Spark to three bookies, kill one, and read it back"
@@ -30,6 +30,7 @@ help:
 	@echo "make simulate  play random histories of the protocol on all cores: SEEDS=1000000, or from..to"
 	@echo "make simulate-logs  the same for logs: SEEDS=10000, or from..to"
 	@echo "make simulate-collection  the same for a bookie's garbage collection"
+	@echo "make simulate-auditing    the same for auditors and replication workers"
 	@echo "make explore   try every order of events in small worlds of the protocol"
 	@echo "make crash     crash a bookie's storage at every write and sync: SEEDS=1-50, or 7, or 3,8"
 	@echo "make lint    run ruff, mypy --strict and the import contracts, and build the docs without warnings"
@@ -82,6 +83,9 @@ simulate-logs: $(STAMP)
 
 simulate-collection: $(STAMP)
 	$(BIN)/python -m tests.simulation run $(or $(SEEDS),5000) --collection
+
+simulate-auditing: $(STAMP)
+	$(BIN)/python -m tests.simulation run $(or $(SEEDS),2000) --auditing
 
 explore: $(STAMP)
 	$(BIN)/python -m tests.simulation explore $(EXPLORE_ARGS)

@@ -84,6 +84,11 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncStore:
+    """Bring the server up to date: what is read from now on is not older."""
+
+
+@dataclass(frozen=True, slots=True)
 class ListChildren:
     """Answered by :class:`Children`."""
 
@@ -172,7 +177,9 @@ class EndCheck:
     proof: str
 
 
-ScanAction = ListChildren | ReadLedgers | MarkLedgers | CheckLedgers | ReadProgress | WriteProgress | EndCheck
+ScanAction = (
+    SyncStore | ListChildren | ReadLedgers | MarkLedgers | CheckLedgers | ReadProgress | WriteProgress | EndCheck
+)
 ScanEvent = Done | Children | LedgersRead | LedgersChecked | ProgressRead
 
 

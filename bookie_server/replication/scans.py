@@ -26,6 +26,7 @@ from bookie_server.replication.actions import (
     ReadLedgers,
     ReadProgress,
     ScanAction,
+    SyncStore,
     WriteProgress,
 )
 from bookie_server.replication.ledger_walk import LedgerWalk, ReadPace
@@ -127,6 +128,8 @@ class BookieScan:
             if self._begin_after is not None:
                 self._position = round_end = self._begin_after
                 self._begin_after, wrapped = None, False
+                # A ledger that was made just before a bookie was lost must not be missed.
+                yield from patient(SyncStore())
                 walk = self._walk_after(round_end)
             page = yield from walk.next_page(PAGE_LEDGERS)
             if wrapped:

@@ -8,6 +8,7 @@
     python -m tests.simulation run 2000 --logs  histories of logs with many ledgers, instead of one ledger
     python -m tests.simulation replay 17 --logs
     python -m tests.simulation run 2000 --collection    of a bookie's garbage collection
+    python -m tests.simulation run 2000 --auditing      of auditors and replication workers
     python -m tests.simulation explore          every order of events in the small worlds
     python -m tests.simulation explore --bigger in slower ones; -k chooses among them
 """
@@ -91,7 +92,11 @@ def main() -> int:
     replay.set_defaults(act=_replay)
     for command in (run, replay):
         command.set_defaults(kind="ledgers")
-        for kind, what in (("logs", "of logs"), ("collection", "of a bookie's garbage collection")):
+        for kind, what in (
+            ("logs", "of logs"),
+            ("collection", "of a bookie's garbage collection"),
+            ("auditing", "of auditors and replication workers"),
+        ):
             command.add_argument(
                 f"--{kind}",
                 dest="kind",

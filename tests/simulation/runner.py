@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from tests.simulation.auditing.histories import History as AuditingHistory, Result as AuditingResult
 from tests.simulation.collection.histories import History as CollectionHistory, Result as CollectionResult
 from tests.simulation.histories import History, Result
 from tests.simulation.logs.histories import History as LogHistory, Result as LogResult
@@ -34,6 +35,7 @@ KINDS = {
     "ledgers": Kind(History, Result, ""),
     "logs": Kind(LogHistory, LogResult, " --logs"),
     "collection": Kind(CollectionHistory, CollectionResult, " --collection"),
+    "auditing": Kind(AuditingHistory, AuditingResult, " --auditing"),
 }
 
 

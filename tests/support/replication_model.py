@@ -23,6 +23,7 @@ from bookie_server.replication.actions import (
     ProgressRead,
     ReadLedgers,
     ReadProgress,
+    SyncStore,
     VoteGoneError,
     WriteProgress,
 )
@@ -78,6 +79,8 @@ class ReplicationModel:
             case StartTimer(name, after_ms):
                 self.paused_ms += after_ms
                 return TimerFired(name)
+            case SyncStore():
+                return Done()
             case ListChildren(path):
                 self.reads += 1
                 return Children(self._children(path))

@@ -183,6 +183,27 @@ def test_a_new_round_at_any_step_covers_all_ledgers(at: int) -> None:
     assert {each for each, bookies in model.marks.items() if "b2" in bookies} == set(model.ledgers)
 
 
+def test_every_round_begins_with_a_server_that_is_up_to_date() -> None:
+    """Else a ledger that was made just before a bookie was lost could be missed."""
+    model = ReplicationModel()
+    model.ledgers = {each: ledger("b1") for each in range(3 * PAGE_LEDGERS)}
+    scan = BookieScan(SETTINGS, lost("b1"))
+    trace: list[str] = []
+
+    def note(action: Any) -> None:
+        trace.append(type(action).__name__)
+        if trace.count("MarkLedgers") == 2 and isinstance(action, MarkLedgers):
+            scan.again()
+            trace.append("again")
+
+    model.before = note
+    model.play(scan.steps())
+    assert trace.index("SyncStore") < trace.index("ListChildren")
+    rest = [each for each in trace[trace.index("again") :] if each in ("SyncStore", "ListChildren")]
+    assert rest[0] == "SyncStore"
+    assert trace.count("SyncStore") == 2
+
+
 def test_a_scan_begins_where_the_last_auditor_stood_and_still_covers_all() -> None:
     model = ReplicationModel()
     model.ledgers = {each: ledger("b1") for each in range(1000)}
