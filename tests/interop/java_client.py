@@ -337,6 +337,13 @@ class JavaClient:
         """Close the clients of a cluster that is about to go."""
         self.call("forget", uri=uri)
 
+    def replication(self, uri: str, session: str, call: str, **arguments: Any) -> dict[str, Any]:
+        """Call Apache's manager of under-replication (``ReplicationCommands.java``) in a session of this name."""
+        return self.call("replication", uri=uri, session=session, call=call, **arguments)
+
+    def end_replication(self, session: str) -> None:
+        self.call("replication_end", session=session)
+
     # --- the reading side ---------------------------------------------------------------------
 
     def _read_answers(self) -> None:

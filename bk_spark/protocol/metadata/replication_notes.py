@@ -46,7 +46,7 @@ def decode_progress(data: bytes) -> int:
     """Return the last ledger that was checked. Raises MetadataFormatError, also for another version."""
     body = data.removeprefix(_PROGRESS)
     if body == data or not body.endswith(b"\n") or not body[:-1].isdigit():
-        raise MetadataFormatError("the progress of an auditor's check has a format that this release does not know")
+        raise MetadataFormatError("the progress of an auditor's check has an unknown format or version")
     return int(body)
 
 
@@ -65,5 +65,5 @@ class RepairFailure:
         """Raises MetadataFormatError, also for another version."""
         attempts, _, reason = data.removeprefix(_REASON).partition(b"\n")
         if not data.startswith(_REASON) or not attempts.isdigit():
-            raise MetadataFormatError("the reason of a failed repair has a format that this release does not know")
+            raise MetadataFormatError("the reason of a failed repair has an unknown format or version")
         return cls(reason.decode("utf-8", "replace"), int(attempts))

@@ -48,9 +48,11 @@ final class Commands implements AutoCloseable {
     private final WriterCommands writerCommands = new WriterCommands(this);
     private final ReaderCommands readerCommands = new ReaderCommands(this);
     private final BenchCommands benchCommands = new BenchCommands(this);
+    private final ReplicationCommands replicationCommands;
 
     Commands(ObjectMapper json) {
         this.json = json;
+        this.replicationCommands = new ReplicationCommands(json);
     }
 
     ObjectNode run(ObjectNode request) throws Exception {
@@ -70,12 +72,14 @@ final class Commands implements AutoCloseable {
             case "open_reader", "read_lac", "long_poll", "read_entries", "tail", "close_reader" ->
                     readerCommands.run(request, deadline);
             case "bench_write", "bench_read" -> benchCommands.run(request, deadline);
+            case "replication", "replication_end" -> replicationCommands.run(request);
             default -> throw new IllegalArgumentException("unknown command " + request.get("command"));
         };
     }
 
     @Override
     public void close() {
+        replicationCommands.close();
         clients.close();
     }
 
