@@ -22,12 +22,12 @@ from bk_spark.protocol.ledger.reading.reader import Event as RangeEvent, RangeRe
 from bk_spark.protocol.ledger.reading.tail import Event, LedgerTail
 from bk_spark.protocol.ledger.recovery import LedgerRecovery
 from bk_spark.protocol.ledger.writer import LedgerWriter
-from bk_spark.protocol.ledger.writer_actions import WriterAction
+from bk_spark.protocol.ledger.writer_actions import WriterAction, WriterEvent
 from bk_spark.protocol.ledger.writer_ensemble import ChangeEvent, ChangeState, WriterEnsemble
 from bk_spark.protocol.machine import Succeeded
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Answer, Quorum
-from tests.simulation.bytes_cache import lac_in
+from tests.simulation.bytes_cache import lac_in, length_of
 from tests.simulation.events import Effect
 from tests.simulation.servers import ModelBookie
 from tests.simulation.tails import TailActor
@@ -109,14 +109,11 @@ class ClosesUndrained(LedgerWriter):
 class TrustsTheFirstClose(LedgerWriter):
     """A second close treats the first as done, though its outcome is unknown."""
 
-    def _begin_closing(self) -> None:
-        if self.close_attempts:
+    def close(self) -> None:
+        if self.close_error is None:
+            super().close()
+        elif self.outcome is None:
             self.outcome = Succeeded(self.metadata.closed(self.last_add_confirmed, self.length))
-            return
-        self.close_attempts += 1
-        super()._begin_closing()
-
-    close_attempts = 0
 
 
 class GoesOnAfterAFailedForce(LedgerWriter):
@@ -144,9 +141,11 @@ class ReplacesBookiesWithDeferredSync(LedgerWriter):
 class ConfirmsUnforced(LedgerWriter):
     """With deferred sync it confirms entries that are only acknowledged."""
 
-    def _acknowledge(self) -> None:
-        super()._acknowledge()
-        self._confirm(self.last_add_acknowledged, self._acknowledged_length)
+    def handle(self, event: WriterEvent) -> None:
+        super().handle(event)
+        if self.last_add_confirmed < self.last_add_acknowledged:
+            self.last_add_confirmed = self.last_add_acknowledged
+            self.length = length_of(self.last_add_acknowledged)
 
 
 # --- recoverers -------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ class Stage:
     """Bookies b1 … b5, the first of which are the ensemble, and a handle."""
 
     def __init__(self, config: ClientConfig, quorum: Quorum, *, deferred_sync: bool = False) -> None:
+        self.config = config
         self.bookies = [ServedBookie(f"b{number}") for number in range(1, 6)]
         self.services = ModelServices(self.bookies, ledger(quorum))
         self.pool_v3 = ConnectionPool(BookieConnectionV3, self.services.address, config)

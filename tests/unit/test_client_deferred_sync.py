@@ -77,7 +77,7 @@ async def test_a_bookie_that_cannot_sync_ends_the_handle(stage: Stage) -> None:
 async def test_a_bookie_that_does_not_answer_a_force(stage: Stage) -> None:
     await stage.handle.append_many(entries(3))
     await stage.handle.flush()
-    await until(lambda: not stage.handle._machine.adds.most_unanswered)
+    await until(lambda: not stage.handle.machine.adds.most_unanswered)
     stage[3].silent = True
     with pytest.raises((BookieTimeoutError, EnsembleChangeRefusedError)):
         await stage.handle.force()
@@ -99,7 +99,7 @@ async def test_a_lost_connection_ends_the_handle_though_the_bookie_is_there(stag
 async def test_a_bookie_that_is_away_at_the_start_is_replaced(stage: Stage) -> None:
     await stage[2].stop()
     await stage.pool.close()
-    fresh = Stage(stage.handle._config, Quorum(3, 3, 2), deferred_sync=True)
+    fresh = Stage(stage.config, Quorum(3, 3, 2), deferred_sync=True)
     fresh.bookies, fresh.services.bookies = stage.bookies, stage.services.bookies
     await fresh.handle.start()
     await fresh.handle.append_many(entries(3))

@@ -205,7 +205,7 @@ async def test_single_appends_go_out_together_in_the_next_turn(stage: Stage) -> 
     assert await handle.append(changing) == 0
     changing[:] = b"new"
     assert [await handle.append(b"%d" % number) for number in range(1, 10)] == list(range(1, 10))
-    assert (handle.last_add_pushed, handle._machine.last_add_pushed) == (9, -1)
+    assert (handle.last_add_pushed, handle.machine.last_add_pushed) == (9, -1)
     await handle.wait_confirmed(4)
     assert handle.last_add_confirmed == 9
     # In order with what other calls append, and before whatever waits for it.
@@ -244,7 +244,7 @@ def test_buffers_of_items_larger_than_a_byte_tear_nothing(count: int) -> None:
 async def test_single_appends_of_large_entries_wait_for_no_turn(stage: Stage) -> None:
     for number in range(20):
         assert await stage.handle.append(bytes(200_000)) == number
-    assert stage.handle._machine.last_add_pushed >= 14
+    assert stage.handle.machine.last_add_pushed >= 14
     assert await stage.handle.flush() == 19
 
 
@@ -255,7 +255,7 @@ async def test_an_error_nobody_thought_of_ends_the_handle_with_its_gathered_entr
     def broken(*_: object) -> int:
         raise MemoryError
 
-    stage.handle._machine.add = broken  # type: ignore[method-assign]
+    stage.handle.machine.add = broken  # type: ignore[method-assign]
     assert await stage.handle.append(b"lost") == 0
     with pytest.raises(BookKeeperError, match="MemoryError"):
         await stage.handle.wait_confirmed(0)
@@ -320,7 +320,7 @@ async def test_a_hanging_bookie_is_given_up(stage: Stage) -> None:
     stage[1].silent = True
     await stage.handle.append_many(entries(3))
     assert await stage.handle.flush() == 2
-    await until(lambda: not stage.handle._machine.adds.most_unanswered)
+    await until(lambda: not stage.handle.machine.adds.most_unanswered)
     await stage.handle.append(b"x")
     await until(lambda: "b1" not in stage.services.metadata.last_segment.ensemble)
     assert stage.services.metadata.segments == (Segment(0, ("b1", "b2", "b3")), Segment(3, ("b4", "b2", "b3")))
@@ -339,7 +339,7 @@ async def test_a_replacement_that_hangs_is_given_up_too(stage: Stage) -> None:
     stage[3].answer_held()
     # b1 and b3 are an ack quorum; b4 must go all the same, before it holds up the window.
     assert await stage.handle.flush() == 11
-    await until(lambda: not stage.handle._machine.adds.most_unanswered)
+    await until(lambda: not stage.handle.machine.adds.most_unanswered)
 
 
 @staged(Quorum(3, 3, 3))
@@ -498,7 +498,7 @@ async def test_b9_a_bookie_that_refuses_for_too_long_is_given_up(stage: Stage) -
     stage[3].refuse = 10**9
     await stage.handle.append_many(entries(5))
     assert await stage.handle.flush() == 4
-    await until(lambda: not stage.handle._machine.adds.most_unanswered)
+    await until(lambda: not stage.handle.machine.adds.most_unanswered)
     await stage.handle.append(b"x")
     await stage.handle.flush()
     assert stage.services.metadata.last_segment.ensemble == ("b1", "b2", "b4")
@@ -705,7 +705,7 @@ async def test_a_replaced_bookie_is_listened_to_no_longer(stage: Stage) -> None:
     await stage.handle.append(b"x")
     connection = stage.connection(2)
     assert connection._add_listeners
-    await until(lambda: stage.handle.last_add_confirmed == 0 and stage.handle._machine.adds.most_unanswered == 0)
+    await until(lambda: stage.handle.last_add_confirmed == 0 and stage.handle.machine.adds.most_unanswered == 0)
     assert not connection._add_listeners
     assert not connection.closed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -118,18 +119,27 @@ def test_against_the_model(quorum: Quorum, seed: int) -> None:
 
 
 def test_a_window_that_moves_for_long_stays_small() -> None:
-    quorum = Quorum(3, 3, 2)
-    window = PendingAdds(quorum, 0)
-    for entry in range(2_000):
-        window.append(PACKAGER.package(entry, -1, entry, Payloads.of([b"x"])), [True] * 3)
-        done = np.array([entry - 10], np.int64)
-        for index in range(3):
-            window.on_held(index, done)
-        lac = window.complete_through(window.first_entry_id - 1)
-        window.release(lac)
-    assert len(window) == 10
-    assert len(window._held) < 600
-    assert len(window._chunks) == 10
+    window = PendingAdds(Quorum(3, 3, 2), 0)
+
+    def move(entries: range) -> int:
+        """Let ten entries be under way. Return the bytes in use afterwards."""
+        for entry in entries:
+            window.append(PACKAGER.package(entry, -1, entry, Payloads.of([b"x"])), [True] * 3)
+            done = np.array([entry - 10], np.int64)
+            for index in range(3):
+                window.on_held(index, done)
+            lac = window.complete_through(window.first_entry_id - 1)
+            window.release(lac)
+        assert len(window) == 10
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        before = move(range(1_000))
+        # A row takes 15 bytes, a chunk hundreds.
+        assert move(range(1_000, 4_000)) < before + 15_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_recovery_begins_anywhere() -> None:

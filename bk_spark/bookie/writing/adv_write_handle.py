@@ -138,7 +138,7 @@ class AdvWriteHandle(WrappedHandle[WriteHandle]):
         await self._handle.abandon()
 
     def _check_open(self) -> None:
-        self._handle.check_open()
+        self._handle.machine.check_open()
         if self._closing:
             raise LedgerClosedError(CLOSED_TEXT, ledger_id=self.ledger_id)
 

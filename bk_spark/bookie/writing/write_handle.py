@@ -67,7 +67,7 @@ class WriteHandle:
             pool = pool_v3
         self._packager = packager_of(config, ledger_id, digest_type, password, deferred_sync=deferred_sync)
         self.payload_limit = PayloadLimit(ledger_id, config.max_payload_bytes(digest_type))
-        self._machine = LedgerWriter(
+        self.machine = LedgerWriter(
             ledger_id,
             stored.metadata,
             stored.version,
@@ -76,9 +76,9 @@ class WriteHandle:
             limits=limits_of(config),
         )
         sender = None if pool_v3 is None else LacSender(digest_type, password, pool_v3, config.add_timeout_ms)
-        self._performer = WriterPerformer(self._machine, services, pool, config, self._tell, sender)
+        self._performer = WriterPerformer(self.machine, services, pool, config, self._tell, sender)
         self._runner = AsyncRunner[WriterAction, WriterEvent, LedgerMetadata](
-            self._machine,
+            self.machine,
             self._performer.perform,
             what=f"writer of ledger {ledger_id}",
             on_progress=self._on_progress,
@@ -93,34 +93,34 @@ class WriteHandle:
     @property
     def metadata(self) -> LedgerMetadata:
         """The ledger's metadata as this writer has stored them."""
-        return self._machine.metadata
+        return self.machine.metadata
 
     @property
     def last_add_confirmed(self) -> int:
         """The id of the last confirmed entry, -1 if there is none. With deferred sync only forced entries are
         confirmed.
         """
-        return self._machine.last_add_confirmed
+        return self.machine.last_add_confirmed
 
     @property
     def last_add_acknowledged(self) -> int:
         """The id of the last entry up to which an ack quorum holds all entries, synced or not. -1 if there is none."""
-        return self._machine.last_add_acknowledged
+        return self.machine.last_add_acknowledged
 
     @property
     def last_add_pushed(self) -> int:
         """The id of the last appended entry, -1 if there is none."""
-        return self._machine.last_add_pushed + len(self._gathered)
+        return self.machine.last_add_pushed + len(self._gathered)
 
     @property
     def length(self) -> int:
         """The payload bytes of all confirmed entries."""
-        return self._machine.length
+        return self.machine.length
 
     @property
     def error(self) -> BookKeeperError | None:
         """The error that ended this writer, or None."""
-        return self._machine.error
+        return self.machine.error
 
     async def start(self) -> None:
         """Connect to the ensemble. A bookie that cannot be reached is replaced at the first add."""
@@ -151,7 +151,7 @@ class WriteHandle:
         PeerError
             If too many bookies failed. The writer has ended.
         """
-        self._machine.check_open()
+        self.machine.check_open()
         self._check_alone(self._appending_many)
         # Copy the payload if the caller can change it later.
         entry = payload if isinstance(payload, bytes) else bytes(payload)
@@ -196,7 +196,7 @@ class WriteHandle:
         PeerError
             If too many bookies failed. The handle has ended.
         """
-        self._machine.check_open()
+        self.machine.check_open()
         self._check_alone(self._appending_many or self._waiting_appends > 0)
         self._send_gathered()
         offsets = payloads.offsets if isinstance(payloads, Payloads) else Payloads.offsets_of(payloads)
@@ -210,7 +210,7 @@ class WriteHandle:
                 self._send(piece)
         finally:
             self._appending_many = False
-        return self._machine.last_add_pushed
+        return self.machine.last_add_pushed
 
     async def flush(self) -> int:
         """Wait until all appended entries are acknowledged.
@@ -230,8 +230,8 @@ class WriteHandle:
             If too many bookies failed. The writer has ended.
         """
         self._send_gathered()
-        await self._wait_until(lambda: not self._machine.pending_entries)
-        return self._machine.last_add_confirmed
+        await self._wait_until(lambda: not self.machine.pending_entries)
+        return self.machine.last_add_confirmed
 
     async def wait_confirmed(self, entry_id: int) -> None:
         """Wait until an entry is confirmed.
@@ -259,7 +259,7 @@ class WriteHandle:
 
     async def wait_for(self, entry_id: int) -> None:
         """Do the same as :meth:`wait_confirmed`, also for entries not yet appended."""
-        if entry_id > self._machine.last_add_confirmed:
+        if entry_id > self.machine.last_add_confirmed:
             self.raise_error()
             await self.waiters.reached(entry_id)
 
@@ -278,8 +278,8 @@ class WriteHandle:
         PeerError
             If a bookie could not sync. With deferred sync the writer has ended.
         """
-        self.check_open()
-        machine = self._machine
+        self.machine.check_open()
+        machine = self.machine
         await self.flush()
         head = machine.last_add_acknowledged
         if machine.deferred_sync:
@@ -311,7 +311,7 @@ class WriteHandle:
         MetadataUnavailableError
             If ZooKeeper does not answer. The outcome is unknown. Retry.
         """
-        machine = self._machine
+        machine = self.machine
         self._send_gathered()
         machine.close()
         self._runner.run()
@@ -324,7 +324,7 @@ class WriteHandle:
 
     async def abandon(self) -> None:
         """Stop writing without closing the ledger. It stays open until a client recovers it."""
-        self._machine.abandon()
+        self.machine.abandon()
         self._runner.run()
         await self._runner.stop()
 
@@ -332,18 +332,14 @@ class WriteHandle:
 
     def raise_error(self) -> None:
         """Raise the error that ended the handle, if any."""
-        if self._machine.error is not None:
-            raise self._machine.error
-
-    def check_open(self) -> None:
-        """Raise the error that ended the handle, if any. Raises LedgerClosedError if it is closing."""
-        self._machine.check_open()
+        if self.machine.error is not None:
+            raise self.machine.error
 
     def _tell(self, event: WriterEvent) -> None:
         self._runner.handle(event)
 
     def _on_progress(self) -> None:
-        machine, waiters = self._machine, self.waiters
+        machine, waiters = self.machine, self.waiters
         waiters.reach(machine.last_add_confirmed)
         if machine.error is not None:
             waiters.fail(machine.error)
@@ -372,22 +368,22 @@ class WriteHandle:
         except Exception as error:
             # Their ids were already returned. No entry may follow a gap.
             _LOG.exception("ledger %d: sending entries", self.ledger_id)
-            self._machine.fail(error)
+            self.machine.fail(error)
             self._runner.run()
 
     def _send_gathered(self) -> None:
-        if len(self._gathered) and self._machine.error is None:
+        if len(self._gathered) and self.machine.error is None:
             self._send(self._gathered.take())
 
     def _send(self, payloads: Payloads | Sequence[Buffer]) -> None:
         """Send entries that were admitted."""
-        self._machine.add(payloads)
+        self.machine.add(payloads)
         self._runner.run()
 
     async def _admit(self, count: int, size: int) -> None:
         await self._wait_until(lambda: self._has_room(count, size))
-        self.check_open()
+        self.machine.check_open()
 
     def _has_room(self, count: int, size: int) -> bool:
         gathered = self._gathered
-        return self._machine.adds.has_room(count, size, len(gathered), gathered.size_bytes)
+        return self.machine.adds.has_room(count, size, len(gathered), gathered.size_bytes)
