@@ -19,6 +19,7 @@ from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookieAnswerError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.wire.add_frames_v3 import EntryPackagerV3
+from tests.support.connections import assert_no_requests
 
 PASSWORD = b"open sesame"
 KEY = master_key(PASSWORD)
@@ -80,8 +81,7 @@ def run(bookies_uri: str) -> Callable[[Play], None]:
             try:
                 async with asyncio.timeout(30):
                     await play(Stage(connection))
-                assert connection._outstanding == 0
-                assert not connection._waiting
+                assert_no_requests(connection)
             finally:
                 connection.close()
                 await asyncio.sleep(0)

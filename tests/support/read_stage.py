@@ -24,6 +24,7 @@ from bk_spark.protocol.wire import wire_v2, wire_v3
 from bk_spark.protocol.wire.framing import frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.wire_v2 import BatchRead, RequestV2
+from tests.support.connections import assert_no_requests, live
 from tests.support.ledgers import LEDGER, PASSWORD, ledger, payload_of
 from tests.support.served_bookie import ModelServices, ServedBookie
 
@@ -224,10 +225,9 @@ def staged(
             try:
                 async with asyncio.timeout(10):
                     await play(stage)
-                for connection in stage.pool._connections.values():
-                    assert connection._reads == {} == connection._batches
-                for other in stage.pool_v3._connections.values():
-                    assert other._waiting == {}
+                for pool in (stage.pool, stage.pool_v3):
+                    for connection in live(pool, stage.bookies):
+                        assert_no_requests(connection)
                 left = asyncio.all_tasks() - {asyncio.current_task()}
                 assert not left, left
             finally:

@@ -17,6 +17,7 @@ from bk_spark.bookie.writing.write_handle import WriteHandle
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.quorum import Quorum
+from tests.support.connections import listens, live
 from tests.support.ledgers import LEDGER, PASSWORD, ledger
 from tests.support.served_bookie import ModelServices, ServedBookie
 
@@ -85,8 +86,7 @@ def staged(
                     await stage.handle.start()
                     await play(stage)
                 await stage.handle.abandon()
-                for connection in stage.pool._connections.values():
-                    assert connection._add_listeners == {} == connection._loss_listeners
+                assert not any(listens(connection) for connection in live(stage.pool, stage.bookies))
                 assert stage.services.subscribers == []
             finally:
                 await stage.handle.abandon()

@@ -36,6 +36,7 @@ from bk_spark.protocol.wire.add_frames_v3 import ADD_TXN_BIT, EntryPackagerV3
 from bk_spark.protocol.wire.entry_availability import encode_availability
 from bk_spark.protocol.wire.framing import frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from tests.support.connections import assert_no_requests
 from tests.support.served_bookie import ServedBookie
 
 LEDGER = 7
@@ -72,7 +73,7 @@ def with_bookie(**limits: Any) -> Callable[[Play], Callable[[Kind], None]]:
             try:
                 async with asyncio.timeout(10):
                     await play(bookie, connection)
-                assert_clean(connection)
+                assert_no_requests(connection)
             finally:
                 connection.close()
                 await bookie.stop()
@@ -87,15 +88,6 @@ def with_bookie(**limits: Any) -> Callable[[Play], Callable[[Kind], None]]:
         return test
 
     return decorate
-
-
-def assert_clean(connection: Connection) -> None:
-    if isinstance(connection, BookieConnection):
-        assert connection._reads == {} == connection._batches
-    else:
-        assert connection._waiting == {}
-    assert connection.closed or connection._outstanding == 0
-    assert not connection._admissions
 
 
 async def spin() -> None:
@@ -189,7 +181,7 @@ async def test_cancelled_reads_leave_nothing_and_disturb_nobody(bookie: ServedBo
     for task in given_up:
         task.cancel()
     await asyncio.gather(*given_up, return_exceptions=True)
-    assert connection._outstanding == 35
+    assert connection.outstanding == 35
     bookie.silent = False
     await until(lambda: len(bookie._held) >= 11)
     bookie.answer_held()
@@ -260,7 +252,7 @@ async def test_requests_wait_for_others(bookie: ServedBookie, connection: Connec
     cancelled = asyncio.ensure_future(connection.read(LEDGER, range(1)))
     await until(lambda: bool(bookie._held))
     await spin()
-    assert connection._outstanding == 40, "one request may be larger than the limit"
+    assert connection.outstanding == 40, "one request may be larger than the limit"
     cancelled.cancel()
     bookie.silent = False
     bookie.answer_held()
@@ -270,7 +262,7 @@ async def test_requests_wait_for_others(bookie: ServedBookie, connection: Connec
         nonlocal most
         while not all(task.done() for task in waiting):
             if first.done():
-                most = max(most, connection._outstanding)
+                most = max(most, connection.outstanding)
             await asyncio.sleep(0)
 
     await asyncio.gather(first, watch(), *waiting)
@@ -453,7 +445,7 @@ def test_nonsense_breaks_the_connection(kind: Kind, pieces: list[bytes], then: s
             with pytest.raises(BookieUnavailableError):
                 await connection.read(LEDGER, range(1))
             assert connection.closed
-            assert_clean(connection)
+            assert_no_requests(connection)
 
     asyncio.run(run())
 
@@ -511,7 +503,7 @@ def scripted(play: V3Play) -> Callable[[], None]:
             connection = await connect(BookieConnectionV3, port, silence_ms=80)
             assert isinstance(connection, BookieConnectionV3)
             await play(connection, script.put_nowait)
-            assert_clean(connection)
+            assert_no_requests(connection)
             connection.close()
 
     @functools.wraps(play)

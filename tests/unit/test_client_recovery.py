@@ -29,6 +29,7 @@ from bk_spark.protocol.errors import (
 from bk_spark.protocol.ledger.recovery import ATTEMPTS
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bk_spark.protocol.quorum import Quorum
+from tests.support.connections import assert_no_requests, listens, live
 from tests.support.ledgers import LEDGER, PASSWORD, ledger, payload_of
 from tests.support.served_bookie import ModelServices, ServedBookie
 
@@ -103,10 +104,9 @@ def staged(**settings: Any) -> Callable[[Play], Callable[[], None]]:
                     await play(stage)
                 left = asyncio.all_tasks() - {asyncio.current_task()}
                 assert not left, left
-                for connection in stage.pool._connections.values():
-                    assert connection._add_listeners == {}
-                    reads = connection._reads if isinstance(connection, BookieConnection) else connection._waiting
-                    assert not reads
+                for connection in live(stage.pool, stage.bookies):
+                    assert not listens(connection)
+                    assert_no_requests(connection)
                 assert not (v2 and any(bookie.requests_v3 for bookie in stage.bookies))
             finally:
                 await stage.pool.close()

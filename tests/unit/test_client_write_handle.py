@@ -27,6 +27,7 @@ from bk_spark.protocol.errors import (
 )
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bk_spark.protocol.quorum import Quorum
+from tests.support.connections import listens
 from tests.support.ledgers import LEDGER, PASSWORD, ledger
 from tests.support.served_bookie import ModelServices
 from tests.support.write_stage import Stage, entries, staged, until
@@ -704,9 +705,9 @@ async def test_a_replaced_bookie_is_listened_to_no_longer(stage: Stage) -> None:
     stage[2].silent = True
     await stage.handle.append(b"x")
     connection = stage.connection(2)
-    assert connection._add_listeners
+    assert listens(connection)
     await until(lambda: stage.handle.last_add_confirmed == 0 and stage.handle.machine.adds.most_unanswered == 0)
-    assert not connection._add_listeners
+    assert not listens(connection)
     assert not connection.closed
 
 

@@ -657,9 +657,15 @@ def test_so_many_single_reads_at_once_and_no_more() -> None:
 
 
 def range_reader(
-    metadata: LedgerMetadata, first: int, last: int, *, unconfirmed: bool = False, attempts: int = 3, lac: int = -1
+    known: LedgerMetadata | LedgerView,
+    first: int,
+    last: int,
+    *,
+    unconfirmed: bool = False,
+    attempts: int = 3,
+    lac: int = -1,
 ) -> RangeReader:
-    view = LedgerView(LEDGER, metadata)
+    view = LedgerView(LEDGER, known) if isinstance(known, LedgerMetadata) else known
     view.learn_lac(lac)
     settings = ReadSettings(attempts=attempts, requests_ahead=2, first_request_entries=4, max_request_entries=4)
     return RangeReader(
@@ -757,8 +763,9 @@ def test_absent_needs_metadata_that_still_name_the_same_replicas() -> None:
 def test_absent_counts_against_the_metadata_that_were_asked_with() -> None:
     """Somebody else's newer metadata in the view do not make older answers right."""
     before, after = ledger(Quorum(1, 1, 1), (0, "b1")), ledger(Quorum(1, 1, 1), (0, "b1"), (2, "b2"))
-    machine = range_reader(before, 0, 3, unconfirmed=True)
-    machine._view.learn_metadata(after)
+    view = LedgerView(LEDGER, before)
+    machine = range_reader(view, 0, 3, unconfirmed=True)
+    view.learn_metadata(after)
     reader = PassesUnderTest(machine, {"b1": {0, 1}, "b2": {2, 3}})
     reader.metadata = [after]
     assert reader.run() is None

@@ -59,7 +59,8 @@ class FramedConnection(asyncio.BufferedProtocol, ABC):
         self._paused = False
         self._stalled: asyncio.TimerHandle | None = None
         self._heard_at = 0.0
-        self._outstanding = 0
+        #: Requests that are not answered yet, without adds.
+        self.outstanding = 0
         #: (request count, granted) of requests that wait for answers to others, in order.
         self._admissions: deque[tuple[int, asyncio.Future[None]]] = deque()
 
@@ -84,8 +85,8 @@ class FramedConnection(asyncio.BufferedProtocol, ABC):
         Raises BookieUnavailableError, BookieTimeoutError.
         """
         self._check()
-        if self._outstanding < self._limits.max_outstanding_requests and not self._admissions:
-            self._outstanding += count
+        if self.outstanding < self._limits.max_outstanding_requests and not self._admissions:
+            self.outstanding += count
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._admissions.append((count, granted))
@@ -100,18 +101,18 @@ class FramedConnection(asyncio.BufferedProtocol, ABC):
                 self._leave(count)
             if isinstance(error, TimeoutError):
                 raise BookieTimeoutError(
-                    f"{self._outstanding} requests on this connection are unanswered, and none was in time",
+                    f"{self.outstanding} requests on this connection are unanswered, and none was in time",
                     bookie_id=self.bookie_id,
                 ) from None
             raise
 
     def _leave(self, count: int) -> None:
         """End ``count`` requests, which were answered or given up."""
-        self._outstanding -= count
-        while self._admissions and self._outstanding < self._limits.max_outstanding_requests:
+        self.outstanding -= count
+        while self._admissions and self.outstanding < self._limits.max_outstanding_requests:
             count, granted = self._admissions.popleft()
             if not granted.done():
-                self._outstanding += count
+                self.outstanding += count
                 granted.set_result(None)
 
     def _given_up(self, asked_at: float) -> None:
