@@ -224,7 +224,7 @@ class _Adds:
             if confirmed >= entry_id:
                 return
             self._handle.raise_error()
-            await self._handle.changed()
+            await self._handle.waiters.woken()
 
 
 class _Reads:

@@ -190,7 +190,7 @@ async def test_append_and_append_many_at_once_are_refused_instead_of_mixing_up_t
         await asyncio.gather(*singles[:5], many(large), *singles[5:], many([b"%d" % turn] * 3))
     await handle.flush()
     assert refused
-    assert all("need a lock" in text for text in refused)
+    assert all("use a lock" in text for text in refused)
     assert {entry: stage[1].entries[entry][36:] for entry in named} == named
     # Calls of append alone may overlap.
     refused.clear()

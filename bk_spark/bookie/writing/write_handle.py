@@ -192,9 +192,9 @@ class WriteHandle:
         LedgerFencedError
             If another client has recovered the ledger.
         LedgerClosedError
-            If this handle was closed or abandoned.
+            If this writer was closed or abandoned.
         PeerError
-            If too many bookies failed. The handle has ended.
+            If too many bookies failed. The writer has ended.
         """
         self.machine.check_open()
         self._check_alone(self._appending_many or self._waiting_appends > 0)
@@ -357,8 +357,8 @@ class WriteHandle:
     def _check_alone(self, taken: bool) -> None:
         if taken:
             raise InvalidArgumentError(
-                "append_many, or an append that waits for room, has not returned: entries get their ids as they are "
-                "sent. Await it first; several tasks that append to one ledger need a lock around their calls",
+                "append_many, or an append that waits for room, is still running. Await it before the next call; if "
+                "several tasks append to one ledger, use a lock",
                 ledger_id=self.ledger_id,
             )
 

@@ -110,7 +110,7 @@ class EntryOrder:
         rest = f", and all up to {gap[-1]}" if gap is not None and len(gap) > 1 else ""
         return EntryGapError(
             f"{what}: entry {missing} is missing{rest}; {self.waiting_entries} entries with higher ids wait for it. "
-            "Append what is missing",
+            "Append the missing entries",
             ledger_id=self._ledger_id,
             entry_id=missing,
         )
@@ -225,7 +225,7 @@ class EntryOrder:
 
     def _refuse(self, entry_id: int, why: str) -> NoReturn:
         raise DuplicateEntryError(
-            f"entry {entry_id} {why}; nothing of this call was added", ledger_id=self._ledger_id, entry_id=entry_id
+            f"entry {entry_id} {why}; no entry of this call was added", ledger_id=self._ledger_id, entry_id=entry_id
         )
 
 

@@ -68,7 +68,7 @@ from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.wire.add_frames import Packager
 from bk_spark.protocol.wire.code_errors import reason_of
 
-CLOSED_TEXT: Final = "close() or abandon() was called on this handle: it takes no more entries"
+CLOSED_TEXT: Final = "close() or abandon() was called on this handle; it accepts no more entries"
 
 
 class WriterState(enum.Enum):

@@ -202,14 +202,17 @@ class WriterEnsemble:
 
     def _change_if_needed(self, last_add_acknowledged: int, *, pending: bool) -> None:
         if self._deferred_sync and last_add_acknowledged != NO_ENTRY:
-            self._refuse_change("a ledger with deferred sync cannot replace it; recover the ledger, write a new one")
+            self._refuse_change(
+                "a ledger with deferred sync cannot replace a bookie after its first acknowledged entry; recover the "
+                "ledger and write a new one"
+            )
             return
         # An idle ledger keeps its ensemble, because most failures end before the next add.
         replaceable = self.failed.keys() - self._irreplaceable
         if self.state is not ChangeState.NONE or not replaceable or not pending:
             return
         if self._changes_left <= 0:
-            self._refuse_change("the ensemble was changed as often as maxNumEnsembleChanges allows")
+            self._refuse_change("the limit maxNumEnsembleChanges is reached; raise it, or write a new ledger")
             return
         self.state = ChangeState.CHOOSING
         self._search = self._wanted()
