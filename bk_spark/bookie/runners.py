@@ -1,4 +1,4 @@
-"""Runs machines (:mod:`bk_spark.protocol.machine`): one runner for asyncio, one for callers that block.
+"""Runs machines (:mod:`bk_spark.protocol.machine`): on asyncio, and for callers that block.
 
 A runner decides nothing. It calls a *performer*: a function that does an action and returns the event that answers it.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from typing import Any, Generic, TypeVar, cast
 
 from bk_spark.protocol.errors import BookKeeperError
@@ -39,6 +39,22 @@ def run_blocking(machine: Machine[A, E, R], perform: Callable[[A], E]) -> R:
         for action in machine.take_actions():
             try:
                 event = perform(action)
+            except Exception as error:
+                machine.fail(error)
+            else:
+                machine.handle(event)
+    return _result(machine.outcome)
+
+
+async def run_in_turn(machine: Machine[A, E, R], perform: Callable[[A], Awaitable[E]]) -> R:
+    """Run a sequential machine to its end, in this task: :func:`run_blocking` for asyncio.
+
+    A cancellation ends the run at once. The machine is not told.
+    """
+    while machine.outcome is None:
+        for action in machine.take_actions():
+            try:
+                event = await perform(action)
             except Exception as error:
                 machine.fail(error)
             else:

@@ -1,8 +1,8 @@
-"""The rules of collection: which ledgers are removed, and in which order the checks are made. No I/O.
+"""The machines of collection: which ledgers are removed, and in which order the checks are made. No I/O.
 
-The generators yield steps and are sent the result of each. Errors are thrown into them: they then release what they
-hold and let the error pass. ``ledger_collection.py`` and ``over_replication.py`` drive them in the bookie,
-``tests/simulation/collection`` in a model world.
+The generators yield steps and receive the result of each (:class:`bk_spark.protocol.machine.StepMachine`). If a step
+fails, they release what they hold and pass the error on. ``ledger_collection.py`` performs the steps, in the bookie
+and in the model world of ``tests/simulation/collection``.
 
 1. *Count.* Every ledger here is compared with the store; victims are noted. Nothing is removed yet.
 2. *Brake.* If there are too many victims, an operator decides (brake.py).
@@ -55,6 +55,11 @@ class LedgerPass:
 @dataclass(frozen=True, slots=True)
 class SyncStore:
     """Sync with the store. All reads up to the next sync must be made in this session."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareLocks:
+    """Make sure that the store has a place for replication locks, in a layout that this release knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +133,20 @@ class SyncDeletions:
     """Make the removals so far durable."""
 
 
+#: Steps that release what a pass holds. They are performed even after a request to stop.
+RELEASES: Final = (Unmark, ReleaseLock, SyncDeletions)
 Step = (
-    SyncStore | ListRange | ReadLedgers | ReadLocked | TakeLock | ReleaseLock | Mark | Unmark | Remove | SyncDeletions
+    SyncStore
+    | PrepareLocks
+    | ListRange
+    | ReadLedgers
+    | ReadLocked
+    | TakeLock
+    | ReleaseLock
+    | Mark
+    | Unmark
+    | Remove
+    | SyncDeletions
 )
 Steps = Generator[Step, Any, None]
 
@@ -150,22 +167,20 @@ def deletion_steps(report: LedgerPass, local: Int64s, ids_per_range: int, brake:
     report.stopped = brake.stops(victims, len(local))
     if report.stopped is not None:
         return
-    try:
-        for first in range(0, len(victims), MARKED_AT_ONCE):
-            yield from _remove_absent(report, victims[first : first + MARKED_AT_ONCE].tolist())
-    finally:
-        if report.deleted:
-            yield SyncDeletions()
+    if len(victims):
+        yield from and_finally(_remove_all_absent(report, victims), SyncDeletions())
 
 
-def _remove_absent(report: LedgerPass, ledger_ids: list[int]) -> Steps:
-    marked, failed = yield Mark(ledger_ids)
-    report.failed += failed
-    try:
-        yield SyncStore()
-        yield from _remove(report, _absent((yield ReadLedgers(marked))))
-    finally:
-        yield Unmark(marked)
+def _remove_all_absent(report: LedgerPass, victims: Int64s) -> Steps:
+    for first in range(0, len(victims), MARKED_AT_ONCE):
+        marked, failed = yield Mark(victims[first : first + MARKED_AT_ONCE].tolist())
+        report.failed += failed
+        yield from and_finally(_remove_absent(report, marked), Unmark(marked))
+
+
+def _remove_absent(report: LedgerPass, marked: list[int]) -> Steps:
+    yield SyncStore()
+    yield from _remove(report, _absent((yield ReadLedgers(marked))))
 
 
 def _absent(contents: dict[int, bytes | None]) -> list[int]:
@@ -178,6 +193,7 @@ def _absent(contents: dict[int, bytes | None]) -> list[int]:
 def over_replication_steps(report: LedgerPass, local: Int64s, bookie_id: str, brake: Brake) -> Steps:
     """Remove those of ``local`` that are closed and name ``bookie_id`` in no segment, each under its lock."""
     yield SyncStore()
+    yield PrepareLocks()
     found: list[Int64s] = []
     for first in range(0, len(local), READS_AT_ONCE):
         contents = yield ReadLedgers(local[first : first + READS_AT_ONCE].tolist())
@@ -188,23 +204,22 @@ def over_replication_steps(report: LedgerPass, local: Int64s, bookie_id: str, br
         return
     for ledger_id in victims.tolist():
         if (yield TakeLock(ledger_id)):
-            try:
-                yield from _remove_superfluous(report, ledger_id, bookie_id)
-            finally:
-                yield ReleaseLock(ledger_id)
+            yield from and_finally(_remove_locked(report, ledger_id, bookie_id), ReleaseLock(ledger_id))
+
+
+def _remove_locked(report: LedgerPass, ledger_id: int, bookie_id: str) -> Steps:
+    marked, failed = yield Mark([ledger_id])
+    report.failed += failed
+    if marked:
+        yield from and_finally(_remove_superfluous(report, ledger_id, bookie_id), Unmark(marked))
 
 
 def _remove_superfluous(report: LedgerPass, ledger_id: int, bookie_id: str) -> Steps:
-    marked, failed = yield Mark([ledger_id])
-    report.failed += failed
-    try:
-        yield SyncStore()
-        found: LockedLedger = yield ReadLocked(ledger_id)
-        if marked and found.locked and not found.marked and is_superfluous(ledger_id, found.content, bookie_id):
-            yield from _remove(report, marked)
-            yield SyncDeletions()
-    finally:
-        yield Unmark(marked)
+    yield SyncStore()
+    found: LockedLedger = yield ReadLocked(ledger_id)
+    if found.locked and not found.marked and is_superfluous(ledger_id, found.content, bookie_id):
+        yield from _remove(report, [ledger_id])
+        yield SyncDeletions()
 
 
 def is_superfluous(ledger_id: int, content: bytes | None, bookie_id: str) -> bool:
@@ -222,6 +237,19 @@ def is_superfluous(ledger_id: int, content: bytes | None, bookie_id: str) -> boo
 
 
 # --- both -------------------------------------------------------------------------------------------
+
+
+def and_finally(steps: Steps, last: Step) -> Steps:
+    """``steps``, then ``last``, also if ``steps`` fail.
+
+    Not a ``finally`` block: a machine that is dropped must not yield.
+    """
+    try:
+        yield from steps
+    except Exception:
+        yield last
+        raise
+    yield last
 
 
 def _remove(report: LedgerPass, ledger_ids: list[int]) -> Steps:

@@ -30,7 +30,6 @@ from bookie_server.gc.collector_status import (
 from bookie_server.gc.entry_log_collection import EntryLogCollection
 from bookie_server.gc.ledger_collection import LedgerCollection
 from bookie_server.gc.ledger_metadata_reads import LedgerMetadataReads
-from bookie_server.gc.over_replication import OverReplication
 from bookie_server.gc.throttle import GarbageCollectorStoppedError, StopSignal, Throttle
 from bookie_server.identity.cluster_identity import ClusterIdentity
 from bookie_server.storage import files
@@ -84,12 +83,9 @@ class GarbageCollector:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="gc")
         self.counters = GarbageCollectorCounters()
         reads = LedgerMetadataReads(store, identity, Throttle(config.gc_metadata_operations_per_s), self._stop)
-        #: What would remove too much at once waits here for an operator.
         limits = BrakeLimits(config.gc_brake_share, config.gc_brake_ledgers)
-        self.brakes = (Brake("deleted", limits), Brake("over-replicated", limits))
-        of_deleted, of_copies = self.brakes
-        self._ledgers = LedgerCollection(storage, reads, of_deleted, self._run_blocking, self._stop)
-        self._over_replicated = OverReplication(storage, reads, of_copies, self._run_blocking, self._stop)
+        self._ledgers = LedgerCollection(storage, reads, limits, self._run_blocking, self._stop)
+        self.brakes = (self._ledgers.deleted, self._ledgers.over_replicated)
         self._logs = EntryLogCollection(config, storage, self._run_blocking, self._stop, self.counters)
         self._status = GarbageCollectorStatus()
         #: Of the pass under way.
@@ -260,9 +256,9 @@ class GarbageCollector:
         return True
 
     async def _collect_ledgers(self) -> None:
-        await self._over_replicated.release_held()
+        await self._ledgers.release_locks()
         begun = time.monotonic()
-        result = await self._ledgers.run()
+        result = await self._ledgers.collect_deleted()
         self.counters.ledgers_deleted += len(result.deleted)
         self.counters.ledgers.note(time.monotonic() - begun, not result.problem)
         self._note(result)
@@ -272,9 +268,9 @@ class GarbageCollector:
         if wait_s <= 0:
             return
         waited_s = time.monotonic() - self._over_replicated_at_s
-        if waited_s < wait_s and not self._over_replicated.brake.released:
+        if waited_s < wait_s and not self._ledgers.over_replicated.released:
             return
-        result = await self._over_replicated.run()
+        result = await self._ledgers.collect_over_replicated()
         self._over_replicated_at_s = time.monotonic()
         self._status.last_over_replicated_ms = _now_ms()
         self.counters.over_replicated_deleted += len(result.deleted)

@@ -1,111 +1,150 @@
-"""The collection of deleted ledgers: drives its steps over the storage and the metadata store.
+"""Collection of ledgers: runs the machines of collection_steps.py over the storage and the metadata store.
 
-Ledger ids are compared range by range, where a range is what one znode has as children (10,000 ids; with the flat
-layout all of them), in ascending order. Only ranges with ledgers of this bookie are looked at. Of a range with few of
-them each ledger's znode is read; of others the children are listed, which is one request, and only ledgers that the
-list lacks are read. Any error of the metadata store ends the pass; ledgers that it has not decided stay. Source:
+Ledger ids are compared range by range, in ascending order. A range is the children of one znode: 10,000 ids, or all
+ids with the flat layout. Ranges without a ledger of this bookie are skipped. If the bookie has few ledgers of a range,
+their znodes are read. Otherwise the children are listed, which is one request, and only ledgers that the list lacks
+are read. Any error of the metadata store ends the pass, and ledgers that are not decided stay. Source:
 compatibility.md §5.11.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Final
 
+from bk_spark.bookie.runners import run_in_turn
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import BookKeeperError
-from bookie_server.gc.brake import Brake
+from bk_spark.protocol.machine import StepMachine
+from bookie_server.gc.brake import Brake, BrakeLimits
 from bookie_server.gc.collected_storage import CollectedStorage, RunBlocking
 from bookie_server.gc.collection_steps import (
+    RELEASES,
     LedgerPass,
     ListRange,
     Mark,
+    PrepareLocks,
     ReadLedgers,
+    ReadLocked,
     ReleaseLock,
     Remove,
     Step,
     Steps,
     SyncDeletions,
     SyncStore,
+    TakeLock,
     Unmark,
     deletion_steps,
+    over_replication_steps,
 )
 from bookie_server.gc.ledger_metadata_reads import LedgerMetadataReads
+from bookie_server.gc.over_replication import ReplicationLocks
 from bookie_server.gc.throttle import StopSignal
 from bookie_server.identity.cluster_identity import ForeignClusterError
 from bookie_server.storage import files
 
 _LOG: Final = logging.getLogger(__name__)
-#: Victims named in the log.
+#: Number of ledgers that a log message names.
 _NAMED: Final = 10
 
 
-class CollectionDriver:
-    """Does the steps of one kind of collection. A pass never raises what only concerns the metadata store or a file."""
+class LedgerCollection:
+    """Removes deleted and over-replicated ledgers from ``storage``, each kind with a brake of its own.
+
+    A pass reports errors of the metadata store and of single files in its result. It raises
+    GarbageCollectorStoppedError and SyncFailedError.
+    """
 
     def __init__(
         self,
         storage: CollectedStorage,
         reads: LedgerMetadataReads,
-        brake: Brake,
+        limits: BrakeLimits,
         run_blocking: RunBlocking,
         stop: StopSignal,
     ) -> None:
-        self.storage = storage
-        self.reads = reads
-        self.brake = brake
-        self.run_blocking = run_blocking
+        self._storage = storage
+        self._reads = reads
+        self._locks = ReplicationLocks(reads)
+        self._run_blocking = run_blocking
         self._stop = stop
+        self.deleted = Brake("deleted", limits)
+        self.over_replicated = Brake("over-replicated", limits)
 
-    async def play(self, steps: Steps, report: LedgerPass) -> LedgerPass:
-        """One pass. Raises GarbageCollectorStoppedError, SyncFailedError."""
+    async def collect_deleted(self) -> LedgerPass:
+        """Remove ledgers that the metadata store does not have."""
+        brake, ids_per_range = self.deleted, self._reads.ids_per_range
+        return await self._pass(brake, lambda report, local: deletion_steps(report, local, ids_per_range, brake))
+
+    async def collect_over_replicated(self) -> LedgerPass:
+        """Remove closed ledgers that have this bookie in no segment."""
+        brake, bookie_id = self.over_replicated, self._reads.identity.bookie_id
+        return await self._pass(brake, lambda report, local: over_replication_steps(report, local, bookie_id, brake))
+
+    async def release_locks(self) -> None:
+        """Release locks whose release failed before. Errors leave them for the next call."""
+        await self._run_blocking(self._locks.release_held)
+
+    async def _pass(self, brake: Brake, steps: Callable[[LedgerPass, Int64s], Steps]) -> LedgerPass:
+        report = LedgerPass()
         try:
-            await drive(steps, self._checked)
+            local = await self._storage.local_ledgers()
+            await run_in_turn(StepMachine(steps(report, local[local >= 0])), self._perform)
         except files.SyncFailedError:
             raise
         except (BookKeeperError, OSError) as error:
-            note_error(report, error)
+            report.problem = str(error)
+            report.foreign_cluster = isinstance(error, ForeignClusterError)
             level = logging.ERROR if report.foreign_cluster else logging.WARNING
-            _LOG.log(level, "collection of %s ledgers ends early; those not decided stay: %s", self.brake.kind, error)
+            _LOG.log(level, "collection of %s ledgers ended early, undecided ledgers stay: %s", brake.kind, error)
+        finally:
+            if report.deleted:
+                count = len(report.deleted)
+                _LOG.info("removed %d %s ledgers: %s", count, brake.kind, _some(report.deleted[:_NAMED], count))
         stopped = report.stopped
         if stopped is not None:
             report.problem = (
-                f"{len(stopped.ledgers)} of {stopped.held} ledgers are {self.brake.kind}: too many at once. None is "
+                f"{len(stopped.ledgers)} of {stopped.held} ledgers are {brake.kind}: too many at once. None is "
                 f"removed until an operator gives the word {stopped.word}"
             )
             _LOG.error(
-                "%s. If ZooKeeper was restored or made anew, do not: restore its ledgers first. Else: "
-                'PUT /api/v1/bookie/gc/brake {"word": "%s"}. They are: %s',
+                "%s. If ZooKeeper was restored or created again, restore its ledgers first. Otherwise: "
+                'PUT /api/v1/bookie/gc/brake {"word": "%s"}. The ledgers: %s',
                 report.problem,
                 stopped.word,
-                some(stopped.named, len(stopped.ledgers)),
+                _some(stopped.named, len(stopped.ledgers)),
             )
         return report
 
-    async def _checked(self, step: Step) -> Any:
-        # What is held is given back, whatever else is to end.
-        if not isinstance(step, Unmark | ReleaseLock | SyncDeletions):
+    async def _perform(self, step: Step) -> Any:
+        """Return the step's result. Raises MetadataError, OSError, GarbageCollectorStoppedError."""
+        if not isinstance(step, RELEASES):
             self._stop.check()
-        return await self.do(step)
-
-    async def do(self, step: Step) -> Any:
-        """What the step found. Raises MetadataError, OSError, GarbageCollectorStoppedError."""
         match step:
             case SyncStore():
-                await self.run_blocking(self.reads.begin)
+                await self._run_blocking(self._reads.begin)
+            case PrepareLocks():
+                await self._run_blocking(self._locks.prepare)
+            case ListRange(ledger_ids):
+                return await self._run_blocking(self._reads.unlisted, ledger_ids)
             case ReadLedgers(ledger_ids):
-                return await self.run_blocking(self.reads.contents, ledger_ids)
+                return await self._run_blocking(self._reads.contents, ledger_ids)
+            case ReadLocked(ledger_id):
+                return await self._run_blocking(self._locks.read_ledger, ledger_id)
+            case TakeLock(ledger_id):
+                return await self._run_blocking(self._locks.take, ledger_id)
+            case ReleaseLock(ledger_id):
+                await self._run_blocking(self._locks.release, ledger_id)
             case Mark(ledger_ids):
                 return await self._mark(ledger_ids)
             case Unmark(ledger_ids):
                 for ledger_id in ledger_ids:
-                    self.storage.unmark_ledger(ledger_id)
+                    self._storage.unmark_ledger(ledger_id)
             case Remove(ledger_ids):
                 return await self._remove(ledger_ids)
             case SyncDeletions():
-                await self.storage.sync_deletions()
-            case _:
-                raise AssertionError(step)
+                await self._storage.sync_deletions()
         return None
 
     async def _mark(self, ledger_ids: list[int]) -> tuple[list[int], int]:
@@ -113,77 +152,29 @@ class CollectionDriver:
         failed = 0
         for ledger_id in ledger_ids:
             try:
-                if self.storage.mark_ledger(ledger_id):
+                if self._storage.mark_ledger(ledger_id):
                     marked.append(ledger_id)
             except OSError as error:
                 failed += 1
-                _LOG.error("ledger %d cannot be looked at, it stays: %s", ledger_id, error)
-        await self.storage.settle()
+                _LOG.error("ledger %d cannot be examined and stays: %s", ledger_id, error)
+        await self._storage.settle()
         return marked, failed
 
     async def _remove(self, ledger_ids: list[int]) -> tuple[list[int], int]:
-        deleted: list[int] = []
+        removed: list[int] = []
         failed = 0
         for ledger_id in ledger_ids:
             try:
-                await self.storage.remove_ledger(ledger_id)
-                deleted.append(ledger_id)
+                await self._storage.remove_ledger(ledger_id)
+                removed.append(ledger_id)
             except files.SyncFailedError:
                 raise
             except OSError as error:
                 failed += 1
-                _LOG.error("ledger %d cannot be deleted: %s", ledger_id, error)
-        return deleted, failed
+                _LOG.error("ledger %d cannot be removed: %s", ledger_id, error)
+        return removed, failed
 
 
-class LedgerCollection(CollectionDriver):
-    """Deletes ledgers of the storage that the metadata store does not know (any more)."""
-
-    async def run(self) -> LedgerPass:
-        """One pass. Raises GarbageCollectorStoppedError, SyncFailedError."""
-        report = LedgerPass()
-        try:
-            local = await self.storage.local_ledgers()
-        except OSError as error:
-            report.problem = str(error)
-            _LOG.warning("ledgers here cannot be listed, none is collected: %s", error)
-            return report
-        steps = deletion_steps(report, local[local >= 0], self.reads.ids_per_range, self.brake)
-        try:
-            return await self.play(steps, report)
-        finally:
-            if report.deleted:
-                _LOG.info(
-                    "deleted %d ledgers: %s", len(report.deleted), some(report.deleted[:_NAMED], len(report.deleted))
-                )
-
-    async def do(self, step: Step) -> Any:
-        if isinstance(step, ListRange):
-            return await self.run_blocking(self.reads.unlisted, step.ledger_ids)
-        return await super().do(step)
-
-
-async def drive(steps: Steps, do: Callable[[Step], Awaitable[Any]]) -> None:
-    """Do all steps. What fails is told to ``steps``, which may take further steps before it ends."""
-    answer: Any = None
-    error: BaseException | None = None
-    while True:
-        try:
-            step = steps.send(answer) if error is None else steps.throw(error)
-        except StopIteration:
-            return
-        try:
-            answer, error = await do(step), None
-        except BaseException as failure:
-            answer, error = None, failure
-
-
-def note_error(report: LedgerPass, error: Exception) -> None:
-    """The pass ends with ``error``."""
-    report.problem = str(error)
-    report.foreign_cluster = isinstance(error, ForeignClusterError)
-
-
-def some(ledger_ids: list[int], count: int) -> str:
-    """The first ledgers of ``count``, in words."""
+def _some(ledger_ids: list[int], count: int) -> str:
+    """List the first of ``count`` ledgers."""
     return ", ".join(map(str, ledger_ids)) + (", …" if count > len(ledger_ids) else "")

@@ -5,16 +5,18 @@ Each function breaks a rule while the given stack is open.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.metadata.znodes import Znode
 from bookie_server.gc import collection_steps
 from bookie_server.gc.brake import Brake
 from bookie_server.gc.collection_steps import (
+    MARKED_AT_ONCE,
     LedgerPass,
     LockedLedger,
     Mark,
@@ -24,9 +26,10 @@ from bookie_server.gc.collection_steps import (
     Steps,
     SyncStore,
     Unmark,
+    and_finally,
 )
 from bookie_server.gc.ledger_metadata_reads import LedgerMetadataReads
-from bookie_server.gc.over_replication import OverReplication
+from bookie_server.gc.over_replication import ReplicationLocks
 from bookie_server.identity.cluster_identity import ClusterIdentity
 
 
@@ -40,23 +43,24 @@ def any_cluster_is_believed(stack: ExitStack) -> None:
 
 
 def _remove(report: LedgerPass, ledger_ids: list[int]) -> Steps:
-    marked, _ = yield Mark(ledger_ids)
-    try:
-        deleted, _ = yield Remove(marked)
-        report.deleted += deleted
-    finally:
-        yield Unmark(marked)
+    deleted, _ = yield Remove(ledger_ids)
+    report.deleted += deleted
 
 
-def _removal(stack: ExitStack, steps: Any) -> None:
-    stack.enter_context(patch.object(collection_steps, "_remove_absent", steps))
+def _removal(stack: ExitStack, remove_some: Callable[[LedgerPass, list[int]], Steps]) -> None:
+    def steps(report: LedgerPass, victims: Int64s) -> Steps:
+        for first in range(0, len(victims), MARKED_AT_ONCE):
+            yield from remove_some(report, victims[first : first + MARKED_AT_ONCE].tolist())
+
+    stack.enter_context(patch.object(collection_steps, "_remove_all_absent", steps))
 
 
 def victims_are_not_read_again(stack: ExitStack) -> None:
     """The former behaviour: up to 256 are read, and removed one after the other."""
 
     def steps(report: LedgerPass, ledger_ids: list[int]) -> Steps:
-        yield from _remove(report, ledger_ids)
+        marked, _ = yield Mark(ledger_ids)
+        yield from and_finally(_remove(report, marked), Unmark(marked))
 
     _removal(stack, steps)
 
@@ -65,22 +69,18 @@ def victims_are_read_again_before_they_are_marked(stack: ExitStack) -> None:
     def steps(report: LedgerPass, ledger_ids: list[int]) -> Steps:
         yield SyncStore()
         contents = yield ReadLedgers(ledger_ids)
-        yield from _remove(report, [ledger_id for ledger_id in ledger_ids if contents[ledger_id] is None])
+        marked, _ = yield Mark([ledger_id for ledger_id in ledger_ids if contents[ledger_id] is None])
+        yield from and_finally(_remove(report, marked), Unmark(marked))
 
     _removal(stack, steps)
 
 
 def the_server_is_not_brought_up_to_date_after_the_mark(stack: ExitStack) -> None:
-    def steps(report: LedgerPass, ledger_ids: list[int]) -> Steps:
-        marked, _ = yield Mark(ledger_ids)
-        try:
-            contents = yield ReadLedgers(marked)
-            deleted, _ = yield Remove([ledger_id for ledger_id in marked if contents[ledger_id] is None])
-            report.deleted += deleted
-        finally:
-            yield Unmark(marked)
+    def remove_absent(report: LedgerPass, marked: list[int]) -> Steps:
+        contents = yield ReadLedgers(marked)
+        yield from _remove(report, [ledger_id for ledger_id in marked if contents[ledger_id] is None])
 
-    _removal(stack, steps)
+    stack.enter_context(patch.object(collection_steps, "_remove_absent", remove_absent))
 
 
 def a_new_session_is_as_good_as_the_old_one(stack: ExitStack) -> None:
@@ -89,12 +89,12 @@ def a_new_session_is_as_good_as_the_old_one(stack: ExitStack) -> None:
 
 def the_lock_is_not_looked_at(stack: ExitStack) -> None:
     """Its session may have ended, and another worker may hold it."""
-    read = OverReplication._read_locked
+    read = ReplicationLocks.read_ledger
 
-    def locked(collection: OverReplication, ledger_id: int) -> LockedLedger:
-        return replace(read(collection, ledger_id), locked=True)
+    def locked(locks: ReplicationLocks, ledger_id: int) -> LockedLedger:
+        return replace(read(locks, ledger_id), locked=True)
 
-    stack.enter_context(patch.object(OverReplication, "_read_locked", locked))
+    stack.enter_context(patch.object(ReplicationLocks, "read_ledger", locked))
 
 
 def copies_are_not_read_again_under_the_lock(stack: ExitStack) -> None:

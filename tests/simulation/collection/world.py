@@ -1,13 +1,13 @@
 """The model world of collection: a bookie's ledgers; clients that create, write and delete ledgers, and reuse old ids;
 replication workers; and a metadata service that is created again, partly lost, or replaced by another.
 
-The code under test is the bookie's own: the steps of collection, their drivers, the reads of metadata, the brake. The
-storage (the part of Upkeep) and ZooKeeper are modelled. One random source decides what happens between two steps.
+The code under test is the bookie's own: the machines of collection and their runner, the reads of metadata, the locks,
+the brake. The storage (the part of Upkeep) and ZooKeeper are modelled. One random source decides what happens between two steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any, TypeVar, cast
 
@@ -19,11 +19,10 @@ from bk_spark.protocol.metadata.cookie import Cookie, encode_directories
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment, decode, encode
 from bk_spark.protocol.metadata.ledger_paths import LedgerManager
 from bk_spark.protocol.quorum import Quorum
-from bookie_server.gc.brake import Brake, BrakeLimits
+from bookie_server.gc.brake import BrakeLimits
 from bookie_server.gc.collection_steps import LedgerPass
 from bookie_server.gc.ledger_collection import LedgerCollection
 from bookie_server.gc.ledger_metadata_reads import LedgerMetadataReads
-from bookie_server.gc.over_replication import OverReplication
 from bookie_server.gc.throttle import StopSignal, Throttle
 from bookie_server.identity.cluster_identity import ClusterIdentity
 from tests.simulation.collection.zookeeper import Ensemble, ModelZooKeeper
@@ -129,15 +128,12 @@ class World:
 
     def _start_bookie(self) -> None:
         self.storage.marked.clear()
-        self.brakes = (Brake("deleted", self.limits), Brake("over-replicated", self.limits))
         store = cast(LedgerStore, _Store(self.zk))
         stop = StopSignal()
         reads = LedgerMetadataReads(store, self.identity, Throttle(0), stop)
         storage: Any = self.storage
-        self.drivers: tuple[LedgerCollection | OverReplication, ...] = (
-            LedgerCollection(storage, reads, self.brakes[0], _inline, stop),
-            OverReplication(storage, reads, self.brakes[1], _inline, stop),
-        )
+        self.collection = LedgerCollection(storage, reads, self.limits, _inline, stop)
+        self.brakes = (self.collection.deleted, self.collection.over_replicated)
 
     def metadata(self, ledger_id: int) -> LedgerMetadata | None:
         node = self.own.nodes.get(MANAGER.ledger_path(ROOT, ledger_id))
@@ -172,16 +168,18 @@ class World:
 
     def collect(self, number: int) -> None:
         """Run pass ``number`` of the collection (deleted, over-replicated); it may be killed."""
-        driver, brake = self.drivers[number], self.brakes[number]
+        collect = (self.collection.collect_deleted, self.collection.collect_over_replicated)[number]
+        brake = self.brakes[number]
         held, released = len(self.storage.entries), set()
         if brake.released and brake.stopped is not None:
             released = set(brake.stopped.ledgers.tolist())
         self.storage.removed.clear()
         self.tell(f"a pass for {brake.kind} ledgers begins: {held} here, {len(released)} released", "passes")
         try:
-            report = self._play(driver)
+            report = self._play(collect())
         except KilledError:
             self.tell("the bookie is killed and starts again", "kills")
+            self.end_session()
             self._start_bookie()
         else:
             self.tell(f"it ends: {len(report.deleted)} deleted; {report.problem or 'no problem'}")
@@ -194,8 +192,7 @@ class World:
             raise InvariantError(f"{len(unnamed)} of {self.storage.listed} ledgers were removed without a word")
         self.counts["removed"] = self.counts.get("removed", 0) + len(self.storage.removed)
 
-    def _play(self, driver: LedgerCollection | OverReplication) -> LedgerPass:
-        work = driver.run()
+    def _play(self, work: Coroutine[Any, Any, LedgerPass]) -> LedgerPass:
         self.busy = True
         try:
             work.send(None)
