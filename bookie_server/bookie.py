@@ -147,16 +147,10 @@ class Bookie:
         descriptor = self._descriptor_to_write(ledger_id, master_key, Code.NO_LEDGER)
         if not isinstance(descriptor, LedgerDescriptor):
             outcome.set_result(descriptor)
-            return outcome
-        ledger = descriptor
-
-        def durable(ok: bool) -> None:
-            _resolve(outcome, Code.OK if ok else Code.IO_ERROR)
-
-        if not ledger.fenced:
-            self._fence_now(ledger, durable)
-        elif ledger.fence_group is not None:
-            ledger.fence_group.done.append(durable)
+        elif not descriptor.fenced:
+            self._fence_now(descriptor, _resolver(outcome))
+        elif descriptor.fence_group is not None:
+            descriptor.fence_group.done.append(_resolver(outcome))
         else:
             outcome.set_result(Code.OK)
         return outcome
@@ -180,7 +174,7 @@ class Bookie:
         ledger.fenced = True
         ledger.header_dirty = True
         ledger.fence_group = self._storage.append_journal(ledger, journal.fence_record(ledger.ledger_id), durable, undo)
-        _notify(ledger)
+        ledger.wake_watchers()
 
     def write_lac(self, packet: bytes, master_key: bytes) -> asyncio.Future[Code]:
         """Store an explicit LAC, unless it is lower than the stored one.
@@ -199,13 +193,13 @@ class Bookie:
         if not isinstance(descriptor, LedgerDescriptor):
             outcome.set_result(descriptor)
             return outcome
-        ledger = descriptor
+        ledger, resolve = descriptor, _resolver(outcome)
 
         def durable(ok: bool) -> None:
             if ok and last_add_confirmed > ledger.last_add_confirmed:
                 ledger.last_add_confirmed = last_add_confirmed
                 ledger.tell_watchers()
-            _resolve(outcome, Code.OK if ok else Code.IO_ERROR)
+            resolve(ok)
 
         before = ledger.explicit_lac
         if before is not None and LAC_PACKET_HEADER.unpack_from(before)[1] > last_add_confirmed:
@@ -224,7 +218,7 @@ class Bookie:
     def force(self, ledger_id: int | None = None) -> asyncio.Future[Code]:
         """Return a future for when all earlier adds (to the ledger's journal, if one is given) are durable."""
         outcome: asyncio.Future[Code] = asyncio.get_running_loop().create_future()
-        self._storage.barrier(lambda ok: _resolve(outcome, Code.OK if ok else Code.IO_ERROR), ledger_id)
+        self._storage.barrier(_resolver(outcome), ledger_id)
         return outcome
 
     def _descriptor_to_write(self, ledger_id: int, master_key: bytes, if_deleted: Code) -> LedgerDescriptor | Code:
@@ -339,7 +333,7 @@ class Bookie:
             if not asked:
                 break
             entries = await self._reader.fetch(np.full(asked, ledger_id), ids[:asked], locations[:asked], left_bytes)
-            good = _within(entries.sizes, left_bytes, at_least_one=not result)
+            good = entries.fitting(left_bytes, at_least_one=not result)
             if good == 0:
                 break
             result.append(StoredEntries(entries.data, entries.starts[:good], entries.sizes[:good]))
@@ -382,46 +376,19 @@ class Bookie:
         return descriptor.last_add_confirmed
 
     async def wait_for_lac(self, descriptor: LedgerDescriptor, above: int, timeout_ms: int) -> bool:
-        """Wait until a LAC greater than ``above`` is known, or the ledger becomes fenced or is removed.
-
-        Return False after the timeout.
-        """
-        was_fenced = descriptor.fenced
-        changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def look() -> None:
-            ended = (descriptor.fenced and not was_fenced) or descriptor.deleting
-            if (descriptor.last_add_confirmed > above or ended) and not changed.done():
-                changed.set_result(None)
-
-        descriptor.watch_lac(above, look)
-        try:
-            await asyncio.wait_for(changed, timeout_ms / 1000)
-        except TimeoutError:
-            return False
-        finally:
-            if descriptor.lac_watchers:
-                descriptor.lac_watchers.pop(look, None)
-        return True
-
-
-def _within(sizes: Int64s, limit_bytes: int, *, at_least_one: bool) -> int:
-    """How many of the first entries are readable and fit into ``limit_bytes`` together with their lengths."""
-    bad = np.flatnonzero(sizes < 0)
-    readable = int(bad[0]) if len(bad) else len(sizes)
-    fitting = int(np.searchsorted(np.cumsum(sizes[:readable] + LENGTH_BYTES), limit_bytes, side="right"))
-    return min(readable, max(fitting, 1)) if at_least_one else fitting
+        """See :meth:`LedgerDescriptor.wait_for_lac`."""
+        return await descriptor.wait_for_lac(above, timeout_ms)
 
 
 def _has_short_record(records: Records) -> bool:
     return int(np.diff(records.offsets).min()) < LENGTH_BYTES + ENTRY_HEADER_BYTES
 
 
-def _notify(descriptor: LedgerDescriptor) -> None:
-    for watcher in list(descriptor.lac_watchers or ()):
-        watcher()
+def _resolver(outcome: asyncio.Future[Code]) -> Callable[[bool], None]:
+    """A callback that completes ``outcome``, unless it was cancelled."""
 
+    def resolve(ok: bool) -> None:
+        if not outcome.done():
+            outcome.set_result(Code.OK if ok else Code.IO_ERROR)
 
-def _resolve(outcome: asyncio.Future[Code], code: Code) -> None:
-    if not outcome.done():
-        outcome.set_result(code)
+    return resolve

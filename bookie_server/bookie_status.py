@@ -42,7 +42,7 @@ def _write(directories: Sequence[str], mode: BookieMode) -> None:
             written += 1
         except OSError as error:
             failure = error
-            _LOG.warning("mode not kept: file=%s error=%s", path, error.strerror)
+            _LOG.warning("cannot save the mode: file=%s error=%s", path, error.strerror)
     if failure is not None and not written:
         raise failure
 
@@ -59,7 +59,7 @@ def read_status(directories: Sequence[str]) -> BookieMode | None:
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
-            _LOG.warning("mode not read: file=%s error=%s", path, error)
+            _LOG.warning("cannot read the saved mode: file=%s error=%s", path, error)
             continue
         if at_ms > newest_ms:
             newest_ms, newest = at_ms, mode

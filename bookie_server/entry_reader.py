@@ -169,7 +169,7 @@ class EntryReader:
             half, positions = half_and_positions(locations[:count])
             cache = self._storage.write_cache.flushing if half else self._storage.write_cache.active
             if cache is None:
-                raise AssertionError("the half of the write cache is gone")
+                raise AssertionError("that half of the write cache was dropped")
             fetched = cache.fetch(positions, limit_bytes)
             self._counters.cache_hits += len(fetched.sizes)
             return fetched

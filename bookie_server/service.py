@@ -35,7 +35,7 @@ from bookie_server.net.native.server import NativeServer
 from bookie_server.state import FORCED, MANUAL, BookieState
 from bookie_server.storage.directories import LedgerDirectories
 from bookie_server.storage.ledger_storage import LedgerStorage
-from bookie_server.storage.upkeep import Upkeep
+from bookie_server.storage.upkeep import StorageUpkeep
 
 if TYPE_CHECKING:
     from bookie_server.admin.server import AdminServer
@@ -181,7 +181,7 @@ class BookieService:
 
     def _make_collector(self) -> GarbageCollector:
         return GarbageCollector(
-            Upkeep(self._storage),
+            StorageUpkeep(self._storage),
             self._config,
             self._store,
             self._identity,
@@ -229,7 +229,7 @@ class BookieService:
         try:
             await self._storage.close()
         except (OSError, BookKeeperError) as error:
-            _LOG.error("not everything was written, the next start replays the journals: %s", error)
+            _LOG.error("cannot write everything, so the next start replays the journals: %s", error)
             self._code = _EXIT_BOOKIE_ERROR
             return
         if not self._storage.failed:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from bookie_server.gc.brake import Brake
+from bookie_server.gc.brake import CollectionBrake
 from bookie_server.gc.collector_status import EntryLogStatus, GarbageCollectorStatus
 from bookie_server.state import BookieState
 from bookie_server.storage.directories import LedgerDirectories
@@ -21,11 +21,11 @@ class Collection(Protocol):
     """The part of GarbageCollector that the admin API uses."""
 
     @property
-    def brakes(self) -> Sequence[Brake]: ...
+    def brakes(self) -> Sequence[CollectionBrake]: ...
 
     def force(self, *, major: bool | None, minor: bool | None) -> None: ...
 
-    def release(self, word: str) -> Brake: ...
+    def release(self, word: str) -> CollectionBrake: ...
 
     def suspend(self, compaction: str, by: str, suspended: bool) -> None: ...
 

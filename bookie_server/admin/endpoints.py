@@ -22,17 +22,17 @@ from bookie_server.admin.routes import (
     json_response,
     text_response,
 )
-from bookie_server.gc.brake import Brake, StoppedPass
+from bookie_server.gc.brake import CollectionBrake, StoppedCollection
 from bookie_server.gc.garbage_collector import MAJOR, MINOR, OPERATOR, CollectionRefusedError
 from bookie_server.metrics.exposition import CONTENT_TYPE, exposition, process_exposition
-from bookie_server.metrics.metrics import Registry
+from bookie_server.metrics.metrics import MetricsRegistry
 
 _BOOKIE: Final = "/api/v1/bookie"
 _JOURNAL, _ENTRY_LOG, _INDEX = "journal", "entrylog", "index"
 _FILE_TYPES: Final = (_JOURNAL, _ENTRY_LOG, _INDEX)
 
 
-def metrics_routes(registry: Registry) -> Routes:
+def metrics_routes(registry: MetricsRegistry) -> Routes:
     """``/metrics`` and ``/heartbeat`` alone."""
 
     async def metrics(_: Request) -> Response:
@@ -44,7 +44,7 @@ def metrics_routes(registry: Registry) -> Routes:
     return {"/heartbeat": {ANY_METHOD: _heartbeat}, "/metrics": {"GET": metrics}}
 
 
-def admin_routes(actions: AdminActions, registry: Registry | None) -> Routes:
+def admin_routes(actions: AdminActions, registry: MetricsRegistry | None) -> Routes:
     """Everything; without ``registry`` there is no ``/metrics``."""
     endpoints = _Endpoints(actions)
     return {
@@ -250,7 +250,7 @@ class _Endpoints:
         return json_response(", ".join(done))
 
 
-def _stopped(brake: Brake, stopped: StoppedPass) -> dict[str, object]:
+def _stopped(brake: CollectionBrake, stopped: StoppedCollection) -> dict[str, object]:
     return {
         "kind": brake.kind,
         "ledgers": len(stopped.ledgers),

@@ -17,13 +17,13 @@ _BOOKIE_ID: Final = re.compile(r"[a-zA-Z0-9:-_.\-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Addresses:
+class BookieAddresses:
     bookie_id: str
     advertised_host: str
     listen_host: str
 
 
-def find_addresses(conf: ConfFile, port: int) -> Addresses:
+def find_addresses(conf: ConfFile, port: int) -> BookieAddresses:
     """Determine both from ``bookieId``, ``advertisedAddress``, ``listeningInterface``, ``useHostNameAsBookieID`` and
     ``allowLoopback``. Raises InvalidArgumentError if they give no address that others can reach."""
     host = _advertised_host(conf)
@@ -31,7 +31,7 @@ def find_addresses(conf: ConfFile, port: int) -> Addresses:
     if _BOOKIE_ID.fullmatch(bookie_id) is None or bookie_id.lower() == "readonly":
         raise conf.error("bookieId", f"{bookie_id!r} is not a bookie id: use letters, digits and : ; < = > ? @ . _ -")
     interface = conf.text("listeningInterface")
-    return Addresses(bookie_id, host, _interface_address(conf, interface) if interface else "0.0.0.0")
+    return BookieAddresses(bookie_id, host, _interface_address(conf, interface) if interface else "0.0.0.0")
 
 
 def _advertised_host(conf: ConfFile) -> str:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bookie_server.config.config import BookieConfig
-from bookie_server.disks.disk_probe import DiskUsage, Prober
+from bookie_server.disks.disk_probe import DiskProber, DiskUsage
 from bookie_server.state import DISK, JOURNAL, STORAGE, BookieState
 from bookie_server.storage.directories import LedgerDirectories
 
@@ -84,7 +84,7 @@ class DiskMonitor:
         *,
         flush: Callable[[], Coroutine[None, None, None]],
         probe_journals: Callable[[Callable[[bool], None]], bool],
-        prober: Prober | None = None,
+        prober: DiskProber | None = None,
     ) -> None:
         self._config = config
         self._directories = directories
@@ -94,7 +94,7 @@ class DiskMonitor:
         self._flush = flush
         self._flushing: asyncio.Task[None] | None = None
         self._probe_journals = probe_journals
-        self._prober = prober or Prober(_PROBE_TIMEOUT_MS)
+        self._prober = prober or DiskProber(_PROBE_TIMEOUT_MS)
         self._groups = [_Group(directories.paths)]
         if directories.index_paths != directories.paths:
             self._groups.append(_Group(directories.index_paths))
@@ -174,7 +174,7 @@ class DiskMonitor:
             try:
                 await self.check()
             except Exception:
-                _LOG.exception("the look at the disks failed")
+                _LOG.exception("checking the disks failed")
 
     def _try_flush(self) -> None:
         async def flush() -> None:

@@ -29,7 +29,7 @@ class DiskUsage:
         return 1 - self.usable_bytes / self.total_bytes if self.total_bytes else 0.0
 
 
-def look_at(path: str, write: bool) -> DiskUsage:
+def check_disk(path: str, write: bool) -> DiskUsage:
     """The disk usage of directory ``path``. With ``write`` a file is written there; without room for one, nothing
     counts as usable. Blocking.
 
@@ -67,16 +67,16 @@ def _can_write(path: str) -> bool:
     return True
 
 
-class Prober:
+class DiskProber:
     """Checks directories, each in its own thread, with at most one check per directory at a time."""
 
-    def __init__(self, timeout_ms: int, look: Callable[[str, bool], DiskUsage] = look_at) -> None:
+    def __init__(self, timeout_ms: int, look: Callable[[str, bool], DiskUsage] = check_disk) -> None:
         self._timeout_s = timeout_ms / 1000
         self._look = look
         self._under_way: set[str] = set()
 
     async def probe(self, path: str, *, write: bool) -> DiskUsage | OSError:
-        """Return what :func:`look_at` returns or raises; TimeoutError if the directory does not answer."""
+        """Return what :func:`check_disk` returns or raises; TimeoutError if the directory does not answer."""
         no_answer = TimeoutError(errno.ETIMEDOUT, "the disk does not answer", path)
         if path in self._under_way:
             return no_answer

@@ -34,7 +34,7 @@ def last_indexable_entry(directories: Sequence[str]) -> int:
         try:
             pages = _most_pages(directory)
         except OSError as error:
-            _LOG.warning("how long an index file in %s can be is not known: %s", directory, error)
+            _LOG.warning("cannot find the maximum length of an index file in %s: %s", directory, error)
             continue
         if pages * PAGE_SLOTS - 1 < last:
             last = pages * PAGE_SLOTS - 1

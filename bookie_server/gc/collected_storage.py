@@ -1,4 +1,4 @@
-"""What garbage collection needs of the storage that it cleans up."""
+"""The interface of the storage that garbage collection cleans up."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ _T = TypeVar("_T")
 
 
 class RunBlocking(Protocol):
-    """Runs a function in the collector's thread and waits for it in the event loop."""
+    """Runs a function in the collector's thread. The event loop awaits its result."""
 
     def __call__(self, function: Callable[..., _T], /, *arguments: object) -> Awaitable[_T]: ...
 
 
 class CollectedStorage(Protocol):
-    """The part of LedgerStorage that the collector uses, in the event loop unless it says otherwise."""
+    """The operations that the collector uses. Called in the event loop unless stated otherwise."""
 
     directories: LedgerDirectories
 
     def local_ledgers(self) -> Awaitable[Int64s]:
-        """All ledgers that exist here, ascending. Raises OSError rather than give a part."""
+        """All ledgers of this bookie, ascending. Raises OSError rather than return a part."""
 
     def mark_ledger(self, ledger_id: int) -> bool:
-        """Refuse adds and fences of the ledger until it is removed or unmarked. False if it is not here.
+        """Refuse adds and fences of the ledger until it is removed or unmarked. Return False if it is not here.
 
         Raises OSError."""
 
     async def settle(self) -> None:
-        """Wait until everything accepted before is durable or failed."""
+        """Wait until everything accepted before is durable or has failed."""
 
     async def remove_ledger(self, ledger_id: int) -> None:
-        """Forget a marked ledger and remove its index file. Raises OSError."""
+        """Remove a marked ledger and its index file. Raises OSError."""
 
     def unmark_ledger(self, ledger_id: int) -> None:
-        """A marked ledger serves again. Does nothing for one that was removed."""
+        """Serve a marked ledger again. Does nothing for a removed one."""
 
     async def sync_deletions(self) -> None:
         """Make the deletions so far durable. Raises OSError, SyncFailedError."""
@@ -49,10 +49,10 @@ class CollectedStorage(Protocol):
         """Set entries (ids ascending) that the index has at ``old`` to ``new``. Returns how many. Raises OSError."""
 
     def allocate_entry_log_id(self) -> int:
-        """An id for a new entry log. Any thread."""
+        """Take an id for a new entry log. Any thread."""
 
     def entry_logs_being_written(self) -> set[int]:
-        """Entry logs whose entries are not yet all in the index."""
+        """Entry logs with entries that are not in the index yet."""
 
     async def remove_entry_log(self, entry_log_id: int) -> None:
         """Remove an entry log's file, durably. Raises OSError."""
@@ -64,10 +64,10 @@ class CollectedStorage(Protocol):
         """Ids of the entry logs in all directories. Any thread. Raises OSError."""
 
     def index_path(self, ledger_id: int) -> str | None:
-        """The ledger's index file; None where it has none. Any thread."""
+        """Path of the ledger's index file; None if it has none. Any thread."""
 
     async def flush(self) -> None:
-        """Make everything in memory durable and move the marks. Raises OSError, SyncFailedError."""
+        """Make everything in memory durable and advance the marks. Raises OSError, SyncFailedError."""
 
     async def sync_index(self) -> None:
-        """Sync the index files, without what is in memory. Raises OSError, SyncFailedError."""
+        """Sync the index files, without a flush of memory. Raises OSError, SyncFailedError."""

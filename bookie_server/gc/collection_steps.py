@@ -26,26 +26,27 @@ from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import MetadataFormatError
 from bk_spark.protocol.metadata import ledger_metadata
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
-from bookie_server.gc.brake import Brake, StoppedPass
+from bookie_server.gc.brake import CollectionBrake, StoppedCollection
 
 _LOG: Final = logging.getLogger(__name__)
 #: Znodes read in one step.
 READS_AT_ONCE: Final = 256
-#: Ledgers marked at once: an id that is made again is refused here for as long as these take.
+#: Ledgers marked at once. A ledger that is created again under such an id is refused here until all are decided.
 MARKED_AT_ONCE: Final = 64
-#: Up to so many local ledgers of a range are read one by one: cheaper than a list of up to 10,000 names.
+#: Up to this many ledgers of a range are read one by one, which costs less than a list of up to 10,000 names.
 DIRECT_READS: Final = 16
 
 
 @dataclass(slots=True)
-class LedgerPass:
-    """What a pass did. ``problem`` is "" if it was completed; ``stopped`` is what the brake held back;
-    ``foreign_cluster``: this is not the ZooKeeper of the bookie's cluster."""
+class CollectionReport:
+    """The result of a pass. ``failed`` counts ledgers that could not be examined or removed. ``problem`` is "" if the
+    pass was completed. ``stopped`` is set if the brake stopped it. ``foreign_cluster``: ZooKeeper was not that of the
+    bookie's cluster."""
 
     deleted: list[int] = field(default_factory=list)
     failed: int = 0
     problem: str = ""
-    stopped: StoppedPass | None = None
+    stopped: StoppedCollection | None = None
     foreign_cluster: bool = False
 
 
@@ -53,8 +54,8 @@ class LedgerPass:
 
 
 @dataclass(frozen=True, slots=True)
-class SyncStore:
-    """Sync with the store. All reads up to the next sync must be made in this session."""
+class SyncMetadata:
+    """Sync with the metadata store. All reads up to the next sync must be made in this session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,8 @@ class ReadLocked:
 
 @dataclass(frozen=True, slots=True)
 class LockedLedger:
-    """``content`` is None where the store says it is absent; ``locked``: by this bookie's session; ``marked`` as
-    under-replicated."""
+    """``content`` of the ledger's znode, None if it is absent; whether this bookie's session holds its lock; whether it
+    is ``marked`` as under-replicated."""
 
     content: bytes | None
     locked: bool
@@ -107,23 +108,23 @@ class ReleaseLock:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """Refuse adds and fences of these ledgers and wait for those accepted before. Sent: the ledgers that are here, and
-    for how many that is unknown."""
+class MarkLedgers:
+    """Refuse adds and fences of these ledgers, and wait for those accepted before. Sent: the ledgers that are here, and
+    the number of those where that is unknown."""
 
     ledger_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Unmark:
-    """Serve those again that were not removed."""
+class UnmarkLedgers:
+    """Serve these ledgers again, except removed ones."""
 
     ledger_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Remove:
-    """Remove these marked ledgers. Sent: those that were removed, and for how many that failed."""
+class RemoveLedgers:
+    """Remove these marked ledgers. Sent: the removed ones, and the number of failures."""
 
     ledger_ids: list[int]
 
@@ -134,18 +135,18 @@ class SyncDeletions:
 
 
 #: Steps that release what a pass holds. They are performed even after a request to stop.
-RELEASES: Final = (Unmark, ReleaseLock, SyncDeletions)
+RELEASES: Final = (UnmarkLedgers, ReleaseLock, SyncDeletions)
 Step = (
-    SyncStore
+    SyncMetadata
     | PrepareLocks
     | ListRange
     | ReadLedgers
     | ReadLocked
     | TakeLock
     | ReleaseLock
-    | Mark
-    | Unmark
-    | Remove
+    | MarkLedgers
+    | UnmarkLedgers
+    | RemoveLedgers
     | SyncDeletions
 )
 Steps = Generator[Step, Any, None]
@@ -154,10 +155,10 @@ Steps = Generator[Step, Any, None]
 # --- deleted ledgers --------------------------------------------------------------------------------
 
 
-def deletion_steps(report: LedgerPass, local: Int64s, ids_per_range: int, brake: Brake) -> Steps:
+def deletion_steps(report: CollectionReport, local: Int64s, ids_per_range: int, brake: CollectionBrake) -> Steps:
     """Remove those of ``local`` (ascending, not negative) that the store does not know. Ledgers that are created later
     are safe: they are not in ``local``."""
-    yield SyncStore()
+    yield SyncMetadata()
     found: list[Int64s] = []
     for ledger_ids in _ranges(local, ids_per_range):
         suspects = ledger_ids if len(ledger_ids) <= DIRECT_READS else (yield ListRange(ledger_ids))
@@ -171,15 +172,15 @@ def deletion_steps(report: LedgerPass, local: Int64s, ids_per_range: int, brake:
         yield from and_finally(_remove_all_absent(report, victims), SyncDeletions())
 
 
-def _remove_all_absent(report: LedgerPass, victims: Int64s) -> Steps:
+def _remove_all_absent(report: CollectionReport, victims: Int64s) -> Steps:
     for first in range(0, len(victims), MARKED_AT_ONCE):
-        marked, failed = yield Mark(victims[first : first + MARKED_AT_ONCE].tolist())
+        marked, failed = yield MarkLedgers(victims[first : first + MARKED_AT_ONCE].tolist())
         report.failed += failed
-        yield from and_finally(_remove_absent(report, marked), Unmark(marked))
+        yield from and_finally(_remove_absent(report, marked), UnmarkLedgers(marked))
 
 
-def _remove_absent(report: LedgerPass, marked: list[int]) -> Steps:
-    yield SyncStore()
+def _remove_absent(report: CollectionReport, marked: list[int]) -> Steps:
+    yield SyncMetadata()
     yield from _remove(report, _absent((yield ReadLedgers(marked))))
 
 
@@ -187,12 +188,12 @@ def _absent(contents: dict[int, bytes | None]) -> list[int]:
     return [ledger_id for ledger_id, content in contents.items() if content is None]
 
 
-# --- copies that nobody needs -----------------------------------------------------------------------
+# --- over-replicated ledgers -----------------------------------------------------------------------
 
 
-def over_replication_steps(report: LedgerPass, local: Int64s, bookie_id: str, brake: Brake) -> Steps:
+def over_replication_steps(report: CollectionReport, local: Int64s, bookie_id: str, brake: CollectionBrake) -> Steps:
     """Remove those of ``local`` that are closed and name ``bookie_id`` in no segment, each under its lock."""
-    yield SyncStore()
+    yield SyncMetadata()
     yield PrepareLocks()
     found: list[Int64s] = []
     for first in range(0, len(local), READS_AT_ONCE):
@@ -207,15 +208,15 @@ def over_replication_steps(report: LedgerPass, local: Int64s, bookie_id: str, br
             yield from and_finally(_remove_locked(report, ledger_id, bookie_id), ReleaseLock(ledger_id))
 
 
-def _remove_locked(report: LedgerPass, ledger_id: int, bookie_id: str) -> Steps:
-    marked, failed = yield Mark([ledger_id])
+def _remove_locked(report: CollectionReport, ledger_id: int, bookie_id: str) -> Steps:
+    marked, failed = yield MarkLedgers([ledger_id])
     report.failed += failed
     if marked:
-        yield from and_finally(_remove_superfluous(report, ledger_id, bookie_id), Unmark(marked))
+        yield from and_finally(_remove_superfluous(report, ledger_id, bookie_id), UnmarkLedgers(marked))
 
 
-def _remove_superfluous(report: LedgerPass, ledger_id: int, bookie_id: str) -> Steps:
-    yield SyncStore()
+def _remove_superfluous(report: CollectionReport, ledger_id: int, bookie_id: str) -> Steps:
+    yield SyncMetadata()
     found: LockedLedger = yield ReadLocked(ledger_id)
     if found.locked and not found.marked and is_superfluous(ledger_id, found.content, bookie_id):
         yield from _remove(report, [ledger_id])
@@ -225,11 +226,11 @@ def _remove_superfluous(report: LedgerPass, ledger_id: int, bookie_id: str) -> S
 def is_superfluous(ledger_id: int, content: bytes | None, bookie_id: str) -> bool:
     """Whether the ledger's znode with this ``content`` says that the bookie needs no copy of it."""
     if content is None:
-        return False  # for the collection of deleted ledgers
+        return False  # the collection of deleted ledgers decides
     try:
         metadata = ledger_metadata.decode(content)
     except MetadataFormatError as error:
-        _LOG.warning("metadata of ledger %d: %s; its copy stays", ledger_id, error)
+        _LOG.warning("metadata of ledger %d: %s. Its copy stays", ledger_id, error)
         return False
     if metadata.state is not LedgerState.CLOSED:
         return False
@@ -252,9 +253,9 @@ def and_finally(steps: Steps, last: Step) -> Steps:
     yield last
 
 
-def _remove(report: LedgerPass, ledger_ids: list[int]) -> Steps:
+def _remove(report: CollectionReport, ledger_ids: list[int]) -> Steps:
     if ledger_ids:
-        deleted, failed = yield Remove(ledger_ids)
+        deleted, failed = yield RemoveLedgers(ledger_ids)
         report.deleted += deleted
         report.failed += failed
 

@@ -1,4 +1,4 @@
-"""Status, counters and figures of garbage collection."""
+"""Status and counters of garbage collection."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Timing:
-    """How often something was done since the start, and the time that it took."""
+class CollectionTiming:
+    """How often a kind of work was done since the start, and how long it took."""
 
     done: int = 0
     failed: int = 0
@@ -25,7 +25,7 @@ class Timing:
 
 @dataclass(slots=True)
 class GarbageCollectorCounters:
-    """Since the start. Bytes are of files."""
+    """Counts since the start. Bytes are sizes of files."""
 
     ledgers_deleted: int = 0
     over_replicated_deleted: int = 0
@@ -35,17 +35,17 @@ class GarbageCollectorCounters:
     entries_moved: int = 0
     reclaimed_by_deletion_bytes: int = 0
     reclaimed_by_compaction_bytes: int = 0
-    #: A whole pass; its comparison of ledgers; its look at the entry logs; its compaction, where there was one.
-    passes: Timing = field(default_factory=Timing)
-    ledgers: Timing = field(default_factory=Timing)
-    logs: Timing = field(default_factory=Timing)
-    compactions: Timing = field(default_factory=Timing)
+    #: Whole passes, and three of their parts: comparing ledgers, examining entry logs, compacting.
+    passes: CollectionTiming = field(default_factory=CollectionTiming)
+    ledgers: CollectionTiming = field(default_factory=CollectionTiming)
+    logs: CollectionTiming = field(default_factory=CollectionTiming)
+    compactions: CollectionTiming = field(default_factory=CollectionTiming)
 
 
 @dataclass(slots=True)
 class GarbageCollectorStatus:
-    """Times are epoch ms, 0: never yet. Counts are since the start. ``problem`` is what went wrong in the last pass, ""
-    for nothing; ``foreign_cluster``: it found that ZooKeeper is not that of the bookie's cluster."""
+    """Times are epoch milliseconds; 0 means never. Counts are since the start. ``problem`` says what went wrong in the
+    last pass ("": nothing). ``foreign_cluster``: ZooKeeper was not that of the bookie's cluster."""
 
     running: bool = False
     forced: bool = False
@@ -63,8 +63,8 @@ class GarbageCollectorStatus:
 
 @dataclass(frozen=True, slots=True)
 class EntryLogTotals:
-    """All entry logs and ledgers, as the last pass saw them. ``live_bytes`` are bytes of ledgers that exist; for entry
-    logs where that is unknown, all their bytes count."""
+    """All entry logs and ledgers, as the last pass saw them. ``live_bytes`` counts bytes of existing ledgers, and all
+    bytes of entry logs whose share is unknown."""
 
     logs: int
     size_bytes: int

@@ -1,17 +1,17 @@
 """Compaction: copies the live entries of an entry log to a new one and removes the old one. compatibility.md §5.12.
 
 A compaction is a transaction with the file names of Apache's transactional compaction. A crash at any point loses
-nothing, and the next start cleans up what is left:
+nothing, and the next start cleans up:
 
-1. ``<new>.log.compacting`` gets the live entries by (ledger, entry), the ledgers map and the header; synced
-2. it is linked to ``<new>.log.<old>.compacted``, the marker; directory synced: the new log is complete
-3. it is linked to ``<new>.log``; directory synced
-4. the index: entries that it has in the old log are pointed into the new one; synced
-5. ``.compacting``, the old log and then the marker are removed; directory synced
+1. Write the live entries, sorted by ledger and entry, the ledgers map and the header to ``<new>.log.compacting``; sync.
+2. Link it to ``<new>.log.<old>.compacted``, the marker; sync the directory. The new entry log is now complete.
+3. Link it to ``<new>.log``; sync the directory.
+4. Point the index to the new entry log where it points to the old one; sync.
+5. Remove ``.compacting``, the old entry log, and then the marker; sync the directory.
 
-A ``.compacting`` file without a marker is removed. With a marker, steps 3 to 5 are repeated from the new log alone;
-none of them depends on how far the first attempt came. All names of one compaction are in one directory, which need not
-be the old log's.
+A ``.compacting`` file without a marker is removed. With a marker, steps 3 to 5 are repeated. They need only the new
+entry log, whatever the first attempt did. All files of one compaction are in one directory, which may differ from the
+old entry log's.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ from bookie_server.storage.records import LENGTH_BYTES
 _LOG: Final = logging.getLogger(__name__)
 _COMPACTING: Final = re.compile(r"([0-9a-f]{1,8})\.log\.compacting")
 _MARKER: Final = re.compile(r"([0-9a-f]{1,8})\.log\.([0-9a-f]{1,8})\.compacted")
-#: Copied at a time, unless one entry is larger.
+#: Bytes copied at a time, unless one entry is larger.
 _STEP_BYTES: Final = 1024 * 1024
 #: Index entries moved at a time.
 _MOVE_ENTRIES: Final = 64 * 1024
-#: What a disk must have left beside the new log.
+#: Room that a disk must have beside the new entry log.
 _ROOM_LEFT_BYTES: Final = 16 * 1024 * 1024
 
 
 class CompactionRefusedError(Exception):
-    """The entry log was not compacted; the message says why."""
+    """An entry log is not compacted. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Compacted:
+class CompactionResult:
     """The result of a compaction. ``new_id`` is -1 if no entry was live. Bytes are sizes of files."""
 
     new_id: int
@@ -72,7 +72,7 @@ class Compacted:
 
 
 @dataclass(frozen=True, slots=True)
-class Marker:
+class CompactionMarker:
     """A compaction whose new entry log is complete. ``directory`` holds all its files."""
 
     directory: str
@@ -88,8 +88,8 @@ def compacting_path(directory: str, new_id: int) -> str:
     return os.path.join(directory, f"{file_name(new_id)}.compacting")
 
 
-class Compactor:
-    """Compacts entry logs of ``storage``, one at a time. Event loop; file work goes through ``run_blocking``."""
+class EntryLogCompactor:
+    """Compacts entry logs of ``storage``, one at a time. Event loop only; ``run_blocking`` does file work."""
 
     def __init__(
         self,
@@ -108,31 +108,39 @@ class Compactor:
         self._by_bytes = throttle_by_bytes
         self._throttle_step = max(1, throttle_step)
 
-    async def compact(self, usage: EntryLogUsage, ledgers: Int64s, *, full_disks: bool) -> Compacted:
-        """Rewrite the log for ``ledgers`` (ascending): all that may have live entries in it. ``full_disks``: a
-        directory that takes no new logs will do.
+    async def compact(self, usage: EntryLogUsage, ledgers: Int64s, *, full_disks: bool) -> CompactionResult:
+        """Compact an entry log.
 
-        Raises CompactionRefusedError, OSError (both: the old log stays; a later :meth:`finish_leftovers` may have to
-        end what was begun), GarbageCollectorStoppedError, SyncFailedError.
+        Parameters
+        ----------
+        usage
+            What the entry log holds.
+        ledgers
+            All ledgers that may have live entries in it, ascending.
+        full_disks
+            Use a directory that takes no new entry logs if there is no other.
+
+        Raises CompactionRefusedError or OSError if the old entry log stays; :meth:`finish_leftovers` cleans up. Also
+        raises GarbageCollectorStoppedError, SyncFailedError.
         """
         directory = self._choose_directory(usage, usage.live_bytes(ledgers), full_disks)
         if not usage.problem:
             try:
                 return await self._compact(usage, ledgers, directory, by_index=False)
             except UnsoundLogError as error:
-                _LOG.warning("%s: %s; its live entries are looked up in the index", usage.path, error)
+                _LOG.warning("%s: %s. Its live entries are looked up in the index", usage.path, error)
         try:
             return await self._compact(usage, ledgers, directory, by_index=True)
         except UnreadableEntryError as error:
             raise CompactionRefusedError(f"cannot be read: {error}") from error
 
     async def finish_leftovers(self) -> dict[int, str]:
-        """Remove or finish what a crash, a stop or an error left of compactions. Returns the logs that have to be left
-        alone, with the reason. Raises OSError, SyncFailedError, GarbageCollectorStoppedError."""
+        """Remove or finish compactions that a crash, a stop or an error cut short. Return the entry logs that must not
+        be touched now, with the reason. Raises OSError, SyncFailedError, GarbageCollectorStoppedError."""
         held: dict[int, str] = {}
         for marker in await self._run(self._clean_names):
             try:
-                await self._run(_check_whole, await self._run(_make_available, marker), self._stop.check)
+                await self._run(_check_whole, await self._run(make_available, marker), self._stop.check)
                 await self.finish(marker)
             except files.SyncFailedError:
                 raise
@@ -142,9 +150,9 @@ class Compactor:
                 held |= {marker.old_id: reason, marker.new_id: reason}
         return held
 
-    async def finish(self, marker: Marker) -> None:
+    async def finish(self, marker: CompactionMarker) -> None:
         """Steps 3 to 5. Raises CompactionRefusedError, OSError, SyncFailedError, GarbageCollectorStoppedError."""
-        path = await self._run(_make_available, marker)
+        path = await self._run(make_available, marker)
         scan = await self._run(EntryLogScan, path)
         try:
             while not scan.at_end:
@@ -158,12 +166,14 @@ class Compactor:
             raise CompactionRefusedError(f"{path}: {scan.problem}")
         await self._storage.sync_index()
         await self._run(_remove_if_there, compacting_path(marker.directory, marker.new_id))
-        with contextlib.suppress(FileNotFoundError):  # where a crash came before the removal of the marker
+        with contextlib.suppress(FileNotFoundError):  # a crash came between this and the removal of the marker
             await self._storage.remove_entry_log(marker.old_id)
         await self._run(_remove_if_there, marker.path)
         await self._run(files.sync_directory, marker.directory)
 
-    async def _compact(self, usage: EntryLogUsage, ledgers: Int64s, directory: str, *, by_index: bool) -> Compacted:
+    async def _compact(
+        self, usage: EntryLogUsage, ledgers: Int64s, directory: str, *, by_index: bool
+    ) -> CompactionResult:
         new_id = await self._run(self._storage.allocate_entry_log_id)
         rewrite = EntryLogRewrite(usage.path, compacting_path(directory, new_id))
         check = self._stop.check
@@ -180,7 +190,7 @@ class Compactor:
                     await self._run(rewrite.copy, step)
             self._stop.check()
             if rewrite.entries:
-                marker = Marker(directory, new_id, usage.entry_log_id)
+                marker = CompactionMarker(directory, new_id, usage.entry_log_id)
                 await self._run(rewrite.complete, marker.path)
         except BaseException:
             await self._run(rewrite.abandon)
@@ -190,7 +200,7 @@ class Compactor:
         if not rewrite.entries:
             await self._run(rewrite.abandon)
             await self._storage.remove_entry_log(usage.entry_log_id)
-            return Compacted(-1, 0, usage.file_bytes, 0)
+            return CompactionResult(-1, 0, usage.file_bytes, 0)
         await self.finish(marker)
         _LOG.info(
             "compacted %s (%d bytes) to %s (%d bytes)",
@@ -199,26 +209,26 @@ class Compactor:
             os.path.join(directory, file_name(new_id)),
             rewrite.size_bytes,
         )
-        return Compacted(new_id, rewrite.entries, usage.file_bytes, rewrite.size_bytes)
+        return CompactionResult(new_id, rewrite.entries, usage.file_bytes, rewrite.size_bytes)
 
     def _choose_directory(self, usage: EntryLogUsage, live_bytes: int, full_disks: bool) -> str:
-        """The old log's directory, or the one with most room."""
+        """The old entry log's directory, or the one with the most room."""
         home = os.path.dirname(usage.path)
         candidates = self._storage.directories.writable()
         if not candidates and full_disks:
             candidates = [home]
         if not candidates:
             raise CompactionRefusedError("no room: no ledger directory takes a new entry log")
-        # What is live by index may be more than what an unsound log tells.
+        # A damaged entry log may have more live entries than its usage says.
         needed = (usage.file_bytes if usage.problem else live_bytes) + HEADER_BYTES + 32 * len(usage.ledger_ids)
         rooms = {path: shutil.disk_usage(path).free for path in candidates}
         best = home if home in rooms and rooms[home] >= needed + _ROOM_LEFT_BYTES else max(rooms, key=rooms.__getitem__)
         if rooms[best] < needed + _ROOM_LEFT_BYTES:
-            raise CompactionRefusedError(f"no room: {needed} bytes are to be written, {best} has {rooms[best]}")
+            raise CompactionRefusedError(f"no room: it needs {needed} bytes, and {best} has {rooms[best]}")
         return best
 
     def _steps(self, entries: FoundEntries) -> Iterator[FoundEntries]:
-        """``entries`` in parts of about a megabyte, and of what the rate allows in a second."""
+        """Split ``entries`` into parts of about a megabyte, and of no more than the rate allows in a second."""
         ends = np.cumsum(entries.sizes + LENGTH_BYTES)
         limit_bytes = min(_STEP_BYTES, self._throttle_step) if self._by_bytes else _STEP_BYTES
         first = 0
@@ -234,13 +244,13 @@ class Compactor:
     def _units(self, entries: FoundEntries) -> int:
         return int((entries.sizes + LENGTH_BYTES).sum()) if self._by_bytes else len(entries)
 
-    def _clean_names(self) -> list[Marker]:
-        """Remove new logs that are not complete; the markers of those that are."""
-        markers: list[Marker] = []
+    def _clean_names(self) -> list[CompactionMarker]:
+        """Remove incomplete new entry logs. Return the markers of complete ones."""
+        markers: list[CompactionMarker] = []
         for directory in self._storage.directories.paths:
             names = os.listdir(directory)
             here = [
-                Marker(directory, int(match[1], 16), int(match[2], 16))
+                CompactionMarker(directory, int(match[1], 16), int(match[2], 16))
                 for match in map(_MARKER.fullmatch, names)
                 if match
             ]
@@ -257,21 +267,21 @@ class Compactor:
         return sorted(markers, key=lambda marker: marker.new_id)
 
 
-def _make_available(marker: Marker) -> str:
-    """Step 3; the new log's path."""
+def make_available(marker: CompactionMarker) -> str:
+    """Do step 3. Return the new entry log's path."""
     path = os.path.join(marker.directory, file_name(marker.new_id))
     try:
         files.link(marker.path, path)
     except FileExistsError:
-        # Links become copies where a directory is copied.
+        # If somebody copied the directory, the links became copies.
         if not os.path.samefile(marker.path, path) and not filecmp.cmp(marker.path, path, shallow=False):
-            raise CompactionRefusedError(f"{path} is another file than {marker.path}") from None
+            raise CompactionRefusedError(f"{path} differs from {marker.path}") from None
     files.sync_directory(marker.directory)
     return path
 
 
 def _check_whole(path: str, check_stop: Callable[[], None]) -> None:
-    """Before the index points into a log that another process wrote."""
+    """Check an entry log of an earlier process before the index points into it."""
     scan = EntryLogScan(path)
     try:
         while not scan.at_end:

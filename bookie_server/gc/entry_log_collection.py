@@ -1,12 +1,12 @@
-"""Which entry logs can be removed, which are worth compacting, and why the others stay.
+"""Decides which entry logs to remove, which to compact, and why the others stay.
 
-The order of a pass makes it safe: first it lists the entry log files, then those being written, then the local ledgers.
-An entry log that is listed and not being written was complete, and in the index, before the ledgers were listed. So it
-holds nothing live of any other ledger, even if that ledger is created again later.
+The order of a pass makes it safe: it lists the entry log files, then those being written, then the local ledgers. An
+entry log that is listed and not being written was complete, and in the index, before the ledgers were listed. So it has
+no live entry of any other ledger, even if that ledger is created again later.
 
-What a sound log holds is known from its map or a scan (entry_log_usage.py). A log that is not sound cannot tell, so the
-index files of all ledgers are asked which of them point into it (index_pointers.py). They are asked once, because
-pointers to a complete log only become fewer.
+The ledgers map of an entry log, or a scan, says what it holds (entry_log_usage.py). For a damaged entry log, the index
+files of all ledgers are searched for pointers into it (index_pointers.py). One search is enough, because pointers into
+a complete entry log only become fewer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bk_spark.protocol.arrays import Int64s
 from bookie_server.config.config import BookieConfig, CompactionSettings
 from bookie_server.gc.collected_storage import CollectedStorage, RunBlocking
 from bookie_server.gc.collector_status import EntryLogStatus, EntryLogTotals, GarbageCollectorCounters
-from bookie_server.gc.compaction import CompactionRefusedError, Compactor
+from bookie_server.gc.compaction import CompactionRefusedError, EntryLogCompactor
 from bookie_server.gc.entry_log_usage import EntryLogUsage, EntryLogUsageCache
 from bookie_server.gc.throttle import StopSignal, Throttle
 from bookie_server.storage import files
@@ -39,7 +39,7 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class EntryLogCollection:
-    """Removes and compacts the entry logs of ``storage``. Event loop only."""
+    """Removes and compacts entry logs of ``storage``. Event loop only."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class EntryLogCollection:
         self._stop = stop
         self._counters = counters
         rate = config.compaction_bytes_per_s if config.compaction_throttle_by_bytes else config.compaction_entries_per_s
-        self._compactor = Compactor(
+        self._compactor = EntryLogCompactor(
             storage,
             run_blocking,
             Throttle(rate),
@@ -64,17 +64,17 @@ class EntryLogCollection:
             throttle_step=rate,
         )
         self._usages = EntryLogUsageCache(_USAGES_IN_MEMORY_BYTES)
-        #: Of logs that are not sound: the ledgers that point into them.
+        #: For damaged entry logs, the ledgers with pointers into them.
         self._pointing: dict[int, Int64s] = {}
         self._held: dict[int, str] = {}
         self._local: Int64s = np.empty(0, np.int64)
         self._states: dict[int, EntryLogStatus] = {}
 
     async def states(self) -> list[EntryLogStatus]:
-        """Every entry log, ascending, as the last pass saw it. Raises OSError."""
+        """Status of every entry log, ascending, as the last pass saw it. Raises OSError."""
         states = []
         for entry_log_id in sorted(await self._run(self._storage.entry_log_ids)):
-            state = self._states.get(entry_log_id) or self._unread(entry_log_id, "not looked at yet")
+            state = self._states.get(entry_log_id) or self._unread(entry_log_id, "not examined yet")
             if entry_log_id in self._storage.entry_logs_being_written():
                 state = self._unread(entry_log_id, _BEING_WRITTEN)
             if state is not None:
@@ -82,7 +82,7 @@ class EntryLogCollection:
         return states
 
     def totals(self) -> EntryLogTotals:
-        """All entry logs together after the last pass; zeros before the first."""
+        """Totals of all entry logs after the last pass; zeros before the first one."""
         states = self._states.values()
         return EntryLogTotals(
             logs=len(states),
@@ -92,11 +92,11 @@ class EntryLogCollection:
         )
 
     async def finish_leftovers(self) -> None:
-        """Finish compactions that were cut short; see :meth:`Compactor.finish_leftovers`."""
+        """Finish compactions that were cut short; see :meth:`EntryLogCompactor.finish_leftovers`."""
         self._held = await self._compactor.finish_leftovers()
 
     async def remove_dead(self) -> None:
-        """Remove entry logs that hold nothing of a local ledger. Raises OSError, SyncFailedError."""
+        """Remove entry logs without an entry of a local ledger. Raises OSError, SyncFailedError."""
         entry_log_ids = await self._run(self._storage.entry_log_ids)
         written = self._storage.entry_logs_being_written()
         self._local = await self._storage.local_ledgers()
@@ -127,7 +127,7 @@ class EntryLogCollection:
                 await self._remove(usage)
 
     async def compact(self, compaction: CompactionSettings, is_suspended: Callable[[], bool]) -> None:
-        """Compact the logs that :meth:`remove_dead` left and that are used less than the threshold, emptiest first.
+        """Compact the remaining entry logs whose usage is below the threshold, emptiest first.
 
         Raises SyncFailedError, GarbageCollectorStoppedError.
         """
@@ -148,18 +148,18 @@ class EntryLogCollection:
                 if isinstance(error, files.SyncFailedError):
                     raise
                 self._explain_again(row.entry_log_id, f"compaction failed: {error}")
-                _LOG.error("%s cannot be compacted: %s", file_name(row.entry_log_id), error)
+                _LOG.error("cannot compact %s: %s", file_name(row.entry_log_id), error)
                 if error.errno in _NO_ROOM:
                     return
 
     def explain_waiting(self) -> None:
-        """Set the reason of every entry log that stays."""
+        """Set the reason why each entry log is kept."""
         for row in list(self._states.values()):
             if not row.reason or row.reason.startswith(("live ", "waits ")):
                 self._states[row.entry_log_id] = replace(row, reason=self._why_not_compacted(row))
 
     async def _compact(self, entry_log_id: int) -> bool:
-        """Compact one entry log. False if no further one should be tried."""
+        """Compact one entry log. Return False if the pass should try no more."""
         usage = await self._usage(entry_log_id)
         ledgers = None if usage is None else self._live_ledgers(usage)
         if usage is None or ledgers is None:
@@ -172,7 +172,7 @@ class EntryLogCollection:
             _LOG.warning("%s is not compacted: %s", usage.path, error)
             return True
         finally:
-            # Whatever came of it, the next pass begins with the leftovers.
+            # After a failure, the next pass begins with what this attempt left.
             self._usages.forget(entry_log_id)
         self._states.pop(entry_log_id, None)
         self._counters.entry_logs_compacted += 1
@@ -188,12 +188,12 @@ class EntryLogCollection:
         except OSError as error:
             self._counters.failed_deletions += 1
             self._explain(usage, f"cannot be removed: {error}")
-            _LOG.error("%s cannot be removed: %s", usage.path, error)
+            _LOG.error("cannot remove %s: %s", usage.path, error)
             return
         self._usages.forget(usage.entry_log_id)
         self._counters.entry_logs_removed += 1
         self._counters.reclaimed_by_deletion_bytes += usage.file_bytes
-        _LOG.info("removed %s: nothing of a ledger that is here", usage.path)
+        _LOG.info("removed %s: it had no entry of a ledger of this bookie", usage.path)
 
     async def _usage(self, entry_log_id: int) -> EntryLogUsage | None:
         try:
@@ -204,14 +204,14 @@ class EntryLogCollection:
             return None
 
     async def _ask_index(self, entry_log_ids: set[int]) -> None:
-        """Find out which ledgers point into these entry logs, unless an index file cannot be read."""
+        """Find the ledgers that point into these entry logs, unless an index file cannot be read."""
         if not entry_log_ids:
             return
         index_path, check = self._storage.index_path, self._stop.check
         try:
             self._pointing |= await self._run(ledgers_pointing, entry_log_ids, self._local, index_path, check)
         except OSError as error:
-            _LOG.error("damaged entry logs stay, for an index file cannot be read: %s", error)
+            _LOG.error("damaged entry logs stay because an index file cannot be read: %s", error)
 
     def _live_ledgers(self, usage: EntryLogUsage) -> Int64s | None:
         """Local ledgers that may have entries in the entry log; None if that is unknown."""
@@ -223,7 +223,7 @@ class EntryLogCollection:
     # --- reasons -----------------------------------------------------------------------------------
 
     def _explain(self, usage: EntryLogUsage, reason: str) -> None:
-        """``reason`` "" leaves it to :meth:`explain_waiting`."""
+        """Note why an entry log is kept. For "", :meth:`explain_waiting` sets the reason."""
         live = usage.live_bytes(self._local)
         total = usage.total_bytes
         if usage.problem:
@@ -231,7 +231,7 @@ class EntryLogCollection:
         if self._config.gc_use_target_log_size:
             total = max(total, self._config.entry_log_size_limit_bytes)
         share = live / total if total > 0 else 0.0
-        # What cannot be told is not compacted.
+        # An entry log with unknown usage is not compacted.
         known = self._live_ledgers(usage) is not None
         directory = os.path.dirname(usage.path)
         self._states[usage.entry_log_id] = EntryLogStatus(

@@ -1,4 +1,4 @@
-"""Writing the new log of a compaction, up to the marker that says it is complete. Blocking; see compaction.py."""
+"""Writes the new entry log of a compaction, and the marker that says it is complete. Blocking; see compaction.py."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bookie_server.storage.entrylog import entry_log
 from bookie_server.storage.entrylog.entry_log_scan import FoundEntries
 from bookie_server.storage.records import LENGTH_BYTES, gather_int32, gather_int64
 
-#: Written bytes are synced in steps of about this size, so that a journal's sync never waits for much of them.
+#: Written bytes are synced in steps of about this size, so that a journal's sync does not wait long for them.
 _SYNC_STEP_BYTES: Final = 16 * 1024 * 1024
 
 
 class EntryLogRewrite:
-    """Copies entries of the log at ``old_path`` to a new one at ``path``."""
+    """Copies entries of the entry log at ``old_path`` to a new one at ``path``."""
 
     def __init__(self, old_path: str, path: str) -> None:
         self._old_path = old_path
@@ -34,13 +34,13 @@ class EntryLogRewrite:
         self.entries = 0
 
     def begin(self) -> None:
-        """Raises OSError."""
+        """Open the files. Raises OSError."""
         self._old_fd = os.open(self._old_path, os.O_RDONLY | os.O_CLOEXEC)
         self._fd = files.create_file(self._path)
         self.size_bytes = files.write_at(self._fd, [entry_log.file_header()], 0)
 
     def copy(self, entries: FoundEntries) -> None:
-        """Append ``entries``, which must be few enough for memory. Raises UnreadableEntryError, OSError."""
+        """Append ``entries``, which must fit into memory. Raises UnreadableEntryError, OSError."""
         steps = entries.sizes + LENGTH_BYTES
         ends = np.cumsum(steps)
         buffer = memoryview(bytearray(int(ends[-1])))
@@ -70,10 +70,10 @@ class EntryLogRewrite:
             self._unsynced_bytes = 0
 
     def complete(self, marker_path: str) -> None:
-        """Make the new log whole and durable, and say so with the marker. Raises OSError, SyncFailedError."""
+        """Complete the new entry log, make it durable, and create the marker. Raises OSError, SyncFailedError."""
         map_at = self.size_bytes
         self.size_bytes = files.write_at(self._fd, [entry_log.ledgers_map(self._ledger_bytes)], map_at)
-        files.sync_data(self._fd)  # the header must not point at a map that is not there
+        files.sync_data(self._fd)  # the header must not point to a map that is not on disk
         pointer = entry_log.map_pointer(map_at, len(self._ledger_bytes))
         files.write_at(self._fd, [pointer], entry_log.MAP_POINTER_AT)
         files.sync_file(self._fd)
@@ -82,7 +82,7 @@ class EntryLogRewrite:
         files.sync_directory(os.path.dirname(marker_path))
 
     def abandon(self) -> None:
-        """Remove what was written; an error leaves it for the next start."""
+        """Remove the new file. If that fails, the next start does it."""
         self._close()
         with contextlib.suppress(OSError):
             files.remove(self._path)
@@ -103,6 +103,6 @@ class EntryLogRewrite:
 
 
 def _bytes_by_ledger(entries: FoundEntries) -> list[tuple[int, int]]:
-    ledger_ids, starts = np.unique(entries.ledger_ids, return_index=True)  # sorted: each ledger's lie together
+    ledger_ids, starts = np.unique(entries.ledger_ids, return_index=True)  # entries are sorted by ledger
     sizes = np.add.reduceat(entries.sizes + LENGTH_BYTES, starts)
     return list(zip(ledger_ids.tolist(), sizes.tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Which ledgers an entry log holds, and how many bytes of each: from its ledgers map, or by a scan."""
+"""The ledgers in an entry log and the bytes of each, from its ledgers map or by a scan."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _MAP_ITEM: Final = np.dtype([("ledger_id", ">i8"), ("size_bytes", ">i8")])
 _MAP_LEDGER: Final = -1
 _MAP_ENTRY: Final = -2
 _MAP_BATCH: Final = 10_000
-#: What one log's usage takes in memory beside its arrays, about.
+#: Approximate memory of one usage beside its arrays.
 _OVERHEAD_BYTES: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
 class EntryLogUsage:
-    """``ledger_ids`` ascending, and ``ledger_bytes``, with size fields, of each in the log.
+    """``ledger_ids`` (ascending) in an entry log, and ``ledger_bytes`` of each, with size fields.
 
-    ``problem`` is "" for a sound log. Otherwise it says what is wrong, and the log may hold more than is told here.
+    ``problem`` is "" for a sound entry log. Otherwise it says what is wrong, and the entry log may hold more than this.
     ``file_bytes`` is the file's size.
     """
 
@@ -53,7 +53,7 @@ class EntryLogUsage:
         return self.ledger_ids.nbytes + self.ledger_bytes.nbytes + _OVERHEAD_BYTES
 
     def live_ledgers(self, local_ledgers: Int64s) -> Int64s:
-        """Those of the log's ledgers that are in ``local_ledgers`` (ascending)."""
+        """Ledgers of the entry log that are in ``local_ledgers`` (ascending)."""
         return self.ledger_ids[among(self.ledger_ids, local_ledgers)]
 
     def live_bytes(self, local_ledgers: Int64s) -> int:
@@ -61,7 +61,8 @@ class EntryLogUsage:
 
 
 def read_usage(entry_log_id: int, path: str, check_stop: Callable[[], None] = lambda: None) -> EntryLogUsage:
-    """Blocking; a scan of a large log takes seconds. ``check_stop`` is called between steps and may raise.
+    """Read an entry log's usage. Blocking; a scan of a large one takes seconds. ``check_stop`` is called between steps
+    and may raise.
 
     Raises OSError.
     """
@@ -81,8 +82,8 @@ def read_usage(entry_log_id: int, path: str, check_stop: Callable[[], None] = la
 
 
 class EntryLogUsageCache:
-    """Usages of logs, read when asked for; in memory up to ``limit_bytes``. What a map tells goes first when there are
-    too many: it is read again at little cost."""
+    """Keeps usages up to ``limit_bytes``. If there are too many, it first drops those from ledgers maps, which cost
+    little to read again."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -90,7 +91,7 @@ class EntryLogUsageCache:
         self._size_bytes = 0
 
     def get(self, entry_log_id: int, path: str, check_stop: Callable[[], None]) -> EntryLogUsage:
-        """Blocking. Raises OSError."""
+        """Return the usage, and read it if needed. Blocking. Raises OSError."""
         found = self._usages.get(entry_log_id)
         if found is not None and found.path == path:
             self._usages.move_to_end(entry_log_id)
@@ -122,7 +123,7 @@ class EntryLogUsageCache:
 
 
 class _Totals:
-    """Bytes by ledger, added up."""
+    """Adds up bytes by ledger."""
 
     def __init__(self) -> None:
         self._ledger_ids = np.empty(0, np.int64)
@@ -168,7 +169,7 @@ def among(ids: Int64s, sorted_ids: Int64s) -> npt.NDArray[np.bool_]:
 
 
 def _read_map(path: str) -> tuple[Int64s, Int64s] | None:
-    """The ledgers map; None where there is none that is sound."""
+    """The ledgers map; None if there is none, or it is damaged."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(fd).st_size

@@ -1,8 +1,9 @@
-"""The garbage collector: removes deleted and over-replicated ledgers, and entry logs with little or nothing else.
+"""The garbage collector: removes ledgers that the cluster no longer needs here, and frees the space in entry logs.
 
-A pass comes every ``gc_interval_ms``, or on request: leftovers of compactions, deleted ledgers, over-replicated ledgers
-(when due), entry logs without a live ledger, compaction (when due). It runs in the event loop and does what blocks in a
-thread of its own. An error ends the step that it concerns, never the loop. A failed sync goes to ``on_failure``.
+A pass runs every ``gc_interval_ms`` and on request. It removes deleted ledgers, then over-replicated ledgers if they
+are due, finishes compactions that were cut short, removes entry logs without a live ledger, and compacts others if that
+is due. It runs in the event loop, with a thread for blocking work. An error ends the part that it concerns, never the
+loop. A failed sync goes to ``on_failure``.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import Final, TypeVar
 
 from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bookie_server.config.config import BookieConfig, CompactionSettings
-from bookie_server.gc.brake import Brake, BrakeLimits
+from bookie_server.gc.brake import CollectionBrake, CollectionBrakeLimits
 from bookie_server.gc.collected_storage import CollectedStorage
-from bookie_server.gc.collection_steps import LedgerPass
+from bookie_server.gc.collection_steps import CollectionReport
 from bookie_server.gc.collector_status import (
     EntryLogStatus,
     EntryLogTotals,
@@ -42,13 +43,13 @@ _T = TypeVar("_T")
 #: The two compactions.
 MINOR: Final = "minor"
 MAJOR: Final = "major"
-#: Who may suspend them.
+#: Those who may suspend them.
 OPERATOR: Final = "operator"
 DISKS: Final = "disks"
 
 
 class CollectionRefusedError(Exception):
-    """An operator's request that will not be carried out; the message says why."""
+    """An operator's request is refused. The message says why."""
 
 
 class GarbageCollector:
@@ -57,13 +58,13 @@ class GarbageCollector:
     Parameters
     ----------
     storage
-        What is cleaned up.
+        The storage to clean up.
     config
-        When and how.
+        The bookie's configuration: intervals, thresholds and rates.
     store
         The cluster's metadata.
     identity
-        This bookie and the only cluster whose metadata are believed.
+        This bookie, and the only cluster whose metadata is believed.
     on_failure
         Called with an error that must end the bookie.
     """
@@ -83,34 +84,34 @@ class GarbageCollector:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="gc")
         self.counters = GarbageCollectorCounters()
         reads = LedgerMetadataReads(store, identity, Throttle(config.gc_metadata_operations_per_s), self._stop)
-        limits = BrakeLimits(config.gc_brake_share, config.gc_brake_ledgers)
+        limits = CollectionBrakeLimits(config.gc_brake_share, config.gc_brake_ledgers)
         self._ledgers = LedgerCollection(storage, reads, limits, self._run_blocking, self._stop)
         self.brakes = (self._ledgers.deleted, self._ledgers.over_replicated)
         self._logs = EntryLogCollection(config, storage, self._run_blocking, self._stop, self.counters)
         self._status = GarbageCollectorStatus()
-        #: Of the pass under way.
+        #: What went wrong in the pass under way.
         self._problem = ""
         self._foreign = False
         self._task: asyncio.Task[None] | None = None
         self._asked = asyncio.Event()
         self._request: _Request | None = None
-        #: For each compaction, by whom it is suspended. Nobody takes back what another one has suspended.
+        #: Who suspended each compaction. Each of them can withdraw only its own suspension.
         self._suspended: dict[str, set[str]] = {MINOR: set(), MAJOR: set()}
         self._forced_by_disks = False
         now = time.monotonic()
         self._over_replicated_at_s = self._minor_at_s = self._major_at_s = now
 
     async def complete_compactions(self) -> None:
-        """Finish what the last process left of compactions. Before or after :meth:`start`; serving need not wait for
-        it, since until then the index has entries where they were."""
+        """Finish compactions that the last process left. Call before or after :meth:`start`. The bookie may serve
+        meanwhile, because the index points to the old places until then."""
         await self._guarded(self._logs.finish_leftovers)
 
     def start(self) -> None:
-        """Begin; the first pass comes after ``gc_interval_ms``."""
+        """Start. The first pass runs after ``gc_interval_ms``."""
         self._task = asyncio.get_running_loop().create_task(self._work())
 
     async def stop(self) -> None:
-        """End at the next step of what is under way. Nothing is left that the next start would not clean up."""
+        """Stop at the next step of the work under way. The next start cleans up what it leaves."""
         self._stop.set()
         self._asked.set()
         if self._task is not None:
@@ -118,14 +119,14 @@ class GarbageCollector:
         await asyncio.get_running_loop().run_in_executor(None, self._executor.shutdown)
 
     async def run(self, *, force_minor: bool = False, force_major: bool = False) -> GarbageCollectorStatus:
-        """A pass now, or after the one under way; with compactions whether they are due or not. Raises
+        """Run a pass now, or after the one under way. A forced compaction runs even if it is not due. Raises
         GarbageCollectorStoppedError."""
         return await asyncio.shield(self._request_pass(force_minor, force_major))
 
     def force(self, *, major: bool | None, minor: bool | None) -> None:
-        """An operator asks for a pass soon, with major or minor compaction; None: if it is not suspended.
+        """Request a pass for an operator, with major or minor compaction. None: only if it is not suspended.
 
-        Raises CollectionRefusedError where a pass, or a compaction that was asked for by name, will not be done.
+        Raises CollectionRefusedError if the pass, or a compaction that was asked for by name, is impossible.
         """
         for wanted, name, compaction in (
             (major, MAJOR, self._config.major_compaction),
@@ -138,28 +139,28 @@ class GarbageCollector:
         except GarbageCollectorStoppedError as stopped:
             raise CollectionRefusedError(str(stopped)) from None
 
-    def release(self, word: str) -> Brake:
-        """An operator lets the next pass, which begins soon, remove what waits for ``word``.
+    def release(self, word: str) -> CollectionBrake:
+        """Release the ledgers that wait for ``word``, for an operator, and start a pass soon.
 
-        Raises CollectionRefusedError where nothing waits for it.
+        Raises CollectionRefusedError if no ledgers wait for it.
         """
         waiting = {brake.stopped.word: brake for brake in self.brakes if brake.stopped is not None}
         if word not in waiting:
             named = " or ".join(f"{each} ({brake.kind})" for each, brake in waiting.items())
             raise CollectionRefusedError(
                 f"no collection waits for the word {word!r}: "
-                + (f"what was counted last waits for {named}" if named else "none is stopped")
+                + (f"the word is {named}" if named else "no collection is stopped")
             )
         brake = waiting[word]
         brake.release()
-        _LOG.warning("an operator releases %d %s ledgers: word=%s", brake.released, brake.kind, word)
+        _LOG.warning("an operator released %d %s ledgers: word=%s", brake.released, brake.kind, word)
         self.force(major=False, minor=False)
         return brake
 
     def suspend(self, compaction: str, by: str, suspended: bool) -> None:
         """Suspend MINOR or MAJOR compaction for OPERATOR or DISKS, or resume it.
 
-        A compaction under way ends with the entry log that it is at.
+        A compaction under way stops after its current entry log.
         """
         if suspended:
             self._suspended[compaction].add(by)
@@ -170,21 +171,21 @@ class GarbageCollector:
         return bool(self._suspended[compaction])
 
     def force_by_disks(self, forced: bool) -> None:
-        """For the disk monitor: from now on every pass has compactions, and one begins now; or no more."""
+        """For the disk monitor: start a pass now, and compact in every pass until this is called with False."""
         self._forced_by_disks = forced
         if forced and self._task is not None and not self._stop.is_set:
             self._request_pass(True, True)
 
     def status(self) -> GarbageCollectorStatus:
-        """How collection stands now."""
+        """The current status."""
         return replace(self._status, forced=self._status.forced or self._request is not None)
 
     def entry_log_totals(self) -> EntryLogTotals:
-        """All entry logs together, as the last pass saw them; zeros before the first."""
+        """Totals of all entry logs, as the last pass saw them; zeros before the first pass."""
         return self._logs.totals()
 
     async def entry_logs(self) -> list[EntryLogStatus]:
-        """Every entry log, ascending, and why it is there, as the last pass saw it. Raises OSError."""
+        """Every entry log, ascending, and why it is kept, as the last pass saw it. Raises OSError."""
         return await self._logs.states()
 
     # --- the loop ----------------------------------------------------------------------------------
@@ -216,7 +217,7 @@ class GarbageCollector:
             ok = await self._guarded(step) and ok
         if self._deleted != deleted_before:
             ok = await self._guarded(self._pass_what_was_deleted) and ok
-        # Without a good look at the logs it is not known which of them may be compacted.
+        # If the entry logs could not be examined, it is unknown which of them may be compacted.
         ok = await self._guarded(self._collect_logs) and await self._guarded(lambda: self._compact(minor, major)) and ok
         self._status.running = self._status.forced = False
         self._status.problem, self._status.foreign_cluster = self._problem, self._foreign
@@ -228,17 +229,17 @@ class GarbageCollector:
         return self.counters.ledgers_deleted + self.counters.over_replicated_deleted
 
     async def _pass_what_was_deleted(self) -> None:
-        """Let the journals' marks pass the records of removed ledgers: a replay would bring these back, and with them
-        an old key where an id is used again. Where there is no room for it, a later flush does it."""
+        """Advance the journals' marks past the records of removed ledgers. A replay would restore these ledgers, and
+        with them an old key if an id is used again. If the disk is full, a later flush does it."""
         try:
             await self._storage.flush()
         except files.SyncFailedError:
             raise
         except OSError as error:
-            _LOG.warning("removed ledgers may come back at the next start, until the next flush: %s", error)
+            _LOG.warning("a restart before the next flush may restore removed ledgers: %s", error)
 
     async def _guarded(self, step: Callable[[], Awaitable[None]]) -> bool:
-        """Do ``step``; whether it went well."""
+        """Run ``step``. Return whether it succeeded."""
         try:
             self._stop.check()
             await step()
@@ -251,7 +252,7 @@ class GarbageCollector:
             return False
         except Exception as error:
             self._problem = str(error) or type(error).__name__
-            _LOG.exception("a part of the collection failed; tried again in %d ms", self._config.gc_interval_ms)
+            _LOG.exception("a part of the collection failed, next attempt in %d ms", self._config.gc_interval_ms)
             return False
         return True
 
@@ -276,7 +277,7 @@ class GarbageCollector:
         self.counters.over_replicated_deleted += len(result.deleted)
         self._note(result)
 
-    def _note(self, result: LedgerPass) -> None:
+    def _note(self, result: CollectionReport) -> None:
         self.counters.failed_deletions += result.failed
         self._problem = self._problem or result.problem
         self._foreign = self._foreign or result.foreign_cluster
@@ -289,7 +290,7 @@ class GarbageCollector:
         await self._logs.remove_dead()
 
     async def _compact(self, force_minor: bool, force_major: bool) -> None:
-        """Major compaction where it is due, else minor."""
+        """Run major compaction if it is due, otherwise minor compaction if that is."""
         config, status, now = self._config, self._status, time.monotonic()
         if self._is_due(config.major_compaction, MAJOR, now - self._major_at_s, force_major):
             status.in_major = True
@@ -327,17 +328,17 @@ class GarbageCollector:
         if OPERATOR in self._suspended[name]:
             raise CollectionRefusedError(f"{name} compaction is suspended; resume it first")
         if DISKS in self._suspended[name]:
-            raise CollectionRefusedError(f"{name} compaction is suspended, for a disk is too full")
+            raise CollectionRefusedError(f"{name} compaction is suspended because a disk is too full")
         if not compaction.enabled and not (self._config.force_allow_compaction and compaction.threshold > 0):
             raise CollectionRefusedError(
-                f"{name} compaction is off: {name}CompactionInterval or {name}CompactionThreshold is 0 "
-                "(forceAllowCompaction=true allows it by hand where the threshold is not)"
+                f"{name} compaction is off: {name}CompactionInterval or {name}CompactionThreshold is 0. With a "
+                "threshold above 0, forceAllowCompaction=true allows it on request"
             )
 
     def _request_pass(self, minor: bool, major: bool) -> asyncio.Future[GarbageCollectorStatus]:
-        """Requests that wait for the same pass are one."""
+        """Request a pass. Requests that wait for the same pass are joined."""
         if self._task is None or self._stop.is_set:
-            raise GarbageCollectorStoppedError("the collector does not run")
+            raise GarbageCollectorStoppedError("the garbage collector is not running")
         if self._request is None:
             self._request = _Request(asyncio.get_running_loop().create_future())
         self._request.minor |= minor
@@ -350,7 +351,7 @@ class GarbageCollector:
 
 
 class _Request:
-    """A pass that somebody waits for."""
+    """A requested pass."""
 
     def __init__(self, done: asyncio.Future[GarbageCollectorStatus]) -> None:
         self.done = done
@@ -361,8 +362,8 @@ class _Request:
         if self.done.done():
             return
         if stopped:
-            self.done.set_exception(GarbageCollectorStoppedError("the collector stopped"))
-            self.done.exception()  # not everybody who asked waits for it
+            self.done.set_exception(GarbageCollectorStoppedError("the garbage collector stopped"))
+            self.done.exception()  # the requester may not await it
         else:
             self.done.set_result(status)
 

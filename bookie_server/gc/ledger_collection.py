@@ -17,24 +17,24 @@ from bk_spark.bookie.runners import run_in_turn
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.machine import StepMachine
-from bookie_server.gc.brake import Brake, BrakeLimits
+from bookie_server.gc.brake import CollectionBrake, CollectionBrakeLimits
 from bookie_server.gc.collected_storage import CollectedStorage, RunBlocking
 from bookie_server.gc.collection_steps import (
     RELEASES,
-    LedgerPass,
+    CollectionReport,
     ListRange,
-    Mark,
+    MarkLedgers,
     PrepareLocks,
     ReadLedgers,
     ReadLocked,
     ReleaseLock,
-    Remove,
+    RemoveLedgers,
     Step,
     Steps,
     SyncDeletions,
-    SyncStore,
+    SyncMetadata,
     TakeLock,
-    Unmark,
+    UnmarkLedgers,
     deletion_steps,
     over_replication_steps,
 )
@@ -60,7 +60,7 @@ class LedgerCollection:
         self,
         storage: CollectedStorage,
         reads: LedgerMetadataReads,
-        limits: BrakeLimits,
+        limits: CollectionBrakeLimits,
         run_blocking: RunBlocking,
         stop: StopSignal,
     ) -> None:
@@ -69,15 +69,15 @@ class LedgerCollection:
         self._locks = ReplicationLocks(reads)
         self._run_blocking = run_blocking
         self._stop = stop
-        self.deleted = Brake("deleted", limits)
-        self.over_replicated = Brake("over-replicated", limits)
+        self.deleted = CollectionBrake("deleted", limits)
+        self.over_replicated = CollectionBrake("over-replicated", limits)
 
-    async def collect_deleted(self) -> LedgerPass:
+    async def collect_deleted(self) -> CollectionReport:
         """Remove ledgers that the metadata store does not have."""
         brake, ids_per_range = self.deleted, self._reads.ids_per_range
         return await self._pass(brake, lambda report, local: deletion_steps(report, local, ids_per_range, brake))
 
-    async def collect_over_replicated(self) -> LedgerPass:
+    async def collect_over_replicated(self) -> CollectionReport:
         """Remove closed ledgers that have this bookie in no segment."""
         brake, bookie_id = self.over_replicated, self._reads.identity.bookie_id
         return await self._pass(brake, lambda report, local: over_replication_steps(report, local, bookie_id, brake))
@@ -86,8 +86,10 @@ class LedgerCollection:
         """Release locks whose release failed before. Errors leave them for the next call."""
         await self._run_blocking(self._locks.release_held)
 
-    async def _pass(self, brake: Brake, steps: Callable[[LedgerPass, Int64s], Steps]) -> LedgerPass:
-        report = LedgerPass()
+    async def _pass(
+        self, brake: CollectionBrake, steps: Callable[[CollectionReport, Int64s], Steps]
+    ) -> CollectionReport:
+        report = CollectionReport()
         try:
             local = await self._storage.local_ledgers()
             await run_in_turn(StepMachine(steps(report, local[local >= 0])), self._perform)
@@ -122,7 +124,7 @@ class LedgerCollection:
         if not isinstance(step, RELEASES):
             self._stop.check()
         match step:
-            case SyncStore():
+            case SyncMetadata():
                 await self._run_blocking(self._reads.begin)
             case PrepareLocks():
                 await self._run_blocking(self._locks.prepare)
@@ -136,12 +138,12 @@ class LedgerCollection:
                 return await self._run_blocking(self._locks.take, ledger_id)
             case ReleaseLock(ledger_id):
                 await self._run_blocking(self._locks.release, ledger_id)
-            case Mark(ledger_ids):
+            case MarkLedgers(ledger_ids):
                 return await self._mark(ledger_ids)
-            case Unmark(ledger_ids):
+            case UnmarkLedgers(ledger_ids):
                 for ledger_id in ledger_ids:
                     self._storage.unmark_ledger(ledger_id)
-            case Remove(ledger_ids):
+            case RemoveLedgers(ledger_ids):
                 return await self._remove(ledger_ids)
             case SyncDeletions():
                 await self._storage.sync_deletions()

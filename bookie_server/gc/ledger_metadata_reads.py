@@ -1,9 +1,11 @@
-"""What the collector asks the metadata store. Blocking; used in the collector's thread.
+"""The collector's reads of the metadata store. Blocking; used in the collector's thread.
 
-An answer "absent" may delete a ledger here, so it counts only under conditions: it was read in the session in which the
-store was brought up to date after the ledger was seen here (a server may be behind, and a new session's server as
-well), and by a store that is the bookie's cluster: its LAYOUT, its INSTANCEID and the bookie's cookie were read along
-with it, from the first reading on (cluster_identity.py).
+"Absent" may remove a ledger from this bookie, so it counts only under two conditions:
+
+* It was read in the session that was synced after the bookie's ledgers were listed. A server may be behind, and so may
+  the server of a new session.
+* The store is the bookie's cluster. LAYOUT, INSTANCEID and the bookie's cookie are read with every request, from the
+  first one on (cluster_identity.py).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _IDS_PER_LEAF: Final = 10_000
 
 
 class LedgerMetadataReads:
-    """Reads of ``store``, at most so many a second. What it says is believed where it is the cluster ``identity``."""
+    """Reads ``store`` at the rate of ``throttle``. Answers count only if it is the cluster of ``identity``."""
 
     def __init__(self, store: LedgerStore, identity: ClusterIdentity, throttle: Throttle, stop: StopSignal) -> None:
         self.store = store
@@ -37,7 +39,7 @@ class LedgerMetadataReads:
         return self.store.root
 
     def begin(self) -> None:
-        """Bring the store's server up to date: what is read from now on is not older than this call.
+        """Sync with the store. Later reads see a state that is not older than this call.
 
         Raises MetadataError.
         """
@@ -49,14 +51,14 @@ class LedgerMetadataReads:
 
     @property
     def ids_per_range(self) -> int:
-        """Ids that have one parent znode."""
+        """Number of ids with the same parent znode."""
         return MAX_LEDGER_ID if self.store.manager is LedgerManager.FLAT else _IDS_PER_LEAF
 
     def path(self, ledger_id: int) -> str:
         return self.store.manager.ledger_path(self.root, ledger_id)
 
     def names_in(self, path: str) -> set[str]:
-        """Names of the children of ``path``, none where it does not exist; perhaps a part of them.
+        """Names of the children of ``path``, perhaps only a part of them; none if ``path`` does not exist.
 
         Raises MetadataError, GarbageCollectorStoppedError.
         """
@@ -64,19 +66,19 @@ class LedgerMetadataReads:
         return set(self.store.zk.children(path) or ())
 
     def contents(self, ledger_ids: Sequence[int]) -> dict[int, bytes | None]:
-        """What the ledgers' znodes hold; None for one that the store says is absent. Raises as :meth:`get`."""
+        """Contents of the ledgers' znodes; None for an absent one. Raises like :meth:`get`."""
         found = self.get([self.path(ledger_id) for ledger_id in ledger_ids])
         nodes = {ledger_id: found[self.path(ledger_id)] for ledger_id in ledger_ids}
         return {ledger_id: None if node is None else node.data for ledger_id, node in nodes.items()}
 
     def unlisted(self, ledger_ids: Sequence[int]) -> list[int]:
-        """Those of one range's ledgers that its list lacks. Raises as :meth:`names_in`."""
+        """Those of one range's ledgers that its list lacks. Raises like :meth:`names_in`."""
         path, _, _ = self.path(ledger_ids[0]).rpartition("/")
         names = self.names_in(path)
         return [ledger_id for ledger_id in ledger_ids if self.path(ledger_id)[len(path) + 1 :] not in names]
 
     def get(self, paths: Sequence[str]) -> dict[str, Znode | None]:
-        """The znodes; None for one that the store says is absent.
+        """The znodes; None for an absent one.
 
         Raises MetadataError, GarbageCollectorStoppedError."""
         found: dict[str, Znode | None] = {}
@@ -97,11 +99,11 @@ class LedgerMetadataReads:
         self.identity.check(answers)
         layout = answers[f"{self.root}/LAYOUT"]
         if layout is None or parse_layout(layout.data) is not self.store.manager:
-            raise ForeignClusterError(f"{self.root}/LAYOUT is missing or another one: not this bookie's cluster")
+            raise ForeignClusterError(f"{self.root}/LAYOUT is missing or different: this is not the bookie's cluster")
 
     def _check_session(self) -> None:
         if not self._session or self.store.zk.session_id != self._session:
-            raise MetadataUnavailableError("the session with ZooKeeper was replaced: its answers may be old")
+            raise MetadataUnavailableError("the session with ZooKeeper was replaced, so its answers may be old")
 
     def _take(self, count: int) -> None:
         self._stop.sleep_blocking(self._throttle.take(count))

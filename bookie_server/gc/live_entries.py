@@ -1,7 +1,7 @@
-"""The entries of an entry log that are to survive its compaction, in windows sorted by (ledger, entry).
+"""The live entries of an entry log, which survive its compaction, in windows sorted by ledger and entry.
 
-Candidates come from a scan of the log; or, where the log is not sound, from the index, and each is then looked at in
-the log. Either way the index decides: an entry is live where it points at this very place.
+A scan of the entry log finds the candidates. If the entry log is damaged, the index finds them, and each is checked in
+the entry log. In both cases an entry is live if the index points to this place.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from bookie_server.storage.files import read_at
 from bookie_server.storage.index.index_pointers import pointers_into
 from bookie_server.storage.records import LENGTH_BYTES, MAX_RECORD_BYTES, MIN_RECORD_BYTES, group_by_ledger
 
-#: Entries sorted at a time: bounds the memory (32 bytes each, and as much for sorting).
+#: Entries sorted at a time. Bounds the memory: 32 bytes each, and as much for sorting.
 WINDOW_ENTRIES: Final = 1024 * 1024
-#: Ledgers after which other tasks of the event loop get their turn.
+#: Number of ledgers handled in one turn of the event loop.
 _LEDGERS_AT_ONCE: Final = 32
 _HEAD: Final = struct.Struct(">iqq")
 
 
 class UnsoundLogError(Exception):
-    """The log holds something that is no entry: a scan cannot be trusted to find all that is live."""
+    """The entry log is damaged, so a scan may miss live entries."""
 
 
 class UnreadableEntryError(Exception):
-    """The index points at a place in the log where the entry is not."""
+    """The entry is not at the place to which the index points."""
 
 
 def scanned_windows(path: str, ledgers: Int64s, check_stop: Callable[[], None]) -> Generator[FoundEntries, None, None]:
-    """All entries of ``ledgers`` in the log. Blocking; in the middle of it ``check_stop`` may raise.
+    """All entries of ``ledgers`` in the entry log, by a scan. Blocking; ``check_stop`` is called between steps and may
+    raise.
 
-    Raises UnsoundLogError (when the end of the log was seen, not before), OSError.
+    Raises UnsoundLogError, after the last window, and OSError.
     """
     scan = EntryLogScan(path)
     parts: list[FoundEntries] = []
@@ -71,7 +72,7 @@ def indexed_windows(
     index_path: Callable[[int], str | None],
     check_stop: Callable[[], None],
 ) -> Generator[FoundEntries, None, None]:
-    """All entries of ``ledgers`` (ascending) that index files have in the log; each is looked at. Blocking.
+    """All entries of ``ledgers`` (ascending) in the entry log, by the index files. Each one is checked. Blocking.
 
     Raises UnreadableEntryError, OSError.
     """
@@ -82,7 +83,7 @@ def indexed_windows(
         for ledger_id in ledgers.tolist():
             for entry_ids, locations in pointers_into(entry_log_id, index_path(ledger_id)):
                 check_stop()
-                parts.append(_looked_at(fd, path, ledger_id, entry_ids, locations & OFFSET_MASK))
+                parts.append(_checked(fd, path, ledger_id, entry_ids, locations & OFFSET_MASK))
                 count += len(entry_ids)
                 if count >= WINDOW_ENTRIES:
                     yield joined(parts)
@@ -94,7 +95,7 @@ def indexed_windows(
 
 
 async def live_only(storage: CollectedStorage, entry_log_id: int, window: FoundEntries) -> FoundEntries:
-    """Those entries of ``window`` (sorted) to which the index points. Raises OSError."""
+    """The entries of ``window`` (sorted) to which the index points. Raises OSError."""
     live = np.zeros(len(window), np.bool_)
     here = entry_log_id << OFFSET_BITS | window.offsets
     for done, (ledger_id, which) in enumerate(group_by_ledger(window.ledger_ids)):
@@ -107,9 +108,9 @@ async def live_only(storage: CollectedStorage, entry_log_id: int, window: FoundE
 
 
 async def move_pointers(storage: CollectedStorage, old_id: int, new_id: int, entries: FoundEntries) -> int:
-    """Let the index point at ``entries`` in log ``new_id`` where it points into log ``old_id``; how many it did.
+    """Point the index to ``entries`` in entry log ``new_id`` where it points into ``old_id``. Return how many changed.
 
-    A pointer into any other log is newer, or the ledger is gone: it stays. Raises OSError.
+    A pointer into any other entry log is newer and stays. Raises OSError.
     """
     moved = 0
     entries = _sorted(entries)
@@ -129,7 +130,7 @@ def _sorted(entries: FoundEntries) -> FoundEntries:
     return entries.select(np.lexsort((entries.offsets, entries.entry_ids, entries.ledger_ids)))
 
 
-def _looked_at(fd: int, path: str, ledger_id: int, entry_ids: Int64s, offsets: Int64s) -> FoundEntries:
+def _checked(fd: int, path: str, ledger_id: int, entry_ids: Int64s, offsets: Int64s) -> FoundEntries:
     sizes = np.empty(len(entry_ids), np.int64)
     end = os.fstat(fd).st_size
     for i, (entry_id, offset) in enumerate(zip(entry_ids.tolist(), offsets.tolist(), strict=True)):

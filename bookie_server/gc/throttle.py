@@ -1,4 +1,4 @@
-"""Rate limits and the stop signal of garbage collection. Waits end at once when it is to stop."""
+"""Rate limits and the stop signal of garbage collection. The signal ends all waits at once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _LONGEST_WAIT_S = 60.0
 
 
 class GarbageCollectorStoppedError(Exception):
-    """Garbage collection is to stop. Whatever is under way must be left in a state that the next start can finish."""
+    """Garbage collection must stop. The next start must be able to finish or remove work under way."""
 
 
 class StopSignal:
-    """Set once, in the event loop; seen in every thread."""
+    """Set once, in the event loop. Visible in every thread."""
 
     def __init__(self) -> None:
         self._in_threads = threading.Event()
@@ -30,12 +30,12 @@ class StopSignal:
         return self._in_threads.is_set()
 
     def check(self) -> None:
-        """Raises GarbageCollectorStoppedError where it is set."""
+        """Raise GarbageCollectorStoppedError if the signal is set."""
         if self._in_threads.is_set():
             raise GarbageCollectorStoppedError
 
     async def sleep(self, duration_s: float) -> None:
-        """In the event loop. Raises GarbageCollectorStoppedError, also without a wait."""
+        """Sleep in the event loop, then :meth:`check`, even if there is nothing to wait for."""
         if duration_s > 0 and not self.is_set:
             try:
                 async with asyncio.timeout(duration_s):
@@ -45,14 +45,14 @@ class StopSignal:
         self.check()
 
     def sleep_blocking(self, duration_s: float) -> None:
-        """In another thread. Raises GarbageCollectorStoppedError, also without a wait."""
+        """Sleep in another thread, then :meth:`check`, even if there is nothing to wait for."""
         if duration_s > 0:
             self._in_threads.wait(duration_s)
         self.check()
 
 
 class Throttle:
-    """At most ``rate_per_s`` units per second on average; 0 or less: no limit. Unused units are not saved up."""
+    """Allows ``rate_per_s`` units per second on average; 0 or less means no limit. Unused units are not saved."""
 
     def __init__(self, rate_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate_per_s = rate_per_s
@@ -60,7 +60,7 @@ class Throttle:
         self._free_at_s = clock()
 
     def take(self, units: int) -> float:
-        """Seconds to wait before ``units`` may be used; at most a minute at once."""
+        """Return how many seconds to wait before ``units`` may be used, at most a minute."""
         if self._rate_per_s <= 0:
             return 0.0
         now = self._clock()

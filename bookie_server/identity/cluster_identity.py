@@ -59,11 +59,11 @@ class ClusterIdentity:
         except MetadataFormatError as error:
             raise self._foreign(str(error)) from error
         if differences:
-            raise self._foreign(f"{self.cookie_path} is another one (own / found): {'; '.join(differences)}")
+            raise self._foreign(f"{self.cookie_path} differs (own / found): {'; '.join(differences)}")
 
     def _foreign(self, why: str) -> ForeignClusterError:
         return ForeignClusterError(
             f"not the cluster of bookie {self.bookie_id}: {why}. Nothing is collected and the bookie does not register "
-            "until ZooKeeper is its cluster's again. Check where metadataServiceUri leads; if the znodes were deleted, "
-            "restore ZooKeeper from a backup"
+            "until ZooKeeper has its cluster again. Check metadataServiceUri and where its hosts lead. If the znodes "
+            "were deleted, restore ZooKeeper from a backup"
         )

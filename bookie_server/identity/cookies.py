@@ -107,8 +107,8 @@ class _Check:
         if lost:
             raise CookieMismatchError(
                 f"bookie {self._config.bookie_id} has a cookie in ZooKeeper ({self._path}), but {' and '.join(lost)} "
-                "has no current/VERSION: the directory was lost or replaced. Bring it back; or re-replicate the "
-                "bookie's ledgers, delete that znode, and start it anew"
+                "has no current/VERSION: the directory was lost or replaced. Restore it; or re-replicate the "
+                "bookie's ledgers, delete that znode, and start it again"
             )
         self._require_empty(self._unstamped, "to be added")
 
@@ -120,9 +120,10 @@ class _Check:
             lost = f"; {' and '.join(self._unstamped)} has no current/VERSION" if self._unstamped else ""
             raise CookieMismatchError(
                 f"{' and '.join(used)} was stamped for bookie {self._config.bookie_id} and used, but its cookie "
-                f"{self._path} is not in ZooKeeper: another cluster, one that was made anew, or the bookie was removed "
-                f"from it{lost}. Correct metadataServiceUri; or restore ZooKeeper from a backup. Where other bookies "
-                "have copies of all its ledgers, give it new directories, and keep these until the ledgers were checked"
+                f"{self._path} is not in ZooKeeper: this is another cluster, the cluster was created again, or the "
+                f"bookie was removed from it{lost}. Correct metadataServiceUri, or restore ZooKeeper from a backup. If "
+                "other bookies have copies of all its ledgers, give it new directories, and keep these until the "
+                "ledgers are checked"
             )
         self._require_empty(self._unstamped, f"of the new bookie {self._config.bookie_id}")
 
@@ -157,7 +158,7 @@ class _Check:
         try:
             self._zookeeper.set(self._path, self._expected.encode(), node.version)
         except MetadataConflictError as error:
-            raise CookieMismatchError(f"{self._path} was changed by somebody else meanwhile: start again") from error
+            raise CookieMismatchError(f"{self._path} was changed by another process meanwhile. Start again") from error
         _LOG.info("storage expanded: bookie=%s directories=%s", self._config.bookie_id, ",".join(self._directories))
 
     def _stamp(self, directories: Sequence[str]) -> None:
@@ -171,9 +172,9 @@ class _Check:
         for directory in directories:
             if not _holds_stamp_only(directory):
                 raise CookieMismatchError(
-                    f"{directory} holds files but no current/VERSION that can be read, and it is a directory {what}: "
-                    "bring current/VERSION back (the bookie's other directories hold the same file), or configure "
-                    "another directory, which is empty"
+                    f"{directory} holds files but no readable current/VERSION, and it is a directory {what}: restore "
+                    "current/VERSION (the bookie's other directories hold the same file), or configure an empty "
+                    "directory"
                 )
 
 
@@ -228,7 +229,7 @@ def _require_equal(expected: Cookie, found: Cookie, source: str, *, expanding: b
     advice = ""
     if any(difference.startswith("instanceId") for difference in differences):
         advice = (
-            ". The cluster in ZooKeeper is another one, or was made anew: correct metadataServiceUri, or restore "
+            ". This is another cluster, or the cluster was created again: correct metadataServiceUri, or restore "
             "ZooKeeper from a backup"
         )
     raise CookieMismatchError(

@@ -32,7 +32,9 @@ def mark_dirty(directories: Sequence[str]) -> bool:
         except files.SyncFailedError:
             raise
         except OSError as error:
-            _LOG.warning("an unclean shutdown will not be seen in %s: no %s: %s", directory, _NAME, error.strerror)
+            _LOG.warning(
+                "an unclean shutdown cannot be detected in %s: cannot write %s: %s", directory, _NAME, error.strerror
+            )
     return unclean
 
 

@@ -170,7 +170,7 @@ class RegistrationManager:
                     return
                 if time.monotonic() >= deadline:
                     raise MetadataError(
-                        f"{path} is held by another session (0x{node.owner_session:x}) and did not go within "
+                        f"{path} is held by another session (0x{node.owner_session:x}) and was not released within "
                         f"{self._wait_s:g} s: another bookie with this id is running, or choose another bookieId"
                     )
 
@@ -206,5 +206,5 @@ class RegistrationManager:
                     _LOG.warning("cannot register yet, trying again: %s", error)
                 pause_s = _RETRY_S
             except Exception:
-                _LOG.exception("registering failed, trying again")
+                _LOG.exception("registration failed, trying again")
                 pause_s = _RETRY_S

@@ -12,7 +12,7 @@ from typing import Final
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import BookieUnavailableError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
-from bookie_server.local.process import GuardedGroup, LocalProcess
+from bookie_server.local.process import GuardedProcessGroup, LocalProcess
 from bookie_server.local.state import LOOPBACK, require_free_port
 
 CONF_NAME: Final = "bk_server.conf"
@@ -31,7 +31,7 @@ class LocalBookie(LocalProcess):
         self,
         number: int,
         directory: Path,
-        group: GuardedGroup,
+        group: GuardedProcessGroup,
         *,
         port: int,
         metadata_service_uri: str,

@@ -24,12 +24,12 @@ from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import InvalidArgumentError, StorageError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bookie_server.local.bookie import LocalBookie
-from bookie_server.local.process import STOP_TIMEOUT_MS, GuardedGroup, LocalProcess
+from bookie_server.local.process import STOP_TIMEOUT_MS, GuardedProcessGroup, LocalProcess
 from bookie_server.local.state import (
     LOOPBACK,
     BookiePorts,
-    ClusterState,
     DirectoryLock,
+    LocalClusterState,
     PortChooser,
     ZooKeeperPorts,
     load_state,
@@ -100,7 +100,7 @@ class LocalCluster:
         self._bookie_settings = dict(bookie_settings or {})
         self._start_timeout_ms = start_timeout_ms
         self._lock: DirectoryLock | None = None
-        self._group: GuardedGroup | None = None
+        self._group: GuardedProcessGroup | None = None
 
     def __enter__(self) -> LocalCluster:
         self.start()
@@ -127,7 +127,7 @@ class LocalCluster:
         text has the end of its log). Nothing runs after an error.
         """
         if self._lock is not None:
-            raise InvalidArgumentError(f"the local cluster in {self.directory} is started already")
+            raise InvalidArgumentError(f"the local cluster in {self.directory} is already started")
         tell = progress or _LOG.info
         deadline = time.monotonic() + self._start_timeout_ms / 1000
         try:
@@ -136,7 +136,7 @@ class LocalCluster:
         except OSError as error:
             raise StorageError(f"cannot use directory {self.directory}: {error}") from error
         try:
-            self._group = GuardedGroup(self._lock.fd)
+            self._group = GuardedProcessGroup(self._lock.fd)
             self._make_servers(self._settle_state(), self._group)
             self._start_zookeepers(tell, deadline)
             self._start_bookies(tell, deadline)
@@ -178,12 +178,12 @@ class LocalCluster:
                 server.start()
         self._wait_ready(self.zookeepers, self.bookies, deadline)
 
-    def _settle_state(self) -> ClusterState:
+    def _settle_state(self) -> LocalClusterState:
         """Combine the state in the directory with the requested one and save the result."""
         bookies, zookeepers, zookeeper_port, bookie_port = self._wanted
         found = load_state(self.directory)
         if found is None:
-            found = ClusterState(self._root, self._layout, (), ())
+            found = LocalClusterState(self._root, self._layout, (), ())
             zookeeper_count = zookeepers or 1
         else:
             zookeeper_count = len(found.zookeepers)
@@ -208,7 +208,7 @@ class LocalCluster:
             BookiePorts(chooser.choose(bookie_port + index if bookie_port else 0))
             for index in range(len(found.bookies), bookie_count)
         ]
-        state = ClusterState(
+        state = LocalClusterState(
             found.root, found.layout, (*found.zookeepers, *new_zookeepers), (*found.bookies, *new_bookies)
         )
         save_state(self.directory, state)
@@ -221,7 +221,7 @@ class LocalCluster:
                 "use what it has, or another directory"
             )
 
-    def _make_servers(self, state: ClusterState, group: GuardedGroup) -> None:
+    def _make_servers(self, state: LocalClusterState, group: GuardedProcessGroup) -> None:
         self._root, self._layout = state.root, state.layout
         self.zookeepers = [
             LocalZooKeeper(number, self.directory / f"zookeeper{number}", group, state.zookeepers)

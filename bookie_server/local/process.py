@@ -42,7 +42,7 @@ _LOG_ROTATE_BYTES: Final = 10 * 1024 * 1024
 _GUARD_SCRIPT: Final = "read line; kill -KILL 0"
 
 
-class GuardedGroup:
+class GuardedProcessGroup:
     """The process group of one cluster. ``held_fd`` is an open lock that the children inherit, so the lock
     is free only when the last of them has ended. Thread-safe."""
 
@@ -107,7 +107,7 @@ class LocalProcess(ABC):
     ``directory`` holds all its files; ``log_path`` is the file to read when it fails.
     """
 
-    def __init__(self, name: str, directory: Path, group: GuardedGroup, log_name: str) -> None:
+    def __init__(self, name: str, directory: Path, group: GuardedProcessGroup, log_name: str) -> None:
         self.name = name
         self.directory = directory
         self.log_path = directory / log_name
@@ -132,7 +132,7 @@ class LocalProcess(ABC):
     def start(self) -> None:
         """Start the process; it may not be ready yet. Raises if it already runs or its port is in use."""
         if self.running:
-            raise StorageError(f"{self.name} is running already (pid {self.pid})")
+            raise StorageError(f"{self.name} is already running (pid {self.pid})")
         self._prepare()
         self.directory.mkdir(parents=True, exist_ok=True)
         output_path = self._output_path()

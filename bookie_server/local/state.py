@@ -46,7 +46,7 @@ class BookiePorts:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterState:
+class LocalClusterState:
     """The persistent description of a local cluster."""
 
     root: str
@@ -90,7 +90,7 @@ class DirectoryLock:
         os.close(self.fd)
 
 
-def load_state(directory: Path) -> ClusterState | None:
+def load_state(directory: Path) -> LocalClusterState | None:
     """Load the state from ``directory``; None if there is none. Raises :class:`CorruptFileError`."""
     path = directory / _STATE_NAME
     try:
@@ -103,7 +103,7 @@ def load_state(directory: Path) -> ClusterState | None:
     if version != _FORMAT_VERSION:
         raise CorruptFileError(f"{path} has format version {version!r}; this release knows {_FORMAT_VERSION} only")
     try:
-        state = ClusterState(
+        state = LocalClusterState(
             root=content["root"],
             layout=content["layout"],
             zookeepers=tuple(ZooKeeperPorts(**ports) for ports in content["zookeepers"]),
@@ -116,11 +116,11 @@ def load_state(directory: Path) -> ClusterState | None:
     for servers in asdict(state)["zookeepers"], asdict(state)["bookies"]:
         for port in (port for server in servers for port in server.values()):
             if not isinstance(port, int) or not 0 < port < 65536:
-                raise CorruptFileError(f"{path} has port {port!r}, which is none")
+                raise CorruptFileError(f"{path} has the invalid port {port!r}")
     return state
 
 
-def save_state(directory: Path, state: ClusterState) -> None:
+def save_state(directory: Path, state: LocalClusterState) -> None:
     """Save the state atomically and durably."""
     path = directory / _STATE_NAME
     temporary = directory / (_STATE_NAME + ".tmp")
@@ -146,7 +146,7 @@ class PortChooser:
             if not 0 < wanted < 65536:
                 raise InvalidArgumentError(f"port {wanted} is out of range; use 1 to 65535")
             if wanted in self._taken:
-                raise InvalidArgumentError(f"port {wanted} is wanted twice in this cluster; choose other base ports")
+                raise InvalidArgumentError(f"port {wanted} is used twice in this cluster; choose other base ports")
             require_free_port(wanted, "the cluster")
             self._taken.add(wanted)
             return wanted

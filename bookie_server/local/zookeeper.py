@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from bk_spark.protocol.errors import MetadataUnavailableError
-from bookie_server.local.process import GuardedGroup, LocalProcess
+from bookie_server.local.process import GuardedProcessGroup, LocalProcess
 from bookie_server.local.state import LOOPBACK, ZooKeeperPorts, require_free_port
 
 _MAIN_CLASS: Final = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
@@ -74,7 +74,9 @@ class LocalZooKeeper(LocalProcess):
     It listens on loopback only. As always in ZooKeeper, a transaction is on disk before it is answered.
     """
 
-    def __init__(self, number: int, directory: Path, group: GuardedGroup, peers: Sequence[ZooKeeperPorts]) -> None:
+    def __init__(
+        self, number: int, directory: Path, group: GuardedProcessGroup, peers: Sequence[ZooKeeperPorts]
+    ) -> None:
         super().__init__(f"zookeeper{number}", directory, group, "server.log")
         self._number = number
         self._peers = tuple(peers)

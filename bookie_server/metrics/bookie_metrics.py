@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from bookie_server.metrics.metrics import Registry
-from bookie_server.storage.journal.group_commit import GroupStats
+from bookie_server.metrics.metrics import MetricsRegistry
+from bookie_server.storage.journal.group_timing import JournalGroupStats
 
 #: Kinds of requests, and Apache's metrics for each. Requests are not queued between receipt and execution here, so
 #: the time of execution is the time of the request.
@@ -39,7 +39,7 @@ _FLUSH_REASONS: Final = {
 class RequestMetrics:
     """Metrics of requests over all connections. Updated in the event loop."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: MetricsRegistry) -> None:
         self._summaries = {
             kind: registry.summary(*(f"bookkeeper_server_{name}" for name in names), *_INSIDE.get(kind, ()))
             for kind, names in REQUEST_METRICS.items()
@@ -53,7 +53,7 @@ class RequestMetrics:
 class JournalMetrics:
     """Metrics of the groups of one journal. Updated in the event loop."""
 
-    def __init__(self, registry: Registry, number: int) -> None:
+    def __init__(self, registry: MetricsRegistry, number: int) -> None:
         labels = {"journalIndex": str(number)}
 
         def name(short: str) -> str:
@@ -71,7 +71,7 @@ class JournalMetrics:
             reason: registry.counter(name(short), labels=labels) for reason, short in _FLUSH_REASONS.items()
         }
 
-    def observe(self, stats: GroupStats) -> None:
+    def observe(self, stats: JournalGroupStats) -> None:
         queued, written, synced = stats.queue_seconds * 1000, stats.write_seconds * 1000, stats.sync_seconds * 1000
         entries, ok = stats.entries, stats.ok
         self._add_entry.observe(queued + written + synced, entries, ok)
@@ -90,7 +90,7 @@ class BookieMetrics:
     """All metrics of a bookie."""
 
     def __init__(self) -> None:
-        self.registry = Registry()
+        self.registry = MetricsRegistry()
         self.requests = RequestMetrics(self.registry)
         self._journals: dict[int, JournalMetrics] = {}
         self._loop_delay = self.registry.summary("bookkeeper_server_loop_delay")
@@ -104,7 +104,7 @@ class BookieMetrics:
             journal = self._journals[number] = JournalMetrics(self.registry, number)
         return journal
 
-    def observe_group(self, number: int, stats: GroupStats) -> None:
+    def observe_group(self, number: int, stats: JournalGroupStats) -> None:
         """Record a journal group; the ``on_group`` of LedgerStorage."""
         self.journal(number).observe(stats)
 

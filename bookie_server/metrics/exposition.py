@@ -12,19 +12,19 @@ import resource
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from bookie_server.metrics.metrics import QUANTILES, Family, Labels, Summary, Totals
+from bookie_server.metrics.metrics import QUANTILES, Labels, MetricFamily, Summary, SummaryTotals
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
-def exposition(families: Iterable[Family]) -> str:
+def exposition(families: Iterable[MetricFamily]) -> str:
     """Format ``families`` as text. Gauges show their last sample."""
     lines: list[str] = []
     for family in families:
         lines.append(f"# TYPE {family.name} {family.members[0][1].kind}")
         for labels, metric in family.members:
-            if isinstance(metric, Summary | Totals):
+            if isinstance(metric, Summary | SummaryTotals):
                 lines.extend(_summary(family.name, labels, metric))
             else:
                 braces = f"{{{_labels(labels)}}}" if labels else ""
@@ -39,7 +39,7 @@ def process_exposition() -> str:
     return "".join(f"# TYPE {name} {kind}\n{name} {_number(value)}\n" for name, kind, value in samples)
 
 
-def _summary(name: str, labels: Labels, summary: Summary | Totals) -> Iterator[str]:
+def _summary(name: str, labels: Labels, summary: Summary | SummaryTotals) -> Iterator[str]:
     rest = f", {_labels(labels)}" if labels else ""
     for ok in (False, True):
         outcomes = summary.outcomes(ok)

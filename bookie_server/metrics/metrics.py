@@ -65,7 +65,7 @@ class Gauge:
         try:
             self.value = self._read()
         except Exception as error:
-            _LOG.warning("a gauge cannot be read: %s: %s", type(error).__name__, error)
+            _LOG.warning("cannot read a gauge: %s: %s", type(error).__name__, error)
             self.value = math.nan
 
 
@@ -145,7 +145,7 @@ class Summary:
                 side.buckets = {}
 
 
-class Totals:
+class SummaryTotals:
     """A summary whose totals are counted elsewhere: ``read(ok)`` returns count and sum. It has no quantiles."""
 
     __slots__ = ("_read",)
@@ -158,18 +158,18 @@ class Totals:
         return Outcomes(*self._read(ok), _quantiles({}))
 
 
-Metric = Counter | Gauge | Summary | Totals
+Metric = Counter | Gauge | Summary | SummaryTotals
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class MetricFamily:
     """Metrics with one name, one for each set of labels."""
 
     name: str
     members: tuple[tuple[Labels, Metric], ...]
 
 
-class Registry:
+class MetricsRegistry:
     """Metrics by name and labels. One object may have several names. Any thread."""
 
     def __init__(self) -> None:
@@ -196,17 +196,17 @@ class Registry:
         self, name: str, read: Callable[[bool], tuple[int, float]], labels: Mapping[str, str] | None = None
     ) -> None:
         """Add totals. ``read(ok)`` returns count and sum; it is called in any thread."""
-        self._add((name,), labels, Totals(read))
+        self._add((name,), labels, SummaryTotals(read))
 
     def summary(self, *names: str, labels: Mapping[str, str] | None = None) -> Summary:
         summary = Summary()
         self._add(names, labels, summary)
         return summary
 
-    def families(self) -> list[Family]:
+    def families(self) -> list[MetricFamily]:
         """All families, in the order in which their names were added."""
         with self._lock:
-            return [Family(name, tuple(members.items())) for name, members in self._families.items()]
+            return [MetricFamily(name, tuple(members.items())) for name, members in self._families.items()]
 
     def sample_gauges(self) -> None:
         """Update the gauges. Call in the event loop."""
@@ -221,7 +221,7 @@ class Registry:
             for name in names:
                 members = self._families.setdefault(name, {})
                 if key in members or any(other.kind != metric.kind for other in members.values()):
-                    raise ValueError(f"metric {name} {dict(key)} is there already")
+                    raise ValueError(f"metric {name} {dict(key)} already exists")
                 members[key] = metric
 
 

@@ -9,19 +9,19 @@ from functools import partial
 
 from bookie_server.bookie import Bookie
 from bookie_server.disks.disk_monitor import DiskMonitor
-from bookie_server.gc.collector_status import Timing
+from bookie_server.gc.collector_status import CollectionTiming
 from bookie_server.gc.garbage_collector import GarbageCollector
 from bookie_server.identity.registration import RegistrationManager
 from bookie_server.metrics.bookie_metrics import BookieMetrics
 from bookie_server.net.native.server import NativeServer
 from bookie_server.storage.directories import LedgerDirectories
-from bookie_server.storage.journal.group_commit import GroupStats
+from bookie_server.storage.journal.group_timing import JournalGroupStats
 from bookie_server.storage.ledger_storage import LedgerStorage
 
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_:]")
 
 
-def journal_observer(metrics: BookieMetrics, journals: int) -> Callable[[int, GroupStats], None]:
+def journal_observer(metrics: BookieMetrics, journals: int) -> Callable[[int, JournalGroupStats], None]:
     """Return the callback for the groups of a journal, called with the journal's number and the group's figures. The
     journals' metrics are created here."""
     for number in range(journals):
@@ -143,7 +143,7 @@ def watch_collector(metrics: BookieMetrics, collector: GarbageCollector) -> None
         registry.totals(f"bookie_gc_{name}", partial(_count_and_milliseconds, timing))
 
 
-def _count_and_milliseconds(timing: Timing, ok: bool) -> tuple[int, float]:
+def _count_and_milliseconds(timing: CollectionTiming, ok: bool) -> tuple[int, float]:
     return (timing.done, timing.seconds * 1000) if ok else (timing.failed, timing.failed_seconds * 1000)
 
 

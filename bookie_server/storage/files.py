@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, TypeGuard
 
 Buffer = bytes | bytearray | memoryview
 
@@ -23,6 +23,11 @@ _MAX_BUFFERS: Final = 1000
 
 class SyncFailedError(OSError):
     """A sync failed. Writes since the last sync may be lost, even if a later sync succeeds."""
+
+
+def may_pass(error: Exception) -> TypeGuard[OSError]:
+    """Whether a later attempt may succeed: an I/O error that leaves no doubt about what is on the disk."""
+    return isinstance(error, OSError) and not isinstance(error, SyncFailedError)
 
 
 class WouldBlockError(Exception):

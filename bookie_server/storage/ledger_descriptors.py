@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol
 
@@ -84,6 +85,32 @@ class LedgerDescriptor:
             self.lac_watchers, self.lac_awaited = {}, above
         self.lac_watchers[watcher] = above
         self.lac_awaited = min(self.lac_awaited, above)
+
+    async def wait_for_lac(self, above: int, timeout_ms: int) -> bool:
+        """Wait until a LAC above ``above`` is known, or the ledger is fenced or removed. Return False after the
+        timeout."""
+        was_fenced = self.fenced
+        changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def look() -> None:
+            ended = (self.fenced and not was_fenced) or self.deleting
+            if (self.last_add_confirmed > above or ended) and not changed.done():
+                changed.set_result(None)
+
+        self.watch_lac(above, look)
+        try:
+            await asyncio.wait_for(changed, timeout_ms / 1000)
+        except TimeoutError:
+            return False
+        finally:
+            if self.lac_watchers:
+                self.lac_watchers.pop(look, None)
+        return True
+
+    def wake_watchers(self) -> None:
+        """Call every watcher: the ledger was fenced or removed."""
+        for watcher in list(self.lac_watchers or ()):
+            watcher()
 
     def tell_watchers(self) -> None:
         """Call the watchers whose LAC was exceeded."""

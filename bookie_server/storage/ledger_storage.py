@@ -8,7 +8,6 @@ journal → the journal's thread writes and syncs it → back in the loop, its e
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
 from collections.abc import Callable, Sequence
@@ -28,9 +27,11 @@ from bookie_server.storage.entrylog.entry_limit import EntryLimit
 from bookie_server.storage.entrylog.entry_log_reader import EntryLogReader
 from bookie_server.storage.entrylog.entry_log_writer import EntryLogIds, EntryLogWriter
 from bookie_server.storage.flush import Flusher
+from bookie_server.storage.flush_loop import FlushLoop
 from bookie_server.storage.index.index import IndexFiles
 from bookie_server.storage.index.ledger_cache import LedgerCache
-from bookie_server.storage.journal.group_commit import Append, DoneCallback, Group, GroupStats
+from bookie_server.storage.journal.group_commit import Append, DoneCallback, JournalGroup
+from bookie_server.storage.journal.group_timing import JournalGroupStats
 from bookie_server.storage.journal.journals import Journals
 from bookie_server.storage.journal.log_mark import LogMark, read_marks
 from bookie_server.storage.journal.replay import replay_journals
@@ -75,16 +76,13 @@ class LedgerStorage:
         *,
         on_failure: Callable[[Exception], None],
         on_trouble: Callable[[str, str | None], None],
-        on_group: Callable[[int, GroupStats], None] | None = None,
+        on_group: Callable[[int, JournalGroupStats], None] | None = None,
         find_last_entry: Callable[[], int] = lambda: MAX_ENTRY_ID,
     ) -> None:
-        self._config = config
         open_files = share_open_files()
         self.directories = directories
         self._on_failure = on_failure
-        self._on_trouble = on_trouble
         self._failed = False
-        self._trouble: str | None = None
         self.deleted = DeletedLedgers()
         self.index = IndexFiles(directories.index_paths, directories.writable_index, open_files.index_files)
         self.descriptors = LedgerDescriptors(self.index, config.descriptor_limit, self._has_changes)
@@ -94,9 +92,6 @@ class LedgerStorage:
         self.entry_log_ids = EntryLogIds(directories)
         self.entry_log_writer = EntryLogWriter(directories, self.entry_log_ids, config.entry_log_size_limit_bytes)
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="flush")
-        self._flusher_task: asyncio.Task[None] | None = None
-        self._flush_wanted = asyncio.Event()
-        self._stop = asyncio.Event()
         self._started = False
 
         files.sync_what_was_left((*journal_directories, *directories.paths, *directories.index_paths))
@@ -116,6 +111,9 @@ class LedgerStorage:
             remove_journals=lambda marks: None if self._journals is None else self._journals.remove_below(marks),
             executor=self.executor,
         )
+        self._flush_loop = FlushLoop(
+            self.flusher, config.flush_interval_ms, self.fail, lambda reason: on_trouble("storage", reason)
+        )
         self.descriptors.replaying = True
         ends = replay_journals(journal_directories, marks, self)
         self.descriptors.replaying = False
@@ -124,21 +122,18 @@ class LedgerStorage:
             journal_directories,
             ends,
             on_failure=self.fail,
-            on_write_error=lambda error: self._on_trouble("journal", f"a journal cannot be written: {error}"),
+            on_write_error=lambda error: on_trouble("journal", f"a journal cannot be written: {error}"),
             on_group=on_group,
         )
-        self._flush_at_start()
+        self._flush_loop.flush_blocking()
 
     # --- life --------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start accepting appends. Call in the running event loop."""
-        loop = asyncio.get_running_loop()
         self._started = True
-        self.journals.start(loop, self._group_through)
-        self._flusher_task = loop.create_task(self._flush_regularly())
-        if self._trouble is not None:
-            self._on_trouble("storage", self._trouble)
+        self.journals.start(asyncio.get_running_loop(), self._group_through)
+        self._flush_loop.start()
 
     async def close(self) -> None:
         """Write what is pending, flush, and close the files. No append may follow.
@@ -147,10 +142,7 @@ class LedgerStorage:
         """
         loop = asyncio.get_running_loop()
         try:
-            self._stop.set()
-            self._flush_wanted.set()
-            if self._flusher_task is not None:
-                await self._flusher_task
+            await self._flush_loop.stop()
             if self._started:
                 await loop.run_in_executor(None, self.journals.stop)
                 await asyncio.sleep(0)  # callbacks of the last groups were queued before stop() returned
@@ -186,15 +178,7 @@ class LedgerStorage:
         Raises OSError if it cannot be written now; it stays in memory and in the journals. Any other error stops the
         bookie.
         """
-        try:
-            await self.flusher.run()
-        except Exception as error:
-            if isinstance(error, OSError) and not isinstance(error, files.SyncFailedError):
-                self._note_trouble(_trouble(error))
-            else:
-                self.fail(error)
-            raise
-        self._note_trouble(None)
+        await self._flush_loop.flush()
 
     # --- appending ---------------------------------------------------------------------------------
 
@@ -206,15 +190,15 @@ class LedgerStorage:
     @property
     def is_stuck(self) -> bool:
         """Whether memory is full and cannot be written to disk: no more entries can be accepted."""
-        return self._trouble is not None and self.write_cache.is_full
+        return self._flush_loop.trouble is not None and self.write_cache.is_full
 
     @property
     def new_ledgers_wait(self) -> bool:
         """Whether so many new ledgers lack index files that a flush was requested. False while flushes fail: then
         nothing should wait for one."""
-        if self.descriptors.unwritten < _MOST_UNWRITTEN or self._trouble is not None:
+        if self.descriptors.unwritten < _MOST_UNWRITTEN or self._flush_loop.trouble is not None:
             return False
-        self._flush_wanted.set()
+        self._flush_loop.request()
         return True
 
     def append(self, records: Records, parts: list[tuple[LedgerDescriptor, LedgerPart]], done: DoneCallback) -> None:
@@ -231,7 +215,7 @@ class LedgerStorage:
     def _append_to_one(
         self, records: Records, parts: list[tuple[LedgerDescriptor, LedgerPart]], done: DoneCallback
     ) -> None:
-        def fill(group: Group) -> None:
+        def fill(group: JournalGroup) -> None:
             for descriptor, part in parts:
                 group.add_key(descriptor)
                 _note_pending(descriptor, group, part)
@@ -264,11 +248,11 @@ class LedgerStorage:
 
     def append_journal(
         self, descriptor: LedgerDescriptor, record: bytes, done: DoneCallback, undo: Callable[[], None] | None = None
-    ) -> Group:
+    ) -> JournalGroup:
         """Journal a fence or explicit LAC record of a ledger. ``done(ok)`` is called once it is decided; if it failed,
         ``undo()`` is called first."""
 
-        def fill(group: Group) -> None:
+        def fill(group: JournalGroup) -> None:
             group.add_key(descriptor)
             group.add_journal(record)
             group.done.append(done)
@@ -286,19 +270,8 @@ class LedgerStorage:
     def replay(self, records: Records, parts: list[tuple[LedgerDescriptor, LedgerPart]]) -> None:
         """Store records from a journal without journaling them again. Blocking; before :meth:`start`."""
         self._apply(Append(records, parts))
-        if self.write_cache.is_full and self._trouble is None:
-            self._flush_at_start()
-
-    def _flush_at_start(self) -> None:
-        """Flush during start. Entries that cannot be written stay in memory: all entries ever accepted fit there."""
-        try:
-            self.flusher.run_blocking()
-            self._trouble = None
-        except files.SyncFailedError:
-            raise
-        except OSError as error:
-            _LOG.error("what was replayed cannot be written yet: %s", error)
-            self._trouble = _trouble(error)
+        if self.write_cache.is_full and self._flush_loop.trouble is None:
+            self._flush_loop.flush_blocking()
 
     # --- looking up --------------------------------------------------------------------------------
 
@@ -345,7 +318,7 @@ class LedgerStorage:
 
     # --- callbacks of groups -----------------------------------------------------------------------
 
-    def _group_through(self, group: Group, error: Exception | None) -> None:
+    def _group_through(self, group: JournalGroup, error: Exception | None) -> None:
         for append in group.appends:
             if error is None:
                 self._apply(append)
@@ -356,9 +329,9 @@ class LedgerStorage:
             try:
                 done(error is None)
             except Exception:
-                _LOG.exception("an answer could not be given")
+                _LOG.exception("cannot send an answer")
         if self.write_cache.is_full:
-            self._flush_wanted.set()
+            self._flush_loop.request()
 
     def _apply(self, append: Append) -> None:
         records, half = append.records, self.write_cache.active
@@ -382,42 +355,11 @@ class LedgerStorage:
         """Stop all flushing: written data may be lost."""
         if not self._failed:
             self._failed = True
+            self._flush_loop.end()
             self._on_failure(error)
 
-    def _note_trouble(self, reason: str | None) -> None:
-        """Report a problem with its cause when it appears, and report when it ends."""
-        if (reason is None) != (self._trouble is None):
-            self._trouble = reason
-            self._on_trouble("storage", reason)
 
-    async def _flush_regularly(self) -> None:
-        """Flush when the write cache is full and at the flush interval. After a failure, only at the interval."""
-        while not self._failed:
-            await _wait(self._flush_wanted, self._config.flush_interval_ms)
-            if self._stop.is_set():
-                return
-            self._flush_wanted.clear()
-            try:
-                await self.checkpoint()
-            except Exception as error:
-                if self.failed:
-                    _LOG.critical("flush failed", exc_info=error)
-                    return
-                _LOG.error("flush failed, it will be tried again: %s", error)
-                await _wait(self._stop, self._config.flush_interval_ms)
-
-
-async def _wait(event: asyncio.Event, timeout_ms: int) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(timeout_ms / 1000):
-            await event.wait()
-
-
-def _trouble(error: OSError) -> str:
-    return f"entries cannot be written to entry logs and indexes: {error}"
-
-
-def _note_pending(descriptor: LedgerDescriptor, group: Group, part: LedgerPart) -> None:
+def _note_pending(descriptor: LedgerDescriptor, group: JournalGroup, part: LedgerPart) -> None:
     if descriptor.group is None:
         descriptor.pending_first, descriptor.pending_last = part.first_entry_id, part.last_entry_id
     else:

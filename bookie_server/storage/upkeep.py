@@ -39,7 +39,7 @@ class _Marked:
     last_entry: int
 
 
-class Upkeep:
+class StorageUpkeep:
     """What ``storage`` offers to garbage collection (CollectedStorage)."""
 
     def __init__(self, storage: LedgerStorage) -> None:
@@ -95,7 +95,7 @@ class Upkeep:
         del self._marked[ledger_id]
         if descriptor.fenced or not marked.readable:
             self._storage.deleted.note(ledger_id)
-        _wake_watchers(descriptor)
+        descriptor.wake_watchers()
 
     async def settle(self) -> None:
         """Wait until everything accepted before is decided."""
@@ -119,7 +119,7 @@ class Upkeep:
         except files.SyncFailedError:
             raise
         except OSError as error:
-            _LOG.warning("what the index of ledger %d lacked is not forgotten, for now: %s", ledger_id, error)
+            _LOG.warning("cannot yet forget which entries of ledger %d are not in its index: %s", ledger_id, error)
         storage.write_cache.drop(ledger_id)
         storage.flusher.forget(ledger_id)
         storage.descriptors.drop(ledger_id)
@@ -202,8 +202,3 @@ class Upkeep:
 
     async def _in_thread(self, function: Callable[..., _T], *arguments: object) -> _T:
         return await in_thread(self._storage.executor, function, *arguments)
-
-
-def _wake_watchers(descriptor: LedgerDescriptor) -> None:
-    for watcher in list(descriptor.lac_watchers or ()):
-        watcher()

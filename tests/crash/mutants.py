@@ -19,11 +19,11 @@ from bookie_server.storage.flush import Flusher
 from bookie_server.storage.index import index
 from bookie_server.storage.index.index import IndexFiles
 from bookie_server.storage.journal import journal, journal_writer
-from bookie_server.storage.journal.group_commit import Group, GroupCommit
+from bookie_server.storage.journal.group_commit import GroupCommit, JournalGroup
 from bookie_server.storage.journal.journal_writer import JournalWriter
 from bookie_server.storage.journal.log_mark import LogMark
 from bookie_server.storage.ledger_storage import LedgerStorage
-from bookie_server.storage.upkeep import Upkeep
+from bookie_server.storage.upkeep import StorageUpkeep
 
 
 def _nothing(*_: object) -> None:
@@ -80,10 +80,10 @@ def the_header_points_at_a_map_to_come(stack: ExitStack) -> None:
 
 
 def compaction_removes_the_old_log_before_the_index_is_durable(stack: ExitStack) -> None:
-    async def not_now(upkeep: Upkeep) -> None:
+    async def not_now(upkeep: StorageUpkeep) -> None:
         pass
 
-    stack.enter_context(patch.object(Upkeep, "sync_index", not_now))
+    stack.enter_context(patch.object(StorageUpkeep, "sync_index", not_now))
 
 
 def the_name_of_a_compacted_log_is_not_synced(stack: ExitStack) -> None:
@@ -118,7 +118,9 @@ def files_are_replaced_without_a_sync(stack: ExitStack) -> None:
 def fences_are_answered_before_they_are_durable(stack: ExitStack) -> None:
     append = LedgerStorage.append_journal
 
-    def answer_and_append(storage: LedgerStorage, descriptor: Any, record: bytes, done: Any, undo: Any = None) -> Group:
+    def answer_and_append(
+        storage: LedgerStorage, descriptor: Any, record: bytes, done: Any, undo: Any = None
+    ) -> JournalGroup:
         group = append(storage, descriptor, record, lambda ok: setattr(descriptor, "fence_group", None), undo)
         done(True)
         return group
@@ -129,7 +131,7 @@ def fences_are_answered_before_they_are_durable(stack: ExitStack) -> None:
 def a_key_record_that_failed_is_not_written_again(stack: ExitStack) -> None:
     fail = GroupCommit._fail
 
-    def keep_keys(commit: GroupCommit, groups: list[Group], error: Exception) -> None:
+    def keep_keys(commit: GroupCommit, groups: list[JournalGroup], error: Exception) -> None:
         for group in groups:
             group.keys.clear()
         fail(commit, groups, error)

@@ -18,14 +18,14 @@ from bk_spark.protocol.arrays import Int32s
 from bk_spark.protocol.codes import Code
 from bookie_server.bookie import Bookie
 from bookie_server.config.config import BookieConfig
-from bookie_server.gc.compaction import Compactor
+from bookie_server.gc.compaction import EntryLogCompactor
 from bookie_server.gc.entry_log_usage import read_usage
 from bookie_server.gc.throttle import StopSignal, Throttle
 from bookie_server.state import BookieState
 from bookie_server.storage.directories import LedgerDirectories
 from bookie_server.storage.ledger_storage import LedgerStorage
 from bookie_server.storage.records import Records
-from bookie_server.storage.upkeep import Upkeep
+from bookie_server.storage.upkeep import StorageUpkeep
 from tests.crash.expectations import CrashError
 from tests.support.bookie_settings import bookie_config
 
@@ -81,7 +81,7 @@ class Subject:
                 on_trouble=lambda source, reason: None,
             )
             self.bookie = Bookie(self.storage, BookieState())
-            self.upkeep = Upkeep(self.storage)
+            self.upkeep = StorageUpkeep(self.storage)
         except BaseException:
             self._close_files()
             raise
@@ -90,14 +90,14 @@ class Subject:
         self.storage.start()
 
     @contextlib.contextmanager
-    def compactor(self) -> Iterator[Compactor]:
+    def compactor(self) -> Iterator[EntryLogCompactor]:
         """What the collector compacts with."""
         with ThreadPoolExecutor(1, thread_name_prefix=COLLECTOR_THREAD) as executor:
 
             def run_blocking(function: Callable[..., Any], /, *arguments: object) -> asyncio.Future[Any]:
                 return asyncio.get_running_loop().run_in_executor(executor, function, *arguments)
 
-            yield Compactor(
+            yield EntryLogCompactor(
                 self.upkeep, run_blocking, Throttle(0), StopSignal(), throttle_by_bytes=True, throttle_step=1 << 20
             )
 

@@ -184,18 +184,18 @@ async def test_entries_added_again_during_compaction_win(
         await fill(bookie, store)
         for ledger_id in range(4, 11):
             store.delete(ledger_id)
-        make_available = compaction._make_available
+        make = compaction.make_available
         newer = stored(1, 3, SIZE, b"n")
 
         async def add_again() -> None:
             assert await bookie.add(newer) == [Code.OK]
             await bookie.storage.checkpoint()
 
-        def meanwhile(marker: compaction.Marker) -> str:
+        def meanwhile(marker: compaction.CompactionMarker) -> str:
             asyncio.run_coroutine_threadsafe(add_again(), loop).result(60)
-            return make_available(marker)
+            return make(marker)
 
-        monkeypatch.setattr(compaction, "_make_available", meanwhile)
+        monkeypatch.setattr(compaction, "make_available", meanwhile)
         assert (await collector.run(force_major=True)).problem == ""
         assert collector.counters.entry_logs_compacted >= 2
         assert await bookie.read((1, 3)) == [newer]

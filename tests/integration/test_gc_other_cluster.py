@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.metadata.cluster_init import init_cluster
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.protocol.errors import NoNodeError
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
 from tests.integration.test_admin_api import Admin
@@ -70,7 +72,13 @@ class Stage:
         self.until(lambda: self.admin.get("gc") == {"is_in_force_gc": "false"}, "the end of a collection")
 
     def remove_root(self) -> None:
-        self.zookeeper._client.delete(self.root, recursive=True)
+        self._remove(self.root)
+
+    def _remove(self, path: str) -> None:
+        for name in self.zookeeper.children(path) or ():
+            self._remove(f"{path}/{name}")
+        with contextlib.suppress(NoNodeError):  # the bookie's session ended
+            self.zookeeper.delete(path)
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + PATIENCE_S

@@ -173,7 +173,7 @@ def test_directory_of_a_running_cluster_is_refused(zk_only: LocalCluster) -> Non
     other = _cluster(zk_only.directory)
     with pytest.raises(InvalidArgumentError, match="in use by a running cluster"):
         other.start()
-    with pytest.raises(InvalidArgumentError, match="started already"):
+    with pytest.raises(InvalidArgumentError, match="already started"):
         zk_only.start()
     assert zk_only.zookeepers[0].running
 

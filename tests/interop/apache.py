@@ -14,7 +14,7 @@ from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import BookieUnavailableError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bookie_server.local import LOOPBACK, LocalBookie
-from bookie_server.local.process import STOP_TIMEOUT_MS, GuardedGroup
+from bookie_server.local.process import STOP_TIMEOUT_MS, GuardedProcessGroup
 from bookie_server.local.state import DirectoryLock, PortChooser
 from bookie_server.local.zookeeper import find_java
 from tests.interop import jvm
@@ -107,7 +107,7 @@ class Bookies:
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._lock = DirectoryLock(directory)
-        self._group = GuardedGroup(self._lock.fd)
+        self._group = GuardedProcessGroup(self._lock.fd)
         self.metadata_service_uri = metadata_service_uri
         self._settings = dict(settings or {})
         chooser = PortChooser(set())

@@ -24,7 +24,7 @@ from bookie_server.storage.directories import LedgerDirectories
 from bookie_server.storage.journal.log_mark import LogMark, read_marks
 from bookie_server.storage.ledger_storage import LedgerStorage
 from bookie_server.storage.records import MAX_ENTRY_ID, Records
-from bookie_server.storage.upkeep import Upkeep
+from bookie_server.storage.upkeep import StorageUpkeep
 from tests.support.bookie_settings import bookie_config
 
 P = ParamSpec("P")
@@ -132,7 +132,7 @@ class Running:
         self.state = BookieState()
         self.storage = place.storage(on_failure=self.failures.append, on_trouble=self._troubled)
         self.bookie = Bookie(self.storage, self.state)
-        self.upkeep = Upkeep(self.storage)
+        self.upkeep = StorageUpkeep(self.storage)
 
     def _troubled(self, source: str, reason: str | None) -> None:
         self.troubles.append((source, reason))
@@ -185,7 +185,7 @@ class Running:
         return ids.tolist() if code is Code.OK else code
 
 
-async def delete_ledger(upkeep: Upkeep, ledger_id: int) -> None:
+async def delete_ledger(upkeep: StorageUpkeep, ledger_id: int) -> None:
     """Remove a ledger as the collector does."""
     try:
         if upkeep.mark_ledger(ledger_id):

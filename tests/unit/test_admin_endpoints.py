@@ -15,7 +15,7 @@ from bookie_server import state as states
 from bookie_server.admin.actions import AdminActions, RefusedError
 from bookie_server.admin.endpoints import admin_routes, metrics_routes
 from bookie_server.admin.routes import HttpError, Request, Response
-from bookie_server.gc.brake import Brake, BrakeLimits
+from bookie_server.gc.brake import CollectionBrake, CollectionBrakeLimits
 from bookie_server.gc.collector_status import EntryLogStatus, GarbageCollectorStatus
 from bookie_server.gc.garbage_collector import MAJOR, MINOR, CollectionRefusedError
 from bookie_server.metrics.bookie_metrics import BookieMetrics
@@ -31,14 +31,14 @@ class Collection:
         self.suspended: dict[str, set[str]] = {MINOR: set(), MAJOR: set()}
         self.forced: list[tuple[bool | None, bool | None]] = []
         self.refuses: str | None = None
-        self.brakes = [Brake("deleted", BrakeLimits(0.5, 10), lambda: 1111)]
+        self.brakes = [CollectionBrake("deleted", CollectionBrakeLimits(0.5, 10), lambda: 1111)]
 
     def force(self, *, major: bool | None, minor: bool | None) -> None:
         if self.refuses is not None:
             raise CollectionRefusedError(self.refuses)
         self.forced.append((major, minor))
 
-    def release(self, word: str) -> Brake:
+    def release(self, word: str) -> CollectionBrake:
         for brake in self.brakes:
             if brake.stopped is not None and brake.stopped.word == word:
                 brake.release()

@@ -32,5 +32,5 @@ def test_a_directory_that_takes_no_mark_is_told(tmp_path: Path, caplog: pytest.L
         clear_dirty(directories)
     assert not (tmp_path / "a" / "DIRTY").exists()
     lines = [record.getMessage() for record in caplog.records]
-    assert lines[0].startswith(f"an unclean shutdown will not be seen in {tmp_path / 'gone'}")
+    assert lines[0].startswith(f"an unclean shutdown cannot be detected in {tmp_path / 'gone'}")
     assert lines[1].startswith("DIRTY stays in")

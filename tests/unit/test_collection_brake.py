@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bk_spark.protocol.arrays import Int64s
-from bookie_server.gc.brake import Brake, BrakeLimits
+from bookie_server.gc.brake import CollectionBrake, CollectionBrakeLimits
 
 
 def ids(first: int, end: int) -> Int64s:
@@ -28,7 +28,7 @@ def ids(first: int, end: int) -> Int64s:
     ],
 )
 def test_g3_what_is_too_much_at_once(share: float, least: int, victims: int, held: int, stops: bool) -> None:
-    brake = Brake("deleted", BrakeLimits(share, least), lambda: 17)
+    brake = CollectionBrake("deleted", CollectionBrakeLimits(share, least), lambda: 17)
     stopped = brake.stops(ids(0, victims), held)
     assert (stopped is not None) == stops
     assert brake.stopped is stopped
@@ -38,7 +38,7 @@ def test_g3_what_is_too_much_at_once(share: float, least: int, victims: int, hel
 
 
 def test_g3_the_word_holds_for_one_pass_and_for_what_was_counted() -> None:
-    brake = Brake("deleted", BrakeLimits(0.5, 10))
+    brake = CollectionBrake("deleted", CollectionBrakeLimits(0.5, 10))
     assert brake.stops(ids(0, 60), 100) is not None
     brake.release()
     assert brake.released == 60
@@ -57,7 +57,7 @@ def test_g3_the_word_names_the_set() -> None:
     words = set()
     for kind in ("deleted", "over-replicated"):
         for ledgers in (ids(0, 60), ids(1, 61), ids(0, 61)):
-            brake = Brake(kind, BrakeLimits(0.5, 10))
+            brake = CollectionBrake(kind, CollectionBrakeLimits(0.5, 10))
             first, again = brake.stops(ledgers, 70), brake.stops(ledgers, 71)
             assert first is not None
             assert again is not None
@@ -67,7 +67,7 @@ def test_g3_the_word_names_the_set() -> None:
 
 
 def test_g3_nothing_waits_any_more_where_a_pass_was_let_go() -> None:
-    brake = Brake("deleted", BrakeLimits(0.5, 10))
+    brake = CollectionBrake("deleted", CollectionBrakeLimits(0.5, 10))
     assert brake.stops(ids(0, 60), 100) is not None
     assert brake.stops(ids(0, 20), 100) is None
     assert brake.stopped is None

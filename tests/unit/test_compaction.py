@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from bookie_server.gc import compaction, live_entries
-from bookie_server.gc.compaction import Compacted, CompactionRefusedError, Compactor
+from bookie_server.gc.compaction import CompactionRefusedError, CompactionResult, EntryLogCompactor
 from bookie_server.gc.entry_log_rewrite import EntryLogRewrite
 from bookie_server.gc.entry_log_usage import read_usage
 from bookie_server.gc.throttle import GarbageCollectorStoppedError, StopSignal, Throttle
@@ -73,17 +73,17 @@ def storage(tmp_path: Path) -> Iterator[SmallStorage]:
     storage.close()
 
 
-def compactor(storage: SmallStorage, stop: StopSignal | None = None, **options: Any) -> Compactor:
+def compactor(storage: SmallStorage, stop: StopSignal | None = None, **options: Any) -> EntryLogCompactor:
     async def run_blocking(function: Callable[..., Any], /, *arguments: Any) -> Any:
         return function(*arguments)
 
     settings = {"throttle_by_bytes": False, "throttle_step": 1000} | options
-    return Compactor(storage, run_blocking, Throttle(0), stop or StopSignal(), **settings)
+    return EntryLogCompactor(storage, run_blocking, Throttle(0), stop or StopSignal(), **settings)
 
 
 def compact(
     storage: SmallStorage, entry_log_id: int, ledgers: list[int], *, full_disks: bool = False, **options: Any
-) -> Compacted:
+) -> CompactionResult:
     usage = read_usage(entry_log_id, storage.entry_log_path(entry_log_id))
     work = compactor(storage, **options).compact(usage, np.array(ledgers), full_disks=full_disks)
     return asyncio.run(work)
@@ -155,7 +155,7 @@ def test_only_what_the_index_points_at_is_live(storage: SmallStorage) -> None:
 def test_a_log_without_live_entries_goes_without_a_new_one(storage: SmallStorage) -> None:
     storage.write_log(1, KEYS)
     storage.write_log(2, KEYS)
-    assert compact(storage, 1, [1, 2, 3]) == Compacted(-1, 0, compact_size(storage), 0)
+    assert compact(storage, 1, [1, 2, 3]) == CompactionResult(-1, 0, compact_size(storage), 0)
     assert storage.names() == {"2.log"}
 
 
@@ -167,14 +167,14 @@ def test_an_entry_that_moves_during_compaction_is_not_moved_back(
     storage: SmallStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage.write_log(1, KEYS)
-    make_available = compaction._make_available
+    make = compaction.make_available
 
-    def meanwhile(marker: compaction.Marker) -> str:
+    def meanwhile(marker: compaction.CompactionMarker) -> str:
         storage.write_log(9, [(1, 4)])
         delete(storage, 3)
-        return make_available(marker)
+        return make(marker)
 
-    monkeypatch.setattr(compaction, "_make_available", meanwhile)
+    monkeypatch.setattr(compaction, "make_available", meanwhile)
     compact(storage, 1, [1, 2, 3])
     assert storage.location(1, 4) >> 32 == 9
     assert storage.location(3, 4) == 0
@@ -193,7 +193,7 @@ def test_the_new_log_may_lie_in_another_directory(storage: SmallStorage) -> None
 def test_no_directory_with_room(storage: SmallStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     storage.write_log(1, KEYS)
     monkeypatch.setattr(compaction, "_ROOM_LEFT_BYTES", 2**60)
-    with pytest.raises(CompactionRefusedError, match="no room: .* bytes are to be written"):
+    with pytest.raises(CompactionRefusedError, match="no room: it needs .* bytes"):
         compact(storage, 1, [1, 2, 3])
     monkeypatch.setattr(compaction, "_ROOM_LEFT_BYTES", 0)
     for path in storage.directories.paths:
@@ -347,6 +347,6 @@ def test_a_marker_beside_another_log_of_its_id_holds_both(storage: SmallStorage)
     os.rename(new, f"{storage.directories.paths[0]}/2.log.1.compacted")
     storage.write_log(2, [(8, 8)])
     held = finish(storage)
-    assert "another file" in held[2]
+    assert " differs from " in held[2]
     assert storage.location(1, 1) >> 32 == 1
     assert_readable(storage, [*KEYS, (8, 8)])

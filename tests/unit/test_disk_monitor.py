@@ -15,7 +15,7 @@ import pytest
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bookie_server.config.config import BookieConfig
 from bookie_server.disks.disk_monitor import CollectorHooks, DiskMonitor
-from bookie_server.disks.disk_probe import DiskUsage, Prober, look_at
+from bookie_server.disks.disk_probe import DiskProber, DiskUsage, check_disk
 from bookie_server.state import DISK, JOURNAL, STORAGE, BookieState
 from bookie_server.storage.directories import LedgerDirectories
 
@@ -51,7 +51,7 @@ class Disks:
             self.state,
             flush=self._flush,
             probe_journals=self._probe_journals,
-            prober=Prober(5000, self._look),
+            prober=DiskProber(5000, self._look),
         )
 
     def _look(self, path: str, write: bool) -> DiskUsage:
@@ -309,11 +309,11 @@ def test_free_space_counts_each_disk_once(tmp_path: Path) -> None:
 
 def test_real_directories_that_are_gone_or_no_directories(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        look_at(str(tmp_path / "gone"), False)
+        check_disk(str(tmp_path / "gone"), False)
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(NotADirectoryError):
-        look_at(str(tmp_path / "file"), False)
-    assert look_at(str(tmp_path), True).total_bytes > 0
+        check_disk(str(tmp_path / "file"), False)
+    assert check_disk(str(tmp_path), True).total_bytes > 0
     assert [path.name for path in tmp_path.iterdir()] == ["file"], "the file written to try is gone"
 
 
@@ -328,7 +328,7 @@ def test_a_disk_that_hangs_hangs_nobody() -> None:
         return DiskUsage(1, 2)
 
     async def probe() -> None:
-        prober = Prober(500, look)
+        prober = DiskProber(500, look)
         answers = await asyncio.gather(prober.probe("/hangs", write=False), prober.probe("/works", write=False))
         assert isinstance(answers[0], TimeoutError)
         assert answers[1] == DiskUsage(1, 2)

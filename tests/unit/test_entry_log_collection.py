@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from bookie_server.config.config import BookieConfig, CompactionSettings
@@ -140,7 +139,7 @@ def test_b4_a_log_with_a_broken_header_is_read_nevertheless(storage: SmallStorag
     storage.index.remove(2)
     logs = Logs(storage)
     assert logs.look() == {1: "waits for major compaction: live 49%"}
-    assert logs.compact(CONFIG.major_compaction) == {2: "not looked at yet"}
+    assert logs.compact(CONFIG.major_compaction) == {2: "not examined yet"}
     assert [storage.read(1, entry) for entry in range(20)] == [payload(1, entry) for entry in range(20)]
 
 
@@ -193,13 +192,13 @@ def test_emptiest_first_and_only_below_the_threshold(storage: SmallStorage, monk
     storage.write_log(4, entries(4, 15) + entries(9, 85))
     storage.index.remove(9)
     order: list[int] = []
-    compact = compaction.Compactor.compact
+    compact = compaction.EntryLogCompactor.compact
 
-    async def noted(self: compaction.Compactor, usage: Any, *arguments: Any, **options: Any) -> Any:
+    async def noted(self: compaction.EntryLogCompactor, usage: Any, *arguments: Any, **options: Any) -> Any:
         order.append(usage.entry_log_id)
         return await compact(self, usage, *arguments, **options)
 
-    monkeypatch.setattr(compaction.Compactor, "compact", noted)
+    monkeypatch.setattr(compaction.EntryLogCompactor, "compact", noted)
     logs = Logs(storage)
     reasons = logs.compact(CONFIG.minor_compaction)
     assert order == [2, 4]
@@ -241,7 +240,7 @@ def test_no_room_is_said_and_dead_logs_go_nevertheless(storage: SmallStorage) ->
         storage.directories.set_writable(path, False, "full")
     assert Logs(storage).compact(CONFIG.minor_compaction) == {1: "no room: no ledger directory takes a new entry log"}
     full = replace(CONFIG, force_gc_when_no_space=True)
-    assert Logs(storage, full).compact(CONFIG.minor_compaction) == {2: "not looked at yet"}
+    assert Logs(storage, full).compact(CONFIG.minor_compaction) == {2: "not examined yet"}
 
 
 def test_a_full_disk_ends_the_compaction_of_this_time(storage: SmallStorage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,10 +301,11 @@ def test_the_index_is_asked_once_about_a_damaged_log(storage: SmallStorage, monk
 
     monkeypatch.setattr(storage, "index_path", noted)
     logs = Logs(storage)
-    logs.look()
-    logs.look()
+    kept = logs.look()
+    assert kept[1] != ""
+    assert "index file" not in kept[1]
+    assert logs.look() == kept
     assert asked == [1]
-    assert np.array_equal(logs.logs._pointing[1], [1])
 
 
 def test_disabled_compactions_are_named(storage: SmallStorage) -> None:

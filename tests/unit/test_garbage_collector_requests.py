@@ -129,7 +129,7 @@ def test_what_would_not_be_done_is_refused(tmp_path: Path) -> None:
             here.collector.force(major=None, minor=None)  # without the suspended compaction
             await here.passes(1)
             assert (here.collector.status().major_count, here.collector.status().minor_count) == (0, 1)
-        with pytest.raises(CollectionRefusedError, match="does not run"):
+        with pytest.raises(CollectionRefusedError, match="is not running"):
             here.collector.force(major=None, minor=None)
 
     asyncio.run(check())
@@ -168,12 +168,12 @@ def test_operators_and_disks_do_not_undo_each_other(tmp_path: Path) -> None:
 def test_g3_a_word_releases_what_waits_for_it_and_begins_a_pass(tmp_path: Path) -> None:
     async def check() -> None:
         async with running(tmp_path, gc_brake_share=0.5, gc_brake_ledgers=2) as here:
-            with pytest.raises(CollectionRefusedError, match="word 'tea': none is stopped"):
+            with pytest.raises(CollectionRefusedError, match="word 'tea': no collection is stopped"):
                 here.collector.release("tea")
             brake, _ = here.collector.brakes
             stopped = brake.stops(np.arange(3), 4)
             assert stopped is not None
-            with pytest.raises(CollectionRefusedError, match=rf"waits for {stopped.word} \(deleted\)"):
+            with pytest.raises(CollectionRefusedError, match=rf"the word is {stopped.word} \(deleted\)"):
                 here.collector.release("tea")
             assert (brake.released, here.collector.status().forced) == (0, False)
             assert here.collector.release(stopped.word) is brake

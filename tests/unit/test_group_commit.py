@@ -18,7 +18,8 @@ import pytest
 from bk_spark.protocol.errors import StorageError
 from bookie_server.storage.files import SyncFailedError
 from bookie_server.storage.journal import journal
-from bookie_server.storage.journal.group_commit import Group, GroupStats
+from bookie_server.storage.journal.group_commit import JournalGroup
+from bookie_server.storage.journal.group_timing import JournalGroupStats
 from bookie_server.storage.journal.journal import JournalEnd, MasterKeyRecord
 from bookie_server.storage.journal.journal_reader import JournalReader
 from bookie_server.storage.journal.journals import Journals
@@ -56,10 +57,10 @@ class Running:
 
     def __init__(self, journals: Journals) -> None:
         self.journals = journals
-        self.finished: list[tuple[Group, Exception | None]] = []
+        self.finished: list[tuple[JournalGroup, Exception | None]] = []
         self.descriptors: dict[int, LedgerDescriptor] = {}
 
-    def through(self, group: Group, error: Exception | None) -> None:
+    def through(self, group: JournalGroup, error: Exception | None) -> None:
         self.finished.append((group, error))
         for done in group.done:
             done(error is None)
@@ -71,7 +72,7 @@ class Running:
         """Add an entry, with its ledger's key if need be; whether it became durable."""
         outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
-        def fill(group: Group) -> None:
+        def fill(group: JournalGroup) -> None:
             group.add_key(self.descriptor(ledger_id))
             group.add_journal(record(ledger_id, entry_id, size))
             group.done.append(outcome.set_result)
@@ -95,7 +96,7 @@ class Told:
     def __init__(self) -> None:
         self.failures: list[Exception] = []
         self.write_errors: list[OSError] = []
-        self.stats: list[GroupStats] = []
+        self.stats: list[JournalGroupStats] = []
 
 
 def config(tmp_path: Path, **values: Any) -> JournalPlace:
@@ -340,8 +341,8 @@ async def test_a_key_that_is_durable_is_not_written_again(tmp_path: Path, disk: 
 async def test_promises_are_undone_newest_first_and_before_any_answer(tmp_path: Path, disk: FailingOs) -> None:
     told: list[str] = []
 
-    def promise(name: str) -> Callable[[Group], None]:
-        def fill(group: Group) -> None:
+    def promise(name: str) -> Callable[[JournalGroup], None]:
+        def fill(group: JournalGroup) -> None:
             group.add_journal(journal.fence_record(1))
             group.undo.append(lambda: told.append(f"undo {name}"))
             group.done.append(lambda ok: told.append(f"{name} {ok}"))
@@ -367,7 +368,7 @@ async def test_an_add_from_within_the_answer_to_a_failed_one_is_tried(tmp_path: 
     async with running(config(tmp_path), Told()) as here:
         again: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
-        def fill(group: Group) -> None:
+        def fill(group: JournalGroup) -> None:
             group.add_key(here.descriptor(7))
             group.done.append(lambda ok: here.submit(7, 5).add_done_callback(lambda f: again.set_result(f.result())))
 

@@ -131,7 +131,7 @@ def test_a_seal_that_is_torn_itself_is_no_proof(tmp_path: Path, monkeypatch: pyt
     assert (entries(items), reader.position, reader.torn) == ([(3, 0)], marks[0].offset, True)
     # What this rests on: the seal's own checksum.
     monkeypatch.setattr(
-        journal, "seal_at", lambda data, at, nonce: journal.Seal(*journal.SEAL.unpack_from(data, at + 8)[1:3])
+        journal, "seal_at", lambda data, at, nonce: journal.GroupSeal(*journal.SEAL.unpack_from(data, at + 8)[1:3])
     )
     with pytest.raises(CorruptFileError, match="synced later"):
         read(path)

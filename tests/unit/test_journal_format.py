@@ -46,8 +46,7 @@ def write_journal(
     )
     writer.open()
     marks = [writer.write(group, sum(map(len, group))) for group in groups]
-    os.close(writer._fd)  # as a kill leaves it: the space allocated in advance stays
-    writer._fd = -1
+    writer.close(intact=False)  # as a kill leaves it: the space allocated in advance stays
     return directory / journal.file_name(journal_id), marks
 
 
@@ -110,7 +109,7 @@ def test_a_group_ends_with_a_padding_that_apache_skips_and_a_seal_in_it(size: in
     assert end[8:36] == NONCE + (1024).to_bytes(8, "big") + crc32c.crc32c(group).to_bytes(4, "big")
     assert end[36:40] == crc32c.crc32c(end[:36]).to_bytes(4, "big")
     assert not end[40:].strip(b"\0")
-    assert journal.seal_at(group + end, size, NONCE) == journal.Seal(1024, crc32c.crc32c(group))
+    assert journal.seal_at(group + end, size, NONCE) == journal.GroupSeal(1024, crc32c.crc32c(group))
 
 
 def test_what_was_written_is_read_back_in_order(tmp_path: Path) -> None:

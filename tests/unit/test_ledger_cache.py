@@ -121,7 +121,9 @@ async def test_a_page_that_changes_while_it_is_loaded_is_not_kept(
 @in_loop
 async def test_two_loads_of_a_page_and_a_change_between(index: ColdIndex, threads: ThreadPoolExecutor) -> None:
     """The second load has read the page before the change, and ends when a third has begun."""
-    cache = LedgerCache(index, 1 << 20)
+    others = np.arange(1023, 1 << 17, 1024)
+    index.write(2, IndexHeader(b"key", False, None), others, others)
+    cache = LedgerCache(index, 1)
     index.hold()
     loads = [asyncio.ensure_future(cache.load((1, 0), threads)) for _ in range(2)]
     await reading(index)
@@ -130,7 +132,11 @@ async def test_two_loads_of_a_page_and_a_change_between(index: ColdIndex, thread
     await asyncio.wait(loads, return_when=asyncio.FIRST_COMPLETED)
     index.write(1, None, ids(0), ids(11))
     cache.update(1, ids(0), ids(11))
-    cache._pages.clear()  # it is swept
+    index.cold = False
+    cache.get(2, others)
+    index.cold = True
+    with pytest.raises(ColdPageError):  # it was swept
+        cache.get_one(1, 0)
     loads.append(asyncio.ensure_future(cache.load((1, 0), threads)))
     await reading(index)
     index.go_on.release(100)
@@ -195,4 +201,5 @@ def test_memory_is_bounded_and_changes_reach_what_is_there(index: ColdIndex) -> 
     for first in range(0, len(many), 50):
         part = many[first : first + 50]
         assert cache.get(3, part).tolist() == (part + 2).tolist()
-    assert cache.size_bytes == sum(page.size_bytes for page in cache._pages.values())
+    cache.drop(3, int(many[-1]))
+    assert cache.size_bytes == 0

@@ -12,15 +12,15 @@ from bk_spark.protocol.errors import CorruptFileError, InvalidArgumentError
 from bookie_server.local import LocalCluster
 from bookie_server.local.state import (
     BookiePorts,
-    ClusterState,
     DirectoryLock,
+    LocalClusterState,
     PortChooser,
     ZooKeeperPorts,
     load_state,
     save_state,
 )
 
-STATE = ClusterState("/ledgers", "flat", (ZooKeeperPorts(1, 2, 3),), (BookiePorts(4), BookiePorts(5)))
+STATE = LocalClusterState("/ledgers", "flat", (ZooKeeperPorts(1, 2, 3),), (BookiePorts(4), BookiePorts(5)))
 
 
 def test_state_is_read_back_as_written(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_ports_are_never_given_twice() -> None:
     chooser = PortChooser(set())
     ports = {chooser.choose() for _ in range(50)}
     assert len(ports) == 50
-    with pytest.raises(InvalidArgumentError, match="wanted twice"):
+    with pytest.raises(InvalidArgumentError, match="used twice"):
         chooser.choose(ports.pop())
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from bookie_server.metrics.bookie_metrics import REQUEST_METRICS, BookieMetrics
 from bookie_server.metrics.exposition import exposition, process_exposition
-from bookie_server.metrics.metrics import QUANTILES, WINDOW_S, Registry, Summary
+from bookie_server.metrics.metrics import QUANTILES, WINDOW_S, MetricsRegistry, Summary
 
 
 class Clock:
@@ -115,7 +115,7 @@ def test_observe_is_cheap() -> None:
 
 
 def test_a_gauge_that_fails_is_nan_and_hides_nothing() -> None:
-    registry = Registry()
+    registry = MetricsRegistry()
     depth = [4]
     registry.gauge("depth", lambda: depth[0])
     registry.gauge("broken", lambda: 1 // 0)
@@ -128,7 +128,7 @@ def test_a_gauge_that_fails_is_nan_and_hides_nothing() -> None:
 
 
 def test_a_name_is_given_once() -> None:
-    registry = Registry()
+    registry = MetricsRegistry()
     registry.counter("a", labels={"x": "1"})
     registry.counter("a", labels={"x": "2"})
     with pytest.raises(ValueError, match="metric a"):
@@ -139,7 +139,7 @@ def test_a_name_is_given_once() -> None:
 
 def test_text_as_of_apache() -> None:
     """Names, order, spaces and commas are those of Apache's PrometheusTextFormat."""
-    registry = Registry()
+    registry = MetricsRegistry()
     summary = registry.summary("bookie_journal_JOURNAL_ADD_ENTRY", labels={"journalIndex": "0"})
     registry.counter("bookie_WRITE_BYTES").add(4096)
     registry.gauge("bookie_write_cache_size", lambda: 17, {"ledgerDir": "/a", "indexDir": '/b"\\'})

@@ -56,7 +56,7 @@ def test_no_text_advises_to_remove_data_first() -> None:
         ("restore the file, or remove the bookie's data and re-replicate", True),
         ("remove it to let the logs decide", True),
         ("the cookie is not in ZooKeeper. Empty the directories to start anew", True),
-        ("bring it back; or re-replicate the bookie's ledgers, delete that znode, and start it anew", False),
+        ("bring it back; or re-replicate the bookie's ledgers, delete that znode, and start it again", False),
         ("the deletion did not come to its end: delete it again", False),
     ],
 )

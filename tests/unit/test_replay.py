@@ -18,7 +18,7 @@ import pytest
 
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.storage.journal import journal
-from bookie_server.storage.journal.group_commit import Group
+from bookie_server.storage.journal.group_commit import JournalGroup
 from bookie_server.storage.journal.journal import JournalEnd
 from bookie_server.storage.journal.journal_writer import JournalWriter
 from bookie_server.storage.journal.journals import Journals
@@ -158,7 +158,7 @@ def test_entries_of_a_ledger_with_a_broken_index_file_are_kept(
     assert list(storage.entries) == [(5, 0), (5, 1), (6, 0)]
     assert list(storage.found) == [6]
     assert [entry.getMessage() for entry in caplog.records if entry.levelname == "ERROR"] == [
-        "ledger 5 is set aside, its entries cannot be read: index file broken"
+        "ledger 5 was set aside, its entries cannot be read: index file broken"
     ]
 
 
@@ -357,7 +357,7 @@ async def test_b1_b2_the_journal_rolls_and_the_bookie_starts_again_from_any_mark
             through: asyncio.Future[bool] = loop.create_future()
 
             def fill(
-                group: Group,
+                group: JournalGroup,
                 entry: bytes = entry,
                 done: asyncio.Future[bool] = through,
                 descriptor: LedgerDescriptor = storage.found[1],
@@ -414,7 +414,7 @@ async def test_a_torn_write_is_never_followed_by_another_journal(
             through: asyncio.Future[bool] = loop.create_future()
 
             def fill(
-                group: Group,
+                group: JournalGroup,
                 entry: bytes = stored(1, 20 * start + i, 300),
                 done: asyncio.Future[bool] = through,
                 descriptor: LedgerDescriptor = descriptor,

@@ -16,7 +16,7 @@ import pytest
 from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.errors import MetadataUnavailableError
-from bookie_server.gc.compaction import Compactor
+from bookie_server.gc.compaction import EntryLogCompactor
 from bookie_server.gc.entry_log_usage import read_usage
 from bookie_server.gc.garbage_collector import GarbageCollector
 from bookie_server.gc.throttle import StopSignal, Throttle
@@ -209,7 +209,7 @@ async def test_compaction_needs_no_room_for_what_is_in_memory(tmp_path: Path, di
         fail_at(disk, "pwritev", "1.log", errno.ENOSPC)
         with pytest.raises(OSError, match="space"):
             await bookie.storage.checkpoint()
-        compactor = Compactor(
+        compactor = EntryLogCompactor(
             bookie.upkeep, blocking, Throttle(0), StopSignal(), throttle_by_bytes=True, throttle_step=1 << 20
         )
         ledgers = await bookie.upkeep.local_ledgers()

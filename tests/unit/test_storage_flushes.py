@@ -12,6 +12,8 @@ import pytest
 
 from bk_spark.protocol.codes import Code
 from bookie_server.storage.files import WouldBlockError
+from bookie_server.storage.flush import Flusher
+from bookie_server.storage.journal.log_mark import LogMark
 from bookie_server.storage.locations import half_and_positions
 from tests.support.disk_faults import hold_at, record_at
 from tests.support.failing_os import FailingOs
@@ -221,7 +223,7 @@ async def test_more_cold_pages_than_memory_holds(place: Place, monkeypatch: pyte
     ids = [i * 1024 + 1023 for i in range(200)]
     async with running(place) as bookie:
         await bookie.add(*[stored(1, i) for i in ids])
-        await bookie.storage.checkpoint()
+    async with running(place) as bookie:
         index = bookie.storage.index
         real, cold = index.read_page, 0
 
@@ -233,7 +235,37 @@ async def test_more_cold_pages_than_memory_holds(place: Place, monkeypatch: pyte
             return real(ledger_id, number, may_wait=True)
 
         monkeypatch.setattr(index, "read_page", read_page)
-        bookie.storage.cache._pages.clear()
-        bookie.storage.cache.size_bytes = 0
         assert await bookie.read(*[(1, i) for i in ids]) == [stored(1, i) for i in ids]
         assert cold > 400
+
+
+@in_loop
+async def test_a_mark_never_goes_back(tmp_path: Path) -> None:
+    """Each journal's mark takes part only if it is newer: files below the older one may have been removed."""
+    place = Place.make(tmp_path / "bookie", journals=2, ledgers=2)
+    removed: list[list[LogMark]] = []
+    async with running(place) as bookie:
+        storage, newest, older = bookie.storage, LogMark(1 << 50, 1024), LogMark(1 << 50, 512)
+        durable = [newest, older]
+        flusher = Flusher(
+            directories=storage.directories,
+            write_cache=storage.write_cache,
+            cache=storage.cache,
+            descriptors=storage.descriptors,
+            index=storage.index,
+            entry_log_writer=storage.entry_log_writer,
+            entry_limit=storage.entry_limit,
+            last_marks=place.marks(),
+            durable_marks=lambda: list(durable),
+            remove_journals=lambda marks: removed.append(list(marks)),
+            executor=storage.executor,
+        )
+        await flusher.run()
+        assert flusher.last_marks == place.marks() == [newest, older]
+        durable[:] = [older, newest]
+        await flusher.run()
+        assert flusher.last_marks == place.marks() == [newest, newest]
+        durable[:] = [LogMark(1, 1 << 40), older]
+        flusher.run_blocking()
+        assert flusher.last_marks == place.marks() == [newest, newest]
+        assert removed == [[newest, older], [newest, newest]]

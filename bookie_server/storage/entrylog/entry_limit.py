@@ -64,8 +64,8 @@ class EntryLimit:
         new = {ledger_id: min(first, self.first_lacking(ledger_id)) for ledger_id, first in left_out.items()}
         for ledger_id, first in left_out.items():
             _LOG.error(
-                "ledger %d: entries from %d on cannot be in its index, whose file would be too long, and are answered "
-                "with an I/O error; ids up to %d can (ulimit -f, or the file system)",
+                "ledger %d: entries from %d on do not fit into its index file, and their reads get an I/O error. The "
+                "highest possible id is %d (file system, or ulimit -f)",
                 ledger_id,
                 first,
                 self.last,
@@ -102,6 +102,6 @@ def _read(path: str) -> list[tuple[int, int]]:
         return [(int(ledger_id), int(first)) for ledger_id, first in (line.split() for line in lines)]
     except ValueError as error:
         raise CorruptFileError(
-            f"{path} does not hold pairs of ledger and entry ids: copy it from another ledger directory, or move it "
-            "elsewhere where no entries beyond the longest index file were ever written"
+            f"{path} does not hold pairs of ledger and entry ids: copy it from another ledger directory. If no entry "
+            "id was ever too high for an index file, move it elsewhere"
         ) from error

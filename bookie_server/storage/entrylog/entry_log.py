@@ -65,7 +65,7 @@ def last_log_id(directory: str) -> int:
             last = int(text.split(b"\n")[0], 16)
         except ValueError as error:
             raise CorruptFileError(
-                f"{path} does not hold a log id in hex; put it back from a backup, or move it elsewhere: then the "
+                f"{path} does not hold a log id in hex; restore it from a backup, or move it elsewhere, so that the "
                 "names of the entry logs decide"
             ) from error
     names = os.listdir(directory)

@@ -51,6 +51,13 @@ class StoredEntries:
         ends = self.starts + self.sizes
         return bool((self.sizes >= 0).all() and (self.starts[1:] == ends[:-1] + LENGTH_BYTES).all())
 
+    def fitting(self, limit_bytes: int, *, at_least_one: bool) -> int:
+        """How many of the first entries were read and fit into ``limit_bytes`` together with their sizes."""
+        bad = np.flatnonzero(self.sizes < 0)
+        readable = int(bad[0]) if len(bad) else len(self.sizes)
+        fitting = int(np.searchsorted(np.cumsum(self.sizes[:readable] + LENGTH_BYTES), limit_bytes, side="right"))
+        return min(readable, max(fitting, 1)) if at_least_one else fitting
+
 
 class EntryLogReader:
     """Reads the logs in ``directories``. Thread-safe."""

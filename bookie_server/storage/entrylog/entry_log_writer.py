@@ -128,7 +128,7 @@ class EntryLogWriter:
         except files.SyncFailedError:
             raise
         except OSError as error:
-            _LOG.warning("no ledgers map in %s: %s", self._path, error.strerror)
+            _LOG.warning("cannot write the ledgers map of %s: %s", self._path, error.strerror)
             if self._unsynced:  # the append continues in the next log, and reports in the end that all is durable
                 files.sync_data(self._fd)
             self.close()
@@ -218,7 +218,7 @@ class EntryLogWriter:
             else:
                 files.remove(self._path)
         except OSError as cut_error:
-            _LOG.warning("cannot cut %s: %s; it holds some entries in vain", self._path, cut_error.strerror)
+            _LOG.warning("cannot cut %s: %s; it holds some useless entries", self._path, cut_error.strerror)
         self.close()
 
 

@@ -88,11 +88,11 @@ class IndexHeader:
             raise CorruptFileError(f"{path} has header version {version}; known are 0 and {VERSION}")
         state_at = 12 + key_bytes
         if key_bytes < 0 or state_at + 8 > len(header):
-            raise CorruptFileError(f"{path}: a master key of {key_bytes} bytes cannot be")
+            raise CorruptFileError(f"{path}: a master key of {key_bytes} bytes is impossible")
         (state,) = _I32.unpack_from(header, state_at)
         lac_bytes = _I32.unpack_from(header, state_at + 4)[0] if version >= 1 else 0
         if lac_bytes and not 16 <= lac_bytes <= len(header) - state_at - 8:
-            raise CorruptFileError(f"{path}: an explicit LAC of {lac_bytes} bytes cannot be")
+            raise CorruptFileError(f"{path}: an explicit LAC of {lac_bytes} bytes is impossible")
         lac = header[state_at + 8 : state_at + 8 + lac_bytes] if lac_bytes else None
         return cls(header[12:state_at], bool(state & _FENCED), lac)
 

@@ -1,11 +1,7 @@
 """Group commit: the next group fills while the current one is written and synced.
 
-The event loop fills the pending group. The journal's thread takes the whole group, writes and syncs it, and reports
-back to the loop. A group succeeds or fails as a whole.
-
-**When a group is written** (compatibility.md §5.4): with ``adaptive_group_writes``, as soon as the thread is free.
-Otherwise when its oldest entry is ``max_group_wait_ms`` old, when its bytes or entries reach their thresholds, or, with
-``flush_when_queue_empty``, when the thread is free.
+The event loop fills the pending group. The journal's thread takes the whole group (group_timing.py says when), writes
+and syncs it, and reports back to the loop. A group succeeds or fails as a whole.
 
 **Without ``sync_data``** a group is acknowledged once it is written. The file is synced before a new file begins, at a
 barrier, at shutdown, and ``page_cache_flush_interval_ms`` after the first unsynced write.
@@ -14,8 +10,8 @@ barrier, at shutdown, and ``page_cache_flush_interval_ms`` after the first unsyn
 **When a write fails** (no room, I/O error), the writer has cut the file back, so the journal is unchanged. But the
 pending group may depend on the failed one: its entries may need a master key record in it, for example. So the thread
 writes nothing until the loop has handled the failure. The loop fails the failed group and the pending one together. It
-reverts their effects (``Group.keys``, ``Group.undo``), newest first, before it answers anybody. Groups filled later are
-written after a short pause.
+reverts their effects (``JournalGroup.keys``, ``JournalGroup.undo``), newest first, before it answers anybody. Groups
+filled later are written after a short pause.
 
 **When a sync fails**, or a file cannot be cut back, the content of the disk is unknown. ``on_failure`` is called once,
 and every later group fails with the same error.
@@ -29,11 +25,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeGuard
+from typing import Final
 
 from bookie_server.config.config import BookieConfig
-from bookie_server.storage.files import Buffer, SyncFailedError
+from bookie_server.storage.files import Buffer, SyncFailedError, may_pass
 from bookie_server.storage.journal import journal
+from bookie_server.storage.journal.group_timing import FlushReason, JournalGroupStats, JournalGroupTiming
 from bookie_server.storage.journal.journal_writer import JournalWriter
 from bookie_server.storage.journal.log_mark import LogMark
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor
@@ -45,7 +42,6 @@ _RETRY_PAUSE_MS: Final = 50
 
 #: Called in the event loop when a group is decided; True if it is durable.
 DoneCallback = Callable[[bool], None]
-FlushReason = Literal["queue_empty", "max_wait", "threshold"]
 
 
 @dataclass(slots=True)
@@ -57,7 +53,7 @@ class Append:
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class JournalGroup:
     """Records that are written and synced together. Filled in the event loop, inside :meth:`GroupCommit.add`.
 
     ``undo``: if the group fails, called in the loop, newest first, before ``finished``.
@@ -90,23 +86,9 @@ class Group:
             self.keys.append(descriptor)
 
 
-@dataclass(frozen=True, slots=True)
-class GroupStats:
-    """Figures of one group: its records and bytes, how long the oldest record waited for the thread, and the time the
-    thread took. ``ok`` is False if the write or sync failed."""
-
-    entries: int
-    size_bytes: int
-    queue_seconds: float
-    write_seconds: float
-    sync_seconds: float
-    reason: FlushReason
-    ok: bool
-
-
 #: Called in the event loop when a group is decided; the error is None if it is durable. Applies the group and calls
 #: every callback in ``group.done``.
-FinishedCallback = Callable[[Group, Exception | None], None]
+FinishedCallback = Callable[[JournalGroup, Exception | None], None]
 
 
 class GroupCommit:
@@ -125,7 +107,7 @@ class GroupCommit:
         name: str,
         on_failure: Callable[[Exception], None],
         on_write_error: Callable[[OSError], None],
-        on_group: Callable[[GroupStats], None] | None = None,
+        on_group: Callable[[JournalGroupStats], None] | None = None,
     ) -> None:
         self._writer = writer
         self._config = config
@@ -134,11 +116,7 @@ class GroupCommit:
         self._on_write_error = on_write_error
         self._on_group = on_group
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._at_once = (
-            config.journal_adaptive_group_writes
-            or config.journal_flush_when_queue_empty
-            or config.journal_max_group_wait_ms <= 0
-        )
+        self._timing = JournalGroupTiming(config)
         self.outstanding_bytes = 0
         #: Why the last write failed; None if it succeeded.
         self.write_error: OSError | None = None
@@ -147,9 +125,9 @@ class GroupCommit:
 
         # Shared with the thread, under the condition's lock.
         self._condition = threading.Condition(threading.Lock())
-        self._pending = Group()
+        self._pending = JournalGroup()
         self._filled = False
-        self._in_flight: Group | None = None
+        self._in_flight: JournalGroup | None = None
         self._held: OSError | None = None  # a write failed, and the loop has not handled it yet
         self._waiting = False
         self._stopping = False
@@ -171,7 +149,7 @@ class GroupCommit:
         except SyncFailedError:
             raise
         except OSError as error:
-            _LOG.error("no journal can be begun in %s: %s", self._writer.directory, error)
+            _LOG.error("cannot start a journal in %s: %s", self._writer.directory, error)
             self.write_error = error
 
     def start(self, loop: asyncio.AbstractEventLoop, finished: FinishedCallback) -> None:
@@ -182,7 +160,7 @@ class GroupCommit:
             loop.call_soon(self._on_write_error, self.write_error)
         self._thread.start()
 
-    def add(self, fill: Callable[[Group], None]) -> Group:
+    def add(self, fill: Callable[[JournalGroup], None]) -> JournalGroup:
         """Let ``fill`` add to the pending group. Return that group."""
         with self._condition:
             group = self._pending
@@ -233,15 +211,13 @@ class GroupCommit:
         if first:
             self._filled = True
             self._pending.since = time.monotonic()
-        if self._waiting and (first or self._is_large(self._pending)):
+        if self._waiting and (first or self._timing.is_large(self._pending.journal_bytes, self._pending.entries)):
             self._waiting = False
             self._condition.notify()
 
-    def _is_large(self, group: Group) -> bool:
-        config = self._config
-        return group.journal_bytes > config.journal_group_bytes or (0 < config.journal_group_entries < group.entries)
-
-    def _through(self, group: Group, error: Exception | None, synced: LogMark, stats: GroupStats | None) -> None:
+    def _through(
+        self, group: JournalGroup, error: Exception | None, synced: LogMark, stats: JournalGroupStats | None
+    ) -> None:
         error = error or self._loop_failure
         failed = [group]
         with self._condition:
@@ -250,7 +226,7 @@ class GroupCommit:
             if error is not None:
                 if self._filled:
                     failed.append(self._pending)
-                    self._pending = Group()
+                    self._pending = JournalGroup()
                     self._filled = False
                 self._held = None
                 self._condition.notify()
@@ -263,7 +239,7 @@ class GroupCommit:
         if stats is not None and self._on_group is not None:
             self._on_group(stats)
 
-    def _fail(self, groups: list[Group], error: Exception) -> None:
+    def _fail(self, groups: list[JournalGroup], error: Exception) -> None:
         for group in reversed(groups):
             for descriptor in group.keys:
                 descriptor.key_journaled = False
@@ -278,13 +254,13 @@ class GroupCommit:
         for group in groups:
             self._finish(group, error)
 
-    def _finish(self, group: Group, error: Exception | None) -> None:
+    def _finish(self, group: JournalGroup, error: Exception | None) -> None:
         self.outstanding_bytes -= group.journal_bytes
         try:
             self._finished(group, error)
         except Exception as failure:
             # The mark must never pass a group that was not applied.
-            _LOG.exception("a group of the journal in %s could not be applied", self._writer.directory)
+            _LOG.exception("cannot apply a group of the journal in %s", self._writer.directory)
             self._loop_failure = failure
             self._on_failure(failure)
             return
@@ -325,7 +301,7 @@ class GroupCommit:
             else:
                 self._commit(*taken)
 
-    def _take(self) -> tuple[Group, FlushReason] | None:
+    def _take(self) -> tuple[JournalGroup, FlushReason] | None:
         """Wait for the next group that may be written. Return None when a sync is due, and at the end."""
         with self._condition:
             while True:
@@ -337,7 +313,7 @@ class GroupCommit:
                 if self._filled and (self._held is None or self._stopping):
                     reason, wait = self._go(now)
                     if wait <= 0:
-                        group, self._pending = self._pending, Group()
+                        group, self._pending = self._pending, JournalGroup()
                         self._filled = False
                         self._in_flight = group
                         return group, reason
@@ -354,14 +330,10 @@ class GroupCommit:
         """Return why the pending group is written, and in how many seconds."""
         if self._stopping or self._fatal is not None:
             return "queue_empty", 0.0
-        pause = self._resume_at - now
-        if self._at_once:
-            return "queue_empty", pause
-        if self._is_large(self._pending):
-            return "threshold", pause
-        return "max_wait", max(pause, self._pending.since + self._config.journal_max_group_wait_ms / 1000 - now)
+        reason, due = self._timing.due(self._pending.journal_bytes, self._pending.entries, self._pending.since)
+        return reason, max(due, self._resume_at) - now
 
-    def _commit(self, group: Group, reason: FlushReason) -> None:
+    def _commit(self, group: JournalGroup, reason: FlushReason) -> None:
         error: Exception | None = self._fatal or self._held
         if error is not None:
             self._report(self._through, group, error, self._writer.synced, None)
@@ -369,7 +341,7 @@ class GroupCommit:
         start = time.monotonic()
         if not self._writer.unsynced:
             self._unsynced_since = start
-        written: float | None = None
+        written = 0.0
         try:
             if group.probes:
                 self._writer.reserve()
@@ -379,15 +351,14 @@ class GroupCommit:
             if self._config.journal_sync_data or group.must_sync or group.probes or written >= self._sync_due_at():
                 self._writer.sync()
             if self._failing:
-                _LOG.info("the journal in %s can be written again", self._writer.directory)
                 self._failing = False
+                _LOG.info("writing to the journal in %s works again", self._writer.directory)
         except Exception as failure:
             error = failure
             self._note_failure(failure)
         end = time.monotonic()
-        if written is None:
-            written = end
-        stats = GroupStats(
+        written = written or end
+        stats = JournalGroupStats(
             entries=group.entries,
             size_bytes=group.journal_bytes,
             queue_seconds=start - group.since,
@@ -401,7 +372,7 @@ class GroupCommit:
     def _note_failure(self, error: Exception) -> None:
         if may_pass(error):
             if not self._failing:
-                _LOG.error("the journal in %s cannot be written: %s", self._writer.directory, error)
+                _LOG.error("cannot write to the journal in %s: %s", self._writer.directory, error)
             self._failing = True
             self._resume_at = time.monotonic() + _RETRY_PAUSE_MS / 1000
             with self._condition:
@@ -426,8 +397,3 @@ class GroupCommit:
 
     def _report(self, callback: Callable[..., None], *arguments: object) -> None:
         self._loop.call_soon_threadsafe(callback, *arguments)
-
-
-def may_pass(error: Exception) -> TypeGuard[OSError]:
-    """Whether a later write may succeed: the write failed and the file is unchanged."""
-    return isinstance(error, OSError) and not isinstance(error, SyncFailedError)

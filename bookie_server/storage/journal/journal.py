@@ -143,7 +143,7 @@ def sealed_header(header: bytes) -> tuple[int, bytes] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Seal:
+class GroupSeal:
     """The content of a group's seal."""
 
     start: int
@@ -163,7 +163,7 @@ def group_end(nonce: bytes, start: int, buffers: Sequence[Buffer], size_bytes: i
     return bytes(end)
 
 
-def seal_at(data: bytes, position: int, nonce: bytes) -> Seal | None:
+def seal_at(data: bytes, position: int, nonce: bytes) -> GroupSeal | None:
     """The seal of a group whose padding begins at ``position`` of ``data``; None if there is no complete seal with this
     nonce."""
     if not 0 <= position <= len(data) - _MIN_END_BYTES:
@@ -171,7 +171,7 @@ def seal_at(data: bytes, position: int, nonce: bytes) -> Seal | None:
     found, start, checksum, own = SEAL.unpack_from(data, position + PADDING.size)
     if found != nonce or crc32c.crc32c(data[position : position + _SEAL_CHECKSUM_AT]) != own:
         return None
-    return Seal(start, checksum)
+    return GroupSeal(start, checksum)
 
 
 def master_key_record(ledger_id: int, master_key: bytes) -> bytes:

@@ -21,8 +21,8 @@ _BEGINNING: Final = journal.file_header(b"")[:12]
 _KNOWN_VERSIONS: Final = range(2, 7)
 #: What the operator should do about an incomplete file.
 REMEDY: Final = (
-    "put the file back from a snapshot or a backup; if there is none, keep a copy of all directories, re-replicate "
-    "this bookie's ledgers from the other bookies, and only then let it start anew with empty ones"
+    "restore the file from a snapshot or a backup. If there is none, keep a copy of all directories, re-replicate "
+    "this bookie's ledgers from the other bookies, and only then start it with empty ones"
 )
 
 
@@ -73,8 +73,8 @@ def read_header(fd: int, path: str, size: int, position: int) -> JournalHeader |
     if only_zeros(fd, max(position, journal.HEADER_BYTES), size):
         return JournalHeader(journal.HEADER_BYTES)
     raise CorruptFileError(
-        f"journal {path} has a damaged header: its checksum is wrong, and without it the groups behind it cannot be "
-        f"told from what clients wrote; {REMEDY}"
+        f"journal {path} has a damaged header: its checksum is wrong, and without it groups cannot be "
+        f"distinguished from payloads of clients; {REMEDY}"
     )
 
 

@@ -117,13 +117,13 @@ class JournalReader:
             return
         if not self._may_end_torn:
             raise CorruptFileError(
-                f"journal {self.path} is damaged at offset {self.position}: what follows is no record, and later "
-                f"journals hold records; {REMEDY}"
+                f"journal {self.path} is damaged at offset {self.position}: no valid record follows, but later "
+                f"journals have records; {REMEDY}"
             )
         later = self._find_batch(fd, size) if self._nonce is None else self._find_group(fd, size)
         if later is not None:
             raise CorruptFileError(
-                f"journal {self.path} is damaged at offset {self.position}: what follows is no record, but "
+                f"journal {self.path} is damaged at offset {self.position}: no valid record follows, but "
                 f"records synced later begin at offset {later}; {REMEDY}"
             )
 
@@ -148,8 +148,8 @@ class JournalReader:
             if seal.start < self.position and _checksum(fd, seal.start, end) == seal.checksum:
                 raise CorruptFileError(
                     f"lastMark names offset {self.position} of journal {self.path}, which is in the middle of the "
-                    f"records from {seal.start} to {end}: the mark is wrong, not the journal. Put lastMark back from a "
-                    "backup in every ledger directory, or move it elsewhere: then all journals there are replayed"
+                    f"records from {seal.start} to {end}: the mark is wrong, not the journal. Restore lastMark from a "
+                    "backup in every ledger directory, or move it elsewhere, so that all journals are replayed"
                 )
         return None
 

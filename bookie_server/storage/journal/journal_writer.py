@@ -164,7 +164,7 @@ class JournalWriter:
             files.truncate(self._fd, self._position)
         except OSError as cut_error:
             raise StorageError(
-                f"journal {self._journal_id:x} in {self.directory}: a group could not be written ({error}), and what "
-                f"is there of it could not be cut off ({cut_error})"
+                f"journal {self._journal_id:x} in {self.directory}: a group could not be written ({error}), and its "
+                f"written part could not be cut off ({cut_error})"
             ) from error
         self._allocated = self._position

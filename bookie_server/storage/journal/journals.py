@@ -19,10 +19,10 @@ from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.group_commit import (
     DoneCallback,
     FinishedCallback,
-    Group,
     GroupCommit,
-    GroupStats,
+    JournalGroup,
 )
+from bookie_server.storage.journal.group_timing import JournalGroupStats
 from bookie_server.storage.journal.journal import JournalEnd
 from bookie_server.storage.journal.journal_writer import JournalWriter
 from bookie_server.storage.journal.log_mark import LogMark
@@ -54,7 +54,7 @@ class Journals:
         *,
         on_failure: Callable[[Exception], None],
         on_write_error: Callable[[OSError], None],
-        on_group: Callable[[int, GroupStats], None] | None = None,
+        on_group: Callable[[int, JournalGroupStats], None] | None = None,
     ) -> None:
         self._config = config
         self._directories = tuple(directories)
@@ -111,7 +111,7 @@ class Journals:
         """The number of the ledger's journal."""
         return ledger_id % len(self._commits)
 
-    def add(self, ledger_id: int, fill: Callable[[Group], None]) -> Group:
+    def add(self, ledger_id: int, fill: Callable[[JournalGroup], None]) -> JournalGroup:
         """Let ``fill`` add to the pending group of the ledger's journal. Return that group."""
         return self._commits[ledger_id % len(self._commits)].add(fill)
 
@@ -170,7 +170,7 @@ class Journals:
                     files.remove(path)
                     _LOG.info("removed journal %s: below the mark %x:%d", path, mark.journal_id, mark.offset)
             except OSError as error:
-                _LOG.warning("old journals in %s cannot be removed now: %s", directory, error)
+                _LOG.warning("old journals in %s cannot be removed yet: %s", directory, error)
 
 
 def _all_of(asks: Sequence[Callable[[DoneCallback], bool]], done: DoneCallback) -> bool:

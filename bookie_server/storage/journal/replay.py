@@ -104,7 +104,7 @@ def _cut_off(reader: JournalReader) -> None:
     finally:
         os.close(fd)
     _LOG.warning(
-        "journal %s is torn at offset %d: %s; cut off there, it was %d bytes long",
+        "journal %s is torn at offset %d: %s; it was cut off there, from %d bytes",
         reader.path,
         reader.position,
         "the group there was never answered"
@@ -174,7 +174,7 @@ class _Replay:
         except CorruptFileError as error:
             if ledger_id not in self._broken:
                 self._broken.add(ledger_id)
-                _LOG.error("ledger %d is set aside, its entries cannot be read: %s", ledger_id, error)
+                _LOG.error("ledger %d was set aside, its entries cannot be read: %s", ledger_id, error)
             return None
 
     def report(self) -> None:
@@ -183,8 +183,8 @@ class _Replay:
         if self._unknown:
             named = ", ".join(map(str, sorted(self._unknown)[:_NAMED]))
             _LOG.warning(
-                "the journal has records of %d ledgers that are not here and have no master key, as is so after their "
-                "deletion; skipped: ledgers %s%s",
+                "the journal has records of %d ledgers that this bookie does not have and without a master key. They "
+                "were probably deleted. Skipped ledgers: %s%s",
                 len(self._unknown),
                 named,
                 " ..." if len(self._unknown) > _NAMED else "",

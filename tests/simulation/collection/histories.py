@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass, field
 from random import Random
 
-from bookie_server.gc.brake import BrakeLimits
+from bookie_server.gc.brake import CollectionBrakeLimits
 from tests.simulation.collection.world import LEDGERS, World
 
 
@@ -34,7 +34,7 @@ class History:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.random = random = Random(seed)
-        self.limits = BrakeLimits(random.choice([0.3, 0.5, 0.5]), random.choice([2, 4]))
+        self.limits = CollectionBrakeLimits(random.choice([0.3, 0.5, 0.5]), random.choice([2, 4]))
         self.world = World(random, self.limits)
 
     def play(self) -> Result:

@@ -14,18 +14,18 @@ from unittest.mock import patch
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.metadata.znodes import Znode
 from bookie_server.gc import collection_steps
-from bookie_server.gc.brake import Brake
+from bookie_server.gc.brake import CollectionBrake
 from bookie_server.gc.collection_steps import (
     MARKED_AT_ONCE,
-    LedgerPass,
+    CollectionReport,
     LockedLedger,
-    Mark,
+    MarkLedgers,
     ReadLedgers,
     ReadLocked,
-    Remove,
+    RemoveLedgers,
     Steps,
-    SyncStore,
-    Unmark,
+    SyncMetadata,
+    UnmarkLedgers,
     and_finally,
 )
 from bookie_server.gc.ledger_metadata_reads import LedgerMetadataReads
@@ -42,13 +42,13 @@ def any_cluster_is_believed(stack: ExitStack) -> None:
     stack.enter_context(patch.object(ClusterIdentity, "check", believe))
 
 
-def _remove(report: LedgerPass, ledger_ids: list[int]) -> Steps:
-    deleted, _ = yield Remove(ledger_ids)
+def _remove(report: CollectionReport, ledger_ids: list[int]) -> Steps:
+    deleted, _ = yield RemoveLedgers(ledger_ids)
     report.deleted += deleted
 
 
-def _removal(stack: ExitStack, remove_some: Callable[[LedgerPass, list[int]], Steps]) -> None:
-    def steps(report: LedgerPass, victims: Int64s) -> Steps:
+def _removal(stack: ExitStack, remove_some: Callable[[CollectionReport, list[int]], Steps]) -> None:
+    def steps(report: CollectionReport, victims: Int64s) -> Steps:
         for first in range(0, len(victims), MARKED_AT_ONCE):
             yield from remove_some(report, victims[first : first + MARKED_AT_ONCE].tolist())
 
@@ -58,25 +58,25 @@ def _removal(stack: ExitStack, remove_some: Callable[[LedgerPass, list[int]], St
 def victims_are_not_read_again(stack: ExitStack) -> None:
     """The former behaviour: up to 256 are read, and removed one after the other."""
 
-    def steps(report: LedgerPass, ledger_ids: list[int]) -> Steps:
-        marked, _ = yield Mark(ledger_ids)
-        yield from and_finally(_remove(report, marked), Unmark(marked))
+    def steps(report: CollectionReport, ledger_ids: list[int]) -> Steps:
+        marked, _ = yield MarkLedgers(ledger_ids)
+        yield from and_finally(_remove(report, marked), UnmarkLedgers(marked))
 
     _removal(stack, steps)
 
 
 def victims_are_read_again_before_they_are_marked(stack: ExitStack) -> None:
-    def steps(report: LedgerPass, ledger_ids: list[int]) -> Steps:
-        yield SyncStore()
+    def steps(report: CollectionReport, ledger_ids: list[int]) -> Steps:
+        yield SyncMetadata()
         contents = yield ReadLedgers(ledger_ids)
-        marked, _ = yield Mark([ledger_id for ledger_id in ledger_ids if contents[ledger_id] is None])
-        yield from and_finally(_remove(report, marked), Unmark(marked))
+        marked, _ = yield MarkLedgers([ledger_id for ledger_id in ledger_ids if contents[ledger_id] is None])
+        yield from and_finally(_remove(report, marked), UnmarkLedgers(marked))
 
     _removal(stack, steps)
 
 
 def the_server_is_not_brought_up_to_date_after_the_mark(stack: ExitStack) -> None:
-    def remove_absent(report: LedgerPass, marked: list[int]) -> Steps:
+    def remove_absent(report: CollectionReport, marked: list[int]) -> Steps:
         contents = yield ReadLedgers(marked)
         yield from _remove(report, [ledger_id for ledger_id in marked if contents[ledger_id] is None])
 
@@ -98,8 +98,8 @@ def the_lock_is_not_looked_at(stack: ExitStack) -> None:
 
 
 def copies_are_not_read_again_under_the_lock(stack: ExitStack) -> None:
-    def steps(report: LedgerPass, ledger_id: int, bookie_id: str) -> Steps:
-        yield SyncStore()
+    def steps(report: CollectionReport, ledger_id: int, bookie_id: str) -> Steps:
+        yield SyncMetadata()
         yield ReadLocked(ledger_id)
         yield from _remove(report, [ledger_id])
 
@@ -107,32 +107,32 @@ def copies_are_not_read_again_under_the_lock(stack: ExitStack) -> None:
 
 
 def there_is_no_brake(stack: ExitStack) -> None:
-    stack.enter_context(patch.object(Brake, "stops", lambda brake, victims, held: None))
+    stack.enter_context(patch.object(CollectionBrake, "stops", lambda brake, victims, held: None))
 
 
 def a_word_releases_whatever_comes(stack: ExitStack) -> None:
-    stops = Brake.stops
+    stops = CollectionBrake.stops
 
-    def once_released(brake: Brake, victims: Any, held: int) -> Any:
+    def once_released(brake: CollectionBrake, victims: Any, held: int) -> Any:
         if brake.released:
             brake._released = None
             return None
         return stops(brake, victims, held)
 
-    stack.enter_context(patch.object(Brake, "stops", once_released))
+    stack.enter_context(patch.object(CollectionBrake, "stops", once_released))
 
 
 def a_word_holds_for_ever(stack: ExitStack) -> None:
-    stops = Brake.stops
+    stops = CollectionBrake.stops
 
-    def kept(brake: Brake, victims: Any, held: int) -> Any:
+    def kept(brake: CollectionBrake, victims: Any, held: int) -> Any:
         released, waiting = brake._released, brake.stopped
         stopped = stops(brake, victims, held)
         if stopped is None:
             brake._released, brake.stopped = released, None if released is not None else waiting
         return stopped
 
-    stack.enter_context(patch.object(Brake, "stops", kept))
+    stack.enter_context(patch.object(CollectionBrake, "stops", kept))
 
 
 MUTANTS = [

@@ -2,7 +2,8 @@
 replication workers; and a metadata service that is created again, partly lost, or replaced by another.
 
 The code under test is the bookie's own: the machines of collection and their runner, the reads of metadata, the locks,
-the brake. The storage (the part of Upkeep) and ZooKeeper are modelled. One random source decides what happens between two steps.
+the brake. The storage (the part of StorageUpkeep) and ZooKeeper are modelled. One random source decides what happens
+between two steps.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from bk_spark.protocol.metadata.cookie import Cookie, encode_directories
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment, decode, encode
 from bk_spark.protocol.metadata.ledger_paths import LedgerManager
 from bk_spark.protocol.quorum import Quorum
-from bookie_server.gc.brake import BrakeLimits
-from bookie_server.gc.collection_steps import LedgerPass
+from bookie_server.gc.brake import CollectionBrakeLimits
+from bookie_server.gc.collection_steps import CollectionReport
 from bookie_server.gc.ledger_collection import LedgerCollection
 from bookie_server.gc.ledger_metadata_reads import LedgerMetadataReads
 from bookie_server.gc.throttle import StopSignal, Throttle
@@ -62,7 +63,7 @@ class ModelStorage:
         self.entries.setdefault(ledger_id, set()).add(entry)
         return True
 
-    # --- as Upkeep ---
+    # --- as StorageUpkeep ---
 
     async def local_ledgers(self) -> Int64s:
         self._meanwhile()
@@ -97,7 +98,7 @@ class ModelStorage:
 class World:
     """The whole model; ``random`` decides everything. After each event all acknowledged entries must be there."""
 
-    def __init__(self, random: Random, limits: BrakeLimits) -> None:
+    def __init__(self, random: Random, limits: CollectionBrakeLimits) -> None:
         self.random = random
         self.limits = limits
         self.trace: list[str] = []
@@ -192,12 +193,12 @@ class World:
             raise InvariantError(f"{len(unnamed)} of {self.storage.listed} ledgers were removed without a word")
         self.counts["removed"] = self.counts.get("removed", 0) + len(self.storage.removed)
 
-    def _play(self, work: Coroutine[Any, Any, LedgerPass]) -> LedgerPass:
+    def _play(self, work: Coroutine[Any, Any, CollectionReport]) -> CollectionReport:
         self.busy = True
         try:
             work.send(None)
         except StopIteration as end:
-            report: LedgerPass = end.value
+            report: CollectionReport = end.value
             return report
         finally:
             self.busy = False
