@@ -238,6 +238,37 @@ def test_n1_many_connections_that_say_nothing_cost_little_and_leave_when_they_ha
     run(test)
 
 
+def test_n1_a_burst_of_first_requests_becomes_connections_a_few_in_a_turn() -> None:
+    """Each takes its time, and other clients' requests are handled in between."""
+
+    async def test() -> None:
+        async with front(NetConfig(), HeldBookie()) as here:
+            honest = await here.connect()
+            await honest.send(reads((1, 1)))
+            assert await honest.codes(1) == [Code.OK]
+            peers = [await here.connect() for _ in range(300)]
+            await until(lambda: here.server.connection_count == 301)
+            turns, by_turn = Turns(), Counter[int]()
+            joins = here.server.joins
+
+            def note(connection: NativeConnection) -> bool:
+                by_turn[turns.count] += 1
+                return joins(connection)
+
+            here.server.joins = note  # type: ignore[method-assign]
+            for peer in peers:  # all of them in one turn
+                assert peer.socket.send(reads((1, 1))) > 0
+            await honest.send(reads((1, 1)))
+            assert await honest.codes(1) == [Code.OK]
+            assert by_turn.total() < 100  # it did not wait for all of them
+            for peer in peers:
+                assert await peer.codes(1) == [Code.OK]
+            assert max(by_turn.values()) <= 4
+            turns.stop()
+
+    run(test)
+
+
 def test_n1_a_burst_of_connections_waits_in_the_kernel_and_is_not_dropped() -> None:
     """Where it drops one the peer tries again after a second."""
 
