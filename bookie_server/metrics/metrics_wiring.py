@@ -98,11 +98,11 @@ def watch_server(metrics: BookieMetrics, server: NativeServer) -> None:
     metrics.gauge("bookkeeper_server_connections", lambda: server.connection_count)
     metrics.gauge("bookkeeper_server_unsent_bytes", lambda: load.unsent_bytes)
     for name, read in (
-        ("ADD_ENTRY_REJECTED", lambda: server.rejected_adds),
-        ("READ_ENTRY_REJECTED", lambda: server.rejected_reads),
+        ("ADD_ENTRY_REJECTED", lambda: load.rejected_adds),
+        ("READ_ENTRY_REJECTED", lambda: load.rejected_reads),
         ("connections_rejected", lambda: server.rejected_connections),
         ("connections_evicted", lambda: server.evicted_connections),
-        ("stalled_peers", lambda: server.stalled_peers),
+        ("stalled_peers", lambda: server.shared.stalled_peers),
     ):
         metrics.registry.watched_counter(f"bookkeeper_server_{name}", read)
 

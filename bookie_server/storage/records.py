@@ -54,6 +54,16 @@ class Records:
     def __len__(self) -> int:
         return len(self.entry_ids)
 
+    def first(self, count: int) -> Records:
+        """The first ``count`` records, over the same bytes."""
+        return Records(
+            self.ledger_ids[:count],
+            self.entry_ids[:count],
+            self.last_adds_confirmed[:count],
+            self.data[: int(self.offsets[count])],
+            self.offsets[: count + 1],
+        )
+
     def select(self, wanted: npt.NDArray[np.bool_]) -> Records:
         """Only the ``wanted`` records, in a buffer of their own."""
         edges = np.flatnonzero(np.diff(wanted, prepend=False, append=False)).tolist()

@@ -184,7 +184,13 @@ async def front(config: NetConfig, bookie: HeldBookie, times: Times | None = Non
     await until(lambda: server.connection_count == 0)
     load = server.load
     await until(lambda: load.polls == 0)
-    assert (load.adds, load.reads, load.reads_bytes, load.unsent_bytes, server.half_frames.bytes) == (0, 0, 0, 0, 0)
+    assert (load.adds, load.reads, load.reads_bytes, load.unsent_bytes, server.shared.half_frames.bytes) == (
+        0,
+        0,
+        0,
+        0,
+        0,
+    )
     assert not problems
 
 

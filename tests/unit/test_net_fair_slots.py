@@ -145,7 +145,7 @@ def test_n1_small_reads_of_others_pass_peers_that_take_nothing(at_once: bool) ->
                 await read(honest)
             assert not here.server.load.has_room.is_set()
             assert here.server.load.unsent_bytes < 16 * MIB
-            assert here.server.stalled_peers == 0
+            assert here.server.shared.stalled_peers == 0
 
     run(test)
 
@@ -161,7 +161,7 @@ def test_n1_who_has_stalled_longest_is_closed_at_once_when_others_wait_for_room(
             honest = await here.connect()
             await honest.send(reads((1, 0)) * 8)
             assert await honest.codes(8) == [Code.OK] * 8
-            await until(lambda: here.server.stalled_peers > 0)
+            await until(lambda: here.server.shared.stalled_peers > 0)
             assert here.server.connection_count > 1  # no more of them than need be
 
     run(test)

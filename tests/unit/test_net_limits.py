@@ -36,7 +36,7 @@ def test_adds_beyond_the_limit_of_a_connection_are_too_many(v3_frames: bool) -> 
             else:
                 assert await peer.codes(40) == [Code.TOO_MANY_REQUESTS] * 40
             assert bookie.entries == 10
-            assert here.server.rejected_adds == 40
+            assert here.server.load.rejected_adds == 40
             await other.send(add_frame(1, 0))
             await until(lambda: bookie.entries == 11)
             bookie.answer()
@@ -181,7 +181,7 @@ def test_reads_beyond_the_limit_of_a_connection_are_too_many() -> None:
             await v3_peer.send(wire_v3.read_requests(5, 1, np.arange(50)))
             answers = [wire_v3.parse_response(await v3_peer.body()).readResponse.status for _ in range(50)]
             assert sorted(answers) == [pb.EOK] * 10 + [pb.ETOOMANYREQUESTS] * 40
-            assert here.server.rejected_reads == 80
+            assert here.server.load.rejected_reads == 80
 
     run(test)
 
@@ -194,7 +194,7 @@ def test_waiting_reads_of_all_connections_are_bounded_and_given_back() -> None:
             peers = [await here.connect(receive_bytes=4096) for _ in range(30)]
             for peer in peers:
                 await peer.send_what_is_taken(wire_v2.read_requests(1, range(300)) * 3, 0.02)
-            await until(lambda: here.server.rejected_reads > 0)
+            await until(lambda: here.server.load.rejected_reads > 0)
             assert here.server.load.reads_bytes <= 100_000
             for peer in peers:
                 peer.socket.close()
@@ -346,7 +346,7 @@ def test_half_frames_of_all_connections_are_bounded() -> None:
             peers = [await here.connect() for _ in range(20)]
             for peer in peers:
                 await peer.send_what_is_taken(add_frame(1, 0, size=200_000)[:-1])
-            assert here.server.half_frames.bytes <= MIB
+            assert here.server.shared.half_frames.bytes <= MIB
             await until(lambda: here.server.connection_count <= 5)
             last = peers[-1]
             await last.send(add_frame(1, 0, size=200_000)[-1:])

@@ -24,7 +24,7 @@ def test_n1_peers_that_announce_large_frames_and_send_eight_bytes_stop_nobody() 
             stalled = [await here.connect() for _ in range(20)]
             for peer in stalled:
                 await peer.send(add_frame(1, 0, size=LARGEST)[:8])
-            await until(lambda: len(here.server.half_frames) == 20)
+            await until(lambda: len(here.server.shared.half_frames) == 20)
             honest = await here.connect()
             for entry_id in range(5):
                 await honest.send(add_frame(2, entry_id, size=MIB) + add_frame(3, entry_id))
@@ -52,8 +52,8 @@ def test_n1_peers_that_stall_with_large_frames_nearly_whole_go_first(monkeypatch
                 assert await peer.codes(1) == [Code.OK]
             for peer in stalled[:4]:
                 assert await peer.closed()
-            assert here.server.stalled_peers >= 4
-            assert here.server.large_frames.bytes <= 4 * MIB + 3 * MIB
+            assert here.server.shared.stalled_peers >= 4
+            assert here.server.shared.large_frames.bytes <= 4 * MIB + 3 * MIB
 
     run(test)
 

@@ -146,20 +146,20 @@ def test_n1_large_frames_of_many_connections_are_received_a_little_in_a_turn(mon
         bookie, counted = HeldBookie(), CountedTurns()
         async with front(NetConfig(), bookie) as here:
             by_turn: Counter[int] = Counter()
-            progress = here.server.large_frames.progress
+            progress = here.server.shared.large_frames.progress
 
             def note(*arguments: object) -> None:
                 by_turn[counted.count] += 1
                 progress(*arguments)  # type: ignore[arg-type]
 
-            here.server.large_frames.progress = note  # type: ignore[assignment,method-assign]
-            here.server.turns._received_us = 1 << 40
-            here.server.turns.received = lambda asker: None  # type: ignore[method-assign]
+            here.server.shared.large_frames.progress = note  # type: ignore[assignment,method-assign]
+            here.server.shared.turns._received_us = 1 << 40
+            here.server.shared.turns.received = lambda asker: None  # type: ignore[method-assign]
             peers = [await here.connect() for _ in range(20)]
             frames = [add_frame(1, i, size=MIB) for i in range(20)]
             sending = [asyncio.create_task(peer.send(frame)) for peer, frame in zip(peers, frames, strict=True)]
             while not all(task.done() for task in sending) or bookie.entries < 20:
-                here.server.turns._received_us = 1 << 40
+                here.server.shared.turns._received_us = 1 << 40
                 await asyncio.sleep(0)
             assert sum(by_turn.values()) >= 20 * MIB // (128 * 1024)
             usual = sorted(by_turn.values())[len(by_turn) // 2]

@@ -95,8 +95,8 @@ def test_captured_answer_is_read_and_built_again(one: Captured) -> None:
         ids = np.array([answer.ledger_id]), np.array([answer.entry_id])
         if answer.code is Code.OK:
             built = b"".join(wire_v2.read_answer(version, answer.ledger_id, answer.entry_id, answer.stored))
-            stored = np.frombuffer(answer.stored, np.uint8).reshape(1, -1)
-            assert wire_v2.read_answers_uniform(version, *ids, stored) == one.data
+            stored = np.frombuffer(answer.stored, np.uint8)
+            assert wire_v2.read_answers(version, *ids, stored, np.array([0]), np.array([len(stored)])) == [one.data]
         else:
             built = wire_v2.add_answers(version, *ids, answer.code, OpV2.READ)
         assert built == one.data

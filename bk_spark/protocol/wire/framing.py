@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bk_spark.protocol.codes import DEFAULT_MAX_FRAME_BYTES
+from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.errors import WireFormatError
 
 LENGTH_BYTES: Final = 4
@@ -95,9 +96,7 @@ class ReceiveBuffer:
     def _make_room(self) -> None:
         """Switch to another buffer if this one is full, or too small for the frame that has begun."""
         rest, size = self._end - self._start, len(self._buffer)
-        needed = LENGTH_BYTES
-        if rest >= LENGTH_BYTES:
-            needed += int(_U32.unpack_from(self._buffer, self._start)[0])
+        needed = frame_bytes(self._buffer, self._start) if rest >= LENGTH_BYTES else LENGTH_BYTES
         if self._reuse:
             # get_buffer moved the rest to the front. The memory of a large frame is released.
             good = size == max(needed, self._chunk_bytes)
@@ -169,6 +168,11 @@ def _count_equal(buffer: memoryview, position: int, end: int, length: int) -> in
     prefixes = rows[:, :LENGTH_BYTES].copy().view(">u4")[:, 0]
     different = np.flatnonzero(prefixes != length)
     return int(different[0]) if len(different) else most
+
+
+def frame_bytes(beginning: Buffer, at: int = 0) -> int:
+    """Return the size of a whole frame, of which at least the length prefix is at ``at`` in ``beginning``."""
+    return LENGTH_BYTES + int(_U32.unpack_from(beginning, at)[0])
 
 
 def frame(body: bytes) -> bytes:

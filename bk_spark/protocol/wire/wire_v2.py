@@ -39,7 +39,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bk_spark.protocol.arrays import Int32s, Int64s
+from bk_spark.protocol.arrays import Bytes, Int32s, Int64s
 from bk_spark.protocol.codes import MASTER_KEY_BYTES, V2, Code, FlagV2, OpV2
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
@@ -52,6 +52,8 @@ _READ_REQUEST: Final = struct.Struct(">IIqq")
 _BATCH_READ: Final = struct.Struct(">Iqqqiq")
 _BATCH_READ_BYTES: Final = _BATCH_READ.size
 _BATCH_ANSWER: Final = struct.Struct(">IIiqqq")
+#: Bytes of a BATCH_READ answer before its first record.
+BATCH_ANSWER_BYTES: Final = _BATCH_ANSWER.size
 
 #: An ADD answer, a READ answer without an entry, or the start of a READ answer.
 ANSWER_DTYPE: Final = np.dtype(
@@ -288,21 +290,39 @@ def read_answer(version: int, ledger_id: int, entry_id: int, stored: Buffer) -> 
     return prefix, stored
 
 
-def read_answers_uniform(
-    version: int, ledger_ids: Int64s, entry_ids: Int64s, stored: npt.NDArray[np.uint8]
-) -> memoryview:
-    """Return READ answers for entries of one size. ``stored`` has the shape (entries, stored bytes)."""
-    count, size = stored.shape
-    out = np.empty((count, ANSWER_DTYPE.itemsize + size), np.uint8)
-    prefix = np.empty(count, ANSWER_DTYPE)
-    prefix["frame"] = ANSWER_BYTES + size
-    prefix["header"] = header_int(OpV2.READ, version=version)
-    prefix["rc"] = 0
-    prefix["ledger"] = ledger_ids
-    prefix["entry"] = entry_ids
-    out[:, : ANSWER_DTYPE.itemsize] = prefix.view(np.uint8).reshape(count, ANSWER_DTYPE.itemsize)
-    out[:, ANSWER_DTYPE.itemsize :] = stored
-    return out.reshape(-1).data
+def read_answers(
+    version: int, ledger_ids: Int64s, entry_ids: Int64s, stored: Bytes, starts: Int64s, sizes: Int64s
+) -> list[Buffer]:
+    """Return READ answers. Entry ``i`` has ``sizes[i]`` bytes of ``stored``, from ``starts[i]`` on."""
+    prefixes = np.empty(len(sizes), ANSWER_DTYPE)
+    prefixes["frame"] = ANSWER_BYTES + sizes
+    prefixes["header"] = header_int(OpV2.READ, version=version)
+    prefixes["rc"] = 0
+    prefixes["ledger"] = ledger_ids
+    prefixes["entry"] = entry_ids
+    rows = uniform_rows(stored, starts, sizes)
+    if rows is not None:
+        out = np.empty((len(sizes), ANSWER_DTYPE.itemsize + rows.shape[1]), np.uint8)
+        out[:, : ANSWER_DTYPE.itemsize] = prefixes.view(np.uint8).reshape(len(sizes), ANSWER_DTYPE.itemsize)
+        out[:, ANSWER_DTYPE.itemsize :] = rows
+        return [out.reshape(-1).data]
+    answers: list[Buffer] = []
+    prefix, data, at = memoryview(prefixes.tobytes()), stored.data, 0
+    for start, end in zip(starts.tolist(), (starts + sizes).tolist(), strict=True):
+        answers += (prefix[at : at + prefixes.itemsize], data[start:end])
+        at += prefixes.itemsize
+    return answers
+
+
+def uniform_rows(data: Bytes, starts: Int64s, sizes: Int64s) -> npt.NDArray[np.uint8] | None:
+    """Return the parts of ``data`` as rows of a view. None unless all have one size and one distance."""
+    count, size, first = len(sizes), int(sizes[0]), int(starts[0])
+    if count == 1:
+        return data[first : first + size].reshape(1, size)
+    stride = int(starts[1]) - first
+    if stride <= 0 or not (sizes == size).all() or not (np.diff(starts) == stride).all():
+        return None
+    return np.lib.stride_tricks.as_strided(data[first:], (count, size), (stride, 1), writeable=False)
 
 
 def batch_read_answer(request: BatchRead, code: Code, records_bytes: int = 0) -> bytes:

@@ -13,13 +13,13 @@ from typing import Any, Final
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from bk_spark.protocol.arrays import Int64s
+from bk_spark.protocol.arrays import Bools, Int64s
 from bk_spark.protocol.codes import LAST_ENTRY, NO_ENTRY, Code
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.entry import LAC_PACKET_HEADER
 from bk_spark.protocol.errors import InvalidArgumentError, WireFormatError
 from bk_spark.protocol.wire.answers_v2 import ReadAnswer
-from bk_spark.protocol.wire.framing import LENGTH_BYTES, frame
+from bk_spark.protocol.wire.framing import LENGTH_BYTES, Frames, frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.varints import INT64_BYTES, padded, put_padded
 
@@ -33,6 +33,21 @@ FIRST_BYTE: Final = 0x0A
 def is_v3(body: Buffer) -> bool:
     """Return whether a frame's body is v3 (else v2)."""
     return len(body) > 0 and body[0] == FIRST_BYTE
+
+
+def are_v3(frames: Frames) -> Bools:
+    """Return which frames, none of them empty, can only be v3.
+
+    Their first field is usually the header. Apache's codec may put a field with a two-byte tag before it.
+    """
+    data = np.frombuffer(frames.data, np.uint8)
+    first = data[frames.starts]
+    are: Bools = first == FIRST_BYTE
+    if not are.all() and (first >= 0x80).any():
+        long_enough = frames.lengths > 1
+        second = data[np.where(long_enough, frames.starts + 1, 0)]
+        are |= (first >= 0x80) & long_enough & ((second == 0x06) | (second == 0x0C))
+    return are
 
 
 def parse_request(body: Buffer) -> pb.Request:

@@ -1,7 +1,7 @@
-"""The connections of a server, and which one is closed for a newcomer when their number is at its limit.
+"""The connections of a server, and which one is closed for a newcomer when their number has reached its limit.
 
-Connections that have not sent anything go first, then those without a whole frame, then the one idle longest. A
-connection that waits for work of the bookie is not idle. A long poll is not work.
+Connections that have not sent anything go first, then those without a complete frame, then the one idle longest. A
+connection that waits for the bookie is not idle, unless it waits in a long poll.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from bookie_server.net.common.newcomers import Newcomer
 
-#: Connections looked at for a newcomer; those that are busy count as active then, so the next look goes on behind them.
+#: Connections examined for one newcomer. Busy ones then count as active, so the next search continues after them.
 _LOOKED_AT: Final = 64
 
 
@@ -21,7 +21,7 @@ class Peer(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether the bookie is at work for it."""
+        """Whether it waits for the bookie."""
 
     def abort(self) -> None: ...
 
@@ -30,16 +30,16 @@ P = TypeVar("P", bound=Peer)
 
 
 class Connections(Generic[P]):
-    """Up to ``limit`` of them; who is idle for ``idle_s`` may be given up. Times are the event loop's, in seconds."""
+    """Up to ``limit`` connections. Those idle for ``idle_s`` may be closed. Times are the event loop's, in seconds."""
 
     def __init__(self, limit: int, idle_s: float) -> None:
         self.limit = limit
         self._idle_s = idle_s
-        #: Who has not sent anything, in the order in which they came.
+        #: Connections that have not sent anything, oldest first.
         self._newcomers: dict[Newcomer, None] = {}
-        #: Who has sent something and no whole frame, in the order in which they did.
+        #: Connections that have sent something but no complete frame, in the order of their first bytes.
         self._silent: dict[P, None] = {}
-        #: When each of the others was last active, in this order.
+        #: When each of the others was last active, in that order.
         self._active: dict[P, float] = {}
 
     def __len__(self) -> int:
@@ -49,7 +49,7 @@ class Connections(Generic[P]):
         return connection in self._silent or connection in self._active
 
     def __iter__(self) -> Iterator[P]:
-        """All but newcomers; safe against changes meanwhile."""
+        """All but newcomers. Connections may come and go during the iteration."""
         return iter(list(chain(self._silent, self._active)))
 
     @property
@@ -67,7 +67,7 @@ class Connections(Generic[P]):
         self._silent[connection] = None
 
     def active(self, connection: P, now: float) -> None:
-        """It has sent a whole frame, or more of a large one. Nothing changes for one that was removed."""
+        """The connection has sent a complete frame, or more of a large one. Ignored if it was removed."""
         if self._active.pop(connection, None) is None:
             if connection not in self._silent:
                 return

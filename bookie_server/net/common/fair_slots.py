@@ -1,8 +1,8 @@
-"""Which connection may do the next piece of work that takes the event loop's time or memory.
+"""Decides which connection may do the next piece of work that takes the event loop's time or memory.
 
-Work waits in line. One turn of the event loop does a bounded amount of it, so other requests come in between. The
-connection served least lately goes first, so a small request does not wait behind large ones. Time spent waiting counts
-as being served less, so no connection waits forever.
+Work waits in line. One turn of the event loop does a bounded amount of it, so that other requests are handled in
+between. The connection that was served least lately goes first, so a small request does not wait behind large ones.
+Time spent waiting counts as being served less, so no connection waits forever.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-#: Work of one turn of the event loop, in bytes. A piece that is larger is done alone.
+#: Work of one turn of the event loop, in bytes. A larger piece is done alone.
 _TURN_COST: Final = 512 * 1024
-#: What a piece costs beside its bytes.
+#: The cost of a piece, in addition to its bytes.
 PIECE_COST: Final = 16 * 1024
-#: What the first piece of anybody is taken for: a whole turn's.
+#: The assumed cost of a connection's first piece: a whole turn.
 _UNKNOWN_COST: Final = _TURN_COST
-#: What one was served counts half after this time.
+#: Work counts half after this time.
 _HALF_LIFE_S: Final = 2.0
-#: What a second of waiting is worth.
+#: A second of waiting counts as this much work not done.
 _WAITING_COST_PER_S: Final = 16 * 1024 * 1024
 
 
 class Share:
-    """What one connection was served lately."""
+    """How much work was done for one connection lately."""
 
     __slots__ = ("_at", "_served", "last_cost")
 
     def __init__(self) -> None:
         self._served = self._at = 0.0
-        #: Of its last piece; None before the first.
+        #: Cost of the last piece. None before the first.
         self.last_cost: int | None = None
 
     def served(self, now: float) -> float:
@@ -41,7 +41,7 @@ class Share:
 
     @property
     def expected_cost(self) -> int:
-        """What the next piece is taken for."""
+        """The assumed cost of the next piece."""
         return _UNKNOWN_COST if self.last_cost is None else self.last_cost
 
     def serve(self, cost: int, now: float) -> None:
@@ -50,7 +50,7 @@ class Share:
 
 
 class Slot:
-    """One piece of work under way; ``bytes`` is to be set to what it came to, or left alone where nothing was done."""
+    """One piece of work in progress. Set ``bytes`` to its size. Leave it None if nothing was done."""
 
     __slots__ = ("bytes",)
 
@@ -59,7 +59,7 @@ class Slot:
 
 
 class FairSlots:
-    """Up to ``count`` pieces are under way at a time. Belongs to the event loop."""
+    """Up to ``count`` pieces are in progress at a time. Belongs to the event loop."""
 
     def __init__(self, count: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -71,7 +71,7 @@ class FairSlots:
 
     @asynccontextmanager
     async def slot(self, share: Share) -> AsyncIterator[Slot]:
-        """To be held for one piece of work."""
+        """Hold this for one piece of work."""
         expected = share.expected_cost
         await self._acquire(share)
         slot = Slot()
@@ -109,7 +109,7 @@ class FairSlots:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Let the next ones begin, as many as are likely to fit into a turn, at least one."""
+        """Start the next pieces: as many as will probably fit into a turn, but at least one."""
         self._turn_comes = False
         self._spent = 0
         while self._waiting and self._free and self._spent < _TURN_COST:

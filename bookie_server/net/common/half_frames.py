@@ -1,7 +1,7 @@
-"""Beginnings of frames, over all connections: bounded in bytes and in time.
+"""Bounds the incomplete frames of all connections, in bytes and in time.
 
-A normal peer finishes a frame at once, so the oldest beginning belongs to the slowest peer. Its connection is closed
-when there are too many beginnings. A connection that does not finish its frame in time is closed, too.
+A normal peer completes a frame at once, so the oldest incomplete frame belongs to the slowest peer. Its connection is
+closed when incomplete frames need too much memory. A connection that does not complete its frame in time is closed too.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ class Half(Protocol):
 
     @property
     def paused(self) -> bool:
-        """Whether the bookie itself does not read from it."""
+        """Whether the bookie does not read from it now."""
 
     def abort(self) -> None: ...
 
 
 class HalfFrames:
-    """The connections with an unfinished frame: since when, and how many bytes are kept. Times are the event loop's, in
-    seconds."""
+    """The connections with an incomplete frame, when each began it, and how many bytes of it are kept. Times are the
+    event loop's, in seconds."""
 
     def __init__(self, max_bytes: int, timeout_s: float) -> None:
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
-        #: In order of the times.
+        #: Oldest first.
         self._since: dict[Half, tuple[float, int]] = {}
         self.bytes = 0
 
@@ -34,7 +34,7 @@ class HalfFrames:
         return len(self._since)
 
     def begin(self, connection: Half, size_bytes: int, now: float) -> None:
-        """``connection`` has begun a frame of which ``size_bytes`` are kept; one before it is whole."""
+        """``connection`` has begun a frame, of which ``size_bytes`` are kept. Its previous frame is complete."""
         self.end(connection)
         self._since[connection] = now, size_bytes
         self.bytes += size_bytes
@@ -42,7 +42,7 @@ class HalfFrames:
             self._make_room()
 
     def grow(self, connection: Half, size_bytes: int, now: float) -> None:
-        """More of the same frame has come: ``size_bytes`` now."""
+        """More of the same frame has arrived: now ``size_bytes`` are kept."""
         since, before = self._since.get(connection, (now, 0))
         self._since[connection] = since, size_bytes
         self.bytes += size_bytes - before
@@ -50,13 +50,13 @@ class HalfFrames:
             self._make_room()
 
     def end(self, connection: Half) -> None:
-        """The frame is whole, or the connection gone."""
+        """The frame is complete, or the connection is lost."""
         item = self._since.pop(connection, None)
         if item is not None:
             self.bytes -= item[1]
 
     def expire(self, now: float) -> None:
-        """Abort connections that have not finished in time. Time in which the bookie did not read does not count."""
+        """Close connections that have not completed their frame in time. Time without reading does not count."""
         while self._since:
             connection, (since, size_bytes) = next(iter(self._since.items()))
             if now - since < self._timeout_s:

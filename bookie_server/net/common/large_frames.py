@@ -1,14 +1,15 @@
 """Bounds the memory for frames larger than the common buffer, over all connections.
 
-A frame of megabytes needs a buffer of its size until it is whole. What a peer announces costs nothing: the buffer is
-given in steps, and each step at most doubles what has come. The total is bounded. At the bound:
+A frame of megabytes needs a buffer of its size until it is complete. An announced size costs nothing: the buffer grows
+in steps, and each step at most doubles the bytes that have arrived. The total is bounded. At the bound:
 
-* The oldest of these frames gets its steps nevertheless: one frame is always on its way.
-* Any other gets a further step only if as much as it has already is free then. So a few that stall near their ends
-  leave room for newcomers, and the more there are the less each may have.
-* Connections with other frames are not read until there is room for their step, in the order in which they came. A
-  small step may pass a large one. Where even the beginnings are too many, the next one is closed.
-* While a frame waits, connections that were given room and send almost nothing are closed.
+* The oldest of these frames still gets its steps, so one frame always makes progress.
+* Any other frame gets a step only if as much as it already holds stays free afterwards. So frames that stall near their
+  ends leave room for new ones, and the more frames there are, the less each may hold.
+* The other connections are not read until there is room for their next step, in their order of arrival. A small step
+  may overtake a large one. If even the first bytes of waiting frames need too much memory, the next such connection is
+  closed.
+* While a frame waits, connections that have room and send almost nothing are closed.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from __future__ import annotations
 from itertools import islice
 from typing import Final, Protocol
 
-#: The first step, beside what has come already.
+#: The first step, in addition to the bytes that have arrived.
 _FIRST_STEP_BYTES: Final = 128 * 1024
-#: Frames that are looked at when there is room again.
+#: Number of frames examined when there is room again.
 _SERVED_AT_ONCE: Final = 64
-#: Below this within the timeout a peer counts as stalled, unless the bookie itself holds it up.
+#: Below this within the timeout a peer counts as stalled, unless the bookie itself does not read from it.
 _STALLED_BYTES: Final = 64 * 1024
 
 
@@ -29,16 +30,16 @@ class Receiver(Protocol):
 
     @property
     def paused(self) -> bool:
-        """Whether the bookie itself does not read from it."""
+        """Whether the bookie does not read from it now."""
 
     def hold_frame(self) -> None:
-        """Read no more until there is room."""
+        """Stop reading until there is room."""
 
     def give_room(self, size_bytes: int) -> None:
         """The first ``size_bytes`` of the frame may be received."""
 
     def abort_stalled(self) -> None:
-        """Close at once: others wait for the room."""
+        """Close at once, because others wait for its memory."""
 
 
 class _Frame:
@@ -48,7 +49,7 @@ class _Frame:
         self.needed = needed
         self.has = self.given = 0
         self.waits = False
-        #: Since when hardly anything came (None: not known yet), and how much was here then.
+        #: Since when hardly anything has arrived (None: not known yet), and how many bytes there were then.
         self.moved_at: float | None = None
         self.moved_has = 0
 
@@ -58,23 +59,23 @@ class _Frame:
 
 
 class LargeFrames:
-    """Who may receive how much of a large frame, and who waits. Times are the event loop's, in seconds."""
+    """Decides which connection may receive how much of a large frame. Times are the event loop's, in seconds."""
 
     def __init__(self, limit_bytes: int, stalled_timeout_s: float) -> None:
         self._limit_bytes = limit_bytes
         self._stalled_timeout_s = stalled_timeout_s
-        #: Bytes of buffers that were given.
+        #: Total size of the buffers.
         self.bytes = 0
-        #: Beginnings of frames that wait for their first step.
+        #: Bytes of the frames that wait for their first step.
         self._waiting_bytes = 0
-        #: In the order in which the frames began.
+        #: Oldest frame first.
         self._frames: dict[Receiver, _Frame] = {}
-        #: In the order in which they began to wait.
+        #: Longest waiting first.
         self._waiting: dict[Receiver, _Frame] = {}
 
     def progress(self, receiver: Receiver, has_bytes: int, needed_bytes: int, now: float) -> None:
-        """``has_bytes`` of a frame of ``needed_bytes`` are here, which is not whole yet; holds the receiver where there
-        is no room for more."""
+        """``has_bytes`` of an incomplete frame of ``needed_bytes`` have arrived. Holds the receiver if there is no room
+        for more."""
         frame = self._frames.get(receiver)
         if frame is None:
             frame = self._frames[receiver] = _Frame(needed_bytes)
@@ -94,7 +95,7 @@ class LargeFrames:
         self.look(now)
 
     def end(self, receiver: Receiver) -> None:
-        """The frame is whole, or the connection gone."""
+        """The frame is complete, or the connection is lost."""
         frame = self._frames.pop(receiver, None)
         if frame is None:
             return
@@ -105,7 +106,7 @@ class LargeFrames:
             self._serve_waiting()
 
     def look(self, now: float) -> None:
-        """Close who has stalled, if others wait for room. To be called now and then."""
+        """Close stalled connections if others wait for room. Call this regularly."""
         stalled = []
         for receiver, frame in self._frames.items():
             frame.note(now, held_up=frame.waits or receiver.paused)
@@ -122,7 +123,7 @@ class LargeFrames:
         self.end(receiver)
 
     def _try_to_give(self, receiver: Receiver, frame: _Frame) -> bool:
-        """Give the next step, if there is room or it is the oldest frame."""
+        """Give the next step if there is room, or if this is the oldest frame."""
         wanted = min(frame.needed, max(2 * frame.has, frame.has + _FIRST_STEP_BYTES))
         more = wanted - frame.given
         if self.bytes + more + frame.given > self._limit_bytes and receiver is not next(iter(self._frames)):
@@ -130,7 +131,7 @@ class LargeFrames:
         self.bytes += more
         frame.given = wanted
         if frame.waits:
-            frame.waits, frame.moved_at = False, None  # its time begins anew
+            frame.waits, frame.moved_at = False, None  # measure from now on
             del self._waiting[receiver]
         receiver.give_room(wanted)
         return True

@@ -1,4 +1,4 @@
-"""What all connections together have asked for and not got yet, and when that is too much."""
+"""Counts what all connections together wait for, and decides when that is too much."""
 
 from __future__ import annotations
 
@@ -9,9 +9,17 @@ from bookie_server.net.common.limits import NetConfig
 
 
 class Load:
-    """Counters over all connections. ``full_changed`` is called when sockets shall not be read, and when they shall
-    again; ``full`` says which. ``room_gone`` is called, soon, when reads begin to wait for
-    peers to take their answers. ``excess_bytes()`` is by how much entries that were answered are too many in memory."""
+    """Counters of all connections.
+
+    Parameters
+    ----------
+    full_changed
+        Called when sockets must not be read any more, and when they may be read again. ``full`` says which.
+    room_gone
+        Called soon after reads begin to wait for peers to read their answers.
+    excess_bytes
+        Returns the bytes of answered entries in memory above their limit.
+    """
 
     def __init__(
         self,
@@ -28,9 +36,11 @@ class Load:
         self.adds = self.adds_bytes = 0
         self.reads = self.reads_bytes = 0
         self.polls = 0
-        #: Answers that peers have not taken.
+        #: Requests that were answered with TOO_MANY_REQUESTS.
+        self.rejected_adds = self.rejected_reads = 0
+        #: Answers that peers have not read.
         self.unsent_bytes = 0
-        #: Set while answers may be made; the other one, while small ones may.
+        #: Set while answers may be produced. The second one: while small answers may.
         self.has_room = asyncio.Event()
         self.has_room.set()
         self.has_room_for_little = asyncio.Event()
@@ -39,7 +49,7 @@ class Load:
         self._no_adds.set()
 
     def change_adds(self, count: int, size_bytes: int) -> None:
-        """Adds (and whatever else waits for a journal) came, or with negative numbers were answered."""
+        """Adds, and other requests that wait for a journal, have arrived. Negative numbers: they were answered."""
         self.adds += count
         self.adds_bytes += size_bytes
         if self.adds_bytes:
@@ -49,7 +59,7 @@ class Load:
         self.look()
 
     def change_reads(self, count: int, size_bytes: int) -> None:
-        """Reads wait, or with negative numbers wait no longer."""
+        """Reads begin to wait. Negative numbers: they no longer wait."""
         self.reads += count
         self.reads_bytes += size_bytes
         self.look()
@@ -71,7 +81,7 @@ class Load:
 
     @property
     def pressing(self) -> bool:
-        """Whether peers that do not take their answers are in the way of others."""
+        """Whether peers that do not read their answers delay others."""
         config = self._config
         return (
             self.full
@@ -81,16 +91,16 @@ class Load:
         )
 
     def round_bytes(self, wanted_bytes: int, least_bytes: int) -> int:
-        """How much of ``wanted_bytes`` to read in one round: less the more is waiting to be taken."""
+        """How many of ``wanted_bytes`` to read in one round: the more unread answers, the fewer."""
         room = (self._config.max_unsent_bytes - self.unsent_bytes) // self._config.read_slots
         return min(wanted_bytes, max(least_bytes, room))
 
     async def adds_answered(self) -> None:
-        """Wait until nothing waits for a journal any more."""
+        """Wait until no request waits for a journal."""
         await self._no_adds.wait()
 
     def look(self) -> None:
-        """Find out whether sockets shall be read; also to be called when what is in excess became less."""
+        """Decide whether sockets may be read. Call this also when ``excess_bytes`` has decreased."""
         config, adds_bytes = self._config, self.adds_bytes + self._excess_bytes()
         if not self.full:
             full = (

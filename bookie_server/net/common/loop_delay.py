@@ -1,4 +1,4 @@
-"""How late the event loop comes to what is due: what every request waits at least."""
+"""Measures how late the event loop is. Every request waits at least this long."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _INTERVAL_S: Final = 0.1
 
 
 class LoopDelay:
-    """Tells ``observe`` ten times a second by how many seconds the event loop was late."""
+    """Calls ``observe`` ten times a second with the number of seconds by which the event loop was late."""
 
     def __init__(self, observe: Callable[[float], None]) -> None:
         self._observe = observe
@@ -19,12 +19,12 @@ class LoopDelay:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Look now and then."""
+        """Start measuring."""
         self._due = self._loop.time() + _INTERVAL_S
         self._timer = self._loop.call_at(self._due, self._look)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop measuring."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -1,4 +1,4 @@
-"""What waits to be read for one connection: reads in order, and beside them long polls."""
+"""The reads of one connection that wait, in order, and its long polls, which wait beside them."""
 
 from __future__ import annotations
 
@@ -6,27 +6,36 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from bookie_server.net.common.limits import REQUEST_BYTES
-
-if TYPE_CHECKING:
-    from bookie_server.net.native.connection import NativeConnection
+from bookie_server.net.common.limits import REQUEST_BYTES, NetConfig
+from bookie_server.net.common.load import Load
 
 _LOG: Final = logging.getLogger(__name__)
-#: A read that waits costs so much.
+#: Memory of a read that waits.
 _READ_BYTES: Final = 48
 Job = Callable[[], Awaitable[None]]
 
 
 class ReadQueue:
-    """Belongs to the event loop. Counts in the load of the server until it is answered or the connection lost."""
+    """Belongs to the event loop. A read counts in ``load`` until it is answered or the connection is lost.
 
-    def __init__(self, connection: NativeConnection) -> None:
-        self._connection = connection
-        self._server = connection.server
-        self._load = connection.server.load
-        self._config = connection.server.config
+    ``wait_taken()`` waits while the peer does not take its answers. ``changed()`` is called when the number of waiting
+    reads has changed, ``failed()`` while an unexpected exception of a read is being handled.
+    """
+
+    def __init__(
+        self,
+        load: Load,
+        config: NetConfig,
+        wait_taken: Callable[[], Awaitable[None]],
+        changed: Callable[[], None],
+        failed: Callable[[], None],
+    ) -> None:
+        self._load = load
+        self._config = config
+        self._wait_taken = wait_taken
+        self._changed, self._failed = changed, failed
         self._jobs: deque[tuple[int, Job]] = deque()
         self._urgent_jobs: deque[tuple[int, Job]] = deque()
         self._waiting = self._waiting_bytes = 0
@@ -36,35 +45,35 @@ class ReadQueue:
 
     @property
     def busy(self) -> bool:
-        """Whether reads wait that came before."""
+        """Whether earlier reads wait."""
         return self._reader is not None
 
     @property
     def too_many(self) -> bool:
-        """Whether no more shall be read from the socket."""
+        """Whether so many wait that the socket must not be read."""
         most = self._config.max_pending_reads
         return (most > 0 and 2 * self._waiting > most) or self._waiting_bytes > self._config.connection_reads_bytes
 
     @property
     def few(self) -> bool:
-        """Whether there is room for what another receive may bring."""
+        """Whether so few wait that the socket may be read again."""
         most = self._config.max_pending_reads
         return (
             most == 0 or 4 * self._waiting <= most
         ) and 2 * self._waiting_bytes <= self._config.connection_reads_bytes
 
     def allowed(self, count: int) -> int:
-        """How many of ``count`` reads may wait beside those that do; the rest is to be refused."""
+        """How many of ``count`` reads may wait beside those that do already. The others must be refused."""
         most = self._config.max_pending_reads
         allowed = count if not most else max(0, min(count, most - self._waiting))
         if self._load.reads_bytes + REQUEST_BYTES + _READ_BYTES * allowed > self._config.max_waiting_reads_bytes:
             allowed = 0
-        self._server.rejected_reads += count - allowed
+        self._load.rejected_reads += count - allowed
         return allowed
 
     def add(self, count: int, job: Job, *, urgent: bool = False) -> None:
-        """Run ``job``, which answers ``count`` reads, after those that came before. Urgent jobs run before all others,
-        among themselves in the order in which they came: a recovery reads ahead and waits for its oldest read."""
+        """Run ``job``, which answers ``count`` reads, after earlier jobs. Urgent jobs run before all others, in their
+        order of arrival: a recovery reads ahead and waits for its oldest read."""
         if self._cancelled:
             return
         (self._urgent_jobs if urgent else self._jobs).append((count, job))
@@ -78,7 +87,7 @@ class ReadQueue:
         return len(self._polls) < self._config.max_polls and self._load.polls < self._config.max_polls_in_total
 
     def poll(self, job: Job) -> None:
-        """Run ``job`` beside everything else: it may wait for long."""
+        """Run ``job`` beside everything else, because it may wait for a long time."""
         if self._cancelled:
             return
         task = asyncio.get_running_loop().create_task(self._run_poll(job))
@@ -97,7 +106,8 @@ class ReadQueue:
             self._reader.cancel()
         for poll in self._polls:
             poll.cancel()
-        del self._connection  # which has this object: together they would wait for a collection
+        # The callbacks know the connection. Without them it is freed at once, not by a later search for cycles.
+        self._changed, self._failed = _ignore, _log_failure
 
     async def _run(self) -> None:
         try:
@@ -105,7 +115,7 @@ class ReadQueue:
                 count, job = jobs.popleft()
                 await job()
                 self._change(-count, -REQUEST_BYTES - _READ_BYTES * count)
-                await self._connection.answers.wait_taken()
+                await self._wait_taken()
         except Exception:
             self._failed()
         finally:
@@ -117,20 +127,22 @@ class ReadQueue:
         except Exception:
             self._failed()
 
-    def _failed(self) -> None:
-        if self._cancelled:
-            _LOG.exception("a read of a connection that is lost failed")
-        else:
-            self._connection.close_failed()
-
     def _poll_ended(self, task: asyncio.Task[None]) -> None:
         self._polls.discard(task)
         self._load.polls -= 1
 
     def _change(self, count: int, size_bytes: int) -> None:
         if self._cancelled:
-            return  # all of them were taken out of the sum
+            return  # cancel() has already subtracted all of them
         self._waiting += count
         self._waiting_bytes += size_bytes
         self._load.change_reads(count, size_bytes)
-        self._connection.reads_changed()
+        self._changed()
+
+
+def _ignore() -> None:
+    """Nobody has to be told: the connection is gone."""
+
+
+def _log_failure() -> None:
+    _LOG.exception("a read failed after its connection was lost")

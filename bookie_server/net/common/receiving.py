@@ -1,9 +1,9 @@
-"""Receiving over many connections into one buffer.
+"""Receives the bytes of many connections into one buffer.
 
-The event loop receives for one connection at a time, and what came is handled before the next receive. So all
-connections share one buffer; a connection of its own keeps only the beginning of a frame that is not whole yet.
-An idle connection keeps nothing. A frame that does not fit into the common buffer gets one of its own once some of it
-is here, in steps (large_frames.py): what a peer announces and does not send costs nothing.
+The event loop receives for one connection at a time, and the bytes are handled before the next receive. So all
+connections share one buffer. A connection itself keeps only an incomplete frame, and nothing when it is idle. A frame
+that does not fit into the common buffer gets its own buffer once some of it has arrived. That buffer grows in steps
+(large_frames.py), so a size that a peer announces costs nothing.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Final
 import numpy as np
 
 from bk_spark.protocol.errors import WireFormatError
-from bk_spark.protocol.wire.framing import LENGTH_BYTES, Frames, ReceiveBuffer
+from bk_spark.protocol.wire.framing import LENGTH_BYTES, Frames, ReceiveBuffer, frame_bytes
 
 _COMMON_BYTES: Final = 256 * 1024
-#: So much of a large frame is received into the common buffer, and kept as any other beginning.
+#: This much of a large frame is received into the common buffer, and kept like any other incomplete frame.
 _LARGE_FROM_BYTES: Final = 64 * 1024
-#: So much of it is received at a time: the memory is fresh, and costs more than what is copied into it.
+#: Then this much is received at a time. The memory is fresh, which costs more than copying the bytes.
 _LARGE_RECEIVE_BYTES: Final = 128 * 1024
 
 
@@ -29,21 +29,21 @@ class CommonBuffer(ReceiveBuffer):
         super().__init__(max_frame_bytes, size_bytes, reuse=True)
 
     def begin(self, rest: bytes) -> memoryview:
-        """Where to receive what follows ``rest``."""
+        """Return the space for the bytes after ``rest``."""
         self._start = self._end = 0
         self._buffer[: len(rest)] = rest
         return self._buffer[len(rest) :]
 
     def take_rest(self) -> memoryview:
-        """What was received and is no whole frame; valid until the next :meth:`begin`."""
+        """Return the bytes of the incomplete frame. Valid until the next :meth:`begin`."""
         return self._buffer[self._start : self._end]
 
     def _make_room(self) -> None:
-        """The rest is taken out, so there is always room."""
+        """Nothing to do: the rest is taken out, so there is always room."""
 
 
 class Receiving:
-    """What one connection has received and not handed out."""
+    """The received bytes of one connection that were not returned as frames."""
 
     def __init__(self, common: CommonBuffer) -> None:
         self._common = common
@@ -51,38 +51,40 @@ class Receiving:
         self._rest = b""
         self._large: memoryview | None = None
         self._filled = self._room = 0
-        #: Size of a large frame of which enough is here; 0 where there is none.
+        #: Size of the large frame of which enough has arrived. 0 if there is none.
         self.large_frame_bytes = 0
 
     @property
     def half_frame_bytes(self) -> int:
-        """Bytes kept of a frame that is not whole and not known as a large one."""
+        """Bytes kept of an incomplete frame that is not known to be a large one."""
         return 0 if self.large_frame_bytes else len(self._rest)
 
     @property
     def large_frame_has_bytes(self) -> int:
-        """How much of the large frame is here."""
+        """How many bytes of the large frame have arrived."""
         return len(self._rest) if self._large is None else self._filled
 
     def give_room(self, size_bytes: int) -> None:
-        """Receive the first ``size_bytes`` of the large frame. Needed whenever all that was given is filled."""
+        """Allow the first ``size_bytes`` of the large frame. Call this whenever the allowed part is full."""
         if self._large is None:
-            self._large = np.empty(self.large_frame_bytes, np.uint8).data  # not zeroed: takes memory as it fills
+            self._large = np.empty(
+                self.large_frame_bytes, np.uint8
+            ).data  # not zeroed, so it takes memory only as it fills
             self._filled = len(self._rest)
             self._large[: self._filled] = self._rest
             self._rest = b""
         self._room = size_bytes
 
     def get_buffer(self) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """Return the space for the next bytes. It is never empty."""
         if self._large is not None:
             return self._large[self._filled : min(self._room, self._filled + _LARGE_RECEIVE_BYTES)]
         return self._common.begin(self._rest)
 
     def received(self, size_bytes: int) -> Frames | None:
-        """The frames that are whole now; valid until the next receive of any connection.
+        """Return the frames that are complete now. They are valid until the next receive of any connection.
 
-        Raises WireFormatError for a frame longer than the limit, before anything is allocated for it.
+        Raises WireFormatError for a frame longer than the limit, before allocating memory for it.
         """
         if self._large is not None:
             self._filled += size_bytes
@@ -94,7 +96,7 @@ class Receiving:
         frames = self._common.received(before + size_bytes)
         rest = self._common.take_rest()
         if len(rest) >= self._large_from_bytes:
-            needed = LENGTH_BYTES + int.from_bytes(rest[:LENGTH_BYTES], "big")
+            needed = frame_bytes(rest)
             if needed > self._common.capacity_bytes:
                 self.large_frame_bytes = needed
         self._rest = bytes(rest)
@@ -105,12 +107,12 @@ class Receiving:
 
 
 def part(frames: Frames, first: int, last: int) -> Frames:
-    """Frames ``first`` up to ``last``, over the same bytes."""
+    """Return frames ``first`` … ``last`` - 1, over the same bytes."""
     return Frames(frames.data, frames.starts[first:last], frames.lengths[first:last])
 
 
 def detached(frames: Frames) -> Frames:
-    """The same frames in a buffer of their own."""
+    """Return the same frames in a new buffer."""
     first = int(frames.starts[0]) - LENGTH_BYTES
     end = int(frames.starts[-1] + frames.lengths[-1])
     data = np.frombuffer(frames.data, np.uint8)[first:end].copy()

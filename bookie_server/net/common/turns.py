@@ -1,9 +1,9 @@
-"""How long requests hold the event loop in one turn of it, over all connections.
+"""Bounds the time that requests of all connections take in one turn of the event loop.
 
-What a connection received is handled at once while there is time in this turn. Beyond that it waits in line, and so
-does what comes of a connection that was served more than one in line. Each turn takes some out of the line, first who
-was served least: one small request passes any number of connections with many. A long receive is handled in slices.
-Time is the thread's processor time: what other processes take is nobody's here.
+Received requests are handled at once while there is time in this turn. Otherwise they wait in line. So do requests of a
+connection that was served more than the first one in line. Each turn takes some out of the line, and the connection
+that was served least lately goes first. So one small request overtakes any number of connections with many requests. A
+long receive is handled in slices. Time is the thread's processor time: no connection is charged for other processes.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from typing import Final, Protocol
 
 from bookie_server.net.common.fair_slots import Share
 
-#: Time for what waits in line, and as much for what is received, in one turn. A slice that has begun is finished.
+#: Time in one turn for requests in line, and the same again for newly received ones. A slice is always completed.
 _TURN_US: Final = 500
-#: Time for what is received of connections that were served little lately, or less than those in line.
+#: Time for newly received requests of connections that were served little lately, or less than those in line.
 _MOST_US: Final = 1_500
 _LITTLE_US: Final = 2_000
-#: What a slice counts at least in the line: a connection may be read again only then.
+#: The least cost of a slice in line. Some slices only let a connection be read again.
 _SLICE_US: Final = 100
-#: Below this a turn is not ended on purpose: most loops have but one receive in many turns.
+#: Below this no end of the turn is scheduled, because most turns have few receives.
 _COUNTED_US: Final = 200
-#: What a second of waiting is worth, in time that was served.
+#: A second of waiting counts as this much time not served.
 _WAITING_US_PER_S: Final = 300_000
 
 
 class Asker(Protocol):
     """A connection, as seen from here."""
 
-    #: What it was served lately, in µs.
+    #: The time it was served lately, in µs.
     time_share: Share
 
     def handle_backlog(self) -> None:
-        """Handle one slice of what it received, or receive again."""
+        """Handle one slice of the received requests, or receive again."""
 
 
 class Turns:
@@ -51,7 +51,7 @@ class Turns:
         self._turn_comes = False
 
     def may_go(self, asker: Asker) -> bool:
-        """Whether what ``asker`` has received now may be handled at once; otherwise it is to :meth:`wait`."""
+        """Whether the requests that ``asker`` has just received may be handled at once. Otherwise call :meth:`wait`."""
         if self._received_us >= _MOST_US:
             return False
         if self._line:
@@ -63,13 +63,13 @@ class Turns:
         self._begun = time.thread_time()
 
     def received(self, asker: Asker) -> None:
-        """It has received for ``asker``, and handled what it did."""
+        """The event loop has received for ``asker`` and handled the requests."""
         self._received_us += self._served(asker, self._begun)
         if self._received_us >= _COUNTED_US:
             self._look_soon()
 
     def wait(self, asker: Asker) -> None:
-        """Call ``handle_backlog`` of ``asker`` once when its turn comes."""
+        """Call ``handle_backlog`` of ``asker`` once, when its turn comes."""
         if asker not in self._in_line:
             self._in_line.add(asker)
             self._number += 1

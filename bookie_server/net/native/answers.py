@@ -1,5 +1,5 @@
 """The answers of one connection: gathered in a turn of the event loop, sent together, and held back while the peer does
-not take them."""
+not read them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from bookie_server.net.common.load import Load
 
 #: Answers up to this size are joined into one write. A larger buffer is written as it is.
 _JOINED_BYTES: Final = 128 * 1024
-#: What each ledger of a round but the first costs, in bytes.
+#: The cost in bytes of each ledger of a round after the first.
 _LEDGER_COST: Final = 8 * 1024
-#: A round of reads is not made smaller than this.
+#: The smallest round of reads.
 _LEAST_ROUND_BYTES: Final = 128 * 1024
 #: Answers up to this size may be sent while larger ones wait for room.
 LITTLE_BYTES: Final = 64 * 1024
-#: A peer that takes less than this within the timeout counts as stalled.
+#: A peer that reads less than this within the timeout counts as stalled.
 _STALLED_BYTES: Final = 64 * 1024
 
 
 class Answers:
-    """Belongs to the event loop, and counts what the peer has not taken in ``load``."""
+    """Belongs to the event loop. Counts in ``load`` what the peer has not read."""
 
     def __init__(self, load: Load, read_slots: FairSlots, high_bytes: int) -> None:
         self._load = load
@@ -37,9 +37,9 @@ class Answers:
         self._out_bytes = 0
         self._sent_bytes = 0
         self._share = Share()
-        #: Answers that the peer has not taken.
+        #: Answers that the peer has not read.
         self.unsent_bytes = 0
-        #: Since when the peer does not take its answers, and how many bytes it had taken then.
+        #: Since when the peer does not read its answers, and how many bytes it had read then.
         self._stalled: tuple[float, int] | None = None
         self._taken = asyncio.Event()
         self._taken.set()
@@ -57,19 +57,19 @@ class Answers:
         self._taken.set()
 
     def held_back(self) -> None:
-        """The peer does not take what was sent."""
+        """The peer does not read what was sent."""
         self._taken.clear()
         self._stalled = self._loop.time(), self._taken_bytes()
 
     def go_on(self) -> None:
-        """The peer has taken nearly all."""
+        """The peer has read nearly everything."""
         self._stalled = None
         if self._transport is not None:
             self._note_unsent(self._transport.get_write_buffer_size())
         self._taken.set()
 
     def send(self, *buffers: Buffer) -> None:
-        """Send soon, together with what else comes up in this turn of the loop."""
+        """Send soon, together with other answers of this turn of the loop."""
         if self._transport is None:
             return
         if not self._out:
@@ -79,7 +79,7 @@ class Answers:
             self._out_bytes += len(buffer)
 
     def flush(self) -> None:
-        """Send what waits to be sent."""
+        """Send the gathered answers."""
         out, self._out = self._out, []
         size_bytes, self._out_bytes = self._out_bytes, 0
         transport = self._transport
@@ -96,29 +96,31 @@ class Answers:
         self._note_unsent(transport.get_write_buffer_size())
 
     async def wait_taken(self) -> None:
-        """Wait while the peer does not take its answers."""
+        """Wait while the peer does not read its answers."""
         self.flush()
         await self._taken.wait()
 
     @property
     def all_taken(self) -> bool:
-        """Whether the peer takes its answers."""
+        """Whether the peer reads its answers."""
         return self._taken.is_set()
 
     @property
     def may_send_now(self) -> bool:
-        """Whether the answers so far are few, and there is room for a small one."""
+        """Whether few answers are gathered, and there is room for a small one."""
         return self._out_bytes < self._high_bytes and self._taken.is_set() and self._load.has_room_for_little.is_set()
 
     def fits_now(self, size_bytes: int) -> bool:
-        """Whether an answer of so many bytes may be sent where :attr:`may_send_now`."""
+        """Whether an answer of so many bytes may be sent, given :attr:`may_send_now`."""
         return size_bytes <= LITTLE_BYTES or self._load.has_room.is_set()
 
     @asynccontextmanager
     async def round(self, wanted_bytes: int, ledgers: int = 1) -> AsyncIterator[int]:
-        """To be held while entries are in memory on their way from disk to the socket. Waits until this peer takes
-        its answers and there is room for more of all peers; gives how much of ``wanted_bytes`` to read. Each of the
-        ``ledgers`` costs a look for its index file."""
+        """Hold this while entries are in memory on their way from disk to the socket.
+
+        Waits until this peer reads its answers, and until there is room for more answers to all peers. Yields how many
+        of ``wanted_bytes`` to read. Each of the ``ledgers`` costs a search for its index file.
+        """
         while True:
             await self.wait_taken()
             last_cost = self._share.last_cost
@@ -134,7 +136,7 @@ class Answers:
                     return
 
     def stalled_since(self, now: float) -> float | None:
-        """Since when the peer takes hardly anything of its answers; None where it takes them, or has none."""
+        """Since when the peer reads hardly any of its answers. None if it reads them or has none."""
         if self._transport is not None:
             self._note_unsent(self._transport.get_write_buffer_size())
         if self._stalled is not None and self._taken_bytes() - self._stalled[1] >= _STALLED_BYTES:
@@ -151,7 +153,7 @@ class Answers:
 
 
 def _joined(buffers: Iterable[Buffer]) -> Iterator[Buffer]:
-    """The same bytes in few buffers; large ones are not copied."""
+    """Yield the same bytes in few buffers. Large ones are not copied."""
     small: list[Buffer] = []
     small_bytes = 0
     for buffer in buffers:

@@ -1,30 +1,21 @@
-"""One client's connection: receiving, sending, and every bound on what it holds."""
+"""One client's connection: when the bookie reads from it, and in which slices its requests are handled."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, Protocol, cast
 
-import numpy as np
-
-from bk_spark.protocol.arrays import Int32s
-from bk_spark.protocol.codes import Code
 from bk_spark.protocol.errors import WireFormatError
 from bk_spark.protocol.wire.framing import Frames
+from bk_spark.protocol.wire.wire_v3 import are_v3
 from bookie_server.net.common.fair_slots import Share
-from bookie_server.net.common.limits import REQUEST_BYTES
-from bookie_server.net.common.read_queue import ReadQueue
 from bookie_server.net.common.receiving import Receiving, check_not_empty, detached, part
-from bookie_server.net.native.answers import Answers
+from bookie_server.net.native.request_context import RequestContext
 from bookie_server.net.native.requests_v2 import RequestsV2
-from bookie_server.net.native.requests_v3 import RequestsV3, are_v3
-from bookie_server.storage.records import Records
-
-if TYPE_CHECKING:
-    from bookie_server.net.native.server import NativeServer
+from bookie_server.net.native.requests_v3 import RequestsV3
+from bookie_server.net.native.shared import Shared
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -34,29 +25,46 @@ _PAUSED_BY_ADDS: Final = 4
 _PAUSED_BY_READS: Final = 8
 _PAUSED_BY_ANSWERS: Final = 16
 _PAUSED_BY_FRAMES: Final = 32
-#: Requests of the last receive are still to be handled.
+#: Some requests of the last receive are not handled yet.
 _PAUSED_BY_TURN: Final = 64
 
-#: Answers beyond those on their way that the kernel keeps for a peer. Without a limit it takes megabytes, which are
-#: read for peers that never take them.
+#: Answers that the kernel keeps for a peer, beyond those in flight. Without a limit it would keep megabytes even for
+#: peers that never read them.
 _KERNEL_KEEPS_BYTES: Final = 256 * 1024
-#: Frames of a receive that are looked at again in a later turn.
+#: Frames of a receive that are parsed in a later turn.
 _FRAMES_PER_TURN: Final = 512
-#: Connections closed since they stall are told of once in so many.
+#: One in so many connections that were closed because they stalled is logged.
 _TELL_EVERY: Final = 100
 
 
-class NativeConnection(asyncio.BufferedProtocol):
-    """Belongs to the event loop. The first v2 frame makes it a v2 connection for good (compatibility.md §1.2)."""
+class Owner(Protocol):
+    """The server, as its connections see it."""
 
-    def __init__(self, server: NativeServer) -> None:
-        self.server = server
-        self.load = server.load
-        self._config = server.config
+    def joins(self, connection: NativeConnection) -> bool:
+        """Whether the connection, whose transport now exists, was not given up meanwhile."""
+
+    def active(self, connection: NativeConnection) -> None:
+        """The connection is in use."""
+
+    def left(self, connection: NativeConnection) -> None:
+        """The connection is lost."""
+
+
+class NativeConnection(asyncio.BufferedProtocol):
+    """Belongs to the event loop. After its first v2 frame a connection speaks only v2 (compatibility.md §1.2)."""
+
+    def __init__(self, shared: Shared, owner: Owner) -> None:
+        self._shared = shared
+        self._owner = owner
+        self._config = shared.config
         self._loop = asyncio.get_running_loop()
-        self._receiving = Receiving(server.common_buffer)
-        self._v2 = RequestsV2(self, server.bookie, server.config.max_batch_read_bytes)
-        self._v3 = RequestsV3(self, server.bookie)
+        self._receiving = Receiving(shared.common_buffer)
+        self._requests = RequestContext(
+            shared, adds_changed=self._adds_changed, reads_changed=self._reads_changed, failed=self._close_failed
+        )
+        self.answers = self._requests.answers
+        self._v2 = RequestsV2(self._requests)
+        self._v3 = RequestsV3(self._requests)
         self._is_v2 = False
         self._backlog: Frames | None = None
         self._has_large = False
@@ -64,15 +72,12 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._peer = "?"
         self._paused = 0
-        self._pending_adds = 0
-        self.answers = Answers(server.load, server.read_slots, server.config.answers_high_bytes)
-        self.reads = ReadQueue(self)
 
     # --- asyncio's side ----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if not self.server.joins(self):
+        if not self._owner.joins(self):
             self._transport.abort()
             return
         self.answers.begin(self._transport)
@@ -82,23 +87,22 @@ class NativeConnection(asyncio.BufferedProtocol):
         connected = self._transport.get_extra_info("socket")
         if connected is not None:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            # asyncio sets it only where the listener was made for TCP by number. Without it a small answer waits until
-            # the peer has acknowledged the one before, which a peer that has nothing to send does after 40 ms.
+            # asyncio sets it only if the listener was created with the number of TCP. Without it, a small answer waits
+            # for the peer to acknowledge the previous one, and a peer with nothing to send delays that by 40 ms.
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _KERNEL_KEEPS_BYTES)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self.answers.end()
-        self.server.left(self)
+        self._requests.end()
+        self._shared.half_frames.end(self)
+        self._shared.large_frames.end(self)
+        self._owner.left(self)
         self._receiving.clear()
         self._backlog = None
-        self.reads.cancel()
-        # These know the connection. Without them it is freed at once, and not when cycles are looked for.
-        del self._v2, self._v3
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        self.server.turns.receiving()
+        self._shared.turns.receiving()
         return self._receiving.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -107,17 +111,17 @@ class NativeConnection(asyncio.BufferedProtocol):
             if self._has_large or self._receiving.large_frame_bytes:
                 self._note_large_frame()
             if frames is not None or self._has_large:
-                self.server.active(self)
+                self._owner.active(self)
             if frames is not None:
                 self._handle(frames)
             self._note_half_frame(is_new=frames is not None)
-            self.server.turns.received(self)
-            if self._has_large and not self.server.turns.may_go(self):
+            self._shared.turns.received(self)
+            if self._has_large and not self._shared.turns.may_go(self):
                 self._wait_for_turn()
         except WireFormatError as error:
             self._close_bad(error)
         except Exception:
-            self.close_failed()
+            self._close_failed()
 
     def pause_writing(self) -> None:
         self.answers.held_back()
@@ -125,129 +129,58 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self.answers.go_on()
-        self.server.active(self)
+        self._owner.active(self)
         self.resume(_PAUSED_BY_ANSWERS)
 
-    @property
-    def may_answer_now(self) -> bool:
-        """Whether a read may be answered at once: none before it waits, and the answers so far are few."""
-        return not self.reads.busy and self.answers.may_send_now
+    # --- waiting requests --------------------------------------------------------------------------
 
-    # --- adds --------------------------------------------------------------------------------------
-
-    def adds_allowed(self, count: int) -> int:
-        """How many of ``count`` adds may wait beside those that do; the rest is to be refused."""
-        most = self._config.max_pending_adds
-        allowed = count if not most else max(0, min(count, most - self._pending_adds))
-        self.server.rejected_adds += count - allowed
-        return allowed
-
-    def add(
-        self,
-        records: Records,
-        master_key: bytes,
-        *,
-        recovery: bool,
-        high_priority: bool,
-        answer: Callable[[Code | Int32s], None],
-    ) -> None:
-        """Let the bookie store ``records``; ``answer`` is called with its codes."""
-        count, size_bytes, begun = len(records), len(records.data) + REQUEST_BYTES, self._loop.time()
-        self._change_adds(count, size_bytes)
-        waiting = True
-
-        def done(codes: Code | Int32s) -> None:
-            nonlocal waiting
-            if not waiting:
-                return
-            waiting = False
-            self._change_adds(-count, -size_bytes)
-            try:
-                answer(codes)
-                self.observe_codes("add", codes, count, begun)
-            except Exception:  # it is called for one of many requests of a group: the others must not suffer
-                self.close_failed()
-
-        try:
-            self.server.bookie.add(records, master_key, recovery=recovery, high_priority=high_priority, done=done)
-        except Exception:
-            done(Code.IO_ERROR)
-            raise
-
-    def observe_codes(self, kind: str, codes: Code | Int32s, count: int, begun: float) -> None:
-        """Tell of ``count`` requests that came at ``begun`` and are answered now."""
-        seconds = self._loop.time() - begun
-        failed = int(np.count_nonzero(codes)) if not isinstance(codes, Code) else 0 if codes is Code.OK else count
-        if failed < count:
-            self.server.times.observe(kind, count - failed, seconds, True)
-        if failed:
-            self.server.times.observe(kind, failed, seconds, False)
-
-    def write(self, kind: str, size_bytes: int, outcome: asyncio.Future[Code], answer: Callable[[Code], None]) -> None:
-        """Call ``answer`` with the outcome of something of ``size_bytes`` that waits for a journal."""
-        size_bytes += REQUEST_BYTES
-        begun = self._loop.time()
-        self.load.change_adds(0, size_bytes)
-
-        def done(outcome: asyncio.Future[Code]) -> None:
-            self.load.change_adds(0, -size_bytes)
-            try:
-                code = Code.IO_ERROR if outcome.cancelled() or outcome.exception() is not None else outcome.result()
-                answer(code)
-                self.observe_codes(kind, code, 1, begun)
-            except Exception:
-                self.close_failed()
-
-        outcome.add_done_callback(done)
-
-    def _change_adds(self, count: int, size_bytes: int) -> None:
-        self._pending_adds += count
-        self.load.change_adds(count, size_bytes)
-        most = self._config.max_pending_adds
-        if most and 2 * self._pending_adds > most:
+    def _adds_changed(self) -> None:
+        """Stop or resume reading by the number of waiting adds."""
+        most, pending = self._config.max_pending_adds, self._requests.pending_adds
+        if most and 2 * pending > most:
             self.pause(_PAUSED_BY_ADDS)
-        elif self._paused & _PAUSED_BY_ADDS and 4 * self._pending_adds <= most:
+        elif self._paused & _PAUSED_BY_ADDS and 4 * pending <= most:
             self.resume(_PAUSED_BY_ADDS)
 
-    # --- reads -------------------------------------------------------------------------------------
-
-    def reads_changed(self) -> None:
-        """Stop or resume reading by what waits in ``reads``."""
-        if self.reads.too_many:
+    def _reads_changed(self) -> None:
+        """Stop or resume reading by the waiting reads."""
+        reads = self._requests.reads
+        if reads.too_many:
             self.pause(_PAUSED_BY_READS)
-        elif self._paused & _PAUSED_BY_READS and self.reads.few:
+        elif self._paused & _PAUSED_BY_READS and reads.few:
             self.resume(_PAUSED_BY_READS)
 
     # --- reading from the socket or not ------------------------------------------------------------
 
     @property
     def paused(self) -> bool:
-        """Whether the bookie itself does not read from this peer."""
+        """Whether the bookie does not read from this peer now."""
         return bool(self._paused)
 
     @property
     def busy(self) -> bool:
-        """Whether the bookie is at work for this peer, or does not read from it; not where it waits for the peer."""
-        waits_for_it = self.answers.all_taken and (self.paused or self.reads.busy)
-        return self._pending_adds > 0 or waits_for_it
+        """Whether the peer waits for the bookie, and not the bookie for the peer."""
+        waits_for_it = self.answers.all_taken and (self.paused or self._requests.reads.busy)
+        return self._requests.pending_adds > 0 or waits_for_it
 
     def pause(self, reason: int) -> None:
-        """Read no more requests until every reason is gone."""
+        """Stop reading requests until every reason is gone."""
         if not self._paused and self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
         self._paused |= reason
 
     def resume(self, reason: int) -> None:
+        """Remove a reason for the pause."""
         before, self._paused = self._paused, self._paused & ~reason
         if self._transport is None or self._transport.is_closing():
             return
         if before and not self._paused:
             self._transport.resume_reading()
         elif self._paused == _PAUSED_BY_TURN and before != self._paused:
-            self.server.turns.wait(self)
+            self._shared.turns.wait(self)
 
     def hold_frame(self) -> None:
-        """Read no more of a large frame until there is room for it."""
+        """Stop reading a large frame until there is room for it."""
         self.pause(_PAUSED_BY_FRAMES)
 
     def give_room(self, size_bytes: int) -> None:
@@ -256,10 +189,10 @@ class NativeConnection(asyncio.BufferedProtocol):
         self.resume(_PAUSED_BY_FRAMES)
 
     def abort_stalled(self) -> None:
-        """Close at once, since others wait for what this one holds and does not use."""
-        if self.server.stalled_peers % _TELL_EVERY == 0:
-            _LOG.warning("connection from %s closed: it does not go on, and others wait", self._peer)
-        self.server.stalled_peers += 1
+        """Close at once, because others wait for what this connection holds and does not use."""
+        if self._shared.stalled_peers % _TELL_EVERY == 0:
+            _LOG.warning("connection from %s closed: it has stalled, and others wait for its memory", self._peer)
+        self._shared.stalled_peers += 1
         self.abort()
 
     def abort(self) -> None:
@@ -268,7 +201,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def hang_up(self) -> None:
-        """Close after what was sent."""
+        """Close after the last answer is sent."""
         self.answers.flush()
         if self._transport is not None:
             self._transport.close()
@@ -276,9 +209,9 @@ class NativeConnection(asyncio.BufferedProtocol):
     # --- inside ------------------------------------------------------------------------------------
 
     def _note_half_frame(self, *, is_new: bool) -> None:
-        """Tell what is kept of a frame that is not whole (``is_new``: another one than before), and of requests that
-        wait for their turn."""
-        half_frames, kept_bytes = self.server.half_frames, self._receiving.half_frame_bytes
+        """Note how many bytes are kept of an incomplete frame, and of requests that wait for their turn. ``is_new``: it
+        is another frame than before."""
+        half_frames, kept_bytes = self._shared.half_frames, self._receiving.half_frame_bytes
         if self._backlog is not None:
             kept_bytes += len(self._backlog.data)
         if not kept_bytes and not self._has_large:
@@ -289,8 +222,8 @@ class NativeConnection(asyncio.BufferedProtocol):
             half_frames.grow(self, kept_bytes, self._loop.time())
 
     def _note_large_frame(self) -> None:
-        """More of a large frame has come, or it is whole."""
-        receiving, large_frames = self._receiving, self.server.large_frames
+        """More of a large frame has arrived, or it is complete."""
+        receiving, large_frames = self._receiving, self._shared.large_frames
         self._has_large = receiving.large_frame_bytes > 0
         if self._has_large:
             now = self._loop.time()
@@ -299,24 +232,24 @@ class NativeConnection(asyncio.BufferedProtocol):
             large_frames.end(self)
 
     def _handle(self, frames: Frames) -> None:
-        rest = self._dispatch(frames) if self.server.turns.may_go(self) else frames
+        rest = self._dispatch(frames) if self._shared.turns.may_go(self) else frames
         if rest is not None:
             self._backlog = detached(rest)
             self._wait_for_turn()
 
     def _wait_for_turn(self) -> None:
         self.pause(_PAUSED_BY_TURN)
-        self.server.turns.wait(self)
+        self._shared.turns.wait(self)
 
     def handle_backlog(self) -> None:
-        """Go on with what came in the last receive, if nothing speaks against it; then receive again."""
+        """Handle more requests of the last receive, unless the connection is paused. Then receive again."""
         if self._paused != _PAUSED_BY_TURN:
             return
         if self._backlog is None:
             self.resume(_PAUSED_BY_TURN)
             return
         frames, self._backlog = self._backlog, None
-        # To find out what they are costs as much as some of them, so not for all of the rest each time.
+        # Parsing all remaining frames each time would cost as much as handling some of them.
         later = None if len(frames) <= _FRAMES_PER_TURN else part(frames, _FRAMES_PER_TURN, len(frames))
         try:
             rest = self._dispatch(frames if later is None else part(frames, 0, _FRAMES_PER_TURN))
@@ -325,17 +258,17 @@ class NativeConnection(asyncio.BufferedProtocol):
         except WireFormatError as error:
             self._close_bad(error)
         except Exception:
-            self.close_failed()
+            self._close_failed()
         if self._backlog is not None:
-            self.server.turns.wait(self)
+            self._shared.turns.wait(self)
             return
         self._note_half_frame(is_new=True)
         self.resume(_PAUSED_BY_TURN)
 
     def _dispatch(self, frames: Frames) -> Frames | None:
-        """Hand frames to the handler of their protocol; those that it left for the next turn.
+        """Give frames to the handler of their protocol. Return those that it left for the next turn.
 
-        Raises WireFormatError; what came before the bad frame is done.
+        Raises WireFormatError after the frames before the bad one are handled.
         """
         check_not_empty(frames)
         v3 = are_v3(frames)
@@ -362,9 +295,9 @@ class NativeConnection(asyncio.BufferedProtocol):
         _LOG.warning("connection from %s closed: %s", self._peer, error)
         self.abort()
 
-    def close_failed(self) -> None:
-        """Close because of the exception that is being handled, which nobody expected."""
-        _LOG.exception("connection from %s closed: its request could not be handled", self._peer)
+    def _close_failed(self) -> None:
+        """Close because of the unexpected exception that is being handled."""
+        _LOG.exception("connection from %s closed: unexpected error in a request", self._peer)
         self.abort()
 
 

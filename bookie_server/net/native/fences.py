@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Hashable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from bk_spark.protocol.codes import Code
 from bookie_server.bookie import Bookie
-
-if TYPE_CHECKING:
-    from bookie_server.net.native.connection import NativeConnection
 
 _PER_TURN: Final = 4
 _UNDER_WAY: Final = 256
@@ -31,11 +29,11 @@ class Fences:
     def __init__(self, bookie: Bookie) -> None:
         self._bookie = bookie
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[NativeConnection, deque[tuple[int, bytes, asyncio.Future[Code]]]] = {}
+        self._waiting: dict[Hashable, deque[tuple[int, bytes, asyncio.Future[Code]]]] = {}
         self._begun = self._under_way = 0
         self._look: asyncio.Handle | None = None
 
-    def fence(self, connection: NativeConnection, ledger_id: int, master_key: bytes) -> asyncio.Future[Code]:
+    def fence(self, connection: Hashable, ledger_id: int, master_key: bytes) -> asyncio.Future[Code]:
         """As :meth:`Bookie.fence`, now or soon."""
         if not self._waiting and self._may_begin:
             return self._begin(ledger_id, master_key)
@@ -44,7 +42,7 @@ class Fences:
         self._look_soon()
         return outcome
 
-    def forget(self, connection: NativeConnection) -> None:
+    def forget(self, connection: Hashable) -> None:
         """The connection is gone. Its waiting fences do not begin."""
         self._waiting.pop(connection, None)
 

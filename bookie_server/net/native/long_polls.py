@@ -1,4 +1,4 @@
-"""Reads that wait until the last add confirmed has passed ``previousLAC``. Rules: compatibility.md §1.8.
+"""Long polls: reads that wait until the last add confirmed exceeds ``previousLAC``. Rules: compatibility.md §1.8.
 
 =================================== ==========================================================================
 case                                answer
@@ -17,28 +17,26 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from bk_spark.protocol.codes import LAST_ENTRY, NO_ENTRY, Code
 from bk_spark.protocol.entries.digest import Buffer
+from bk_spark.protocol.wire.answer_frames_v3 import response, status
 from bk_spark.protocol.wire.framing import frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bookie_server.bookie import Bookie
-from bookie_server.net.native.answers_v3 import response, status
+from bookie_server.net.native.request_context import RequestContext
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 
-if TYPE_CHECKING:
-    from bookie_server.net.native.connection import NativeConnection
-
-#: Room asked for one entry; it is read whole, whatever its size.
+#: The size asked for one entry, which is read whole whatever its size.
 _ONE_ENTRY_BYTES: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
 class LongPoll:
-    """What is kept of the request while it waits."""
+    """The part of the request that is kept while it waits."""
 
     txn_id: int
     ledger_id: int
@@ -64,41 +62,42 @@ class LongPoll:
         return not self.piggyback or self.entry_id == LAST_ENTRY
 
 
-async def answer_long_poll(connection: NativeConnection, bookie: Bookie, poll: LongPoll, begun: float) -> None:
+async def answer_long_poll(context: RequestContext, poll: LongPoll, begun: float) -> None:
     """Wait, then send the answer."""
+    bookie = context.shared.bookie
     descriptor = bookie.descriptor(poll.ledger_id)
     if not isinstance(descriptor, LedgerDescriptor):
-        _send(connection, poll, begun, Code.NO_LEDGER if descriptor is None else descriptor, poll.entry_id)
+        _send(context, poll, begun, Code.NO_LEDGER if descriptor is None else descriptor, poll.entry_id)
         return
     waited = False
     if poll.timeout_ms > 0 and await bookie.known_lac(descriptor) <= poll.previous_lac:
         waited = await bookie.wait_for_lac(descriptor, poll.previous_lac, poll.timeout_ms)
-    async with connection.answers.round(_ONE_ENTRY_BYTES):
+    async with context.answers.round(_ONE_ENTRY_BYTES):
         lac = await bookie.known_lac(descriptor)
         if not poll.piggyback:
             code, stored = await read_one(bookie, poll.ledger_id, poll.entry_id)
-            _send(connection, poll, begun, code, poll.entry_id, stored, lac if stored is not None else None)
+            _send(context, poll, begun, code, poll.entry_id, stored, lac if stored is not None else None)
         elif lac <= poll.previous_lac:
-            _send(connection, poll, begun, Code.OK, NO_ENTRY, None, lac)
+            _send(context, poll, begun, Code.OK, NO_ENTRY, None, lac)
         else:
             updated_ms = int(time.time() * 1000) if waited else None
             code, stored = await read_one(bookie, poll.ledger_id, poll.previous_lac + 1)
             if stored is not None:
-                _send(connection, poll, begun, code, poll.previous_lac + 1, stored, lac, updated_ms)
-            else:  # with striping, the entry may well be elsewhere
+                _send(context, poll, begun, code, poll.previous_lac + 1, stored, lac, updated_ms)
+            else:  # with striping, other bookies may have the entry
                 code = Code.OK if code is Code.NO_ENTRY else code
-                _send(connection, poll, begun, code, NO_ENTRY, None, lac, updated_ms)
+                _send(context, poll, begun, code, NO_ENTRY, None, lac, updated_ms)
 
 
 async def read_one(bookie: Bookie, ledger_id: int, entry_id: int) -> tuple[Code, Buffer | None]:
-    """One entry (-1: the last), or why not."""
+    """Return one entry (-1: the last), or the error code."""
     part = await bookie.read(np.array([ledger_id], np.int64), np.array([entry_id], np.int64), _ONE_ENTRY_BYTES)
     code = Code(int(part.codes[0]))
     return code, part.entries.entry(0) if code is Code.OK and part.entries is not None else None
 
 
 def _send(
-    connection: NativeConnection,
+    context: RequestContext,
     poll: LongPoll,
     begun: float,
     code: Code,
@@ -116,5 +115,5 @@ def _send(
         body.maxLAC = max_lac
     if updated_ms is not None:
         body.lacUpdateTimestamp = updated_ms
-    connection.answers.send(frame(answer.SerializeToString()))
-    connection.observe_codes("long_poll", code, 1, begun)
+    context.answers.send(frame(answer.SerializeToString()))
+    context.observe_codes("long_poll", code, 1, begun)

@@ -1,71 +1,52 @@
-"""What the native front end does with v3 requests. Rules: compatibility.md §1.7–§1.9.
+"""Handles v3 requests. Rules: compatibility.md §1.7–§1.9.
 
-Neighbouring adds of a receive go to storage together, and so do neighbouring plain reads (runs_v3.py). Nothing of
-a protobuf request is kept while it waits but the numbers that its answer needs.
+Neighbouring adds of a receive go to storage together, and so do neighbouring plain reads (request_runs_v3.py). While a
+protobuf request waits, only the numbers that its answer needs are kept.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from bk_spark.protocol.arrays import Int32s, Int64s
 from bk_spark.protocol.codes import NO_ENTRY, Code
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
-from bk_spark.protocol.wire import wire_v3
+from bk_spark.protocol.wire import answer_frames_v3, wire_v3
+from bk_spark.protocol.wire.answer_frames_v3 import BODIES, response, response_about, status
 from bk_spark.protocol.wire.framing import Frames, frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
-from bookie_server.bookie import Bookie
+from bk_spark.protocol.wire.request_runs_v3 import AddRunV3, ReadRunV3, is_worth_it, segments, uniform_run
 from bookie_server.net.common.receiving import part
-from bookie_server.net.native import answers_v3
-from bookie_server.net.native.answers_v3 import BODIES, response, response_about, status
+from bookie_server.net.native.gathered_v3 import AddsV3, GatheredAdds
 from bookie_server.net.native.inquiries_v3 import answer_info, answer_list, answer_read_lac
 from bookie_server.net.native.long_polls import LongPoll, answer_long_poll, read_one
+from bookie_server.net.native.request_context import RequestContext
 from bookie_server.net.native.requests_v2 import AUTH_DISABLED, READ_ROUND_BYTES, RUNS_PER_TURN, distinct_ledgers
-from bookie_server.net.native.runs_v3 import AddsV3, GatheredAdds, ReadsV3, is_worth_it, segments, uniform_run
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 
-if TYPE_CHECKING:
-    from bookie_server.net.native.connection import NativeConnection
-
 _LOG: Final = logging.getLogger(__name__)
-#: Adds and plain reads that came one by one and cost as much as one other request.
+#: This many adds or plain reads that arrive one by one cost as much as one other request.
 _PER_RUN: Final = 8
-
-
-def are_v3(frames: Frames) -> npt.NDArray[np.bool_]:
-    """Which frames, none of them empty, can only be v3: v2 frames begin with a version, v3 with a protobuf field.
-
-    The field is the header mostly; Apache's codec may put one with a two-byte tag before it.
-    """
-    data = np.frombuffer(frames.data, np.uint8)
-    first = data[frames.starts]
-    is_v3: npt.NDArray[np.bool_] = first == wire_v3.FIRST_BYTE
-    if not is_v3.all() and (first >= 0x80).any():
-        long_enough = frames.lengths > 1
-        second = data[np.where(long_enough, frames.starts + 1, 0)]
-        is_v3 |= (first >= 0x80) & long_enough & ((second == 0x06) | (second == 0x0C))
-    return is_v3
 
 
 class RequestsV3:
     """Handles the v3 frames of one connection."""
 
-    def __init__(self, connection: NativeConnection, bookie: Bookie) -> None:
-        self._connection = connection
-        self._bookie = bookie
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+        self._bookie = context.shared.bookie
         self._loop = asyncio.get_running_loop()
         self._adds: GatheredAdds | None = None
-        self._reads: ReadsV3 | None = None
+        self._reads: ReadRunV3 | None = None
 
     def handle(self, frames: Frames) -> int:
-        """How many of the first frames were handled: not all, where they are requests of many kinds.
+        """Handle some of ``frames`` and return how many: not all if they are requests of many kinds.
 
-        Raises WireFormatError; what came before the bad frame is done.
+        Raises WireFormatError after the frames before the bad one are handled.
         """
         at = cost = 0
         try:
@@ -82,7 +63,7 @@ class RequestsV3:
                         self._run(run)
                         if is_worth_it(len(run.txn_ids), int(frames.lengths[last - 1])):
                             continue
-                    # Frames of one size, and yet each different: looking for a run again soon would be in vain.
+                    # These frames have one size but differ, so the next ones are probably no run either.
                     end = min(last, at + (one_by_one if alike else RUNS_PER_TURN))
                     for body in part(frames, at, end):
                         cost += self._one(wire_v3.parse_request(body))
@@ -91,14 +72,14 @@ class RequestsV3:
             self._flush()
         return at
 
-    def _run(self, run: AddsV3 | ReadsV3) -> None:
-        if isinstance(run, AddsV3):
-            self._add(run)
+    def _run(self, run: AddRunV3 | ReadRunV3) -> None:
+        if isinstance(run, AddRunV3):
+            self._add(AddsV3.of(run))
         else:
             self._read(run)
 
     def _one(self, request: pb.Request) -> int:
-        """Handle one request, or gather it with its neighbours; its cost."""
+        """Handle one request, or gather it with its neighbours. Return its cost."""
         header = request.header
         operation = header.operation
         if header.version == pb.VERSION_THREE:
@@ -119,7 +100,7 @@ class RequestsV3:
         return _PER_RUN
 
     def _dispatch(self, request: pb.Request) -> None:
-        header, connection, bookie = request.header, self._connection, self._bookie
+        header, context = request.header, self._context
         operation, txn_id = header.operation, header.txnId
         if operation == pb.AUTH and request.HasField("authRequest"):
             answer = pb.Response(header=_copied(header), status=pb.EOK)
@@ -132,26 +113,26 @@ class RequestsV3:
         elif header.version != pb.VERSION_THREE:
             self._refuse(request, Code.BAD_VERSION)
         elif operation == pb.ADD_ENTRY:
-            self._refuse(request, Code.BAD_REQUEST)  # its body is no stored entry
+            self._refuse(request, Code.BAD_REQUEST)  # its body is not a stored entry
         elif operation == pb.READ_ENTRY:
             self._special_read(request)
         elif operation == pb.WRITE_LAC:
             self._write_lac(txn_id, request.writeLacRequest)
         elif operation == pb.FORCE_LEDGER:
             self._force(txn_id, request.forceLedgerRequest.ledgerId)
-        elif not connection.reads.allowed(1):
+        elif not context.reads.allowed(1):
             self._refuse(request, Code.TOO_MANY_REQUESTS)
         else:
             begun = self._loop.time()
             if operation == pb.READ_LAC:
                 ledger_id = request.readLacRequest.ledgerId
-                connection.reads.add(1, lambda: answer_read_lac(connection, bookie, txn_id, ledger_id, begun))
+                context.reads.add(1, lambda: answer_read_lac(context, txn_id, ledger_id, begun))
             elif operation == pb.GET_BOOKIE_INFO:
                 requested = request.getBookieInfoRequest.requested
-                connection.reads.add(1, lambda: answer_info(connection, txn_id, requested, begun))
+                context.reads.add(1, lambda: answer_info(context, txn_id, requested, begun))
             else:
                 ledger_id = request.getListOfEntriesOfLedgerRequest.ledgerId
-                connection.reads.add(1, lambda: answer_list(connection, bookie, txn_id, ledger_id, begun))
+                context.reads.add(1, lambda: answer_list(context, txn_id, ledger_id, begun))
 
     # --- adds --------------------------------------------------------------------------------------
 
@@ -164,22 +145,22 @@ class RequestsV3:
         self._adds.append(header.txnId, add.ledgerId, add.entryId, body)
 
     def _add(self, adds: AddsV3) -> None:
-        connection, count = self._connection, len(adds.txn_ids)
-        allowed = connection.adds_allowed(count)
+        context, count = self._context, len(adds.txn_ids)
+        allowed = context.adds_allowed(count)
         if allowed < count:
             rest = slice(allowed, count)
             ids = adds.txn_ids[rest], adds.ledger_ids[rest], adds.entry_ids[rest]
-            connection.answers.send(answers_v3.add_answers(*ids, Code.TOO_MANY_REQUESTS))
-            connection.observe_codes("add", Code.TOO_MANY_REQUESTS, count - allowed, self._loop.time())
+            context.answers.send(answer_frames_v3.add_answers(*ids, Code.TOO_MANY_REQUESTS))
+            context.observe_codes("add", Code.TOO_MANY_REQUESTS, count - allowed, self._loop.time())
             if not allowed:
                 return
             adds = adds.first(allowed)
         txn_ids, ledger_ids, entry_ids = adds.txn_ids, adds.ledger_ids, adds.entry_ids
 
         def answer(codes: Code | Int32s) -> None:
-            connection.answers.send(answers_v3.add_answers(txn_ids, ledger_ids, entry_ids, codes))
+            context.answers.send(answer_frames_v3.add_answers(txn_ids, ledger_ids, entry_ids, codes))
 
-        connection.add(
+        context.add(
             adds.records, adds.master_key, recovery=adds.recovery, high_priority=adds.high_priority, answer=answer
         )
 
@@ -190,7 +171,7 @@ class RequestsV3:
         if self._adds is not None or (self._reads is not None and self._reads.high_priority != high_priority):
             self._flush()
         if self._reads is None:
-            self._reads = ReadsV3(high_priority, [], [], [])
+            self._reads = ReadRunV3(high_priority, [], [], [])
         reads = self._reads
         for column, number in (
             (reads.txn_ids, header.txnId),
@@ -201,76 +182,79 @@ class RequestsV3:
             column.append(number)
 
     def _flush(self) -> None:
-        """Hand on what was gathered."""
+        """Handle the gathered requests."""
         adds, self._adds = self._adds, None
         if adds is not None:
-            self._add(adds.run())
+            self._add(adds.all())
         reads, self._reads = self._reads, None
         if reads is not None:
             self._read(reads)
 
-    def _read(self, reads: ReadsV3) -> None:
-        connection, count, begun = self._connection, len(reads.txn_ids), self._loop.time()
+    def _read(self, reads: ReadRunV3) -> None:
+        context, count, begun = self._context, len(reads.txn_ids), self._loop.time()
         txn_ids = reads.txn_ids
-        if isinstance(txn_ids, list):  # unsigned ones; nothing is calculated with them here
+        if isinstance(txn_ids, list):  # they are unsigned; nothing is calculated with them
             txn_ids = np.array(txn_ids, np.uint64).view(np.int64)
         ledger_ids, entry_ids = np.asarray(reads.ledger_ids, np.int64), np.asarray(reads.entry_ids, np.int64)
-        if count == 1 and connection.may_answer_now and self._answer_now(txn_ids, ledger_ids, entry_ids, begun):
+        if count == 1 and context.may_answer_now and self._answer_now(txn_ids, ledger_ids, entry_ids, begun):
             return
-        allowed = connection.reads.allowed(count)
+        allowed = context.reads.allowed(count)
         if allowed < count:
             rest = slice(allowed, count)
             code = Code.TOO_MANY_REQUESTS
-            connection.answers.send(answers_v3.read_refusals(txn_ids[rest], ledger_ids[rest], entry_ids[rest], code))
-            connection.observe_codes("read", code, count - allowed, begun)
+            context.answers.send(answer_frames_v3.read_refusals(txn_ids[rest], ledger_ids[rest], entry_ids[rest], code))
+            context.observe_codes("read", code, count - allowed, begun)
             if not allowed:
                 return
             txn_ids, ledger_ids, entry_ids = txn_ids[:allowed], ledger_ids[:allowed], entry_ids[:allowed]
-        connection.reads.add(
+        context.reads.add(
             allowed,
             lambda: self._answer_reads(txn_ids, ledger_ids, entry_ids, begun),
             urgent=reads.high_priority,
         )
 
     def _answer_now(self, txn_ids: Int64s, ledger_ids: Int64s, entry_ids: Int64s, begun: float) -> bool:
-        """Answer one plain read if all it needs is in memory."""
+        """Answer one plain read if everything that it needs is in memory."""
         ledger_id, entry_id = int(ledger_ids[0]), int(entry_ids[0])
         descriptor = self._bookie.descriptor(ledger_id)
         if isinstance(descriptor, LedgerDescriptor) and not descriptor.lac_loaded:
             return False
         found = self._bookie.read_now(ledger_id, entry_id)
-        if found is None or not self._connection.answers.fits_now(len(found[1])):
+        if found is None or not self._context.answers.fits_now(len(found[1])):
             return False
         code, stored = found
         if code is Code.OK:
             lac = descriptor.last_add_confirmed if isinstance(descriptor, LedgerDescriptor) else NO_ENTRY
-            prefix = answers_v3.read_prefix(int(txn_ids[0]), ledger_id, entry_id, code, lac, len(stored))
-            self._connection.answers.send(prefix, stored)
+            prefix = answer_frames_v3.read_prefix(int(txn_ids[0]), ledger_id, entry_id, code, lac, len(stored))
+            self._context.answers.send(prefix, stored)
         else:
-            self._connection.answers.send(answers_v3.read_refusals(txn_ids, ledger_ids, entry_ids, code))
-        self._connection.observe_codes("read", code, 1, begun)
+            self._context.answers.send(answer_frames_v3.read_refusals(txn_ids, ledger_ids, entry_ids, code))
+        self._context.observe_codes("read", code, 1, begun)
         return True
 
     async def _answer_reads(self, txn_ids: Int64s, ledger_ids: Int64s, entry_ids: Int64s, begun: float) -> None:
-        connection = self._connection
+        context = self._context
         while len(entry_ids):
-            async with connection.answers.round(READ_ROUND_BYTES, distinct_ledgers(ledger_ids)) as limit:
+            async with context.answers.round(READ_ROUND_BYTES, distinct_ledgers(ledger_ids)) as limit:
                 part = await self._bookie.read(ledger_ids, entry_ids, limit)
                 count = len(part.codes)
                 ids = txn_ids[:count], ledger_ids[:count], entry_ids[:count]
                 failed = part.codes != Code.OK
                 if failed.any():
                     refused = ids[0][failed], ids[1][failed], ids[2][failed]
-                    connection.answers.send(answers_v3.read_refusals(*refused, part.codes[failed]))
+                    context.answers.send(answer_frames_v3.read_refusals(*refused, part.codes[failed]))
                     ids = ids[0][~failed], ids[1][~failed], ids[2][~failed]
-                if part.entries is not None and len(ids[0]):
+                found = part.entries
+                if found is not None and len(ids[0]):
                     lacs = await self._lacs(ids[1])
-                    connection.answers.send(*answers_v3.read_answers(*ids, lacs, part.entries))
-            connection.observe_codes("read", part.codes, count, begun)
+                    context.answers.send(
+                        *answer_frames_v3.read_answers(*ids, lacs, found.data, found.starts, found.sizes)
+                    )
+            context.observe_codes("read", part.codes, count, begun)
             txn_ids, ledger_ids, entry_ids = txn_ids[count:], ledger_ids[count:], entry_ids[count:]
 
     async def _lacs(self, ledger_ids: Int64s) -> Int64s:
-        """The last add confirmed known of each of ``ledger_ids``."""
+        """Return the known last add confirmed of each of ``ledger_ids``."""
         distinct, which = np.unique(ledger_ids, return_inverse=True)
         lacs = np.full(len(distinct), NO_ENTRY, np.int64)
         for i, ledger_id in enumerate(distinct.tolist()):
@@ -280,24 +264,24 @@ class RequestsV3:
         return lacs[which]
 
     def _special_read(self, request: pb.Request) -> None:
-        """A read that fences, or waits."""
-        connection, read, begun = self._connection, request.readRequest, self._loop.time()
+        """Handle a read that fences, or a long poll."""
+        context, read, begun = self._context, request.readRequest, self._loop.time()
         txn_id, ledger_id, entry_id = request.header.txnId, read.ledgerId, read.entryId
         if not read.HasField("flag") or read.flag != pb.ReadRequest.FENCE_LEDGER:
-            poll = LongPoll.of(request, connection.server.config.max_poll_ms)
+            poll = LongPoll.of(request, context.shared.config.max_poll_ms)
             if not poll.is_valid:
                 self._refuse(request, Code.BAD_REQUEST)
-            elif not connection.reads.may_poll:
+            elif not context.reads.may_poll:
                 self._refuse(request, Code.TOO_MANY_REQUESTS)
             else:
-                connection.reads.poll(lambda: answer_long_poll(connection, self._bookie, poll, begun))
+                context.reads.poll(lambda: answer_long_poll(context, poll, begun))
         elif not read.HasField("masterKey"):
             self._refuse(request, Code.UNAUTHORIZED)
-        elif not connection.reads.allowed(1):
+        elif not context.reads.allowed(1):
             self._refuse(request, Code.TOO_MANY_REQUESTS)
         else:
-            fence = connection.server.fences.fence(connection, ledger_id, read.masterKey)
-            connection.reads.add(
+            fence = context.shared.fences.fence(context, ledger_id, read.masterKey)
+            context.reads.add(
                 1, lambda: self._answer_fencing_read(txn_id, ledger_id, entry_id, fence, begun), urgent=True
             )
 
@@ -305,14 +289,14 @@ class RequestsV3:
         self, txn_id: int, ledger_id: int, entry_id: int, fence: asyncio.Future[Code], begun: float
     ) -> None:
         code, stored = await fence, None
-        async with self._connection.answers.round(1):
+        async with self._context.answers.round(1):
             if code is Code.OK:
                 code, stored = await read_one(self._bookie, ledger_id, entry_id)
             size = None if stored is None else len(stored)
-            self._connection.answers.send(answers_v3.read_prefix(txn_id, ledger_id, entry_id, code, None, size))
+            self._context.answers.send(answer_frames_v3.read_prefix(txn_id, ledger_id, entry_id, code, None, size))
             if stored is not None:
-                self._connection.answers.send(stored)
-        self._connection.observe_codes("fence", code, 1, begun)
+                self._context.answers.send(stored)
+        self._context.observe_codes("fence", code, 1, begun)
 
     # --- the rest ----------------------------------------------------------------------------------
 
@@ -322,16 +306,16 @@ class RequestsV3:
         def answer(code: Code) -> None:
             self._send(response_about(txn_id, pb.WRITE_LAC, code, ledger_id))
 
-        self._connection.write("write_lac", len(packet), self._bookie.write_lac(packet, write.masterKey), answer)
+        self._context.write("write_lac", len(packet), self._bookie.write_lac(packet, write.masterKey), answer)
 
     def _force(self, txn_id: int, ledger_id: int) -> None:
         def answer(code: Code) -> None:
             self._send(response_about(txn_id, pb.FORCE_LEDGER, code, ledger_id))
 
-        self._connection.write("force", 0, self._bookie.force(ledger_id), answer)
+        self._context.write("force", 0, self._bookie.force(ledger_id), answer)
 
     def _refuse(self, request: pb.Request, code: Code) -> None:
-        """Answer with the code alone, at the top and in the body."""
+        """Answer with only the code, in the envelope and in the body."""
         operation = request.header.operation
         asked, answered = BODIES[operation]
         answer = response(request.header.txnId, operation, code)
@@ -344,11 +328,11 @@ class RequestsV3:
         self._send(answer)
 
     def _send(self, answer: pb.Response) -> None:
-        self._connection.answers.send(frame(answer.SerializeToString()))
+        self._context.answers.send(frame(answer.SerializeToString()))
 
 
 def _copied(header: pb.BKPacketHeader) -> pb.BKPacketHeader:
-    """The request's header as Apache's bookie sends it back where it does not look into the request."""
+    """Return the request's header as Apache's bookie returns it for requests that it does not examine."""
     copied = pb.BKPacketHeader(version=header.version, operation=header.operation, txnId=header.txnId)
     if header.HasField("priority"):
         copied.priority = header.priority

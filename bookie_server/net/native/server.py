@@ -1,9 +1,9 @@
 """The native front end: Apache's wire protocols v2 and v3 over TCP, on one port.
 
-Requests are handled a receive at a time and answered a group at a time: one write per connection and batch.
-What peers can make the bookie hold is bounded, each in itself and all together (limits.py). At a bound the bookie
-stops reading from sockets; what has come nevertheless is answered with TOO_MANY_REQUESTS.
-Bytes that are no frame of the protocol close the connection, nothing else.
+The requests of one receive are handled together and answered together, with one write per connection and batch.
+Limits (limits.py) bound what each peer, and all peers together, can make the bookie hold. At a limit the bookie stops
+reading from sockets. Requests that it has already received are answered with TOO_MANY_REQUESTS. Only bytes that are not
+a valid frame close a connection.
 """
 
 from __future__ import annotations
@@ -17,31 +17,36 @@ from typing import Final
 
 from bookie_server.bookie import Bookie
 from bookie_server.net.common.connections import Connections
-from bookie_server.net.common.fair_slots import FairSlots
-from bookie_server.net.common.half_frames import HalfFrames
-from bookie_server.net.common.large_frames import LargeFrames
 from bookie_server.net.common.limits import FEW_CONNECTIONS, NetConfig, NoRequestTimes, RequestTimes, connection_limit
 from bookie_server.net.common.load import Load
 from bookie_server.net.common.loop_delay import LoopDelay
 from bookie_server.net.common.newcomers import Newcomer, Newcomers
-from bookie_server.net.common.receiving import CommonBuffer
-from bookie_server.net.common.turns import Turns
 from bookie_server.net.native.connection import PAUSED_BY_END, PAUSED_BY_LOAD, NativeConnection
-from bookie_server.net.native.fences import Fences
+from bookie_server.net.native.shared import Shared
 
 _LOG: Final = logging.getLogger(__name__)
-#: How often peers that do not move are looked for.
+#: How often to look for stalled peers.
 _LOOK_INTERVAL_S: Final = 0.5
-#: How long peers may take for their last answers.
+#: How long peers may take to read their last answers.
 _HANG_UP_TIMEOUT_S: Final = 5.0
-#: Refused connections are told of once in so many.
+#: One in so many refused connections is logged.
 _TELL_EVERY: Final = 1000
 
 
 class NativeServer:
-    """Serves ``bookie``. ``disk_space()`` gives free and total bytes of the ledgers' disks, None where they are not
-    known; ``times`` is told of each group of requests that was answered, ``on_loop_delay`` by how many seconds the
-    event loop is late."""
+    """Serves ``bookie``.
+
+    Parameters
+    ----------
+    disk_space
+        Returns free and total bytes of the ledgers' disks. None if they are unknown.
+    config
+        The limits.
+    times
+        Told of each group of requests when it is answered.
+    on_loop_delay
+        Called with the number of seconds by which the event loop is late.
+    """
 
     def __init__(
         self,
@@ -52,35 +57,21 @@ class NativeServer:
         times: RequestTimes | None = None,
         on_loop_delay: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        self.bookie = bookie
-        self.disk_space = disk_space
-        self.config = config
-        self.times: RequestTimes = times or NoRequestTimes()
+        self._config = config
         self.load = Load(config, self._load_changed, self._close_stalled, lambda: bookie.excess_bytes)
         bookie.on_room(self.load.look)
-        self.turns = Turns()
+        self.shared = Shared(bookie, config, self.load, times or NoRequestTimes(), disk_space)
         self._loop_delay = LoopDelay(on_loop_delay)
-        self.read_slots = FairSlots(config.read_slots)
-        self.fences = Fences(bookie)
-        #: One list of entries, which may be long, is made at a time.
-        self.list_slot = asyncio.Semaphore(1)
-        self.common_buffer = CommonBuffer(config.max_frame_bytes)
-        self.large_frames = LargeFrames(config.max_large_frames_bytes, config.stalled_frame_timeout_ms / 1000)
-        self.half_frames = HalfFrames(config.max_half_frames_bytes, config.frame_timeout_ms / 1000)
-        #: Requests that were answered with TOO_MANY_REQUESTS, connections that were not taken, and those that made way.
-        self.rejected_adds = 0
-        self.rejected_reads = 0
+        #: Connections that were refused, and those that were closed for new ones.
         self.rejected_connections = 0
         self.evicted_connections = 0
-        #: Connections that were closed since others waited for what they held.
-        self.stalled_peers = 0
         self._connections: Connections[NativeConnection] = Connections(
             connection_limit(config.max_connections), config.idle_before_eviction_ms / 1000
         )
         self._newcomers: Newcomers | None = None
         self._joining: set[asyncio.Task[object]] = set()
         self._look: asyncio.TimerHandle | None = None
-        #: No connection is taken any more; then, every one is hung up on.
+        #: No new connection is taken; then, all connections are being closed.
         self._ending = self._closing = False
         self._all_left = asyncio.Event()
 
@@ -92,7 +83,8 @@ class NativeServer:
         """Accept on ``listener``, a bound socket. Raises OSError."""
         if self._connections.limit < FEW_CONNECTIONS:
             _LOG.warning(
-                "only %d connections at a time: the limit of open files (ulimit -n) is low", self._connections.limit
+                "only %d connections at a time, because few files may be open; raise the limit (ulimit -n)",
+                self._connections.limit,
             )
         self._newcomers = Newcomers(listener, came=self._came, spoke=self._spoke, left=self._connections.remove)
         self._newcomers.start()
@@ -101,7 +93,7 @@ class NativeServer:
         self._look = loop.call_later(_LOOK_INTERVAL_S, self._look_around)
 
     async def close(self) -> None:
-        """Take no more connections and requests, answer the adds that were accepted, and hang up."""
+        """Take no more connections and requests, answer the accepted adds, and close all connections."""
         self._ending = True
         if self._look is not None:
             self._look.cancel()
@@ -114,31 +106,33 @@ class NativeServer:
         for connection in self._connections:
             connection.pause(PAUSED_BY_END)
         try:
-            await asyncio.wait_for(self.load.adds_answered(), self.config.close_timeout_ms / 1000)
+            await asyncio.wait_for(self.load.adds_answered(), self._config.close_timeout_ms / 1000)
         except TimeoutError:
-            _LOG.warning("%d adds were not answered in time", self.load.adds)
+            _LOG.warning(
+                "%d adds are unanswered after %d ms; their clients will retry them",
+                self.load.adds,
+                self._config.close_timeout_ms,
+            )
         self._closing = True
         for connection in self._connections:
             connection.hang_up()
         if self._connections:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._all_left.wait(), _HANG_UP_TIMEOUT_S)
-            for connection in self._connections:  # these do not take their answers
+            for connection in self._connections:  # these do not read their answers
                 connection.abort()
 
     def joins(self, connection: NativeConnection) -> bool:
-        """Whether the connection, whose transport is there now, was not given up meanwhile."""
+        """Whether the connection, whose transport now exists, was not given up meanwhile."""
         return not self._ending and connection in self._connections
 
     def active(self, connection: NativeConnection) -> None:
-        """``connection`` is in use."""
+        """Note that ``connection`` is in use."""
         self._connections.active(connection, asyncio.get_running_loop().time())
 
     def left(self, connection: NativeConnection) -> None:
+        """Note that ``connection`` is lost."""
         self._connections.remove(connection)
-        self.half_frames.end(connection)
-        self.large_frames.end(connection)
-        self.fences.forget(connection)
         if not self._connections and self._closing:
             self._all_left.set()
 
@@ -149,7 +143,7 @@ class NativeServer:
         return True
 
     def _spoke(self, newcomer: Newcomer) -> None:
-        connection = NativeConnection(self)
+        connection = NativeConnection(self.shared, self)
         self._connections.remove(newcomer)
         self._connections.add(connection)
         if self.load.full:
@@ -160,11 +154,14 @@ class NativeServer:
         joining.add_done_callback(self._joining.discard)
 
     def _has_room(self) -> bool:
-        """Whether one more connection may be taken, if need be in the place of an idle one."""
+        """Whether one more connection may be taken, if necessary in place of an idle one."""
         if not self._connections.full or self._evict():
             return True
         if self.rejected_connections % _TELL_EVERY == 0:
-            _LOG.warning("a connection was closed at once: %d others are in use", self._connections.limit)
+            _LOG.warning(
+                "a new connection was closed: %d others are in use; raise the limit of open files (ulimit -n)",
+                self._connections.limit,
+            )
         self.rejected_connections += 1
         return False
 
@@ -174,7 +171,7 @@ class NativeServer:
         if idlest is None:
             return False
         if self.evicted_connections % _TELL_EVERY == 0:
-            _LOG.warning("an idle connection was closed for a new one: there were %d already", self._connections.limit)
+            _LOG.warning("an idle connection was closed for a new one, because there were %d", self._connections.limit)
         self.evicted_connections += 1
         self._connections.remove(idlest)
         idlest.abort()
@@ -188,9 +185,12 @@ class NativeServer:
                 connection.resume(PAUSED_BY_LOAD)
 
     def _close_stalled(self) -> None:
-        """Hang up on peers that do not take their answers. Where reads of others wait for room, soon: on who stalls
-        longest first, until there will be room; where so many reads wait that others' may be refused, on all."""
-        now, config = asyncio.get_running_loop().time(), self.config
+        """Close connections whose peers do not read their answers.
+
+        If others' reads wait for room, this happens soon: the longest stalled peers go first, until there will be room.
+        If so many reads wait that others' may be refused, all stalled peers go.
+        """
+        now, config = asyncio.get_running_loop().time(), self._config
         wanted_bytes = 0 if self.load.has_room.is_set() else self.load.unsent_bytes - config.max_unsent_bytes // 2
         crowded = self.load.reads_bytes * 2 > config.max_waiting_reads_bytes
         stalled = [(connection.answers.stalled_since(now), connection) for connection in self._connections]
@@ -201,13 +201,15 @@ class NativeServer:
                 connection.abort_stalled()
 
     def _look_around(self) -> None:
-        """Hang up on peers that begin frames and do not finish them; and, where they are in the way of others, on
-        those that do not take their answers. And see whether there is room where nobody says it: since flushes fail,
-        adds are refused and memory is not waited for."""
+        """Close connections that do not finish their frames, and stalled ones if others wait for them.
+
+        Also look at the load: when flushes begin to fail, adds are refused and no longer wait for memory, but nothing
+        reports that there is room.
+        """
         loop = asyncio.get_running_loop()
         now = loop.time()
-        self.half_frames.expire(now)
-        self.large_frames.look(now)
+        self.shared.half_frames.expire(now)
+        self.shared.large_frames.look(now)
         self.load.look()
         if self.load.pressing:
             self._close_stalled()

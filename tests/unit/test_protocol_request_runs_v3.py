@@ -11,7 +11,8 @@ from bk_spark.protocol.wire import wire_v3
 from bk_spark.protocol.wire.add_frames_v3 import EntryPackagerV3
 from bk_spark.protocol.wire.framing import frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
-from bookie_server.net.native.runs_v3 import AddsV3, GatheredAdds, ReadsV3, segments, uniform_run
+from bk_spark.protocol.wire.request_runs_v3 import AddRunV3, ReadRunV3, segments, uniform_run
+from bookie_server.net.native.gathered_v3 import AddsV3, GatheredAdds
 from tests.support.bookie import KEY, stored
 from tests.support.wire import frames
 
@@ -29,14 +30,15 @@ def read(entry_id: int, ledger_id: int = 7) -> pb.Request:
     return pb.Request(header=header, readRequest=pb.ReadRequest(ledgerId=ledger_id, entryId=entry_id))
 
 
-def run(*requests: pb.Request) -> AddsV3 | ReadsV3 | None:
+def run(*requests: pb.Request) -> AddRunV3 | ReadRunV3 | None:
     received = frames(b"".join(frame(request.SerializeToString()) for request in requests))
     return uniform_run(received, 0, len(received))
 
 
-def assert_like(adds: AddsV3 | ReadsV3 | None, requests: list[pb.Request]) -> None:
+def assert_like(run: AddRunV3 | ReadRunV3 | None, requests: list[pb.Request]) -> None:
     """The run holds these and no others."""
-    assert isinstance(adds, AddsV3)
+    assert isinstance(run, AddRunV3)
+    adds = AddsV3.of(run)
     assert list(adds.txn_ids) == [request.header.txnId for request in requests]
     assert list(adds.ledger_ids) == [request.addRequest.ledgerId for request in requests]
     assert list(adds.entry_ids) == [request.addRequest.entryId for request in requests]
@@ -45,7 +47,7 @@ def assert_like(adds: AddsV3 | ReadsV3 | None, requests: list[pb.Request]) -> No
     for request in requests:
         body = request.addRequest.body
         gathered.append(request.header.txnId, request.addRequest.ledgerId, request.addRequest.entryId, body)
-    wanted = gathered.run().records
+    wanted = gathered.all().records
     assert bytes(adds.records.data) == bytes(wanted.data)
     for name in ("ledger_ids", "entry_ids", "last_adds_confirmed", "offsets"):
         assert getattr(adds.records, name).tolist() == getattr(wanted, name).tolist()
@@ -148,7 +150,7 @@ def test_reads(ours: bool) -> None:
         received = frames(b"".join(frame(read(i).SerializeToString()) for i in range(50)))
     requests = [wire_v3.parse_request(body) for body in received]
     reads = uniform_run(received, 0, 50)
-    assert isinstance(reads, ReadsV3)
+    assert isinstance(reads, ReadRunV3)
     assert list(reads.txn_ids) == [request.header.txnId for request in requests]
     assert (set(reads.ledger_ids), list(reads.entry_ids)) == ({7}, list(range(50)))
     fencing = read(1)
@@ -166,7 +168,7 @@ def test_random_bytes_in_the_place_of_messages() -> None:
             bad[at] = random.integers(0, 256)
         received = frames(bytes(bad) * 10)
         found = uniform_run(received, 0, 10)
-        if isinstance(found, AddsV3):
+        if isinstance(found, AddRunV3):
             requests = [wire_v3.parse_request(body) for body in received]
             assert_like(found, requests)
 

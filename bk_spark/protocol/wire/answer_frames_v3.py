@@ -1,18 +1,18 @@
-"""v3 answers as bytes. Source of the messages: compatibility.md §1.7, §1.8, §8.1.
+"""Builds a bookie's v3 answers. Source of the messages: compatibility.md §1.7, §1.8, §8.1.
 
-Answers to adds and reads are many and differ in ids only. Building a protobuf message for each costs more than all
-the rest, so they are put together here, and where they follow one another alike, with numpy:
+Answers to adds and reads are many and differ only in their ids. Building a protobuf message for each would cost more
+than all other work. So they are built here byte by byte, and runs of similar answers with numpy:
 
 ============================================= =============================================================
-bytes                                         what
+bytes                                         content
 ============================================= =============================================================
 4                                             frame length
 ``0A`` size ``08 03 10`` operation ``18`` id  ``Response.header``: version three, operation, transaction id
 ``10`` status                                 ``Response.status``
 ``AA 06`` (add), ``A2 06`` (read) size        ``addResponse``, ``readResponse``
-``08`` status ``10`` ledger ``18`` entry      of both
+``08`` status ``10`` ledger ``18`` entry      the first fields of both
 ``28`` LAC                                    ``maxLAC``, of a read that found its entry
-``22`` size, stored entry                     ``body``, the same
+``22`` size, stored entry                     ``body``, of a read that found its entry
 ============================================= =============================================================
 
 Rare answers are built with protobuf: :func:`response`.
@@ -27,18 +27,17 @@ from typing import Final, cast
 import numpy as np
 import numpy.typing as npt
 
-from bk_spark.protocol.arrays import Int32s, Int64s
+from bk_spark.protocol.arrays import Bytes, Int32s, Int64s
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.wire.framing import LENGTH_BYTES
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.varints import put_padded
-from bookie_server.net.native.requests_v2 import uniform_rows
-from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
+from bk_spark.protocol.wire.wire_v2 import uniform_rows
 
 _U32: Final = struct.Struct(">I")
 _ONE_BYTE: Final = [bytes((value,)) for value in range(0x80)]
-#: Fewer answers are not worth numpy's fixed costs.
+#: With fewer answers, numpy's fixed costs exceed the work.
 _VECTOR_MIN: Final = 12
 _ADD_TAG: Final = b"\xaa\x06"
 _READ_TAG: Final = b"\xa2\x06"
@@ -49,7 +48,7 @@ _VARINT_STEPS: Final = np.array([1 << 7 * size for size in range(1, 9)], np.int6
 
 
 def varint(value: int) -> bytes:
-    """``value`` (an int64 or uint64) as protobuf writes it."""
+    """Return ``value`` (an int64 or uint64) as protobuf writes it."""
     if 0 <= value < 0x80:
         return _ONE_BYTE[value]
     value &= 0xFFFF_FFFF_FFFF_FFFF
@@ -69,12 +68,12 @@ def status(code: Code) -> pb.StatusCode:
 
 
 def response(txn_id: int, operation: pb.OperationType, code: Code) -> pb.Response:
-    """An answer without a body."""
+    """Return an answer without a body."""
     header = pb.BKPacketHeader(version=pb.VERSION_THREE, operation=operation, txnId=txn_id)
     return pb.Response(header=header, status=status(code))
 
 
-#: Operations with a body of their own in the request, and the answer's.
+#: The fields of the request and of the answer that hold the body of each operation.
 BODIES: Final = {
     pb.READ_ENTRY: ("readRequest", "readResponse"),
     pb.ADD_ENTRY: ("addRequest", "addResponse"),
@@ -87,7 +86,7 @@ BODIES: Final = {
 
 
 def response_about(txn_id: int, operation: pb.OperationType, code: Code, ledger_id: int) -> pb.Response:
-    """An answer with its body's status and ledger."""
+    """Return an answer whose body has status and ledger."""
     answer = response(txn_id, operation, code)
     body = getattr(answer, BODIES[operation][1])
     body.status, body.ledgerId = status(code), ledger_id
@@ -103,7 +102,7 @@ def add_answers(
     entry_ids: Sequence[int] | Int64s,
     codes: Code | Int32s,
 ) -> bytes:
-    """Answers to adds, one behind the other."""
+    """Return answers to adds, joined."""
     columns = _columns(txn_ids, ledger_ids, entry_ids, codes)
     if columns is None:
         each = [codes] * len(txn_ids) if isinstance(codes, Code) else map(Code, codes.tolist())
@@ -141,7 +140,7 @@ def _add_answer(txn_id: int, ledger_id: int, entry_id: int, code: Code) -> bytes
 
 
 def read_refusals(txn_ids: Int64s, ledger_ids: Int64s, entry_ids: Int64s, codes: Code | Int32s) -> bytes:
-    """Answers to reads that bring no entry."""
+    """Return answers without an entry to reads."""
     each = [codes] * len(txn_ids) if isinstance(codes, Code) else map(Code, codes.tolist())
     return b"".join(
         read_prefix(txn_id, ledger_id, entry_id, code, None, None)
@@ -152,11 +151,18 @@ def read_refusals(txn_ids: Int64s, ledger_ids: Int64s, entry_ids: Int64s, codes:
 
 
 def read_answers(
-    txn_ids: Int64s, ledger_ids: Int64s, entry_ids: Int64s, lacs: Int64s, entries: StoredEntries
+    txn_ids: Int64s,
+    ledger_ids: Int64s,
+    entry_ids: Int64s,
+    lacs: Int64s,
+    stored: Bytes,
+    starts_at: Int64s,
+    sizes_bytes: Int64s,
 ) -> list[Buffer]:
-    """Answers to reads that found ``entries``."""
-    sizes, starts, data = entries.sizes.tolist(), entries.starts.tolist(), entries.data.data
-    rows = uniform_rows(entries) if len(sizes) >= _VECTOR_MIN else None
+    """Return answers to reads that found their entries. Entry ``i`` has ``sizes_bytes[i]`` bytes of ``stored``, from
+    ``starts_at[i]`` on."""
+    sizes, starts, data = sizes_bytes.tolist(), starts_at.tolist(), stored.data
+    rows = uniform_rows(stored, starts_at, sizes_bytes) if len(sizes) >= _VECTOR_MIN else None
     answers: list[Buffer] = []
     columns = (txn_ids, ledger_ids, entry_ids, lacs)
     for first, last in [(0, len(sizes))] if rows is None else _alike(columns):
@@ -182,7 +188,7 @@ def read_answers(
 def read_prefix(
     txn_id: int, ledger_id: int, entry_id: int, code: Code, max_lac: int | None, stored_bytes: int | None
 ) -> bytes:
-    """An answer to a read up to its stored entry of ``stored_bytes``, which follows; None: it brings no entry."""
+    """Return an answer to a read up to its stored entry of ``stored_bytes``, which follows. None: there is no entry."""
     header = _READ_HEADER + varint(txn_id)
     number = _STATUS_OF[code]
     body = b"\x08" + number + b"\x10" + varint(ledger_id) + b"\x18" + varint(entry_id)
@@ -207,7 +213,7 @@ def _columns(
     entry_ids: Sequence[int] | Int64s,
     codes: Code | Int32s,
 ) -> tuple[Int64s, Int64s, Int64s, Int64s] | None:
-    """As arrays, where there are enough and all ids are numbers that varints of 9 bytes hold."""
+    """Return the columns as arrays. None if there are few answers, or an id needs a varint of ten bytes."""
     if len(txn_ids) < _VECTOR_MIN:
         return None
     try:
@@ -221,7 +227,7 @@ def _columns(
 
 
 def _alike(columns: tuple[Int64s, Int64s, Int64s, Int64s]) -> Iterator[tuple[int, int]]:
-    """Half-open ranges of neighbours whose varints have equal sizes, and whose second and fourth columns are equal."""
+    """Yield half-open ranges of neighbours with varints of equal sizes, and equal second and fourth columns."""
     txns, seconds, entries, fourths = columns
     if int(txns.min()) < 0 or int(entries.min()) < 0:
         yield from ((i, i + 1) for i in range(len(txns)))

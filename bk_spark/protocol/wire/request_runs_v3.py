@@ -1,9 +1,8 @@
-"""Runs of v3 requests: adds and plain reads that follow one another, with their ids in arrays.
+"""Parses runs of v3 requests, for the bookie: consecutive adds or plain reads, with their ids in arrays.
 
-One client's adds of entries of one size differ in transaction id, entry id and stored entry only, and so do its
-reads. Where the first of them told where these lie, the rest is read as an array, after it was compared with
-the first; bodies are copied once, into the records. Whatever looks different is parsed with protobuf.
-Source of the messages: compatibility.md §1.7, §1.8, §8.1.
+One client's adds of entries of one size differ only in transaction id, entry id and stored entry, and so do its reads.
+The first request of a run shows where these are. The others are compared with it and then read as an array. Bodies are
+copied once. Any other request is parsed as protobuf. Source of the messages: compatibility.md §1.7, §1.8, §8.1.
 """
 
 from __future__ import annotations
@@ -15,52 +14,45 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bk_spark.protocol.arrays import Int64s
+from bk_spark.protocol.arrays import Bools, Int64s
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
-from bk_spark.protocol.wire.framing import LENGTH_BYTES, Frames, frame
+from bk_spark.protocol.wire.framing import LENGTH_BYTES, Frames
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.varints import INT64_BYTES, read_varints
-from bookie_server.net.native.requests_v2 import first_records
-from bookie_server.storage.records import Records, gather_int64
 
-#: Shorter runs are not worth numpy's fixed costs, unless their frames are very large: then it saves copying.
+#: With shorter runs, numpy's fixed costs exceed the work. Very large frames are worth it, because it saves a copy.
 _RUN_MIN: Final = 8
 _LARGE_FRAME_BYTES: Final = 512 * 1024
 _VARINT, _BYTES = 0, 2
 _HEADER_FIELD, _READ_FIELD, _ADD_FIELD = 1, 100, 101
-#: A field's number and what protobuf says of it: its first byte after the tag, its end, and its value if a number.
+#: For each field number: where the field starts after its tag, where it ends, and its value (-1 for bytes).
 Fields = dict[int, tuple[int, int, int]]
 _RECOVERY_ADD: Final = int(pb.AddRequest.RECOVERY_ADD)
 
 
 @dataclass(slots=True)
-class AddsV3:
-    """Adds with one master key and the same flags."""
+class AddRunV3:
+    """Adds with one master key and equal flags.
+
+    ``ledger_ids`` and ``entry_ids`` are the requests' own, for their answers. ``stored_ids``, of shape (count, 3), are
+    ledger id, entry id and last add confirmed of the stored entries. ``records`` and ``offsets`` are those of
+    :class:`wire_v2.AddRun`.
+    """
 
     master_key: bytes
     recovery: bool
     high_priority: bool
-    txn_ids: list[int] | Int64s
-    ledger_ids: list[int] | Int64s
-    entry_ids: list[int] | Int64s
-    records: Records
-
-    def first(self, count: int) -> AddsV3:
-        """The first ``count`` of them."""
-        return AddsV3(
-            self.master_key,
-            self.recovery,
-            self.high_priority,
-            self.txn_ids[:count],
-            self.ledger_ids[:count],
-            self.entry_ids[:count],
-            first_records(self.records, count),
-        )
+    txn_ids: Int64s
+    ledger_ids: Int64s
+    entry_ids: Int64s
+    stored_ids: Int64s
+    records: memoryview
+    offsets: Int64s
 
 
 @dataclass(slots=True)
-class ReadsV3:
-    """Plain reads, of one priority."""
+class ReadRunV3:
+    """Plain reads with one priority."""
 
     high_priority: bool
     txn_ids: list[int] | Int64s
@@ -68,28 +60,8 @@ class ReadsV3:
     entry_ids: list[int] | Int64s
 
 
-class GatheredAdds:
-    """Adds that came one by one, to be stored together."""
-
-    def __init__(self, master_key: bytes, recovery: bool, high_priority: bool) -> None:
-        self.kind = master_key, recovery, high_priority
-        self._txn_ids: list[int] = []
-        self._ledger_ids: list[int] = []
-        self._entry_ids: list[int] = []
-        self._bodies: list[bytes] = []
-
-    def append(self, txn_id: int, ledger_id: int, entry_id: int, body: bytes) -> None:
-        self._txn_ids.append(txn_id)
-        self._ledger_ids.append(ledger_id)
-        self._entry_ids.append(entry_id)
-        self._bodies.append(body)
-
-    def run(self) -> AddsV3:
-        return AddsV3(*self.kind, self._txn_ids, self._ledger_ids, self._entry_ids, _records(self._bodies))
-
-
 def segments(frames: Frames) -> Iterator[tuple[int, bool]]:
-    """``frames`` in parts: where each ends, and whether it is of frames of equal size that may be a run."""
+    """Cut ``frames`` into parts. Yield where each ends, and whether its frames have equal sizes and may be a run."""
     cuts = [*(np.flatnonzero(np.diff(frames.lengths)) + 1).tolist(), len(frames)]
     first = between = 0
     for last, size in zip(cuts, frames.lengths[np.array(cuts) - 1].tolist(), strict=True):
@@ -104,13 +76,15 @@ def segments(frames: Frames) -> Iterator[tuple[int, bool]]:
 
 
 def is_worth_it(count: int, frame_bytes: int) -> bool:
-    """Whether a run of ``count`` frames is faster done as one."""
+    """Return whether a run of ``count`` frames is faster parsed as an array."""
     return count >= _RUN_MIN or frame_bytes >= _LARGE_FRAME_BYTES
 
 
-def uniform_run(frames: Frames, first: int, last: int) -> AddsV3 | ReadsV3 | None:
-    """The adds or plain reads that ``frames`` ``first`` … ``last`` - 1, which are of equal size, begin with: all that
-    are like the first; None where there is no use in that, or the first is anything unusual."""
+def uniform_run(frames: Frames, first: int, last: int) -> AddRunV3 | ReadRunV3 | None:
+    """Return the run at the beginning of ``frames`` ``first`` … ``last`` - 1, which must have equal sizes.
+
+    None if an array is not worth it, or if the first frame is anything but a usual add or a plain read.
+    """
     count, size = last - first, int(frames.lengths[first])
     if not is_worth_it(count, size):
         return None
@@ -124,7 +98,7 @@ def uniform_run(frames: Frames, first: int, last: int) -> AddsV3 | ReadsV3 | Non
         return None
     if not all(_is_number(header, field) for field in header):
         return None
-    # The frames of one receive lie one behind the other.
+    # The frames of one receive are consecutive.
     stride = size + LENGTH_BYTES
     data = np.frombuffer(frames.data, np.uint8)
     rows = np.lib.stride_tricks.as_strided(data[start:], (count, size), (stride, 1), writeable=False)
@@ -138,7 +112,7 @@ def uniform_run(frames: Frames, first: int, last: int) -> AddsV3 | ReadsV3 | Non
 
 def _adds(
     one: memoryview, rows: npt.NDArray[np.uint8], header: Fields, add: Fields | None, high_priority: bool
-) -> AddsV3 | None:
+) -> AddRunV3 | None:
     if add is None or not {1, 2, 3, 4} <= add.keys() <= {1, 2, 3, 4, 5, 100}:
         return None
     numbers = all(_is_number(add, field) for field in add if field not in (3, 4))
@@ -157,19 +131,20 @@ def _adds(
     table[:, LENGTH_BYTES:] = rows[:, body_at:body_end]
     ids = table[:, LENGTH_BYTES : LENGTH_BYTES + 24].copy().view(">i8").astype(np.int64)
     offsets = np.arange(count + 1, dtype=np.int64) * (LENGTH_BYTES + size)
-    data = table.reshape(-1).data
-    return AddsV3(
+    return AddRunV3(
         bytes(one[add[3][0] : add[3][1]]),
         100 in add,
         high_priority,
         read_varints(rows[:, slice(*header[3][:2])]),
         np.full(count, add[1][2], np.int64),
         read_varints(rows[:, slice(*add[2][:2])]),
-        Records(ids[:, 0].copy(), ids[:, 1].copy(), ids[:, 2].copy(), data, offsets),
+        ids,
+        table.reshape(-1).data,
+        offsets,
     )
 
 
-def _reads(rows: npt.NDArray[np.uint8], header: Fields, read: Fields | None, high_priority: bool) -> ReadsV3 | None:
+def _reads(rows: npt.NDArray[np.uint8], header: Fields, read: Fields | None, high_priority: bool) -> ReadRunV3 | None:
     if read is None or read.keys() != {1, 2} or not _is_number(read, 1) or not _is_number(read, 2):
         return None
     if not _small(header[3], read[2]):
@@ -177,7 +152,7 @@ def _reads(rows: npt.NDArray[np.uint8], header: Fields, read: Fields | None, hig
     alike = _alike(rows, [header[3][:2], read[2][:2]], 0)
     count = len(rows) if alike.all() else int(alike.argmin())
     rows = rows[:count]
-    return ReadsV3(
+    return ReadRunV3(
         high_priority,
         read_varints(rows[:, slice(*header[3][:2])]),
         np.full(count, read[1][2], np.int64),
@@ -185,19 +160,19 @@ def _reads(rows: npt.NDArray[np.uint8], header: Fields, read: Fields | None, hig
     )
 
 
-def _alike(rows: npt.NDArray[np.uint8], varying: list[tuple[int, int]], offset: int) -> npt.NDArray[np.bool_]:
-    """Which rows are like the first but for the ``varying`` varints, which must have the same sizes. Their positions
-    are of the frame, of which the rows begin at ``offset``."""
+def _alike(rows: npt.NDArray[np.uint8], varying: list[tuple[int, int]], offset: int) -> Bools:
+    """Return which rows equal the first apart from the ``varying`` varints, which must have equal sizes. Positions of
+    varints count from the start of the frame. The rows begin at ``offset`` in it."""
     width = rows.shape[1]
     mask = np.full(width, 0xFF, np.uint8)
     for start, end in varying:
         mask[max(0, min(width, start - offset)) : max(0, min(width, end - offset))] = 0x80
-    alike: npt.NDArray[np.bool_] = ((rows ^ rows[0]) & mask == 0).all(axis=1)
+    alike: Bools = ((rows ^ rows[0]) & mask == 0).all(axis=1)
     return alike
 
 
 def _small(*fields: tuple[int, int, int]) -> bool:
-    """Whether these varints are not of the longest kind, which negative numbers have."""
+    """Return whether no varint has ten bytes, as those of negative numbers have."""
     return all(end - start <= INT64_BYTES for start, end, _ in fields)
 
 
@@ -206,8 +181,8 @@ def _is_number(fields: Fields, field: int) -> bool:
 
 
 def _fields(data: memoryview, at: int, end: int) -> Fields | None:
-    """The fields of a message in ``data[at:end]``: (start, end, value), value -1 for bytes. None for anything but
-    numbers and bytes, for a field that comes twice, and for what is no message."""
+    """Return the fields of the message in ``data[at:end]``. None if it has other fields than numbers and bytes, if a
+    field is repeated, or if it is not a message."""
     fields: Fields = {}
     while at < end:
         tag, at = _varint(data, at, end)
@@ -228,7 +203,7 @@ def _fields(data: memoryview, at: int, end: int) -> Fields | None:
 
 
 def _varint(data: memoryview, at: int, end: int) -> tuple[int, int]:
-    """(value, position behind it); position -1 where there is none."""
+    """Return the value and the position after it, which is -1 if there is no varint."""
     value = shift = 0
     while at < end and shift < 70:
         byte = data[at]
@@ -238,13 +213,3 @@ def _varint(data: memoryview, at: int, end: int) -> tuple[int, int]:
             return value, at
         shift += 7
     return 0, -1
-
-
-def _records(bodies: list[bytes]) -> Records:
-    """Stored entries as records. Each has an entry header at least."""
-    sizes = np.array([len(body) for body in bodies], np.int64)
-    offsets = np.zeros(len(bodies) + 1, np.int64)
-    np.cumsum(sizes + LENGTH_BYTES, out=offsets[1:])
-    data = b"".join(map(frame, bodies))
-    ids = gather_int64(np.frombuffer(data, np.uint8), offsets[:-1] + LENGTH_BYTES, 3)
-    return Records(ids[:, 0].copy(), ids[:, 1].copy(), ids[:, 2].copy(), memoryview(data), offsets)

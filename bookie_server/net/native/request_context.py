@@ -1,0 +1,139 @@
+"""What the handlers of one connection's requests use: its answers, its waiting adds and reads, and what is shared."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from bk_spark.protocol.arrays import Int32s
+from bk_spark.protocol.codes import Code
+from bookie_server.net.common.limits import REQUEST_BYTES
+from bookie_server.net.common.read_queue import ReadQueue
+from bookie_server.net.native.answers import Answers
+from bookie_server.net.native.shared import Shared
+from bookie_server.storage.records import Records
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class RequestContext:
+    """Belongs to the event loop.
+
+    Parameters
+    ----------
+    shared
+        What all connections share.
+    adds_changed, reads_changed
+        Called when the number of waiting adds or reads has changed.
+    failed
+        Called while an unexpected exception is being handled. Closes the connection.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        *,
+        adds_changed: Callable[[], None],
+        reads_changed: Callable[[], None],
+        failed: Callable[[], None],
+    ) -> None:
+        self.shared = shared
+        self.answers = Answers(shared.load, shared.read_slots, shared.config.answers_high_bytes)
+        self.reads = ReadQueue(shared.load, shared.config, self.answers.wait_taken, reads_changed, failed)
+        self.pending_adds = 0
+        self._loop = asyncio.get_running_loop()
+        self._adds_changed, self._failed = adds_changed, failed
+
+    def end(self) -> None:
+        """The connection is lost. Adds that were accepted go on without it."""
+        self.answers.end()
+        self.reads.cancel()
+        self.shared.fences.forget(self)
+        # The callbacks know the connection. Without them it is freed at once, not by a later search for cycles.
+        self._adds_changed, self._failed = _ignore, _log_failure
+
+    @property
+    def may_answer_now(self) -> bool:
+        """Whether a read may be answered at once: no earlier one waits, and the answers so far are few."""
+        return not self.reads.busy and self.answers.may_send_now
+
+    def adds_allowed(self, count: int) -> int:
+        """How many of ``count`` adds may wait beside those that do already. The others must be refused."""
+        most = self.shared.config.max_pending_adds
+        allowed = count if not most else max(0, min(count, most - self.pending_adds))
+        self.shared.load.rejected_adds += count - allowed
+        return allowed
+
+    def add(
+        self,
+        records: Records,
+        master_key: bytes,
+        *,
+        recovery: bool,
+        high_priority: bool,
+        answer: Callable[[Code | Int32s], None],
+    ) -> None:
+        """Let the bookie store ``records``. ``answer`` is called with its codes."""
+        count, size_bytes, begun = len(records), len(records.data) + REQUEST_BYTES, self._loop.time()
+        self._change_adds(count, size_bytes)
+        waiting = True
+
+        def done(codes: Code | Int32s) -> None:
+            nonlocal waiting
+            if not waiting:
+                return
+            waiting = False
+            self._change_adds(-count, -size_bytes)
+            try:
+                answer(codes)
+                self.observe_codes("add", codes, count, begun)
+            except Exception:  # called for one of many requests of a group; the others must not suffer
+                self._failed()
+
+        try:
+            self.shared.bookie.add(records, master_key, recovery=recovery, high_priority=high_priority, done=done)
+        except Exception:
+            done(Code.IO_ERROR)
+            raise
+
+    def write(self, kind: str, size_bytes: int, outcome: asyncio.Future[Code], answer: Callable[[Code], None]) -> None:
+        """Call ``answer`` with the outcome of a request of ``size_bytes`` that waits for a journal."""
+        load, size_bytes, begun = self.shared.load, size_bytes + REQUEST_BYTES, self._loop.time()
+        load.change_adds(0, size_bytes)
+
+        def done(outcome: asyncio.Future[Code]) -> None:
+            load.change_adds(0, -size_bytes)
+            try:
+                code = Code.IO_ERROR if outcome.cancelled() or outcome.exception() is not None else outcome.result()
+                answer(code)
+                self.observe_codes(kind, code, 1, begun)
+            except Exception:
+                self._failed()
+
+        outcome.add_done_callback(done)
+
+    def observe_codes(self, kind: str, codes: Code | Int32s, count: int, begun: float) -> None:
+        """Report ``count`` requests that arrived at ``begun`` and are answered now."""
+        seconds, times = self._loop.time() - begun, self.shared.times
+        failed = int(np.count_nonzero(codes)) if not isinstance(codes, Code) else 0 if codes is Code.OK else count
+        if failed < count:
+            times.observe(kind, count - failed, seconds, True)
+        if failed:
+            times.observe(kind, failed, seconds, False)
+
+    def _change_adds(self, count: int, size_bytes: int) -> None:
+        self.pending_adds += count
+        self.shared.load.change_adds(count, size_bytes)
+        self._adds_changed()
+
+
+def _ignore() -> None:
+    """Nobody has to be told: the connection is gone."""
+
+
+def _log_failure() -> None:
+    _LOG.exception("a request failed after its connection was lost")

@@ -1,0 +1,44 @@
+"""What all connections of the native front end share: the bookie, and everything that is bounded over all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from bookie_server.bookie import Bookie
+from bookie_server.net.common.fair_slots import FairSlots
+from bookie_server.net.common.half_frames import HalfFrames
+from bookie_server.net.common.large_frames import LargeFrames
+from bookie_server.net.common.limits import NetConfig, RequestTimes
+from bookie_server.net.common.load import Load
+from bookie_server.net.common.receiving import CommonBuffer
+from bookie_server.net.common.turns import Turns
+from bookie_server.net.native.fences import Fences
+
+
+class Shared:
+    """Belongs to the event loop. The parameters are those of NativeServer."""
+
+    def __init__(
+        self,
+        bookie: Bookie,
+        config: NetConfig,
+        load: Load,
+        times: RequestTimes,
+        disk_space: Callable[[], tuple[int, int] | None],
+    ) -> None:
+        self.bookie = bookie
+        self.config = config
+        self.load = load
+        self.times = times
+        self.disk_space = disk_space
+        self.turns = Turns()
+        self.read_slots = FairSlots(config.read_slots)
+        self.fences = Fences(bookie)
+        #: Lists of entries may be long, so one is made at a time.
+        self.list_slot = asyncio.Semaphore(1)
+        self.common_buffer = CommonBuffer(config.max_frame_bytes)
+        self.large_frames = LargeFrames(config.max_large_frames_bytes, config.stalled_frame_timeout_ms / 1000)
+        self.half_frames = HalfFrames(config.max_half_frames_bytes, config.frame_timeout_ms / 1000)
+        #: Connections that were closed because others waited for what they held.
+        self.stalled_peers = 0
