@@ -4,16 +4,37 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
-from bk_spark.bkctl.common import ExitStatus, json_value, offset, password, print_json, print_json_line
+from bk_spark.bkctl.common import (
+    ExitStatus,
+    bookie_id,
+    json_value,
+    offset,
+    password,
+    print_json,
+    print_json_line,
+    print_json_list,
+)
+from bk_spark.bkctl.logs import consent
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.protocol.metadata.ledger_metadata import LedgerState
+from bk_spark.log.formats.names import MADE_FOR
+from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError
+from bk_spark.protocol.metadata import ledger_metadata
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
+from bk_spark.protocol.metadata.ledger_paths import parse_layout
+
+#: The number of ledgers whose metadata are read at once.
+_AT_ONCE: Final = 256
 
 
 def add_commands(groups: Any) -> None:
-    ledger = groups.add_parser("ledger", help="one ledger").add_subparsers(required=True, metavar="show|read")
+    ledger = groups.add_parser("ledger", help="one ledger").add_subparsers(
+        required=True, metavar="show|read|list|delete"
+    )
     show = ledger.add_parser("show", help="its metadata")
     show.add_argument("ledger_id", type=offset, metavar="LEDGER")
     show.set_defaults(run=_show)
@@ -22,6 +43,16 @@ def add_commands(groups: Any) -> None:
     read.add_argument("--first", type=offset, default=0, metavar="ENTRY")
     read.add_argument("--last", type=offset, metavar="ENTRY", help="default: the last add confirmed")
     read.set_defaults(run=_read)
+    listing = ledger.add_parser("list", help="the ids of all ledgers, ascending")
+    listing.add_argument("--bookie", type=bookie_id, metavar="BOOKIE", help="only ledgers that name this bookie")
+    listing.add_argument("--state", choices=[state.name for state in LedgerState], help="only ledgers in this state")
+    listing.add_argument("--long", action="store_true", help="with state, entries, bytes and number of segments")
+    listing.set_defaults(run=_list)
+    delete = ledger.add_parser("delete", help="delete ledgers with all their entries")
+    delete.add_argument("ledger_ids", type=offset, metavar="LEDGER", nargs="+")
+    delete.add_argument("--force", action="store_true", help="even if a ledger belongs to a log")
+    consent.add_options(delete)
+    delete.set_defaults(run=_delete)
 
 
 def _show(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
@@ -65,4 +96,86 @@ def _read(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
             else:
                 sys.stdout.buffer.writelines((payload, b"\n"))
     sys.stdout.buffer.flush()
+    return ExitStatus.OK
+
+
+def _list(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
+    if not (options.long or options.json or options.bookie or options.state):
+        for ledger_id in client.list_ledgers():
+            print(ledger_id)
+        return ExitStatus.OK
+    records = (
+        _record(ledger_id, found)
+        for ledger_id, found in _all_metadata(client)
+        if isinstance(found, MetadataFormatError) or _is_wanted(found, options)
+    )
+    if options.json:
+        print_json_list(records)
+        return ExitStatus.OK
+    for one in records:
+        # Lines are printed as they come, because there may be a million.
+        names = ("ledger", "state", "entries", "length_bytes", "segments") if options.long else ("ledger",)
+        print(*("" if one[name] is None else one[name] for name in names), sep="\t")
+        if one["problem"]:
+            print(f"bkctl: ledger {one['ledger']}: {one['problem']}", file=sys.stderr)
+    return ExitStatus.OK
+
+
+def _all_metadata(client: BlockingClient) -> Iterator[tuple[int, LedgerMetadata | MetadataFormatError]]:
+    """Yield the metadata of all ledgers. Ledgers that are deleted meanwhile are left out."""
+    layout = client.zookeeper.get(f"{client.root}/LAYOUT")
+    if layout is None:
+        raise InvalidArgumentError(f"{client.root}/LAYOUT does not exist any more: the cluster was deleted")
+    manager = parse_layout(layout.data)
+    all_ids = client.list_ledgers()
+    while ids := list(islice(all_ids, _AT_ONCE)):
+        found = client.zookeeper.get_many([manager.ledger_path(client.root, ledger_id) for ledger_id in ids])
+        for ledger_id, node in zip(ids, found.values(), strict=True):
+            if node is not None:
+                try:
+                    yield ledger_id, ledger_metadata.decode(node.data)
+                except MetadataFormatError as error:
+                    yield ledger_id, error
+
+
+def _is_wanted(metadata: LedgerMetadata, options: argparse.Namespace) -> bool:
+    if options.state not in (None, metadata.state.name):
+        return False
+    return options.bookie is None or any(options.bookie in segment.ensemble for segment in metadata.segments)
+
+
+def _record(ledger_id: int, found: LedgerMetadata | MetadataFormatError) -> dict[str, Any]:
+    if isinstance(found, MetadataFormatError):
+        unknown = dict.fromkeys(("state", "entries", "length_bytes", "segments"))
+        return {"ledger": ledger_id} | unknown | {"problem": found.message}
+    closed = found.state is LedgerState.CLOSED
+    return {
+        "ledger": ledger_id,
+        "state": found.state.name,
+        "entries": found.last_entry_id + 1 if closed else None,
+        "length_bytes": found.length if closed else None,
+        "segments": len(found.segments),
+        "problem": None,
+    }
+
+
+def _delete(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
+    ledgers = {ledger_id: client.metadata(ledger_id) for ledger_id in options.ledger_ids}
+    for ledger_id, metadata in ledgers.items():
+        made_for = metadata.custom_metadata.get(MADE_FOR)
+        if made_for is not None and not options.force:
+            name = made_for.decode(errors="replace").partition(" ")[0]
+            raise InvalidArgumentError(
+                f"ledger {ledger_id} belongs to log {name}, which would lose its entries. Use bkctl log truncate or "
+                "bkctl log delete, or give --force"
+            )
+    named = ", ".join(f"{ledger_id} ({metadata.state.name})" for ledger_id, metadata in ledgers.items())
+    if not options.dry_run:
+        consent.require(options, f"ledgers {named} would be deleted with all their entries, for good")
+        for ledger_id in ledgers:
+            client.delete(ledger_id)
+    if options.json:
+        print_json({"dry_run": options.dry_run, "ledgers": list(ledgers)})
+    else:
+        print(f"{'would delete' if options.dry_run else 'deleted'} ledgers {named}")
     return ExitStatus.OK

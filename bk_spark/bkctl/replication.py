@@ -15,11 +15,23 @@ from bk_spark.bookie.replication.auditor_election import AuditorElection, Audito
 from bk_spark.bookie.replication.replication_switches import ReplicationSwitches
 from bk_spark.bookie.replication.under_replication_store import LedgerLock, UnderReplicationStore
 from bk_spark.protocol.errors import InvalidArgumentError
-from bk_spark.protocol.metadata.under_replication import MAX_RECOVERY_DELAY_S, Mark, check_layout
+from bk_spark.protocol.metadata.under_replication import MAX_RECOVERY_DELAY_S, Mark, PeriodicCheck, check_layout
 from bk_spark.settings.kinds import whole
 
 _NO_AUDITOR: Final = "no auditor is elected"
 _UNKNOWN: Final = "unknown"
+_CHECKS: Final = {
+    "all-ledgers": PeriodicCheck.ALL_LEDGERS,
+    "placement-policy": PeriodicCheck.PLACEMENT_POLICY,
+    "replicas": PeriodicCheck.REPLICAS,
+}
+_MEANINGS: Final = {
+    PeriodicCheck.ALL_LEDGERS: "the check of all ledgers' copies",
+    PeriodicCheck.PLACEMENT_POLICY: "the check whether copies lie as the placement policy wants",
+    PeriodicCheck.REPLICAS: "the check of the list of entries at each bookie",
+}
+#: A time so long ago that every check is due.
+_LONG_AGO_MS: Final = 0
 
 
 def add_commands(groups: Any) -> None:
@@ -44,6 +56,14 @@ def add_commands(groups: Any) -> None:
     trigger = groups.add_parser("triggeraudit", help="let the auditor look for lost bookies now")
     _add_dry_run(trigger)
     trigger.set_defaults(run=_trigger)
+
+    force = groups.add_parser(
+        "forceauditchecks", help="let the next auditor that starts do checks at once, instead of when they are due"
+    )
+    for option, check in _CHECKS.items():
+        force.add_argument(f"--{option}", action="append_const", dest="checks", const=check, help=_MEANINGS[check])
+    _add_dry_run(force)
+    force.set_defaults(run=_force_checks)
 
     delay = groups.add_parser(
         "lostbookierecoverydelay", help="how long the auditor waits for a lost bookie to return"
@@ -178,6 +198,22 @@ def _trigger(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
         print_json({"dry_run": options.dry_run, "auditor": auditor.bookie_id})
     else:
         print(f"{_asked(auditor, options)} to look for lost bookies now")
+    return ExitStatus.OK
+
+
+def _force_checks(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
+    if not options.checks:
+        raise InvalidArgumentError(f"no check is named: give {', '.join(f'--{option}' for option in _CHECKS)}")
+    if not options.dry_run:
+        UnderReplicationStore(client.zookeeper, client.root).prepare()
+        switches = ReplicationSwitches(client.zookeeper, client.root)
+        for check in options.checks:
+            switches.set_check_time_ms(check, _LONG_AGO_MS)
+    names = [name for name, check in _CHECKS.items() if check in options.checks]
+    if options.json:
+        print_json({"dry_run": options.dry_run, "checks": names})
+    else:
+        print(f"the next auditor {'would do' if options.dry_run else 'does'} at its start: {', '.join(names)}")
     return ExitStatus.OK
 
 

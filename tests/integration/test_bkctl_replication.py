@@ -14,6 +14,7 @@ from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.replication.auditor_election import AuditorElection
 from bk_spark.bookie.replication.replication_switches import RecoveryDelay, ReplicationSwitches
 from bk_spark.bookie.replication.under_replication_store import UnderReplicationStore
+from bk_spark.protocol.metadata.under_replication import PeriodicCheck
 
 B1, B2 = "b1:3181", "b2:3181"
 Run = Callable[..., tuple[int, str]]
@@ -176,6 +177,22 @@ def test_the_delay(run: Run, record: Callable[..., Any], zookeeper: ZooKeeper, l
     assert run("lostbookierecoverydelay", "set", "30") == (0, "the auditor is told to wait 30 s for a lost bookie\n")
     assert record("lostbookierecoverydelay", "set", "0") == {"dry_run": False, "seconds": 0, "seconds_before": 30}
     assert run("lostbookierecoverydelay", "get") == (0, "0\n")
+
+
+def test_checks_at_once(run: Run, record: Callable[..., Any], zookeeper: ZooKeeper, ledgers_root: str) -> None:
+    switches = ReplicationSwitches(zookeeper, ledgers_root)
+    status, printed = run("forceauditchecks")
+    assert (status, "give --all-ledgers, --placement-policy, --replicas" in printed) == (1, True)
+    status, printed = run("forceauditchecks", "--replicas", "--dry-run")
+    assert (status, printed) == (0, "the next auditor would do at its start: replicas\n")
+    assert zookeeper.exists(f"{ledgers_root}/underreplication") is None
+    for check in PeriodicCheck:
+        switches.set_check_time_ms(check, 1_800_000_000_000)
+    assert record("forceauditchecks", "--all-ledgers", "--replicas") == {
+        "dry_run": False,
+        "checks": ["all-ledgers", "replicas"],
+    }
+    assert [switches.check_time_ms(check) for check in PeriodicCheck] == [0, 1_800_000_000_000, 0]
 
 
 @pytest.mark.parametrize(
