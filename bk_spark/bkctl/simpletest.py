@@ -20,7 +20,9 @@ _FILLER: Final = b"simpletest " * 92
 
 
 def add_commands(groups: Any) -> None:
-    test = groups.add_parser("simpletest", help="write a ledger of 1 KB entries, read it, compare, and delete it")
+    test = groups.add_parser(
+        "simpletest", help="test the cluster by writing and reading a temporary ledger of 1 KB entries"
+    )
     quorum = argument(whole(1, 1_000))
     test.add_argument("--ensemble-size", type=quorum, default=3, metavar="N", help="%(default)s")
     test.add_argument("--write-quorum-size", type=quorum, default=2, metavar="N", help="%(default)s")
