@@ -169,4 +169,3 @@ class AdvWriteHandle(WrappedHandle[WriteHandle]):
                     await self._handle.append_many(run.payloads)
                 finally:
                     self._order.left(self._handle.last_add_pushed)
-                    self._runner.run()

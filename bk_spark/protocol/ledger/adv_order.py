@@ -161,7 +161,8 @@ class EntryOrder:
             self.waiting_entries += len(run.payloads)
             self.waiting_bytes += run.payloads.size_bytes
         if self._is_ready:
-            self._end_waits()
+            self._actions += [StopTimer(GapTimer(wait_id)) for wait_id in self._waits]
+            self._waits.clear()
 
     def ready(self) -> EntryRun | None:
         """Return all entries from the next id up to the first gap, or None if there are none. They stay until
@@ -188,7 +189,6 @@ class EntryOrder:
         self.waiting_entries -= count
         self.waiting_bytes -= run.payloads.size_bytes - rest.size_bytes
         self.next_entry_id = last_entry_id + 1
-        self._end_waits()
 
     @property
     def gap(self) -> range | None:
@@ -208,10 +208,6 @@ class EntryOrder:
     def _is_ready(self) -> bool:
         """Whether entries are in order and have not left."""
         return bool(self._runs) and self._runs[0].first == self.next_entry_id
-
-    def _end_waits(self) -> None:
-        self._actions += [StopTimer(GapTimer(wait_id)) for wait_id in self._waits]
-        self._waits.clear()
 
     def _check_new(self, runs: list[EntryRun]) -> None:
         for run in runs:
