@@ -17,7 +17,8 @@ from bk_spark.protocol.ledger.writer import WriterState
 from bk_spark.protocol.ledger.writer_ensemble import ChangeState
 from bk_spark.protocol.machine import EndedBy, Succeeded
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState, Segment
-from tests.support.ledgers import WriterUnderTest
+from bk_spark.protocol.quorum import Quorum
+from tests.support.ledgers import WriterUnderTest, ledger
 
 AWAY = MetadataUnavailableError("away")
 
@@ -79,6 +80,21 @@ def test_a_bookie_that_fails_before_all_is_acknowledged_is_replaced_first() -> N
     writer.answer("b4", 0)
     assert writer.proposals[-1].segments == (Segment(0, ("b1", "b4", "b3")),)
     assert (writer.proposals[-1].state, writer.versions) == (LedgerState.CLOSED, [0, 1])
+
+
+def test_closing_continues_after_a_change_that_lost_and_is_no_longer_needed() -> None:
+    writer = WriterUnderTest(ledger(Quorum(3, 3, 2), (0, "b1 b2 b5"), (1, "b1 b2 b3")), last_entry_id=0, length=9)
+    writer.add(1)
+    writer.fail("b1")
+    for bookie in ("b2", "b3"):
+        writer.answer(bookie, 1)
+    writer.search_is_slow()
+    writer.chosen({0: "b4"})
+    writer.close()
+    found = ledger(Quorum(3, 3, 2), (0, "b1 b2 b6"), (1, "b1 b2 b3"))
+    writer.conflict(found)
+    assert (writer.machine.state, len(writer.choices)) == (WriterState.CLOSING, 1)
+    assert writer.proposals[-1] == found.closed(1, writer.machine.length)
 
 
 def test_closing_drops_a_search_but_not_a_change_that_may_be_published() -> None:

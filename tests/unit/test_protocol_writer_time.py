@@ -161,6 +161,19 @@ def test_failed_bookies_are_left_also_by_what_ends_the_writer() -> None:
     assert writer.left == ["b3"]
 
 
+def test_bookies_that_stall_together_are_all_left_though_the_first_ends_the_writer() -> None:
+    writer = WriterUnderTest(deferred_sync=True, add_timeout_ms=800)
+    writer.add(1)
+    for bookie in ("b1", "b2"):
+        writer.answer(bookie, 0)
+    writer.add(1)
+    writer.answer("b1", 1)
+    tick(writer, 5)
+    assert (sorted(writer.left), writer.choices) == (["b2", "b3"], [])
+    # The outcome of a machine never changes.
+    assert str(writer.machine.error).startswith("bookie b3 failed; ")
+
+
 # --- the window ---------------------------------------------------------------------------------
 
 

@@ -125,7 +125,7 @@ class WriterPerformer:
 
     async def _choose(self, action: ChooseBookies) -> WriterEvent:
         search = AsyncRunner[SearchAction, SearchEvent, BookiesChosen | NoBookies](
-            replacement_search(action, self._machine.ensemble.members),
+            replacement_search(action, tuple(self._machine.ensemble.members)),
             self._perform_search,
             what=f"search for bookies of ledger {self._ledger_id}",
         )
