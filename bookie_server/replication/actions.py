@@ -10,12 +10,8 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bk_spark.protocol.errors import MetadataError, MetadataFormatError
+from bk_spark.protocol.errors import MetadataFormatError
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
-
-
-class VoteGoneError(MetadataError):
-    """The auditor's vote does not exist any more. Another bookie may be the auditor."""
 
 
 class Check(enum.Enum):
@@ -120,7 +116,7 @@ class LedgersRead:
 class MarkLedgers:
     """Mark ledgers as under-replicated, each with its missing bookies, if the znode ``proof`` exists.
 
-    Raises VoteGoneError if it does not.
+    Raises SessionLostError if it does not.
     """
 
     missing: Mapping[int, frozenset[str]]
@@ -162,7 +158,7 @@ class ProgressRead:
 
 @dataclass(frozen=True, slots=True)
 class WriteProgress:
-    """Raises VoteGoneError if ``proof`` does not exist."""
+    """Raises SessionLostError if ``proof`` does not exist."""
 
     check: Check
     after: int
@@ -171,7 +167,7 @@ class WriteProgress:
 
 @dataclass(frozen=True, slots=True)
 class EndCheck:
-    """Store the time of the check as Apache's auditor does, and delete its progress. Raises VoteGoneError."""
+    """Store the time of the check as Apache's auditor does, and delete its progress. Raises SessionLostError."""
 
     check: Check
     proof: str

@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bk_spark.protocol.errors import MetadataFormatError
+from bk_spark.protocol.errors import MetadataFormatError, SessionLostError
 from bk_spark.protocol.machine import EndedBy, StartTimer, StepMachine, StopTimer, Succeeded, TimerFired
 from bookie_server.replication.actions import (
     BookiesRead,
@@ -28,7 +28,6 @@ from bookie_server.replication.actions import (
     Step,
     StepDone,
     StepFailed,
-    VoteGoneError,
     Watch,
 )
 from bookie_server.replication.scans import BookieScan, ScanReport, ScanSettings, check_steps
@@ -301,7 +300,7 @@ class Auditor:
             self._start_timer(("check", check), self._settings.interval_ms(check))
 
     def _on_scan_failed(self, check: Check, error: Exception) -> None:
-        if isinstance(error, VoteGoneError):
+        if isinstance(error, SessionLostError):
             self._end(AuditorEnd.VOTE_GONE)
             return
         self.counters.failures += 1

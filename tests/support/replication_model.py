@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any
 
-from bk_spark.protocol.errors import MetadataFormatError
+from bk_spark.protocol.errors import MetadataFormatError, SessionLostError
 from bk_spark.protocol.machine import EndedBy, StartTimer, StepMachine, Succeeded, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, Segment
 from bk_spark.protocol.metadata.ledger_paths import LedgerManager
@@ -24,7 +24,6 @@ from bookie_server.replication.actions import (
     ReadLedgers,
     ReadProgress,
     SyncStore,
-    VoteGoneError,
     WriteProgress,
 )
 
@@ -113,7 +112,7 @@ class ReplicationModel:
 
     def _check_vote(self, proof: str) -> None:
         if proof not in self.votes:
-            raise VoteGoneError(f"{proof} does not exist")
+            raise SessionLostError(f"{proof} does not exist")
 
     def _children(self, path: str) -> list[str] | None:
         paths = [self.manager.ledger_path(ROOT, ledger_id) for ledger_id in self.ledgers]

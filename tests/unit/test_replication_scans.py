@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bk_spark.protocol.errors import MetadataFormatError, MetadataUnavailableError
+from bk_spark.protocol.errors import MetadataFormatError, MetadataUnavailableError, SessionLostError
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, Segment
 from bk_spark.protocol.metadata.ledger_paths import LedgerManager
 from bk_spark.protocol.metadata.replication_notes import (
@@ -23,7 +23,6 @@ from bookie_server.replication.actions import (
     CheckLedgers,
     MarkLedgers,
     ReadLedgers,
-    VoteGoneError,
     WriteProgress,
 )
 from bookie_server.replication.ledger_walk import LedgerWalk, ReadPace
@@ -224,7 +223,7 @@ def test_r4_an_auditor_without_its_vote_marks_nothing() -> None:
     model = ReplicationModel()
     model.ledgers = {1: ledger("b1")}
     model.votes.clear()
-    with pytest.raises(VoteGoneError):
+    with pytest.raises(SessionLostError):
         model.play(BookieScan(SETTINGS, lost("b1")).steps())
     assert not model.marks
     assert not model.ended

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from bk_spark.protocol.errors import MetadataUnavailableError
+from bk_spark.protocol.errors import MetadataUnavailableError, SessionLostError
 from bk_spark.protocol.machine import StartTimer, StepMachine, StopTimer, Succeeded, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, Segment, decode, encode
 from bk_spark.protocol.metadata.ledger_paths import LedgerManager
@@ -44,7 +44,6 @@ from bookie_server.replication.actions import (
     StepFailed,
     SyncStore,
     Vote,
-    VoteGoneError,
     VotesRead,
     Watch,
     WatchVote,
@@ -391,7 +390,7 @@ class Daemon:
     def _prove(self, proof: str, operations: list[TransactionOp]) -> None:
         """With an old session, a daemon may have opened another connection: only the proof protects."""
         if self.world.zk.read(proof) is None:
-            raise VoteGoneError(proof)
+            raise SessionLostError(proof)
         self.world.zk.transact([CheckOp(proof, -1), *operations])
 
     def _transact(self, operations: list[TransactionOp]) -> None:

@@ -1,0 +1,312 @@
+"""Performs the actions of the election and of the auditor."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine, Mapping
+from random import Random, SystemRandom
+from typing import Any, Final
+
+from bk_spark.bookie.metadata.cluster_clock import unix_time_ms
+from bk_spark.bookie.metadata.proven_changes import prove_and_change, put
+from bk_spark.bookie.metadata.zookeeper import WatchCallback
+from bk_spark.bookie.reading.performer import Performer, read_lac
+from bk_spark.bookie.replication.auditor_election import AuditorVote
+from bk_spark.bookie.runners import AsyncRunner
+from bk_spark.protocol.codes import NO_ENTRY, DigestType
+from bk_spark.protocol.entries.digest import digest_function
+from bk_spark.protocol.errors import BookKeeperError, MetadataFormatError, MetadataUnavailableError
+from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey
+from bk_spark.protocol.metadata import ledger_metadata
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
+from bk_spark.protocol.metadata.replication_notes import decode_progress, encode_progress, progress_path
+from bk_spark.protocol.metadata.under_replication import PeriodicCheck
+from bk_spark.protocol.metadata.znodes import DeleteOp, TransactionConflictError
+from bk_spark.protocol.replication.fragments import fragments_of
+from bk_spark.protocol.replication.ledger_check import CheckResult, LedgerCheck
+from bk_spark.protocol.replication.verification import key_of
+from bookie_server.replication.access import ReplicationAccess
+from bookie_server.replication.actions import (
+    BookiesRead,
+    Check,
+    CheckLedgers,
+    CheckTimeRead,
+    Children,
+    CookiesRead,
+    CreateVote,
+    DelayRead,
+    DisabledRead,
+    Done,
+    EndCheck,
+    LedgersChecked,
+    LedgersRead,
+    ListChildren,
+    MarkLedgers,
+    ProgressRead,
+    ReadCheckTime,
+    ReadCookies,
+    ReadFailed,
+    ReadLedgers,
+    ReadProgress,
+    ReadVotes,
+    ScanAction,
+    ScanEvent,
+    Step,
+    StepDone,
+    StepFailed,
+    SyncStore,
+    Vote,
+    VotesRead,
+    Watch,
+    WatchVote,
+    WithdrawVote,
+    WriteAuditor,
+    WriteProgress,
+)
+
+_READ_ONLY: Final = "readonly"
+#: How often a candidate looks for the vote before its own though no watch was called.
+_VOTE_POLL_S: Final = 60.0
+_CHECK_TIMES: Final = {
+    Check.LEDGERS: PeriodicCheck.ALL_LEDGERS,
+    Check.PLACEMENT: PeriodicCheck.PLACEMENT_POLICY,
+    Check.REPLICAS: PeriodicCheck.REPLICAS,
+}
+
+
+class ElectionPerformer:
+    """Performs the actions of the election."""
+
+    def __init__(self, access: ReplicationAccess) -> None:
+        self._access = access
+
+    def __call__(self, action: Any) -> Coroutine[Any, Any, Any]:
+        access = self._access
+        match action:
+            case ReadVotes():
+                return access.call(self._read_votes)
+            case CreateVote():
+                return self._done(access.call(access.election.vote, access.bookie_id))
+            case WithdrawVote(path):
+                return self._done(access.call(access.election.withdraw, _vote(path)))
+            case WatchVote(path):
+                return self._watch(path)
+            case WriteAuditor():
+                return self._done(access.call(self._write_auditor))
+        raise AssertionError(action)
+
+    async def _done(self, work: Coroutine[Any, Any, object]) -> Done:
+        await work
+        return Done()
+
+    def _read_votes(self) -> VotesRead:
+        access = self._access
+        access.zk.sync(access.election.paths.election)
+        session_id = access.zk.session_id
+        return VotesRead(
+            tuple(Vote(vote.path, vote.number, vote.session_id == session_id) for vote in access.election.votes())
+        )
+
+    def _write_auditor(self) -> None:
+        access = self._access
+        mine = access.election.vote(access.bookie_id)
+        access.election.write_auditor(access.bookie_id, proof=mine.path)
+
+    async def _watch(self, path: str) -> Done:
+        loop, gone = asyncio.get_running_loop(), asyncio.Event()
+        there = await self._access.call(
+            self._access.election.watch_vote, _vote(path), lambda _: loop.call_soon_threadsafe(gone.set)
+        )
+        if there:
+            try:
+                async with asyncio.timeout(_VOTE_POLL_S):
+                    await gone.wait()
+            except TimeoutError:
+                pass
+        return Done()
+
+
+def _vote(path: str) -> AuditorVote:
+    return AuditorVote(path, 0, None, 0)
+
+
+class AuditorPerformer:
+    """Performs the actions of the auditor.
+
+    Parameters
+    ----------
+    tell
+        Receives what the auditor watches.
+    verified_share
+        The share of entries that a check of all ledgers reads besides the first and last of each fragment.
+    """
+
+    def __init__(self, access: ReplicationAccess, tell: Callable[[Any], None], verified_share: float) -> None:
+        self._access = access
+        self._tell = tell
+        self._share = verified_share
+        self._random: Random = SystemRandom()
+        self._registered: frozenset[str] = frozenset()
+
+    def __call__(self, action: Any) -> Coroutine[Any, Any, Any]:
+        match action:
+            case Watch():
+                return self._watch()
+            case ReadCookies() | ReadCheckTime():
+                return self._read_once(action)
+            case Step(request_id, scan_action):
+                return self._step(request_id, scan_action)
+        raise AssertionError(action)
+
+    async def _watch(self) -> None:
+        access = self._access
+        async with asyncio.TaskGroup() as group:
+            group.create_task(access.follow(self._read_bookies, self._tell))
+            group.create_task(access.follow(lambda watch: DisabledRead(access.switches.is_disabled(watch)), self._tell))
+            group.create_task(access.follow(self._read_delay, self._tell))
+
+    def _read_bookies(self, watch: WatchCallback | None) -> BookiesRead:
+        zk, available = self._access.zk, f"{self._access.uri.root}/available"
+        writable = zk.children(available, watch)
+        if writable is None:
+            raise MetadataUnavailableError(f"{available} does not exist: no bookie was ever registered")
+        read_only = zk.children(f"{available}/{_READ_ONLY}", watch) or ()
+        # A bookie that changes its mode may be in neither list for a moment, so the first list is read again.
+        writable += zk.children(available) or []
+        self._registered = frozenset({*writable, *read_only} - {_READ_ONLY})
+        return BookiesRead(self._registered)
+
+    def _read_delay(self, watch: WatchCallback | None) -> DelayRead:
+        delay = self._access.switches.recovery_delay(watch)
+        return DelayRead(0, -1) if delay is None else DelayRead(delay.seconds * 1000, delay.version)
+
+    async def _read_once(self, action: ReadCookies | ReadCheckTime) -> CookiesRead | CheckTimeRead | ReadFailed:
+        access = self._access
+        try:
+            if isinstance(action, ReadCookies):
+                return CookiesRead(frozenset(await access.call(self._read_cookies)))
+            ended_ms = await access.call(access.switches.check_time_ms, _CHECK_TIMES[action.check])
+            return CheckTimeRead(action.check, None if ended_ms is None else max(0.0, unix_time_ms() - ended_ms))
+        except BookKeeperError as error:
+            return ReadFailed(action, error)
+
+    def _read_cookies(self) -> list[str]:
+        return self._access.zk.children(f"{self._access.uri.root}/cookies") or []
+
+    # --- scans ---
+
+    async def _step(self, request_id: int, action: ScanAction) -> StepDone | StepFailed:
+        try:
+            if isinstance(action, CheckLedgers):
+                return StepDone(request_id, await self._check(action))
+            return StepDone(request_id, await self._access.call(self._do, action))
+        except Exception as error:
+            return StepFailed(request_id, error)
+
+    def _do(self, action: ScanAction) -> ScanEvent:
+        """Blocking."""
+        access, zk, root = self._access, self._access.zk, self._access.uri.root
+        match action:
+            case SyncStore():
+                zk.sync(root)
+            case ListChildren(path):
+                return Children(zk.children(path))
+            case ReadLedgers(ledger_ids):
+                return LedgersRead(self._read_ledgers(list(ledger_ids)))
+            case MarkLedgers(missing, proof):
+                for ledger_id, bookies in missing.items():
+                    access.store.mark(ledger_id, sorted(bookies), proof=proof)
+            case ReadProgress(check):
+                found = zk.get(progress_path(root, check.value))
+                return ProgressRead(-1 if found is None else decode_progress(found.data))
+            case WriteProgress(check, after, proof):
+                data = encode_progress(after)
+                put(zk, progress_path(root, check.value), lambda _: data, proof)
+            case EndCheck(check, proof):
+                self._end_check(check, proof)
+            case _:
+                raise AssertionError(action)
+        return Done()
+
+    def _read_ledgers(self, ledger_ids: list[int]) -> Mapping[int, LedgerMetadata | MetadataFormatError]:
+        access = self._access
+        paths = {access.ledgers.manager.ledger_path(access.uri.root, each): each for each in ledger_ids}
+        found: dict[int, LedgerMetadata | MetadataFormatError] = {}
+        for path, node in access.zk.get_many(list(paths)).items():
+            if node is not None:
+                try:
+                    found[paths[path]] = ledger_metadata.decode(node.data)
+                except MetadataFormatError as error:
+                    found[paths[path]] = error
+        return found
+
+    def _end_check(self, check: Check, proof: str) -> None:
+        access = self._access
+        if check in _CHECK_TIMES:
+            access.switches.set_check_time_ms(_CHECK_TIMES[check], unix_time_ms(), proof=proof)
+        path = progress_path(access.uri.root, check.value)
+        if access.zk.exists(path) is not None:
+            try:
+                prove_and_change(access.zk, proof, [DeleteOp(path)])
+            except TransactionConflictError as conflict:
+                if conflict.reason != "NoNodeError":
+                    raise
+
+    # --- checks at bookies ---
+
+    async def _check(self, action: CheckLedgers) -> LedgersChecked:
+        bad: dict[int, frozenset[str]] = {}
+        unknown: dict[int, str] = {}
+
+        async def check(ledger_id: int, metadata: LedgerMetadata) -> None:
+            try:
+                result, members = await self._check_ledger(ledger_id, metadata, every=action.check is Check.REPLICAS)
+            except BookKeeperError as error:
+                unknown[ledger_id] = str(error)
+                return
+            if members:
+                bad[ledger_id] = members
+            elif result.unknown:
+                unknown[ledger_id] = "; ".join(
+                    reason for reasons in result.unknown.values() for reason in reasons.values()
+                )
+
+        async with asyncio.TaskGroup() as group:
+            for ledger_id, metadata in action.ledgers.items():
+                group.create_task(check(ledger_id, metadata))
+        return LedgersChecked(bad, unknown)
+
+    async def _check_ledger(
+        self, ledger_id: int, metadata: LedgerMetadata, *, every: bool
+    ) -> tuple[CheckResult, frozenset[str]]:
+        key = key_of(ledger_id, metadata) or LedgerKey(
+            ledger_id, DigestType.DUMMY, digest_function(DigestType.DUMMY, b"")
+        )
+        last_add_confirmed = NO_ENTRY
+        if metadata.state is not LedgerState.CLOSED:
+            last_add_confirmed = await read_lac(key, metadata, self._access.reads)
+        fragments = fragments_of(metadata, last_add_confirmed)
+        check = LedgerCheck(
+            ledger_id,
+            metadata,
+            fragments,
+            self._registered,
+            every=lambda fragment, bookie_id: every,
+            share=self._share,
+            random=self._random,
+            timeout_ms=self._access.session.config.read_timeout_ms,
+            request_ids=itertools.count(1),
+        )
+        runner: AsyncRunner[Any, Any, CheckResult] = AsyncRunner(
+            check, Performer(key, self._access.reads), what=f"check of ledger {ledger_id}"
+        )
+        try:
+            runner.run()
+            result = await runner.result()
+        finally:
+            await runner.stop()
+        members = {fragment.first_entry_id: fragment.ensemble for fragment in fragments}
+        return result, frozenset(
+            members[first][position] for first, positions in result.bad.items() for position in positions
+        )

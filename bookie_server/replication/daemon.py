@@ -1,0 +1,251 @@
+"""Self-healing as part of a process: sessions with ZooKeeper, each with an election, an auditor and a worker.
+
+A session of its own holds the vote and the locks. When it ends, everything of it ends at once, and another one begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import SystemRandom
+from typing import Any, Final
+
+from bk_spark.bookie.cluster_session import ClusterSession
+from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.metadata.zookeeper import LOST, ZooKeeper
+from bk_spark.bookie.runners import AsyncRunner
+from bk_spark.protocol.errors import BookKeeperError, SessionLostError
+from bk_spark.protocol.machine import StepMachine
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
+from bookie_server.replication.access import ReplicationAccess
+from bookie_server.replication.actions import SessionLost
+from bookie_server.replication.auditor import Auditor, AuditorEnd, AuditorSettings
+from bookie_server.replication.auditor_performer import AuditorPerformer, ElectionPerformer
+from bookie_server.replication.election import election_steps
+from bookie_server.replication.scans import ScanSettings
+from bookie_server.replication.worker import ReplicationWorker, WorkerSettings
+from bookie_server.replication.worker_performer import RepairLedger, WorkerPerformer
+
+_LOG: Final = logging.getLogger(__name__)
+#: The pause before a session that failed is followed by another one.
+_PAUSE_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationSettings:
+    """Settings of one process.
+
+    Parameters
+    ----------
+    uri
+        The cluster.
+    bookie_id
+        The name of this process in votes.
+    zk_timeout_ms
+        The session timeout requested from ZooKeeper.
+    lost_bookie_delay_s
+        What ``lostBookieRecoveryDelay`` is set to if it was never set.
+    reads_per_s
+        Requests to ZooKeeper that a scan sends per second, at most.
+    checked_at_once
+        Ledgers that are checked at their bookies at the same time.
+    verified_share
+        The share of entries that a check of all ledgers reads besides the first and last of each fragment.
+    auditor, worker
+        The machines' settings.
+    """
+
+    uri: MetadataServiceUri
+    bookie_id: str
+    zk_timeout_ms: int = 10_000
+    lost_bookie_delay_s: int = 0
+    reads_per_s: float = 1000
+    checked_at_once: int = 32
+    verified_share: float = 0.0
+    auditor: AuditorSettings = field(default_factory=AuditorSettings)
+    worker: WorkerSettings = field(default_factory=WorkerSettings)
+
+
+#: Makes what repairs a ledger in a session.
+MakeRepair = Callable[[ReplicationAccess], RepairLedger]
+
+
+class ReplicationDaemon:
+    """Runs auditor and worker until it is stopped. Event loop only."""
+
+    def __init__(self, settings: ReplicationSettings, make_repair: MakeRepair) -> None:
+        self._settings = settings
+        self._make_repair = make_repair
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        #: The machines of the current session, for metrics and operators.
+        self.auditor: Auditor | None = None
+        self.worker: ReplicationWorker | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self.run())
+
+    async def stop(self) -> None:
+        """Stop repairs, give locks and vote back, and end the session. Takes a bounded time."""
+        self._stopping.set()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def run(self) -> None:
+        """Run one session after another until :meth:`stop`."""
+        while not self._stopping.is_set():
+            try:
+                await self._session()
+            except BookKeeperError as error:
+                _LOG.warning("replication: %s; tried again in %.0f s", error, _PAUSE_S)
+            except Exception:
+                _LOG.exception("replication: unexpected error; tried again in %.0f s", _PAUSE_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PAUSE_S):
+                    await self._stopping.wait()
+
+    async def _session(self) -> None:
+        access = await self._open()
+        session = _Session(self._settings, access, self._make_repair(access), self)
+        loop = asyncio.get_running_loop()
+
+        def on_state(state: str) -> None:
+            if state == LOST:
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(session.lose)
+
+        access.zk.add_state_listener(on_state)
+        try:
+            await session.run(self._stopping)
+        finally:
+            self.auditor = self.worker = None
+            access.zk.remove_state_listener(on_state)
+            await access.close()
+
+    async def _open(self) -> ReplicationAccess:
+        opening = asyncio.ensure_future(asyncio.to_thread(self._connect))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # A thread cannot be cancelled. Let it finish, which takes a bounded time, and undo its work.
+            (access,) = await asyncio.gather(opening, return_exceptions=True)
+            if isinstance(access, ReplicationAccess):
+                await access.close()
+            raise
+
+    def _connect(self) -> ReplicationAccess:
+        settings = self._settings
+        zk = ZooKeeper(settings.uri.servers, session_timeout_ms=settings.zk_timeout_ms)
+        zk.start()
+        try:
+            session = ClusterSession.connect(settings.uri, ClientConfig(), zk)
+            access = ReplicationAccess(session, settings.uri, settings.bookie_id)
+            access.switches.init_recovery_delay(settings.lost_bookie_delay_s)
+        except BaseException:
+            zk.close()
+            raise
+        return access
+
+
+class _Session:
+    """What runs in one session with ZooKeeper."""
+
+    def __init__(
+        self,
+        settings: ReplicationSettings,
+        access: ReplicationAccess,
+        repair: RepairLedger,
+        daemon: ReplicationDaemon,
+    ) -> None:
+        self._settings = settings
+        self._access = access
+        self._daemon = daemon
+        self._lost = asyncio.Event()
+        self._worker = ReplicationWorker(settings.worker, SystemRandom())
+        self._performer = WorkerPerformer(access, repair, self._tell)
+        self._runner: AsyncRunner[Any, Any, Any] = AsyncRunner(self._worker, self._performer, what="replication worker")
+        daemon.worker = self._worker
+
+    def _tell(self, event: Any) -> None:
+        self._runner.handle(event)
+
+    def lose(self) -> None:
+        """The session has ended. Nothing is begun any more."""
+        self._runner.handle(SessionLost())
+        if self._daemon.auditor is not None:
+            self._daemon.auditor.handle(SessionLost())
+        self._lost.set()
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Run until the session is lost, or all has stopped in an orderly way. Raises what ended it otherwise."""
+        auditing = asyncio.ensure_future(self._audit())
+        working = asyncio.ensure_future(self._runner.result())
+        stop = asyncio.ensure_future(stopping.wait())
+        lost = asyncio.ensure_future(self._lost.wait())
+        self._runner.run()
+        try:
+            await asyncio.wait((auditing, working, stop, lost), return_when=asyncio.FIRST_COMPLETED)
+            if stop.done() and not self._lost.is_set():
+                await _cancel(auditing)
+                self._worker.drain()
+                self._runner.run()
+                await asyncio.wait((working, lost), return_when=asyncio.FIRST_COMPLETED)
+            for task in (auditing, working):
+                if task.done() and not task.cancelled():
+                    task.result()
+            if self._lost.is_set():
+                raise SessionLostError("the session with ZooKeeper has ended")
+        finally:
+            for task in (auditing, working, stop, lost):
+                await _cancel(task)
+            await self._performer.stop()
+            await self._runner.stop()
+
+    async def _audit(self) -> None:
+        """Vote, audit as long as the vote is there, and vote again."""
+        while True:
+            election: AsyncRunner[Any, Any, str] = AsyncRunner(
+                StepMachine(election_steps()), ElectionPerformer(self._access), what="election of the auditor"
+            )
+            try:
+                election.run()
+                vote = await election.result()
+            finally:
+                await election.stop()
+            _LOG.info("%s is the auditor: %s", self._access.bookie_id, vote)
+            end = await self._audit_with(vote)
+            _LOG.info("%s is no longer the auditor: %s", self._access.bookie_id, end.value)
+            if end is not AuditorEnd.VOTE_GONE:
+                return
+
+    async def _audit_with(self, vote: str) -> AuditorEnd:
+        settings, access = self._settings, self._access
+        scans = ScanSettings(
+            access.ledgers.manager,
+            settings.uri.root,
+            vote,
+            reads_per_s=settings.reads_per_s,
+            checked_at_once=settings.checked_at_once,
+        )
+        auditor = Auditor(settings.auditor, scans)
+
+        def tell(event: Any) -> None:
+            runner.handle(event)
+
+        performer = AuditorPerformer(access, tell, settings.verified_share)
+        runner: AsyncRunner[Any, Any, AuditorEnd] = AsyncRunner(auditor, performer, what="auditor")
+        self._daemon.auditor = auditor
+        try:
+            runner.run()
+            return await runner.result()
+        finally:
+            self._daemon.auditor = None
+            await runner.stop()
+
+
+async def _cancel(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,177 @@
+"""Performs the actions of the replication worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from random import SystemRandom
+from typing import Any, Final, Protocol
+
+from bk_spark.bookie.metadata.proven_changes import put
+from bk_spark.protocol.errors import BookKeeperError, NoNodeError
+from bk_spark.protocol.metadata.replication_notes import RepairFailure, reason_path
+from bk_spark.protocol.metadata.under_replication import Mark, locked_ledger
+from bk_spark.protocol.replication.actions import Gone, LockLost, NothingBad, Repaired, RepairResult, Unrepairable
+from bookie_server.replication.access import ReplicationAccess
+from bookie_server.replication.actions import DisabledRead
+from bookie_server.replication.worker_actions import (
+    Finish,
+    Lock,
+    Locked,
+    LocksRead,
+    MarksRead,
+    NoteReason,
+    NotLocked,
+    ReadLocks,
+    ReadMarks,
+    Release,
+    Released,
+    Repair,
+    RepairEnd,
+    RepairEnded,
+    StopRepair,
+    WatchSwitch,
+    WorkFailed,
+)
+
+_LOG: Final = logging.getLogger(__name__)
+#: Ledgers whose unreadable entries are remembered.
+_MAX_UNREADABLE: Final = 1_000
+
+
+class RepairLedger(Protocol):
+    """Repairs one ledger whose lock is held. ``unreadable`` are entries that an earlier repair could not read.
+
+    If it is cancelled, it ends when nothing of it is under way any more.
+    """
+
+    def __call__(self, ledger_id: int, mark: Mark, unreadable: frozenset[int]) -> Coroutine[Any, Any, RepairResult]: ...
+
+
+class WorkerPerformer:
+    """Performs the actions of a worker. ``tell`` receives what the worker watches."""
+
+    def __init__(self, access: ReplicationAccess, repair: RepairLedger, tell: Callable[[Any], None]) -> None:
+        self._access = access
+        self._repair_ledger = repair
+        self._tell = tell
+        #: The pages of marks being read.
+        self._pages: Iterator[dict[int, Mark]] = iter(())
+        #: The marks of locked ledgers, as read under the lock.
+        self._marks: dict[int, Mark] = {}
+        self._repairs: dict[int, asyncio.Task[RepairResult]] = {}
+        #: Entries that no bookie returned, by ledger.
+        self._unreadable: dict[int, frozenset[int]] = {}
+        self._random = SystemRandom()
+
+    def __call__(self, action: Any) -> Coroutine[Any, Any, Any] | None:
+        match action:
+            case WatchSwitch():
+                access = self._access
+                return access.follow(lambda watch: DisabledRead(access.switches.is_disabled(watch)), self._tell)
+            case StopRepair(ledger_id):
+                if (task := self._repairs.get(ledger_id)) is not None:
+                    task.cancel()
+                return None
+            case NoteReason():
+                return self._note(action)
+        return self._answered(action)
+
+    async def stop(self) -> None:
+        """Cancel all repairs and wait for their end."""
+        tasks = list(self._repairs.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _answered(self, action: Any) -> Any:
+        try:
+            return await self._do(action)
+        except Exception as error:
+            if not isinstance(error, BookKeeperError):
+                _LOG.exception("replication: %s failed", action)
+            return WorkFailed(action, error)
+
+    async def _do(self, action: Any) -> Any:
+        access, store = self._access, self._access.store
+        match action:
+            case ReadLocks():
+                names = await access.call(access.zk.children, store.paths.locks) or ()
+                return LocksRead(frozenset(each for name in names if (each := locked_ledger(name)) is not None))
+            case ReadMarks(first):
+                if first:
+                    self._pages = store.marks(rng=self._random)
+                page = await access.call(next, self._pages, None)
+                return MarksRead(tuple(page or ()), more=page is not None)
+            case Lock(ledger_id):
+                return await self._lock(ledger_id)
+            case Repair(ledger_id):
+                return await self._repair(ledger_id)
+            case Finish(ledger_id, version):
+                await access.call(self._finish, ledger_id, version)
+                return Released(ledger_id)
+            case Release(ledger_id):
+                await access.call(store.release, ledger_id)
+                return Released(ledger_id)
+        raise AssertionError(action)
+
+    async def _lock(self, ledger_id: int) -> Locked | NotLocked:
+        access = self._access
+        if not await access.call(access.store.lock, ledger_id, proof=access.proof):
+            return NotLocked(ledger_id)
+        mark = await access.call(access.store.read_mark, ledger_id)
+        if mark is None:
+            return Locked(ledger_id, None)
+        self._marks[ledger_id] = mark
+        return Locked(ledger_id, mark.version)
+
+    async def _repair(self, ledger_id: int) -> RepairEnded:
+        work = self._repair_ledger(ledger_id, self._marks.pop(ledger_id), self._unreadable.pop(ledger_id, frozenset()))
+        task = asyncio.get_running_loop().create_task(work)
+        self._repairs[ledger_id] = task
+        try:
+            result = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is not None and caller.cancelling():
+                task.cancel()
+                raise
+            return RepairEnded(ledger_id, RepairEnd.STOPPED)
+        finally:
+            del self._repairs[ledger_id]
+        match result:
+            case Repaired(fragments, entries, size_bytes):
+                _LOG.info(
+                    "ledger %d is repaired: %d fragments, %d entries, %d bytes",
+                    ledger_id, fragments, entries, size_bytes,
+                )  # fmt: skip
+                return RepairEnded(ledger_id, RepairEnd.REPAIRED)
+            case NothingBad():
+                return RepairEnded(ledger_id, RepairEnd.REPAIRED)
+            case Gone():
+                return RepairEnded(ledger_id, RepairEnd.GONE)
+            case LockLost():
+                return RepairEnded(ledger_id, RepairEnd.LOCK_LOST)
+            case Unrepairable(reason):
+                if result.unreadable and len(self._unreadable) < _MAX_UNREADABLE:
+                    self._unreadable[ledger_id] = result.unreadable
+                return RepairEnded(ledger_id, RepairEnd.UNREPAIRABLE, reason)
+
+    def _finish(self, ledger_id: int, version: int) -> None:
+        """Blocking."""
+        access = self._access
+        with contextlib.suppress(NoNodeError):
+            access.zk.delete(reason_path(access.uri.root, ledger_id))
+        access.store.finish(ledger_id, version, proof=access.proof)
+
+    async def _note(self, note: NoteReason) -> None:
+        access = self._access
+        _LOG.warning(
+            "ledger %d cannot be repaired, attempt %d: %s; tried again after a pause",
+            note.ledger_id, note.attempts, note.reason,
+        )  # fmt: skip
+        path, data = reason_path(access.uri.root, note.ledger_id), RepairFailure(note.reason, note.attempts).encode()
+        with contextlib.suppress(BookKeeperError):
+            await access.call(put, access.zk, path, lambda _: data, access.proof)

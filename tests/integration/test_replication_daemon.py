@@ -1,0 +1,195 @@
+"""The daemon of self-healing on a real ZooKeeper. Bookies are registrations, and repairs are scripted here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from bk_spark.bookie.metadata.ledger_store import LedgerStore
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.bookie.replication.auditor_election import AuditorElection
+from bk_spark.bookie.replication.replication_switches import ReplicationSwitches
+from bk_spark.bookie.replication.under_replication_store import UnderReplicationStore
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.metadata.replication_notes import RepairFailure, reason_path
+from bk_spark.protocol.metadata.under_replication import Mark
+from bk_spark.protocol.replication.actions import NothingBad, RepairResult, Unrepairable
+from bookie_server.local import LocalCluster
+from bookie_server.replication.access import ReplicationAccess
+from bookie_server.replication.auditor import AuditorSettings
+from bookie_server.replication.daemon import ReplicationDaemon, ReplicationSettings
+from bookie_server.replication.worker import WorkerSettings
+from bookie_server.replication.worker_performer import RepairLedger
+from tests.support.replication_model import ledger
+from tests.support.zookeeper_sessions import expire
+
+BOOKIES = ("b1:1", "b2:1", "b3:1")
+
+
+class Cluster:
+    """Registrations, ledgers, and daemons whose repairs return ``result`` for each ledger."""
+
+    def __init__(self, zk_only: LocalCluster, zookeeper: ZooKeeper, root: str) -> None:
+        self.uri = MetadataServiceUri(zk_only.zookeepers[0].id, root, "hierarchical")
+        self.zk, self.root = zookeeper, root
+        self.store = UnderReplicationStore(zookeeper, root)
+        self.switches = ReplicationSwitches(zookeeper, root)
+        self.election = AuditorElection(zookeeper, root)
+        self.ledgers = LedgerStore(zookeeper, self.uri)
+        self.result: RepairResult | None = NothingBad()
+        self.tried: list[int] = []
+        self.sessions: list[ReplicationAccess] = []
+        self.cancelled: list[int] = []
+        for bookie in BOOKIES:
+            zookeeper.create(f"{root}/available/{bookie}", make_parents=True)
+            zookeeper.create(f"{root}/cookies/{bookie}", make_parents=True)
+
+    def make_repair(self, access: ReplicationAccess) -> RepairLedger:
+        self.sessions.append(access)
+
+        async def repair(ledger_id: int, mark: Mark, unreadable: frozenset[int]) -> RepairResult:
+            self.tried.append(ledger_id)
+            if self.result is None:
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    self.cancelled.append(ledger_id)
+                    raise
+            assert self.result is not None
+            return self.result
+
+        return repair
+
+    @contextlib.asynccontextmanager
+    async def daemon(self, bookie_id: str = "b1:1") -> AsyncIterator[ReplicationDaemon]:
+        settings = ReplicationSettings(
+            self.uri,
+            bookie_id,
+            auditor=AuditorSettings(ledgers_interval_ms=0),
+            worker=WorkerSettings(backoff_ms=100, longest_pause_ms=3_200),
+        )
+        daemon = ReplicationDaemon(settings, self.make_repair)
+        daemon.start()
+        try:
+            yield daemon
+        finally:
+            await daemon.stop()
+
+    async def lose(self, bookie: str) -> None:
+        await asyncio.to_thread(self.zk.delete, f"{self.root}/available/{bookie}")
+
+    def make_ledgers(self, *bookies: str, count: int = 1) -> list[int]:
+        return [self.ledgers.create(ledger(*bookies, closed=True))[0] for _ in range(count)]
+
+    def marks(self) -> dict[int, Mark]:
+        return {each: mark for page in self.store.marks() for each, mark in page.items()}
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(30):
+            while not await asyncio.to_thread(condition):
+                await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+def cluster(zk_only: LocalCluster, zookeeper: ZooKeeper, ledgers_root: str) -> Cluster:
+    return Cluster(zk_only, zookeeper, ledgers_root)
+
+
+def test_a_lost_bookies_ledgers_are_marked_and_repaired(cluster: Cluster) -> None:
+    async def run() -> None:
+        wanted, others = cluster.make_ledgers("b1:1", "b2:1", count=40), cluster.make_ledgers("b1:1", "b3:1")
+        async with cluster.daemon() as daemon:
+            await cluster.until(lambda: daemon.auditor is not None and bool(daemon.auditor.counters.reports))
+            assert daemon.auditor is not None
+            assert cluster.marks() == {}
+            await cluster.lose("b2:1")
+            await cluster.until(lambda: set(cluster.tried) == set(wanted))
+            await cluster.until(lambda: not cluster.marks() and not cluster.store.locks())
+            assert daemon.auditor.counters.ledgers_marked == 40
+            assert daemon.worker is not None
+            assert daemon.worker.counters.repaired == 40
+            assert not set(others) & set(cluster.tried)
+        assert not cluster.election.votes()
+        assert cluster.zk.children(f"{cluster.root}/underreplication/workers") == []
+
+    asyncio.run(run())
+
+
+def test_what_cannot_be_repaired_is_tried_again_with_its_reason_stored(cluster: Cluster) -> None:
+    async def run() -> None:
+        (lost,) = cluster.make_ledgers("b1:1", "b2:1")
+        cluster.result = Unrepairable("entry 3 is lost")
+        async with cluster.daemon():
+            await cluster.lose("b2:1")
+            await cluster.until(lambda: len(cluster.tried) >= 3)
+            found = cluster.zk.get(reason_path(cluster.root, lost))
+            assert found is not None
+            failure = RepairFailure.decode(found.data)
+            assert failure.reason == "entry 3 is lost"
+            assert failure.attempts >= 2
+            assert list(cluster.marks()) == [lost]
+            assert cluster.marks()[lost].missing == ("b2:1",)
+            cluster.result = NothingBad()
+            await cluster.until(lambda: not cluster.marks() and not cluster.store.locks())
+            assert cluster.zk.get(reason_path(cluster.root, lost)) is None
+
+    asyncio.run(run())
+
+
+def test_nothing_is_begun_while_replication_is_disabled(cluster: Cluster) -> None:
+    async def run() -> None:
+        lost = cluster.make_ledgers("b1:1", "b2:1", count=3)
+        cluster.result = None
+        async with cluster.daemon() as daemon:
+            await cluster.lose("b2:1")
+            await cluster.until(lambda: len(cluster.tried) == 3)
+            await asyncio.to_thread(cluster.switches.disable)
+            await cluster.until(lambda: not cluster.store.locks())
+            assert sorted(cluster.cancelled) == sorted(lost)
+            assert sorted(cluster.marks()) == sorted(lost)
+            assert daemon.worker is not None
+            assert daemon.worker.repairing == ()
+            cluster.result = NothingBad()
+            await asyncio.to_thread(cluster.switches.enable)
+            await cluster.until(lambda: not cluster.marks())
+
+    asyncio.run(run())
+
+
+def test_r4_another_daemon_audits_when_the_auditors_session_ends(cluster: Cluster) -> None:
+    async def run() -> None:
+        lost = cluster.make_ledgers("b1:1", "b2:1", count=5)
+        async with cluster.daemon("b1:1") as first:
+            await cluster.until(lambda: first.auditor is not None)
+            async with cluster.daemon("b3:1") as second:
+                await cluster.until(lambda: second.worker is not None and len(cluster.election.votes()) == 2)
+                assert second.auditor is None
+                await asyncio.to_thread(expire, cluster.sessions[0].zk, comes_back=False)
+                await cluster.until(lambda: second.auditor is not None)
+                await cluster.until(lambda: len(cluster.election.votes()) == 2 and first.worker is not None)
+                assert first.auditor is None
+                await cluster.lose("b2:1")
+                await cluster.until(lambda: set(cluster.tried) == set(lost) and not cluster.marks())
+                auditor = await asyncio.to_thread(cluster.election.auditor)
+                assert auditor is not None
+                assert auditor.bookie_id == "b3:1"
+
+    asyncio.run(run())
+
+
+def test_a_triggered_audit_finds_a_bookie_that_is_waited_for(cluster: Cluster) -> None:
+    async def run() -> None:
+        (lost,) = cluster.make_ledgers("b1:1", "b2:1")
+        await asyncio.to_thread(cluster.switches.set_recovery_delay, 3_600)
+        async with cluster.daemon() as daemon:
+            await cluster.until(lambda: daemon.auditor is not None and bool(daemon.auditor.counters.reports))
+            await cluster.lose("b2:1")
+            await cluster.until(lambda: daemon.auditor is not None and daemon.auditor.counters.audits_delayed == 1)
+            assert not cluster.tried
+            await asyncio.to_thread(cluster.switches.trigger_audit)
+            await cluster.until(lambda: cluster.tried == [lost])
+
+    asyncio.run(run())
