@@ -18,7 +18,7 @@ TEST_PROCESSES ?= 2
 # For the explorer: make explore EXPLORE_ARGS="--bigger -k 3/3/2"
 EXPLORE_ARGS ?=
 
-.PHONY: help demo notebooks docs test faults stream-faults simulate simulate-logs simulate-collection simulate-auditing explore crash lint format bench proto release clean
+.PHONY: help demo notebooks docs test faults stream-faults simulate simulate-logs simulate-collection simulate-auditing simulate-replication explore crash lint format bench proto release clean
 
 help:
 	@echo "make demo    write real flight data with Spark to three bookies, kill one, and read it back"
@@ -31,6 +31,7 @@ help:
 	@echo "make simulate-logs  the same for logs: SEEDS=10000, or from..to"
 	@echo "make simulate-collection  the same for a bookie's garbage collection"
 	@echo "make simulate-auditing    the same for auditors and replication workers"
+	@echo "make simulate-replication  the same for the repair of a ledger"
 	@echo "make explore   try every order of events in small worlds of the protocol"
 	@echo "make crash     crash a bookie's storage at every write and sync: SEEDS=1-50, or 7, or 3,8"
 	@echo "make lint    run ruff, mypy --strict and the import contracts, and build the docs without warnings"
@@ -86,6 +87,9 @@ simulate-collection: $(STAMP)
 
 simulate-auditing: $(STAMP)
 	$(BIN)/python -m tests.simulation run $(or $(SEEDS),2000) --auditing
+
+simulate-replication: $(STAMP)
+	$(BIN)/python -m tests.simulation run $(or $(SEEDS),10000) --replication
 
 explore: $(STAMP)
 	$(BIN)/python -m tests.simulation explore $(EXPLORE_ARGS)

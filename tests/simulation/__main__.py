@@ -9,6 +9,7 @@
     python -m tests.simulation replay 17 --logs
     python -m tests.simulation run 2000 --collection    of a bookie's garbage collection
     python -m tests.simulation run 2000 --auditing      of auditors and replication workers
+    python -m tests.simulation run 2000 --replication   of the repair of a ledger
     python -m tests.simulation explore          every order of events in the small worlds
     python -m tests.simulation explore --bigger in slower ones; -k chooses among them
 """
@@ -96,6 +97,7 @@ def main() -> int:
             ("logs", "of logs"),
             ("collection", "of a bookie's garbage collection"),
             ("auditing", "of auditors and replication workers"),
+            ("replication", "of the repair of a ledger"),
         ):
             command.add_argument(
                 f"--{kind}",

@@ -14,6 +14,7 @@ from tests.simulation.auditing.histories import History as AuditingHistory, Resu
 from tests.simulation.collection.histories import History as CollectionHistory, Result as CollectionResult
 from tests.simulation.histories import History, Result
 from tests.simulation.logs.histories import History as LogHistory, Result as LogResult
+from tests.simulation.replication.histories import History as ReplicationHistory, Result as ReplicationResult
 
 #: Histories that a process plays at a time.
 CHUNK = 250
@@ -36,6 +37,7 @@ KINDS = {
     "logs": Kind(LogHistory, LogResult, " --logs"),
     "collection": Kind(CollectionHistory, CollectionResult, " --collection"),
     "auditing": Kind(AuditingHistory, AuditingResult, " --auditing"),
+    "replication": Kind(ReplicationHistory, ReplicationResult, " --replication"),
 }
 
 

@@ -15,6 +15,7 @@ from bk_spark.protocol.ledger.reading.read_actions import BatchRead, EntriesRead
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.replication.actions import StoredEntries
 from bk_spark.protocol.wire.code_errors import error_of
+from bk_spark.protocol.wire.stored_adds import cut_records
 
 _U32: Final = struct.Struct(">I")
 
@@ -41,7 +42,7 @@ def right_entries(
     if isinstance(answer, BatchRead):
         _check(answer.code)
         if key is None:
-            return _by_header(ledger_id, entry_ids, _cut(answer.records))
+            return _by_header(ledger_id, entry_ids, list(cut_records(answer.records)))
         block = verify_records(answer.records, ledger_id, entry_ids[0], key.digest_type, key.digest)
         count = min(len(block), len(entry_ids))
         overhead = _U32.size + ENTRY_HEADER_BYTES + key.digest_type.digest_bytes
@@ -84,19 +85,6 @@ def _joined(stored: list[memoryview]) -> memoryview:
     parts[::2] = [_U32.pack(len(one)) for one in stored]
     parts[1::2] = stored
     return memoryview(b"".join(parts))
-
-
-def _cut(records: memoryview) -> list[memoryview]:
-    """Cut whole records. An incomplete one at the end is left out."""
-    stored = []
-    at = 0
-    while at + _U32.size <= len(records):
-        end = at + _U32.size + int(_U32.unpack_from(records, at)[0])
-        if end > len(records):
-            break
-        stored.append(records[at + _U32.size : end])
-        at = end
-    return stored
 
 
 def reason_of_answer(error: Exception) -> str:

@@ -62,6 +62,11 @@ def txn_entry_id(txn_id: int) -> int | None:
     return None if entry_id == _ENTRY_MASK else entry_id
 
 
+def add_txn_id(ledger_id: int, entry_id: int) -> int:
+    """Return the transaction id of an add."""
+    return ADD_TXN_BIT | (ledger_id & _LEDGER_MASK) << _ENTRY_BITS | min(entry_id, _ENTRY_MASK)
+
+
 class EntryPackagerV3(PrefixPackager):
     """Builds the v3 frames of one ledger's writer.
 
@@ -78,7 +83,7 @@ class EntryPackagerV3(PrefixPackager):
         *,
         deferred_sync: bool = False,
     ) -> None:
-        self._txn_bits = ADD_TXN_BIT | (ledger_id & _LEDGER_MASK) << _ENTRY_BITS
+        self._txn_bits = add_txn_id(ledger_id, 0)
         header = _HEADER_FIELDS + bytes(INT64_BYTES)
         if flags & FlagV2.HIGH_PRIORITY:
             header += bytes((0x20, HIGH_PRIORITY))
