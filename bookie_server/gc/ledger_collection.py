@@ -9,13 +9,15 @@ compatibility.md §5.11.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any, Final
 
+from bk_spark.bookie.replication.under_replication_store import UnderReplicationStore
 from bk_spark.bookie.runners import run_in_turn
 from bk_spark.protocol.arrays import Int64s
-from bk_spark.protocol.errors import BookKeeperError
+from bk_spark.protocol.errors import BookKeeperError, MetadataError
 from bk_spark.protocol.machine import StepMachine
 from bookie_server.gc.brake import CollectionBrake, CollectionBrakeLimits
 from bookie_server.gc.collected_storage import CollectedStorage, RunBlocking
@@ -39,12 +41,12 @@ from bookie_server.gc.collection_steps import (
     over_replication_steps,
 )
 from bookie_server.gc.ledger_metadata_reads import LedgerMetadataReads
-from bookie_server.gc.over_replication import ReplicationLocks
 from bookie_server.gc.throttle import StopSignal
 from bookie_server.identity.cluster_identity import ForeignClusterError
 from bookie_server.storage import files
 
 _LOG: Final = logging.getLogger(__name__)
+_RELEASE_TIMEOUT_MS: Final = 15_000
 #: Number of ledgers that a log message names.
 _NAMED: Final = 10
 
@@ -66,7 +68,7 @@ class LedgerCollection:
     ) -> None:
         self._storage = storage
         self._reads = reads
-        self._locks = ReplicationLocks(reads)
+        self._locks = UnderReplicationStore(reads.store.zk, reads.root)
         self._run_blocking = run_blocking
         self._stop = stop
         self.deleted = CollectionBrake("deleted", limits)
@@ -84,7 +86,7 @@ class LedgerCollection:
 
     async def release_locks(self) -> None:
         """Release locks whose release failed before. Errors leave them for the next call."""
-        await self._run_blocking(self._locks.release_held)
+        await self._release(self._locks.release_unwanted)
 
     async def _pass(
         self, brake: CollectionBrake, steps: Callable[[CollectionReport, Int64s], Steps]
@@ -133,11 +135,11 @@ class LedgerCollection:
             case ReadLedgers(ledger_ids):
                 return await self._run_blocking(self._reads.contents, ledger_ids)
             case ReadLocked(ledger_id):
-                return await self._run_blocking(self._locks.read_ledger, ledger_id)
+                return await self._run_blocking(self._reads.locked_ledger, ledger_id)
             case TakeLock(ledger_id):
-                return await self._run_blocking(self._locks.take, ledger_id)
+                return await self._run_blocking(functools.partial(self._locks.lock, ledger_id, proof=None))
             case ReleaseLock(ledger_id):
-                await self._run_blocking(self._locks.release, ledger_id)
+                await self._release(functools.partial(self._locks.release, ledger_id))
             case MarkLedgers(ledger_ids):
                 return await self._mark(ledger_ids)
             case UnmarkLedgers(ledger_ids):
@@ -148,6 +150,18 @@ class LedgerCollection:
             case SyncDeletions():
                 await self._storage.sync_deletions()
         return None
+
+    async def _release(self, release: Callable[[], None]) -> None:
+        """A lock that stays keeps replication from its ledger for as long as the session lasts."""
+
+        def work() -> None:
+            with self._reads.store.zk.within(_RELEASE_TIMEOUT_MS):
+                release()
+
+        try:
+            await self._run_blocking(work)
+        except MetadataError as error:
+            _LOG.warning("cannot release a replication lock, the next pass tries again: %s", error)
 
     async def _mark(self, ledger_ids: list[int]) -> tuple[list[int], int]:
         marked: list[int] = []

@@ -16,8 +16,9 @@ from typing import Final
 from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.protocol.errors import MetadataUnavailableError
 from bk_spark.protocol.metadata.ledger_paths import MAX_LEDGER_ID, LedgerManager, parse_layout
+from bk_spark.protocol.metadata.under_replication import UnderReplicationPaths
 from bk_spark.protocol.metadata.znodes import Znode
-from bookie_server.gc.collection_steps import READS_AT_ONCE
+from bookie_server.gc.collection_steps import READS_AT_ONCE, LockedLedger
 from bookie_server.gc.throttle import StopSignal, Throttle
 from bookie_server.identity.cluster_identity import ClusterIdentity, ForeignClusterError
 
@@ -33,6 +34,7 @@ class LedgerMetadataReads:
         self._throttle = throttle
         self._stop = stop
         self._session = 0
+        self._replication = UnderReplicationPaths(store.root)
 
     @property
     def root(self) -> str:
@@ -70,6 +72,17 @@ class LedgerMetadataReads:
         found = self.get([self.path(ledger_id) for ledger_id in ledger_ids])
         nodes = {ledger_id: found[self.path(ledger_id)] for ledger_id in ledger_ids}
         return {ledger_id: None if node is None else node.data for ledger_id, node in nodes.items()}
+
+    def locked_ledger(self, ledger_id: int) -> LockedLedger:
+        """Read the ledger's znode with its replication lock and its mark. Raises like :meth:`get`."""
+        path, lock, mark = self.path(ledger_id), self._replication.lock(ledger_id), self._replication.mark(ledger_id)
+        found = self.get([lock, path, mark])
+        held, node = found[lock], found[path]
+        return LockedLedger(
+            content=None if node is None else node.data,
+            locked=held is not None and held.owner_session == self.store.zk.session_id,
+            marked=found[mark] is not None,
+        )
 
     def unlisted(self, ledger_ids: Sequence[int]) -> list[int]:
         """Those of one range's ledgers that its list lacks. Raises like :meth:`names_in`."""

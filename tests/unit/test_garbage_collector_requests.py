@@ -37,14 +37,18 @@ class HeldStorage(SmallStorage):
 
 
 class NoZooKeeper:
+    """A session that has no server."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise MetadataUnavailableError("ZooKeeper cannot be reached")
+
+
+class NoMetadata:
     """A metadata store that cannot be reached."""
 
     root = "/ledgers"
     manager = LedgerManager.HIERARCHICAL
-
-    @property
-    def zk(self) -> Any:
-        raise MetadataUnavailableError("ZooKeeper cannot be reached")
+    zk = NoZooKeeper()
 
 
 class Running:
@@ -56,7 +60,7 @@ class Running:
         self.collector = GarbageCollector(
             cast(Any, self.storage),
             bookie_config(**config),
-            cast(LedgerStore, NoZooKeeper()),
+            cast(LedgerStore, NoMetadata()),
             cast(ClusterIdentity, SimpleNamespace(bookie_id="b:1")),
             self.failures.append,
         )

@@ -210,7 +210,7 @@ class UnderReplicationStore:
                     return path
         raise MetadataUnavailableError(f"no worker could be registered below {self.paths.workers}")
 
-    def lock(self, ledger_id: int, *, proof: str) -> bool:
+    def lock(self, ledger_id: int, *, proof: str | None) -> bool:
         """Take a ledger's lock. Return False if another worker, a bookie's garbage collection or a tool holds it.
 
         Parameters
@@ -218,7 +218,8 @@ class UnderReplicationStore:
         ledger_id
             The ledger. Whether it is marked is not checked.
         proof
-            The path from :meth:`begin_worker`. The lock and the proof end together.
+            The path from :meth:`begin_worker`. The lock and the proof end together. None for a caller that changes no
+            metadata.
 
         Raises
         ------

@@ -29,7 +29,6 @@ from bookie_server.gc.collection_steps import (
     and_finally,
 )
 from bookie_server.gc.ledger_metadata_reads import LedgerMetadataReads
-from bookie_server.gc.over_replication import ReplicationLocks
 from bookie_server.identity.cluster_identity import ClusterIdentity
 
 
@@ -89,12 +88,12 @@ def a_new_session_is_as_good_as_the_old_one(stack: ExitStack) -> None:
 
 def the_lock_is_not_looked_at(stack: ExitStack) -> None:
     """Its session may have ended, and another worker may hold it."""
-    read = ReplicationLocks.read_ledger
+    read = LedgerMetadataReads.locked_ledger
 
-    def locked(locks: ReplicationLocks, ledger_id: int) -> LockedLedger:
-        return replace(read(locks, ledger_id), locked=True)
+    def locked(reads: LedgerMetadataReads, ledger_id: int) -> LockedLedger:
+        return replace(read(reads, ledger_id), locked=True)
 
-    stack.enter_context(patch.object(ReplicationLocks, "read_ledger", locked))
+    stack.enter_context(patch.object(LedgerMetadataReads, "locked_ledger", locked))
 
 
 def copies_are_not_read_again_under_the_lock(stack: ExitStack) -> None:

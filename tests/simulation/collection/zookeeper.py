@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 from bk_spark.protocol.errors import NodeExistsError, NoNodeError
-from bk_spark.protocol.metadata.znodes import Znode
+from bk_spark.protocol.metadata.znodes import CreateOp, TransactionConflictError, TransactionOp, Znode
 
 #: The most by which a new session's server may be behind.
 MOST_LAG = 30
@@ -44,8 +44,8 @@ class Ensemble:
 
 
 class ModelZooKeeper:
-    """The collector's client, as MetadataReads and OverReplication use it. Others act (``meanwhile``) before each
-    request, and between the reads of a batch."""
+    """The collector's client, as LedgerMetadataReads and UnderReplicationStore use it. Others act (``meanwhile``)
+    before each request, and between the reads of a batch."""
 
     servers = "model"
 
@@ -80,6 +80,17 @@ class ModelZooKeeper:
     def get(self, path: str) -> Znode | None:
         return self.get_many([path])[path]
 
+    def exists(self, path: str) -> Znode | None:
+        return self.get(path)
+
+    def get_latest(self, path: str) -> Znode | None:
+        while True:
+            session = self.session_id
+            self.sync(path)
+            found = self.get(path)
+            if self.session_id == session:
+                return found
+
     def get_many(self, paths: Sequence[str]) -> dict[str, Znode | None]:
         """If the connection breaks, all reads are repeated, so that one session answers all."""
         self._meanwhile()
@@ -112,6 +123,15 @@ class ModelZooKeeper:
         self._view = self.ensemble.zxid
         self._meanwhile()
         return path
+
+    def transaction(self, operations: Sequence[TransactionOp]) -> None:
+        """One ephemeral znode is created: the lock."""
+        (operation,) = operations
+        assert isinstance(operation, CreateOp)
+        try:
+            self.create(operation.path, operation.data, ephemeral=operation.ephemeral)
+        except NodeExistsError:
+            raise TransactionConflictError(operation, "NodeExistsError") from None
 
     def delete(self, path: str) -> None:
         self._meanwhile()
