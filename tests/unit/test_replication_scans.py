@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from bk_spark.protocol.quorum import Quorum
 from bookie_server.replication.actions import (
     Check,
     CheckLedgers,
+    LedgersRead,
     MarkLedgers,
     ReadLedgers,
     WriteProgress,
@@ -75,6 +77,42 @@ def test_a_scan_stays_below_its_rate() -> None:
     model.play(BookieScan(settings, lost()).steps())
     assert model.reads > 5_000
     assert model.reads - 400 <= model.paused_ms / 1000 * 200
+
+
+class ManyLedgers(ReplicationModel):
+    """So many ledgers that they are made when they are asked for, on 1,000 bookies."""
+
+    COUNT = 100_000
+
+    def _children(self, path: str) -> list[str] | None:
+        digits = path.removeprefix(ROOT).replace("/", "")
+        below = 10 ** (10 - len(digits))
+        first = int(digits or "0") * below
+        step, width = (1, 4) if len(digits) == 6 else (10_000, 4) if digits else (10**8, 2)
+        names = [f"{number:0{width}d}" for number in range(below // step) if first + number * step < self.COUNT]
+        return [f"L{name}" for name in names] if step == 1 else names
+
+    def answer(self, action: Any) -> Any:
+        if isinstance(action, ReadLedgers):
+            self.reads += len(action.ledger_ids)
+            ensembles = {each: [f"b{(each * 7 + place) % 1000}" for place in range(3)] for each in action.ledger_ids}
+            return LedgersRead({each: ledger(*ensemble) for each, ensemble in ensembles.items()})
+        return super().answer(action)
+
+
+def test_a_scan_of_many_ledgers_stays_below_its_rate_and_within_a_few_megabytes() -> None:
+    model = ManyLedgers()
+    tracemalloc.start()
+    try:
+        report = model.play(BookieScan(SETTINGS, lost("b0")).steps())
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert report.ledgers == model.COUNT
+    assert len(model.marks) == report.marked == 300
+    assert model.reads < model.COUNT + 100
+    assert 900 < model.reads / (model.paused_ms / 1000) < 1000
+    assert peak_bytes < 5_000_000
 
 
 def test_a_scan_marks_each_ledger_that_names_a_lost_bookie_in_any_fragment() -> None:
