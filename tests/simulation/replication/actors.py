@@ -21,7 +21,7 @@ from bk_spark.protocol.errors import (
 )
 from bk_spark.protocol.ledger.reading.lac import LacRead
 from bk_spark.protocol.ledger.reading.read_actions import ReportFailure, RequestFailed
-from bk_spark.protocol.machine import EndedBy, StartTimer, StopRequest, Succeeded, TimerFired
+from bk_spark.protocol.machine import EndedBy, StartTimer, StepMachine, StopRequest, Succeeded, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import encode
 from bk_spark.protocol.replication.actions import (
     AskThrottle,
@@ -51,19 +51,20 @@ from bk_spark.protocol.replication.fragment_copy import CopyLimits
 from bk_spark.protocol.replication.ledger_repair import LedgerRepair, RepairSettings
 from bk_spark.protocol.wire.answers_v2 import AddAnswers
 from bk_spark.protocol.wire.stored_adds import stored_adds_v2
-from bookie_server.gc.brake import Brake, BrakeLimits
+from bookie_server.gc.brake import CollectionBrake, CollectionBrakeLimits
 from bookie_server.gc.collection_steps import (
-    LedgerPass,
+    CollectionReport,
     LockedLedger,
-    Mark,
+    MarkLedgers,
+    PrepareLocks,
     ReadLedgers,
     ReadLocked,
     ReleaseLock,
-    Remove,
+    RemoveLedgers,
     SyncDeletions,
-    SyncStore,
+    SyncMetadata,
     TakeLock,
-    Unmark,
+    UnmarkLedgers,
     over_replication_steps,
 )
 from tests.simulation.bytes_cache import answer_in, code_in, metadata_in, split
@@ -388,26 +389,23 @@ class CollectionActor(StepsActor):
         self._world = world
 
     def steps(self) -> Steps:
-        report = LedgerPass()
-        brake = Brake("over-replicated", BrakeLimits(1.0, 10))
+        brake = CollectionBrake("over-replicated", CollectionBrakeLimits(1.0, 10))
         local = np.array([LEDGER] if self._world.bookie(self.bookie).disk else [], np.int64)
-        steps = over_replication_steps(report, local, self.bookie, brake)
-        try:
-            answer: Any = None
-            while True:
-                step = steps.send(answer)
+        machine = StepMachine(over_replication_steps(CollectionReport(), local, self.bookie, brake))
+        while machine.outcome is None:
+            for step in machine.take_actions():
                 answer = yield from self._do(step)
                 if isinstance(answer, MetadataUnavailableError):
-                    step = steps.throw(answer)
-                    answer = yield from self._do(step)
-        except (StopIteration, MetadataUnavailableError):
-            self._world.marked.discard(self.bookie)
-            return "done"
+                    machine.fail(answer)
+                else:
+                    machine.handle(answer)
+        self._world.marked.discard(self.bookie)
+        return "done"
 
     def _do(self, step: Any) -> Generator[Any, Any, Any]:
         bookie, marked = self.bookie, self._world.marked
         match step:
-            case SyncStore() | SyncDeletions():
+            case SyncMetadata() | PrepareLocks() | SyncDeletions():
                 return None
             case ReadLedgers():
                 found = yield from self.call("read")
@@ -423,13 +421,13 @@ class CollectionActor(StepsActor):
             case ReleaseLock():
                 while (yield from self.call("release")) == UNKNOWN:
                     pass
-            case Mark():
+            case MarkLedgers():
                 marked.add(bookie)
                 self._world.settle(bookie)
                 return [LEDGER], 0
-            case Unmark():
+            case UnmarkLedgers():
                 marked.discard(bookie)
-            case Remove():
+            case RemoveLedgers():
                 if not self._world.bookie(bookie).up:
                     return [], 1
                 self._world.remove_copies(bookie)
