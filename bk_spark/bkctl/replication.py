@@ -6,7 +6,7 @@ The names are those of Apache's shell. The commands work with Apache's auditor a
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from bk_spark.bkctl.common import ExitStatus, argument, bookie_id, iso_time, print_facts, print_json, print_json_list
@@ -14,8 +14,10 @@ from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.replication.auditor_election import AuditorElection, AuditorVote
 from bk_spark.bookie.replication.replication_switches import ReplicationSwitches
 from bk_spark.bookie.replication.under_replication_store import LedgerLock, UnderReplicationStore
-from bk_spark.protocol.errors import InvalidArgumentError
+from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError
+from bk_spark.protocol.metadata.replication_notes import RepairFailure, reason_path
 from bk_spark.protocol.metadata.under_replication import MAX_RECOVERY_DELAY_S, Mark, PeriodicCheck, check_layout
+from bk_spark.protocol.metadata.znodes import Znode
 from bk_spark.settings.kinds import whole
 
 _NO_AUDITOR: Final = "no auditor is elected"
@@ -134,13 +136,18 @@ def _status(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
 
 def _list(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     store = _store(client)
-    found = _marks(store, options)
+    pages = _marks(store, options)
     if options.count:
-        count = sum(1 for _ in found)
+        count = sum(map(len, pages))
         print_json({"count": count}) if options.json else print(count)
         return ExitStatus.OK
     locks = store.locks()
-    records = (_mark_record(ledger_id, mark, locks.get(ledger_id)) for ledger_id, mark in found)
+    records = (
+        _mark_record(ledger_id, mark, locks.get(ledger_id), failures.get(ledger_id))
+        for page in pages
+        for failures in [_failures(store, page)]
+        for ledger_id, mark in page.items()
+    )
     if options.json:
         print_json_list(records)
         return ExitStatus.OK
@@ -149,24 +156,42 @@ def _list(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
         marked = "" if one["marked_ms"] is None else iso_time(one["marked_ms"])
         holder = "" if lock is None else lock["holder"] or _UNKNOWN
         # Lines are printed as they come, because there may be a million.
-        print(one["ledger"], ",".join(one["missing"]) or one["problem"] or "", marked, holder, sep="\t")
+        failure = "" if one["failure"] is None else " ".join(one["failure"]["reason"].split())
+        print(one["ledger"], ",".join(one["missing"]) or one["problem"] or "", marked, holder, failure, sep="\t")
     return ExitStatus.OK
 
 
-def _marks(store: UnderReplicationStore, options: argparse.Namespace) -> Iterator[tuple[int, Mark]]:
+def _marks(store: UnderReplicationStore, options: argparse.Namespace) -> Iterator[dict[int, Mark]]:
     for page in store.marks():
-        for ledger_id, mark in page.items():
-            if options.missing in (None, *mark.missing) and options.excluding not in mark.missing:
-                yield ledger_id, mark
+        yield {
+            ledger_id: mark
+            for ledger_id, mark in page.items()
+            if options.missing in (None, *mark.missing) and options.excluding not in mark.missing
+        }
 
 
-def _mark_record(ledger_id: int, mark: Mark, lock: LedgerLock | None) -> dict[str, Any]:
+def _failures(store: UnderReplicationStore, ledger_ids: Iterable[int]) -> dict[int, RepairFailure]:
+    """Return why our workers could not repair these ledgers, as far as they say so."""
+    paths = {reason_path(store.paths.root, ledger_id): ledger_id for ledger_id in ledger_ids}
+    found = store.zk.get_many(list(paths))
+    return {paths[path]: _failure(node) for path, node in found.items() if node is not None}
+
+
+def _failure(node: Znode) -> RepairFailure:
+    try:
+        return RepairFailure.decode(node.data)
+    except MetadataFormatError as error:
+        return RepairFailure(error.message, 0)
+
+
+def _mark_record(ledger_id: int, mark: Mark, lock: LedgerLock | None, failure: RepairFailure | None) -> dict[str, Any]:
     return {
         "ledger": ledger_id,
         "missing": list(mark.missing),
         "marked_ms": mark.ctime_ms,
         "problem": mark.problem,
         "lock": None if lock is None else _lock_record(lock),
+        "failure": None if failure is None else {"reason": failure.reason, "attempts": failure.attempts},
     }
 
 

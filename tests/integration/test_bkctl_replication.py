@@ -14,6 +14,7 @@ from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.replication.auditor_election import AuditorElection
 from bk_spark.bookie.replication.replication_switches import RecoveryDelay, ReplicationSwitches
 from bk_spark.bookie.replication.under_replication_store import UnderReplicationStore
+from bk_spark.protocol.metadata.replication_notes import RepairFailure, reason_path
 from bk_spark.protocol.metadata.under_replication import PeriodicCheck
 
 B1, B2 = "b1:3181", "b2:3181"
@@ -110,16 +111,23 @@ def test_listing(run: Run, record: Callable[..., Any], store: UnderReplicationSt
         (10, [], False),
         (2**40, [B1, B2], False),
     ]
-    assert found[0] == {"ledger": 7, "missing": [B1], "marked_ms": 1_800_000_000_000, "problem": None, "lock": None}
+    assert found[0] == {
+        "ledger": 7,
+        "missing": [B1],
+        "marked_ms": 1_800_000_000_000,
+        "problem": None,
+        "lock": None,
+        "failure": None,
+    }
     assert "is not a mark" in found[2]["problem"]
     status, printed = run("listunderreplicated")
     lines = [line.split("\t") for line in printed.splitlines()]
     assert status == 0
-    assert lines[0] == ["7", B1, "2027-01-15T08:00:00.000Z", ""]
-    assert lines[1] == ["8", B2, "2027-01-15T08:00:00.000Z", holder]
+    assert lines[0] == ["7", B1, "2027-01-15T08:00:00.000Z", "", ""]
+    assert lines[1] == ["8", B2, "2027-01-15T08:00:00.000Z", holder, ""]
     assert lines[2][0] == "9"
     assert "is not a mark" in lines[2][1]
-    assert lines[3] == ["10", "", "", ""]
+    assert lines[3] == ["10", "", "", "", ""]
     assert lines[4][:2] == [str(2**40), f"{B1},{B2}"]
 
 
@@ -137,6 +145,23 @@ def test_listing_by_bookie(run: Run, record: Callable[..., Any], store: UnderRep
     assert ids("--missing", "b3:3181") == []
     assert run("listunderreplicated", "--count", "--missing", B1) == (0, "2\n")
     assert record("listunderreplicated", "--count") == {"count": 4}
+
+
+def test_listing_says_why_a_ledger_could_not_be_repaired(
+    run: Run, record: Callable[..., Any], store: UnderReplicationStore, ledgers_root: str
+) -> None:
+    for ledger_id in (1, 2, 3):
+        store.mark(ledger_id, [B1])
+    failure = RepairFailure("entry 5:\nall copies are lost", 3)
+    store.zk.create(reason_path(ledgers_root, 2), failure.encode(), make_parents=True)
+    store.zk.create(reason_path(ledgers_root, 3), b"from the future")
+    found = {one["ledger"]: one["failure"] for one in record("listunderreplicated")}
+    assert found[1] is None
+    assert found[2] == {"reason": "entry 5:\nall copies are lost", "attempts": 3}
+    assert "unknown format" in found[3]["reason"]
+    lines = run("listunderreplicated")[1].splitlines()
+    assert lines[1].endswith("\t\tentry 5: all copies are lost")
+    assert len(lines) == 3
 
 
 def test_the_auditor(run: Run, store: UnderReplicationStore, ledgers_root: str) -> None:

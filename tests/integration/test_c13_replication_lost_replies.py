@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from kazoo.client import KazooClient
 
 from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
@@ -148,6 +149,34 @@ def test_c13_a_lock_that_was_perhaps_taken_is_given_back(
 
 
 @BREAKS
+def test_r3_the_session_expires_with_the_request_that_locks(
+    proxy: ZooKeeperProxy, plain: UnderReplicationStore, store: UnderReplicationStore, how: Break
+) -> None:
+    proof = store.begin_worker("w")
+    proxy.kinds = frozenset({MULTI})
+    proxy.breaks = [how]
+    proxy.on_break = lambda: end_session(store.zk, plain.zk.servers)
+    with pytest.raises(SessionLostError):
+        store.lock(LEDGER, proof=proof)
+    assert proxy.broken == 1
+    plain.zk.sync("/")
+    assert plain.locks() == {}
+    # In its new session it begins anew.
+    assert store.lock(LEDGER, proof=store.begin_worker("w"))
+    store.release_unwanted()
+    plain.zk.sync("/")
+    assert list(plain.locks()) == [LEDGER]
+
+
+def end_session(session: ZooKeeper, servers: str) -> None:
+    """End the session through another connection that takes it over."""
+    thief = KazooClient(servers, client_id=session._client.client_id, timeout=10)
+    thief.start(10)
+    thief.stop()
+    thief.close()
+
+
+@BREAKS
 def test_c13_release(
     proxy: ZooKeeperProxy, plain: UnderReplicationStore, store: UnderReplicationStore, how: Break
 ) -> None:
@@ -194,7 +223,7 @@ def test_c13_finish_keeps_a_mark_that_is_made_again(
     proxy.kinds = frozenset({MULTI})
     proxy.breaks = [how]
     proxy.on_break = lambda: plain.mark(LEDGER, ["b2:1"])
-    assert store.finish(LEDGER, 0, proof=proof) == (how is Break.AFTER)
+    assert not store.finish(LEDGER, 0, proof=proof)
     plain.zk.sync("/")
     found = plain.read_mark(LEDGER)
     assert found == (Mark(("b2:1",), 2000, 0) if how is Break.AFTER else Mark(("b1:1", "b2:1"), 2000, 1))

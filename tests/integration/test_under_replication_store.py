@@ -393,9 +393,38 @@ def test_a_lock_that_somebody_deleted_keeps_the_mark(store: UnderReplicationStor
     store.mark(LEDGER, [B1])
     assert store.lock(LEDGER, proof=proof)
     store.zk.delete(store.paths.lock(LEDGER))
-    with pytest.raises(SessionLostError, match="lock was deleted"):
-        store.finish(LEDGER, 0, proof=proof)
+    assert not store.finish(LEDGER, 0, proof=proof)
     assert store.read_mark(LEDGER) is not None
+
+
+def test_to_finish_again_leaves_what_others_do_with_the_ledger(
+    store: UnderReplicationStore, other: UnderReplicationStore
+) -> None:
+    """A worker that does not know that it finished. The mark has the same version again."""
+    proof = store.begin_worker("w1")
+    store.mark(LEDGER, [B1])
+    assert store.lock(LEDGER, proof=proof)
+    for _ in range(2):
+        assert store.finish(LEDGER, 0, proof=proof)
+    other.mark(LEDGER, [B2])
+    assert not store.finish(LEDGER, 0, proof=proof)
+    assert other.lock(LEDGER, proof=other.begin_worker("w2"))
+    assert not store.finish(LEDGER, 0, proof=proof)
+    assert other.read_mark(LEDGER) == Mark((B2,), 2000, 0)
+    assert [lock.session_id for lock in other.locks().values()] == [other.zk.session_id]
+
+
+def test_a_lock_is_not_given_back_while_another_thread_takes_it(store: UnderReplicationStore) -> None:
+    proof = store.begin_worker("w")
+    for _ in range(30):
+        # As after a lost reply that nobody could ask about.
+        assert store.lock(LEDGER, proof=proof)
+        store._unwanted.add(LEDGER)
+        taken, _ = at_once([lambda: store.lock(LEDGER, proof=proof), store.release_unwanted])
+        assert taken
+        store.release_unwanted()
+        assert list(store.locks()) == [LEDGER]
+        store.release(LEDGER)
 
 
 # --- ledgers ------------------------------------------------------------------------------------

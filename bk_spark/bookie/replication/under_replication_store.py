@@ -17,6 +17,7 @@ import contextlib
 import logging
 import random
 import socket
+import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -85,6 +86,8 @@ class UnderReplicationStore:
         self._wall_ms = wall_ms
         #: Ledgers whose lock this session may hold although nobody here wants it.
         self._unwanted: set[int] = set()
+        #: One thread at a time gives locks back, so that none deletes a lock that another has just taken.
+        self._releasing = threading.RLock()
 
     def prepare(self) -> None:
         """Create the znodes that hold the others, where they are missing. Safe to repeat.
@@ -230,6 +233,9 @@ class UnderReplicationStore:
             :meth:`release_unwanted`.
         """
         path = self.paths.lock(ledger_id)
+        with self._releasing:
+            if ledger_id in self._unwanted:
+                self.release(ledger_id)
         for _ in range(ATTEMPTS):
             try:
                 prove_and_change(self.zk, proof, [CreateOp(path, encode_lock(socket.gethostname()), ephemeral=True)])
@@ -237,16 +243,11 @@ class UnderReplicationStore:
             except TransactionConflictError as conflict:
                 if conflict.reason != "NodeExistsError":
                     raise
-                # A lock that could not be given back is still ours.
-                taken = ledger_id in self._unwanted and self._is_ours(path)
+                return False
             except OutcomeUnknownError:
-                self._unwanted.add(ledger_id)
-                found = self.zk.get_latest(path)
-                if found is None:
-                    continue
-                taken = found.owner_session == self.zk.session_id
-            self._unwanted.discard(ledger_id)
-            return taken
+                found = self._find_lock(ledger_id)
+                if found is not None:
+                    return found.owner_session == self.zk.session_id
         raise MetadataUnavailableError("the ledger could not be locked", ledger_id=ledger_id)
 
     def release(self, ledger_id: int) -> None:
@@ -254,31 +255,36 @@ class UnderReplicationStore:
 
         Raises MetadataUnavailableError if ZooKeeper does not answer. :meth:`release_unwanted` tries again.
         """
-        path = self.paths.lock(ledger_id)
-        self._unwanted.add(ledger_id)
-        for _ in range(ATTEMPTS):
-            if not self._is_ours(path):
-                break
-            try:
-                self.zk.delete(path)
-                break
-            except NoNodeError:
-                break
-            except OutcomeUnknownError:
-                continue
-        else:
-            raise MetadataUnavailableError("the ledger's lock could not be given back", ledger_id=ledger_id)
-        self._unwanted.discard(ledger_id)
+        with self._releasing:
+            for _ in range(ATTEMPTS):
+                found = self._find_lock(ledger_id)
+                if found is None or found.owner_session != self.zk.session_id:
+                    break
+                try:
+                    self.zk.delete(self.paths.lock(ledger_id))
+                    break
+                except NoNodeError:
+                    break
+                except MetadataUnavailableError:
+                    self._unwanted.add(ledger_id)
+            else:
+                raise MetadataUnavailableError("the ledger's lock could not be given back", ledger_id=ledger_id)
+            self._unwanted.discard(ledger_id)
 
     def release_unwanted(self) -> None:
         """Give back locks that could not be given back before. Without that, nobody else could repair their ledgers
         for as long as this session lives. Raises MetadataUnavailableError."""
-        for ledger_id in sorted(self._unwanted):
-            self.release(ledger_id)
+        with self._releasing:
+            for ledger_id in sorted(self._unwanted):
+                self.release(ledger_id)
 
-    def _is_ours(self, lock_path: str) -> bool:
-        found = self.zk.get_latest(lock_path)
-        return found is not None and found.owner_session == self.zk.session_id
+    def _find_lock(self, ledger_id: int) -> Znode | None:
+        """Read a lock that this session may hold. If that fails, nobody here wants the lock any more."""
+        try:
+            return self.zk.get_latest(self.paths.lock(ledger_id))
+        except MetadataUnavailableError:
+            self._unwanted.add(ledger_id)
+            raise
 
     def locks(self, watch: WatchCallback | None = None) -> dict[int, LedgerLock]:
         """Return all locks by ledger id. ``watch`` is called when a lock is taken or given back."""
@@ -292,6 +298,8 @@ class UnderReplicationStore:
 
     def finish(self, ledger_id: int, version: int, *, proof: str) -> bool:
         """Delete a ledger's mark at ``version``, the empty directories above it, and the ledger's lock.
+
+        If the lock is not held any more, nothing is deleted. So this is safe to repeat.
 
         Parameters
         ----------
@@ -311,35 +319,35 @@ class UnderReplicationStore:
         Raises
         ------
         SessionLostError
-            If the lock is lost. Another worker decides about the mark.
+            If the worker's session has ended. Another worker decides about the mark.
         MetadataUnavailableError
-            If ZooKeeper does not answer. The mark may or may not be deleted. :meth:`release_unwanted` gives the lock
-            back.
+            If ZooKeeper does not answer. The mark may or may not be deleted, and the lock may still be held: call this
+            again, or :meth:`release`.
         """
         mark, lock = self.paths.mark(ledger_id), self.paths.lock(ledger_id)
         for _ in range(ATTEMPTS):
+            found = self.zk.get_latest(lock)
+            if found is None or found.owner_session != self.zk.session_id:
+                # If a reply was lost, the transaction took effect.
+                break
             try:
                 prove_and_change(self.zk, proof, [DeleteOp(mark, version), DeleteOp(lock)])
             except TransactionConflictError as conflict:
-                if conflict.operation.path == lock:
-                    raise SessionLostError("the ledger's lock was deleted", ledger_id=ledger_id) from conflict
-                self.release(ledger_id)
-                return conflict.reason == "NoNodeError"
-            except OutcomeUnknownError as unknown:
-                self._unwanted.add(ledger_id)
-                if self._is_ours(lock):
-                    continue
-                if self.zk.exists(proof) is None:
-                    self._unwanted.discard(ledger_id)
-                    raise SessionLostError(
-                        "the session with ZooKeeper ended while the ledger's mark was being deleted",
-                        ledger_id=ledger_id,
-                    ) from unknown
-                # Only this transaction deletes a lock of a session that lives, so it took effect.
-            self._unwanted.discard(ledger_id)
+                if conflict.operation.path == mark:
+                    self.release(ledger_id)
+                return conflict.reason == "NoNodeError" and conflict.operation.path == mark
+            except OutcomeUnknownError:
+                continue
             self._delete_empty_parents(mark)
             return True
-        raise MetadataUnavailableError("the ledger's mark could not be deleted", ledger_id=ledger_id)
+        else:
+            raise MetadataUnavailableError("the ledger's mark could not be deleted", ledger_id=ledger_id)
+        if self.zk.exists(proof) is None:
+            raise SessionLostError("the session with ZooKeeper has ended, and its lock", ledger_id=ledger_id)
+        if self.zk.exists(mark) is not None:
+            return False
+        self._delete_empty_parents(mark)
+        return True
 
     def _delete_empty_parents(self, mark_path: str) -> None:
         """Directories that stay, because no answer comes or another client needs them, do no harm."""
