@@ -48,7 +48,7 @@ class LoopThread:
             with self._lock:
                 if self._closed or not self._thread.is_alive() or threading.current_thread() is self._thread:
                     work.close()
-                    raise LedgerClosedError("the client is closed, or was made before this process was forked")
+                    raise LedgerClosedError("the client is closed, or was created before this process was forked")
                 submitted = True
                 self._loop.call_soon_threadsafe(start)
             return _wait_for(done)

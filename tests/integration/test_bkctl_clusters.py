@@ -46,7 +46,7 @@ def test_a_new_cluster(run: Run, zookeeper: ZooKeeper, fresh_root: str) -> None:
     assert json.loads(run("whatisinstanceid", "--json")[1]) == {"instance_id": instance_id}
     for arguments in ((), ("--dry-run",)):
         status, printed = run("initnewcluster", *arguments)
-        assert (status, "exists already: a cluster may live there" in printed) == (1, True)
+        assert (status, "already exists. It may belong to a cluster" in printed) == (1, True)
     assert run("whatisinstanceid") == (0, f"{instance_id}\n")
 
 

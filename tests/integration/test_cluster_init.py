@@ -49,7 +49,7 @@ def test_makes_parents_of_a_deep_root(zookeeper: ZooKeeper, fresh_root: str) -> 
 
 def test_refuses_an_existing_root_and_leaves_it_alone(zookeeper: ZooKeeper, ledgers_root: str) -> None:
     before = _tree(zookeeper, ledgers_root)
-    with pytest.raises(NodeExistsError, match=f"znode {ledgers_root} exists already"):
+    with pytest.raises(NodeExistsError, match=f"znode {ledgers_root} already exists"):
         init_cluster(zookeeper, ledgers_root, "flat")
     assert _tree(zookeeper, ledgers_root) == before
 

@@ -385,7 +385,7 @@ async def test_racks_that_are_enforced(stage: Stage) -> None:
     await until(lambda: _can_choose(stage))
     assert await always_in(stage, "h4:1")
     assert (await stage.services.choose_ensemble(ONE))[0]
-    with pytest.raises(NotEnoughBookiesError, match="of those that are left /rack1 has 2"):
+    with pytest.raises(NotEnoughBookiesError, match="of the remaining bookies, /rack1 has 2"):
         await stage.services.choose_replacement(TWO, ("h1:1", "h4:1"), 1, ())
     # A dead bookie is not better than none: the spread needs it.
     await stage.fail("h4:1")

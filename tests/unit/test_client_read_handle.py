@@ -368,7 +368,7 @@ def test_a_range_as_a_record_batch(quorum: Quorum) -> None:
 async def test_a_range_that_is_too_large_for_one_batch(stage: Stage) -> None:
     size = stage.metadata.length
     assert (await stage.handle.read_range(0, COUNT - 1, max_bytes=size)).num_rows == COUNT
-    with pytest.raises(InvalidArgumentError, match=f"more than {size - 1} bytes.* iterate over read_blocks"):
+    with pytest.raises(InvalidArgumentError, match=f"more than {size - 1} bytes.* use read_blocks"):
         await stage.handle.read_range(0, COUNT - 1, max_bytes=size - 1)
     with pytest.raises(NoSuchEntryError):
         await stage.handle.read_range(0, COUNT)

@@ -370,7 +370,7 @@ async def test_two_tails_of_one_handle(stage: ReadStage) -> None:
 
 @staged(count=10)
 async def test_closed_before_what_is_asked_for(stage: ReadStage) -> None:
-    with pytest.raises(NoSuchEntryError, match="closed at entry 9: entry 12 will never be there"):
+    with pytest.raises(NoSuchEntryError, match="closed at entry 9: entry 12 will never exist"):
         await Follower(stage, 12).take_rest()
     await Follower(stage, 10).take_rest()
 

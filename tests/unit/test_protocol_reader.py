@@ -320,7 +320,7 @@ def test_what_helps_depends_on_whether_the_replicas_answered() -> None:
         reader.error(reader.asked[-1])
     (failed,) = reader.failed
     assert isinstance(failed, EntryUnknownError)
-    assert "were their disks or directories replaced? Bring back what they held" in str(failed)
+    assert "If their disks or directories were replaced, bring back the old ones" in str(failed)
 
 
 def test_the_error_names_the_entry_that_could_not_be_had() -> None:

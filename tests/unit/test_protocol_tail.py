@@ -44,7 +44,7 @@ from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Quorum
 from tests.support.ledgers import LEDGER, PASSWORD, ledger
 
-UNKNOWN = EntryUnknownError("no replica gave the entry")
+UNKNOWN = EntryUnknownError("no replica returned the entry")
 KEY = LedgerKey(LEDGER, DigestType.CRC32C, digest_function(DigestType.CRC32C, PASSWORD))
 
 
@@ -691,7 +691,7 @@ def test_a_claim_without_proof_is_a_failure_of_its_bookie(proved: int | None) ->
         tail.claim(bookie, 9)
         tail.prove(bookie, proved)
     assert suspects == {"b1", "b2", "b3"}
-    assert "b1 claims a last add confirmed of 9, does not prove it" in str(tail.error)
+    assert "b1 claims a last add confirmed of 9 without proof" in str(tail.error)
     assert tail.given == 5
 
 

@@ -101,7 +101,7 @@ class FramedConnection(asyncio.BufferedProtocol, ABC):
                 self._leave(count)
             if isinstance(error, TimeoutError):
                 raise BookieTimeoutError(
-                    f"{self.outstanding} requests on this connection are unanswered, and none was in time",
+                    f"no room for another request: {self.outstanding} on this connection are still unanswered",
                     bookie_id=self.bookie_id,
                 ) from None
             raise
@@ -191,7 +191,7 @@ class FramedConnection(asyncio.BufferedProtocol, ABC):
         if heard_until > loop.time():
             self._stalled = loop.call_at(heard_until, self._on_stalled)
             return
-        _LOG.warning("bookie %s takes nothing and says nothing: closing the connection", self.bookie_id)
+        _LOG.warning("bookie %s neither receives nor sends anything: closing the connection", self.bookie_id)
         self.close()
 
     def _stop_stall_timer(self) -> None:
@@ -259,4 +259,4 @@ class LedgerConnection(FramedConnection):
                 listener(self.bookie_id)
             except Exception:
                 # The other listeners must still be called.
-                _LOG.exception("after the loss of the connection to bookie %s", self.bookie_id)
+                _LOG.exception("a listener failed after the loss of the connection to bookie %s", self.bookie_id)

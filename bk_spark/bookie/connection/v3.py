@@ -62,7 +62,7 @@ class BookieConnectionV3(LedgerConnection):
     ) -> dict[int, ReadAnswer]:
         fencing, urgent = bool(flags & FlagV2.FENCING), bool(flags & FlagV2.HIGH_PRIORITY)
         if fencing != (key is not None):
-            raise InvalidArgumentError("a master key goes with fencing reads, and only with those")
+            raise InvalidArgumentError("a fencing read needs the master key, and other reads must not have it")
         count = len(entry_ids)
         await self._enter(count)
         loop = asyncio.get_running_loop()
@@ -185,7 +185,7 @@ class BookieConnectionV3(LedgerConnection):
         ledger_ids = [ledger_id for ledger_id in self._add_listeners if is_txn_of(answer.txn_id, ledger_id)]
         entry_id = txn_entry_id(answer.txn_id)
         if len(ledger_ids) > 1 or entry_id is None:
-            raise WireFormatError("answer to an add that does not tell which entry it is about")
+            raise WireFormatError("the answer to an add does not identify its entry")
         for ledger_id in ledger_ids:
             ids = np.array([ledger_id], np.int64), np.array([entry_id], np.int64)
             self._on_adds(AddAnswers(*ids, np.array([answer.code], np.int32)))

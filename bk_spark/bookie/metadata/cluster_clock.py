@@ -116,9 +116,9 @@ class ClusterClock:
         difference = self.difference()
         if not difference.is_small:
             raise ClockDifferenceError(
-                f"this machine's clock is {difference}; what is old goes only where both agree within "
-                f"{_told(MAX_DIFFERENCE_MS)}, so nothing was deleted. Set the clock that is wrong (NTP), here or at "
-                "ZooKeeper's servers, or leave maintenance to another machine"
+                f"this machine's clock is {difference}. Old data is deleted only if both agree within "
+                f"{_told(MAX_DIFFERENCE_MS)}, so nothing was deleted. Correct the wrong clock (NTP), here or on "
+                "ZooKeeper's servers, or run maintenance on another machine"
             )
 
     def _measured(self) -> _Known:

@@ -87,5 +87,5 @@ def require_no_cluster(zk: ZooKeeper, root: str) -> None:
 
 def _exists(root: str) -> NodeExistsError:
     return NodeExistsError(
-        f"znode {root} exists already: a cluster may live there, whose ledgers are lost without it; use another root"
+        f"znode {root} already exists. It may belong to a cluster, whose ledgers would be lost. Use another root"
     )

@@ -42,7 +42,7 @@ def _long_id(zk: ZooKeeper, long_root: str) -> int:
         if low is not None:
             return high << 32 | low
         zk.ensure_path(f"{long_root}/{_HIGH_PREFIX}{high + 1:010d}")
-    raise MetadataError(f"no ledger id could be had from {long_root}")
+    raise MetadataError(f"no ledger id could be allocated below {long_root}")
 
 
 def _sequence(zk: ZooKeeper, prefix: str) -> int | None:

@@ -110,7 +110,7 @@ class LedgerStore:
                 if _made_with(token, found):
                     return chosen, StoredMetadata(metadata, found.version)
                 if ledger_id is not None:
-                    raise LedgerExistsError("there is a ledger of this id", ledger_id=ledger_id) from error
+                    raise LedgerExistsError("a ledger with this id already exists", ledger_id=ledger_id) from error
         raise MetadataUnavailableError(f"no ledger could be created in {_ATTEMPTS} attempts: {error}") from error
 
     def read(self, ledger_id: int) -> StoredMetadata:

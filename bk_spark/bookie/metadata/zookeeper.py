@@ -344,7 +344,7 @@ class ZooKeeper:
         except KazooNoNodeError as error:
             raise NoNodeError(f"znode {path} (or its parent) does not exist") from error
         except KazooNodeExistsError as error:
-            raise NodeExistsError(f"znode {path} exists already") from error
+            raise NodeExistsError(f"znode {path} already exists") from error
         except BadVersionError as error:
             raise MetadataConflictError(f"znode {path} was changed by another client") from error
         except NotEmptyError as error:

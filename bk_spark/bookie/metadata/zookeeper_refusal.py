@@ -36,7 +36,7 @@ def refusal(servers: str) -> str | None:
     if not refused:
         return None
     return (
-        f"ZooKeeper at {servers} closes new connections of this host at once: it has reached maxClientCnxns, the most "
-        "connections from one host (60 as ZooKeeper is shipped). Raise it in ZooKeeper's zoo.cfg (0: no limit), or run "
-        "fewer clients, Spark tasks and queries among them, on this host at once"
+        f"ZooKeeper at {servers} closes new connections of this host at once: it has reached maxClientCnxns, the "
+        "limit of connections from one host (60 by default). Raise it in ZooKeeper's zoo.cfg (0: no limit), or run "
+        "fewer clients, which include Spark tasks and queries, on this host at once"
     )

@@ -63,8 +63,8 @@ class Placement:
             if order is not None and not (self.enforce and search.unspread):
                 return self._fill(order, search.good, search.poor)
         raise NotEnoughBookiesError(
-            f"every write quorum of {quorum.write_quorum_size} bookies must be in {need} racks or more "
-            f"(enforceMinNumRacksPerWriteQuorum), which no ensemble of {size} of the writable bookies is: "
+            f"every write quorum of {quorum.write_quorum_size} bookies must span at least {need} racks "
+            f"(enforceMinNumRacksPerWriteQuorum), and no ensemble of {size} writable bookies does: "
             f"{_count_racks(racks.values())}"
         )
 
@@ -103,8 +103,8 @@ class Placement:
             return self.random.choice([bookie for bookie, found in costs.items() if found == best])
         if candidates:
             raise NotEnoughBookiesError(
-                f"no writable bookie keeps every write quorum in {need} racks or more "
-                f"(enforceMinNumRacksPerWriteQuorum); of those that are left "
+                f"no writable bookie lets every write quorum span at least {need} racks "
+                f"(enforceMinNumRacksPerWriteQuorum); of the remaining bookies, "
                 f"{_count_racks(racks.get(bookie, DEFAULT_RACK) for bookie in candidates)}"
             )
         raise NotEnoughBookiesError(

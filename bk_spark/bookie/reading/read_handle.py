@@ -172,8 +172,8 @@ class ReadHandle:
                 size += block.payloads.size_bytes
                 if size > limit:
                     raise InvalidArgumentError(
-                        f"entries {first}..{last} have more than {limit} bytes, the most that read_range gives at "
-                        "once (max_bytes, maxReadRangeBytes): read fewer, or iterate over read_blocks",
+                        f"entries {first}..{last} have more than {limit} bytes, the limit of read_range "
+                        "(max_bytes, maxReadRangeBytes): read fewer entries, or use read_blocks",
                         ledger_id=self.ledger_id,
                     )
                 found.append(block)

@@ -109,7 +109,7 @@ class Tail:
         try:
             return LacHeard(await read_lac(self._ledger, metadata, self._access))
         except EntryUnknownError as error:
-            _LOG.info("%s: %s; waiting for news all the same", self._what, error)
+            _LOG.info("%s: %s; waiting for new entries anyway", self._what, error)
             return LacHeard(None)
 
     def _on_change(self) -> None:

@@ -370,7 +370,9 @@ class EndSearch:
     def _fail_entry(self, entry_id: int) -> None:
         answers = self._replicas[entry_id].answers
         said = ", ".join(f"{bookie} {answer.value}" for bookie, answer in answers.items())
-        self._fail_unknown(f"no replica gave the entry and it is not proven absent: {said}; {AWAY_REMEDY}", entry_id)
+        self._fail_unknown(
+            f"no replica returned the entry and it is not proven absent: {said}; {AWAY_REMEDY}", entry_id
+        )
 
     def _fail_unknown(self, message: str, entry_id: int | None) -> None:
         self.fail(EntryUnknownError(f"recovery stopped: {message}", ledger_id=self._ledger_id, entry_id=entry_id))

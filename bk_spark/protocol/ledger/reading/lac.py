@@ -116,7 +116,7 @@ class LacRead:
             )
             self.outcome = EndedBy(
                 EntryUnknownError(
-                    f"too few bookies told the last add confirmed: {silent}; {AWAY_REMEDY}",
+                    f"too few bookies reported the last add confirmed: {silent}; {AWAY_REMEDY}",
                     ledger_id=self._ledger.ledger_id,
                 )
             )

@@ -61,7 +61,7 @@ from bk_spark.protocol.wire.code_errors import error_of
 _MAX_SINGLE_READS: Final = 250
 #: Bytes of an answer to a batch read besides the entries.
 _BATCH_RESERVE_BYTES: Final = 1024
-_LOST_REMEDY: Final = "it was written there: were their disks or directories replaced? Bring back what they held"
+_LOST_REMEDY: Final = "it was written there. If their disks or directories were replaced, bring back the old ones"
 
 
 Action = ReadEntries | ReadBatch | ReportFailure | StartTimer | StopTimer | StopRequest
@@ -338,7 +338,7 @@ class RangePass:
         kind, what = (
             (NoSuchEntryError, "the entry is not there now")
             if absent and self._unconfirmed
-            else (EntryUnknownError, "no replica gave the entry")
+            else (EntryUnknownError, "no replica returned the entry")
         )
         code = Code.NO_ENTRY.name if absent else None
         remedy = "" if kind is NoSuchEntryError else f"; {_LOST_REMEDY if absent else AWAY_REMEDY}"

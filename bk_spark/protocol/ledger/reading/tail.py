@@ -295,7 +295,7 @@ class LedgerTail:
     def _on_proof(self, request_id: int, told: LacTold) -> None:
         poll, lac = self._polls[request_id], understand(self._ledger, told).lac
         if lac <= poll.previous_lac:
-            reason = f"claims a last add confirmed of {poll.claimed_lac}, does not prove it"
+            reason = f"claims a last add confirmed of {poll.claimed_lac} without proof"
             self._on_poll_failed(request_id, reason)
             return
         self._forget_poll(request_id)
@@ -327,7 +327,7 @@ class LedgerTail:
             self._end(
                 EndedBy(
                     NoSuchEntryError(
-                        f"the ledger was closed at entry {last}: entry {self.next_entry_id} will never be there",
+                        f"the ledger was closed at entry {last}: entry {self.next_entry_id} will never exist",
                         ledger_id=self._ledger.ledger_id,
                         entry_id=self.next_entry_id,
                     )
