@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from bk_spark.bkctl import main
 from bk_spark.bookie.metadata.cluster_init import init_cluster
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.replication.auditor_election import AuditorElection
 from bk_spark.bookie.replication.replication_switches import RecoveryDelay, ReplicationSwitches
 from bk_spark.bookie.replication.under_replication_store import UnderReplicationStore
+from bk_spark.protocol.metadata.cookie import Cookie, encode_directories
 from bk_spark.protocol.metadata.under_replication import PeriodicCheck
 from tests.interop.java_client import JavaClient, JavaError
 from tests.interop.java_shell import JavaShell, Output
@@ -270,3 +273,74 @@ def test_apaches_shell(
     zookeeper.sync("/")
     assert not switches.is_disabled()
     assert sorted(marks_of(ours)) == [7, 8, 2**40]
+
+
+def test_bkctl_on_apaches_znodes(
+    java_client: JavaClient, apaches: Apaches, uri: str, capsys: pytest.CaptureFixture[str], zookeeper: ZooKeeper
+) -> None:
+    def bkctl(*arguments: str) -> Any:
+        zookeeper.sync("/")
+        status = main(["--metadata-service-uri", uri, *arguments, "--json"])
+        assert status == 0, capsys.readouterr().err
+        return json.loads(capsys.readouterr().out)
+
+    apaches("mark", ledger_id=7, missing=[B1, B2])
+    apaches("mark", ledger_id=8, missing=[B2])
+    assert apaches("acquire", ledger_id=8)["taken"]
+    found = bkctl("listunderreplicated")
+    assert [(one["ledger"], one["missing"], one["lock"] is None) for one in found] == [
+        (7, [B1, B2], True),
+        (8, [B2], False),
+    ]
+    assert all(one["marked_ms"] for one in found)
+    assert [one["ledger"] for one in bkctl("listunderreplicated", "--missing", B1)] == [7]
+    apaches("become_auditor", bookie=B1)
+    assert bkctl("whoisauditor") == {"auditor": B1, "candidates": [B1]}
+    status = bkctl("autorecovery", "status")
+    assert (status["enabled"], status["auditor"], [one["ledger"] for one in status["repairing"]]) == (True, B1, [8])
+
+    apaches("init_delay", value=60)
+    assert bkctl("lostbookierecoverydelay", "get") == {"seconds": 60}
+    bkctl("lostbookierecoverydelay", "set", "0")
+    assert apaches("delay") == {"seconds": 0}
+    bkctl("triggeraudit")
+    assert apaches("delay") == {"seconds": 0}
+    bkctl("forceauditchecks", "--all-ledgers", "--placement-policy", "--replicas")
+    assert apaches("check_times") == {"times": [0, 0, 0]}
+    assert bkctl("autorecovery", "disable")["changed"]
+    assert apaches("is_enabled") == {"enabled": False}
+    assert bkctl("autorecovery", "enable")["changed"]
+    assert apaches("is_enabled") == {"enabled": True}
+
+
+def test_cookies_and_the_cluster_by_both(
+    run: Callable[..., Output], uri: str, zookeeper: ZooKeeper, root: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Apache's shell shows and deletes the cookie that ``bkctl`` made, and the other way round."""
+
+    def bkctl(*arguments: str) -> str:
+        zookeeper.sync("/")
+        status = main(["--metadata-service-uri", uri, *arguments])
+        assert status == 0, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    instance_id = bkctl("whatisinstanceid").strip()
+    assert instance_id in run("whatisinstanceid").text
+    cookie = Cookie(B1, "/journal", encode_directories(["/l1", "/l2"]), instance_id)
+    file = tmp_path / "VERSION"
+    file.write_bytes(cookie.encode())
+    bkctl("cookie", "create", B1, str(file))
+    shown = run("cookie_get", B1)
+    assert shown.status == 0, shown.text
+    assert instance_id in shown.text
+    assert run("cookie_delete", B1).status == 0
+    zookeeper.sync("/")
+    path = f"{root}/cookies/{B1}"
+    assert zookeeper.exists(path) is None
+    assert run("cookie_create", "-cf", str(file), B1).status == 0
+    assert json.loads(bkctl("cookie", "show", B1, "--json"))["ledger_directories"] == ["/l1", "/l2"]
+    bkctl("cookie", "delete", B1, "--yes")
+    assert run("cookie_get", B1).status != 0
+    # A cluster of ours exists for Apache's shell.
+    assert run("initnewcluster").status != 0
