@@ -1,4 +1,4 @@
-"""The contract of machines, and the two runners that ship."""
+"""The contract of machines, and the runners that ship."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from bk_spark.bookie.runners import AsyncRunner, run_blocking
+from bk_spark.bookie.runners import AsyncRunner, run_blocking, run_in_turn
 from bk_spark.protocol.machine import EndedBy, StartTimer, StepMachine, StopRequest, StopTimer, Succeeded, TimerFired
 
 pytestmark = pytest.mark.unit
@@ -54,6 +54,47 @@ def test_what_an_action_raises_is_raised_in_the_generator() -> None:
 
     with pytest.raises(ZeroDivisionError):
         run_blocking(StepMachine(adding(3)), broken)
+
+
+def test_a_sequential_machine_runs_in_the_task_that_awaits_it() -> None:
+    async def perform(action: int) -> int:
+        await asyncio.sleep(0)
+        if action == 1:
+            raise LookupError
+        return action
+
+    async def broken(action: int) -> int:
+        raise ZeroDivisionError
+
+    async def check() -> None:
+        assert await run_in_turn(StepMachine(adding(3)), perform) == 0 + 100 + 2
+        assert await run_in_turn(StepMachine(adding(0)), broken) == 0
+        with pytest.raises(ZeroDivisionError):
+            await run_in_turn(StepMachine(adding(3)), broken)
+
+    asyncio.run(check())
+
+
+def test_a_cancelled_run_ends_at_once_and_takes_no_further_action() -> None:
+    """As when the process ends: the machine is not told, and its pending action is cancelled."""
+    taken: list[int] = []
+
+    async def perform(action: int) -> int:
+        taken.append(action)
+        await asyncio.Event().wait()
+        return action
+
+    async def check() -> None:
+        machine = StepMachine(adding(3))
+        run = asyncio.ensure_future(run_in_turn(machine, perform))
+        await asyncio.sleep(0)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        assert machine.outcome is None
+        assert taken == [0]
+
+    asyncio.run(check())
 
 
 @dataclass

@@ -348,3 +348,20 @@ async def test_a_failed_journal_sync_is_told_once_and_nothing_more_is_accepted(p
         assert await bookie.bookie.force() is Code.IO_ERROR
         assert len(bookie.failures) == 1
         assert await bookie.read((1, 0), (1, 1)) == [stored(1, 0), Code.NO_ENTRY]
+
+
+@in_loop
+async def test_nothing_is_flushed_after_a_failed_journal_sync(place: Place, disk: FailingOs) -> None:
+    """A mark must not pass what may be lost."""
+    place = place.with_settings(flush_interval_ms=20)
+    async with running(place, clean_end=False) as bookie:
+        flushed = asyncio.Event()
+        bookie.storage.flusher.on_flush = lambda seconds, entry_bytes, ok: flushed.set()
+        await asyncio.wait_for(flushed.wait(), 60)
+        fail_at(disk, "fdatasync", ".txn")
+        assert await bookie.add(stored(1, 1)) == [Code.IO_ERROR]
+        disk.heal()
+        async with bookie.storage.flusher.lock:  # one that was under way has ended
+            flushed.clear()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(flushed.wait(), 0.2)

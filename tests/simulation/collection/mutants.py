@@ -23,6 +23,7 @@ from bookie_server.gc.collection_steps import (
     ReadLedgers,
     ReadLocked,
     RemoveLedgers,
+    Step,
     Steps,
     SyncMetadata,
     UnmarkLedgers,
@@ -105,6 +106,14 @@ def copies_are_not_read_again_under_the_lock(stack: ExitStack) -> None:
     stack.enter_context(patch.object(collection_steps, "_remove_superfluous", steps))
 
 
+def a_failed_step_releases_nothing(stack: ExitStack) -> None:
+    def and_then(steps: Steps, last: Step) -> Steps:
+        yield from steps
+        yield last
+
+    stack.enter_context(patch.object(collection_steps, "and_finally", and_then))
+
+
 def there_is_no_brake(stack: ExitStack) -> None:
     stack.enter_context(patch.object(CollectionBrake, "stops", lambda brake, victims, held: None))
 
@@ -142,6 +151,7 @@ MUTANTS = [
     a_new_session_is_as_good_as_the_old_one,
     the_lock_is_not_looked_at,
     copies_are_not_read_again_under_the_lock,
+    a_failed_step_releases_nothing,
     there_is_no_brake,
     a_word_releases_whatever_comes,
     a_word_holds_for_ever,
