@@ -272,7 +272,7 @@ class History:
         return self._result()
 
     def play_a_race(self) -> Result:
-        """A writer and two recoverers over slow links: here broken rules show most often."""
+        """A writer and two recoverers over slow links. Most broken rules show here."""
         self.world.weather = Weather(loss=0.05, slowness=0.3)
         for _ in range(3):
             self._post("append", "w", self.random.randint(1, 3))
@@ -295,8 +295,7 @@ class History:
         return self._result()
 
     def play_a_chase(self) -> Result:
-        """A writer whose bookies fail and overstate their LAC, with two tails: here broken rules of tails show most
-        often."""
+        """A writer whose bookies fail and overstate their LAC, with two tails. Most broken rules of tails show here."""
         self.world.weather = Weather(loss=0.05, slowness=0.2)
         bookies = [bookie.name for bookie in self.world.bookies]
         for _ in range(5):

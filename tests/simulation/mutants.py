@@ -83,7 +83,7 @@ class _TellsOfNoReplacements(WriterEnsemble):
 
 
 class SendsReplacementsNothing(LedgerWriter):
-    """What a replaced bookie held counts for its replacement, which is sent nothing."""
+    """Entries of a replaced bookie count as held by its replacement, which receives nothing."""
 
     ensemble_class = _TellsOfNoReplacements
 
@@ -132,8 +132,8 @@ class _ReplacesAlways(WriterEnsemble):
 
 
 class ReplacesBookiesWithDeferredSync(LedgerWriter):
-    """It replaces a bookie that may have lost entries that it acknowledged without syncing, and confirms them all
-    the same."""
+    """It replaces a bookie that may have lost entries that it acknowledged without syncing, and confirms these
+    entries."""
 
     ensemble_class = _ReplacesAlways
 

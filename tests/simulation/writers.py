@@ -85,7 +85,7 @@ class Actor:
 
     @property
     def idle(self) -> bool:
-        """Whether it can do nothing more without a command, whatever messages are in flight."""
+        """Whether it does nothing more until it gets a command, even if messages arrive."""
         return self.ended or not self.started
 
     def end(self, outcome: str | BaseException, last_entry_id: int | None = None) -> None:
@@ -183,7 +183,7 @@ class WriterActor(Actor):
         *,
         deferred_sync: bool = False,
     ) -> None:
-        """It stands at the beginning of the last segment."""
+        """The writer begins at the start of the last segment."""
         super().__init__(name)
         last = metadata.last_segment.first_entry_id - 1
         assert isinstance(metadata.digest_type, DigestType)

@@ -53,7 +53,7 @@ def ledger(
     state: LedgerState = LedgerState.OPEN,
     digest_type: DigestType = DigestType.CRC32C,
 ) -> LedgerMetadata:
-    """Metadata with segments as ``(first entry, "b1 b2 b3")``; by default one of ``b1`` … from 0 on."""
+    """Return metadata with segments given as ``(first entry, "b1 b2 b3")``. Default: one segment of ``b1`` …"""
     default = (0, " ".join(f"b{number}" for number in range(1, quorum.ensemble_size + 1)))
     return LedgerMetadata(
         quorum,
@@ -65,12 +65,12 @@ def ledger(
 
 
 def payload_of(entry_id: int) -> bytes:
-    """The content of the tests' entries; sizes differ."""
+    """Return the payload of a test's entry. Sizes differ."""
     return b"entry %d " % entry_id + b"." * (entry_id % 5)
 
 
 def entry_ids_of(action: SendAdds) -> list[int]:
-    """The entries in an action's frames. Also checks the frames."""
+    """Return the ids of the entries in an action's frames. Also checks the frames."""
     ids: list[int] = []
     for run in parse_requests(frames(bytes(view) for view in action.frames)):
         assert isinstance(run, AddRun)
@@ -109,7 +109,7 @@ class WriterUnderTest:
         )
         self._sent: dict[str, list[int]] = {}
         self._told = last_entry_id
-        #: Each last add confirmed that an event led to.
+        #: Each new last add confirmed.
         self.acknowledged: list[int] = []
         self.choices: list[ChooseBookies] = []
         self.proposals: list[LedgerMetadata] = []
@@ -161,7 +161,7 @@ class WriterUnderTest:
         self.handle(TimerFired(name))
 
     def sent(self) -> dict[str, list[int]]:
-        """What was sent since the last call."""
+        """Return what was sent since the last call."""
         self.take()
         sent, self._sent = self._sent, {}
         return sent

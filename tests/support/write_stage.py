@@ -73,7 +73,7 @@ PLAIN = Quorum(3, 3, 2)
 def staged(
     quorum: Quorum = PLAIN, *, running: int = 5, deferred_sync: bool = False, **settings: Any
 ) -> Callable[[Play], Callable[[], None]]:
-    """Run a test over a :class:`Stage` with the first ``running`` bookies running; nothing may be left at its end."""
+    """Run a test over a :class:`Stage` with the first ``running`` bookies running. Nothing may be left at its end."""
     config = ClientConfig(**{"add_timeout_ms": TIMEOUT_MS, "connect_timeout_ms": 2_000, **settings})
 
     def decorate(play: Play) -> Callable[[], None]:
@@ -112,6 +112,6 @@ def entries(count: int, size: int = 10) -> Payloads:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Run turns of the loop until ``condition`` holds: for actions of other peers in this same loop."""
+    """Run the loop until ``condition`` holds. Its other peers run in the same loop."""
     while not condition():
         await asyncio.sleep(0.001)

@@ -72,11 +72,11 @@ async def test_a_gap_that_nobody_fills(stage: Stage) -> None:
     ) as e:
         await stage.adv.append(13, b"x")
     assert (e.value.entry_id, e.value.retriable) == (1, True)
-    # One that is larger than the bound, with nothing waiting but the next id missing, ends too.
+    # flush, close and force fail too.
     for call in (stage.adv.flush(), stage.adv.close(), stage.adv.force()):
         with pytest.raises(EntryGapError, match="entry 1 is missing"):
             await call
-    # Nothing was lost: the gap can be filled yet.
+    # Nothing was lost: the gap can still be filled.
     await stage.adv.append_many([1, 2], entries(2))
     await stage.adv.append(13, b"x")
     assert (await stage.adv.close()).last_entry_id == 13
@@ -141,7 +141,7 @@ async def test_the_end_of_the_handle_wakes_who_waits(stage: Stage) -> None:
 
 @staged(max_pending_bytes=1, add_timeout_ms=60_000)
 async def test_a_cancelled_append_leaves_no_hole(stage: Stage) -> None:
-    """What was taken is sent by the next call."""
+    """The next call sends the entries of the cancelled one."""
     for bookie in stage.bookies:
         bookie.silent_adds = True
     await stage.adv.append(0, b"zero")

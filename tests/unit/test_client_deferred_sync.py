@@ -36,7 +36,7 @@ async def test_entries_are_confirmed_by_force(stage: Stage) -> None:
     await waiting
     assert (handle.last_add_confirmed, handle.length) == (9, 100)
     assert [bookie.forces for bookie in stage.bookies] == [1, 1, 1, 0, 0]
-    # Nothing new: nobody is asked.
+    # Nothing is new, so no bookie is asked.
     assert await handle.force() == 9
     assert stage[1].forces == 1
     closed = await handle.close()
@@ -65,7 +65,7 @@ async def test_a_bookie_that_cannot_sync_ends_the_handle(stage: Stage) -> None:
         await stage.handle.force()
     assert (caught.value.bookie_id, caught.value.code) == ("b3", "IO_ERROR")
     stage[3].force_with = Code.OK
-    # A second sync says nothing about what the first lost.
+    # A second sync says nothing about entries that the first lost.
     for call in (stage.handle.force(), stage.handle.append(b"x"), stage.handle.close()):
         with pytest.raises(BookieAnswerError):
             await call
@@ -86,7 +86,7 @@ async def test_a_bookie_that_does_not_answer_a_force(stage: Stage) -> None:
 
 @staged(deferred_sync=True)
 async def test_a_lost_connection_ends_the_handle_though_the_bookie_is_there(stage: Stage) -> None:
-    """Who knows whether it is still the process that holds the entries."""
+    """The process that held the entries may have been replaced by another."""
     await stage.handle.append_many(entries(3))
     await stage.handle.flush()
     await stage.lose(3)
@@ -124,7 +124,7 @@ def test_forcing_a_ledger_that_is_synced_anyway(use_v2: bool) -> None:
         stage[2].force_with = Code.IO_ERROR
         with pytest.raises(PeerError, match="force ledger"):
             await stage.handle.force()
-        # Every entry was synced before it was acknowledged: no harm done.
+        # Every entry was synced before it was acknowledged, so nothing is lost.
         assert await stage.handle.append(b"x") == 3
         assert (await stage.handle.close()).last_entry_id == 3
         with pytest.raises(LedgerClosedError):
@@ -186,7 +186,7 @@ def test_a_writer_that_pauses_tells_its_lac(settings: dict[str, Any]) -> None:
         await stage.handle.force()
         await until(lambda: all(told(stage, number) == 4 for number in (1, 2, 3)))
         assert told(stage, 4) is None
-        # It is told once.
+        # The LAC is sent once.
         for bookie in stage.bookies:
             bookie.explicit_lac = None
         await asyncio.sleep(0.1)
@@ -208,7 +208,7 @@ async def test_the_write_set_of_the_lac_is_told(stage: Stage) -> None:
 
 @staged(explicit_lac_interval_ms=20)
 async def test_a_lac_that_too_few_took_is_told_again(stage: Stage) -> None:
-    """The writer goes on without it."""
+    """The writer continues without it."""
     await stage.handle.append(b"x")
     await stage.handle.flush()
     for number in (1, 2):

@@ -34,7 +34,7 @@ from tests.support.ledgers import LEDGER, PASSWORD, ledger, payload_of
 from tests.support.served_bookie import ModelServices, ServedBookie
 
 DIGEST = digest_function(DigestType.CRC32C, PASSWORD)
-#: Timeouts for much work at healthy bookies, on whatever machine.
+#: Timeouts for much work at healthy bookies, even on a slow machine.
 PATIENT = {"read_timeout_ms": 5_000, "add_timeout_ms": 5_000}
 
 
@@ -72,7 +72,7 @@ class Stage:
             self[number].entries[entry] = bytes(stored)
 
     def before_close(self, act: Callable[[ModelServices], None], *, times: int = 1) -> None:
-        """When a recovery is about to close the ledger, ``act`` goes first."""
+        """Call ``act`` just before a recovery closes the ledger."""
         left = itertools.repeat(None, times)
 
         async def before(call: str) -> None:
@@ -160,7 +160,7 @@ async def test_c1_every_read_that_decides_where_the_ledger_ends_fences(stage: St
     assert closed.last_entry_id == 9
     for number in (1, 2, 3):
         deciding = [read for read in stage[number].reads if read[0] == LAST_ENTRY or read[0] > 4]
-        # The fence itself, five entries, and the one that nobody has.
+        # The fence itself, five entries, and the one that no bookie has.
         assert {entry for entry, _ in deciding} >= {LAST_ENTRY, *range(5, 11)}, number
         assert all(fencing for _, fencing in deciding), (number, deciding)
 
@@ -308,7 +308,7 @@ async def test_c13_a_lost_reply_of_the_close_is_found_out(stage: Stage) -> None:
 async def test_c16_the_next_recovery_ends_alike(stage: Stage) -> None:
     stage.put(range(4), 1, 2, 3, lac=2)
     stage.put(range(4, 6), 1, lac=2)
-    # While b3 is away b2 alone lacks them, which proves nothing.
+    # While b3 is away, only b2 lacks them. That proves nothing.
     await stage[3].stop()
 
     def die(services: ModelServices) -> None:
@@ -317,7 +317,7 @@ async def test_c16_the_next_recovery_ends_alike(stage: Stage) -> None:
     stage.before_close(die)
     with pytest.raises(MetadataUnavailableError):
         await stage.recover()
-    # Now entries 4 and 5 lie on an ack quorum; the bookie that had them alone may go.
+    # Now an ack quorum holds entries 4 and 5, so the bookie that alone had them may go.
     stage.services.before = None
     await stage[3].start()
     await stage[1].stop()

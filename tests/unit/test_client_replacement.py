@@ -1,4 +1,4 @@
-"""Replacing bookies by ones that swallow connections or hang; following those that come; limits of a writer."""
+"""Replacements that swallow connections or hang, bookies that come later, and limits of a writer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.write_stage import Stage, entries, staged, until
 
 
 def swallow(stage: Stage, number: int) -> None:
-    """Attempts to connect to the bookie never end."""
+    """Let attempts to connect to the bookie hang."""
 
     async def before(call: str) -> None:
         if call == f"address b{number}":
@@ -38,7 +38,7 @@ async def test_a_replacement_that_swallows_connections_holds_up_nothing(stage: S
     before = loop.time()
     assert await stage.handle.flush() == 9
     assert loop.time() - before < 2
-    # The next candidate is tried after the add timeout, and the new segment begins after what was acknowledged.
+    # The next candidate is tried after the add timeout. The new segment begins after the acknowledged entries.
     await stage.handle.append(b"x")
     await until(lambda: stage.services.version == 1)
     assert await stage.handle.flush() == 10
@@ -84,7 +84,7 @@ async def test_a_bookie_that_comes_is_used_at_once(stage: Stage) -> None:
 
 
 def test_without_news_it_looks_again_from_time_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bookie that hung and came to itself never left ZooKeeper."""
+    """A bookie that hung and recovered never left ZooKeeper."""
     monkeypatch.setattr(writer_ensemble, "SEARCH_AGAIN_MS", 200.0)
 
     @staged(running=4)
@@ -114,7 +114,7 @@ async def test_an_entry_without_its_ack_quorum_ends_the_writer_in_time(stage: St
         stage[number].silent_adds = True
     await stage.handle.append_many(entries(3))
     with pytest.raises(AddQuorumTimeoutError, match="addEntryQuorumTimeoutSec") as caught:
-        # It looks each second at most.
+        # It checks once a second.
         await stage.handle.flush()
     assert caught.value.entry_id == 3
     assert stage.handle.last_add_confirmed == 2
@@ -134,7 +134,7 @@ async def test_no_more_ensemble_changes_than_allowed(stage: Stage) -> None:
 
 @staged()
 async def test_several_bookies_fail_while_zookeeper_stalls(stage: Stage) -> None:
-    """C8: nothing is acknowledged until the change is published; then what failed meanwhile is replaced too."""
+    """C8: nothing is acknowledged until the change is published. Bookies that failed meanwhile are replaced then."""
     stalled, go_on = asyncio.Event(), asyncio.Event()
 
     async def before(call: str) -> None:

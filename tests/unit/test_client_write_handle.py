@@ -50,7 +50,7 @@ async def test_append_flush_close(stage: Stage) -> None:
 
 
 def cancelled_close(hold: Callable[[Stage], Callable[[], None]], **settings: Any) -> Callable[[], None]:
-    """A test in which ``hold`` keeps a close from ending until what it gives back is called."""
+    """Make a test in which ``hold`` delays the end of a close until the function that it returned is called."""
 
     @staged(add_timeout_ms=8_000, **settings)
     async def play(stage: Stage) -> None:
@@ -165,7 +165,7 @@ async def test_a_close_that_was_cancelled_while_bookies_synced_goes_on(stage: St
 
 @staged(max_unanswered_entries=20, add_timeout_ms=8_000)
 async def test_append_and_append_many_at_once_are_refused_instead_of_mixing_up_their_ids(stage: Stage) -> None:
-    """Whatever id a call returns names its own payload; a call that cannot know is refused."""
+    """The id that a call returns is that of its own payload. A call that cannot know its id is refused."""
     handle = stage.handle
     named: dict[int, bytes] = {}
     refused: list[str] = []
@@ -209,7 +209,7 @@ async def test_single_appends_go_out_together_in_the_next_turn(stage: Stage) -> 
     assert (handle.last_add_pushed, handle.machine.last_add_pushed) == (9, -1)
     await handle.wait_confirmed(4)
     assert handle.last_add_confirmed == 9
-    # In order with what other calls append, and before whatever waits for it.
+    # In order with other calls, and before any call that waits for it.
     assert await handle.append(b"10") == 10
     assert await handle.append_many([b"11", b"12"]) == 12
     assert await handle.append(b"13") == 13
@@ -232,7 +232,7 @@ def test_buffers_of_items_larger_than_a_byte_tear_nothing(count: int) -> None:
         for others in (b"x", b"x" * 5_000):
             with pytest.raises(InvalidArgumentError, match=r"cast\('B'\)"):
                 await stage.handle.append_many([numbers, *[others] * (count - 1)])
-        # A single one is taken as its bytes.
+        # A single one counts as its bytes.
         assert await stage.handle.append(numbers) == 0
         assert await stage.handle.append_many([b"good"] * count) == count
         assert await stage.handle.flush() == count
@@ -329,7 +329,7 @@ async def test_a_hanging_bookie_is_given_up(stage: Stage) -> None:
 
 @staged()
 async def test_a_replacement_that_hangs_is_given_up_too(stage: Stage) -> None:
-    """It got several batches at once, when it took the place of another."""
+    """It received several batches at once when it replaced another bookie."""
     for number in (2, 3, 4):
         stage[number].silent_adds = True
     for _ in range(4):
@@ -338,7 +338,7 @@ async def test_a_replacement_that_hangs_is_given_up_too(stage: Stage) -> None:
     await until(lambda: stage[4].seen == list(range(12)))
     stage[3].silent_adds = False
     stage[3].answer_held()
-    # b1 and b3 are an ack quorum; b4 must go all the same, before it holds up the window.
+    # b1 and b3 are an ack quorum. b4 must be replaced nevertheless, before it blocks the window.
     assert await stage.handle.flush() == 11
     await until(lambda: not stage.handle.machine.adds.most_unanswered)
 
@@ -389,7 +389,7 @@ async def test_c9_a_bookie_that_came_back_is_better_than_none(stage: Stage) -> N
     await stage.handle.flush()
     assert stage.services.metadata.last_segment.ensemble == ("b1", "b4", "b3")
     await stage.lose(4)
-    # b5 never ran, b2 failed before and runs again.
+    # b5 never ran. b2 failed before and runs again.
     await stage.handle.append(b"x")
     await stage.handle.flush()
     assert stage.services.metadata.last_segment.ensemble == ("b1", "b2", "b3")
@@ -485,7 +485,7 @@ async def test_b9_too_many_requests_is_waited_out(stage: Stage) -> None:
     await append_in_pieces(stage.handle, 20, 10)
     assert await stage.handle.flush() == 199
     await until(lambda: len(stage[3].entries) == 200)
-    # One of an ack quorum is no different: nothing but time is lost.
+    # A bookie of the ack quorum is no different: only time is lost.
     stage[1].refuse = stage[2].refuse = 70
     await append_in_pieces(stage.handle, 20, 10)
     assert await stage.handle.flush() == 399
@@ -503,7 +503,7 @@ async def test_b9_a_bookie_that_refuses_for_too_long_is_given_up(stage: Stage) -
     await stage.handle.append(b"x")
     await stage.handle.flush()
     assert stage.services.metadata.last_segment.ensemble == ("b1", "b2", "b4")
-    # It was asked less and less often.
+    # The pauses between attempts grew.
     assert stage[3].seen.count(0) < 12
 
 

@@ -28,7 +28,7 @@ def put(buffer: EntryOrder, *entry_ids: int) -> None:
 
 
 def drain(buffer: EntryOrder, at_most: int = 10**9) -> list[bytes]:
-    """What leaves, in pieces of ``at_most`` entries."""
+    """Return the entries that leave, in pieces of ``at_most`` entries."""
     out: list[bytes] = []
     while (run := buffer.ready()) is not None:
         assert run.first == buffer.next_entry_id
@@ -105,7 +105,7 @@ def test_duplicates_are_refused_and_nothing_is_taken(entry_ids: tuple[int, ...],
 
 
 def test_ids_that_came_meanwhile() -> None:
-    """A call that waited for room looks again."""
+    """A call that waited for room checks its ids again."""
     buffer = order()
     runs = buffer.runs_of(np.array([3], np.int64), Payloads.of([b"x"]))
     put(buffer, 3)
@@ -133,7 +133,7 @@ def test_the_bound_and_the_next_id() -> None:
     assert has_room(20)
     assert not has_room(20, 21)
     assert not has_room(20, size=MOST_BYTES)
-    # Without these nothing would ever leave.
+    # Without these nothing could leave.
     assert has_room(0, size=10 * MOST_BYTES)
     assert has_room(0, 1, 2, 3, 30)
     assert not has_room(1, 2, 3)
@@ -151,7 +151,7 @@ def test_any_order(seed: int) -> None:
     random_ = random.Random(seed)
     buffer, count = EntryOrder(7, 10**6, 10**9, GAP_TIMEOUT_MS), 300
     ids = list(range(count))
-    # Shuffled, but not too far.
+    # Shuffle within a distance.
     ids.sort(key=lambda entry_id: entry_id + random_.randrange(40))
     out: list[bytes] = []
     while ids:
@@ -180,7 +180,7 @@ def test_a_wait_ends_in_time_and_names_what_is_missing() -> None:
     with pytest.raises(EntryGapError, match="no room for entry 9: entry 0 is missing, and all up to 2; 2 entries") as e:
         buffer.waits(second)
     assert (e.value.entry_id, e.value.ledger_id) == (0, 7)
-    assert buffer.waits(first), "each wait has a time of its own"
+    assert buffer.waits(first), "each wait has its own timer"
     buffer.end_wait(first)
     buffer.end_wait(second)
     # Only one timer still runs.

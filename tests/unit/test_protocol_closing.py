@@ -78,7 +78,7 @@ def test_nobody_interferes() -> None:
     assert closed == START.closed(*END)
     machine.handle(MetadataWritten(closed, VERSION + 1))
     assert outcome(machine) == closed
-    # Whatever comes later is of no interest.
+    # Later events are ignored.
     machine.handle(MetadataFound(START.closed(1, 1), VERSION + 2))
     machine.handle(UNKNOWN)
     machine.fail(MetadataUnavailableError("away"))
@@ -126,7 +126,7 @@ def test_closed_elsewhere(end: tuple[int, int]) -> None:
     ids=["re-replicated", "last segment re-replicated", "in recovery", "in recovery, with custom metadata"],
 )
 def test_changed_by_others(change: Callable[[], LedgerMetadata]) -> None:
-    """The end goes on top of what was found, of which nothing is lost."""
+    """The close is based on the metadata found, and keeps all of them."""
     machine = closing()
     proposal(machine)
     changed = change()
@@ -180,7 +180,7 @@ def test_metadata_that_cannot_be_written(error: BookKeeperError) -> None:
 class Store:
     metadata: LedgerMetadata = START
     version: int = 0
-    #: What the ledger ever was closed as.
+    #: All ends at which the ledger was closed.
     closed: list[LedgerMetadata] = field(default_factory=list)
 
     def write(self, metadata: LedgerMetadata, version: int) -> bool:
@@ -218,7 +218,7 @@ def writer(store: Store, lost_reply: int) -> Client:
 
 
 def recoverer(store: Store, spare: str) -> Client:
-    """It finds the writer's end, as it must once that has drained; ``spare`` took a failed bookie's place."""
+    """It finds the writer's end, because the writer has drained. ``spare`` replaced a failed bookie."""
     while True:
         yield None
         found, version = store.metadata, store.version
@@ -318,7 +318,7 @@ def verify(stored: Buffer, entry_id: int | None) -> Entry:
 
 
 def recovered_end(holders: Sequence[frozenset[str]], silent: str | None, order: Random) -> tuple[int, int] | None:
-    """Where a recovery ends whose bookies answer in any order; None where it cannot tell."""
+    """Return the end that a recovery finds when bookies answer in any order. None if it cannot tell."""
     search = EndSearch(LEDGER, ledger(PLAIN).in_recovery(), verify, read_timeout_ms=1, read_ahead_entries=2)
     reads: list[ReadEntry] = []
     written = 0
@@ -344,7 +344,7 @@ ACK_QUORUMS = [frozenset(some) for size in (2, 3) for some in combinations(BOOKI
 
 @pytest.mark.parametrize("silent", [None, *BOOKIES])
 def test_a_recovery_of_a_drained_ledger_finds_its_very_end(silent: str | None) -> None:
-    """Wherever the acknowledged entries lie, whoever is away, in whatever order the answers come."""
+    """For every placement of acknowledged entries, every bookie away, and every order of answers."""
     told = 0
     for holders in product(ACK_QUORUMS, repeat=2):
         for seed in range(20):

@@ -169,7 +169,7 @@ def test_reading_begins_when_no_write_quorum_can_still_acknowledge() -> None:
     search.fence("b3", ABSENT)
     assert search.asked(4) == ["b2", "b3", "b1"]
     assert min(entry for _, entry in search.reads) == 4
-    # What comes later changes nothing.
+    # Later answers change nothing.
     search.fence("b2", PRESENT, stored(9, 8))
     assert search.machine.state is SearchState.READING
     assert min(entry for _, entry in search.reads) == 4
@@ -247,7 +247,7 @@ def _corrupt(search: SearchUnderTest, bookie_id: str, entry_id: int) -> None:
 
 
 def _another_entry(search: SearchUnderTest, bookie_id: str, entry_id: int) -> None:
-    # As the last entry any would do.
+    # As the last entry, any id is right.
     search.answer(bookie_id, entry_id, Code.OK, stored(1)[: None if entry_id != LAST_ENTRY else 10])
 
 
@@ -324,7 +324,7 @@ def test_an_answer_stops_its_timer() -> None:
     search.fence("b1", ABSENT)
     assert search.timers == {(1, "b2", LAST_ENTRY), (1, "b3", LAST_ENTRY)}
     search.fence("b2", ABSENT)
-    # Nobody waits for it any more; its request is given up in time all the same.
+    # Its answer no longer counts. The request is still cancelled at the timeout.
     search.handle(TimerFired((1, "b3", LAST_ENTRY)))
     assert search.given_up == [(1, "b3", LAST_ENTRY)]
     assert search.machine.state is SearchState.READING
@@ -523,7 +523,7 @@ def test_c16_after_a_crash_between_write_back_and_close_the_next_ends_alike() ->
     first.all_say(PRESENT, 5, 6)
     first.all_say(ABSENT, 7)
     assert (first.end, first.written) == (6, [payload_of(5), payload_of(6)])
-    # The next one meets the write-backs, whose LAC is still 4.
+    # The next recovery finds the write-backs, whose LAC is still 4.
     second = SearchUnderTest()
     second.fence("b1", PRESENT, stored(6, 4))
     second.fence("b2", PRESENT, stored(6, 4))

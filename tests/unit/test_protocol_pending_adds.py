@@ -28,7 +28,7 @@ def entry_ids(views: list[memoryview], count: int) -> list[int]:
 
 
 class Model:
-    """What PendingAdds should know, entry by entry."""
+    """A plain model of PendingAdds, entry by entry."""
 
     def __init__(self, quorum: Quorum) -> None:
         self.quorum = quorum

@@ -59,7 +59,7 @@ from tests.support.wire import frames
 
 DIGEST = digest_function(DigestType.CRC32C, PASSWORD)
 LOST = OutcomeUnknownError("connection lost")
-#: What another client does to the metadata, or the error of the call.
+#: A change of the metadata by another client, or the error of the call.
 Meddling = Callable[[LedgerMetadata], LedgerMetadata] | Exception
 
 
@@ -88,7 +88,7 @@ class Stage:
         self.lost_replies = 0
         #: What reached the store and the bookies, in order.
         self.calls: list[str] = []
-        #: What the writer of write-backs asked for, but its adds.
+        #: Actions of the writer of write-backs, except its adds.
         self.asked: list[WriterAction] = []
         self.reads: list[ReadEntry] = []
         #: Entry id, LAC and flags of each add, for each bookie.
@@ -102,7 +102,7 @@ class Stage:
         )
 
     def run(self) -> LedgerMetadata:
-        """The recovery's result. Raises its error, and AssertionError where it waits for something."""
+        """Return the recovery's result. Raises its error, and AssertionError if it still waits."""
         self.settle()
         match self.machine.outcome:
             case Succeeded(metadata):
@@ -245,7 +245,7 @@ def test_the_close_publishes_the_ensemble_of_the_write_backs() -> None:
     stage.add_answers("b1", [0, 1], Code.OK)
     closed = stage.run()
     assert [segment.ensemble for segment in closed.segments] == [("b1", "b4", "b3")]
-    # Nobody but the closing compare-and-set tells of it.
+    # Only the closing compare-and-set publishes it.
     assert stage.calls == ["read", "IN_RECOVERY", "CLOSED"]
 
 
@@ -343,7 +343,7 @@ def test_metadata_that_changed_are_searched_anew() -> None:
     assert {read.attempt for read in stage.reads} == {1, 2}
     again = {read.bookie_id for read in stage.reads if read.attempt == 2 and read.purpose is Purpose.FENCE}
     assert again == {"b4", "b5", "b1"}
-    # What is written back again carries what the second search began with.
+    # Entries written back again carry the LAC that the second search began with.
     assert [add[:2] for add in stage.adds["b4"]] == [(3, 2), (4, 2)]
 
 

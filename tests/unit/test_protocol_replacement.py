@@ -21,7 +21,7 @@ ENSEMBLE = ("b1", "b2", "b3")
 
 
 class Cluster:
-    """Gives the first bookie of ``bookies`` that may be had. Those that ``work`` answer."""
+    """Choose the first allowed bookie of ``bookies``. Those that ``work`` answer."""
 
     def __init__(self, bookies: str, work: str) -> None:
         self.bookies = bookies.split()

@@ -137,7 +137,7 @@ def test_b9_what_the_slowest_bookie_owes_is_known() -> None:
         writer.answer(bookie, range(10))
     assert (writer.lac, writer.machine.pending_entries) == (9, 0)
     assert writer.machine.adds.most_unanswered == 10
-    # What b3 owes is kept: it may be needed again.
+    # Entries that b3 owes are kept, because they may be sent again.
     assert writer.machine.adds.first_entry_id == 0
     writer.answer("b3", range(4))
     assert (writer.machine.adds.most_unanswered, writer.machine.adds.first_entry_id) == (6, 4)
@@ -155,7 +155,7 @@ def test_b9_too_many_requests_is_no_failure() -> None:
     writer.answer("b3", [4, 3], Code.TOO_MANY_REQUESTS)
     assert ([name for name, _ in writer.pauses], writer.choices, writer.machine.adds.throttled) == (["b3"], [], True)
     assert writer.sent() == {}
-    # Sent again once and in order, though all of it was acknowledged long ago; not what is still under way.
+    # Refused entries are sent again once and in order, although they are acknowledged. Entries under way are not.
     writer.send_refused("b3")
     assert writer.sent() == {"b3": [1, 3, 4]}
     assert not writer.machine.adds.throttled
@@ -201,7 +201,7 @@ def test_a_bookie_that_is_given_up_owes_nothing() -> None:
     assert writer.machine.adds.most_unanswered == 5
     writer.fail("b3")
     assert (writer.machine.adds.most_unanswered, writer.machine.adds.first_entry_id) == (0, 5)
-    # Nothing is pending: the ledger keeps its ensemble until the next add.
+    # Nothing is pending, so the ledger keeps its ensemble until the next add.
     assert writer.choices == []
     writer.sent()
     writer.add()
@@ -235,7 +235,7 @@ def test_c8_nothing_is_acknowledged_before_the_change_is_published() -> None:
     writer.answer("b2", 0)
     assert writer.acknowledged == [0]
     writer.fail("b3")
-    # ZooKeeper stalls; b1 and b2 go on and answer everything.
+    # ZooKeeper stalls. b1 and b2 continue and answer everything.
     writer.add(2)
     for bookie in ("b1", "b2"):
         writer.answer(bookie, range(4))
@@ -264,7 +264,7 @@ def test_c8_three_bookies_fail_one_after_another_while_zookeeper_stalls() -> Non
     assert writer.sent() == {}
     assert len(writer.choices) == 1
     writer.written()
-    # b4 gets what is not acknowledged; the other two are looked for now.
+    # b4 gets the entries not acknowledged. Now the writer searches for the other two.
     assert writer.sent() == {"b4": [1, 2, 3]}
     assert (writer.choices[-1].failed, writer.choices[-1].exclude) == ((1, 2), {"b4", "b2", "b3"})
     assert writer.choices[-1].avoid == {"b1"}
@@ -287,7 +287,7 @@ def test_acks_of_a_replaced_bookie_count_no_longer() -> None:
     writer.chosen({0: "b4"})
     writer.answer("b2", 0)
     writer.written()
-    # b1 held the entry, but b1 is not in the ensemble that readers will know.
+    # b1 holds the entry, but b1 is not in the ensemble that readers will see.
     assert writer.acknowledged == []
     writer.answer("b1", 0)
     assert writer.acknowledged == []
@@ -335,7 +335,7 @@ def test_c9_a_bookie_is_replaced_twice_and_the_ensemble_is_the_old_one_again() -
     writer.sent()
     writer.fail("b4")
     assert (writer.choices[-1].exclude, writer.choices[-1].avoid) == ({"b4", "b2", "b3"}, {"b1"})
-    # Nobody else is left: b1, which runs again.
+    # Only b1 is left, which runs again.
     writer.chosen({0: "b1"})
     assert writer.proposals[-1].segments == writer.start.segments
     writer.written()
@@ -356,7 +356,7 @@ def test_c9_equal_ensembles_and_a_lost_reply() -> None:
     writer.fail("b4")
     writer.chosen({0: "b1"})
     writer.sent()
-    # The reply of the compare-and-set got lost; what is found is ours, and like what it was at first.
+    # The reply of the compare-and-set is lost. The metadata found are ours, and equal the first ones.
     writer.conflict(writer.proposals[-1])
     assert writer.sent() == {"b1": [0]}
     writer.answer("b1", 0)
@@ -385,7 +385,7 @@ def test_a_change_replaces_what_it_can() -> None:
     writer.add(1)
     writer.sent()
     writer.fail("b1", "b2")
-    # b2 failed after the choice was asked for.
+    # b2 failed after the search began.
     assert [choice.failed for choice in writer.choices] == [(0,)]
     writer.chosen({0: "b4"})
     writer.written()
@@ -411,10 +411,10 @@ def test_without_a_replacement_the_writer_goes_on_while_the_ack_quorum_can_be_re
     writer.sent()
     writer.add(1)
     assert writer.sent() == {"b2": [1], "b3": [1]}
-    # The same bookie is not looked for again at every add …
+    # The writer does not search again at every add …
     assert len(writer.choices) == 1
     writer.handle(BookiesChanged())
-    # … but when bookies came or went, and then it may be one that failed before.
+    # … but it does when bookies come or go. Then it may choose one that failed before.
     assert len(writer.choices) == 2
     assert writer.choices[-1].avoid == set()
     writer.chosen({0: "b4"})
@@ -434,7 +434,7 @@ def test_answers_that_came_during_the_search_count_when_it_finds_nobody() -> Non
 
 
 def test_while_a_replacement_is_looked_for_long_the_published_ensemble_counts() -> None:
-    """A bookie that swallows connections holds up nothing."""
+    """A bookie that swallows connections delays nothing."""
     writer = WriterUnderTest()
     writer.add(1)
     writer.fail("b1")
@@ -448,7 +448,7 @@ def test_while_a_replacement_is_looked_for_long_the_published_ensemble_counts() 
         writer.answer(bookie, 1)
     assert writer.acknowledged == [0, 1]
     writer.chosen({0: "b4"})
-    # The new segment begins after what was acknowledged meanwhile; from now on it must be published first.
+    # The new segment begins after the entries acknowledged meanwhile. From now on it must be published first.
     assert writer.proposals[-1].segments == (Segment(0, ("b1", "b2", "b3")), Segment(2, ("b4", "b2", "b3")))
     for bookie in ("b2", "b3"):
         writer.answer(bookie, 2)
@@ -458,7 +458,7 @@ def test_while_a_replacement_is_looked_for_long_the_published_ensemble_counts() 
     writer.written()
     assert writer.acknowledged == [0, 1, 2]
     assert writer.sent() == {"b4": [2]}
-    # The next search begins as patient as the first.
+    # The next search has the full time again.
     writer.add(1)
     writer.fail("b2")
     for bookie in ("b3", "b4"):
@@ -471,7 +471,7 @@ def test_a_search_that_found_nobody_is_repeated_where_more_failed_since() -> Non
     writer.add(1)
     writer.fail("b1", "b2")
     assert [(choice.failed, choice.needed) for choice in writer.choices] == [((0,), False)]
-    # It was not asked with all its might, nor for b2.
+    # That search was not told that a bookie is needed, and not told of b2.
     writer.no_bookies(NO_MORE)
     assert writer.machine.error is None
     assert [(choice.failed, choice.needed) for choice in writer.choices[1:]] == [((0, 1), True)]
@@ -644,7 +644,7 @@ def test_a_lost_reply_while_another_bookie_fails() -> None:
     writer = changing()
     writer.fail("b1")
     writer.conflict(writer.proposals[-1])
-    # The first change took effect: b4 is in, and b1 and b2 had answered. Only b1 is looked for at the next add.
+    # The first change took effect: b4 is in, and b1 and b2 had answered. The next add searches only for b1.
     assert (writer.sent(), writer.acknowledged) == ({"b4": [1, 2]}, [0, 2])
     writer.add()
     assert writer.sent() == {"b2": [3], "b4": [3]}
@@ -694,7 +694,7 @@ def test_no_more_changes_than_allowed() -> None:
 
 
 def deferred(count: int = 3) -> WriterUnderTest:
-    """``count`` entries that b1 and b2 hold."""
+    """Add ``count`` entries that b1 and b2 hold."""
     writer = WriterUnderTest(deferred_sync=True)
     writer.add(count)
     for bookie in ("b1", "b2"):
@@ -708,7 +708,7 @@ def test_with_deferred_sync_only_forced_entries_are_confirmed() -> None:
     assert (machine.last_add_acknowledged, writer.lac, machine.length, machine.pending_entries) == (2, -1, 0, 0)
     writer.force()
     assert [(force.bookie_id, force.last_entry_id) for force in writer.forces] == [("b1", 2), ("b2", 2), ("b3", 2)]
-    # What is acknowledged after the request may have come after the bookie's sync.
+    # Entries acknowledged after the request may have arrived after the bookie's sync.
     writer.add(2)
     for bookie in ("b1", "b2"):
         writer.answer(bookie, [3, 4])
@@ -756,7 +756,7 @@ def test_with_deferred_sync_a_failed_bookie_ends_the_writer(forced: bool) -> Non
     writer.fail("b3")
     assert isinstance(writer.machine.error, EnsembleChangeRefusedError)
     writer.forced(0)
-    # b3 has synced nothing, or forgot it.
+    # b3 has synced nothing, or lost it.
     assert (writer.acknowledged, writer.choices) == ([], [])
 
 
@@ -766,7 +766,7 @@ def test_with_deferred_sync_the_ensemble_can_change_before_the_first_acknowledge
     writer.add(2)
     for bookie in ("b1", "b2"):
         writer.answer(bookie, [0, 1])
-    # Acknowledged entries could not move: first the bookie.
+    # Acknowledged entries cannot move to another bookie, so replace the bookie first.
     assert writer.machine.last_add_acknowledged == -1
     writer.chosen({2: "b4"})
     writer.sent()
@@ -838,8 +838,8 @@ def test_a_recovery_keeps_its_changes_to_itself() -> None:
 @pytest.mark.parametrize("quorum", [Quorum(3, 3, 2), Quorum(5, 3, 2), Quorum(2, 2, 2), Quorum(4, 3, 1)], ids=str)
 @pytest.mark.parametrize("seed", range(8))
 def test_any_order_of_events(quorum: Quorum, seed: int) -> None:
-    """Whatever happens: an acknowledged entry lies on an ack quorum of the published ensemble, in order,
-    and once the faults end everything is acknowledged."""
+    """Whatever happens, entries are acknowledged in order, and an ack quorum of the published ensemble holds them. Once
+    the faults end, everything is acknowledged."""
     random_ = random.Random(f"{seed} {quorum}")
     writer = WriterUnderTest(ledger(quorum))
     machine = writer.machine

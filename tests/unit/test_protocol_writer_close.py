@@ -126,7 +126,7 @@ def test_with_deferred_sync_closing_forces_what_was_not() -> None:
     for bookie in ("b1", "b2"):
         writer.answer(bookie, [0, 1])
     assert len(writer.forces) == 3
-    # A second call asks nobody again.
+    # A second call sends nothing.
     writer.close()
     assert (len(writer.forces), writer.proposals) == (3, [])
     writer.forced(1, "b1", "b2")
@@ -163,7 +163,7 @@ def test_a_close_whose_outcome_is_unknown_is_not_taken_for_done_or_failed() -> N
     assert (writer.machine.close_error, writer.machine.outcome) == (AWAY, None)
     with pytest.raises(LedgerClosedError):
         writer.add(1)
-    # The second asks the store: the first took effect.
+    # The second close reads the store: the first took effect.
     writer.close()
     assert (writer.machine.close_error, len(writer.proposals)) == (None, 2)
     reads = writer.reads

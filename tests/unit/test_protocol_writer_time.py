@@ -23,7 +23,7 @@ def test_pauses_double_up_to_a_second_while_everything_is_refused() -> None:
         writer.answer("b3", [0, 1], Code.TOO_MANY_REQUESTS)
         writer.send_refused("b3")
     assert [pause for _, pause in writer.pauses] == [20, 40, 80, 160, 320, 640, 1000, 1000]
-    # Something was taken: the next pause is short again.
+    # The bookie took an entry, so the next pause is short again.
     writer.answers("b3", [(0, Code.OK), (1, Code.TOO_MANY_REQUESTS)])
     writer.send_refused("b3")
     writer.answer("b3", 1, Code.TOO_MANY_REQUESTS)
@@ -66,7 +66,7 @@ def test_a_bookie_that_takes_nothing_for_the_add_timeout_is_given_up() -> None:
         writer.answer(bookie, [0, 1])
     tick(writer, 4)
     assert writer.left == []
-    # Being busy is no progress, taking an add is.
+    # A refusal is no progress. A taken add is.
     writer.answer("b3", 1, Code.TOO_MANY_REQUESTS)
     writer.answer("b3", 0)
     tick(writer, 4)
@@ -76,7 +76,7 @@ def test_a_bookie_that_takes_nothing_for_the_add_timeout_is_given_up() -> None:
     tick(writer)
     assert writer.left == ["b3"]
     assert writer.machine.ensemble.failed == {2: "b3"}
-    # Nobody owes anything: no timer runs until something is sent.
+    # No bookie owes anything, so no timer runs until something is sent.
     assert WriterTimer.PROGRESS not in writer.timers
     writer.add(1)
     assert WriterTimer.PROGRESS in writer.timers
@@ -179,7 +179,7 @@ def test_bookies_that_stall_together_are_all_left_though_the_first_ends_the_writ
 
 def test_bytes_count_until_every_bookie_has_answered() -> None:
     writer = WriterUnderTest(max_pending_bytes=1_000)
-    assert writer.machine.adds.has_room(1, 5_000), "with nothing under way anything is taken"
+    assert writer.machine.adds.has_room(1, 5_000), "if nothing is under way, there is always room"
     assert not writer.machine.adds.has_room(1, 600, waiting_entries=1, waiting_bytes=600)
     writer.add(3)
     size = sum(len(payload_of(entry)) + writer.packager.overhead_bytes for entry in range(3))
@@ -219,7 +219,7 @@ def test_a_lac_is_told_once_unless_adds_carried_it() -> None:
     writer = WriterUnderTest(explicit_lac_interval_ms=500)
     acknowledged(writer, 0)
     assert writer.timers[WriterTimer.EXPLICIT_LAC] == 500
-    # An add carries it before the time has come.
+    # An add carries it before the interval ends.
     writer.add(1)
     writer.fire(WriterTimer.EXPLICIT_LAC)
     assert (writer.lacs, WriterTimer.EXPLICIT_LAC in writer.timers) == ([], False)
@@ -240,13 +240,13 @@ def test_a_lac_that_no_ack_quorum_took_is_told_again(answers: tuple[bool, ...]) 
     writer = WriterUnderTest(explicit_lac_interval_ms=500)
     acknowledged(writer, 0)
     writer.fire(WriterTimer.EXPLICIT_LAC)
-    # Not while answers are missing.
+    # Nothing is sent while answers are missing.
     writer.handle(LacAnswered(0, answers[0]))
     writer.fire(WriterTimer.EXPLICIT_LAC)
     assert len(writer.lacs) == 3
     for taken in answers[1:]:
         writer.handle(LacAnswered(0, taken))
-    # One answer too many, or to an older request, counts nothing.
+    # A surplus answer, or one to an older request, does not count.
     writer.handle(LacAnswered(0, True))
     writer.handle(LacAnswered(-1, True))
     writer.fire(WriterTimer.EXPLICIT_LAC)
