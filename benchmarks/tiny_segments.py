@@ -1,5 +1,6 @@
 """Compares a log of micro-batches, each with one row per task, and the same rows in one segment per task. Both are read
-by one task after the other, and by Spark. Also measures ``latestOffset`` of a query over logs without writers.
+by one task after the other, and by Spark. Also measures the start of a query over logs without writers, its
+``latestOffset``, and the planning of a batch over them.
 
 With ``--old DIR``, another checkout of this repository, its code is also measured: in turn with this one's, on one
 cluster.
@@ -59,6 +60,7 @@ def main(arguments: Sequence[str] = ()) -> None:
             found = _run(checkout, "idle", uri, "idle-.*")
             figure(NAME, f"{prefix}latest_offset", statistics.median(found["latest_ms"]), "ms", logs=found["logs"])
             figure(NAME, f"{prefix}first_offset", found["first_s"], "s", logs=found["logs"])
+            figure(NAME, f"{prefix}batch_plan", found["batch_s"], "s", logs=found["logs"])
 
 
 def _tell_reads(what: str, uri: str, checkouts: dict[str, Path], rounds: int) -> None:

@@ -61,7 +61,8 @@ def spark(uri: str, log: str, warm_up: str) -> dict[str, Any]:
 
 
 def idle(uri: str, pattern: str) -> dict[str, Any]:
-    """Measure ``latestOffset`` of a query over logs without writers, each after a pause."""
+    """Measure the start of a query over logs without writers, its ``latestOffset``, each after a pause, and the
+    planning of a batch over the same logs."""
     options = parse_options({"metadataServiceUri": uri, "logPattern": pattern}, writing=False, streaming=True)
     began = time.perf_counter()
     planner = StreamPlanner(options, RAW_SCHEMA)
@@ -73,7 +74,11 @@ def idle(uri: str, pattern: str) -> dict[str, Any]:
         began = time.perf_counter()
         planner.next(offset, limited=True)
         times.append((time.perf_counter() - began) * 1000)
-    return {"logs": len(offset.positions), "first_s": first_s, "latest_ms": times}
+    began = time.perf_counter()
+    batch = parse_options({"metadataServiceUri": uri, "logPattern": pattern}, writing=False)
+    assert batch_splits(batch, RAW_SCHEMA, Conditions())
+    batch_s = time.perf_counter() - began
+    return {"logs": len(offset.positions), "first_s": first_s, "latest_ms": times, "batch_s": batch_s}
 
 
 if __name__ == "__main__":

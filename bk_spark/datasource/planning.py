@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from pyspark.errors import PySparkException
@@ -32,6 +32,7 @@ from bk_spark.log.log import Log
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
+    MetadataUnavailableError,
     NoSuchEntryError,
     NoSuchLedgerError,
     NoSuchLogError,
@@ -42,6 +43,7 @@ from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 #: Assumed bytes of an entry of unknown size.
 _UNKNOWN_ENTRY_BYTES: Final = 1024
 _SAMPLE_ENTRIES: Final = 16
+_MAX_SESSIONS: Final = 3
 
 
 # --- schemas ---
@@ -105,15 +107,19 @@ def open_logs(options: SourceOptions, schema: StructType | None = None) -> dict[
             f"option logPattern: {options.log_pattern!r} matches none of the {count} logs under {options.log_root}; "
             "it must match a log's whole name"
         )
-    logs = {name: open_log(options, name) for name in names}
+    logs = open_named(options, names)
+    if len(logs) < len(names):
+        store = logs_of(options.metadata_service_uri, options.log_root)
+        # Raises the error that says what is missing, unless the log was made just now.
+        logs = {name: logs.get(name) or store.open_log(name, password=options.password()) for name in names}
     check_alike(options, logs, schema)
     return logs
 
 
-def open_log(options: SourceOptions, name: str) -> Log:
-    """Open one log of a read. Raises NoSuchLogError, UnauthorizedError."""
+def open_named(options: SourceOptions, names: Sequence[str]) -> dict[str, Log]:
+    """Open the logs of a read that exist, with few requests. Raises UnauthorizedError."""
     try:
-        return logs_of(options.metadata_service_uri, options.log_root).open_log(name, password=options.password())
+        return logs_of(options.metadata_service_uri, options.log_root).open_logs(names, password=options.password())
     except UnauthorizedError as error:
         if options.log is not None:
             raise
@@ -144,9 +150,32 @@ def check_alike(options: SourceOptions, logs: Mapping[str, Log], schema: StructT
         _refuse_metadata_option(options)
 
 
+def log_snapshots(logs: Mapping[str, Log]) -> dict[str, LogSnapshot]:
+    """Return the current list of each log, with its tail page, after one sync.
+
+    Raises NoSuchLogError, LogReplacedError, MetadataUnavailableError.
+    """
+    zk = next(iter(logs.values())).zookeeper
+    for _ in range(_MAX_SESSIONS):
+        session = zk.session_id
+        zk.sync(next(iter(logs.values())).paths.head)
+        heads = zk.get_many([log.paths.head for log in logs.values()])
+        snapshots = {name: log.snapshot_at(heads[log.paths.head], session) for name, log in logs.items()}
+        tails = zk.get_many([snapshot.tail_path for snapshot in snapshots.values()])
+        # The server of another session may be behind.
+        if session and zk.session_id == session:
+            for snapshot in snapshots.values():
+                tail = tails[snapshot.tail_path]
+                if tail is not None:
+                    snapshot.look_at_tail(tail)
+            return snapshots
+    raise MetadataUnavailableError(f"sessions with ZooKeeper ended {_MAX_SESSIONS} times while lists of logs were read")
+
+
 def log_bounds(log: Log, snapshot: LogSnapshot) -> Bounds:
     """Return the readable part of ``log``. Asks bookies for the confirmed entries of an open tail."""
-    return bounds_until(snapshot, log.open_reader().readable_end(snapshot))
+    end = snapshot.next_offset if snapshot.was_sealed else log.open_reader().readable_end(snapshot)
+    return bounds_until(snapshot, end)
 
 
 def bounds_until(snapshot: LogSnapshot, end: int) -> Bounds:

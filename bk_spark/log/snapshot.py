@@ -74,6 +74,15 @@ class LogSnapshot:
         return self.look_at_tail()[0]
 
     @property
+    def was_sealed(self) -> bool:
+        """Whether the log had no open tail, and ended at ``next_offset``, when the tail page was first read.
+
+        False if the tail page was not read yet.
+        """
+        page = self._tail
+        return page is not None and not page.open_tail and page.end_offset == self.next_offset
+
+    @property
     def tail_path(self) -> str:
         """The path of the tail page."""
         return self._pages.tail_path(self._head)
@@ -95,6 +104,8 @@ class LogSnapshot:
             ``next_offset``, even if there is no open tail.
         """
         page = self._tail_page_now() if read is None else self._pages.tail_page(self._head, read)
+        if self._tail is None:
+            self._tail = page
         tail = next(iter(page.table[-1:])) if page.open_tail else None
         if tail is not None and tail.base_offset != self.next_offset:
             tail = None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.metadata.cluster_clock import ClockDifference
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.log.blocking import BlockingLog
+from bk_spark.log.catalog import FoundLog, LogCatalog
 from bk_spark.log.formats.names import (
     DEFAULT_ROOT,
     LogPaths,
@@ -17,12 +20,11 @@ from bk_spark.log.formats.names import (
     check_root,
     clock_path,
     head_path,
-    is_log_name,
 )
 from bk_spark.log.formats.page import SegmentPage, encode_page
 from bk_spark.log.formats.segment import SegmentTable
-from bk_spark.log.formats.settings import LogSettings, decode_settings, encode_settings
-from bk_spark.log.formats.znodes import Head, Policy, decode_head, encode_head, encode_policy
+from bk_spark.log.formats.settings import LogSettings, encode_settings
+from bk_spark.log.formats.znodes import Head, Policy, encode_head, encode_policy
 from bk_spark.log.gc.deletion import DeletionReport, delete_steps
 from bk_spark.log.ledgers import LogLedgers
 from bk_spark.log.log import Log
@@ -30,13 +32,14 @@ from bk_spark.protocol.errors import (
     InvalidArgumentError,
     LogExistsError,
     LogReplacedError,
-    MetadataFormatError,
     NoSuchLogError,
     OutcomeUnknownError,
 )
 from bk_spark.protocol.metadata.znodes import CreateOp, TransactionConflictError
 
 _MAX_TRIES: Final = 5
+#: Threads that check passwords of several logs.
+_CHECKERS: Final = min(8, os.cpu_count() or 1)
 
 
 class LogStore:
@@ -82,6 +85,7 @@ class LogStore:
         self._zk = zk
         self._client = client
         self._now_ms = now_ms or zk.clock.now_ms
+        self._catalog = LogCatalog(zk, self.root)
 
     @classmethod
     def of(
@@ -152,7 +156,7 @@ class LogStore:
             If the log may or may not have been created. Check whether it exists.
         """
         paths = LogPaths(self.root, check_log_name(name), str(uuid.uuid4()))
-        ledgers = self._ledgers(paths, settings, password)
+        log = self._log(FoundLog(Head(paths.log_id), paths, settings), password)
         operations = [
             CreateOp(paths.head, encode_head(Head(paths.log_id))),
             CreateOp(paths.identity),
@@ -169,15 +173,15 @@ class LogStore:
             try:
                 self._zk.transaction(operations)
             except (OutcomeUnknownError, TransactionConflictError):
-                found = self._head(name)
+                found = self._catalog.head(name)
                 if found is None:
                     continue
                 if found.deleted_time_ms:
                     raise LogExistsError(_deleted(name, paths.head)) from None
                 if found.log_id != paths.log_id:
                     raise LogExistsError(f"log {name} exists already (znode {paths.head})") from None
-            return Log(self._zk, paths, settings, self._now_ms, ledgers)
-        raise OutcomeUnknownError(f"log {name} may or may not have been made: look whether it exists")
+            return log
+        raise OutcomeUnknownError(f"log {name} may or may not have been created: check whether it exists")
 
     def open_log(self, name: str, *, log_id: str | None = None, password: bytes | None = None) -> Log:
         """Open an existing log.
@@ -209,37 +213,46 @@ class LogStore:
         MetadataUnavailableError
             If ZooKeeper does not answer.
         """
-        found = self._find(name)
+        found = self._catalog.find(name)
         if found is None:
             path = head_path(self.root, name)
             raise NoSuchLogError(f"there is no log {name} (no znode {path}): check the name, or write to it first")
-        head, paths, settings = found
+        head = found.head
         if head.deleted_time_ms:
-            raise NoSuchLogError(_deleted(name, paths.head))
+            raise NoSuchLogError(_deleted(name, found.paths.head))
         if log_id is not None and head.log_id != log_id:
             raise LogReplacedError(f"log {name} was deleted and made again: its id is {head.log_id}, expected {log_id}")
-        return Log(self._zk, paths, settings, self._now_ms, self._ledgers(paths, settings, password))
+        return self._log(found, password)
 
-    def _find(self, name: str) -> tuple[Head, LogPaths, LogSettings] | None:
-        """Return the log with this name, or None. A log whose deletion has begun is included."""
-        for _ in range(_MAX_TRIES):
-            head = self._head(name)
-            if head is None:
-                return None
-            paths = LogPaths(self.root, name, head.log_id)
-            znode = self._zk.get(paths.settings)
-            if znode is not None:
-                settings_id, settings = decode_settings(znode.data, paths.settings)
-                if settings_id == head.log_id:
-                    return head, paths, settings
-            # The log was deleted, and perhaps created again, between the two reads.
-        raise MetadataFormatError(f"log {name}: its settings {paths.settings} are missing, or of another log")
+    def open_logs(self, names: Sequence[str], *, password: bytes | None = None) -> dict[str, Log]:
+        """Open several logs with few requests to ZooKeeper.
 
-    def _head(self, name: str) -> Head | None:
-        """Return the current head for this name."""
-        path = head_path(self.root, check_log_name(name))
-        znode = self._zk.get_latest(path)
-        return None if znode is None else decode_head(znode.data, path)
+        Parameters
+        ----------
+        names
+            The names of the logs.
+        password
+            The password of all these logs. Without it, the returned logs have no access to their ledgers.
+
+        Returns
+        -------
+        dict of str to Log
+            The logs by name, in the order of ``names``. Logs that do not exist are left out.
+
+        Raises
+        ------
+        UnauthorizedError
+            If the password of one log is wrong.
+        MetadataFormatError
+            If znodes of one log are damaged.
+        MetadataUnavailableError
+            If ZooKeeper does not answer.
+        """
+        found = {name: one for name, one in self._catalog.find_many(names).items() if not one.head.deleted_time_ms}
+        # Checking a password takes milliseconds, outside Python's lock.
+        with ThreadPoolExecutor(_CHECKERS) as checkers:
+            logs = list(checkers.map(lambda one: self._log(one, password), found.values()))
+        return dict(zip(found, logs, strict=True))
 
     def known_log(self, name: str, log_id: str, settings: LogSettings, password: bytes | None = None) -> Log:
         """Return a log that the caller has opened before. Reads nothing: errors show up when the log is used.
@@ -265,14 +278,17 @@ class LogStore:
         UnauthorizedError
             If the password is wrong.
         """
-        paths = LogPaths(self.root, name, log_id)
-        return Log(self._zk, paths, settings, self._now_ms, self._ledgers(paths, settings, password))
+        return self._log(FoundLog(Head(log_id), LogPaths(self.root, name, log_id), settings), password)
 
-    def _ledgers(self, paths: LogPaths, settings: LogSettings, password: bytes | None) -> LogLedgers | None:
+    def _log(self, found: FoundLog, password: bytes | None) -> Log:
+        ledgers = self._ledgers(found, password)
+        return Log(self._zk, found.paths, found.settings, self._now_ms, ledgers)
+
+    def _ledgers(self, found: FoundLog, password: bytes | None) -> LogLedgers | None:
         if password is None:
             return None
-        settings.check_password(password, paths.name)
-        return None if self._client is None else LogLedgers(self._client, settings, password, paths)
+        found.settings.check_password(password, found.paths.name)
+        return None if self._client is None else LogLedgers(self._client, found.settings, password, found.paths)
 
     def exists(self, name: str) -> bool:
         """Check whether a log exists. A log whose deletion has begun does not.
@@ -287,7 +303,7 @@ class LogStore:
         bool
             Whether it exists now.
         """
-        head = self._head(name)
+        head = self._catalog.head(name)
         return head is not None and not head.deleted_time_ms
 
     def list_logs(self, *, deleted: bool = False) -> list[str]:
@@ -303,15 +319,7 @@ class LogStore:
         list of str
             The names, sorted.
         """
-        self._zk.sync(self.root)
-        names = sorted(filter(is_log_name, self._zk.children(self.root) or []))
-        paths = [head_path(self.root, name) for name in names]
-        znodes = self._zk.get_many(paths)
-        return [
-            name
-            for name, path in zip(names, paths, strict=True)
-            if (znode := znodes[path]) is not None and _is_deleted(znode.data, path) == deleted
-        ]
+        return self._catalog.names(deleted=deleted)
 
     def delete_log(self, name: str, password: bytes) -> DeletionReport:
         """Delete a log and its ledgers, except those added by ``append_ledger``.
@@ -339,23 +347,14 @@ class LogStore:
         MetadataUnavailableError, MetadataConflictError, OutcomeUnknownError
             The deletion may have begun. Retry.
         """
-        found = self._find(name)
+        found = self._catalog.find(name)
         if found is None:
             raise NoSuchLogError(f"there is no log {name} (no znode {head_path(self.root, name)}): check the name")
-        _, paths, settings = found
-        ledgers = self._ledgers(paths, settings, password)
+        ledgers = self._ledgers(found, password)
         if ledgers is None:
             raise InvalidArgumentError(f"log {name} can be deleted from a store that has a client only")
-        log = BlockingLog(self._zk, paths, settings, self._now_ms, ledgers)
-        return log.run(delete_steps(paths, ledgers.ledger_path, self._now_ms))
-
-
-def _is_deleted(data: bytes, path: str) -> bool:
-    try:
-        return decode_head(data, path).deleted_time_ms != 0
-    except MetadataFormatError:
-        # One log of a newer release must not hide the others. Opening that log raises the error.
-        return False
+        log = BlockingLog(self._zk, found.paths, found.settings, self._now_ms, ledgers)
+        return log.run(delete_steps(found.paths, ledgers.ledger_path, self._now_ms))
 
 
 def _deleted(name: str, path: str) -> str:

@@ -15,9 +15,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
+from bk_spark.datasource.batch.planner import batch_splits
 from bk_spark.datasource.entries.schemas import RAW_SCHEMA
 from bk_spark.datasource.entries.split_rows import Split
 from bk_spark.datasource.options.parse import parse_options
+from bk_spark.datasource.pushdown import Conditions
 from bk_spark.datasource.stream.reader import StreamReader
 from bk_spark.datasource.stream.sources import FollowedLog
 from bk_spark.log import EntryFormat, Log, LogSettings, LogStore
@@ -39,6 +41,7 @@ from bk_spark.protocol.metadata.znodes import Znode
 from bk_spark.protocol.quorum import Quorum
 from tests.support.logs import commit_made_up
 from tests.support.streams import wait_until
+from tests.support.zookeeper_sessions import count_round_trips
 
 RAW = LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.RAW, b"")
 ARROW = LogSettings.create(Quorum(3, 2, 2), DigestType.CRC32C, EntryFormat.ARROW, b"", '{"type":"struct","fields":[]}')
@@ -544,6 +547,35 @@ def test_logs_found_while_running(world: World) -> None:
     later = next_offset(again, end)
     assert "from" not in later["logs"]["events-2"]
     assert rows_of(again, end, later).keys() == {("events-2", 3), ("events-2", 4), ("events-2", 5)}
+
+
+def test_many_logs_are_opened_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are: at a query's start, when many appear later, and by a batch."""
+    logs = [world.log(f"events-{number:02}") for number in range(12)]
+    for log in logs[:8]:
+        world.append(log, (5, 50))
+    counted = count_round_trips(monkeypatch)
+    reader = world.reader(logPattern=r"events-\d+")
+    start = reader.initialOffset()
+    assert len(start["logs"]) == 12
+    # The list of names, the logs, their heads, their tail pages, with a sync each where it is needed.
+    assert counted.total() < 12, counted
+    for log in logs:
+        world.append(log, (1, 10))
+    more = [world.log(f"events-{number}") for number in range(20, 32)]
+    for log in more:
+        world.append(log, (2, 20))
+    counted.clear()
+    end = next_offset(reader, start)
+    assert len(end["logs"]) == 24
+    assert counted.total() < 12, counted
+    counted.clear()
+    options = parse_options(
+        {"metadataServiceUri": world.uri, "logRoot": world.store.root, "logPattern": "events-.*"}, writing=False
+    )
+    splits = batch_splits(options, RAW_SCHEMA, Conditions())
+    assert sum(piece.entries for split in splits for piece in split.pieces) == 8 * 5 + 12 + 12 * 2
+    assert counted.total() < 12, counted
 
 
 def test_a_pattern_that_nothing_matches_yet(world: World) -> None:

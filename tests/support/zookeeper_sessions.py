@@ -1,10 +1,14 @@
-"""Ends sessions with ZooKeeper that are still in use."""
+"""Ends sessions with ZooKeeper that are still in use, and counts what is asked in them."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
+import pytest
 from kazoo.client import KazooClient
 from kazoo.handlers.threading import KazooTimeoutError
 
@@ -34,3 +38,22 @@ def expire(session: ZooKeeper, *, comes_back: bool = True) -> None:
         lost.wait(1)
     assert not comes_back or back.wait(20)
     session.remove_state_listener(listener)
+
+
+def count_round_trips(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count the calls that read ZooKeeper, by method, from now on. Each waits for its answer; pipelined reads are one
+    call."""
+    counted: Counter[str] = Counter()
+
+    def counting(name: str) -> Callable[..., Any]:
+        method = getattr(ZooKeeper, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            counted[name] += 1
+            return method(*arguments, **named)
+
+        return call
+
+    for name in ("sync", "get", "get_many", "children", "exists"):
+        monkeypatch.setattr(ZooKeeper, name, counting(name))
+    return counted

@@ -12,6 +12,7 @@ from bk_spark.datasource.planning import (
     ledger_pieces,
     log_bounds,
     log_pieces,
+    log_snapshots,
     open_ledger,
     open_logs,
     own_columns,
@@ -38,7 +39,7 @@ def batch_splits(options: SourceOptions, schema: StructType, conditions: Conditi
 def _of_logs(options: SourceOptions, schema: StructType, conditions: Conditions) -> tuple[EntryFormat, list[Pieces]]:
     logs = open_logs(options, schema)
     conditions = conditions.without(*(own_columns(log) for log in logs.values()))
-    snapshots = {name: log.snapshot() for name, log in logs.items()}
+    snapshots = log_snapshots(logs)
     bounds = {name: log_bounds(log, snapshots[name]) for name, log in logs.items()}
     pieces = []
     for name, asked in batch_ranges(options, bounds).items():

@@ -23,8 +23,8 @@ from bk_spark.datasource.planning import (
     known_size,
     log_pieces,
     open_ledger,
-    open_log,
     open_logs,
+    open_named,
 )
 from bk_spark.datasource.splits import Piece, Pieces
 from bk_spark.datasource.stream.limits import Backlog
@@ -35,7 +35,7 @@ from bk_spark.log.formats.segment import Segment
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.log.log import Log
 from bk_spark.log.snapshot import LogSnapshot
-from bk_spark.protocol.errors import NoSuchLedgerError, NoSuchLogError, PeerError
+from bk_spark.protocol.errors import NoSuchLedgerError, PeerError
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 
 _LOG: Final = logging.getLogger(__name__)
@@ -252,9 +252,9 @@ class Sources:
         Raises InvalidArgumentError if a new log cannot be read together with the others."""
         if self._pattern is not None:
             names = self._names.latest() if latest else self._names.now()
-            for name in sorted(names - self._followed.keys()):
-                if self._pattern.fullmatch(name):
-                    self._take_in(name)
+            new = [name for name in sorted(names - self._followed.keys()) if self._pattern.fullmatch(name)]
+            if new:
+                self._take_in(new)
         if self._logs:
             watches = [one.watch for one in self._followed.values() if isinstance(one, FollowedLog)]
             look_at_logs(next(iter(self._logs.values())).zookeeper, watches, latest=latest)
@@ -269,15 +269,12 @@ class Sources:
         del self._followed[name]
         del self._logs[name]
 
-    def _take_in(self, name: str) -> None:
-        try:
-            log = open_log(self._options, name)
-        except NoSuchLogError:
-            # The log was just deleted, or is being deleted.
-            return
-        first = next(iter(self._logs.items()), (name, log))
-        check_alike(self._options, dict([first, (name, log)]), self._schema)
-        self._follow(log)
+    def _take_in(self, names: list[str]) -> None:
+        # A log that is left out was just deleted, or is being deleted.
+        for name, log in open_named(self._options, names).items():
+            first = next(iter(self._logs.items()), (name, log))
+            check_alike(self._options, dict([first, (name, log)]), self._schema)
+            self._follow(log)
 
     def _follow(self, log: Log) -> None:
         self._logs[log.name] = log

@@ -120,7 +120,7 @@ class LogPaths:
 
     @property
     def settings(self) -> str:
-        return f"{self.head}/settings"
+        return settings_path(self.root, self.name)
 
     @property
     def pages(self) -> str:
@@ -193,3 +193,7 @@ def run_key(run: str) -> str:
 
 def head_path(root: str, name: str) -> str:
     return f"{root}/{name}"
+
+
+def settings_path(root: str, name: str) -> str:
+    return f"{root}/{name}/settings"
