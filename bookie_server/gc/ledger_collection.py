@@ -46,7 +46,8 @@ from bookie_server.identity.cluster_identity import ForeignClusterError
 from bookie_server.storage import files
 
 _LOG: Final = logging.getLogger(__name__)
-_RELEASE_TIMEOUT_MS: Final = 15_000
+#: Shorter than a session usually lasts: a delete that waits for a new session might hit another session's lock.
+_RELEASE_TIMEOUT_MS: Final = 5_000
 #: Number of ledgers that a log message names.
 _NAMED: Final = 10
 
