@@ -14,12 +14,13 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.metadata.ledger_store import CreateWith, LedgerStore, StoredMetadata
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
-from bk_spark.bookie.placement.placement import Placement
+from bk_spark.bookie.placement.placement import DEFAULT_RACK, Placement, unspread_windows
 from bk_spark.bookie.placement.quarantine import Quarantine
 from bk_spark.bookie.placement.racks import Racks, RackZnode, rack_sources
 from bk_spark.bookie.placement.registry import BookieRegistry, RegisteredBookie
@@ -164,6 +165,18 @@ class ClusterServices:
         ``exclude``. Raises NotEnoughBookiesError."""
         return await self._call(self._choose_replacement, quorum, tuple(ensemble), index, frozenset(exclude))
 
+    async def bookie_ids(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Return the ids of the writable and of the read-only bookies."""
+        return await self._call(self._bookie_ids)
+
+    async def choose_target(
+        self, quorum: Quorum, ensemble: Sequence[str], index: int, exclude: Collection[str]
+    ) -> tuple[str, bool]:
+        """Do the same as :meth:`choose_replacement` for copies of a lost bookie, but never refuse a bookie because of
+        its rack: fewer copies are worse than badly placed ones. Return the bookie, and whether every write quorum is
+        spread as it should be."""
+        return await self._call(self._choose_target, quorum, tuple(ensemble), index, frozenset(exclude))
+
     def bookie_failed(self, bookie_id: str) -> None:
         """Report a refused or broken connection, or no answer. The bookie is chosen last for a while. Cheap."""
         self._quarantine.failed(bookie_id, self._registry.last_zxid(bookie_id))
@@ -210,6 +223,28 @@ class ClusterServices:
         )
         self._wanting = False
         return chosen
+
+    def _bookie_ids(self) -> tuple[frozenset[str], frozenset[str]]:
+        return frozenset(self._registry.writable()), frozenset(self._registry.read_only())
+
+    def _choose_target(
+        self, quorum: Quorum, ensemble: Sequence[str], index: int, exclude: Collection[str]
+    ) -> tuple[str, bool]:
+        usable = set(self._registry.writable()).difference(ensemble, exclude)
+        racks = self._racks.of([*ensemble, *usable])
+        placement = replace(self._placement, enforce=False)
+        chosen = placement.replacement(
+            quorum,
+            ensemble,
+            index,
+            usable,
+            racks,
+            self._quarantined(usable),
+            read_only=len(self._registry.read_only()),
+        )
+        members = [chosen if position == index else bookie_id for position, bookie_id in enumerate(ensemble)]
+        spread = unspread_windows(quorum, [racks.get(each, DEFAULT_RACK) for each in members], placement.min_racks)
+        return chosen, spread == 0
 
     def _quarantined(self, bookies: Collection[str]) -> Collection[str]:
         """Return those of ``bookies`` to choose last. A bookie that registered again since it failed is free."""

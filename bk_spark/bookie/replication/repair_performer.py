@@ -1,0 +1,262 @@
+"""Repairs ledgers on real bookies: runs :class:`bk_spark.protocol.replication.ledger_repair.LedgerRepair`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from typing import Any, Final, TypeVar
+
+from bk_spark.bookie.cluster_session import ClusterSession
+from bk_spark.bookie.metadata.ledger_store import LedgerStore, StoredMetadata
+from bk_spark.bookie.reading.performer import Performer, read_lac
+from bk_spark.bookie.reading.read_access import ReadAccess
+from bk_spark.bookie.replication.stored_adds import StoredAdds
+from bk_spark.bookie.runners import AsyncRunner
+from bk_spark.bookie.writing.recovery import recover_ledger
+from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.entries.digest import digest_function, master_key
+from bk_spark.protocol.errors import BookKeeperError, EntryUnknownError, MetadataConflictError
+from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey
+from bk_spark.protocol.ledger.reading.read_actions import RequestFailed
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
+from bk_spark.protocol.metadata.under_replication import Mark
+from bk_spark.protocol.replication.actions import (
+    AskThrottle,
+    BookiesFound,
+    ChooseTarget,
+    EntriesWritten,
+    LastAddConfirmed,
+    LedgerFound,
+    LedgerRecovered,
+    MembersReplaced,
+    ReadBookies,
+    ReadLastAddConfirmed,
+    ReadLedger,
+    RecoverLedger,
+    RepairAction,
+    RepairEvent,
+    RepairResult,
+    ReplaceMembers,
+    TargetChosen,
+    ThrottlePassed,
+    WriteEntries,
+)
+from bk_spark.protocol.replication.fragment_copy import CopyLimits
+from bk_spark.protocol.replication.ledger_repair import LedgerRepair, RepairSettings
+from bk_spark.protocol.replication.verification import key_of
+
+_LOG: Final = logging.getLogger(__name__)
+_T = TypeVar("_T")
+#: Waits until so many entries and bytes may be written.
+Throttle = Callable[[int, int], Awaitable[None]]
+
+
+def copy_limits_of(reads: ReadAccess, *, batch_entries: int | None = None) -> CopyLimits:
+    """Return the limits of copies by a client.
+
+    Parameters
+    ----------
+    batch_entries
+        Entries of a batch, at most (``rereplicationEntryBatchSize``). Default: only their bytes are limited.
+    """
+    limits = CopyLimits(
+        timeout_ms=max(reads.config.read_timeout_ms, reads.config.add_timeout_ms),
+        max_answer_bytes=reads.read_settings.max_answer_bytes,
+    )
+    if batch_entries is None:
+        return limits
+    return CopyLimits(
+        batch_entries=batch_entries, timeout_ms=limits.timeout_ms, max_answer_bytes=limits.max_answer_bytes
+    )
+
+
+async def no_throttle(entries: int, size_bytes: int) -> None:
+    """Let everything pass."""
+
+
+class LedgerRepairs:
+    """Repairs ledgers in one session with ZooKeeper. Single event loop.
+
+    Parameters
+    ----------
+    session
+        Services and connections. Copies are written over connections of each repair's own.
+    reads
+        How entries are read.
+    ledgers
+        The metadata of ledgers, in the session that holds the locks.
+    proof
+        The path of the worker's ephemeral znode, from ``UnderReplicationStore.begin_worker``.
+    throttle
+        Shared by all repairs.
+    """
+
+    def __init__(
+        self,
+        session: ClusterSession,
+        reads: ReadAccess,
+        ledgers: LedgerStore,
+        proof: str,
+        settings: RepairSettings,
+        *,
+        throttle: Throttle = no_throttle,
+    ) -> None:
+        self.session = session
+        self.reads = reads
+        self.ledgers = ledgers
+        self.proof = proof
+        self.settings = settings
+        self.throttle = throttle
+
+    async def __call__(self, ledger_id: int, mark: Mark, unreadable: Collection[int] = frozenset()) -> RepairResult:
+        """Repair a ledger whose lock is held.
+
+        If this is cancelled, it ends when nothing of it is under way any more. Only a recovery that has begun may
+        still close the ledger.
+
+        Parameters
+        ----------
+        mark
+            The ledger's mark, read while the lock was held.
+        unreadable
+            Entries that an earlier repair could not read.
+
+        Raises
+        ------
+        MetadataError
+            If ZooKeeper does not answer. What was done is unknown, and the mark must stay.
+        """
+        machine = LedgerRepair(ledger_id, mark.missing, self.settings, random.Random(), unreadable=unreadable)
+        performer = _RepairPerformer(ledger_id, self)
+        runner: AsyncRunner[RepairAction, RepairEvent, RepairResult] = AsyncRunner(
+            machine, performer, what=f"repair of ledger {ledger_id}"
+        )
+        try:
+            runner.run()
+            return await runner.result()
+        finally:
+            await runner.stop()
+            await performer.close()
+
+
+class _RepairPerformer:
+    """Performs the actions of one repair. Calls are bounded by the client's timeouts."""
+
+    def __init__(self, ledger_id: int, repairs: LedgerRepairs) -> None:
+        self._ledger_id = ledger_id
+        self._repairs = repairs
+        self._session = repairs.session
+        #: The metadata that were read last. A compare-and-set is based on them.
+        self._stored: StoredMetadata | None = None
+        # Reading needs only the id: the machine verifies.
+        unverified = LedgerKey(ledger_id, DigestType.DUMMY, digest_function(DigestType.DUMMY, b""))
+        self._read = Performer(unverified, repairs.reads)
+        self._pool = self._session.new_pool()
+        self._adds: StoredAdds | None = None
+
+    async def close(self) -> None:
+        """Close the connections over which copies were written, so that no late answer is taken for another one."""
+        await self._pool.close()
+
+    def __call__(self, action: RepairAction) -> Coroutine[Any, Any, RepairEvent | None] | RepairEvent | None:
+        match action:
+            case ReadLedger():
+                return self._read_ledger()
+            case ReadBookies():
+                return self._read_bookies()
+            case ReadLastAddConfirmed(metadata):
+                return self._read_lac(metadata)
+            case ChooseTarget():
+                return self._choose(action)
+            case ReplaceMembers(metadata, version):
+                return self._replace(metadata, version)
+            case RecoverLedger(metadata):
+                return self._recover(metadata)
+            case WriteEntries():
+                return self._write(action)
+            case AskThrottle(request_id, entries, size_bytes):
+                return self._throttle(request_id, entries, size_bytes)
+        return self._read(action)
+
+    # --- metadata ---
+
+    async def _read_ledger(self) -> LedgerFound:
+        stored = await self._blocking(self._repairs.ledgers.read_latest, self._ledger_id)
+        self._stored = stored
+        assert stored.created_zxid is not None
+        return LedgerFound(stored.metadata, stored.version, stored.created_zxid)
+
+    async def _read_bookies(self) -> BookiesFound:
+        return BookiesFound(*await self._session.services.bookie_ids())
+
+    async def _choose(self, action: ChooseTarget) -> TargetChosen:
+        services = self._session.services
+        return TargetChosen(*await services.choose_target(action.quorum, action.ensemble, action.index, action.exclude))
+
+    async def _replace(self, metadata: LedgerMetadata, version: int) -> MembersReplaced:
+        read = self._stored
+        if read is None or read.version != version:
+            raise MetadataConflictError("the metadata were read again meanwhile", ledger_id=self._ledger_id)
+        written = await self._blocking(
+            self._repairs.ledgers.write_proven, self._ledger_id, metadata, read, self._repairs.proof
+        )
+        _LOG.info("ledger %d: members replaced, now %s", self._ledger_id, _ensembles(metadata))
+        return MembersReplaced(written.version)
+
+    async def _blocking(self, function: Callable[..., _T], *arguments: Any) -> _T:
+        """Call ZooKeeper in a thread, and wait for its end even if this task is cancelled."""
+
+        def run() -> _T:
+            with self._repairs.ledgers.zk.within(self._session.config.metadata_timeout_ms):
+                return function(*arguments)
+
+        running = asyncio.ensure_future(asyncio.to_thread(run))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait([running])
+            raise
+
+    # --- bookies ---
+
+    async def _read_lac(self, metadata: LedgerMetadata) -> LastAddConfirmed:
+        key = key_of(self._ledger_id, metadata)
+        if key is None:
+            raise EntryUnknownError("without a password no answer proves a LAC", ledger_id=self._ledger_id)
+        return LastAddConfirmed(await read_lac(key, metadata, self._repairs.reads))
+
+    async def _recover(self, metadata: LedgerMetadata) -> LedgerRecovered:
+        if metadata.digest_type is None or metadata.password is None:
+            raise EntryUnknownError(
+                "the metadata of the ledger have no password, so only its owner can recover it",
+                ledger_id=self._ledger_id,
+            )
+        session = self._session
+        pool = session.new_pool()
+        try:
+            await recover_ledger(
+                self._ledger_id, metadata.digest_type, metadata.password, session.services, pool, session.config
+            )
+        finally:
+            await pool.close()
+        return LedgerRecovered()
+
+    async def _write(self, action: WriteEntries) -> EntriesWritten | RequestFailed:
+        if self._adds is None:
+            assert self._stored is not None
+            self._adds = StoredAdds(self._ledger_id, master_key(self._stored.metadata.password or b""), self._pool)
+        try:
+            code = await self._adds.write(action.bookie_id, action.entries)
+        except BookKeeperError as error:
+            return RequestFailed(action.request_id, error)
+        return EntriesWritten(action.request_id, code)
+
+    async def _throttle(self, request_id: int, entries: int, size_bytes: int) -> ThrottlePassed:
+        await self._repairs.throttle(entries, size_bytes)
+        return ThrottlePassed(request_id)
+
+
+def _ensembles(metadata: LedgerMetadata) -> str:
+    return ", ".join(f"{segment.first_entry_id}: {' '.join(segment.ensemble)}" for segment in metadata.segments)
