@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import numpy as np
@@ -54,6 +54,19 @@ class Bookie:
     def descriptor(self, ledger_id: int) -> LedgerDescriptor | Code | None:
         """The ledger's descriptor; None if the ledger is unknown, IO_ERROR if its index file cannot be read."""
         return self._reader.descriptor(ledger_id)
+
+    def is_in_memory(self, ledger_id: int) -> bool:
+        """Whether :meth:`descriptor` needs no file."""
+        return self._storage.descriptors.peek(ledger_id) is not None
+
+    @property
+    def flushes(self) -> int:
+        """Number of flushes so far. Each may create index files."""
+        return self._storage.descriptors.flushes
+
+    async def look_up(self, ledger_ids: Iterable[int]) -> None:
+        """Prepare fences of unknown ledgers, so that they do not wait for a directory in the event loop."""
+        await self._reader.look_up(ledger_ids)
 
     @property
     def excess_bytes(self) -> int:

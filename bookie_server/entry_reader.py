@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -73,6 +74,17 @@ class EntryReader:
         except (CorruptFileError, OSError) as error:
             _LOG.error("ledger %d: %s", ledger_id, error)
             return Code.IO_ERROR
+
+    async def look_up(self, ledger_ids: Iterable[int]) -> None:
+        """Search for index files in a thread. Then :meth:`descriptor` needs no search for the ledgers that have none.
+
+        A search waits while a flush creates a file in the same directory, and in the event loop everybody would wait.
+        """
+        descriptors = self._storage.descriptors
+        flushes = descriptors.flushes
+        unknown = [ledger_id for ledger_id in ledger_ids if descriptors.peek(ledger_id) is None]
+        absent = await asyncio.get_running_loop().run_in_executor(self._readers, self._storage.index.absent, unknown)
+        descriptors.note_absent(absent, flushes)
 
     async def locate_durable(self, by_ledger: ByLedger, entry_ids: Int64s) -> tuple[Int32s, Int64s, Int64s]:
         """Same as :meth:`locate`, after waiting for missing entries that are being written to the journal."""

@@ -150,6 +150,10 @@ class LedgerDescriptors:
         self._sweep_at = limit
         #: New ledgers since :meth:`take_headers` was last called.
         self.unwritten = 0
+        #: Number of calls of :meth:`take_headers`.
+        self.flushes = 0
+        #: Ledgers that are known to have no index file. Only a flush creates one.
+        self._absent: frozenset[int] = frozenset()
         #: Set during replay of the journal (see IndexFiles.read_header).
         self.replaying = False
 
@@ -161,6 +165,8 @@ class LedgerDescriptors:
         descriptor = self._descriptors.get(ledger_id)
         if descriptor is not None:
             return descriptor
+        if ledger_id in self._absent:
+            return None
         header = self._files.read_header(ledger_id, replaying=self.replaying)
         if header is None:
             return None
@@ -170,6 +176,15 @@ class LedgerDescriptors:
         descriptor.last_entry = self._files.last_entry(ledger_id)
         self._put(descriptor)
         return descriptor
+
+    def note_absent(self, ledger_ids: Iterable[int], flushes: int) -> None:
+        """Note ledgers that had no index file and were not in memory when :attr:`flushes` was ``flushes``.
+
+        A ledger that is not in memory is in no running flush. So only a later flush can create its file, and that
+        flush forgets this.
+        """
+        if flushes == self.flushes:
+            self._absent = frozenset(ledger_ids)
 
     def create(self, ledger_id: int, master_key: bytes) -> LedgerDescriptor:
         """Create a new ledger. The next checkpoint writes its file."""
@@ -203,6 +218,8 @@ class LedgerDescriptors:
         """The headers to write to index files, by ledger, ascending. They count as written from now on."""
         dirty = sorted(descriptor.ledger_id for descriptor in self._descriptors.values() if descriptor.header_dirty)
         self.unwritten = 0
+        self.flushes += 1
+        self._absent = frozenset()
         headers = {}
         for ledger_id in dirty:
             descriptor = self._descriptors[ledger_id]

@@ -42,6 +42,8 @@ class HeldBookie:
         self.lac_reached = asyncio.Event()
         self.excess_bytes = 0
         self.new_ledgers_wait = False
+        self.flushes = 0
+        self.looked_up: list[frozenset[int]] = []
         self.fences: dict[int, asyncio.Future[Code]] = {}
 
     def on_room(self, callback: Callable[[], None]) -> None:
@@ -92,6 +94,12 @@ class HeldBookie:
 
     def write_lac(self, packet: bytes, master_key: bytes) -> asyncio.Future[Code]:
         return asyncio.get_running_loop().create_future()
+
+    def is_in_memory(self, ledger_id: int) -> bool:
+        return ledger_id in self.fences
+
+    async def look_up(self, ledger_ids: frozenset[int]) -> None:
+        self.looked_up.append(ledger_ids)
 
     def fence(self, ledger_id: int, master_key: bytes) -> asyncio.Future[Code]:
         self.fences[ledger_id] = asyncio.get_running_loop().create_future()
@@ -184,13 +192,8 @@ async def front(config: NetConfig, bookie: HeldBookie, times: Times | None = Non
     await until(lambda: server.connection_count == 0)
     load = server.load
     await until(lambda: load.polls == 0)
-    assert (load.adds, load.reads, load.reads_bytes, load.unsent_bytes, server.shared.half_frames.bytes) == (
-        0,
-        0,
-        0,
-        0,
-        0,
-    )
+    assert (load.adds, load.reads, load.reads_bytes, load.unsent_bytes) == (0, 0, 0, 0)
+    assert server.shared.half_frames.bytes == 0
     assert not problems
 
 

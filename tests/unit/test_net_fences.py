@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from bk_spark.protocol.codes import Code, FlagV2
 from bk_spark.protocol.wire import wire_v2
@@ -101,6 +102,99 @@ def test_n1_adds_do_not_ask_long_polls_that_wait_for_a_later_entry() -> None:
     descriptor.last_add_confirmed = (1 << 40) + 1
     descriptor.tell_watchers()
     assert len(asked) == 20_001
+
+
+def test_n1_index_files_of_unknown_ledgers_are_not_searched_in_the_event_loop() -> None:
+    """A search waits while a flush creates a file in the same directory, and everybody would wait with it."""
+
+    async def test() -> None:
+        bookie = FencingBookie()
+        searched: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def look_up(ledger_ids: frozenset[int]) -> None:
+            bookie.looked_up.append(ledger_ids)
+            await asyncio.shield(searched)
+
+        bookie.look_up = look_up  # type: ignore[method-assign]
+        async with front(NetConfig(), bookie) as here:
+            greedy, honest = await here.connect(), await here.connect()
+            await greedy.send(fences(1000, 200))
+            await until(lambda: len(bookie.looked_up) == 1)
+            await honest.send(fences(7, 1))
+            await until(lambda: here.server.load.reads == 201)
+            assert not bookie.fences  # none begins before its search has ended
+            searched.set_result(None)
+            await until(lambda: len(bookie.fences) == 201)
+            assert max(map(len, bookie.looked_up)) <= 64
+            assert 7 in bookie.looked_up[1]  # one of the first after those that were searched already
+            bookie.flushes += 1
+            await greedy.send(fences(5000, 1))
+            await until(lambda: 5000 in bookie.fences)
+            bookie.durable()
+            assert await greedy.codes(201) == [Code.OK] * 201
+            assert await honest.codes(1) == [Code.OK]
+            bookie.turns.stop()
+
+    run(test)
+
+
+def test_n1_a_search_that_a_flush_overtook_is_repeated() -> None:
+    async def test() -> None:
+        bookie = FencingBookie()
+
+        async def look_up(ledger_ids: frozenset[int]) -> None:
+            bookie.looked_up.append(ledger_ids)
+            bookie.flushes += len(bookie.looked_up) < 3
+
+        bookie.look_up = look_up  # type: ignore[method-assign]
+        async with front(NetConfig(), bookie) as here:
+            peer = await here.connect()
+            await peer.send(fences(1, 1))
+            await until(lambda: 1 in bookie.fences)
+            assert bookie.looked_up == [{1}] * 3
+            bookie.durable()
+            assert await peer.codes(1) == [Code.OK]
+            bookie.turns.stop()
+
+    run(test)
+
+
+@in_loop
+async def test_n1_a_ledger_that_a_search_did_not_find_needs_no_search_until_a_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place.make(tmp_path / "bookie", flush_interval_ms=600_000)
+    async with running(place) as bookie:
+        for ledger_id in (1, 2):
+            assert await bookie.bookie.fence(ledger_id, KEY) is Code.OK
+        await bookie.storage.checkpoint()
+        for ledger_id in (1, 2):
+            bookie.storage.descriptors.drop(ledger_id)  # as if it had not been used for a long time
+        searched: list[int] = []
+        path = bookie.storage.index.path
+
+        def note(ledger_id: int) -> str | None:
+            searched.append(ledger_id)
+            return path(ledger_id)
+
+        monkeypatch.setattr(bookie.storage.index, "path", note)
+        await bookie.bookie.look_up([1, 3, 4])
+        assert sorted(searched) == [1, 3, 4]
+        searched.clear()
+        assert bookie.bookie.descriptor(3) is None
+        assert not searched
+        known = bookie.bookie.descriptor(1)
+        assert isinstance(known, LedgerDescriptor)
+        assert known.fenced
+        assert await bookie.bookie.fence(3, KEY) is Code.OK
+        await bookie.storage.checkpoint()
+        bookie.storage.descriptors.drop(3)
+        made = bookie.bookie.descriptor(3)
+        assert isinstance(made, LedgerDescriptor)  # the flush created its file
+        assert made.fenced
+        searched.clear()
+        assert bookie.bookie.descriptor(4) is None
+        assert searched == [4]  # what was known before the flush is forgotten
 
 
 @in_loop

@@ -52,6 +52,8 @@ _READ_REQUEST: Final = struct.Struct(">IIqq")
 _BATCH_READ: Final = struct.Struct(">Iqqqiq")
 _BATCH_READ_BYTES: Final = _BATCH_READ.size
 _BATCH_ANSWER: Final = struct.Struct(">IIiqqq")
+#: Larger entries are sent from where they are. To copy them costs more than a buffer of their own.
+_COPIED_BYTES: Final = 128 * 1024
 #: Bytes of a BATCH_READ answer before its first record.
 BATCH_ANSWER_BYTES: Final = _BATCH_ANSWER.size
 
@@ -300,7 +302,7 @@ def read_answers(
     prefixes["rc"] = 0
     prefixes["ledger"] = ledger_ids
     prefixes["entry"] = entry_ids
-    rows = uniform_rows(stored, starts, sizes)
+    rows = uniform_rows(stored, starts, sizes) if int(sizes[0]) <= _COPIED_BYTES else None
     if rows is not None:
         out = np.empty((len(sizes), ANSWER_DTYPE.itemsize + rows.shape[1]), np.uint8)
         out[:, : ANSWER_DTYPE.itemsize] = prefixes.view(np.uint8).reshape(len(sizes), ANSWER_DTYPE.itemsize)

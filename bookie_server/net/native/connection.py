@@ -10,7 +10,6 @@ from typing import Final, Protocol, cast
 from bk_spark.protocol.errors import WireFormatError
 from bk_spark.protocol.wire.framing import Frames
 from bk_spark.protocol.wire.wire_v3 import are_v3
-from bookie_server.net.common.fair_slots import Share
 from bookie_server.net.common.receiving import Receiving, check_not_empty, detached, part
 from bookie_server.net.native.request_context import RequestContext
 from bookie_server.net.native.requests_v2 import RequestsV2
@@ -68,7 +67,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._is_v2 = False
         self._backlog: Frames | None = None
         self._has_large = False
-        self.time_share = Share()
+        self.time_share = self._requests.time_share
         self._transport: asyncio.Transport | None = None
         self._peer = "?"
         self._paused = 0

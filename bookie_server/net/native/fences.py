@@ -4,23 +4,39 @@ A fence of an unknown ledger creates the ledger: a descriptor, journal records, 
 begin in a turn is bounded, and so is the number on their way to the journal. While too many new ledgers wait for their
 index files, no fence begins. The others wait, in order within a connection, and the connections take turns. A fence
 takes effect when it begins. It is answered once it is durable.
+
+Before a fence of a ledger that is not in memory begins, a thread searches for the ledger's index file. The search may
+wait for a flush that creates files in the same directory.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections import deque
-from collections.abc import Hashable
 from functools import partial
-from typing import Final
+from itertools import islice
+from typing import Final, Protocol
 
 from bk_spark.protocol.codes import Code
 from bookie_server.bookie import Bookie
+from bookie_server.net.common.fair_slots import Share
 
+_LOG: Final = logging.getLogger(__name__)
 _PER_TURN: Final = 4
 _UNDER_WAY: Final = 256
+#: Ledgers whose index files are searched together.
+_LOOKED_UP_AT_ONCE: Final = 64
 #: How often to check whether index files were written.
 _LOOK_INTERVAL_S: Final = 0.02
+
+
+class Asker(Protocol):
+    """A connection, as seen from here."""
+
+    #: The time it was served lately, in µs.
+    time_share: Share
 
 
 class Fences:
@@ -29,29 +45,35 @@ class Fences:
     def __init__(self, bookie: Bookie) -> None:
         self._bookie = bookie
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[Hashable, deque[tuple[int, bytes, asyncio.Future[Code]]]] = {}
+        self._waiting: dict[Asker, deque[tuple[int, bytes, asyncio.Future[Code]]]] = {}
         self._begun = self._under_way = 0
         self._look: asyncio.Handle | None = None
+        #: Ledgers whose index files were searched, and the number of flushes then. A later flush may have created some.
+        self._looked_up: frozenset[int] = frozenset()
+        self._looked_up_at = 0
+        self._looking_up: asyncio.Task[None] | None = None
 
-    def fence(self, connection: Hashable, ledger_id: int, master_key: bytes) -> asyncio.Future[Code]:
+    def fence(self, asker: Asker, ledger_id: int, master_key: bytes) -> asyncio.Future[Code]:
         """As :meth:`Bookie.fence`, now or soon."""
-        if not self._waiting and self._may_begin:
-            return self._begin(ledger_id, master_key)
+        if not self._waiting and self._may_begin and self._bookie.is_in_memory(ledger_id):
+            return self._begin(asker, ledger_id, master_key)
         outcome: asyncio.Future[Code] = self._loop.create_future()
-        self._waiting.setdefault(connection, deque()).append((ledger_id, master_key, outcome))
+        self._waiting.setdefault(asker, deque()).append((ledger_id, master_key, outcome))
         self._look_soon()
         return outcome
 
-    def forget(self, connection: Hashable) -> None:
-        """The connection is gone. Its waiting fences do not begin."""
-        self._waiting.pop(connection, None)
+    def forget(self, asker: Asker) -> None:
+        """The connection is lost. Its waiting fences do not begin."""
+        self._waiting.pop(asker, None)
 
     @property
     def _may_begin(self) -> bool:
         return self._begun < _PER_TURN and self._under_way < _UNDER_WAY and not self._bookie.new_ledgers_wait
 
-    def _begin(self, ledger_id: int, master_key: bytes) -> asyncio.Future[Code]:
+    def _begin(self, asker: Asker, ledger_id: int, master_key: bytes) -> asyncio.Future[Code]:
+        since = time.thread_time()
         outcome = self._bookie.fence(ledger_id, master_key)
+        asker.time_share.serve(int((time.thread_time() - since) * 1e6), self._loop.time())
         self._begun += 1
         self._look_soon()
         if not outcome.done():
@@ -71,17 +93,43 @@ class Fences:
     def _turn(self) -> None:
         """Begin some of the waiting fences."""
         self._look = None
-        self._begun = 0
-        while self._waiting and self._may_begin:
-            connection = next(iter(self._waiting))
-            queue = self._waiting.pop(connection)
-            ledger_id, master_key, outcome = queue.popleft()
+        self._begun = unready = 0
+        while unready < len(self._waiting) and self._may_begin:
+            asker = next(iter(self._waiting))
+            queue = self._waiting.pop(asker)
+            ledger_id, master_key, outcome = queue[0]
+            if self._is_ready(ledger_id):
+                queue.popleft()
+                unready = 0
+                if not outcome.done():
+                    self._begin(asker, ledger_id, master_key).add_done_callback(partial(_pass_on, outcome))
+            else:
+                unready += 1
             if queue:
-                self._waiting[connection] = queue  # the others are first
-            if not outcome.done():
-                self._begin(ledger_id, master_key).add_done_callback(partial(_pass_on, outcome))
-        if self._waiting and self._look is None and self._under_way < _UNDER_WAY:
+                self._waiting[asker] = queue  # the others are first
+        if unready:
+            if self._looking_up is None:
+                self._looking_up = self._loop.create_task(self._look_up())
+        elif self._waiting and self._look is None and self._under_way < _UNDER_WAY:
             self._look = self._loop.call_later(_LOOK_INTERVAL_S, self._turn)
+
+    def _is_ready(self, ledger_id: int) -> bool:
+        looked_up = ledger_id in self._looked_up and self._looked_up_at == self._bookie.flushes
+        return looked_up or self._bookie.is_in_memory(ledger_id)
+
+    async def _look_up(self) -> None:
+        """Search for the index files of the ledgers that are next."""
+        each, flushes = -(-_LOOKED_UP_AT_ONCE // max(1, len(self._waiting))), self._bookie.flushes
+        queues = islice(self._waiting.values(), _LOOKED_UP_AT_ONCE)
+        ledger_ids = frozenset(ledger_id for queue in queues for ledger_id, _, _ in islice(queue, each))
+        try:
+            await self._bookie.look_up(ledger_ids)
+        except Exception:
+            _LOG.exception("index files could not be searched; fences will search for them one by one")
+        finally:
+            self._looking_up = None
+        self._looked_up, self._looked_up_at = ledger_ids, flushes
+        self._look_soon()
 
 
 def _pass_on(outcome: asyncio.Future[Code], fence: asyncio.Future[Code]) -> None:

@@ -43,7 +43,7 @@ async def answer_read_lac(context: RequestContext, txn_id: int, ledger_id: int, 
     context.observe_codes("read_lac", code, 1, begun)
 
 
-async def answer_info(context: RequestContext, txn_id: int, requested: int, begun: float) -> None:
+def answer_info(context: RequestContext, txn_id: int, requested: int, begun: float) -> None:
     """Answer GET_BOOKIE_INFO with the last known sizes of the disks: asking a disk now may block."""
     found = context.shared.disk_space()
     code = Code.OK if found is not None else Code.IO_ERROR

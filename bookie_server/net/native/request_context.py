@@ -11,6 +11,7 @@ import numpy as np
 
 from bk_spark.protocol.arrays import Int32s
 from bk_spark.protocol.codes import Code
+from bookie_server.net.common.fair_slots import Share
 from bookie_server.net.common.limits import REQUEST_BYTES
 from bookie_server.net.common.read_queue import ReadQueue
 from bookie_server.net.native.answers import Answers
@@ -45,6 +46,8 @@ class RequestContext:
         self.answers = Answers(shared.load, shared.read_slots, shared.config.answers_high_bytes)
         self.reads = ReadQueue(shared.load, shared.config, self.answers.wait_taken, reads_changed, failed)
         self.pending_adds = 0
+        #: The time the connection was served lately, in µs.
+        self.time_share = Share()
         self._loop = asyncio.get_running_loop()
         self._adds_changed, self._failed = adds_changed, failed
 

@@ -120,6 +120,8 @@ class RequestsV3:
             self._write_lac(txn_id, request.writeLacRequest)
         elif operation == pb.FORCE_LEDGER:
             self._force(txn_id, request.forceLedgerRequest.ledgerId)
+        elif operation == pb.GET_BOOKIE_INFO:
+            answer_info(context, txn_id, request.getBookieInfoRequest.requested, self._loop.time())
         elif not context.reads.allowed(1):
             self._refuse(request, Code.TOO_MANY_REQUESTS)
         else:
@@ -127,9 +129,6 @@ class RequestsV3:
             if operation == pb.READ_LAC:
                 ledger_id = request.readLacRequest.ledgerId
                 context.reads.add(1, lambda: answer_read_lac(context, txn_id, ledger_id, begun))
-            elif operation == pb.GET_BOOKIE_INFO:
-                requested = request.getBookieInfoRequest.requested
-                context.reads.add(1, lambda: answer_info(context, txn_id, requested, begun))
             else:
                 ledger_id = request.getListOfEntriesOfLedgerRequest.ledgerId
                 context.reads.add(1, lambda: answer_list(context, txn_id, ledger_id, begun))

@@ -13,12 +13,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -121,6 +122,15 @@ class IndexFiles:
             if files.exists(path):
                 return path
         return None
+
+    def absent(self, ledger_ids: Iterable[int]) -> list[int]:
+        """The ledgers that have no file, without those for which that cannot be determined."""
+        found = []
+        for ledger_id in ledger_ids:
+            with contextlib.suppress(OSError):
+                if self.path(ledger_id) is None:
+                    found.append(ledger_id)
+        return found
 
     def close(self) -> None:
         self._fds.close()
