@@ -92,7 +92,7 @@ class BookieService:
         """
         loop = asyncio.get_running_loop()
         for number in signals:
-            loop.add_signal_handler(number, self._end, _EXIT_OK)
+            loop.add_signal_handler(number, self._stop_on, number)
         self._state.subscribe(self._mode_changed)
         self._mode_changed()
         async with contextlib.AsyncExitStack() as ends:
@@ -278,6 +278,10 @@ class BookieService:
             write_status(self._directories.paths, mode)
 
     # --- the end -----------------------------------------------------------------------------------
+
+    def _stop_on(self, number: signal.Signals) -> None:
+        _LOG.info("%s: the bookie is asked to stop", number.name)
+        self._end(_EXIT_OK)
 
     def _end(self, code: int) -> None:
         if not self._ended.is_set():

@@ -1,4 +1,4 @@
-"""What the admin API may request of a bookie. The service makes it; everything is called in the event loop."""
+"""What the admin API may do with a bookie. The service creates it. Everything is called in the event loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bookie_server.storage.journal.log_mark import LogMark
 
 
 class RefusedError(Exception):
-    """A request that will not be carried out; the message says why."""
+    """The request is refused. The message says why."""
 
 
 class Collection(Protocol):
@@ -38,7 +38,7 @@ class Collection(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AdminActions:
-    """Directories are the ``current`` ones."""
+    """The parts of a bookie that the admin API uses. Directories are the ``current`` ones."""
 
     bookie_id: str
     state: BookieState
@@ -47,10 +47,10 @@ class AdminActions:
     collection: Collection
     #: Whether clients are served.
     running: Callable[[], bool]
-    #: Free and total bytes on the disks of the ledger directories; None where they are not known.
+    #: Free and total bytes on the disks of the ledger directories. None if they are unknown.
     disk_space: Callable[[], tuple[int, int] | None]
-    #: An operator's read-only mode, on or off, and kept over restarts. Raises RefusedError, or OSError where that
-    #: could not be written down.
+    #: Sets or ends an operator's read-only mode, which survives restarts. Raises RefusedError, and OSError if it could
+    #: not be saved.
     set_read_only: Callable[[bool], Awaitable[None]]
-    #: Up to where each journal is needed no more.
+    #: The position before which each journal is no longer needed.
     last_marks: Callable[[], Sequence[LogMark]]

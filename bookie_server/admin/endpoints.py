@@ -1,7 +1,7 @@
-"""The admin API: Apache's paths and JSON fields (compatibility.md §7.5), and three of this bookie's own.
+"""The endpoints of the admin API: Apache's paths and JSON fields (compatibility.md §7.5), and three of our own.
 
-An answer with status 200 means that what was asked was done. Errors are ``{"error": "..."}``. A wrong method gets
-405, where Apache's bookie mostly says 404.
+Status 200 means that the request was carried out. Errors are ``{"error": "..."}``. A wrong method gets 405. Apache's
+bookie usually answers 404.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FILE_TYPES: Final = (_JOURNAL, _ENTRY_LOG, _INDEX)
 
 
 def metrics_routes(registry: MetricsRegistry) -> Routes:
-    """``/metrics`` and ``/heartbeat`` alone."""
+    """Return only ``/metrics`` and ``/heartbeat``."""
 
     async def metrics(_: Request) -> Response:
         registry.sample_gauges()
@@ -45,7 +45,7 @@ def metrics_routes(registry: MetricsRegistry) -> Routes:
 
 
 def admin_routes(actions: AdminActions, registry: MetricsRegistry | None) -> Routes:
-    """Everything; without ``registry`` there is no ``/metrics``."""
+    """Return all endpoints. Without ``registry`` there is no ``/metrics``."""
     endpoints = _Endpoints(actions)
     return {
         "/heartbeat": {ANY_METHOD: _heartbeat},
@@ -102,7 +102,7 @@ class _Endpoints:
             mode = "read-only" if self._actions.state.read_only else "writable"
             raise HttpError(
                 HTTPStatus.INTERNAL_SERVER_ERROR,
-                f"this could not be written down, so it may not outlast a restart (the bookie is {mode}): {error}",
+                f"the bookie is {mode}, but this could not be saved for its next start; repeat the request: {error}",
             ) from None
         state = self._actions.state
         if state.read_only != wanted:
@@ -118,7 +118,10 @@ class _Endpoints:
     async def info(self, _: Request) -> Response:
         found = self._actions.disk_space()
         if found is None:
-            raise HttpError(HTTPStatus.INTERNAL_SERVER_ERROR, "no ledger directory can be looked at")
+            raise HttpError(
+                HTTPStatus.INTERNAL_SERVER_ERROR,
+                "the disks of the ledger directories cannot be read; GET /api/v1/bookie/reasons says why",
+            )
         free, total = found
         return json_response({"freeSpace": free, "totalSpace": total})
 
@@ -212,12 +215,14 @@ class _Endpoints:
     async def release_brake(self, request: Request) -> Response:
         word = request.json_object().get("word")
         if not isinstance(word, str) or not word:
-            raise HttpError(HTTPStatus.BAD_REQUEST, 'the word is missing; GET says which, and PUT {"word": "…"}')
+            raise HttpError(
+                HTTPStatus.BAD_REQUEST, 'the word is missing; GET this path for the word, then PUT {"word": "…"}'
+            )
         try:
             brake = self._actions.collection.release(word)
         except CollectionRefusedError as error:
             raise HttpError(HTTPStatus.CONFLICT, str(error)) from None
-        assert brake.stopped is not None, "what was released waits until the next pass"
+        assert brake.stopped is not None, "a released brake waits for the next pass"
         return json_response(_stopped(brake, brake.stopped))
 
     async def suspended(self, _: Request) -> Response:
@@ -263,7 +268,7 @@ def _stopped(brake: CollectionBrake, stopped: StoppedCollection) -> dict[str, ob
 
 
 def _flag(options: dict[str, object], name: str) -> bool | None:
-    """A flag of a request's body, None where it is not there; ``"true"`` counts as true, as with Apache's bookie."""
+    """Return a flag of a request's body, None if it is absent. ``"true"`` counts as true, as in Apache's bookie."""
     value = options.get(name)
     if value in ("true", "false"):
         return value == "true"
@@ -277,7 +282,7 @@ def _text(flag: bool) -> str:
 
 
 def _files(directories: Sequence[str], extension: str) -> str:
-    """Names of the files, a tab after each."""
+    """Return the names of the files, each followed by a tab."""
     names = [
         name
         for directory in directories

@@ -1,4 +1,4 @@
-"""What an endpoint of the admin API gets and gives: requests, responses and errors. No I/O, and nothing of aiohttp."""
+"""Requests, responses, errors and routes of the admin API. No I/O, and no aiohttp."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Final
 
 JSON_TYPE: Final = "application/json"
 TEXT_TYPE: Final = "text/plain; charset=utf-8"
-#: As a method in a route: every method.
+#: The method of a route that serves every method.
 ANY_METHOD: Final = "*"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request, read to its end.
+    """One complete request.
 
     ``parameters`` are those of the query string. The last value of a repeated name counts.
     """
@@ -27,7 +27,7 @@ class Request:
     body: bytes
 
     def json_object(self) -> dict[str, object]:
-        """The body, a JSON object. Raises HttpError (400)."""
+        """Return the body as a JSON object. Raises HttpError (400)."""
         try:
             value = json.loads(self.body)
         except (ValueError, RecursionError):
@@ -39,7 +39,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """The whole answer to a request."""
+    """The complete response to a request."""
 
     content: bytes
     content_type: str = JSON_TYPE
@@ -48,7 +48,7 @@ class Response:
 
 
 class HttpError(Exception):
-    """The request failed: ``status``, and one line for the client that says why."""
+    """The request failed with ``status``. The message tells the client why, in one line."""
 
     def __init__(self, status: HTTPStatus, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -56,24 +56,24 @@ class HttpError(Exception):
         self.headers = headers or {}
 
     def response(self) -> Response:
-        """The error as an answer: ``{"error": "..."}``."""
+        """Return the error as a response: ``{"error": "..."}``."""
         return json_response({"error": " ".join(str(self).split())}, self.status, self.headers)
 
 
 Handler = Callable[[Request], Awaitable[Response]]
-#: Path -> method -> handler.
+#: Path → method → handler.
 Routes = Mapping[str, Mapping[str, Handler]]
 
 
 def find_handler(routes: Routes, method: str, path: str) -> Handler:
-    """The handler of a request; HEAD is served as GET. Raises HttpError (404, 405)."""
+    """Return the handler of a request. HEAD is served as GET. Raises HttpError (404, 405)."""
     methods = routes.get(path)
     if methods is None:
-        raise HttpError(HTTPStatus.NOT_FOUND, f"there is nothing at {path}")
+        raise HttpError(HTTPStatus.NOT_FOUND, f"no endpoint at {path}")
     handler = methods.get("GET" if method == "HEAD" else method, methods.get(ANY_METHOD))
     if handler is None:
         allowed = ", ".join(methods)
-        raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} takes {allowed}, not {method}", {"Allow": allowed})
+        raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} accepts {allowed}, not {method}", {"Allow": allowed})
     return handler
 
 

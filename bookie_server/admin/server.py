@@ -1,10 +1,10 @@
 """The HTTP server of the admin API: aiohttp in the bookie's event loop, one request per connection.
 
-Everything that a client can make the bookie hold is bounded: connections, the size of a request, and the time for the
-request to arrive, to be handled and for its answer to be taken. Clients are not authenticated, as with Apache's bookie:
-whoever reaches the port may use it.
+Everything that a client can make the bookie hold is bounded: connections, the size of a request, and the times in which
+a request must arrive, be handled and have its response read. As in Apache's bookie, clients are not authenticated:
+everybody who can reach the port may use it.
 
-aiohttp takes some 10 MB of memory. Import this module only where the admin API is enabled.
+aiohttp needs about 10 MB of memory, so import this module only if the admin API is enabled.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _MAX_PARAMETERS: Final = 100
 _REQUEST_TIMEOUT_S: Final = 10.0
 _HANDLER_TIMEOUT_S: Final = 30.0
 _ANSWER_TIMEOUT_S: Final = 30.0
-#: For so long the rest of a refused request is read and dropped, so that its sender gets to the answer.
+#: How long the rest of a refused request is read and dropped, so that its sender reads the response.
 _LINGER_S: Final = 2.0
-#: Connections are aborted first, so this is never reached.
+#: Connections are aborted before, so this is never reached.
 _CLOSE_TIMEOUT_S: Final = 5.0
 
 
@@ -46,11 +46,11 @@ class AdminServer:
     routes
         The handlers, by path and method.
     request_timeout_s
-        A request that has not arrived by then is refused.
+        A request that takes longer to arrive is refused.
     handler_timeout_s
-        The client gets an error after this time. The handler goes on.
+        After this time the client gets an error. The handler continues.
     answer_timeout_s
-        A client that has not taken its answer by then loses its connection.
+        A client that takes longer to read its response loses its connection.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class AdminServer:
         self.connection_timeout_s = request_timeout_s + handler_timeout_s + answer_timeout_s
         self._listener: asyncio.Server | None = None
         self._http: _HttpServer | None = None
-        #: Transports of the connections, also of those whose answer is still being taken.
+        #: Transports of the connections, including those whose response is still being sent.
         self.transports: set[asyncio.Transport] = set()
         self._handling: set[asyncio.Task[Response]] = set()
 
     async def start(self) -> None:
-        """Listen. Raises OSError where the port cannot be had."""
+        """Listen. Raises OSError if the port is not available."""
         self._http = _HttpServer(self)
         self._listener = await asyncio.get_running_loop().create_server(self._http, self._host, self.port)
         self.port = self._listener.sockets[0].getsockname()[1]
@@ -99,17 +99,17 @@ class AdminServer:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further connection is taken. Handlers that outlived their connection count, too."""
+        """Whether no further connection is accepted. Handlers that outlived their connection count too."""
         return len(self.transports) + len(self._handling) >= _MAX_CONNECTIONS
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """The answer to a request whose headers have arrived."""
+        """Return the response to a request whose headers have arrived."""
         try:
             async with asyncio.timeout(self.request_timeout_s):
                 asked = await _read(request)
             response = await self._handle(find_handler(self._routes, asked.method, asked.path), asked)
         except TimeoutError:
-            response = HttpError(HTTPStatus.REQUEST_TIMEOUT, "the request did not come in time").response()
+            response = HttpError(HTTPStatus.REQUEST_TIMEOUT, "the request did not arrive in time").response()
         except HttpError as error:
             response = error.response()
         return _encode(response)
@@ -120,15 +120,15 @@ class AdminServer:
         task.add_done_callback(self._handling.discard)
         done, _ = await asyncio.wait([task], timeout=self._handler_timeout_s)
         if not done:
-            # Cancelling it could leave half of it done.
+            # Cancelling the handler could leave its work half done.
             raise HttpError(
-                HTTPStatus.GATEWAY_TIMEOUT, f"{request.path} did not end in time; what was asked may still take effect"
+                HTTPStatus.GATEWAY_TIMEOUT, f"{request.path} did not finish in time; the request may still take effect"
             )
         return task.result()
 
 
 class _HttpServer(web.Server):
-    """Makes the connections of an :class:`AdminServer`."""
+    """Creates the connections of an :class:`AdminServer`."""
 
     def __init__(self, server: AdminServer) -> None:
         super().__init__(server.answer)
@@ -139,13 +139,13 @@ class _HttpServer(web.Server):
 
 
 class _Connection(web.RequestHandler):
-    """aiohttp's connection with limits: on the number of connections, and on the time that each may take."""
+    """aiohttp's connection, with limits on the number of connections and on the duration of each."""
 
     def __init__(self, server: AdminServer, http: _HttpServer) -> None:
         super().__init__(
             http,
             loop=asyncio.get_running_loop(),
-            # A connection that sends nothing is closed after this time; there is no second request.
+            # A connection that sends nothing is closed after this time. There is no second request.
             keepalive_timeout=server.request_timeout_s,
             access_log=None,  # type: ignore[arg-type]  # None is aiohttp's own way to turn it off
             max_line_size=_MAX_LINE_BYTES,
@@ -183,7 +183,7 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The answer to bytes that are no request."""
+        """Return the response to bytes that are not a valid request."""
         error = HttpError(HTTPStatus(status), message or HTTPStatus(status).phrase)
         if isinstance(exc, LineTooLong):
             error = HttpError(
@@ -209,7 +209,7 @@ async def _guarded(handler: Handler, request: Request) -> Response:
 
 
 async def _read(request: web.BaseRequest) -> Request:
-    """The request with its body. Raises HttpError where there is too much of it."""
+    """Return the request with its body. Raises HttpError if it is too large."""
     if "Transfer-Encoding" in request.headers:
         raise HttpError(HTTPStatus.LENGTH_REQUIRED, "a body must come with a Content-Length")
     if (request.content_length or 0) > _MAX_BODY_BYTES:

@@ -131,6 +131,7 @@ def test_read_only_by_hand(bookie: BookieProcess, admin: Admin) -> None:
         admin.until(lambda: admin.metrics()["bookie_SERVER_STATUS"] == 0)
         assert admin.ask("GET", "/api/v1/bookie/is_ready") == (200, "OK")
         assert bookie.stop() == 0
+        assert any("SIGTERM" in line for line in bookie.lines)  # the log says who asked for the stop
     bookie.start()
     assert admin.get("state/readonly") == {"readOnly": True}
     status, answer = admin.put("state/readonly", {"readOnly": "perhaps"})
@@ -197,4 +198,4 @@ def test_metrics_on_a_port_of_their_own(bookie: BookieProcess) -> None:
     metrics = Admin(int(bookie.settings["prometheusStatsHttpPort"]))
     assert metrics.metrics()["bookie_SERVER_STATUS"] == 1
     status, content = metrics.ask("PUT", "/api/v1/bookie/gc")
-    assert (status, json.loads(content)) == (404, {"error": "there is nothing at /api/v1/bookie/gc"})
+    assert (status, json.loads(content)) == (404, {"error": "no endpoint at /api/v1/bookie/gc"})

@@ -180,7 +180,7 @@ def test_read_only_is_not_called_done_when_it_is_not(api: Api) -> None:
     api.cannot_keep = OSError(28, "No space left on device")
     status, message = api.refused("state/readonly", {"readOnly": True})
     assert status == 500
-    assert "may not outlast a restart (the bookie is read-only)" in message
+    assert "the bookie is read-only, but this could not be saved" in message
     assert "No space left on device" in message
     api.cannot_keep = RefusedError("readOnlyModeEnabled is false")
     assert api.refused("state/readonly", {"readOnly": True}) == (409, "readOnlyModeEnabled is false")

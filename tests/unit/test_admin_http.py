@@ -115,7 +115,7 @@ def test_requests_and_answers() -> None:
     ("request_bytes", "status", "says"),
     [
         (b"GET /nothing HTTP/1.1\r\n\r\n", 404, "/nothing"),
-        (b"POST /echo HTTP/1.1\r\n\r\n", 405, "takes GET, PUT, not POST"),
+        (b"POST /echo HTTP/1.1\r\n\r\n", 405, "accepts GET, PUT, not POST"),
         (b"GET /refuse HTTP/1.1\r\n\r\n", 409, "not now"),
         (b"GET /fail HTTP/1.1\r\n\r\n", 500, "OSError: the disk is gone"),
         (b"nonsense\r\n\r\n", 400, "not an HTTP/1 request"),
@@ -150,7 +150,7 @@ def test_a_request_that_does_not_come() -> None:
     async def check() -> None:
         async with serving(Routes(), request_timeout_s=0.05) as server:
             status, _, body = await send(server, b"PUT /echo HTTP/1.1\r\nContent-Length: 5\r\n\r\nhel")
-            assert (status, error_of(body)) == (408, "the request did not come in time")
+            assert (status, error_of(body)) == (408, "the request did not arrive in time")
 
     asyncio.run(check())
 
