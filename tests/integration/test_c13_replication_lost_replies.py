@@ -98,6 +98,26 @@ def test_c13_merging_a_mark(
 
 
 @BREAKS
+def test_c13_marking_many_ledgers(
+    proxy: ZooKeeperProxy, plain: UnderReplicationStore, store: UnderReplicationStore, how: Break
+) -> None:
+    """The reads of a transaction's marks are sent together, so that the first break hits all of them."""
+    numbers = iter(range(100))
+    plain.mark(3, ["b:1"])
+
+    def mark() -> None:
+        name = f"b{next(numbers)}:1"
+        store.mark_all(dict.fromkeys(range(0, 10, 3), (name,)))
+        plain.zk.sync("/")
+        marks = [plain.read_mark(ledger_id) for ledger_id in range(0, 10, 3)]
+        assert all(mark is not None and name in mark.missing for mark in marks)
+        for ledger_id in (0, 6, 9):
+            plain.zk.delete(plain.paths.mark(ledger_id))
+
+    assert at_each_request(proxy, how, mark) >= 5
+
+
+@BREAKS
 def test_c13_a_lock_is_had_once_and_known(
     proxy: ZooKeeperProxy, plain: UnderReplicationStore, store: UnderReplicationStore, how: Break
 ) -> None:

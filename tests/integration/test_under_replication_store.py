@@ -261,6 +261,54 @@ def test_a_watch_tells_of_new_marks_and_of_locks(store: UnderReplicationStore, o
     locks.wait()
 
 
+def test_many_ledgers_are_marked_at_once(store: UnderReplicationStore, other: UnderReplicationStore) -> None:
+    """Among ledgers without a mark: marks of both kinds, a garbled one, and a directory that was left behind."""
+    other.mark(5, [B1])
+    other.mark(6, [B3])
+    store.zk.create(store.paths.mark(7), b"garbage", make_parents=True)
+    store.zk.ensure_path(store.paths.mark(105).rpartition("/")[0])
+    ids = [*range(250), *(1 << shift for shift in range(16, 63, 3))]
+    store.mark_all({ledger_id: [B1, B2] for ledger_id in ids})
+    found = all_marks(store)
+    assert list(found) == ids
+    assert found.pop(5) == Mark((B1, B2), 1000, 1)
+    assert found.pop(6) == Mark((B3, B1, B2), 1000, 1)
+    assert (found[7].version, found.pop(7).problem is None) == (1, False)
+    assert set(found.values()) == {Mark((B1, B2), 1000, 0)}
+    store.mark_all(dict.fromkeys(ids, (B2,)))
+    assert {mark.version for mark in all_marks(store).values()} == {1, 2}
+    store.mark_all({})
+
+
+def test_marking_many_takes_few_transactions(store: UnderReplicationStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    transactions: list[int] = []
+    transaction = store.zk.transaction
+    monkeypatch.setattr(
+        store.zk, "transaction", lambda operations: transactions.append(len(operations)) or transaction(operations)
+    )
+    for _ in range(2):
+        store.mark_all(dict.fromkeys(range(1000), (B1,)))
+    assert transactions == [200] * 10 + [100] * 10
+
+
+def test_r4_many_ledgers_are_marked_only_with_a_proof(store: UnderReplicationStore) -> None:
+    proof = store.begin_worker("w")
+    store.mark_all({1: [B1]}, proof=proof)
+    store.zk.delete(proof)
+    with pytest.raises(SessionLostError):
+        store.mark_all({1: [B2], 2: [B2]}, proof=proof)
+    assert all_marks(store) == {1: Mark((B1,), 1000, 0)}
+
+
+def test_two_sessions_mark_many_ledgers_at_once(store: UnderReplicationStore, other: UnderReplicationStore) -> None:
+    ids = range(500)
+    at_once([lambda: store.mark_all(dict.fromkeys(ids, (B1,))), lambda: other.mark_all(dict.fromkeys(ids, (B2,)))])
+    store.zk.sync("/")
+    found = all_marks(store)
+    assert list(found) == list(ids)
+    assert {frozenset(mark.missing) for mark in found.values()} == {frozenset((B1, B2))}
+
+
 # --- locks --------------------------------------------------------------------------------------
 
 
@@ -414,17 +462,40 @@ def test_to_finish_again_leaves_what_others_do_with_the_ledger(
     assert [lock.session_id for lock in other.locks().values()] == [other.zk.session_id]
 
 
-def test_a_lock_is_not_given_back_while_another_thread_takes_it(store: UnderReplicationStore) -> None:
+def test_a_lock_is_not_given_back_while_another_thread_takes_it(
+    store: UnderReplicationStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     proof = store.begin_worker("w")
-    for _ in range(30):
-        # As after a lost reply that nobody could ask about.
-        assert store.lock(LEDGER, proof=proof)
-        store._unwanted.add(LEDGER)
-        taken, _ = at_once([lambda: store.lock(LEDGER, proof=proof), store.release_unwanted])
-        assert taken
-        store.release_unwanted()
-        assert list(store.locks()) == [LEDGER]
-        store.release(LEDGER)
+    path = store.paths.lock(LEDGER)
+    assert store.lock(LEDGER, proof=proof)
+
+    def away(path: str) -> None:
+        raise MetadataUnavailableError("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.zk, "get_latest", away)
+        with pytest.raises(MetadataUnavailableError):
+            store.release(LEDGER)
+    deletes, taken = threading.Event(), threading.Event()
+    delete = store.zk.delete
+
+    def slow_delete(path: str, version: int = -1) -> None:
+        if threading.current_thread() is giving_back:
+            deletes.set()
+            # Nobody takes the lock meanwhile.
+            assert not taken.wait(0.5)
+        delete(path, version)
+
+    monkeypatch.setattr(store.zk, "delete", slow_delete)
+    giving_back = threading.Thread(target=store.release_unwanted)
+    giving_back.start()
+    assert deletes.wait(10)
+    assert store.lock(LEDGER, proof=proof)
+    taken.set()
+    giving_back.join()
+    assert store.zk.exists(path) is not None
+    store.release_unwanted()
+    assert list(store.locks()) == [LEDGER]
 
 
 # --- ledgers ------------------------------------------------------------------------------------

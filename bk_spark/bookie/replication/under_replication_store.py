@@ -19,7 +19,7 @@ import random
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,11 +48,12 @@ from bk_spark.protocol.metadata.under_replication import (
     is_mark_group,
     locked_ledger,
 )
-from bk_spark.protocol.metadata.znodes import CreateOp, DeleteOp, TransactionConflictError, Znode
+from bk_spark.protocol.metadata.znodes import CreateOp, DeleteOp, SetOp, TransactionConflictError, TransactionOp, Znode
 
 _LOG: Final = logging.getLogger(__name__)
 #: The most marks in a page.
 MARKS_PER_PAGE: Final = 256
+_MARKS_PER_TRANSACTION: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +136,64 @@ class UnderReplicationStore:
         MetadataConflictError
             If other clients changed the mark at each attempt.
         """
+        put(self.zk, self.paths.mark(ledger_id), lambda found: self._marked(ledger_id, missing, found), proof)
 
-        def content(found: Znode | None) -> bytes:
-            now_ms = self._wall_ms()
+    def mark_all(self, missing: Mapping[int, Collection[str]], *, proof: str | None = None) -> None:
+        """Do :meth:`mark` for many ledgers, a hundred in one transaction. Safe to repeat after any error.
+
+        Parameters
+        ----------
+        missing
+            The bookies that lack copies, by ledger id.
+        proof
+            As for :meth:`mark`.
+
+        Raises
+        ------
+        SessionLostError
+            If ``proof`` does not exist. Ledgers in former transactions are marked.
+        MetadataConflictError
+            If other clients changed a mark at each attempt.
+        """
+        ids = list(missing)
+        for start in range(0, len(ids), _MARKS_PER_TRANSACTION):
+            part = ids[start : start + _MARKS_PER_TRANSACTION]
+            if not self._mark_at_once({ledger_id: missing[ledger_id] for ledger_id in part}, proof):
+                for ledger_id in part:
+                    self.mark(ledger_id, missing[ledger_id], proof=proof)
+
+    def _mark_at_once(self, missing: Mapping[int, Collection[str]], proof: str | None) -> bool:
+        """Mark all, or none. Return False if another client was faster, if an empty directory is there already, or if
+        the outcome is unknown."""
+        paths = {self.paths.mark(ledger_id): ledger_id for ledger_id in missing}
+        operations: list[TransactionOp] = []
+        above: set[str] = set()
+        for path, found in self.zk.get_many(list(paths)).items():
+            ledger_id = paths[path]
+            data = self._marked(ledger_id, missing[ledger_id], found)
             if found is None:
-                return Mark(tuple(dict.fromkeys(missing)), now_ms).encode()
-            mark = self._decoded(ledger_id, found)
-            merged = mark.with_missing(missing, now_ms)
-            # A content that cannot be parsed stays. It marks the ledger all the same.
-            return found.data if merged is mark or mark.problem else merged.encode()
+                directory = path.rpartition("/")[0]
+                above.add(directory.rpartition("/")[0])
+                operations += [CreateOp(directory), CreateOp(path, data)]
+            else:
+                operations.append(SetOp(path, data, found.version))
+        try:
+            for path in sorted(above):
+                self.zk.ensure_path(path)
+            prove_and_change(self.zk, proof, operations)
+        except (TransactionConflictError, NoNodeError, OutcomeUnknownError):
+            return False
+        return True
 
-        put(self.zk, self.paths.mark(ledger_id), content, proof)
+    def _marked(self, ledger_id: int, missing: Collection[str], found: Znode | None) -> bytes:
+        """Return the content of the mark that was ``found``, with these bookies, too."""
+        now_ms = self._wall_ms()
+        if found is None:
+            return Mark(tuple(dict.fromkeys(missing)), now_ms).encode()
+        mark = self._decoded(ledger_id, found)
+        merged = mark.with_missing(missing, now_ms)
+        # A content that cannot be parsed stays. It marks the ledger all the same.
+        return found.data if merged is mark or mark.problem else merged.encode()
 
     def marks(
         self, *, rng: random.Random | None = None, watch: WatchCallback | None = None
