@@ -95,14 +95,24 @@ class BookieConfig:
         whole(),
         "Unanswered adds, over all connections, at which the bookie stops reading requests. 0: only bytes count.",
     )
-    max_reads_in_progress: int = _key("maxReadsInProgressLimit", "0", whole(), "The same for reads.")
+    max_reads_in_progress: int = _key(
+        "maxReadsInProgressLimit",
+        "0",
+        whole(),
+        "Unanswered reads, over all connections, at which the bookie stops reading requests. 0: only bytes count.",
+    )
     max_pending_adds: int = _key(
         "maxPendingAddRequestsPerThread",
         "10000",
         whole(),
         "Adds that may wait, per connection. Further ones are answered TOO_MANY_REQUESTS. 0: no limit.",
     )
-    max_pending_reads: int = _key("maxPendingReadRequestsPerThread", "10000", whole(), "The same for reads.")
+    max_pending_reads: int = _key(
+        "maxPendingReadRequestsPerThread",
+        "10000",
+        whole(),
+        "Reads that may wait, per connection. Further ones are answered TOO_MANY_REQUESTS. 0: no limit.",
+    )
 
     # --- journal
     journal_max_bytes: int = _key(
@@ -112,7 +122,10 @@ class BookieConfig:
         "journalPreAllocSizeMB", "16", whole(1, 1024, unit=_MIB), "Disk space that a journal file takes at a time."
     )
     journal_max_backups: int = _key(
-        "journalMaxBackups", "5", whole(most=1 << 20), "Number of journal files kept that are no longer needed."
+        "journalMaxBackups",
+        "5",
+        whole(most=1 << 20),
+        "Number of journal files to keep after they are no longer needed.",
     )
     journal_sync_data: bool = _key(
         "journalSyncData", "true", BOOLEAN, "Sync the journal before an add is acknowledged."
@@ -124,16 +137,16 @@ class BookieConfig:
         "journalMaxGroupWaitMSec",
         "2",
         whole(most=60_000),
-        "The longest that an add waits for others to share its sync, ms.",
+        "Maximum time that an add waits for others to share its sync, ms.",
     )
     journal_group_bytes: int = _key(
-        "journalBufferedWritesThreshold", "524288", whole(), "Bytes of adds in a group that end its wait."
+        "journalBufferedWritesThreshold", "524288", whole(), "A group with more bytes of adds waits no longer."
     )
     journal_group_entries: int = _key(
         "journalBufferedEntriesThreshold",
         "0",
         whole(),
-        "Number of adds in a group that ends its wait. 0: the number does not count.",
+        "A group with more adds waits no longer. 0: the number does not count.",
     )
     journal_flush_when_queue_empty: bool = _key(
         "journalFlushWhenQueueEmpty", "false", BOOLEAN, "End the wait of a group when no further add is queued."
@@ -162,7 +175,7 @@ class BookieConfig:
         "flushInterval",
         "10000",
         whole(10, 3_600_000),
-        "The longest that entries stay in memory before they are written to entry logs, ms.",
+        "Maximum time that entries stay in memory before they are written to entry logs, ms.",
     )
     write_cache_bytes: int = _key(
         "skipListSizeLimit",
@@ -199,7 +212,7 @@ class BookieConfig:
         "(docs/metrics.md). 1: never.",
     )
     gc_brake_ledgers: int = _key(
-        "gcBrakeLedgers", "100", whole(most=MAX_LONG), "Number of deleted ledgers that never stops a collection."
+        "gcBrakeLedgers", "100", whole(most=MAX_LONG), "The brake never stops a collection of up to this many ledgers."
     )
     minor_compaction_interval_ms: int = _key(
         "minorCompactionInterval", "3600", whole(unit=1000, off=0), "Time between two minor compactions, s. 0: never."
@@ -217,13 +230,19 @@ class BookieConfig:
         "Time limit of a minor compaction, ms. 0: none.",
     )
     major_compaction_interval_ms: int = _key(
-        "majorCompactionInterval", "86400", whole(unit=1000, off=0), "The same for major compaction."
+        "majorCompactionInterval", "86400", whole(unit=1000, off=0), "Time between two major compactions, s. 0: never."
     )
     major_compaction_threshold: float = _key(
-        "majorCompactionThreshold", "0.8", fraction(off=0.0), "The same for major compaction."
+        "majorCompactionThreshold",
+        "0.8",
+        fraction(off=0.0),
+        "Major compaction takes entry logs whose share of live bytes is below this. 0: none.",
     )
     major_compaction_max_ms: int = _key(
-        "majorCompactionMaxTimeMillis", "0", whole(most=MAX_LONG, off=0), "The same for major compaction."
+        "majorCompactionMaxTimeMillis",
+        "0",
+        whole(most=MAX_LONG, off=0),
+        "Time limit of a major compaction, ms. 0: none.",
     )
     compaction_entries_per_s: int = _key(
         "compactionRateByEntries",
@@ -251,7 +270,7 @@ class BookieConfig:
         "useTargetEntryLogSizeForGc",
         "false",
         BOOLEAN,
-        "Measure the share of live bytes of an entry log against `logSizeLimit` where the log is smaller.",
+        "Measure the share of live bytes of an entry log against `logSizeLimit` if the log is smaller.",
     )
 
     # --- disks and read-only mode
@@ -266,7 +285,7 @@ class BookieConfig:
         "0.9",
         fraction(),
         "A disk with a higher usage suspends major compaction.",
-        missing="`0.9`, or `diskUsageThreshold` where that is less",
+        missing="`0.9`, or `diskUsageThreshold` if that is lower",
     )
     disk_usage_low_water_mark: float = _key(
         "diskUsageLwmThreshold",
@@ -307,7 +326,9 @@ class BookieConfig:
         BOOLEAN,
         "One full disk makes the bookie read-only. If false, all disks must be full.",
     )
-    force_read_only: bool = _key("forceReadOnlyBookie", "false", BOOLEAN, "Always read-only, whatever the disks say.")
+    force_read_only: bool = _key(
+        "forceReadOnlyBookie", "false", BOOLEAN, "Keep the bookie read-only, whatever the state of its disks."
+    )
     persist_status: bool = _key(
         "persistBookieStatusEnabled",
         "false",

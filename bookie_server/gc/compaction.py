@@ -233,8 +233,8 @@ class EntryLogCompactor:
         limit_bytes = min(_STEP_BYTES, self._throttle_step) if self._by_bytes else _STEP_BYTES
         first = 0
         while first < len(entries):
-            begun = int(ends[first - 1]) if first else 0
-            last = int(np.searchsorted(ends, begun + limit_bytes, side="right"))
+            start = int(ends[first - 1]) if first else 0
+            last = int(np.searchsorted(ends, start + limit_bytes, side="right"))
             if not self._by_bytes:
                 last = min(last, first + self._throttle_step)
             last = max(last, first + 1)

@@ -205,7 +205,7 @@ class GarbageCollector:
             self._request.answer(self.status(), True)
 
     async def _pass(self, request: _Request | None) -> None:
-        begun = time.monotonic()
+        started_s = time.monotonic()
         forced = request is not None or self._forced_by_disks
         minor = self._forced_by_disks or (request is not None and request.minor)
         major = self._forced_by_disks or (request is not None and request.major)
@@ -222,7 +222,7 @@ class GarbageCollector:
         self._status.running = self._status.forced = False
         self._status.problem, self._status.foreign_cluster = self._problem, self._foreign
         self._status.last_run_ms = _now_ms()
-        self.counters.passes.note(time.monotonic() - begun, ok and not self._status.problem)
+        self.counters.passes.note(time.monotonic() - started_s, ok and not self._status.problem)
 
     @property
     def _deleted(self) -> int:
@@ -258,10 +258,10 @@ class GarbageCollector:
 
     async def _collect_ledgers(self) -> None:
         await self._ledgers.release_locks()
-        begun = time.monotonic()
+        started_s = time.monotonic()
         result = await self._ledgers.collect_deleted()
         self.counters.ledgers_deleted += len(result.deleted)
-        self.counters.ledgers.note(time.monotonic() - begun, not result.problem)
+        self.counters.ledgers.note(time.monotonic() - started_s, not result.problem)
         self._note(result)
 
     async def _collect_over_replicated(self) -> None:
@@ -369,13 +369,13 @@ class _Request:
 
 
 async def _timed(note: Callable[[float, bool], None], work: Awaitable[None]) -> None:
-    begun = time.monotonic()
+    started_s = time.monotonic()
     ok = False
     try:
         await work
         ok = True
     finally:
-        note(time.monotonic() - begun, ok)
+        note(time.monotonic() - started_s, ok)
 
 
 def _now_ms() -> int:

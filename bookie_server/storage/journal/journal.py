@@ -30,7 +30,7 @@ Every group ends with a padding, and the padding's bytes begin with a *seal*::
 The header is synced before the first group is written. The nonce never appears in an answer or a log, so no payload can
 contain a seal of its own file. Seals copied from other files have another nonce.
 
-journal_reader.py describes how the end of a journal is told from damage.
+journal_reader.py describes how the end of a journal differs from damage.
 """
 
 from __future__ import annotations
