@@ -1,6 +1,7 @@
 """The ``bookie-server`` command.
 
-``init`` creates a cluster in ZooKeeper, ``start`` runs one bookie, ``local`` a whole cluster on this machine.
+``init`` creates a cluster in ZooKeeper, ``start`` runs one bookie, ``autorecovery`` repairs what lost bookies held,
+``local`` runs a whole cluster on this machine.
 Exit status: 0 ok, 1 invalid arguments or configuration, 2 server failed; ``start`` also has 4 (registration
 failed) and 5 (the bookie failed), as in Apache's bookie.
 """
@@ -40,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command == "start":
             return _start(arguments)
+        if arguments.command == "autorecovery":
+            return _autorecovery(arguments)
         if arguments.command == "init":
             return _init(arguments)
         return _local(arguments)
@@ -54,6 +57,10 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     start = commands.add_parser("start", help="run one bookie until SIGTERM or Ctrl-C")
     start.add_argument("--conf", required=True, metavar="FILE", help="configuration file with Apache's keys")
+    autorecovery = commands.add_parser(
+        "autorecovery", help="repair ledgers whose bookies are lost, until SIGTERM or Ctrl-C; without a bookie"
+    )
+    autorecovery.add_argument("--conf", required=True, metavar="FILE", help="as for start")
     init = commands.add_parser("init", help="create a new, empty cluster in ZooKeeper; an existing one is not touched")
     init.add_argument(
         "--metadata-service-uri", required=True, metavar="URI", help="for example zk+hierarchical://host:2181/ledgers"
@@ -73,6 +80,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _start(arguments: argparse.Namespace) -> int:
     from bookie_server.process import run_from_conf
+
+    return run_from_conf(arguments.conf)
+
+
+def _autorecovery(arguments: argparse.Namespace) -> int:
+    from bookie_server.replication.process import run_from_conf
 
     return run_from_conf(arguments.conf)
 
@@ -100,6 +113,7 @@ def _local(arguments: argparse.Namespace) -> int:
         zookeepers=arguments.zookeepers,
         zookeeper_port=arguments.zk_port,
         bookie_port=arguments.base_port,
+        bookie_settings={"autoRecoveryDaemonEnabled": "true"},
     )
     logging.getLogger("kazoo").setLevel(logging.ERROR)
     try:

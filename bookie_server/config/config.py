@@ -11,6 +11,7 @@ from bk_spark.protocol.codes import DEFAULT_MAX_FRAME_BYTES
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.settings.kinds import BOOLEAN, MAX_LONG, TEXT, Kind, fraction, whole
 from bk_spark.settings.setting import Setting, declare, settings_of
+from bookie_server.config.auto_recovery import AutoRecoveryConfig
 from bookie_server.config.conf_file import DIRECTORIES
 from bookie_server.config.config_keys import ALWAYS_SO, FIXED_VALUES, OTHER_KEYS, PAGE_BYTES
 
@@ -41,7 +42,7 @@ class CompactionSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class BookieConfig:
+class BookieConfig(AutoRecoveryConfig):
     """The configuration of a bookie. Directories are without ``current``; sizes are in bytes, times in ms.
 
     The first four fields are derived from several keys. Each other field is one key.

@@ -96,7 +96,7 @@ def test_unknown_key_names_the_nearest(tmp_path: Path) -> None:
         "gcEntryLogMetadataCacheEnabled",
         "storageserver.grpc.port",
         "stickyReadSEnabled",
-        "auditorReplicasCheckInterval",
+        "auditorPeriodicPlacementPolicyCheckInterval",
     ],
 )
 def test_keys_of_apaches_own_file_are_known(tmp_path: Path, name: str) -> None:

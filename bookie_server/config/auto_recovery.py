@@ -1,0 +1,102 @@
+"""The keys of self-healing (compatibility.md §6, §7.1, §7.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from bk_spark.settings.kinds import BOOLEAN, MAX_LONG, Kind, whole
+from bk_spark.settings.setting import Setting, declare
+
+
+def _key(name: str, default: str, kind: Kind, doc: str) -> Any:
+    return declare(Setting(name, default, kind, doc))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoRecoveryConfig:
+    """Settings of auditor and replication worker. Times are in ms."""
+
+    auto_recovery_enabled: bool = _key(
+        "autoRecoveryDaemonEnabled",
+        "false",
+        BOOLEAN,
+        "Run auditor and replication worker in the bookie's process. `bookie-server autorecovery` runs them alone.",
+    )
+    lost_bookie_delay_s: int = _key(
+        "lostBookieRecoveryDelay",
+        "0",
+        whole(),
+        "How long the auditor waits for one lost bookie before its ledgers are repaired, s. Only a cluster's first "
+        "auditor uses it; change it later with `bkctl lostbookierecoverydelay`.",
+    )
+    bookie_check_interval_ms: int = _key(
+        "auditorPeriodicBookieCheckInterval",
+        "86400",
+        whole(unit=1000, off=0),
+        "Time between two searches for ledgers that name a lost bookie, s. 0: only at the start of an auditor.",
+    )
+    ledger_check_interval_ms: int = _key(
+        "auditorPeriodicCheckInterval",
+        "604800",
+        whole(unit=1000, off=0),
+        "Time between two checks of all ledgers at their bookies, s. 0: never.",
+    )
+    replicas_check_interval_ms: int = _key(
+        "auditorReplicasCheckInterval",
+        "0",
+        whole(unit=1000, off=0),
+        "Time between two checks that read every entry of every closed ledger at each of its bookies, s. It only "
+        "reports. 0: never.",
+    )
+    verified_percentage: int = _key(
+        "auditorLedgerVerificationPercentage",
+        "0",
+        whole(most=100),
+        "Share of the entries that a check of all ledgers reads besides the first and last of each fragment, %.",
+    )
+    ledgers_checked_at_once: int = _key(
+        "auditorMaxNumberOfConcurrentOpenLedgerOperations",
+        "32",
+        whole(1, 10_000),
+        "Ledgers that the auditor checks at their bookies at the same time.",
+    )
+    scan_requests_per_s: int = _key(
+        "zkReplicationTaskRateLimit",
+        "0",
+        whole(),
+        "Requests to ZooKeeper per second during a search of the auditor. 0: 1000.",
+    )
+    open_ledger_grace_ms: int = _key(
+        "openLedgerRereplicationGracePeriod",
+        "30000",
+        whole(most=MAX_LONG),
+        "How long the last fragment of an open ledger may lack copies before the ledger is fenced and closed, ms.",
+    )
+    failed_ledger_longest_pause_ms: int = _key(
+        "lockReleaseOfFailedLedgerGracePeriod",
+        "300000",
+        whole(1000, MAX_LONG),
+        "Longest pause before a ledger that could not be repaired is tried again, ms.",
+    )
+    rereplicate_backoff_ms: int = _key(
+        "rwRereplicateBackoffMs",
+        "5000",
+        whole(100, 3_600_000),
+        "How long a worker waits before it looks for marked ledgers again, ms.",
+    )
+    replication_bytes_per_s: int = _key(
+        "replicationRateByBytes",
+        "-1",
+        whole(-1),
+        "Bytes that this process copies per second. 0 or less: no limit.",
+    )
+    copy_batch_entries: int = _key(
+        "rereplicationEntryBatchSize",
+        "2000",
+        whole(1, 100_000),
+        "Entries that are copied together, at most. A batch is also limited to 1 MiB.",
+    )
+    ledgers_repaired_at_once: int = _key(
+        "rereplicationLedgersAtOnce", "4", whole(1, 1000), "Ledgers that this process repairs at the same time."
+    )

@@ -1,0 +1,94 @@
+"""Self-healing from a configuration: inside the bookie, or as ``bookie-server autorecovery`` alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+from typing import Final
+
+from bk_spark.bookie.replication.repair_performer import LedgerRepairs, copy_limits_of
+from bk_spark.protocol.errors import InvalidArgumentError
+from bk_spark.protocol.replication.ledger_repair import RepairSettings
+from bookie_server.config.config import BookieConfig
+from bookie_server.config.load import load_config
+from bookie_server.replication.access import ReplicationAccess
+from bookie_server.replication.auditor import AuditorSettings
+from bookie_server.replication.copy_rate import CopyRate
+from bookie_server.replication.daemon import ReplicationDaemon, ReplicationSettings
+from bookie_server.replication.worker import WorkerSettings
+
+_LOG: Final = logging.getLogger(__name__)
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_DEFAULT_REQUESTS_PER_S: Final = 1000
+
+
+def make_daemon(config: BookieConfig) -> ReplicationDaemon:
+    """Return the daemon for a bookie's configuration. Call it in an event loop."""
+    settings = ReplicationSettings(
+        uri=config.metadata_service_uri,
+        bookie_id=config.bookie_id,
+        zk_timeout_ms=config.zk_timeout_ms,
+        lost_bookie_delay_s=config.lost_bookie_delay_s,
+        reads_per_s=config.scan_requests_per_s or _DEFAULT_REQUESTS_PER_S,
+        checked_at_once=config.ledgers_checked_at_once,
+        verified_share=config.verified_percentage / 100,
+        auditor=AuditorSettings(
+            bookies_interval_ms=config.bookie_check_interval_ms,
+            ledgers_interval_ms=config.ledger_check_interval_ms,
+            replicas_interval_ms=config.replicas_check_interval_ms,
+        ),
+        worker=WorkerSettings(
+            at_once=config.ledgers_repaired_at_once,
+            backoff_ms=config.rereplicate_backoff_ms,
+            longest_pause_ms=config.failed_ledger_longest_pause_ms,
+        ),
+    )
+    rate = CopyRate(bytes_per_s=config.replication_bytes_per_s)
+
+    async def throttle(entries: int, size_bytes: int) -> None:
+        await asyncio.sleep(rate.take(entries, size_bytes, time.monotonic() * 1000) / 1000)
+
+    def make_repair(access: ReplicationAccess) -> LedgerRepairs:
+        repair = RepairSettings(
+            config.open_ledger_grace_ms,
+            settings.verified_share,
+            copy_limits_of(access.reads, batch_entries=config.copy_batch_entries),
+        )
+        return LedgerRepairs(access.session, access.reads, access.ledgers, access.proof, repair, throttle=throttle)
+
+    return ReplicationDaemon(settings, make_repair)
+
+
+def run_from_conf(path: str) -> int:
+    """Run auditor and worker with the configuration file at ``path`` until SIGTERM or SIGINT. Return the exit code.
+
+    Logs to stderr.
+    """
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s level=%(levelname)s logger=%(name)s %(message)s"
+    )
+    logging.getLogger("kazoo").setLevel(logging.WARNING)
+    try:
+        config, warnings = load_config(path)
+    except InvalidArgumentError as error:
+        _LOG.critical("auto recovery not started: %s", error)
+        return 1
+    for warning in warnings:
+        _LOG.warning("%s", warning)
+    asyncio.run(_run(config))
+    return 0
+
+
+async def _run(config: BookieConfig) -> None:
+    stop = asyncio.Event()
+    for number in _SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    daemon = make_daemon(config)
+    daemon.start()
+    _LOG.info("auto recovery of %s begins", config.metadata_service_uri)
+    await stop.wait()
+    _LOG.info("auto recovery stops")
+    await daemon.stop()

@@ -1,0 +1,221 @@
+"""Lost bookies are repaired without a person: real processes, with auditor and worker inside the bookies."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.bookie.client import Client
+from bk_spark.bookie.cluster_session import ClusterSession
+from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.metadata.ledger_store import LedgerStore
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.bookie.replication.auditor_election import AuditorElection
+from bk_spark.bookie.replication.under_replication_store import UnderReplicationStore
+from bk_spark.protocol.codes import Code
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.quorum import Quorum
+from bookie_server.local import LocalCluster
+from tests.support.servers import BOOKIE_SETTINGS, start_timeout_ms
+
+FAST = {
+    "autoRecoveryDaemonEnabled": "true",
+    "rwRereplicateBackoffMs": "300",
+    "openLedgerRereplicationGracePeriod": "1000",
+    "zkTimeout": "4000",
+}
+ENTRIES = 300
+
+
+class Watcher:
+    """What metadata say, read in a session of its own."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.uri = MetadataServiceUri.parse(cluster.metadata_service_uri)
+        self.zk = ZooKeeper(self.uri.servers)
+        self.zk.start()
+        self.ledgers = LedgerStore(self.zk, self.uri)
+        self.store = UnderReplicationStore(self.zk, self.uri.root)
+        self.election = AuditorElection(self.zk, self.uri.root)
+
+    def metadata(self, ledger_id: int) -> LedgerMetadata:
+        return self.ledgers.read(ledger_id).metadata
+
+    def names(self, bookie_id: str, ledger_ids: list[int]) -> list[int]:
+        return [
+            each
+            for each in ledger_ids
+            if any(bookie_id in segment.ensemble for segment in self.metadata(each).segments)
+        ]
+
+    def is_at_rest(self) -> bool:
+        return not any(self.store.marks()) and not self.store.locks()
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[tuple[LocalCluster, Watcher]]:
+    settings = {**BOOKIE_SETTINGS, **FAST}
+    with LocalCluster(tmp_path, bookies=4, bookie_settings=settings, start_timeout_ms=start_timeout_ms()) as cluster:
+        watcher = Watcher(cluster)
+        yield cluster, watcher
+        watcher.zk.close()
+
+
+def write_ledgers(cluster: LocalCluster) -> tuple[list[int], int]:
+    """Closed ledgers, whole and striped and empty; and one that its writer left open."""
+    ledger_ids = []
+    with BlockingClient(cluster.metadata_service_uri) as client:
+        for quorum in (Quorum(3, 3, 2), Quorum(3, 2, 2), Quorum(4, 2, 2), Quorum(1, 1, 1), Quorum(2, 2, 2)):
+            for count in (0, 1, ENTRIES):
+                with closing(client.create(quorum=quorum, password=b"secret")) as writer:
+                    writer.append_many([b"%d" % number * 50 for number in range(count)])
+                    writer.flush()
+                ledger_ids.append(writer.ledger_id)
+        left = client.create(quorum=Quorum(3, 3, 2))
+        left.append_many([b"left"] * 20)
+        left.flush()
+        left_open = left.ledger_id
+        left.abandon()
+    return ledger_ids, left_open
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 90) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def check_every_copy(cluster: LocalCluster, watcher: Watcher, ledger_ids: list[int]) -> int:
+    """Read each entry at each bookie of its write set, and compare. Returns how many copies there are."""
+
+    async def read() -> int:
+        config = ClientConfig()
+        session = await asyncio.to_thread(ClusterSession.connect, watcher.uri, config, None)
+        copies = 0
+        try:
+            for ledger_id in ledger_ids:
+                metadata = watcher.metadata(ledger_id)
+                for entry_id in range(metadata.last_entry_id + 1):
+                    ensemble = metadata.segment_of(entry_id).ensemble
+                    found = []
+                    for index in metadata.quorum.write_set(entry_id):
+                        connection = await session.pool.get(ensemble[index])
+                        answers = await connection.read(ledger_id, range(entry_id, entry_id + 1))
+                        assert answers[entry_id].code is Code.OK, (ledger_id, entry_id, ensemble[index])
+                        found.append(bytes(answers[entry_id].stored))
+                    assert len(set(found)) == 1
+                    copies += len(found)
+        finally:
+            await session.close()
+        return copies
+
+    return asyncio.run(read())
+
+
+def test_one_of_four_bookies_is_killed_and_every_entry_has_its_write_quorum_again(
+    watched: tuple[LocalCluster, Watcher],
+) -> None:
+    cluster, watcher = watched
+    ledger_ids, left_open = write_ledgers(cluster)
+    # A ledger with one copy on the lost bookie is lost, and one on four bookies needs a fifth: see the tests below.
+    victim = cluster.bookies[1]
+    repairable = [each for each in ledger_ids if len(watcher.metadata(each).last_segment.ensemble) in (2, 3)]
+    lost = watcher.names(victim.id, [*repairable, left_open])
+    assert lost
+    victim.kill()
+    until(lambda: not watcher.names(victim.id, [*repairable, left_open]))
+    assert watcher.metadata(left_open).state is LedgerState.CLOSED or left_open not in lost
+    copies = check_every_copy(cluster, watcher, [*repairable, left_open])
+    assert copies >= 2 * 3 * ENTRIES
+
+
+def test_all_marks_and_locks_are_gone_in_the_end_and_what_is_left_has_a_reason(
+    watched: tuple[LocalCluster, Watcher],
+) -> None:
+    cluster, watcher = watched
+    with BlockingClient(cluster.metadata_service_uri) as client:
+        ids = []
+        for _ in range(12):
+            with closing(client.create(quorum=Quorum(3, 2, 2))) as writer:
+                writer.append_many([b"%d" % number for number in range(50)])
+            ids.append(writer.ledger_id)
+    auditor = watcher.election.auditor()
+    assert auditor is not None
+    # The auditor itself is lost.
+    victim = next(bookie for bookie in cluster.bookies if bookie.id == auditor.bookie_id)
+    victim.kill()
+    until(lambda: not watcher.names(victim.id, ids) and watcher.is_at_rest())
+    successor = watcher.election.auditor()
+    assert successor is not None
+    assert successor.bookie_id != victim.id
+    assert check_every_copy(cluster, watcher, ids) == 12 * 50 * 2
+    # It returns. Nothing changes, since its copies are not needed any more.
+    before = {each: watcher.metadata(each) for each in ids}
+    victim.start()
+    cluster.wait_ready()
+    time.sleep(1)
+    assert {each: watcher.metadata(each) for each in ids} == before
+    assert watcher.is_at_rest()
+
+
+def test_autorecovery_alone_repairs_for_bookies_that_do_not(tmp_path: Path) -> None:
+    settings = {**BOOKIE_SETTINGS, "zkTimeout": "4000"}
+    with LocalCluster(tmp_path, bookies=4, bookie_settings=settings, start_timeout_ms=start_timeout_ms()) as cluster:
+        watcher = Watcher(cluster)
+        conf = tmp_path / "autorecovery.conf"
+        conf.write_text(
+            f"metadataServiceUri={cluster.metadata_service_uri}\nallowLoopback=true\nbookieId=healer-1\n"
+            "listeningInterface=lo\nrwRereplicateBackoffMs=300\n"
+        )
+        command = [sys.executable, "-m", "bookie_server", "autorecovery", "--conf", str(conf)]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as healer:
+            try:
+                with (
+                    BlockingClient(cluster.metadata_service_uri) as client,
+                    closing(client.create()) as writer,
+                ):
+                    writer.append_many([b"x" * 1000] * 500)
+                until(lambda: bool(watcher.election.votes()))
+                victim_id = watcher.metadata(writer.ledger_id).last_segment.ensemble[0]
+                next(bookie for bookie in cluster.bookies if bookie.id == victim_id).kill()
+                until(lambda: not watcher.names(victim_id, [writer.ledger_id]) and watcher.is_at_rest())
+                assert check_every_copy(cluster, watcher, [writer.ledger_id]) == 1500
+                assert watcher.zk.children(f"{watcher.uri.root}/underreplication/workers")
+                healer.send_signal(signal.SIGTERM)
+                assert healer.wait(30) == 0
+                # It ended in an orderly way: no session is left to expire.
+                assert watcher.zk.children(f"{watcher.uri.root}/underreplication/workers") == []
+                assert not watcher.election.votes()
+            finally:
+                healer.kill()
+                watcher.zk.close()
+
+
+def test_the_client_reads_a_repaired_ledger_with_every_old_bookie_gone(watched: tuple[LocalCluster, Watcher]) -> None:
+    """Two bookies are lost one after another. After each repair nothing of the lost ones is needed."""
+    cluster, watcher = watched
+
+    async def write() -> int:
+        async with Client(cluster.metadata_service_uri) as client:
+            writer = await client.create(quorum=Quorum(2, 2, 2))
+            await writer.append_many([b"%d" % number for number in range(100)])
+            await writer.close()
+            return writer.ledger_id
+
+    ledger_id = asyncio.run(write())
+    for _ in range(2):
+        victim_id = watcher.metadata(ledger_id).last_segment.ensemble[0]
+        next(bookie for bookie in cluster.bookies if bookie.id == victim_id).kill()
+        until(lambda lost=victim_id: not watcher.names(lost, [ledger_id]))
+    assert check_every_copy(cluster, watcher, [ledger_id]) == 200
