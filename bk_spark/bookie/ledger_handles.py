@@ -24,7 +24,7 @@ _MAX_READ_HANDLES: Final = 1024
 
 
 class LedgerHandles:
-    """Handles of one session's ledgers. Single event loop. :class:`bk_spark.Client` documents the errors."""
+    """Creates, opens and recovers the ledgers of one session. Single event loop."""
 
     def __init__(self, session: ClusterSession) -> None:
         self.session = session

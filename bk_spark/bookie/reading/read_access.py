@@ -11,7 +11,9 @@ from bk_spark.bookie.connection.v3 import BookieConnectionV3
 from bk_spark.bookie.reading.failure_history import FailureHistory
 from bk_spark.bookie.reading.ledger_watch import LedgerWatches
 from bk_spark.bookie.services import ClusterServices
+from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey, LedgerView
 from bk_spark.protocol.ledger.reading.read_settings import REQUEST_BYTES, ReadSettings, Speculation, TailSettings
+from bk_spark.protocol.ledger.reading.reader import RangeReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,20 @@ class ReadAccess:
             max_answer_bytes=config.max_frame_bytes if batches else None,
         )
         return cls(services, pool, pool_v3, config, history, LedgerWatches(services), settings)
+
+    def range_reader(
+        self, ledger: LedgerKey, view: LedgerView, first: int, last: int, *, unconfirmed: bool = False
+    ) -> RangeReader:
+        return RangeReader(
+            ledger,
+            view,
+            first,
+            last,
+            self.read_settings,
+            unconfirmed=unconfirmed,
+            suspects=self.history,
+            without_batch_reads=self.without_batch_reads,
+        )
 
     def tail_settings(self, max_wait_ms: int | None) -> TailSettings:
         config = self.config

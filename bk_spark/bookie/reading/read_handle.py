@@ -17,7 +17,6 @@ from bk_spark.protocol.entries.digest import digest_function
 from bk_spark.protocol.entries.entry_block import EntryBlock
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey, LedgerView
-from bk_spark.protocol.ledger.reading.reader import RangeReader
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 
 
@@ -235,15 +234,5 @@ class ReadHandle:
                 yield block
 
     def _blocks(self, first: int, last: int, *, unconfirmed: bool = False) -> AsyncGenerator[EntryBlock, None]:
-        access = self._access
-        reader = RangeReader(
-            self._ledger,
-            self._view,
-            first,
-            last,
-            access.read_settings,
-            unconfirmed=unconfirmed,
-            suspects=access.history,
-            without_batch_reads=access.without_batch_reads,
-        )
-        return blocks_of(reader, Performer(self._ledger, access), f"reading of ledger {self.ledger_id}")
+        reader = self._access.range_reader(self._ledger, self._view, first, last, unconfirmed=unconfirmed)
+        return blocks_of(reader, Performer(self._ledger, self._access), f"reading of ledger {self.ledger_id}")

@@ -23,7 +23,6 @@ from bk_spark.protocol.ledger.reading.read_actions import (
     ReadLac,
     ReadRange,
 )
-from bk_spark.protocol.ledger.reading.reader import RangeReader
 from bk_spark.protocol.ledger.reading.tail import LedgerTail
 from bk_spark.protocol.machine import EndedBy
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
@@ -76,16 +75,8 @@ class Tail:
             await runner.stop()
 
     async def _read(self, read: ReadRange) -> AsyncGenerator[EntryBlock, None]:
-        access, runner = self._access, self._runner
-        reader = RangeReader(
-            self._ledger,
-            self._view,
-            read.first,
-            read.last,
-            access.read_settings,
-            suspects=access.history,
-            without_batch_reads=access.without_batch_reads,
-        )
+        runner = self._runner
+        reader = self._access.range_reader(self._ledger, self._view, read.first, read.last)
         try:
             async with aclosing(blocks_of(reader, self._performer, self._what)) as blocks:
                 async for block in blocks:
