@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.report import figure, timed
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.reading.range_windows import EntryRange
+from bk_spark.protocol.ledger.reading.range_windows import EntryRange
 from bookie_server.local import LocalCluster
 
 NAME = "many_ledgers"

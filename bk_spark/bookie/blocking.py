@@ -18,11 +18,11 @@ from bk_spark.bookie.loop_thread import LoopThread
 from bk_spark.bookie.metadata.ledger_store import CreateWith
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.placement.registry import RegisteredBookie
-from bk_spark.bookie.reading.range_windows import EntryRange, EntryRanges
 from bk_spark.bookie.same_docs import documented_as
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookKeeperError
+from bk_spark.protocol.ledger.reading.range_windows import EntryRange, EntryRanges
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Quorum
 from bk_spark.protocol.wire.wire_v3 import BookieInfo

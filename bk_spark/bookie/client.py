@@ -17,7 +17,6 @@ from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.placement.disk_space import disk_space
 from bk_spark.bookie.placement.registry import RegisteredBookie
 from bk_spark.bookie.reading.range_series import RangeSeries
-from bk_spark.bookie.reading.range_windows import EntryRange, EntryRanges
 from bk_spark.bookie.reading.read_handle import ReadHandle
 from bk_spark.bookie.recover_many import recover_many
 from bk_spark.bookie.same_docs import documented_as
@@ -26,6 +25,7 @@ from bk_spark.bookie.writing.write_handle import WriteHandle
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookKeeperError
+from bk_spark.protocol.ledger.reading.range_windows import EntryRange, EntryRanges
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum

@@ -10,10 +10,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bk_spark.bookie.reading.range_windows import EntryRanges
 from bk_spark.log.formats.segment import SegmentTable
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
+from bk_spark.protocol.ledger.reading.range_windows import EntryRanges
 
 #: Fixed cost of a piece in bytes, on top of its size: it may need a separate request to a bookie.
 PIECE_BYTES: Final = 1024

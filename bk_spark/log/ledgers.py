@@ -8,13 +8,13 @@ from collections.abc import Generator, Mapping, Sequence
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.blocking_reader import BlockingReader
 from bk_spark.bookie.blocking_writer import BlockingWriter
-from bk_spark.bookie.reading.range_windows import EntryRange
 from bk_spark.log.core.steps import Closed, LedgerRegistrar
 from bk_spark.log.formats.names import MADE_FOR, LogPaths
 from bk_spark.log.formats.settings import LogSettings
 from bk_spark.log.gc.reaping import is_closed
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookKeeperError, MetadataUnavailableError
+from bk_spark.protocol.ledger.reading.range_windows import EntryRange
 from bk_spark.protocol.metadata.ledger_paths import LedgerManager, parse_layout
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from bk_spark.bookie.blocking_reader import BlockingReader
-from bk_spark.bookie.reading.range_windows import EntryRange
 from bk_spark.bookie.runners import run_blocking
 from bk_spark.log.blocking import BlockingLog
 from bk_spark.log.core.readers.follow import Follow
@@ -49,6 +48,7 @@ from bk_spark.log.znode_watch import ZnodeWatch
 from bk_spark.protocol.entries.entry_block import EntryBlock
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import InvalidArgumentError
+from bk_spark.protocol.ledger.reading.range_windows import EntryRange
 from bk_spark.protocol.machine import EndedBy, StepMachine
 
 #: Assumed size of a part of an open tail, whose size the list does not hold. Too large to be read ahead at once.

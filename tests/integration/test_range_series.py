@@ -10,11 +10,11 @@ import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.reading.range_windows import EntryRange
 from bk_spark.bookie.reading.read_handle import ReadHandle
 from bk_spark.protocol.entries.entry_block import EntryBlock
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookKeeperError, NoSuchEntryError, NoSuchLedgerError, UnauthorizedError
+from bk_spark.protocol.ledger.reading.range_windows import EntryRange
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
 

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from bk_spark.bookie.reading.range_windows import (
+from bk_spark.protocol.ledger.reading.range_windows import (
     MAX_SPANS,
     SMALL_BYTES,
     WINDOW_BYTES,
@@ -24,8 +24,10 @@ pytestmark = pytest.mark.unit
 def _windows(ranges: list[EntryRange] | EntryRanges) -> list[Window]:
     windows = Windows(ranges if isinstance(ranges, EntryRanges) else EntryRanges.of(ranges))
     found = []
-    while (window := windows.next()) is not None:
-        found.append(window)
+    while begun := windows.begin():
+        for window in begun:
+            found.append(window)
+            assert not windows.end(window.entries, 0)
     return found
 
 
@@ -112,6 +114,50 @@ def test_a_window_has_a_bounded_number_of_spans() -> None:
     windows = _windows([EntryRange(ledger, 0, 0, 1) for ledger in range(3 * MAX_SPANS + 5)])
     assert [len(window.spans) for window in windows] == [MAX_SPANS] * 3 + [5]
     assert _windows([]) == []
+
+
+def test_so_many_windows_are_begun_ahead_and_no_more() -> None:
+    large = Windows(EntryRanges.of([EntryRange(n, 0, 9, SMALL_BYTES + 1) for n in range(40)]))
+    begun = [*large.begin()]
+    assert (len(begun), large.begin()) == (16, [])
+    for _ in range(24):
+        assert not large.end(10, 0)
+        (window,) = large.begin()
+        begun.append(window)
+    assert [window.spans[0].ledger_id for window in begun] == list(range(40))
+    small = Windows(EntryRanges.of([EntryRange(n, 0, 0, SMALL_BYTES) for n in range(40)]))
+    # Seven ranges fit into 2 MiB; begun windows exceed 4 MiB by less than one.
+    assert [len(window.spans) for window in small.begin()] == [7, 7, 7]
+    assert not small.end(7, 7 * SMALL_BYTES)
+    assert [len(window.spans) for window in small.begin()] == [7]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_windows_that_overflow_are_cut_anew_after_what_was_given(seed: int) -> None:
+    """Entries have a hundred times the bytes that the list says. None is left out or given twice."""
+    rng = random.Random(seed)
+    ranges = _some(rng)
+    windows, found = Windows(EntryRanges.of(ranges)), []
+    begun = windows.begin()
+    while begun:
+        window = begun.pop(0)
+        entries = _in_order(window)
+        given = rng.randint(1, len(entries)) if not window.is_large and rng.random() < 0.5 else len(entries)
+        found += entries[:given]
+        if windows.end(given, 100 * window.size_bytes):
+            assert given < len(entries)
+            begun = []
+        begun += windows.begin()
+    assert found == _entries(ranges)
+
+
+def test_the_next_windows_are_smaller_by_as_much_as_entries_are_larger() -> None:
+    windows = Windows(EntryRanges.of([EntryRange(n, 0, 0, 10_000) for n in range(400)]))
+    before = [window.entries for window in windows.begin()]
+    assert windows.end(5, 10 * before[0] * 10_000)
+    after = windows.begin()
+    assert after[0].spans[0].ledger_id == 5
+    assert {window.entries for window in after} <= {before[0] // 10, before[0] // 10 + 1}
 
 
 def test_a_million_ranges_are_cut_soon() -> None:

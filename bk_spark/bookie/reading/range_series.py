@@ -1,6 +1,6 @@
 """Reads ranges of many ledgers in order. The next ledgers are opened ahead, and small ranges are read ahead.
 
-:mod:`bk_spark.bookie.reading.range_windows` decides which ranges are read together, and restores their order.
+:mod:`bk_spark.protocol.ledger.reading.range_windows` decides which ranges are read together, and restores their order.
 """
 
 from __future__ import annotations
@@ -12,21 +12,16 @@ from contextlib import aclosing
 from typing import Final
 
 from bk_spark.bookie.reading.arrow import taken
-from bk_spark.bookie.reading.range_windows import WINDOW_BYTES, EntryRanges, Span, Window, Windows
 from bk_spark.bookie.reading.read_handle import ReadHandle
 from bk_spark.protocol.entries.entry_block import EntryBlock
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookKeeperError
+from bk_spark.protocol.ledger.reading.range_windows import EntryRanges, Span, Window, Windows
 
 OpenLedger = Callable[[int], Awaitable[ReadHandle]]
 
 #: Spans read at the same time.
 _AT_ONCE: Final = 16
-#: The number of windows begun ahead, and the bytes of those that are read ahead.
-_AHEAD: Final = 16
-_AHEAD_BYTES: Final = 4 * 1024 * 1024
-#: A window with more bytes than this shows that the known sizes are wrong. It is then cut into smaller ones.
-_MOST_WINDOW_BYTES: Final = 2 * WINDOW_BYTES
 
 
 class RangeSeries:
@@ -36,7 +31,6 @@ class RangeSeries:
         self._open = open_ledger
         self._windows = Windows(ranges)
         self._begun: deque[_WindowRead] = deque()
-        self._begun_bytes = 0
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
     async def payloads(self) -> AsyncGenerator[Payloads, None]:
@@ -54,28 +48,20 @@ class RangeSeries:
                     async for part in parts:
                         given_entries += len(part)
                         yield part
-                self._windows.note_given(given_entries)
-                if given_entries < read.window.entries:
+                if self._windows.end(given_entries, read.found_bytes):
                     await self._close()
-                    self._windows.cut_anew(read.times_larger)
                 else:
                     self._begun.popleft()
-                    self._begun_bytes -= read.window.size_bytes
                 self._begin()
         finally:
             await self._close()
 
     def _begin(self) -> None:
-        while len(self._begun) < _AHEAD and self._begun_bytes < _AHEAD_BYTES:
-            window = self._windows.next()
-            if window is None:
-                return
-            self._begun.append(_WindowRead(window, self._open, self._slots))
-            self._begun_bytes += window.size_bytes
+        self._begun.extend(_WindowRead(window, self._open, self._slots) for window in self._windows.begin())
 
     async def _close(self) -> None:
         """Cancel all reads under way."""
-        begun, self._begun, self._begun_bytes = self._begun, deque(), 0
+        begun, self._begun = self._begun, deque()
         await asyncio.gather(*(read.close() for read in begun))
 
 
@@ -86,7 +72,7 @@ class _WindowRead:
         self.window = window
         self._open = open_ledger
         self._found: list[list[EntryBlock]] = [[] for _ in window.spans]
-        self._found_bytes = 0
+        self.found_bytes = 0
         self._errors: dict[int, BookKeeperError] = {}
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._prepare(number, slots)) for number in range(len(window.spans))]
@@ -111,11 +97,6 @@ class _WindowRead:
         if gathered.missing_span in self._errors:
             raise self._errors[gathered.missing_span]
 
-    @property
-    def times_larger(self) -> int:
-        """The approximate factor by which entries are larger than expected, at least 2."""
-        return max(2, -(-self._found_bytes // max(1, self.window.size_bytes)))
-
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
@@ -127,7 +108,7 @@ class _WindowRead:
             try:
                 if self.window.is_large:
                     await self._open(span.ledger_id)
-                elif number == 0 or self._found_bytes <= _MOST_WINDOW_BYTES:
+                elif number == 0 or not self.window.overflows(self.found_bytes):
                     await self._read_ahead(number, span)
             except BookKeeperError as error:
                 # Raised when the reader gets to the entry that could not be read.
@@ -137,8 +118,8 @@ class _WindowRead:
         async with aclosing(await self._blocks(span)) as blocks:
             async for block in blocks:
                 self._found[number].append(block)
-                self._found_bytes += block.payloads.size_bytes
-                if self._found_bytes > _MOST_WINDOW_BYTES:
+                self.found_bytes += block.payloads.size_bytes
+                if self.window.overflows(self.found_bytes):
                     return
 
     async def _blocks(self, span: Span) -> AsyncGenerator[EntryBlock, None]:

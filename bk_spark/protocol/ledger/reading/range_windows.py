@@ -1,4 +1,4 @@
-"""Decides which ranges of ledgers are read together. Without I/O.
+"""Decides which ranges of ledgers are read together, and how far ahead of the caller.
 
 Micro-batches leave tiny ranges, and the ranges of different ledgers alternate. So small ranges are grouped into
 *windows* of limited size. Within a window, adjacent ranges of one ledger form one *span*, which is read as a whole. The
@@ -9,6 +9,7 @@ There may be a million ranges. They are kept in columns, and no Python code runs
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -22,6 +23,11 @@ WINDOW_BYTES: Final = 2 * 1024 * 1024
 MAX_SPANS: Final = 512
 #: A range with more bytes is a window of its own.
 SMALL_BYTES: Final = 256 * 1024
+#: A window with more bytes than this shows that the known sizes are wrong.
+_MOST_BYTES: Final = 2 * WINDOW_BYTES
+#: The number of windows begun ahead, and the bytes of those that are read ahead.
+_AHEAD: Final = 16
+_AHEAD_BYTES: Final = 4 * 1024 * 1024
 #: Approximate memory of an entry, and of a range, besides payloads.
 _ENTRY_BYTES: Final = 64
 _RANGE_BYTES: Final = 128
@@ -144,6 +150,11 @@ class Window:
             )
         ]
 
+    @staticmethod
+    def overflows(found_bytes: int) -> bool:
+        """Return whether no more entries of a window should be read ahead, because they are larger than expected."""
+        return found_bytes > _MOST_BYTES
+
     def ranges_with(self, spans: int) -> int:
         """Return how many of the first ranges belong only to the first ``spans`` spans."""
         beyond = self._span >= spans
@@ -167,7 +178,7 @@ class Window:
 
 
 class Windows:
-    """Cuts ranges into windows, one after another."""
+    """Cuts ranges into windows. The caller begins them in order, and ends each when it received its entries."""
 
     def __init__(self, ranges: EntryRanges) -> None:
         self._cut(ranges)
@@ -175,21 +186,42 @@ class Windows:
     def _cut(self, ranges: EntryRanges) -> None:
         #: The number of entries of ``ranges`` that the caller received.
         self._given_entries = 0
+        self._begun: deque[Window] = deque()
+        self._begun_bytes = 0
         self._ranges = ranges
         self._at = 0
         self._costs = np.concatenate((np.zeros(1, np.int64), np.cumsum(_costs(ranges))))
         self._large = np.flatnonzero(ranges.size_bytes > SMALL_BYTES)
 
-    def note_given(self, entries: int) -> None:
-        """Note that the caller received the next ``entries`` entries."""
-        self._given_entries += entries
+    def begin(self) -> list[Window]:
+        """Return the windows to begin now. None if enough are begun, or all."""
+        begun = []
+        while len(self._begun) < _AHEAD and self._begun_bytes < _AHEAD_BYTES:
+            window = self._next()
+            if window is None:
+                break
+            begun.append(window)
+            self._begun.append(window)
+            self._begun_bytes += window.size_bytes
+        return begun
 
-    def cut_anew(self, times_larger: int) -> None:
-        """Cut the entries that the caller has not received into smaller windows, because entries are ``times_larger``
-        than expected."""
+    def end(self, given_entries: int, found_bytes: int) -> bool:
+        """End the first window that is begun. The caller received ``given_entries`` of its entries.
+
+        Return False if that is all of them. Otherwise entries are larger than expected: those that were read ahead have
+        ``found_bytes``. Then all windows that are begun must be dropped. The next ones are smaller and begin after the
+        last entry received.
+        """
+        window = self._begun.popleft()
+        self._begun_bytes -= window.size_bytes
+        self._given_entries += given_entries
+        if given_entries == window.entries:
+            return False
+        times_larger = max(2, -(-found_bytes // max(1, window.size_bytes)))
         self._cut(self._ranges.after(self._given_entries).scaled(times_larger))
+        return True
 
-    def next(self) -> Window | None:
+    def _next(self) -> Window | None:
         start, large = self._at, self._large
         if start == len(self._ranges):
             return None
