@@ -215,8 +215,7 @@ class AuditorPerformer:
             case ReadLedgers(ledger_ids):
                 return LedgersRead(self._read_ledgers(list(ledger_ids)))
             case MarkLedgers(missing, proof):
-                for ledger_id, bookies in missing.items():
-                    access.store.mark(ledger_id, sorted(bookies), proof=proof)
+                access.store.mark_all({one: sorted(bookies) for one, bookies in missing.items()}, proof=proof)
             case ReadProgress(check):
                 found = zk.get(progress_path(root, check.value))
                 return ProgressRead(-1 if found is None else decode_progress(found.data))
