@@ -16,6 +16,7 @@ _BENCHMARKS: Final[dict[str, list[str]]] = {
     "crash_duplicates": [],
     "foreach_batches": [],
     "ledger": ["--quick"],
+    "ledger_copy": [],
     "log_list": [],
     "log_writer": [],
     "many_ledgers": [],

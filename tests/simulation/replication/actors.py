@@ -134,6 +134,11 @@ class RepairRun(ReadRunner):
         #: Adds without an answer, the codes of the others, by request.
         self._adds: dict[int, tuple[set[int], list[int], str]] = {}
         self._lac: ReadRunner | None = None
+        self._lacs = 0
+
+    def expects(self, number: int) -> bool:
+        """Whether messages with this number belong to this repair."""
+        return number == self.number or (self._lac is not None and number == self._lac.number)
 
     def on(self, event: Any) -> None:
         machine = self.machine
@@ -181,8 +186,11 @@ class RepairRun(ReadRunner):
                 arguments = (encode(metadata), version, self._proof)
                 out.append(ZkCall(self.actor, tag, "replace", arguments))  # type: ignore[arg-type]
             case ReadLastAddConfirmed(metadata):
+                self._lacs += 1
                 self._lac = ReadRunner(
-                    self.actor, self.number + 1, LacRead(key_of(metadata), metadata, timeout_ms=SETTINGS.timeout_ms)
+                    self.actor,
+                    -(self.number * 1_000 + self._lacs),
+                    LacRead(key_of(metadata), metadata, timeout_ms=SETTINGS.timeout_ms),
                 )
             case RecoverLedger():
                 self._worker.world.recover_for(self._worker, tag)
@@ -337,7 +345,7 @@ class WorkerActor(StepsActor):
         return True
 
     def _repair(self, missing: frozenset[str], proof: int | None) -> Generator[Any, Any, RepairResult | Exception]:
-        self._runs += 2
+        self._runs += 1
         settings = RepairSettings(verified_share=self._random.choice([0.0, 0.5]), copy=COPY)
         machine = self.repair_class(LEDGER, missing, settings, self._random, unreadable=self._unreadable)
         self._run = run = RepairRun(self, self._runs, machine, proof)
@@ -349,7 +357,7 @@ class WorkerActor(StepsActor):
             event = yield
             tag = getattr(event, "tag", ())
             # Others belong to an earlier repair.
-            if len(tag) > 1 and tag[1] in (run.number, run.number + 1):
+            if len(tag) > 1 and run.expects(tag[1]):
                 run.on(event)
         outcome = machine.outcome
         return outcome.error if isinstance(outcome, EndedBy) else outcome.result

@@ -172,9 +172,7 @@ class History:
         for bookie in world.bookies:
             world.command("refresh", STORE, bookie.name)
         for actor in self.actors:
-            if actor.ended and isinstance(actor, WorkerActor):
-                world.command("expire", STORE, actor.name)
-            elif isinstance(actor, CollectionActor) and not actor.started:
+            if isinstance(actor, CollectionActor) and not actor.started:
                 actor.end("never started")
         for worker in self.workers:
             if not worker.started and not worker.ended:
@@ -184,6 +182,10 @@ class History:
         if all(worker.ended for worker in self.workers):
             self.worker()
         self._rest()
+        for worker in self.workers:
+            if worker.ended:
+                # Its last calls have been done, too.
+                world.command("expire", STORE, worker.name)
         if not self._close():
             world.count("never closed")
             return

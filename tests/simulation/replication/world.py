@@ -60,7 +60,7 @@ class ReplicationWorld(RandomWorld):
         recovery = RecoveryActor(f"{worker.name}'s recovery {len(self._recoveries) + 1}", digest_type)
         self._recoveries[recovery.name] = ZkReply(worker.name, tag, "recovered", "")
         self.add(recovery)
-        self.post(Command("start", recovery.name))
+        self.command("start", recovery.name)
         self.count("fenced by a worker")
 
     def settle(self, bookie: str) -> None:
