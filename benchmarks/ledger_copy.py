@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.report import figure
 from bk_spark.bookie.client import Client
 from bk_spark.bookie.cluster_session import ClusterSession
 from bk_spark.bookie.config import ClientConfig
@@ -30,6 +31,7 @@ from bk_spark.protocol.replication.actions import Repaired
 from bk_spark.protocol.replication.ledger_repair import RepairSettings
 from bookie_server.local import LocalCluster
 
+NAME = "ledger_copy"
 _SIZES = (1024, 16 * 1024, 256 * 1024)
 _MIB = 1024 * 1024
 
@@ -95,8 +97,6 @@ async def _measure(cluster: LocalCluster, mib: int, ledgers: int) -> None:
         victim.kill()
         while victim.id in {one.bookie_id for one in await client.bookies()}:
             await asyncio.sleep(0.1)
-        print("| entry bytes | ledgers | read and write, MiB/s | repair, MiB/s | repair : read and write |")
-        print("|---|---|---|---|---|")
         for size in _SIZES:
             mine = [each for each in written[size] if victim.id in (await client.metadata(each)).last_segment.ensemble]
             if not mine:
@@ -104,11 +104,13 @@ async def _measure(cluster: LocalCluster, mib: int, ledgers: int) -> None:
             spent_s, entries, _ = await _repair(uri, mine, victim.id, config)
             plain = max(1, mib * _MIB // size // ledgers) * ledgers * size / plain_s[size] / _MIB
             repair = entries * size / spent_s / _MIB
-            print(f"| {size} | {len(mine)} | {plain:.0f} | {repair:.0f} | {repair / plain:.2f} |")
+            figure(NAME, "read_and_write", plain, "MiB/s", entry_bytes=size)
+            figure(NAME, "repair", repair, "MiB/s", entry_bytes=size, ledgers=len(mine))
+            figure(NAME, "repair_to_read_and_write", repair / plain, "ratio", entry_bytes=size)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print one line for each size of entries."""
+    """Print the rates of both for each size of entries, and their ratio."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks ledger_copy", description=__doc__)
     parser.add_argument("--mib", type=int, default=64, help="MiB of payload for each size of entries")
     parser.add_argument("--ledgers", type=int, default=4, help="ledgers for each size")
