@@ -209,7 +209,8 @@ class UnderReplicationStore:
             Visit directories in random order, so that workers do not all begin with the same ledger. Default: by id.
         watch
             Called when a directory that was visited changes. A mark that is made anew in a directory that its deletion
-            left behind does not call it, so look again from time to time.
+            left behind does not call it, so look again from time to time. A watch cannot be withdrawn, so give one only
+            after the last one was called.
         """
         return self._walk(self.paths.marks, "", rng, watch)
 
