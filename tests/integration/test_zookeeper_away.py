@@ -19,7 +19,7 @@ from bk_spark.protocol.errors import BookKeeperError, MetadataUnavailableError
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
-from tests.support.zookeeper_sessions import expire
+from tests.support.zookeeper_sessions import cut, expire
 
 TIMEOUT_MS = 2_000
 #: For a machine that is busy with other things.
@@ -171,7 +171,7 @@ def test_bookies_are_reached_at_their_last_address_while_zookeeper_hangs(
             assert await reader.read(0, 4) == [b"entry"] * 5
             hung(True)
             # What ends the session's connection ends its watches, and what they kept up to date.
-            await asyncio.to_thread(client.zookeeper._cut)
+            await asyncio.to_thread(cut, client.zookeeper)
             for connection in connections:
                 connection.close()
             before = len(connections)

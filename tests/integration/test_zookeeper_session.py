@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable
 
@@ -11,6 +10,7 @@ from bk_spark.bookie.metadata.zookeeper import CONNECTED, SUSPENDED, ZooKeeper
 from bk_spark.bookie.placement.registry import BookieRegistry
 from bk_spark.protocol.metadata.registration import native_service_info
 from bookie_server.local import LocalCluster
+from tests.support.zookeeper_sessions import cut
 
 
 def break_connection(session: ZooKeeper) -> None:
@@ -24,7 +24,7 @@ def break_connection(session: ZooKeeper) -> None:
             back.set()
 
     session.add_state_listener(listener)
-    session._client._connection._socket.shutdown(socket.SHUT_RDWR)
+    cut(session)
     assert lost.wait(10)
     assert back.wait(10)
     session.remove_state_listener(listener)

@@ -1,8 +1,9 @@
-"""Ends sessions with ZooKeeper that are still in use, and counts what is asked in them."""
+"""Breaks and ends sessions with ZooKeeper that are still in use, and counts what is asked in them."""
 
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -13,6 +14,11 @@ from kazoo.client import KazooClient
 from kazoo.handlers.threading import KazooTimeoutError
 
 from bk_spark.bookie.metadata.zookeeper import CONNECTED, LOST, ZooKeeper
+
+
+def cut(session: ZooKeeper) -> None:
+    """Break the session's TCP connection. The client makes another one."""
+    session._client._connection._socket.shutdown(socket.SHUT_RDWR)
 
 
 def expire(session: ZooKeeper, *, comes_back: bool = True) -> None:
