@@ -9,10 +9,12 @@ import socket
 import numpy as np
 import pytest
 
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.wire import wire_v2, wire_v3
 from bk_spark.protocol.wire.framing import frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bookie_server.entry_reader import ReadPart
 from bookie_server.net.common.limits import NetConfig
 from bookie_server.net.native import server as native
 from bookie_server.net.native.server import NativeServer
@@ -440,5 +442,36 @@ def test_a_list_larger_than_a_frame_is_an_error_and_one_list_is_made_at_a_time()
             answer = wire_v3.parse_response(await peer.body())
             assert (answer.status, answer.getListOfEntriesOfLedgerResponse.status) == (pb.EIO, pb.EIO)
             assert not answer.getListOfEntriesOfLedgerResponse.HasField("availabilityOfEntriesOfLedger")
+
+    run(test)
+
+
+class GatedBookie(HeldBookie):
+    """Reads once, and then when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(entry_bytes=64 * 1024)
+        self.may_read = asyncio.Event()
+
+    async def read(self, ledger_ids: Int64s, entry_ids: Int64s, limit_bytes: int) -> ReadPart:
+        if self.reads:
+            await self.may_read.wait()
+        return await super().read(ledger_ids, entry_ids, limit_bytes)
+
+
+def test_reads_that_were_answered_do_not_count_as_waiting() -> None:
+    """A client that never has more than the limit outstanding is never told that there are too many."""
+
+    async def test() -> None:
+        bookie = GatedBookie()
+        async with front(NetConfig(max_pending_reads=100), bookie) as here:
+            peer = await here.connect()
+            await peer.send(wire_v2.read_requests(1, range(24)))
+            assert await peer.codes(8) == [Code.OK] * 8  # the first round of 512 KiB
+            await peer.send(wire_v2.read_requests(1, range(84)))
+            await until(lambda: here.server.load.reads == 100)
+            assert here.server.load.rejected_reads == 0
+            bookie.may_read.set()
+            assert await peer.codes(100) == [Code.OK] * 100
 
     run(test)

@@ -8,10 +8,12 @@ import socket
 import time
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from bk_spark.protocol.codes import Code
-from bk_spark.protocol.wire import wire_v2
+from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bookie_server.bookie import AddDone
 from bookie_server.net.common import turns as turns_module
 from bookie_server.net.common.fair_slots import Share
@@ -227,6 +229,21 @@ def test_n1_the_kernel_keeps_little_of_what_a_peer_does_not_take() -> None:
             await until(lambda: here.server.load.unsent_bytes > 0)
             await asyncio.sleep(0.2)
             assert bookie.reads == 1
+
+    run(test)
+
+
+def test_n1_a_request_that_needs_only_the_event_loop_does_not_wait_for_one_that_needs_the_disk() -> None:
+    async def test() -> None:
+        bookie = HeldBookie()
+        async with front(NetConfig(), bookie) as here:
+            peer = await here.connect()
+            await peer.send(wire_v3.list_of_entries_request(1, 1) + wire_v3.bookie_info_request(2))
+            assert wire_v3.parse_response(await peer.body()).header.operation == pb.GET_BOOKIE_INFO
+            await until(lambda: len(bookie.lists) == 1)
+            bookie.lists[0].set_result((Code.OK, np.arange(3)))
+            listed = wire_v3.parse_response(await peer.body())
+            assert listed.header.operation == pb.GET_LIST_OF_ENTRIES_OF_LEDGER
 
     run(test)
 

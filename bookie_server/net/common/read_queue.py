@@ -39,6 +39,8 @@ class ReadQueue:
         self._jobs: deque[tuple[int, Job]] = deque()
         self._urgent_jobs: deque[tuple[int, Job]] = deque()
         self._waiting = self._waiting_bytes = 0
+        #: Unanswered reads of the job that is running.
+        self._unanswered = 0
         self._reader: asyncio.Task[None] | None = None
         self._polls: set[asyncio.Task[None]] = set()
         self._cancelled = False
@@ -81,6 +83,11 @@ class ReadQueue:
         if self._reader is None:
             self._reader = asyncio.get_running_loop().create_task(self._run())
 
+    def answered(self, count: int) -> None:
+        """``count`` reads of the job that is running were answered. The job ends when all are."""
+        self._unanswered -= count
+        self._change(-count, -_READ_BYTES * count)
+
     @property
     def may_poll(self) -> bool:
         """Whether one more long poll may wait."""
@@ -112,9 +119,9 @@ class ReadQueue:
     async def _run(self) -> None:
         try:
             while jobs := self._urgent_jobs or self._jobs:
-                count, job = jobs.popleft()
+                self._unanswered, job = jobs.popleft()
                 await job()
-                self._change(-count, -REQUEST_BYTES - _READ_BYTES * count)
+                self._change(-self._unanswered, -REQUEST_BYTES - _READ_BYTES * self._unanswered)
                 await self._wait_taken()
         except Exception:
             self._failed()

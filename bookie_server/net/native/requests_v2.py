@@ -160,6 +160,7 @@ class RequestsV2:
                 count = len(part.codes)
                 context.answers.send(*_read_answers(version, ledger_ids[:count], entry_ids[:count], part))
             context.observe_codes(kind, part.codes, count, begun)
+            context.reads.answered(count)
             ledger_ids, entry_ids = ledger_ids[count:], entry_ids[count:]
 
     def _batch_read(self, request: BatchRead) -> None:

@@ -250,6 +250,7 @@ class RequestsV3:
                         *answer_frames_v3.read_answers(*ids, lacs, found.data, found.starts, found.sizes)
                     )
             context.observe_codes("read", part.codes, count, begun)
+            context.reads.answered(count)
             txn_ids, ledger_ids, entry_ids = txn_ids[count:], ledger_ids[count:], entry_ids[count:]
 
     async def _lacs(self, ledger_ids: Int64s) -> Int64s:
