@@ -32,7 +32,6 @@ from bookie_server.metrics import metrics_wiring
 from bookie_server.metrics.bookie_metrics import BookieMetrics
 from bookie_server.net.common.limits import NetConfig
 from bookie_server.net.native.server import NativeServer
-from bookie_server.replication.process import make_daemon
 from bookie_server.state import FORCED, MANUAL, BookieState
 from bookie_server.storage.directories import LedgerDirectories
 from bookie_server.storage.ledger_storage import LedgerStorage
@@ -144,6 +143,8 @@ class BookieService:
         if await self._before_the_end(self._register()):
             self._serves = True
             if self._config.auto_recovery_enabled:
+                from bookie_server.replication.process import make_daemon  # the client of bookies takes memory
+
                 daemon = make_daemon(self._config)
                 ends.push_async_callback(daemon.stop)
                 daemon.start()
