@@ -74,7 +74,7 @@ class CopyLimits:
         How often, and after which pause, entries are sent again to a target that has too many requests.
     """
 
-    batches: int = 8
+    batches: int = 16
     batch_entries: int = 2_000
     batch_bytes: int = 1024 * 1024
     pending_bytes: int = 16 * 1024 * 1024
