@@ -392,6 +392,26 @@ async def test_racks_that_are_enforced(stage: Stage) -> None:
     assert await always_in(stage, "h4:1")
 
 
+@staged(rack_mapping_znode="/bookies-{root}", enforce_min_racks_per_write_quorum=True)
+async def test_r11_racks_never_stop_a_repair(stage: Stage) -> None:
+    stage.other.create(f"/bookies-{stage.root[1:]}", racks_with())
+    stage.register("h1:1", "h2:1", "h3:1")
+    await until(lambda: _is(lambda: stage.services.choose_target(TWO, ("h1:1", "h4:1"), 1, ("h2:1",)), ("h3:1", False)))
+    with pytest.raises(NotEnoughBookiesError):
+        await stage.services.choose_replacement(TWO, ("h1:1", "h4:1"), 1, ("h2:1",))
+    with pytest.raises(NotEnoughBookiesError, match="no writable bookie is left"):
+        await stage.services.choose_target(TWO, ("h1:1", "h4:1"), 1, ("h2:1", "h3:1"))
+    # The other rack is back. Read-only bookies are sources, and never targets.
+    stage.register("h4:1")
+    await until(lambda: _is(lambda: stage.services.choose_target(TWO, ("h1:1", "h2:1"), 1, ()), ("h4:1", True)))
+    stage.register("h5:1", read_only=True)
+    await until(lambda: _is(stage.services.bookie_ids, _ids("h1:1 h2:1 h3:1 h4:1", "h5:1")))
+
+
+def _ids(writable: str, read_only: str) -> tuple[frozenset[str], frozenset[str]]:
+    return frozenset(writable.split()), frozenset(read_only.split())
+
+
 @staged(bookie_racks="h1=/a, h2:1=/a, h3=/a")
 async def test_racks_from_a_setting(stage: Stage) -> None:
     stage.register("h1:1", "h2:1", "h3:1", "h4:1")
