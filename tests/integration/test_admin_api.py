@@ -146,7 +146,7 @@ def test_a_mode_that_cannot_be_kept_is_not_called_done(bookie: BookieProcess, ad
     (bookie.directory / "ledgers" / "current" / "BOOKIE_STATUS").mkdir()
     status, answer = admin.put("state/readonly", {"readOnly": True})
     assert status == 500
-    assert "may not outlast a restart" in answer["error"]
+    assert "could not be saved for its next start" in answer["error"]
     assert not any("Traceback" in line for line in bookie.lines)
 
 

@@ -184,7 +184,7 @@ def test_c6_a_wiped_disk_refuses_to_start(bookie: BookieProcess, lost: tuple[str
 def test_a_directory_that_is_not_empty(bookie: BookieProcess) -> None:
     (bookie.directory / "ledgers" / "current").mkdir(parents=True)
     (bookie.directory / "ledgers" / "current" / "0.log").write_bytes(b"something")
-    refused(bookie, 5, "holds files but no current/VERSION")
+    refused(bookie, 5, "holds files but no readable current/VERSION")
 
 
 def test_a_bookie_that_was_removed_from_the_cluster(
