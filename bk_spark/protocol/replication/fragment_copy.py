@@ -180,7 +180,7 @@ class FragmentCopy:
         self._series = deque(fragment.series(targets))
         #: Entries to read before those of ``_series``.
         self._again = deque(range(each, each + 1) for each in sorted(read_first) if each in fragment.entry_ids)
-        self._batch_number = fragment.first_entry_id
+        self._batch_number = 0
         self._reads: dict[int, _Batch] = {}
         self._waiting: dict[int, _Writing] = {}
         self._adds: dict[int, _Add] = {}
@@ -261,12 +261,13 @@ class FragmentCopy:
         return [each for each in self._active if self._fragment.quorum.stores(each, entry_ids[0])]
 
     def _sources(self, entry_id: int) -> list[str]:
-        holders = self._fragment.holders(entry_id)
-        turn = self._batch_number % len(holders)
+        """Return the write set in the order in which to ask: healthy bookies take turns, bad copies come last."""
+        holders = sorted(self._fragment.holders(entry_id), key=self._fragment.ensemble.index)
+        healthy = [each for each in holders if each not in self._bad | self._suspects]
+        turn = self._batch_number % max(1, len(healthy))
         self._batch_number += 1
-        return sorted(
-            (*holders[turn:], *holders[:turn]), key=lambda bookie: (bookie in self._bad, bookie in self._suspects)
-        )
+        others = [each for each in holders if each not in healthy]
+        return [*healthy[turn:], *healthy[:turn], *sorted(others, key=self._bad.__contains__)]
 
     def _ask(self, batch: _Batch) -> None:
         """Ask the next source. Without one, settle what was found."""
