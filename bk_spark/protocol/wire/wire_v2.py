@@ -296,13 +296,13 @@ def read_answers(
     version: int, ledger_ids: Int64s, entry_ids: Int64s, stored: Bytes, starts: Int64s, sizes: Int64s
 ) -> list[Buffer]:
     """Return READ answers. Entry ``i`` has ``sizes[i]`` bytes of ``stored``, from ``starts[i]`` on."""
+    rows = uniform_rows(stored, starts, sizes) if int(sizes[0]) <= _COPIED_BYTES else None
     prefixes = np.empty(len(sizes), ANSWER_DTYPE)
-    prefixes["frame"] = ANSWER_BYTES + sizes
+    prefixes["frame"] = ANSWER_BYTES + (sizes if rows is None else rows.shape[1])
     prefixes["header"] = header_int(OpV2.READ, version=version)
     prefixes["rc"] = 0
     prefixes["ledger"] = ledger_ids
     prefixes["entry"] = entry_ids
-    rows = uniform_rows(stored, starts, sizes) if int(sizes[0]) <= _COPIED_BYTES else None
     if rows is not None:
         out = np.empty((len(sizes), ANSWER_DTYPE.itemsize + rows.shape[1]), np.uint8)
         out[:, : ANSWER_DTYPE.itemsize] = prefixes.view(np.uint8).reshape(len(sizes), ANSWER_DTYPE.itemsize)
