@@ -169,37 +169,91 @@ def test_all_marks_and_locks_are_gone_in_the_end_and_what_is_left_has_a_reason(
     assert watcher.is_at_rest()
 
 
-def test_autorecovery_alone_repairs_for_bookies_that_do_not(tmp_path: Path) -> None:
-    settings = {**BOOKIE_SETTINGS, "zkTimeout": "4000"}
-    with LocalCluster(tmp_path, bookies=4, bookie_settings=settings, start_timeout_ms=start_timeout_ms()) as cluster:
+class Healer(subprocess.Popen[bytes]):
+    """A process of ``bookie-server autorecovery``. It is killed at the end."""
+
+    def __init__(self, directory: Path, uri: str, name: str, **settings: str) -> None:
+        self.name = name
+        conf = directory / f"{name}.conf"
+        keys = {
+            "metadataServiceUri": uri,
+            "allowLoopback": "true",
+            "bookieId": name,
+            "rwRereplicateBackoffMs": "300",
+            "zkTimeout": "4000",
+            **settings,
+        }
+        conf.write_text("".join(f"{key}={value}\n" for key, value in keys.items()), "utf-8")
+        super().__init__([sys.executable, "-m", "bookie_server", "autorecovery", "--conf", str(conf)])
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
+        self.wait()
+
+
+@pytest.fixture
+def unhealed(tmp_path: Path) -> Iterator[tuple[LocalCluster, Watcher]]:
+    """Bookies without auditor and worker."""
+    with LocalCluster(
+        tmp_path, bookies=4, bookie_settings=BOOKIE_SETTINGS, start_timeout_ms=start_timeout_ms()
+    ) as cluster:
         watcher = Watcher(cluster)
-        conf = tmp_path / "autorecovery.conf"
-        conf.write_text(
-            f"metadataServiceUri={cluster.metadata_service_uri}\nallowLoopback=true\nbookieId=healer-1\n"
-            "listeningInterface=lo\nrwRereplicateBackoffMs=300\n"
-        )
-        command = [sys.executable, "-m", "bookie_server", "autorecovery", "--conf", str(conf)]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as healer:
-            try:
-                with (
-                    BlockingClient(cluster.metadata_service_uri) as client,
-                    closing(client.create()) as writer,
-                ):
-                    writer.append_many([b"x" * 1000] * 500)
-                until(lambda: bool(watcher.election.votes()))
-                victim_id = watcher.metadata(writer.ledger_id).last_segment.ensemble[0]
-                next(bookie for bookie in cluster.bookies if bookie.id == victim_id).kill()
-                until(lambda: not watcher.names(victim_id, [writer.ledger_id]) and watcher.is_at_rest())
-                assert check_every_copy(cluster, watcher, [writer.ledger_id]) == 1500
-                assert watcher.zk.children(f"{watcher.uri.root}/underreplication/workers")
-                healer.send_signal(signal.SIGTERM)
-                assert healer.wait(30) == 0
-                # It ended in an orderly way: no session is left to expire.
-                assert watcher.zk.children(f"{watcher.uri.root}/underreplication/workers") == []
-                assert not watcher.election.votes()
-            finally:
-                healer.kill()
-                watcher.zk.close()
+        yield cluster, watcher
+        watcher.zk.close()
+
+
+def lose_a_member(cluster: LocalCluster, watcher: Watcher, *, entries: int) -> tuple[int, str]:
+    """Write a ledger and kill one of its bookies."""
+    with BlockingClient(cluster.metadata_service_uri) as client, closing(client.create()) as writer:
+        writer.append_many([b"x" * 1000] * entries)
+        writer.flush()
+    victim_id = watcher.metadata(writer.ledger_id).last_segment.ensemble[0]
+    next(bookie for bookie in cluster.bookies if bookie.id == victim_id).kill()
+    return writer.ledger_id, victim_id
+
+
+def test_autorecovery_alone_repairs_for_bookies_that_do_not(
+    unhealed: tuple[LocalCluster, Watcher], tmp_path: Path
+) -> None:
+    cluster, watcher = unhealed
+    with Healer(tmp_path, cluster.metadata_service_uri, "healer-1") as healer:
+        until(lambda: bool(watcher.election.votes()))
+        ledger_id, victim_id = lose_a_member(cluster, watcher, entries=500)
+        until(lambda: not watcher.names(victim_id, [ledger_id]) and watcher.is_at_rest())
+        assert check_every_copy(cluster, watcher, [ledger_id]) == 1500
+        assert watcher.zk.children(f"{watcher.uri.root}/underreplication/workers")
+        healer.send_signal(signal.SIGTERM)
+        assert healer.wait(30) == 0
+        # It ended in an orderly way: no session is left to expire.
+        assert watcher.zk.children(f"{watcher.uri.root}/underreplication/workers") == []
+        assert not watcher.election.votes()
+
+
+def test_r2_a_worker_is_killed_in_mid_copy_and_another_finishes(
+    unhealed: tuple[LocalCluster, Watcher], tmp_path: Path
+) -> None:
+    cluster, watcher = unhealed
+    uri = cluster.metadata_service_uri
+    # The copy takes about seven seconds.
+    settings = {"replicationRateByBytes": "300000", "rereplicationEntryBatchSize": "100"}
+    with (
+        Healer(tmp_path, uri, "healer-1", **settings) as first,
+        Healer(tmp_path, uri, "healer-2", **settings) as second,
+    ):
+        until(lambda: len(watcher.election.votes()) == 2)
+        ledger_id, victim_id = lose_a_member(cluster, watcher, entries=2000)
+        until(lambda: ledger_id in watcher.store.locks())
+        time.sleep(1)
+        holder = watcher.store.locks()[ledger_id].session_id
+        names = {vote.session_id: vote.bookie_id for vote in watcher.election.votes()}
+        killed, other = (first, second) if names[holder] == "healer-1" else (second, first)
+        killed.kill()
+        assert watcher.names(victim_id, [ledger_id])
+        until(lambda: not watcher.names(victim_id, [ledger_id]) and watcher.is_at_rest())
+        assert other.poll() is None
+        assert check_every_copy(cluster, watcher, [ledger_id]) == 6000
+        # The segment was changed once.
+        assert watcher.ledgers.read(ledger_id).version == 2
 
 
 def test_the_client_reads_a_repaired_ledger_with_every_old_bookie_gone(watched: tuple[LocalCluster, Watcher]) -> None:
