@@ -39,7 +39,7 @@ class History:
 
     def play(self) -> Result:
         """Raises InvariantError, or any error of the shipped code."""
-        logger = logging.getLogger("bookie_server.storage")
+        logger = logging.getLogger("bookie_server.gc")
         level = logger.level
         logger.setLevel(logging.CRITICAL)  # the story tells it
         try:
