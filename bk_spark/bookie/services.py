@@ -177,6 +177,11 @@ class ClusterServices:
         spread as it should be."""
         return await self._call(self._choose_target, quorum, tuple(ensemble), index, frozenset(exclude))
 
+    async def find_misplaced(self, quorum: Quorum, ensemble: Sequence[str]) -> int | None:
+        """Return the position of ``ensemble`` whose move to another rack helps most. None if every write quorum is
+        spread over as many racks as it should be."""
+        return await self._call(self._find_misplaced, quorum, tuple(ensemble))
+
     def bookie_failed(self, bookie_id: str) -> None:
         """Report a refused or broken connection, or no answer. The bookie is chosen last for a while. Cheap."""
         self._quarantine.failed(bookie_id, self._registry.last_zxid(bookie_id))
@@ -245,6 +250,15 @@ class ClusterServices:
         members = [chosen if position == index else bookie_id for position, bookie_id in enumerate(ensemble)]
         spread = unspread_windows(quorum, [racks.get(each, DEFAULT_RACK) for each in members], placement.min_racks)
         return chosen, spread == 0
+
+    def _find_misplaced(self, quorum: Quorum, ensemble: Sequence[str]) -> int | None:
+        known = self._racks.of(ensemble)
+        racks = [known.get(bookie_id, DEFAULT_RACK) for bookie_id in ensemble]
+        if not unspread_windows(quorum, racks, self._placement.min_racks):
+            return None
+        elsewhere = [[*racks[:index], "", *racks[index + 1 :]] for index in range(len(racks))]
+        left = [unspread_windows(quorum, moved, self._placement.min_racks) for moved in elsewhere]
+        return left.index(min(left))
 
     def _quarantined(self, bookies: Collection[str]) -> Collection[str]:
         """Return those of ``bookies`` to choose last. A bookie that registered again since it failed is free."""

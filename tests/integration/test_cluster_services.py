@@ -404,6 +404,8 @@ async def test_r11_racks_never_stop_a_repair(stage: Stage) -> None:
     # The other rack is back. Read-only bookies are sources, and never targets.
     stage.register("h4:1")
     await until(lambda: _is(lambda: stage.services.choose_target(TWO, ("h1:1", "h2:1"), 1, ()), ("h4:1", True)))
+    assert await stage.services.find_misplaced(TWO, ("h1:1", "h4:1")) is None
+    assert await stage.services.find_misplaced(TWO, ("h1:1", "h2:1")) == 0
     stage.register("h5:1", read_only=True)
     await until(lambda: _is(stage.services.bookie_ids, _ids("h1:1 h2:1 h3:1 h4:1", "h5:1")))
 

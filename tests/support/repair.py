@@ -27,10 +27,12 @@ from bk_spark.protocol.replication.actions import (
     BookiesFound,
     ChooseTarget,
     EntriesWritten,
+    FindMisplaced,
     LastAddConfirmed,
     LedgerFound,
     LedgerRecovered,
     MembersReplaced,
+    MisplacedFound,
     ReadBookies,
     ReadLastAddConfirmed,
     ReadLedger,
@@ -70,6 +72,8 @@ class RepairedCluster:
         #: Bookies that do not answer.
         self.silent: set[str] = set()
         self.session_lost = False
+        #: If known, members should be in two racks.
+        self.racks: dict[str, str] = {}
         self.before: Callable[[Any], None] = lambda action: None
         #: What was written, as (bookie, entry).
         self.written: list[tuple[str, int]] = []
@@ -130,11 +134,14 @@ class RepairedCluster:
                 return BookiesFound(frozenset(self.writable), frozenset(self.read_only))
             case ReadLastAddConfirmed():
                 return LastAddConfirmed(self.last_add_confirmed)
-            case ChooseTarget(_, ensemble, _, exclude):
+            case ChooseTarget(_, ensemble, index, exclude):
                 free = sorted(self.writable.difference(ensemble, exclude))
+                free.sort(key=lambda each: self._crowded(ensemble, index, each))
                 if not free:
                     raise NotEnoughBookiesError("no writable bookie is left")
-                return TargetChosen(free[0])
+                return TargetChosen(free[0], not self._crowded(ensemble, index, free[0]))
+            case FindMisplaced(_, ensemble):
+                return MisplacedFound(0 if self._crowded(ensemble, 0, ensemble[0]) else None)
             case ReplaceMembers(metadata, version):
                 return self._replace(metadata, version)
             case RecoverLedger():
@@ -150,6 +157,11 @@ class RepairedCluster:
             case StartTimer() | StopTimer() | StopRequest() | ReportFailure():
                 return None
         raise AssertionError(action)
+
+    def _crowded(self, ensemble: tuple[str, ...], index: int, bookie_id: str) -> bool:
+        """Whether all members would be in one rack, if this bookie had the position."""
+        members = [*ensemble[:index], bookie_id, *ensemble[index + 1 :]]
+        return bool(self.racks) and len({self.racks[member] for member in members}) < 2
 
     def _stored(self) -> LedgerMetadata:
         if self.metadata is None:

@@ -320,3 +320,28 @@ def test_without_a_password_copies_must_agree() -> None:
     result = cluster.repair(["b1"])
     assert isinstance(result, Unrepairable)
     assert "differ" in result.reason
+
+
+def test_r11_copies_are_moved_when_a_rack_is_back() -> None:
+    cluster = RepairedCluster(closed(), ("b1", "b2", "b3", "b4"), 9)
+    cluster.racks = dict.fromkeys(BOOKIES, "/a")
+    cluster.lose("b1")
+    result = cluster.repair(["b1"])
+    assert isinstance(result, Repaired)
+    assert not result.adheres
+    cluster.assert_whole()
+    # The auditor's check marks the ledger, and names no bookie. There is nowhere to move a copy.
+    cluster.written.clear()
+    assert cluster.repair() == NothingBad()
+    assert not cluster.written
+    cluster.racks["b5"] = "/b"
+    cluster.writable.add("b5")
+    cluster.disks["b5"] = {}
+    result = cluster.repair()
+    assert isinstance(result, Repaired)
+    assert result.adheres
+    assert result.fragments == 1
+    cluster.assert_whole()
+    assert cluster.metadata is not None
+    assert "b5" in cluster.metadata.last_segment.ensemble
+    assert cluster.repair() == NothingBad()

@@ -22,15 +22,18 @@ from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey
 from bk_spark.protocol.ledger.reading.read_actions import RequestFailed
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.metadata.under_replication import Mark
+from bk_spark.protocol.quorum import Quorum
 from bk_spark.protocol.replication.actions import (
     AskThrottle,
     BookiesFound,
     ChooseTarget,
     EntriesWritten,
+    FindMisplaced,
     LastAddConfirmed,
     LedgerFound,
     LedgerRecovered,
     MembersReplaced,
+    MisplacedFound,
     ReadBookies,
     ReadLastAddConfirmed,
     ReadLedger,
@@ -170,6 +173,8 @@ class _RepairPerformer:
                 return self._read_lac(metadata)
             case ChooseTarget():
                 return self._choose(action)
+            case FindMisplaced(quorum, ensemble):
+                return self._find_misplaced(quorum, ensemble)
             case ReplaceMembers(metadata, version):
                 return self._replace(metadata, version)
             case RecoverLedger(metadata):
@@ -194,6 +199,9 @@ class _RepairPerformer:
     async def _choose(self, action: ChooseTarget) -> TargetChosen:
         services = self._session.services
         return TargetChosen(*await services.choose_target(action.quorum, action.ensemble, action.index, action.exclude))
+
+    async def _find_misplaced(self, quorum: Quorum, ensemble: tuple[str, ...]) -> MisplacedFound:
+        return MisplacedFound(await self._session.services.find_misplaced(quorum, ensemble))
 
     async def _replace(self, metadata: LedgerMetadata, version: int) -> MembersReplaced:
         read = self._stored

@@ -59,6 +59,14 @@ class ChooseTarget:
 
 
 @dataclass(frozen=True, slots=True)
+class FindMisplaced:
+    """Find a position of ``ensemble`` that breaks the placement policy: :class:`MisplacedFound`."""
+
+    quorum: Quorum
+    ensemble: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReplaceMembers:
     """Store ``metadata`` if the znode still has ``version`` and the worker still holds its locks, in one transaction:
     :class:`MembersReplaced`.
@@ -104,6 +112,13 @@ class TargetChosen:
 
     bookie_id: str
     adheres: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MisplacedFound:
+    """``index`` is the position whose move helps most. None if the ensemble adheres to the policy."""
+
+    index: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +188,24 @@ RequestAction = (
 )
 RequestEvent = EntriesRead | BatchRead | BatchRefused | EntriesWritten | ThrottlePassed | RequestFailed | TimerFired
 SingleAction = (
-    ReadLedger | ReadBookies | ReadLastAddConfirmed | ChooseTarget | ReplaceMembers | RecoverLedger | StartTimer
+    ReadLedger
+    | ReadBookies
+    | ReadLastAddConfirmed
+    | ChooseTarget
+    | FindMisplaced
+    | ReplaceMembers
+    | RecoverLedger
+    | StartTimer
 )
 SingleEvent = (
-    LedgerFound | BookiesFound | LastAddConfirmed | TargetChosen | MembersReplaced | LedgerRecovered | TimerFired
+    LedgerFound
+    | BookiesFound
+    | LastAddConfirmed
+    | TargetChosen
+    | MisplacedFound
+    | MembersReplaced
+    | LedgerRecovered
+    | TimerFired
 )
 RepairAction = SingleAction | RequestAction
 RepairEvent = SingleEvent | RequestEvent

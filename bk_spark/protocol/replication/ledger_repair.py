@@ -38,6 +38,7 @@ from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerSta
 from bk_spark.protocol.replication.actions import (
     BookiesFound,
     ChooseTarget,
+    FindMisplaced,
     FragmentProblem,
     Gone,
     LastAddConfirmed,
@@ -45,6 +46,7 @@ from bk_spark.protocol.replication.actions import (
     LedgerRecovered,
     LockLost,
     MembersReplaced,
+    MisplacedFound,
     NothingBad,
     ReadBookies,
     ReadLastAddConfirmed,
@@ -73,6 +75,7 @@ _SINGLE_EVENTS: Final = (
     BookiesFound,
     LastAddConfirmed,
     TargetChosen,
+    MisplacedFound,
     MembersReplaced,
     LedgerRecovered,
 )
@@ -238,6 +241,8 @@ class LedgerRepair:
             if unknown:
                 problems.append(_problem(fragment, unknown, "; ".join(unknown.values())))
             if not bad:
+                if not self._missing and metadata.state is LedgerState.CLOSED:
+                    changed |= yield from self._move(stored, fragment, bookies)
                 continue
             if not fragment.closed:
                 verdict = yield from self._open_fragment(fragment, frozenset(bad), metadata)
@@ -313,26 +318,51 @@ class LedgerRepair:
             targets, refusal = yield from self._choose(stored.metadata, fragment, possible, bookies, failed)
             if not targets:
                 return _problem(fragment, bad, refusal, tuple(not_found))
-            result: CopyResult = yield self.copy_class(
-                self.ledger_id,
-                stored.metadata,
-                fragment,
-                targets,
-                frozenset(bad),
-                self._settings.copy,
-                request_ids=self._request_ids,
-                read_first=self._unreadable,
-            )
-            self._entries += result.entries
-            self._size_bytes += result.size_bytes
+            result = yield from self._copy(stored, fragment, targets, bad)
             failed.update(result.failed_targets)
             not_found.update(result.unreadable)
             if result.copied:
-                members = {position: targets[position] for position in result.copied}
-                self._fragments += yield from self._replace(stored, fragment, members)
                 return None
         reason = "; ".join(f"bookie {bookie_id} takes no copy: {why}" for bookie_id, why in failed.items())
         return _problem(fragment, bad, reason, tuple(not_found))
+
+    def _copy(
+        self, stored: LedgerFound, fragment: Fragment, targets: dict[int, str], bad: Collection[int]
+    ) -> _Steps[CopyResult]:
+        """Copy what the positions store to their targets, and replace the members whose copy is complete."""
+        result: CopyResult = yield self.copy_class(
+            self.ledger_id,
+            stored.metadata,
+            fragment,
+            targets,
+            bad,
+            self._settings.copy,
+            request_ids=self._request_ids,
+            read_first=self._unreadable,
+        )
+        self._entries += result.entries
+        self._size_bytes += result.size_bytes
+        if result.copied:
+            members = {position: targets[position] for position in result.copied}
+            self._fragments += yield from self._replace(stored, fragment, members)
+        return result
+
+    def _move(self, stored: LedgerFound, fragment: Fragment, bookies: BookiesFound) -> _Steps[bool]:
+        """Move a healthy copy to where the placement policy wants it. An auditor asks for it by a mark that names no
+        bookie. False: nothing to move, or nowhere to move it."""
+        quorum, ensemble = stored.metadata.quorum, fragment.ensemble
+        found: MisplacedFound = yield FindMisplaced(quorum, ensemble)
+        if found.index is None:
+            return False
+        try:
+            chosen: TargetChosen = yield ChooseTarget(quorum, ensemble, found.index, bookies.read_only.union(ensemble))
+        except NotEnoughBookiesError:
+            chosen = TargetChosen("", adheres=False)
+        if not chosen.adheres:
+            self._adheres = False
+            return False
+        result = yield from self._copy(stored, fragment, {found.index: chosen.bookie_id}, ())
+        return bool(result.copied)
 
     def _choose(
         self,

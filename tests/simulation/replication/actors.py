@@ -28,12 +28,14 @@ from bk_spark.protocol.replication.actions import (
     BookiesFound,
     ChooseTarget,
     EntriesWritten,
+    FindMisplaced,
     Gone,
     LastAddConfirmed,
     LedgerFound,
     LedgerRecovered,
     LockLost,
     MembersReplaced,
+    MisplacedFound,
     NothingBad,
     ReadBookies,
     ReadLastAddConfirmed,
@@ -201,6 +203,8 @@ class RepairRun(ReadRunner):
                 out.append(Nap(self.actor, tag))
             case StartTimer(int(request_id), COPY.busy_pause_ms):
                 out.append(Retry(self.actor, ("again", self.number, request_id), ""))
+            case FindMisplaced():
+                self.machine.handle(MisplacedFound(None))
             case AskThrottle(request_id):
                 self.machine.handle(ThrottlePassed(request_id))
             case WriteEntries():
