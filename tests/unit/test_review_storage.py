@@ -36,14 +36,18 @@ from tests.support.running_storage import KEY, Place, in_loop, running, stored
 COLLECTOR = bookie_config(force_allow_compaction=True, compaction_entries_per_s=10**9)
 
 
+class _NoZooKeeper:
+    """Any request fails."""
+
+    def __getattr__(self, name: str) -> None:
+        raise MetadataUnavailableError("not in this test")
+
+
 class _NoStore:
     """Metadata that cannot be reached."""
 
     root = "/ledgers"
-
-    @property
-    def zk(self) -> None:
-        raise MetadataUnavailableError("not in this test")
+    zk = _NoZooKeeper()
 
 
 UNUSED_STORE = cast(LedgerStore, _NoStore())
