@@ -1,21 +1,20 @@
-"""One log: its settings, its segment list, and commits to it."""
+"""One log: its settings, its segment list, commits to it, its writers and readers, and the ledgers of its runs."""
 
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 from collections.abc import Callable
 from typing import Final, TypeVar
 
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.bookie.same_docs import documented_as
 from bk_spark.log.blocking import BlockingLog
 from bk_spark.log.core.append import head_of
 from bk_spark.log.core.append_ledger import AppendLedger, registered_steps
 from bk_spark.log.core.applications import check_run
 from bk_spark.log.core.changes import Change
 from bk_spark.log.core.plan import CommitResult
-from bk_spark.log.core.reading import decision_steps
 from bk_spark.log.core.registrations import MakeZnodes, registrar
 from bk_spark.log.core.steps import LedgerRegistrar, Steps
 from bk_spark.log.core.tail.roll import RollLimits
@@ -24,14 +23,13 @@ from bk_spark.log.formats.message import CommitRequest
 from bk_spark.log.formats.names import LogPaths, app_key, run_key
 from bk_spark.log.formats.settings import EntryFormat, LogSettings
 from bk_spark.log.formats.znodes import Application, Policy, decode_application
-from bk_spark.log.gc.maintenance import MaintenanceReport, maintenance_steps
+from bk_spark.log.gc.maintenance import MaintenanceReport
 from bk_spark.log.gc.reap_rules import ReapLimits
 from bk_spark.log.gc.reaper import OnReapProgress
-from bk_spark.log.gc.retention import SetPolicy, policy_of, retention_steps
-from bk_spark.log.gc.truncation import SegmentStart, Truncate
 from bk_spark.log.ledgers import LogLedgers
 from bk_spark.log.reader import LogReader
 from bk_spark.log.snapshot import LogSnapshot
+from bk_spark.log.upkeep import LogUpkeep
 from bk_spark.log.writer import LogWriter
 from bk_spark.protocol.errors import (
     DigestMismatchError,
@@ -72,6 +70,7 @@ class Log:
         self._paths = paths
         self._now_ms = now_ms
         self._pages = self._log.pages
+        self._upkeep = LogUpkeep(self._log)
 
     def __repr__(self) -> str:
         return f"Log({self.name}, {self.log_id})"
@@ -175,80 +174,32 @@ class Log:
         """Run a machine on this log and return its result."""
         return self._log.run(steps)
 
+    @documented_as(LogUpkeep.truncate)
     def truncate(self, up_to_offset: int, *, dry_run: bool = False) -> int:
-        """Drop the oldest segments. Maintenance deletes their ledgers later. A log's first offset never decreases.
+        return self._upkeep.truncate(up_to_offset, dry_run=dry_run)
 
-        Parameters
-        ----------
-        up_to_offset
-            Drop whole sealed segments that end at or below this offset.
-        dry_run
-            Change nothing.
-
-        Returns
-        -------
-        int
-            The log's first offset after this call. With ``dry_run``: after a real one.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the offset is beyond the log's end.
-        MetadataConflictError, MetadataUnavailableError, OutcomeUnknownError
-            Retry.
-        """
-        change = self._truncation(up_to_offset)
-        return self.run(decision_steps(change, self._now_ms)) if dry_run else self.change(change)
-
+    @documented_as(LogUpkeep.policy)
     def policy(self) -> Policy:
-        """Read the log's policy.
+        return self._upkeep.policy()
 
-        Returns
-        -------
-        Policy
-            What maintenance keeps. Without a policy: everything.
-        """
-        self._zk.sync(self._paths.head)
-        znode = self._pages.get(self._paths.policy)
-        self._pages.head()
-        return policy_of(znode, self._paths).policy
-
+    @documented_as(LogUpkeep.set_policy)
     def set_policy(self, policy: Policy) -> None:
-        """Set the log's policy.
+        self._upkeep.set_policy(policy)
 
-        Parameters
-        ----------
-        policy
-            What maintenance keeps from now on.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If a value is out of bounds.
-        """
-        self.change(SetPolicy(self._paths, policy))
-
+    @documented_as(LogUpkeep.apply_retention)
     def apply_retention(self, policy: Policy | None = None, *, dry_run: bool = False) -> int:
-        """Truncate the log according to a policy.
+        return self._upkeep.apply_retention(policy, dry_run=dry_run)
 
-        Parameters
-        ----------
-        policy
-            The policy. Default: the log's own.
-        dry_run
-            Change nothing.
-
-        Returns
-        -------
-        int
-            The log's first offset after this call. With ``dry_run``: after a real one.
-
-        Raises
-        ------
-        ClockDifferenceError
-            If the clocks of this machine and ZooKeeper differ by more than a minute.
-        """
-        return self.run(retention_steps(self._paths, self._now_ms, self._zk.clock.check, policy, dry_run=dry_run))
+    @documented_as(LogUpkeep.maintain)
+    def maintain(
+        self,
+        *,
+        force: bool = False,
+        dry_run: bool = False,
+        limits: ReapLimits | None = None,
+        on_progress: OnReapProgress | None = None,
+    ) -> MaintenanceReport:
+        return self._upkeep.maintain(force=force, dry_run=dry_run, limits=limits, on_progress=on_progress)
 
     def append_ledger(self, ledger_id: int) -> range:
         """Append a closed ledger that was not made for this log. The log must be raw.
@@ -350,61 +301,6 @@ class Log:
         """
         return LogReader(self._log)
 
-    def maintain(
-        self,
-        *,
-        force: bool = False,
-        dry_run: bool = False,
-        limits: ReapLimits | None = None,
-        on_progress: OnReapProgress | None = None,
-    ) -> MaintenanceReport:
-        """Run one bounded round of maintenance.
-
-        A round applies retention, moves list pages into an index ledger, and deletes unused ledgers.
-
-        An error in one part does not stop the others.
-
-        Parameters
-        ----------
-        force
-            Run even if another round began less than 10 minutes ago.
-        dry_run
-            Change nothing. The report says what a real round would do.
-        limits
-            Limits for the reaper.
-        on_progress
-            Called as the reaper makes progress.
-
-        Returns
-        -------
-        MaintenanceReport
-            What was done, and what failed.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the log was opened without its password.
-        NoSuchLogError
-            If the log was deleted.
-        MetadataUnavailableError
-            If ZooKeeper does not answer.
-        """
-        steps = maintenance_steps(
-            self._paths,
-            self.ledgers.ledger_path,
-            self._now_ms,
-            self._zk.clock.check,
-            os.urandom(_TOKEN_BYTES),
-            limits=limits,
-            force=force,
-            dry_run=dry_run,
-            on_progress=on_progress,
-        )
-        report = self.run(steps)
-        for part, why in report.failed:
-            _LOG.warning("maintenance of log %s: %s failed: %s", self.name, part, why)
-        return report
-
     def ledger_registrar(self, app: str, run: str) -> LedgerRegistrar:
         """Prepare to register a writer's ledgers. Creates the parent znodes of the registrations if they are missing.
 
@@ -486,17 +382,6 @@ class Log:
             If another run took over.
         """
         check_run(self.application(app), run, self.name)
-
-    def _truncation(self, up_to_offset: int) -> Truncate:
-        """Return the change that truncates the current list."""
-        snapshot = self.snapshot()
-        if snapshot.first_offset < up_to_offset < snapshot.next_offset:
-            page, segment = snapshot.segment_at(up_to_offset)
-            return Truncate(self._paths, up_to_offset, SegmentStart(segment.base_offset, page))
-        tail_end = 0
-        if up_to_offset > snapshot.next_offset and snapshot.open_tail is not None:
-            tail_end = self.open_reader().readable_end(snapshot)
-        return Truncate(self._paths, up_to_offset, tail_end=tail_end)
 
     def _check_readable(self, ledger_id: int) -> None:
         """Read the last entry with the log's password.
