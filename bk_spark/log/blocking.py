@@ -109,7 +109,7 @@ class BlockingLog:
         if self._ledgers is None:
             raise InvalidArgumentError(
                 f"log {self.name} was opened without its password, or from a store without a client: its ledgers are "
-                "out of reach. Open it with its password, from a store that has a client"
+                "not accessible. Open it with its password, from a store that has a client"
             )
         return self._ledgers
 

@@ -41,7 +41,9 @@ class LogLedgers:
         if self._manager is None:
             layout = self.client.zookeeper.get(f"{root}/LAYOUT")
             if layout is None:
-                raise MetadataUnavailableError(f"znode {root}/LAYOUT is gone: there is no cluster any more")
+                raise MetadataUnavailableError(
+                    f"znode {root}/LAYOUT does not exist: the cluster's metadata was removed"
+                )
             self._manager = parse_layout(layout.data)
         return self._manager.ledger_path(root, ledger_id)
 

@@ -46,7 +46,7 @@ class AdvisoryLock:
         try:
             return self._take()
         except MetadataError as error:
-            _LOG.info("going on without the lock %s: %s", self._path, error)
+            _LOG.info("continuing without the lock %s: %s", self._path, error)
             return False
 
     def release(self) -> None:
@@ -84,7 +84,9 @@ class AdvisoryLock:
             if queue[0] != holder:
                 holder, since = queue[0], now
             if now >= since + self._hold_s:
-                _LOG.info("the lock %s was held for %.1f s: it is taken away from %s", self._path, now - since, holder)
+                _LOG.info(
+                    "the lock %s was held for %.1f s: %s is removed from the queue", self._path, now - since, holder
+                )
                 self._remove(holder)
             elif now >= deadline:
                 self.release()

@@ -156,7 +156,7 @@ class Log:
         """
         if request.log_id != self.log_id:
             raise LogReplacedError(
-                f"log {self.name} was deleted and made again: its id is {self.log_id}, the batch was written for "
+                f"log {self.name} was deleted and created again: its id is {self.log_id}, the batch was written for "
                 f"{request.log_id}"
             )
         committed = self.run(commit_steps(self._paths, request, self._now_ms))

@@ -221,7 +221,9 @@ class LogStore:
         if head.deleted_time_ms:
             raise NoSuchLogError(_deleted(name, found.paths.head))
         if log_id is not None and head.log_id != log_id:
-            raise LogReplacedError(f"log {name} was deleted and made again: its id is {head.log_id}, expected {log_id}")
+            raise LogReplacedError(
+                f"log {name} was deleted and created again: its id is {head.log_id}, expected {log_id}"
+            )
         return self._log(found, password)
 
     def open_logs(self, names: Sequence[str], *, password: bytes | None = None) -> dict[str, Log]:

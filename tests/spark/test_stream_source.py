@@ -275,9 +275,9 @@ def test_s6_data_loss(connector: Connector, log: str, start: Callable[..., Strea
     connector.write(connector.spark.sql(texts(10, partitions=1, prefix="lost ")), log)
     connector.write(connector.spark.sql(texts(5, partitions=1, prefix="new ")), log, mode="overwrite")
     assert _failure(start(seen, trigger=NOW, log=log)) == (
-        f"LogRangeGoneError: log {log}: offsets [10, 20) are gone before the query read them (truncation, retention or "
-        "overwrite). To go on without, set the option failOnDataLoss to false; to begin anew, give the query a new "
-        "checkpoint directory"
+        f"LogRangeGoneError: log {log}: offsets [10, 20) were removed before the query read them (truncation, "
+        "retention or overwrite). To continue without them, set the option failOnDataLoss to false; to start over, "
+        "give the query a new checkpoint directory"
     )
     query = _run_to_end(start(seen, trigger=NOW, log=log, failOnDataLoss="false", maxEntriesPerTrigger=3))
     assert seen.values == ["old 8", "old 9", *_numbered("new ", 5)]

@@ -367,7 +367,7 @@ def test_s6_what_was_deleted_before_it_was_read_is_an_error(world: World) -> Non
     world.append(log, (10, 100))
     start, planned = moved(log, 4), moved(log, 10)
     world.append(log, (5, 50), overwrite=True)
-    expected = r"log events: offsets \[4, 10\) are gone .*set the option failOnDataLoss to false"
+    expected = r"log events: offsets \[4, 10\) were removed .*set the option failOnDataLoss to false"
     with pytest.raises(LogRangeGoneError, match=expected):
         next_offset(world.reader(), start)
     with pytest.raises(LogRangeGoneError, match=expected):
@@ -621,7 +621,7 @@ def test_a_log_of_a_pattern_is_deleted(world: World, caplog: pytest.LogCaptureFi
     # Made again, it is another log.
     world.append(world.log("events-2"), (9, 90))
     for fail in readers:
-        with pytest.raises(LogReplacedError, match="log events-2 was deleted and made again"):
+        with pytest.raises(LogReplacedError, match="log events-2 was deleted and created again"):
             next_offset(world.reader(logPattern="events-.*", failOnDataLoss=fail), planned[fail])
 
 
@@ -746,7 +746,7 @@ def test_bookies_that_cannot_tell_how_far_a_tail_is(
         monkeypatch.setattr("bk_spark.datasource.stream.sources._LAC_S", 0.0)
         reader._planner = None
         assert next_offset(reader, start) == start
-        assert "how far it is written cannot be told now" in caplog.text
+        assert "its end cannot be determined now" in caplog.text
         with pytest.raises(EntryUnknownError):
             reader.prepareForTriggerAvailableNow()
         # A batch that is known needs nobody to tell.
@@ -820,7 +820,7 @@ def test_checkpoints_that_do_not_fit(world: World) -> None:
     refused(moved(other, 2), InvalidArgumentError, "they read logs that match 'ev.*'", logPattern="ev.*")
     refused(moved(other, 2), InvalidArgumentError, "they read ledger", ledgerId=_ledger(world))
     gone = {"v": 1, "logs": {"events": {"id": other.log_id, "offset": 2}}}
-    refused(gone, LogReplacedError, "log events was deleted and made again: its id is .* new checkpoint directory")
+    refused(gone, LogReplacedError, "log events was deleted and created again: its id is .* new checkpoint directory")
     refused({"v": 1, "logs": {"events": {"id": log.log_id, "offset": 6}}}, LogRangeGoneError, "ends at offset 5")
     ledger = {"v": 1, "ledger": {"id": 17, "entry": 0}}
     with pytest.raises(InvalidArgumentError, match="checkpoint is of ledger 17, which its options do not name"):

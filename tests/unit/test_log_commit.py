@@ -452,7 +452,7 @@ def test_l5_another_log_under_the_name_is_refused(zk: ModelZooKeeper) -> None:
     other = replace(PATHS, log_id="11111111-2222-3333-4444-555555555555")
     znodes = {PATHS.head: zk.read(PATHS.head), PATHS.app("app"): None, PATHS.run("app", "run-1"): None}
     asked = replace(request(0), log_id=other.log_id, messages=())
-    with pytest.raises(LogReplacedError, match="deleted and made again"):
+    with pytest.raises(LogReplacedError, match="deleted and created again"):
         step_of(BatchCommit(other, asked), Readings(znodes), NOW_MS)
     with pytest.raises(NoSuchLogError, match="deleted"):
         step_of(BatchCommit(PATHS, request(0)), Readings(znodes | {PATHS.head: None}), NOW_MS)

@@ -240,7 +240,7 @@ def test_a_zookeeper_that_stays_away_is_given_up(zk: ModelZooKeeper) -> None:
                 return Unavailable("away")
         return tree.perform(action)
 
-    with pytest.raises(MetadataUnavailableError, match="came to a stop; nobody can use the log any more, delete it"):
+    with pytest.raises(MetadataUnavailableError, match="stopped; the log can no longer be used. Delete it"):
         run_to_end(deletion(), tree, perform)
     assert syncs == MAX_UNAVAILABLE + 2
 
@@ -257,7 +257,7 @@ def test_transactions_that_are_refused_without_end_are_given_up(zk: ModelZooKeep
                 return Conflict("busy")
         return tree.perform(action)
 
-    with pytest.raises(MetadataUnavailableError, match=r"came to a stop; .*\(busy\)"):
+    with pytest.raises(MetadataUnavailableError, match=r"deletion of log flights stopped; .*\(busy\)"):
         run_to_end(deletion(), tree, perform)
     assert sent == MAX_FAILURES + 2
     run_to_end(deletion(), tree)

@@ -51,7 +51,7 @@ def test_messages_must_agree_with_the_request() -> None:
     ):
         with pytest.raises(InvalidArgumentError, match="partition 1 wrote for"):
             CommitRequest.from_messages([one, other])
-    with pytest.raises(LogReplacedError, match="deleted and made again"):
+    with pytest.raises(LogReplacedError, match="deleted and created again"):
         CommitRequest.from_messages([one, replace(one, partition=1, log_id="11111111-2222-3333-4444-555555555555")])
 
 

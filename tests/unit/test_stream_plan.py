@@ -54,9 +54,9 @@ def test_an_end_that_is_told_later_is_no_loss() -> None:
 
 
 def test_losses_are_errors_or_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(LogRangeGoneError, match=r"\[5, 8\) are gone"):
+    with pytest.raises(LogRangeGoneError, match=r"\[5, 8\) were removed"):
         readable("a", 5, 9, Extent("A", 8, 9), DataLoss(STRICT))
-    with pytest.raises(NoSuchLogError, match="log a, which the query has read up to offset 5, is not there any more"):
+    with pytest.raises(NoSuchLogError, match="log a, which the query has read up to offset 5, no longer exists"):
         DataLoss(STRICT).missing("a", 5)
     loss = DataLoss(LAX)
     with caplog.at_level(logging.WARNING):

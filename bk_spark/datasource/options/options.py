@@ -307,7 +307,7 @@ class SourceOptions:
         BOOLEAN,
         Use.WRITE,
         Group.WRITING,
-        "Take over an open tail instead of failing. Its writer cannot write any more.",
+        "Take over an open tail instead of failing. Its writer can no longer write.",
     )
     ledger_roll_bytes: int = _option(
         "ledgerRollBytes",

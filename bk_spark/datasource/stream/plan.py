@@ -16,8 +16,8 @@ from bk_spark.protocol.errors import LogRangeGoneError, LogReplacedError, NoSuch
 
 _LOG: Final = logging.getLogger(__name__)
 _REMEDY: Final = (
-    ". To go on without, set the option failOnDataLoss to false; to begin anew, give the query a new checkpoint "
-    "directory"
+    ". To continue without them, set the option failOnDataLoss to false; to start over, give the query a new "
+    "checkpoint directory"
 )
 
 
@@ -59,7 +59,7 @@ class DataLoss:
             name,
             start,
             end,
-            f"log {name}: offsets [{start}, {end}) are gone before the query read them (truncation, retention or "
+            f"log {name}: offsets [{start}, {end}) were removed before the query read them (truncation, retention or "
             "overwrite)",
         )
 
@@ -75,7 +75,7 @@ class DataLoss:
 
     def missing(self, name: str, read_to: int) -> None:
         """Report that log ``name``, which was read up to ``read_to``, no longer exists. Raises NoSuchLogError."""
-        what = f"log {name}, which the query has read up to offset {read_to}, is not there any more"
+        what = f"log {name}, which the query has read up to offset {read_to}, no longer exists"
         if self._fail:
             raise NoSuchLogError(f"{what}{_REMEDY}")
         self._warn(name, read_to, read_to, what)
@@ -88,15 +88,15 @@ class DataLoss:
     def _warn(self, name: str, start: int, end: int, what: str) -> None:
         if (name, start, end) not in self._warned:
             self._warned.add((name, start, end))
-            _LOG.warning("%s; failOnDataLoss is false: the query goes on without", what)
+            _LOG.warning("%s; failOnDataLoss is false: the query continues without", what)
 
 
 def same_log(name: str, expected: str | int, found: str | int) -> None:
     """Raise LogReplacedError if the checkpoint is of another log with the same name."""
     if expected != found:
         raise LogReplacedError(
-            f"log {name} was deleted and made again: its id is {found}, and the query's checkpoint is of {expected}. "
-            "Offsets of the one mean nothing in the other: start the query with a new checkpoint directory"
+            f"log {name} was deleted and created again: its id is {found}, and the query's checkpoint is of "
+            f"{expected}. Offsets of the one mean nothing in the other: start the query with a new checkpoint directory"
         )
 
 

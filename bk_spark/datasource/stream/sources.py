@@ -219,7 +219,7 @@ class _Confirmed:
         except PeerError as error:
             if latest or not error.retriable:
                 raise
-            _LOG.warning("%s: how far it is written cannot be told now, nothing new is read: %s", self._what, error)
+            _LOG.warning("%s: its end cannot be determined now, so nothing new is read: %s", self._what, error)
             self._ask_at = time.monotonic() + _LAC_RETRY_S
             return reader.last_add_confirmed
 

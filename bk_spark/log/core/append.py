@@ -70,11 +70,11 @@ def read_head(readings: Readings, paths: LogPaths) -> ReadHead:
 
 def head_of(znode: Znode | None, paths: LogPaths) -> ReadHead:
     if znode is None:
-        raise NoSuchLogError(f"there is no log {paths.name} any more (znode {paths.head}): it was deleted")
+        raise NoSuchLogError(f"log {paths.name} no longer exists (znode {paths.head}): it was deleted")
     head = decode_head(znode.data, paths.head)
     if head.log_id != paths.log_id:
         raise LogReplacedError(
-            f"log {paths.name} was deleted and made again: its id is {head.log_id}, expected {paths.log_id}"
+            f"log {paths.name} was deleted and created again: its id is {head.log_id}, expected {paths.log_id}"
         )
     if head.deleted_time_ms:
         raise NoSuchLogError(f"log {paths.name} was deleted (its znodes and ledgers are going): use another name")

@@ -39,7 +39,7 @@ class AppendLedger:
 
     @property
     def again(self) -> str:
-        return "append it again: it is refused, naming its offset, where it is in the log"
+        return "append it again: if it is in the log already, the error names its offset"
 
     def decide(self, readings: Readings, now_ms: int, maybe: range | None) -> AlreadyDone[range] | Plan[range]:
         """Raises NoSuchLogError, LogReplacedError, NoSuchLedgerError, LedgerRefusedError, LogTailOpenError, and
@@ -105,7 +105,7 @@ class AppendLedger:
         if made_for is not None:
             raise LedgerRefusedError(
                 f"log {self.paths.name}: the ledger was made for log {made_for.decode(errors='replace')}, which "
-                "deletes it when it needs it no more: append copies of its entries instead",
+                "deletes it when it no longer needs it: append copies of its entries instead",
                 ledger_id=self._ledger_id,
             )
         if metadata.last_entry_id >= MAX_SEGMENT_ENTRIES - 1 or metadata.length >= MAX_SEGMENT_BYTES:

@@ -75,9 +75,9 @@ def _check_not_set_back(application: Application, request: CommitRequest, log_na
         raise BatchRefusedError(
             f"log {log_name}: query {request.query_id} has committed its batch {last} for application "
             f"{application.app!r}, and now offers batch {offered}: its checkpoint was set back (or another driver is "
-            "at work on it). Batches after a set-back may be cut anew, so this one is not taken for done. Restore the "
-            "checkpoint; or go on with a new checkpoint, another txnAppId and the right starting offsets; or, if "
-            "batches are surely cut as before, give option skipCommittedBatches"
+            "at work on it). Spark may plan such batches with other rows, so this one does not count as done. Restore "
+            "the checkpoint. Or continue with a new checkpoint, another txnAppId and the right starting offsets. Or, "
+            "if the batches certainly have the same rows as before, set option skipCommittedBatches"
         )
 
 

@@ -29,11 +29,11 @@ class MakeZnodes:
 
     @property
     def what(self) -> str:
-        return f"making of znodes of log {self.paths.name}"
+        return f"creation of znodes of log {self.paths.name}"
 
     @property
     def again(self) -> str:
-        return "make them again, it does no more than once"
+        return "create them again: nothing is created twice"
 
     def decide(self, readings: Readings, now_ms: int, maybe: bool | None) -> AlreadyDone[bool] | Plan[bool]:
         """Raises NoSuchLogError, LogReplacedError, MetadataFormatError."""

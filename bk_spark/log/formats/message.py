@@ -212,7 +212,7 @@ class CommitRequest:
             If there is no message, or the messages are inconsistent.
         """
         if not messages:
-            raise InvalidArgumentError("no commit message: the batch cannot be told")
+            raise InvalidArgumentError("there is no commit message, so the batch is unknown: give at least one")
         one = messages[0]
         return cls(
             one.log_id,
@@ -232,7 +232,7 @@ class CommitRequest:
         if message.log_id != self.log_id:
             raise LogReplacedError(
                 f"partition {message.partition} wrote to log id {message.log_id}, the commit is for {self.log_id}: "
-                "the log was deleted and made again under its name; run the write again"
+                "the log was deleted and created again under its name; run the write again"
             )
         theirs = (message.app, message.run, message.query_id, message.batch_id, message.query_batch_id)
         if theirs != (self.app, self.run, self.query_id, self.batch_id, self.query_batch_id):

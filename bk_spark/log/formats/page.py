@@ -116,7 +116,9 @@ def decode_page(data: bytes, path: str, *, log_id: str, number: int) -> SegmentP
     """
     message = parse(pb.SegmentPage(), data, path, "page of segments", PAGE_VERSION, MAX_PAGE_BYTES)
     if message.log_id != UUID(log_id).bytes:
-        raise LogReplacedError(f"page of segments {path} is not of log id {log_id}: the log was deleted and made again")
+        raise LogReplacedError(
+            f"page of segments {path} is not of log id {log_id}: the log was deleted and created again"
+        )
     if message.number != number:
         raise MetadataFormatError(f"{path} holds page {message.number}, not {number}")
     try:

@@ -87,7 +87,7 @@ class BeginDeletion:
             if znode is None:
                 raise NoSuchLogError(f"there is no log {self.paths.name} (no znode {self.paths.head})")
             raise LogReplacedError(
-                f"log {self.paths.name} was deleted and made again: its id is not {self.paths.log_id} any more"
+                f"log {self.paths.name} was deleted and created again: its id is no longer {self.paths.log_id}"
             )
         if head.deleted_time_ms:
             return AlreadyDone(head.deleted_time_ms)
@@ -130,7 +130,7 @@ def delete_steps(
 
 def _given_up(paths: LogPaths, why: str) -> MetadataUnavailableError:
     return MetadataUnavailableError(
-        f"deletion of log {paths.name} came to a stop; nobody can use the log any more, delete it again to remove "
+        f"deletion of log {paths.name} stopped; the log can no longer be used. Delete it again to remove "
         f"the rest ({why})"
     )
 

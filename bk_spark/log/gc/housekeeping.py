@@ -43,7 +43,7 @@ class _Removal:
 
     @property
     def again(self) -> str:
-        return "the next round goes on"
+        return "the next round continues"
 
     def _plan(
         self, operations: Sequence[TransactionOp], guard: TransactionOp | None

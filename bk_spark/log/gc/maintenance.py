@@ -58,11 +58,11 @@ class ClaimMaintenance:
 
     @property
     def what(self) -> str:
-        return f"begin of maintenance of log {self.paths.name}"
+        return f"start of maintenance of log {self.paths.name}"
 
     @property
     def again(self) -> str:
-        return "the next one begins in time"
+        return "the next round starts on its own"
 
     def decide(self, readings: Readings, now_ms: int, maybe: bool | None) -> AlreadyDone[bool] | Plan[bool]:
         """Raises NoSuchLogError, LogReplacedError, MetadataFormatError."""

@@ -51,7 +51,7 @@ class Reason(enum.Enum):
 
     RUN_RETIRED = "its run is over, and the log does not refer to it"
     DROPPED = "its segments were truncated or overwritten"
-    APPLICATION_IDLE = "its segments were truncated or overwritten, and its application commits no more"
+    APPLICATION_IDLE = "its segments were truncated or overwritten, and its application no longer commits"
     OLD = "nothing has referred to it for long"
 
 

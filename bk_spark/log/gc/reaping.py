@@ -82,7 +82,7 @@ class Condemn:
 
     @property
     def again(self) -> str:
-        return "the next round goes on"
+        return "the next round continues"
 
     def decide(
         self, readings: Readings, now_ms: int, maybe: Condemned | None
@@ -181,7 +181,7 @@ class DeleteLedgers:
 
     @property
     def again(self) -> str:
-        return "the next round goes on"
+        return "the next round continues"
 
     def decide(
         self, readings: Readings, now_ms: int, maybe: tuple[int, ...] | None

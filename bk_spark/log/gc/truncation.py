@@ -53,7 +53,7 @@ class Truncate:
 
     @property
     def again(self) -> str:
-        return "truncate again, it does no more than once"
+        return "truncate again: a repetition changes nothing"
 
     def decide(self, readings: Readings, now_ms: int, maybe: int | None) -> AlreadyDone[int] | Plan[int]:
         """Raises NoSuchLogError, LogReplacedError, InvalidArgumentError for an offset beyond the end, and

@@ -308,7 +308,7 @@ class KeepTail(_TailChange):
 
     @property
     def what(self) -> str:
-        return f"keeping of the tail of log {self.paths.name}"
+        return f"check of the tail of log {self.paths.name}"
 
     def decide(
         self, readings: Readings, now_ms: int, maybe: TailPlace | None

@@ -288,7 +288,7 @@ class TailWriting:
         place = yield from roll.steps()
         self._roll = None
         if place is None:
-            yield Warn(f"no new ledger, ledger {self.ledger_id} is used further: {roll.put_off_by}")
+            yield Warn(f"no new ledger could be created, so ledger {self.ledger_id} stays in use: {roll.put_off_by}")
             self._no_roll_before_ms = self._elapsed_ms() + ROLL_AGAIN_MS
             return
         assert place.base_offset == self.place.base_offset + self._entries
