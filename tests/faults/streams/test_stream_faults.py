@@ -128,7 +128,7 @@ def test_s6_rows_deleted_before_they_were_read(ensemble: LocalCluster, tmp_path:
         assert driver.status != 0
         told = driver.output.read_text(errors="replace")
         # Of the batch that was planned last, which the log may hold already.
-        lost = r"LogRangeGoneError: log s6-in: offsets \[\d+, \d+\) are gone .* set the option failOnDataLoss to false"
+        lost = r"LogRangeGoneError: log s6-in: offsets \[\d+, \d+\) were removed .* the option failOnDataLoss to false"
         assert re.search(lost, told), driver.output_tail()
         assert target.snapshot().next_offset == read
 
