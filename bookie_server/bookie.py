@@ -109,9 +109,9 @@ class Bookie:
         parts: list[tuple[LedgerDescriptor, LedgerPart]] = []
         codes: Int32s | None = None
         wrong_ids = (records.entry_ids < 0) | (records.entry_ids > self._storage.entry_limit.last)
-        if wrong_ids.any() or _has_short_record(records):
-            short = np.diff(records.offsets) < LENGTH_BYTES + ENTRY_HEADER_BYTES
-            codes = np.where(wrong_ids | short, np.int32(Code.BAD_REQUEST), np.int32(Code.OK)).astype(np.int32)
+        if wrong_ids.any() or records.shortest_bytes < LENGTH_BYTES + ENTRY_HEADER_BYTES:
+            wrong = wrong_ids | (np.diff(records.offsets) < LENGTH_BYTES + ENTRY_HEADER_BYTES)
+            codes = np.where(wrong, np.int32(Code.BAD_REQUEST), np.int32(Code.OK)).astype(np.int32)
         for part in records.by_ledger():
             if codes is not None and codes[part.which].all():
                 continue  # none of its entries will be stored, so the ledger must not be created
@@ -134,8 +134,8 @@ class Bookie:
         descriptors = {descriptor.ledger_id: descriptor for descriptor, _ in parts}
         rest = records.select(accepted)
         rest_parts = [(descriptors[part.ledger_id], part) for part in rest.by_ledger()]
-        refused = codes
-        self._append(rest, rest_parts, lambda ok: done(refused if ok else np.where(accepted, Code.IO_ERROR, refused)))
+        failed = np.where(accepted, np.int32(Code.IO_ERROR), codes)
+        self._append(rest, rest_parts, lambda ok: done(codes if ok else failed))
 
     def _append(
         self, records: Records, parts: list[tuple[LedgerDescriptor, LedgerPart]], done: Callable[[bool], None]
@@ -306,10 +306,8 @@ class Bookie:
         present = np.flatnonzero(codes == Code.OK)
         if not len(present):
             return ReadPart(codes, None)
-        if len(present) == len(codes):
-            entries = await self._reader.fetch(ledger_ids, resolved, locations, limit_bytes)
-        else:
-            entries = await self._reader.fetch(ledger_ids[present], resolved[present], locations[present], limit_bytes)
+        which = slice(None) if len(present) == len(codes) else present
+        entries = await self._reader.fetch(ledger_ids[which], resolved[which], locations[which], limit_bytes)
         if len(entries.sizes) < len(present):
             codes = codes[: int(present[len(entries.sizes)])]  # only the reads before that one are answered now
             present = present[: len(entries.sizes)]
@@ -328,9 +326,8 @@ class Bookie:
         Returns up to ``max_count`` entries (0: any number) and ``limit_bytes`` with their size fields, but at least
         one. The code is an error only if the first entry fails.
         """
-        first = np.array([first_entry_id], np.int64)
         by_ledger: ByLedger = [(ledger_id, slice(None))]
-        codes, resolved, _ = await self._reader.locate_durable(by_ledger, first)
+        codes, resolved, _ = await self._reader.locate_durable(by_ledger, np.array([first_entry_id], np.int64))
         if codes[0] != Code.OK:
             return Code(int(codes[0])), []
         result: list[StoredEntries] = []
@@ -380,21 +377,16 @@ class Bookie:
                 descriptor.last_add_confirmed = max(descriptor.last_add_confirmed, lac)
             if descriptor.last_entry >= 0:
                 part = await self.read(np.array([descriptor.ledger_id]), np.array([LAST_ENTRY]), 1)
-                if part.entries is not None and len(part.entries.sizes):
-                    stored = part.entries.entry(0)
-                    if len(stored) >= ENTRY_HEADER_BYTES:
-                        (lac,) = struct.unpack_from(">q", stored, 16)
-                        descriptor.last_add_confirmed = max(descriptor.last_add_confirmed, lac)
+                stored = part.entries.entry(0) if part.entries is not None and len(part.entries.sizes) else b""
+                if len(stored) >= ENTRY_HEADER_BYTES:
+                    (lac,) = struct.unpack_from(">q", stored, 16)
+                    descriptor.last_add_confirmed = max(descriptor.last_add_confirmed, lac)
             descriptor.lac_loaded = True
         return descriptor.last_add_confirmed
 
     async def wait_for_lac(self, descriptor: LedgerDescriptor, above: int, timeout_ms: int) -> bool:
         """See :meth:`LedgerDescriptor.wait_for_lac`."""
         return await descriptor.wait_for_lac(above, timeout_ms)
-
-
-def _has_short_record(records: Records) -> bool:
-    return int(np.diff(records.offsets).min()) < LENGTH_BYTES + ENTRY_HEADER_BYTES
 
 
 def _resolver(outcome: asyncio.Future[Code]) -> Callable[[bool], None]:

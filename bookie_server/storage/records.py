@@ -54,6 +54,11 @@ class Records:
     def __len__(self) -> int:
         return len(self.entry_ids)
 
+    @property
+    def shortest_bytes(self) -> int:
+        """Size of the shortest record, with its size field."""
+        return int(np.diff(self.offsets).min())
+
     def first(self, count: int) -> Records:
         """The first ``count`` records, over the same bytes."""
         return Records(
