@@ -46,8 +46,18 @@ class AuditorEnd(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class AuditorSettings:
-    """Intervals in milliseconds. 0: no further check, and for all but the check of bookies none at all."""
+    """Times in milliseconds.
 
+    Parameters
+    ----------
+    first_wait_ms
+        How long a new auditor begins nothing. When a whole cluster starts, bookies that have not registered yet would
+        otherwise count as lost.
+    bookies_interval_ms, ledgers_interval_ms, placement_interval_ms, replicas_interval_ms
+        Intervals of the checks. 0: no further check, and for all but the check of bookies none at all.
+    """
+
+    first_wait_ms: int = 0
     bookies_interval_ms: int = 86_400_000
     ledgers_interval_ms: int = 604_800_000
     placement_interval_ms: int = 0
@@ -111,6 +121,10 @@ class Auditor:
         self._actions: list[Action] = [Watch(), ReadCookies()]
         self._periodic = [check for check in Check if check is not Check.BOOKIES and settings.interval_ms(check) > 0]
         self._actions += [ReadCheckTime(check) for check in self._periodic]
+        #: Until a new auditor may begin something.
+        self._waiting = settings.first_wait_ms > 0
+        if self._waiting:
+            self._start_timer("begin", settings.first_wait_ms)
         #: What is registered, None until it was read. The same for the switch and the delay.
         self._registered: frozenset[str] | None = None
         self._disabled: bool | None = None
@@ -184,7 +198,9 @@ class Auditor:
         return frozenset() if not self._registered else frozenset(self._known or ()) - self._registered
 
     def _judge_losses(self) -> None:
-        if self._known is None or self._registered is None or self._delay is None or self._disabled is None:
+        if self._waiting or self._known is None or self._registered is None:
+            return
+        if self._delay is None or self._disabled is None:
             return
         self._known |= self._registered
         self._auditing -= self._registered
@@ -243,9 +259,9 @@ class Auditor:
 
     def _begin(self) -> None:
         """Begin what is wanted and may run."""
-        if self.outcome is not None or self._disabled is not False or self._known is None:
+        if self.outcome is not None or self._waiting or self._disabled is not False:
             return
-        if self._registered is None or self._delay is None:
+        if self._known is None or self._registered is None or self._delay is None:
             return
         if self._audit is None and self._audit_wanted:
             self._audit_wanted = False
@@ -311,6 +327,9 @@ class Auditor:
 
     def _on_timer(self, name: Hashable) -> None:
         match name:
+            case "begin":
+                self._waiting = False
+                self._judge_losses()
             case "delay":
                 if self._delayed:
                     self._audit_now(self._delayed)

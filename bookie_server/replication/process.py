@@ -36,6 +36,8 @@ def make_daemon(config: BookieConfig) -> ReplicationDaemon:
         checked_at_once=config.ledgers_checked_at_once,
         verified_share=config.verified_percentage / 100,
         auditor=AuditorSettings(
+            # A bookie that was killed and started again registers when its old session has expired.
+            first_wait_ms=2 * config.zk_timeout_ms,
             bookies_interval_ms=config.bookie_check_interval_ms,
             ledgers_interval_ms=config.ledger_check_interval_ms,
             replicas_interval_ms=config.replicas_check_interval_ms,

@@ -273,3 +273,17 @@ def test_the_client_reads_a_repaired_ledger_with_every_old_bookie_gone(watched: 
         next(bookie for bookie in cluster.bookies if bookie.id == victim_id).kill()
         until(lambda lost=victim_id: not watcher.names(lost, [ledger_id]))
     assert check_every_copy(cluster, watcher, [ledger_id]) == 200
+
+
+def test_a_start_of_the_whole_cluster_copies_nothing(watched: tuple[LocalCluster, Watcher]) -> None:
+    """The first bookie is elected as auditor before the others have registered."""
+    cluster, watcher = watched
+    ledger_ids, _ = write_ledgers(cluster)
+    before = {each: watcher.ledgers.read(each).version for each in ledger_ids}
+    for bookie in cluster.bookies:
+        bookie.kill()
+    cluster.heal()
+    until(lambda: bool(watcher.election.votes()))
+    time.sleep(12)  # longer than an auditor waits at its start
+    assert {each: watcher.ledgers.read(each).version for each in ledger_ids} == before
+    assert watcher.is_at_rest()

@@ -116,6 +116,18 @@ def test_nothing_is_begun_before_everything_is_known(missing: int) -> None:
     assert not rig.model.ended
 
 
+def test_bookies_that_register_while_a_cluster_starts_are_not_lost() -> None:
+    rig = Rig(settings=AuditorSettings(first_wait_ms=8_000, ledgers_interval_ms=1000))
+    assert rig.timers["begin"] == 8_000
+    rig.tell(BookiesRead(B1), BookiesRead(B1 | B2), CheckTimeRead(Check.LEDGERS, None))
+    rig.fire(("check", Check.LEDGERS))
+    assert not rig.model.reads
+    rig.tell(BookiesRead(ALL - B1))
+    rig.fire("begin")
+    assert rig.model.marks == {1: B1}
+    assert rig.model.ended == [Check.BOOKIES, Check.LEDGERS]
+
+
 def test_a_lost_bookie_is_audited_at_once_without_a_delay() -> None:
     rig = Rig()
     rig.tell(BookiesRead(ALL - B1))

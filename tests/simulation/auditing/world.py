@@ -150,7 +150,7 @@ class Daemon:
         if machine is self.election and isinstance(machine.outcome, Succeeded):
             self.election = None
             scans = ScanSettings(MANAGER, ROOT, self.world.proof_of(machine.outcome.result))
-            settings = AuditorSettings(ledgers_interval_ms=0)
+            settings = AuditorSettings(self.world.random.choice([0, 8_000]), ledgers_interval_ms=0)
             self.auditor = Auditor(settings, scans)
             self.world.tell(f"{self.name} is elected", "elections")
             self.pump(self.auditor)
