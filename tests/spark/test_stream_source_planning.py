@@ -349,7 +349,9 @@ def test_s5_a_list_of_logs_that_is_empty_for_a_moment(world: World, monkeypatch:
         with monkeypatch.context() as patched:
             patched.setattr("bk_spark.datasource.stream.log_watch.LogNamesWatch._read", lambda *_: frozenset())
             if fail == "true":
-                with pytest.raises(NoSuchLogError, match="log events, which the query has read up to offset 4, is not"):
+                with pytest.raises(
+                    NoSuchLogError, match="log events, which the query has read up to offset 4, no longer exists"
+                ):
                     next_offset(reader, start)
             else:
                 assert next_offset(reader, start) == start
