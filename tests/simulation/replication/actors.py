@@ -264,6 +264,7 @@ class RepairRun(ReadRunner):
             case "read", (bytes(data), int(version)):
                 machine.handle(LedgerFound(metadata_in(data), version, 1))
             case "bookies", (writable, read_only):
+                self._worker.known_read_only = read_only
                 machine.handle(BookiesFound(writable, read_only))
             case _:
                 raise AssertionError(reply)
@@ -295,6 +296,8 @@ class WorkerActor(StepsActor):
         self._unreadable: frozenset[int] = frozenset()
         self._runs = 0
         self._run: RepairRun | None = None
+        #: The read-only bookies that its repair has heard of.
+        self.known_read_only: frozenset[str] = frozenset()
         #: The results of repairs.
         self.results: list[str] = []
 

@@ -24,6 +24,7 @@ from tests.simulation.events import (
 from tests.simulation.histories import RandomWorld, Weather
 from tests.simulation.invariants import InvariantError
 from tests.simulation.recoverers import RecoveryActor
+from tests.simulation.replication.actors import WorkerActor
 from tests.simulation.replication.coordination import UNKNOWN, Coordination, ZkCall, ZkReply
 from tests.simulation.writers import Actor
 
@@ -120,8 +121,11 @@ class ReplicationWorld(RandomWorld):
             dead = {bookie.name for bookie in self.bookies if bookie.cookie_refuses and not bookie.up}
             exclude = event.exclude | self.coordination.read_only | dead
             return super()._draw_replacements(Choose(event.actor, event.tag, event.failed, exclude, event.avoid))
-        registered = self.coordination.registered
-        names = sorted(registered - event.exclude)
+        worker = self.actor(event.actor)
+        assert isinstance(worker, WorkerActor)
+        # Placement knows the writable bookies. Here a repair must exclude those of which it heard that they are not.
+        unheard = self.coordination.read_only - worker.known_read_only
+        names = sorted(self.coordination.registered - event.exclude - unheard)
         if not names or (not self.healed and self.random.random() < 0.05):
             return ()
         return ((event.failed[0], self.random.choice(names)),)
