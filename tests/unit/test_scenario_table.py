@@ -1,7 +1,6 @@
 """The table of named scenarios, docs/design/scenarios.md, names every test that has a scenario's id in its name.
 
-A test is ``test_c5_c7_…`` for scenarios C5 and C7; a text of the simulator is ``c5_….txt``. Replication is not there
-yet: its scenarios have no tests.
+A test is ``test_c5_c7_…`` for scenarios C5 and C7; a text of the simulator is ``c5_….txt``.
 """
 
 from __future__ import annotations
