@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
 import pytest
@@ -22,6 +22,7 @@ from bk_spark.protocol.errors import (
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.metadata.under_replication import Mark
+from bk_spark.protocol.metadata.znodes import DeleteOp, TransactionOp
 from bookie_server.local import LocalCluster
 from tests.support.ledgers import ledger
 from tests.support.zookeeper_sessions import expire
@@ -347,6 +348,27 @@ def test_another_sessions_lock_is_not_released(store: UnderReplicationStore, oth
     assert list(other.locks()) == [7]
 
 
+def test_r3_a_lock_is_not_given_back_in_the_next_session(
+    store: UnderReplicationStore, other: UnderReplicationStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session ends after it was found to own the lock, and another worker takes the lock."""
+    assert store.lock(LEDGER, proof=store.begin_worker("w1"))
+    transaction = store.zk.transaction
+
+    def expire_and_change(operations: Sequence[TransactionOp]) -> object:
+        monkeypatch.undo()
+        expire(store.zk)
+        assert other.lock(LEDGER, proof=other.begin_worker("w2"))
+        return transaction(operations)
+
+    monkeypatch.setattr(store.zk, "transaction", expire_and_change)
+    monkeypatch.setattr(store.zk, "delete", lambda path: expire_and_change([DeleteOp(path)]))
+    store.release(LEDGER)
+    assert list(other.locks()) == [LEDGER]
+    store.release_unwanted()
+    assert list(other.locks()) == [LEDGER]
+
+
 def test_locks_without_a_readable_content_are_locks(store: UnderReplicationStore) -> None:
     store.zk.create(f"{store.paths.locks}/urL0000000007", b"\xff", ephemeral=True)
     store.zk.create(f"{store.paths.locks}/other", b"", ephemeral=True)
@@ -477,16 +499,16 @@ def test_a_lock_is_not_given_back_while_another_thread_takes_it(
         with pytest.raises(MetadataUnavailableError):
             store.release(LEDGER)
     deletes, taken = threading.Event(), threading.Event()
-    delete = store.zk.delete
+    transaction = store.zk.transaction
 
-    def slow_delete(path: str, version: int = -1) -> None:
+    def slow_transaction(operations: Sequence[TransactionOp]) -> object:
         if threading.current_thread() is giving_back:
             deletes.set()
             # Nobody takes the lock meanwhile.
             assert not taken.wait(0.5)
-        delete(path, version)
+        return transaction(operations)
 
-    monkeypatch.setattr(store.zk, "delete", slow_delete)
+    monkeypatch.setattr(store.zk, "transaction", slow_transaction)
     giving_back = threading.Thread(target=store.release_unwanted)
     giving_back.start()
     assert deletes.wait(10)

@@ -87,6 +87,8 @@ class UnderReplicationStore:
         self._wall_ms = wall_ms
         #: Ledgers whose lock this session may hold although nobody here wants it.
         self._unwanted: set[int] = set()
+        #: The proofs with which locks were taken, by ledger.
+        self._proofs: dict[int, str | None] = {}
         #: One thread at a time gives locks back, so that none deletes a lock that another has just taken.
         self._releasing = threading.RLock()
 
@@ -288,12 +290,14 @@ class UnderReplicationStore:
         for _ in range(ATTEMPTS):
             try:
                 prove_and_change(self.zk, proof, [CreateOp(path, encode_lock(socket.gethostname()), ephemeral=True)])
+                self._proofs[ledger_id] = proof
                 return True
             except TransactionConflictError as conflict:
                 if conflict.reason != "NodeExistsError":
                     raise
                 return False
             except OutcomeUnknownError:
+                self._proofs[ledger_id] = proof
                 found = self._find_lock(ledger_id)
                 if found is not None:
                     return found.owner_session == self.zk.session_id
@@ -301,6 +305,10 @@ class UnderReplicationStore:
 
     def release(self, ledger_id: int) -> None:
         """Give back a ledger's lock, if this session holds it. Safe to repeat.
+
+        The proof of :meth:`lock` is checked in the transaction that deletes the lock. So another worker, who took the
+        lock after this session's end, keeps it. A caller that gave no proof must bound this call
+        (:meth:`ZooKeeper.within`) by less than its session's timeout.
 
         Raises MetadataUnavailableError if ZooKeeper does not answer. :meth:`release_unwanted` tries again.
         """
@@ -310,15 +318,17 @@ class UnderReplicationStore:
                 if found is None or found.owner_session != self.zk.session_id:
                     break
                 try:
-                    self.zk.delete(self.paths.lock(ledger_id))
+                    prove_and_change(self.zk, self._proofs.get(ledger_id), [DeleteOp(self.paths.lock(ledger_id))])
                     break
-                except NoNodeError:
+                except (SessionLostError, TransactionConflictError):
+                    # The lock is gone, or it is another session's now.
                     break
                 except MetadataUnavailableError:
                     self._unwanted.add(ledger_id)
             else:
                 raise MetadataUnavailableError("the ledger's lock could not be given back", ledger_id=ledger_id)
             self._unwanted.discard(ledger_id)
+            self._proofs.pop(ledger_id, None)
 
     def release_unwanted(self) -> None:
         """Give back locks that could not be given back before. Without that, nobody else could repair their ledgers
@@ -387,6 +397,7 @@ class UnderReplicationStore:
                 return conflict.reason == "NoNodeError" and conflict.operation.path == mark
             except OutcomeUnknownError:
                 continue
+            self._proofs.pop(ledger_id, None)
             self._delete_empty_parents(mark)
             return True
         else:
