@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 from bk_spark.protocol.errors import NodeExistsError, NoNodeError
-from bk_spark.protocol.metadata.znodes import CreateOp, TransactionConflictError, TransactionOp, Znode
+from bk_spark.protocol.metadata.znodes import CreateOp, DeleteOp, TransactionConflictError, TransactionOp, Znode
 
 #: The most by which a new session's server may be behind.
 MOST_LAG = 30
@@ -125,13 +125,16 @@ class ModelZooKeeper:
         return path
 
     def transaction(self, operations: Sequence[TransactionOp]) -> None:
-        """One ephemeral znode is created: the lock."""
+        """One ephemeral znode is created or deleted: the lock."""
         (operation,) = operations
-        assert isinstance(operation, CreateOp)
         try:
-            self.create(operation.path, operation.data, ephemeral=operation.ephemeral)
-        except NodeExistsError:
-            raise TransactionConflictError(operation, "NodeExistsError") from None
+            if isinstance(operation, CreateOp):
+                self.create(operation.path, operation.data, ephemeral=operation.ephemeral)
+            else:
+                assert isinstance(operation, DeleteOp)
+                self.delete(operation.path)
+        except (NodeExistsError, NoNodeError) as error:
+            raise TransactionConflictError(operation, type(error).__name__) from None
 
     def delete(self, path: str) -> None:
         self._meanwhile()
