@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from bk_spark.protocol.metadata.cookie import Cookie, encode_directories
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bk_spark.protocol.metadata.ledger_paths import LedgerManager
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.metadata.znodes import DeleteOp, TransactionOp
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.config.config import BookieConfig
 from bookie_server.gc import collection_steps
@@ -380,12 +381,16 @@ async def test_a_lock_that_could_not_be_given_back_is_given_back_later(
 ) -> None:
     store.create(metadata(OTHER, state=LedgerState.CLOSED), ledger_id=1)
 
-    def away(path: str, version: int = -1) -> None:
-        raise MetadataUnavailableError("not now")
+    transaction = zk.transaction
+
+    def away(operations: Sequence[TransactionOp]) -> object:
+        if isinstance(operations[0], DeleteOp):
+            raise MetadataUnavailableError("not now")
+        return transaction(operations)
 
     async with collected(place, store, SOON) as bookie:
         await bookie.add(1)
-        monkeypatch.setattr(zk, "delete", away)
+        monkeypatch.setattr(zk, "transaction", away)
         await bookie.collect()
         assert await bookie.ledgers() == []
         assert zk.exists(lock_path(store, 1)) is not None
