@@ -83,7 +83,7 @@ class AutoRecoveryConfig:
         "rwRereplicateBackoffMs",
         "5000",
         whole(100, 3_600_000),
-        "How long a worker waits before it looks for marked ledgers again, ms.",
+        "How long a worker waits before it looks for unlocked ledgers again, while some are marked, ms.",
     )
     replication_bytes_per_s: int = _key(
         "replicationRateByBytes",

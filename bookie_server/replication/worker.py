@@ -66,7 +66,7 @@ class WorkerSettings:
     at_once
         Ledgers that are repaired at the same time.
     backoff_ms
-        How long to wait before marks are read again, or an action that failed is repeated.
+        How long to wait before marks are read again while there are some, or an action that failed is repeated.
     longest_pause_ms
         The longest pause of a ledger that cannot be repaired.
     """
@@ -147,6 +147,8 @@ class ReplicationWorker:
         #: Marked ledgers, in the order in which they are taken.
         self._candidates: list[int] = []
         self._look_state = _Look.IDLE
+        #: Whether any ledger may be marked. False until it was read.
+        self._some_marked = False
         #: There were new marks while they were read.
         self._look_again = False
         self._locked: frozenset[int] = frozenset()
@@ -169,10 +171,12 @@ class ReplicationWorker:
                 self._disabled = disabled
                 if disabled:
                     self._let_go()
-            case MarksChanged():
-                if self._look_state is _Look.PAUSING:
+            case MarksChanged(some):
+                self._some_marked = self._look_again = some
+                if not some:
+                    self._failing.clear()
+                elif self._look_state is _Look.PAUSING:
                     self._look_state = _Look.IDLE
-                self._look_again = True
             case LocksRead(ledger_ids):
                 self._locked = ledger_ids
                 self._actions.append(ReadMarks(first=True))
@@ -231,7 +235,7 @@ class ReplicationWorker:
                 self._held[ledger_id] = _Held(_State.LOCKING)
                 self._actions.append(Lock(ledger_id))
                 free -= 1
-        if free > 0 and self._look_state is _Look.IDLE:
+        if free > 0 and self._look_state is _Look.IDLE and self._some_marked:
             self._look()
 
     def _look(self) -> None:

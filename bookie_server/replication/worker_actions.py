@@ -24,7 +24,7 @@ class RepairEnd(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class WatchSwitch:
-    """Report the disable switch, now and after each change, and new marks as they come."""
+    """Report the disable switch, and whether any ledger is marked, now and after each change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,9 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class MarksChanged:
-    """There may be new marks."""
+    """``some``: whether any ledger may be marked. While none is, marks are not read."""
+
+    some: bool
 
 
 @dataclass(frozen=True, slots=True)

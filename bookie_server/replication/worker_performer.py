@@ -21,6 +21,7 @@ from bookie_server.replication.worker_actions import (
     Lock,
     Locked,
     LocksRead,
+    MarksChanged,
     MarksRead,
     NoteReason,
     NotLocked,
@@ -69,8 +70,7 @@ class WorkerPerformer:
     def __call__(self, action: Any) -> Coroutine[Any, Any, Any] | None:
         match action:
             case WatchSwitch():
-                access = self._access
-                return access.follow(lambda watch: DisabledRead(access.switches.is_disabled(watch)), self._tell)
+                return self._watch()
             case StopRepair(ledger_id):
                 if (task := self._repairs.get(ledger_id)) is not None:
                     task.cancel()
@@ -78,6 +78,12 @@ class WorkerPerformer:
             case NoteReason():
                 return self._note(action)
         return self._answered(action)
+
+    async def _watch(self) -> None:
+        access = self._access
+        async with asyncio.TaskGroup() as group:
+            group.create_task(access.follow(lambda watch: DisabledRead(access.switches.is_disabled(watch)), self._tell))
+            group.create_task(access.follow(lambda watch: MarksChanged(access.store.any_marks(watch)), self._tell))
 
     async def stop(self) -> None:
         """Cancel all repairs and wait for their end."""

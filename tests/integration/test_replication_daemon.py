@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
@@ -116,6 +117,34 @@ def test_a_lost_bookies_ledgers_are_marked_and_repaired(cluster: Cluster) -> Non
             assert not set(others) & set(cluster.tried)
         assert not cluster.election.votes()
         assert cluster.zk.children(f"{cluster.root}/underreplication/workers") == []
+
+    asyncio.run(run())
+
+
+def test_a_daemon_without_work_asks_zookeeper_nothing(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    for name in ("get", "get_many", "exists", "children", "sync", "create", "set", "delete", "transaction"):
+
+        def noted(zk: ZooKeeper, *args: Any, _real: Callable[..., Any] = getattr(ZooKeeper, name), **named: Any) -> Any:
+            if cluster.sessions and zk is cluster.sessions[-1].zk:
+                asked.append(f"{_real.__name__} {args[:1]}")
+            return _real(zk, *args, **named)
+
+        monkeypatch.setattr(ZooKeeper, name, noted)
+
+    async def run() -> None:
+        (wanted,) = cluster.make_ledgers("b1:1", "b2:1")
+        async with cluster.daemon() as daemon:
+            await cluster.until(lambda: daemon.auditor is not None and bool(daemon.auditor.counters.reports))
+            for _ in range(2):
+                cluster.tried.clear()
+                await asyncio.to_thread(cluster.store.mark, wanted, [])
+                await cluster.until(lambda: cluster.tried == [wanted] and not any(cluster.store.marks()))
+                await asyncio.sleep(1)  # for what follows the repair, and another look
+                asked.clear()
+                # Ten times as long as the pause between two looks at the marks.
+                await asyncio.sleep(1)
+                assert asked == []
 
     asyncio.run(run())
 

@@ -48,7 +48,7 @@ class Rig:
     def __init__(self, seed: int = 1, at_once: int = 1, disabled: bool = False) -> None:
         self.worker = ReplicationWorker(WorkerSettings(at_once=at_once), Random(seed))
         assert self.worker.take_actions() == [WatchSwitch()]
-        self.tell(DisabledRead(disabled))
+        self.tell(DisabledRead(disabled), MarksChanged(some=True))
 
     def tell(self, *events: Any) -> Rig:
         for event in events:
@@ -116,13 +116,29 @@ def test_without_marks_it_waits_and_looks_again_when_there_are_new_ones() -> Non
     assert rig.worker.take_actions() == [StartTimer("look", 5_000)]
     rig.tell(TimerFired("look")).marks()
     assert rig.worker.take_actions() == [StartTimer("look", 5_000)]
-    rig.tell(MarksChanged())
+    rig.tell(MarksChanged(some=True))
     assert rig.worker.take_actions() == [ReadLocks()]
     # New ones while it reads: it reads again.
-    rig.tell(TimerFired("look"), MarksChanged(), LocksRead(frozenset()))
+    rig.tell(TimerFired("look"), MarksChanged(some=True), LocksRead(frozenset()))
     assert rig.worker.take_actions() == [ReadMarks(first=True)]
     rig.tell(MarksRead((), more=False))
     assert rig.worker.take_actions() == [ReadLocks()]
+
+
+def test_while_no_ledger_is_marked_it_reads_nothing() -> None:
+    rig = Rig().marks()
+    assert rig.worker.take_actions() == [StartTimer("look", 5_000)]
+    rig.tell(MarksChanged(some=False), TimerFired("look"), DisabledRead(True), DisabledRead(False))
+    assert rig.worker.take_actions() == []
+    rig.tell(MarksChanged(some=True)).marks(5)
+    assert rig.take(Lock) == [Lock(5)]
+
+
+def test_marks_that_vanish_while_they_are_read_stop_the_looking() -> None:
+    rig = Rig()
+    assert rig.worker.take_actions() == [ReadLocks()]
+    rig.tell(MarksChanged(some=False), LocksRead(frozenset()), MarksRead((), more=False), TimerFired("look"))
+    assert not any(isinstance(each, ReadLocks) for each in rig.worker.take_actions())
 
 
 def test_a_mark_that_is_gone_after_the_lock_needs_no_repair() -> None:
@@ -156,7 +172,7 @@ def test_pauses_of_a_ledger_that_cannot_be_repaired_grow_and_it_keeps_its_lock()
         assert Release(5) not in actions
         rig.tell(TimerFired(("rest", 5)))
         assert Release(5) in rig.worker.take_actions()
-        rig.tell(Released(5), MarksChanged())
+        rig.tell(Released(5), MarksChanged(some=True))
         rig.worker.take_actions()
         rig.tell(LocksRead(frozenset()), MarksRead((5,), more=False))
         assert Lock(5) in rig.worker.take_actions()
@@ -239,7 +255,9 @@ def test_disabled_means_that_nothing_is_begun_and_repairs_stop() -> None:
     # The lock stays until nothing of the repair is under way.
     rig.tell(RepairEnded(5, RepairEnd.STOPPED))
     assert rig.worker.take_actions() == [Release(5)]
-    rig.tell(Released(5), MarksChanged(), TimerFired("look"), LocksRead(frozenset()), MarksRead((7,), more=False))
+    rig.tell(
+        Released(5), MarksChanged(some=True), TimerFired("look"), LocksRead(frozenset()), MarksRead((7,), more=False)
+    )
     assert not any(isinstance(each, Lock | ReadLocks) for each in rig.worker.take_actions())
     rig.tell(DisabledRead(False))
     assert rig.worker.take_actions()

@@ -197,6 +197,14 @@ class UnderReplicationStore:
         # A content that cannot be parsed stays. It marks the ledger all the same.
         return found.data if merged is mark or mark.problem else merged.encode()
 
+    def any_marks(self, watch: WatchCallback | None = None) -> bool:
+        """Return whether any ledger may be marked. Costs one read.
+
+        A client that stopped half-way may leave empty directories behind. They count as marks. ``watch`` is called
+        when the answer may have changed.
+        """
+        return bool(self.zk.children(self.paths.marks, watch))
+
     def marks(
         self, *, rng: random.Random | None = None, watch: WatchCallback | None = None
     ) -> Iterator[dict[int, Mark]]:

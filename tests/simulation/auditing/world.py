@@ -60,6 +60,7 @@ from bookie_server.replication.worker_actions import (
     Lock,
     Locked,
     LocksRead,
+    MarksChanged,
     MarksRead,
     NoteReason,
     NotLocked,
@@ -205,6 +206,8 @@ class Daemon:
                 self.tell(self.worker, DisabledRead(disabled))
                 if self.auditor is not None:
                     self.tell(self.auditor, DisabledRead(disabled))
+            case "marks":
+                self.tell(self.worker, MarksChanged(bool(world.zk.children(MARKS))))
             case "bookies" if auditor is not None:
                 self.tell(auditor, BookiesRead(frozenset(world.registered)))
             case "delay" if auditor is not None:
@@ -279,7 +282,7 @@ class Daemon:
                 self.news |= {"bookies", "delay", "switch"}
                 return None
             case WatchSwitch():
-                self.news.add("switch")
+                self.news |= {"switch", "marks"}
                 return None
             case ReadCookies():
                 return CookiesRead(frozenset(BOOKIES))
@@ -456,6 +459,8 @@ class World:
         if first is None or first.owner_session != daemon.session:
             raise InvariantError(f"{daemon.name} marks ledger {ledger_id} and is not the auditor")
         self.tell(f"{daemon.name} marks ledger {ledger_id}: {' '.join(sorted(bookies))}", "marks")
+        if len(self.zk.children(MARKS) or ()) == 1:
+            self._spread("marks")
         if not self.impatient:
             for bookie in bookies:
                 waited_ms = self.now_ms - self.first_lost_ms[bookie]
@@ -466,6 +471,8 @@ class World:
         if self.checked_mark.get(ledger_id) != mark.version:
             raise InvariantError(f"the mark of ledger {ledger_id} is deleted, and was made again after the repair")
         self.tell(f"the mark of ledger {ledger_id} is deleted", "finished")
+        if not self.zk.children(MARKS):
+            self._spread("marks")
 
     def check_end(self) -> None:
         """After everything has healed."""
