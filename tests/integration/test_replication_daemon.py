@@ -123,14 +123,17 @@ def test_a_lost_bookies_ledgers_are_marked_and_repaired(cluster: Cluster) -> Non
 
 def test_a_daemon_without_work_asks_zookeeper_nothing(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    for name in ("get", "get_many", "exists", "children", "sync", "create", "set", "delete", "transaction"):
 
-        def noted(zk: ZooKeeper, *args: Any, _real: Callable[..., Any] = getattr(ZooKeeper, name), **named: Any) -> Any:
+    def noted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(zk: ZooKeeper, *args: Any, **named: Any) -> Any:
             if cluster.sessions and zk is cluster.sessions[-1].zk:
-                asked.append(f"{_real.__name__} {args[:1]}")
-            return _real(zk, *args, **named)
+                asked.append(f"{real.__name__} {args[:1]}")
+            return real(zk, *args, **named)
 
-        monkeypatch.setattr(ZooKeeper, name, noted)
+        return call
+
+    for name in ("get", "get_many", "exists", "children", "sync", "create", "set", "delete", "transaction"):
+        monkeypatch.setattr(ZooKeeper, name, noted(getattr(ZooKeeper, name)))
 
     async def run() -> None:
         (wanted,) = cluster.make_ledgers("b1:1", "b2:1")
