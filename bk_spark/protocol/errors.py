@@ -202,8 +202,8 @@ class EntryUnknownError(PeerError):
 
 #: The remedy in messages about bookies that hold the wanted data but do not answer.
 AWAY_REMEDY: Final = (
-    "see that these bookies run and can be reached from here (bkctl doctor looks at each), then try again: what they "
-    "hold is there again when they are"
+    "check that these bookies are running and reachable from here (bkctl doctor tries each of them), then try again: "
+    "they still hold the entries"
 )
 
 

@@ -169,7 +169,8 @@ def test_a_read_from_bookies_that_are_down_says_so_and_what_helps(
     text = str(raised.value)
     assert all(bookie_id in text for bookie_id in ensemble)
     assert (
-        "see that these bookies run and can be reached from here (bkctl doctor looks at each), then try again" in text
+        "check that these bookies are running and reachable from here (bkctl doctor tries each of them), then try again"
+        in text
     )
     cluster_of_five.heal()
     assert len(reader.read(0, 9)) == 10

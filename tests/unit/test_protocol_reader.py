@@ -307,7 +307,7 @@ def test_absent_everywhere_is_unknown_not_absent() -> None:
     assert failed.entry_id == 0
     for part in ("b1 does not have it", "b2 answered IO_ERROR", "b3 did not answer in time"):
         assert part in str(failed)
-    assert "see that these bookies run and can be reached from here" in str(failed)
+    assert "check that these bookies are running and reachable from here" in str(failed)
     # What comes later changes nothing.
     for request in list(reader.asked):
         reader.answer(request)
