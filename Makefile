@@ -21,7 +21,7 @@ EXPLORE_ARGS ?=
 .PHONY: help demo notebooks docs test faults stream-faults simulate simulate-logs simulate-collection simulate-auditing simulate-replication explore crash lint format bench proto release clean
 
 help:
-	@echo "make demo    write real flight data with Spark to three bookies, kill one, and read it back"
+	@echo "make demo    write real flight data with Spark to four bookies, kill one, and read it back"
 	@echo "make notebooks  run the notebooks, each in a clean kernel, and save their outputs"
 	@echo "make docs    build the site with all pages and the Python API: build/docs/index.html"
 	@echo "make test    run all tests: unit, integration, Spark, interop with Apache's Java, faults"
