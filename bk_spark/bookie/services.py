@@ -170,12 +170,17 @@ class ClusterServices:
         return await self._call(self._bookie_ids)
 
     async def choose_target(
-        self, quorum: Quorum, ensemble: Sequence[str], index: int, exclude: Collection[str]
+        self,
+        quorum: Quorum,
+        ensemble: Sequence[str],
+        index: int,
+        exclude: Collection[str],
+        among: Collection[str] | None = None,
     ) -> tuple[str, bool]:
         """Do the same as :meth:`choose_replacement` for copies of a lost bookie, but never refuse a bookie because of
         its rack: fewer copies are worse than badly placed ones. Return the bookie, and whether every write quorum is
-        spread as it should be."""
-        return await self._call(self._choose_target, quorum, tuple(ensemble), index, frozenset(exclude))
+        spread as it should be. With ``among``, only these bookies are chosen."""
+        return await self._call(self._choose_target, quorum, tuple(ensemble), index, frozenset(exclude), among)
 
     async def find_misplaced(self, quorum: Quorum, ensemble: Sequence[str]) -> int | None:
         """Return the position of ``ensemble`` whose move to another rack helps most. None if every write quorum is
@@ -233,9 +238,16 @@ class ClusterServices:
         return frozenset(self._registry.writable()), frozenset(self._registry.read_only())
 
     def _choose_target(
-        self, quorum: Quorum, ensemble: Sequence[str], index: int, exclude: Collection[str]
+        self,
+        quorum: Quorum,
+        ensemble: Sequence[str],
+        index: int,
+        exclude: Collection[str],
+        among: Collection[str] | None,
     ) -> tuple[str, bool]:
         usable = set(self._registry.writable()).difference(ensemble, exclude)
+        if among is not None:
+            usable.intersection_update(among)
         racks = self._racks.of([*ensemble, *usable])
         placement = replace(self._placement, enforce=False)
         chosen = placement.replacement(

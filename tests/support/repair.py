@@ -134,8 +134,8 @@ class RepairedCluster:
                 return BookiesFound(frozenset(self.writable), frozenset(self.read_only))
             case ReadLastAddConfirmed():
                 return LastAddConfirmed(self.last_add_confirmed)
-            case ChooseTarget(_, ensemble, index, exclude):
-                free = sorted(self.writable.difference(ensemble, exclude))
+            case ChooseTarget(_, ensemble, index, exclude, among):
+                free = sorted(self.writable.difference(ensemble, exclude).intersection(among or self.writable))
                 free.sort(key=lambda each: self._crowded(ensemble, index, each))
                 if not free:
                     raise NotEnoughBookiesError("no writable bookie is left")

@@ -345,3 +345,59 @@ def test_r11_copies_are_moved_when_a_rack_is_back() -> None:
     assert cluster.metadata is not None
     assert "b5" in cluster.metadata.last_segment.ensemble
     assert cluster.repair() == NothingBad()
+
+
+def test_a_bookie_that_still_runs_is_replaced_if_an_operator_wants_it() -> None:
+    cluster = RepairedCluster(closed(Quorum(3, 3, 2), 9, (0, "b1 b2 b3"), (4, "b2 b1 b4")), BOOKIES, 9)
+    replaced = frozenset(["b1"])
+    assert isinstance(cluster.repair(["b1"], replaced=replaced), Repaired)
+    cluster.assert_whole()
+    assert cluster.metadata is not None
+    assert not any("b1" in segment.ensemble for segment in cluster.metadata.segments)
+    # Healthy bookies are asked first.
+    assert not any(bookie == "b1" for bookie, _ in cluster.read)
+    assert cluster.repair(["b1"], replaced=replaced) == NothingBad()
+
+
+def test_a_replaced_bookie_is_the_source_of_what_only_it_has() -> None:
+    cluster = RepairedCluster(closed(Quorum(1, 1, 1), 9, (0, "b1")), BOOKIES, 9)
+    assert isinstance(cluster.repair(["b1"], replaced=frozenset(["b1"])), Repaired)
+    cluster.assert_whole()
+    assert {entry for bookie, entry in cluster.read if bookie == "b1"} == set(range(10))
+
+
+def test_a_replaced_bookie_takes_no_copy() -> None:
+    """Neither its own entries nor those of another lost bookie."""
+    cluster = RepairedCluster(closed(), ("b1", "b2", "b3", "b4"), 9)
+    cluster.lose("b2")
+    before = cluster.metadata
+    cluster.repair(["b2"], replaced=frozenset(["b1", "b4"]))
+    assert cluster.metadata == before
+    assert not cluster.written
+
+
+def test_copies_go_only_to_the_targets() -> None:
+    cluster = RepairedCluster(closed(), BOOKIES, 9)
+    cluster.lose("b1")
+    assert isinstance(cluster.repair(["b1"], targets=frozenset(["b5"])), Repaired)
+    cluster.assert_whole()
+    assert {bookie for bookie, _ in cluster.written} == {"b5"}
+
+
+def test_without_a_usable_target_the_ledger_stays_and_says_why() -> None:
+    cluster = RepairedCluster(closed(), BOOKIES, 9)
+    cluster.lose("b1")
+    cluster.writable.discard("b6")
+    before = cluster.metadata
+    result = cluster.repair(["b1"], targets=frozenset(["b3", "b6"]))
+    assert isinstance(result, Unrepairable)
+    assert result.fragments[0].reason == (
+        "no bookie that may take copies is left: b3 is in the ensemble already; b6 is not writable"
+    )
+    assert cluster.metadata == before
+    assert not cluster.written
+    # One that fails is named, too.
+    cluster.silent.add("b5")
+    result = cluster.repair(["b1"], targets=frozenset(["b5"]))
+    assert isinstance(result, Unrepairable)
+    assert "b5 takes no copy" in result.reason

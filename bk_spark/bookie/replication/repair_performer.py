@@ -197,8 +197,9 @@ class _RepairPerformer:
         return BookiesFound(*await self._session.services.bookie_ids())
 
     async def _choose(self, action: ChooseTarget) -> TargetChosen:
-        services = self._session.services
-        return TargetChosen(*await services.choose_target(action.quorum, action.ensemble, action.index, action.exclude))
+        services, ensemble = self._session.services, action.ensemble
+        chosen = services.choose_target(action.quorum, ensemble, action.index, action.exclude, action.among)
+        return TargetChosen(*await chosen)
 
     async def _find_misplaced(self, quorum: Quorum, ensemble: tuple[str, ...]) -> MisplacedFound:
         return MisplacedFound(await self._session.services.find_misplaced(quorum, ensemble))

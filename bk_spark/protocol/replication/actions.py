@@ -50,12 +50,13 @@ class ReadLastAddConfirmed:
 @dataclass(frozen=True, slots=True)
 class ChooseTarget:
     """Choose a writable bookie for position ``index`` of ``ensemble``: :class:`TargetChosen`. It must be in neither
-    ``ensemble`` nor ``exclude``. Error: NotEnoughBookiesError."""
+    ``ensemble`` nor ``exclude``, and in ``among`` if that is given. Error: NotEnoughBookiesError."""
 
     quorum: Quorum
     ensemble: tuple[str, ...]
     index: int
     exclude: frozenset[str]
+    among: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

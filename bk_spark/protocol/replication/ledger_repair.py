@@ -35,6 +35,7 @@ from bk_spark.protocol.errors import (
 )
 from bk_spark.protocol.machine import EndedBy, Machine, StartTimer, StepMachine, Succeeded, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment
+from bk_spark.protocol.quorum import Quorum
 from bk_spark.protocol.replication.actions import (
     BookiesFound,
     ChooseTarget,
@@ -98,10 +99,17 @@ class RepairSettings:
     verified_share
         The share of entries, besides the first and last, that a check reads at bookies that no mark names. 0 to 1
         (``auditorLedgerVerificationPercentage``).
+    replaced
+        Bookies that count as lost even if they are registered, because an operator wants their copies elsewhere. They
+        remain a source of copies.
+    targets
+        The only bookies that may take the place of others. Default: all writable ones.
     """
 
     grace_ms: int = 30_000
     verified_share: float = 0.0
+    replaced: frozenset[str] = frozenset()
+    targets: frozenset[str] | None = None
     copy: CopyLimits = field(default_factory=CopyLimits)
 
 
@@ -219,7 +227,9 @@ class LedgerRepair:
     def _round(self) -> _Steps[RepairResult | None]:
         """Check the ledger, and repair what can be repaired. None: check again."""
         stored: LedgerFound = yield ReadLedger()
-        bookies: BookiesFound = yield ReadBookies()
+        registered: BookiesFound = yield ReadBookies()
+        replaced = self._settings.replaced
+        bookies = BookiesFound(registered.writable - replaced, registered.read_only - replaced)
         metadata = stored.metadata
         fragments = fragments_of(metadata, (yield from self._last_add_confirmed(metadata)))
         checked: CheckResult = yield self.check_class(
@@ -355,7 +365,7 @@ class LedgerRepair:
         if found.index is None:
             return False
         try:
-            chosen: TargetChosen = yield ChooseTarget(quorum, ensemble, found.index, bookies.read_only.union(ensemble))
+            chosen: TargetChosen = yield self._target(quorum, ensemble, found.index, bookies.read_only)
         except NotEnoughBookiesError:
             chosen = TargetChosen("", adheres=False)
         if not chosen.adheres:
@@ -377,11 +387,11 @@ class LedgerRepair:
         targets: dict[int, str] = {}
         refusal = ""
         for position in sorted(bad):
-            exclude = bookies.read_only.union(ensemble, fragment.ensemble, failed)
+            exclude = bookies.read_only.union(fragment.ensemble, failed)
             try:
-                chosen: TargetChosen = yield ChooseTarget(metadata.quorum, tuple(ensemble), position, exclude)
+                chosen: TargetChosen = yield self._target(metadata.quorum, tuple(ensemble), position, exclude)
             except NotEnoughBookiesError as error:
-                refusal = error.message
+                refusal = self._refusal(error, ensemble, failed)
                 old, copy = fragment.ensemble[position], (fragment.first_entry_id, position)
                 if old in bookies.writable and old not in failed and copy not in self._refilled:
                     # It lost entries, and no other bookie can take its place. It gets them again.
@@ -391,6 +401,22 @@ class LedgerRepair:
             self._adheres &= chosen.adheres
             ensemble[position] = targets[position] = chosen.bookie_id
         return targets, refusal
+
+    def _target(self, quorum: Quorum, ensemble: tuple[str, ...], index: int, exclude: frozenset[str]) -> ChooseTarget:
+        exclude = exclude.union(ensemble, self._settings.replaced)
+        return ChooseTarget(quorum, ensemble, index, exclude, self._settings.targets)
+
+    def _refusal(self, error: NotEnoughBookiesError, ensemble: Collection[str], failed: Collection[str]) -> str:
+        """Return why a position has no target."""
+        if self._settings.targets is None:
+            return error.message
+        found = []
+        for each in sorted(self._settings.targets):
+            if each in ensemble:
+                found.append(f"{each} is in the ensemble already")
+            else:
+                found.append(f"{each} takes no copy" if each in failed else f"{each} is not writable")
+        return f"no bookie that may take copies is left: {'; '.join(found)}"
 
     def _replace(self, stored: LedgerFound, fragment: Fragment, members: dict[int, str]) -> _Steps[bool]:
         """Put the new members into the metadata. False: another client changed the segment."""
