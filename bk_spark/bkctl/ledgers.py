@@ -106,7 +106,7 @@ def _list(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
         return ExitStatus.OK
     records = (
         _record(ledger_id, found)
-        for ledger_id, found in _all_metadata(client)
+        for ledger_id, found in all_metadata(client)
         if isinstance(found, MetadataFormatError) or _is_wanted(found, options)
     )
     if options.json:
@@ -121,14 +121,20 @@ def _list(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     return ExitStatus.OK
 
 
-def _all_metadata(client: BlockingClient) -> Iterator[tuple[int, LedgerMetadata | MetadataFormatError]]:
+def all_metadata(client: BlockingClient) -> Iterator[tuple[int, LedgerMetadata | MetadataFormatError]]:
     """Yield the metadata of all ledgers. Ledgers that are deleted meanwhile are left out."""
+    return metadata_of(client, client.list_ledgers())
+
+
+def metadata_of(
+    client: BlockingClient, ledger_ids: Iterator[int]
+) -> Iterator[tuple[int, LedgerMetadata | MetadataFormatError]]:
+    """Yield the metadata of these ledgers. Those that do not exist are left out."""
     layout = client.zookeeper.get(f"{client.root}/LAYOUT")
     if layout is None:
         raise InvalidArgumentError(f"{client.root}/LAYOUT does not exist any more: the cluster was deleted")
     manager = parse_layout(layout.data)
-    all_ids = client.list_ledgers()
-    while ids := list(islice(all_ids, _AT_ONCE)):
+    while ids := list(islice(ledger_ids, _AT_ONCE)):
         found = client.zookeeper.get_many([manager.ledger_path(client.root, ledger_id) for ledger_id in ids])
         for ledger_id, node in zip(ids, found.values(), strict=True):
             if node is not None:

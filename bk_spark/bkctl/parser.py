@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bk_spark import __version__
-from bk_spark.bkctl import bookies, clusters, completion, ledgers, replication, simpletest
+from bk_spark.bkctl import bookies, clusters, completion, decommission, ledgers, recover, replication, simpletest
 from bk_spark.bkctl.common import OneLineParser
 from bk_spark.bkctl.doctor import commands as doctor
 from bk_spark.bkctl.logs import commands as logs
@@ -32,6 +32,8 @@ def make_parser() -> argparse.ArgumentParser:
     bookies.add_commands(groups)
     clusters.add_commands(groups)
     replication.add_commands(groups)
+    recover.add_commands(groups)
+    decommission.add_commands(groups)
     ledgers.add_commands(groups)
     simpletest.add_commands(groups)
     logs.add_commands(groups)

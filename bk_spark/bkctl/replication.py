@@ -20,7 +20,7 @@ from bk_spark.protocol.metadata.under_replication import MAX_RECOVERY_DELAY_S, M
 from bk_spark.protocol.metadata.znodes import Znode
 from bk_spark.settings.kinds import whole
 
-_NO_AUDITOR: Final = "no auditor is elected"
+NO_AUDITOR: Final = "no auditor is elected"
 _UNKNOWN: Final = "unknown"
 _CHECKS: Final = {
     "all-ledgers": PeriodicCheck.ALL_LEDGERS,
@@ -41,7 +41,7 @@ def add_commands(groups: Any) -> None:
     switches = autorecovery.add_subparsers(required=True, metavar="enable|disable|status")
     for name, meaning in (("enable", "let lost copies be made again"), ("disable", "stop it in the whole cluster")):
         switch = switches.add_parser(name, help=meaning)
-        _add_dry_run(switch)
+        add_dry_run(switch)
         switch.set_defaults(run=_switch, enable=name == "enable")
     switches.add_parser("status", help="whether it is enabled, the auditor, and the ledgers under repair").set_defaults(
         run=_status
@@ -56,7 +56,7 @@ def add_commands(groups: Any) -> None:
     groups.add_parser("whoisauditor", help="print the bookie whose auditor is elected").set_defaults(run=_auditor)
 
     trigger = groups.add_parser("triggeraudit", help="let the auditor look for lost bookies now")
-    _add_dry_run(trigger)
+    add_dry_run(trigger)
     trigger.set_defaults(run=_trigger)
 
     force = groups.add_parser(
@@ -64,7 +64,7 @@ def add_commands(groups: Any) -> None:
     )
     for option, check in _CHECKS.items():
         force.add_argument(f"--{option}", action="append_const", dest="checks", const=check, help=_MEANINGS[check])
-    _add_dry_run(force)
+    add_dry_run(force)
     force.set_defaults(run=_force_checks)
 
     delay = groups.add_parser(
@@ -73,15 +73,15 @@ def add_commands(groups: Any) -> None:
     delay.add_parser("get", help="print the delay in seconds").set_defaults(run=_get_delay)
     setting = delay.add_parser("set", help="set the delay")
     setting.add_argument("seconds", type=argument(whole(0, MAX_RECOVERY_DELAY_S)), metavar="SECONDS")
-    _add_dry_run(setting)
+    add_dry_run(setting)
     setting.set_defaults(run=_set_delay)
 
 
-def _add_dry_run(command: argparse.ArgumentParser) -> None:
+def add_dry_run(command: argparse.ArgumentParser) -> None:
     command.add_argument("--dry-run", action="store_true", help="change nothing, print what would be done")
 
 
-def _store(client: BlockingClient) -> UnderReplicationStore:
+def open_store(client: BlockingClient) -> UnderReplicationStore:
     """Raises MetadataFormatError for a layout that this release does not know."""
     store = UnderReplicationStore(client.zookeeper, client.root)
     layout = client.zookeeper.get(store.paths.layout)
@@ -108,7 +108,7 @@ def _switch(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
 
 
 def _status(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
-    store = _store(client)
+    store = open_store(client)
     enabled = not ReplicationSwitches(client.zookeeper, client.root).is_disabled()
     auditor = AuditorElection(client.zookeeper, client.root).auditor()
     # A bookie's garbage collection locks ledgers, too, but none that is marked.
@@ -125,7 +125,7 @@ def _status(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     print_facts(
         {
             "autorecovery": "enabled" if enabled else "disabled",
-            "auditor": _NO_AUDITOR if auditor is None else auditor.bookie_id or _UNKNOWN,
+            "auditor": NO_AUDITOR if auditor is None else auditor.bookie_id or _UNKNOWN,
             "under repair": f"{len(repairing)} ledgers",
         }
     )
@@ -135,7 +135,7 @@ def _status(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
 
 
 def _list(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
-    store = _store(client)
+    store = open_store(client)
     pages = _marks(store, options)
     if options.count:
         count = sum(map(len, pages))
@@ -145,7 +145,7 @@ def _list(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     records = (
         _mark_record(ledger_id, mark, locks.get(ledger_id), failures.get(ledger_id))
         for page in pages
-        for failures in [_failures(store, page)]
+        for failures in [repair_failures(store, page)]
         for ledger_id, mark in page.items()
     )
     if options.json:
@@ -170,7 +170,7 @@ def _marks(store: UnderReplicationStore, options: argparse.Namespace) -> Iterato
         }
 
 
-def _failures(store: UnderReplicationStore, ledger_ids: Iterable[int]) -> dict[int, RepairFailure]:
+def repair_failures(store: UnderReplicationStore, ledger_ids: Iterable[int]) -> dict[int, RepairFailure]:
     """Return why our workers could not repair these ledgers, as far as they say so."""
     paths = {reason_path(store.paths.root, ledger_id): ledger_id for ledger_id in ledger_ids}
     found = store.zk.get_many(list(paths))
@@ -204,7 +204,7 @@ def _auditor(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     if options.json:
         print_json({"auditor": votes[0].bookie_id if votes else None, "candidates": [vote.bookie_id for vote in votes]})
     else:
-        print((votes[0].bookie_id or f"{_UNKNOWN} ({votes[0].path})") if votes else _NO_AUDITOR)
+        print((votes[0].bookie_id or f"{_UNKNOWN} ({votes[0].path})") if votes else NO_AUDITOR)
     return ExitStatus.OK if votes else ExitStatus.PROBLEMS_FOUND
 
 
@@ -215,7 +215,7 @@ def _trigger(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
         raise InvalidArgumentError("autorecovery is disabled: enable it first (bkctl autorecovery enable)")
     if auditor is None:
         raise InvalidArgumentError(
-            f"{_NO_AUDITOR}: start autorecovery on some host, or set autoRecoveryDaemonEnabled=true for the bookies"
+            f"{NO_AUDITOR}: start autorecovery on some host, or set autoRecoveryDaemonEnabled=true for the bookies"
         )
     if not options.dry_run:
         switches.trigger_audit()

@@ -108,9 +108,9 @@ class RepairSettings:
 
     grace_ms: int = 30_000
     verified_share: float = 0.0
+    copy: CopyLimits = field(default_factory=CopyLimits)
     replaced: frozenset[str] = frozenset()
     targets: frozenset[str] | None = None
-    copy: CopyLimits = field(default_factory=CopyLimits)
 
 
 class LedgerRepair:

@@ -1,0 +1,63 @@
+"""The bookies of a cluster, and the refusal of commands that name the wrong ones."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.protocol.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The bookies that are registered, and those that have a cookie. Its checks raise InvalidArgumentError."""
+
+    writable: frozenset[str]
+    read_only: frozenset[str]
+    with_cookie: frozenset[str]
+
+    @classmethod
+    def read(cls, client: BlockingClient) -> Members:
+        registered = client.bookies()
+        cookies = client.zookeeper.children(f"{client.root}/cookies") or ()
+        return cls(
+            frozenset(each.bookie_id for each in registered if not each.read_only),
+            frozenset(each.bookie_id for each in registered if each.read_only),
+            frozenset(cookies),
+        )
+
+    @property
+    def registered(self) -> frozenset[str]:
+        return self.writable | self.read_only
+
+    def check_lost(self, bookies: Collection[str], *, force: bool, otherwise: str) -> None:
+        """Refuse bookies that are registered, unless the operator forces it."""
+        running = sorted(self.registered.intersection(bookies))
+        if running and not force:
+            raise InvalidArgumentError(
+                f"bookie {', '.join(running)} is registered: it runs, or was killed a moment ago. Stop it and wait "
+                f"until its session with ZooKeeper has expired, or give --force to {otherwise}"
+            )
+
+    def check_known(self, bookies: Collection[str], named: Collection[str]) -> None:
+        """Refuse bookies without cookie and registration that no ledger names, either."""
+        unknown = sorted(set(bookies).difference(self.registered, self.with_cookie, named))
+        if unknown:
+            raise InvalidArgumentError(
+                f"bookie {', '.join(unknown)} is unknown: it has no cookie, is not registered, and no ledger names it. "
+                "bkctl bookies lists all bookies"
+            )
+
+    def check_targets(self, targets: Collection[str], replaced: Collection[str]) -> None:
+        """Refuse targets that cannot take copies."""
+        for each in targets:
+            if each in replaced:
+                raise InvalidArgumentError(f"bookie {each} is given as lost and with --to; copies need another bookie")
+            if each in self.read_only:
+                raise InvalidArgumentError(f"--to {each}: the bookie is read-only, so it takes no copies")
+            if each not in self.writable:
+                what = "the bookie is not registered" if each in self.with_cookie else "the bookie is unknown"
+                raise InvalidArgumentError(f"--to {each}: {what}. bkctl bookies lists the writable ones")
+        if not self.writable.difference(replaced):
+            raise InvalidArgumentError("no other bookie is writable, so none can take the copies: start more bookies")

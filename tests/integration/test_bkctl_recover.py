@@ -1,0 +1,389 @@
+"""``bkctl recover`` and ``bkctl decommission`` on real bookies: one is killed, and every copy is made again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bk_spark.bkctl import main
+from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.bookie.cluster_session import ClusterSession
+from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.metadata.ledger_store import LedgerStore
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.bookie.replication.under_replication_store import UnderReplicationStore
+from bk_spark.protocol.codes import Code
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.quorum import Quorum
+from bookie_server.local import LocalCluster
+from tests.support.servers import BOOKIE_SETTINGS, start_timeout_ms
+
+ENTRIES = 100
+Run = Callable[..., tuple[int, Any]]
+
+
+class Stage:
+    """Bookies without auditor, and what metadata say, read in a session of its own."""
+
+    def __init__(self, cluster: LocalCluster, capsys: pytest.CaptureFixture[str]) -> None:
+        self.cluster = cluster
+        self.uri = MetadataServiceUri.parse(cluster.metadata_service_uri)
+        self.zk = ZooKeeper(self.uri.servers)
+        self.zk.start()
+        self.ledgers = LedgerStore(self.zk, self.uri)
+        self.store = UnderReplicationStore(self.zk, self.uri.root)
+        self._capsys = capsys
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        """Exit status and output of a command; an error is one line."""
+        self._capsys.readouterr()
+        status = main(["--metadata-service-uri", str(self.uri), *arguments])
+        printed, error = self._capsys.readouterr()
+        assert len(error.splitlines()) == (status == 1)
+        return status, printed + error
+
+    def record(self, *arguments: str) -> tuple[int, Any]:
+        status, printed = self.run(*arguments, "--json")
+        return status, json.loads(printed)
+
+    def metadata(self, ledger_id: int) -> LedgerMetadata:
+        return self.ledgers.read_latest(ledger_id).metadata
+
+    def members(self, ledger_id: int) -> set[str]:
+        return {each for segment in self.metadata(ledger_id).segments for each in segment.ensemble}
+
+    def versions(self) -> dict[int, int]:
+        return {i: self.ledgers.read_latest(i).version for page in self.ledgers.list_ledgers() for i in page}
+
+    def others(self, *bookies: str) -> list[str]:
+        return [each.id for each in self.cluster.bookies if each.id not in bookies]
+
+    def write(self, quorum: Quorum, *, with_bookie: str | None = None, without: str | None = None) -> int:
+        """Write a closed ledger whose ensemble has, or does not have, a bookie."""
+        with BlockingClient(str(self.uri)) as client:
+            for _ in range(50):
+                with closing(client.create(quorum=quorum, password=b"secret")) as writer:
+                    ensemble = writer.metadata.last_segment.ensemble
+                    right = (with_bookie is None or with_bookie in ensemble) and without not in ensemble
+                    if right:
+                        writer.append_many([b"%d" % number * 20 for number in range(ENTRIES)])
+                if right:
+                    return writer.ledger_id
+                client.delete(writer.ledger_id)
+        raise AssertionError("no such ensemble")
+
+    def kill(self, bookie_id: str) -> None:
+        """Kill a bookie for good, and wait until its registration is gone."""
+        next(each for each in self.cluster.bookies if each.id == bookie_id).kill()
+        deadline = time.monotonic() + 30
+        while self.zk.exists(f"{self.uri.root}/available/{bookie_id}") is not None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def check_every_copy(self, ledger_id: int) -> int:
+        """Read each entry at each bookie of its write set, and compare. Return how many copies there are."""
+        return asyncio.run(self._check(ledger_id))
+
+    async def _check(self, ledger_id: int) -> int:
+        metadata, copies = self.metadata(ledger_id), 0
+        session = await asyncio.to_thread(ClusterSession.connect, self.uri, ClientConfig(), None)
+        try:
+            for entry_id in range(metadata.last_entry_id + 1):
+                ensemble = metadata.segment_of(entry_id).ensemble
+                found = set()
+                for index in metadata.quorum.write_set(entry_id):
+                    connection = await session.pool.get(ensemble[index])
+                    answer = (await connection.read(ledger_id, range(entry_id, entry_id + 1)))[entry_id]
+                    assert answer.code is Code.OK, (entry_id, ensemble[index])
+                    found.add(bytes(answer.stored))
+                    copies += 1
+                assert len(found) == 1
+        finally:
+            await session.close()
+        return copies
+
+
+@pytest.fixture(scope="module")
+def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    settings = {**BOOKIE_SETTINGS, "zkTimeout": "1000"}
+    directory = tmp_path_factory.mktemp("five")
+    with LocalCluster(directory, bookies=5, bookie_settings=settings, start_timeout_ms=start_timeout_ms()) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def stage(five: LocalCluster, capsys: pytest.CaptureFixture[str]) -> Iterator[Stage]:
+    stage = Stage(five, capsys)
+    yield stage
+    for page in stage.ledgers.list_ledgers():
+        for ledger_id in page:
+            stage.ledgers.delete(ledger_id)
+    stage.zk.close()
+    five.heal()
+
+
+def test_every_copy_of_a_killed_bookie_is_made_again(stage: Stage) -> None:
+    victim = stage.cluster.bookies[0].id
+    quorums = (Quorum(3, 3, 2), Quorum(3, 2, 2), Quorum(4, 2, 2), Quorum(2, 2, 2))
+    ledgers = [stage.write(quorum, with_bookie=victim) for quorum in quorums]
+    other = stage.write(Quorum(2, 2, 2), without=victim)
+    with BlockingClient(str(stage.uri)) as client:
+        empty = client.create(quorum=Quorum(4, 4, 2))
+        empty.close()
+    stage.kill(victim)
+    named = sorted(each for each in [*ledgers, empty.ledger_id] if victim in stage.members(each))
+    # Each stores its share of the entries, and each entry of 20 to 40 bytes.
+    before = stage.versions()
+    status, plan = stage.record("recover", victim, "--dry-run")
+    assert status == 0
+    assert [each["ledger"] for each in plan["ledgers"]] == named
+    shares = {each["ledger"]: each["entries"] for each in plan["ledgers"]}
+    assert [shares[each] for each in ledgers] == [100, pytest.approx(67, abs=1), 50, 100]
+    assert plan["size_bytes"] == pytest.approx(plan["entries"] * 38, rel=0.05)
+    assert stage.run("recover", victim, "--dry-run")[1].endswith(
+        f"would be copied: {len(named)} ledgers, {plan['entries']} entries, about {plan['size_bytes']} bytes\n"
+    )
+    assert stage.versions() == before
+
+    status, done = stage.record("recover", victim)
+    assert status == 0
+    assert sorted(each["ledger"] for each in done["ledgers"]) == named
+    assert {each["ledger"]: each["entries"] for each in done["ledgers"]} == shares
+    assert (done["recovered"], done["not_recovered"], done["still_registered"]) == (len(named), 0, [])
+    for ledger_id, quorum in zip(ledgers, quorums, strict=True):
+        assert victim not in stage.members(ledger_id)
+        assert stage.check_every_copy(ledger_id) == ENTRIES * quorum.write_quorum_size
+    assert stage.ledgers.read_latest(other).version == before[other]
+    assert not stage.store.locks()
+    assert stage.run("recover", victim) == (0, "0 ledgers recovered, 0 not; 0 entries, 0 bytes copied\n")
+
+
+def test_an_open_ledger_is_fenced_after_the_grace_period(stage: Stage) -> None:
+    victim = stage.cluster.bookies[1].id
+    with BlockingClient(str(stage.uri)) as client:
+        for _ in range(50):
+            writer = client.create(quorum=Quorum(3, 3, 2))
+            if victim in writer.metadata.last_segment.ensemble:
+                break
+            writer.close()
+            client.delete(writer.ledger_id)
+        writer.append_many([b"open"] * 20)
+        writer.flush()
+        writer.abandon()
+    stage.kill(victim)
+    status, plan = stage.record("recover", victim, "--dry-run")
+    assert (status, plan["ledgers"][0]["open_fragment"], plan["ledgers"][0]["size_bytes"]) == (0, True, None)
+    status, printed = stage.run("recover", victim, "--open-ledger-grace", "1")
+    assert status == 0
+    assert printed.startswith(f"{writer.ledger_id}\trecovered\t")
+    assert "fenced and closed" in printed
+    assert stage.metadata(writer.ledger_id).state is LedgerState.CLOSED
+    assert stage.check_every_copy(writer.ledger_id) == 60
+
+
+def test_copies_go_only_to_the_targets(stage: Stage) -> None:
+    victim, target = stage.cluster.bookies[0].id, stage.cluster.bookies[3].id
+    free = stage.write(Quorum(2, 2, 2), with_bookie=victim, without=target)
+    for _ in range(50):
+        taken = stage.write(Quorum(4, 4, 2), with_bookie=victim)
+        if target in stage.members(taken):
+            break
+    stage.kill(victim)
+    before = stage.metadata(taken)
+    status, done = stage.record("recover", victim, "--to", target)
+    assert status == 3
+    found = {each["ledger"]: each for each in done["ledgers"]}
+    assert found[free]["recovered"]
+    assert target in stage.members(free)
+    assert stage.check_every_copy(free) == 2 * ENTRIES
+    assert f"{target} is in the ensemble already" in found[taken]["reason"]
+    assert stage.metadata(taken) == before
+    assert not stage.store.locks()
+    status, printed = stage.run("recover", victim, "--to", target)
+    assert f"{taken}\tnot recovered\t" in printed
+    assert status == 3
+    # Any other bookie can.
+    assert stage.run("recover", victim)[0] == 0
+    assert stage.check_every_copy(taken) == 4 * ENTRIES
+
+
+def test_what_is_refused(stage: Stage) -> None:
+    victim, live, target = (stage.cluster.bookies[number].id for number in (0, 1, 2))
+    stage.write(Quorum(5, 5, 3))
+    stage.kill(victim)
+    stage.zk.create(f"{stage.uri.root}/available/readonly/b9:3181", ephemeral=True, make_parents=True)
+    before = stage.versions()
+    for arguments, says in (
+        (["nobody:3181"], "bookie nobody:3181 is unknown"),
+        ([victim, "nobody:3181", "--dry-run"], "bookie nobody:3181 is unknown"),
+        ([live], f"bookie {live} is registered"),
+        ([victim, live, "--dry-run"], f"bookie {live} is registered"),
+        (["b9:3181"], "bookie b9:3181 is registered"),
+        ([victim, "--to", victim], "copies need another bookie"),
+        ([victim, "--to", "b9:3181"], "the bookie is read-only"),
+        ([victim, "--to", target, "nobody:3181"], "--to nobody:3181: the bookie is unknown"),
+        ([*[each.id for each in stage.cluster.bookies], "--force"], "no other bookie is writable"),
+    ):
+        status, printed = stage.run("recover", *arguments)
+        assert (status, says in printed) == (1, True), printed
+    # A lost bookie is no target.
+    stage.kill(target)
+    status, printed = stage.run("recover", victim, "--to", target)
+    assert (status, f"--to {target}: the bookie is not registered" in printed) == (1, True)
+    # No bookie is left outside the ensemble.
+    status, done = stage.record("recover", victim)
+    assert status == 3
+    assert "no writable bookie is left" in done["ledgers"][0]["reason"]
+    assert stage.versions() == before
+    assert not stage.store.locks()
+
+
+def test_a_bookie_that_runs_is_emptied_by_force(stage: Stage) -> None:
+    victim = stage.cluster.bookies[2].id
+    # Only this bookie has the entries.
+    single, wide = stage.write(Quorum(1, 1, 1), with_bookie=victim), stage.write(Quorum(4, 3, 2), with_bookie=victim)
+    status, printed = stage.run("recover", victim, "--force")
+    assert status == 0, printed
+    assert f"bookie {victim} is still registered" in printed
+    for ledger_id, copies in ((single, 1), (wide, 3)):
+        assert victim not in stage.members(ledger_id)
+        assert stage.check_every_copy(ledger_id) == copies * ENTRIES
+    status, done = stage.record("recover", victim, "--force")
+    assert (status, done["ledgers"], done["still_registered"]) == (0, [], [victim])
+
+
+def test_a_locked_ledger_is_waited_for_and_reported(stage: Stage) -> None:
+    victim = stage.cluster.bookies[0].id
+    ledger_id, other = (stage.write(Quorum(3, 3, 2), with_bookie=victim) for _ in range(2))
+    stage.kill(victim)
+    stage.store.prepare()
+    assert stage.store.lock(ledger_id, proof=stage.store.begin_worker("test"))
+    status, done = stage.record("recover", victim, "--lock-wait", "1", "--ledgers-at-once", "1")
+    assert status == 3
+    assert {each["ledger"]: each["recovered"] for each in done["ledgers"]} == {ledger_id: False, other: True}
+    assert "for longer than 1 s" in next(each["reason"] for each in done["ledgers"] if not each["recovered"])
+    # It is released while the command waits.
+    release = threading.Timer(2, stage.store.release, [ledger_id])
+    release.start()
+    try:
+        status, done = stage.record("recover", victim)
+    finally:
+        release.join()
+    assert (status, [each["ledger"] for each in done["ledgers"]]) == (0, [ledger_id])
+    assert stage.check_every_copy(ledger_id) == 3 * ENTRIES
+
+
+def test_two_operators_at_once_do_no_harm(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    victim = stage.cluster.bookies[0].id
+    ledgers = [stage.write(Quorum(3, 2, 2), with_bookie=victim) for _ in range(8)]
+    stage.kill(victim)
+    before = stage.versions()
+    statuses = []
+    command = ["--metadata-service-uri", str(stage.uri), "recover", victim]
+    operators = [threading.Thread(target=lambda: statuses.append(main(command))) for _ in range(2)]
+    for each in operators:
+        each.start()
+    for each in operators:
+        each.join(60)
+    assert statuses == [0, 0]
+    for ledger_id in ledgers:
+        assert victim not in stage.members(ledger_id)
+        # Changed once.
+        assert stage.ledgers.read_latest(ledger_id).version == before[ledger_id] + 1
+        assert stage.check_every_copy(ledger_id) == 2 * ENTRIES
+    assert not stage.store.locks()
+
+
+def test_a_mark_goes_with_the_repair(stage: Stage) -> None:
+    victim = stage.cluster.bookies[0].id
+    ledger_id = stage.write(Quorum(3, 3, 2), with_bookie=victim)
+    stage.kill(victim)
+    stage.store.prepare()
+    stage.store.mark(ledger_id, [victim])
+    assert stage.run("recover", victim)[0] == 0
+    assert stage.store.read_mark(ledger_id) is None
+    assert stage.check_every_copy(ledger_id) == 3 * ENTRIES
+
+
+def test_a_decommission_without_an_auditor_is_refused(stage: Stage) -> None:
+    victim, live = stage.cluster.bookies[0].id, stage.cluster.bookies[1].id
+    stage.kill(victim)
+    status, printed = stage.run("decommission", live)
+    assert (status, f"bookie {live} is registered" in printed) == (1, True)
+    status, printed = stage.run("decommission", victim)
+    assert (status, "no auditor is elected" in printed) == (1, True)
+    assert f"bkctl recover {victim}" in printed
+    assert "bookie-server autorecovery" in printed
+
+
+def test_a_bookie_that_runs_is_decommissioned_by_force(stage: Stage) -> None:
+    victim = stage.cluster.bookies[1].id
+    ledger_id = stage.write(Quorum(3, 3, 2), with_bookie=victim)
+    status, printed = stage.run("decommission", victim, "--force")
+    assert status == 0, printed
+    assert f"no ledger names bookie {victim} any more: stop it, and then delete its cookie" in printed
+    assert victim not in stage.members(ledger_id)
+    assert stage.check_every_copy(ledger_id) == 3 * ENTRIES
+
+
+@pytest.fixture
+def healing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Stage]:
+    """Bookies with auditor and worker."""
+    settings = {
+        **BOOKIE_SETTINGS,
+        "autoRecoveryDaemonEnabled": "true",
+        "rwRereplicateBackoffMs": "300",
+        "lockReleaseOfFailedLedgerGracePeriod": "8000",
+        "openLedgerRereplicationGracePeriod": "1000",
+        "zkTimeout": "4000",
+        # Only the command begins the audit.
+        "lostBookieRecoveryDelay": "3600",
+    }
+    with LocalCluster(tmp_path, bookies=4, bookie_settings=settings, start_timeout_ms=start_timeout_ms()) as cluster:
+        stage = Stage(cluster, capsys)
+        yield stage
+        stage.zk.close()
+
+
+def test_a_lost_bookie_is_decommissioned(healing: Stage) -> None:
+    stage, victim = healing, healing.cluster.bookies[3].id
+    ledgers = [stage.write(Quorum(3, 2, 2), with_bookie=victim) for _ in range(5)]
+    stage.kill(victim)
+    status, plan = stage.record("decommission", victim, "--dry-run")
+    assert (status, [each["ledger"] for each in plan["ledgers"]]) == (0, ledgers)
+    assert all(victim in stage.members(each) for each in ledgers)
+    status, printed = stage.run("decommission", "nobody:3181")
+    assert (status, "bookie nobody:3181 is unknown" in printed) == (1, True)
+    status, printed = stage.run("decommission", victim, "--patience", "100")
+    assert status == 0, printed
+    assert printed == (
+        f"no ledger names bookie {victim} any more: delete its cookie with bkctl cookie delete {victim}\n"
+    )
+    for ledger_id in ledgers:
+        assert victim not in stage.members(ledger_id)
+        assert stage.check_every_copy(ledger_id) == 2 * ENTRIES
+    assert stage.run("cookie", "delete", victim, "--yes")[0] == 0
+
+    # What cannot be repaired is named.
+    second = stage.cluster.bookies[2].id
+    lonely = stage.write(Quorum(1, 1, 1), with_bookie=second)
+    wide = stage.write(Quorum(3, 3, 2))
+    stage.kill(second)
+    status, printed = stage.run("decommission", second)
+    assert (status, f"ledger {wide} needs 3 for its write quorum" in printed) == (1, True)
+    for ledger_id in (*ledgers, wide):
+        stage.ledgers.delete(ledger_id)
+    status, done = stage.record("decommission", second, "--patience", "100")
+    assert status == 3
+    (left,) = done["left"]
+    assert left["ledger"] == lonely
+    assert "entry 0: " in left["reason"]
