@@ -30,7 +30,8 @@ class ExitStatus(enum.IntEnum):
     """The command failed. One line on stderr says why."""
     WRONG_COMMAND_LINE = 2
     PROBLEMS_FOUND = 3
-    """``log verify`` and ``doctor`` found a problem, ``log gc`` could not finish, or no auditor is elected."""
+    """``log verify`` and ``doctor`` found a problem, ``log gc`` could not finish, ``recover`` or ``decommission`` left
+    ledgers, or no auditor is elected."""
     INTERRUPTED = 130
 
 
