@@ -19,11 +19,12 @@ from typing import Final
 
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError, MetadataError
+from bookie_server.admin.servers import CannotListenError
 from bookie_server.config.config import BookieConfig
 from bookie_server.config.load import load_config
 from bookie_server.identity.cookies import all_directories, check_cookies
 from bookie_server.identity.directory_locks import DirectoryLocks
-from bookie_server.service import BookieService, CannotListenError
+from bookie_server.service import BookieService
 from bookie_server.stop_signals import StopRequestedError, ignore_signals, stop_on_signal
 
 _LOG: Final = logging.getLogger(__name__)

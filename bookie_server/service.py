@@ -17,7 +17,9 @@ from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.metadata.registration import Endpoint, native_service_info
 from bookie_server.admin.actions import AdminActions, RefusedError
-from bookie_server.admin.endpoints import admin_routes, metrics_routes
+from bookie_server.admin.endpoints import admin_routes
+from bookie_server.admin.replication_endpoints import replication_routes
+from bookie_server.admin.servers import http_servers, start_http
 from bookie_server.bookie import Bookie
 from bookie_server.bookie_status import read_status, write_status
 from bookie_server.config.config import BookieConfig
@@ -45,10 +47,6 @@ _LOG: Final = logging.getLogger(__name__)
 _LOW_SHARE: Final = 3
 _EXIT_OK: Final = 0
 _EXIT_BOOKIE_ERROR: Final = 5
-
-
-class CannotListenError(Exception):
-    """A port of the admin API cannot be bound."""
 
 
 class BookieService:
@@ -130,10 +128,7 @@ class BookieService:
         metrics_wiring.add_gauges(self._metrics, self._directories, monitor, self._registration)
         for http in self._make_http_servers(monitor, collector):
             ends.push_async_callback(http.close)
-            try:
-                await http.start()
-            except OSError as error:
-                raise CannotListenError(f"httpServerPort or prometheusStatsHttpPort: {error}") from error
+            await start_http(http)
         server = self._make_server(bookie, monitor)
         metrics_wiring.watch_server(self._metrics, server)
         ends.push_async_callback(server.close)
@@ -143,9 +138,11 @@ class BookieService:
         if await self._before_the_end(self._register()):
             self._serves = True
             if self._config.auto_recovery_enabled:
-                from bookie_server.replication.process import make_daemon  # the client of bookies takes memory
+                # The client of bookies takes memory.
+                from bookie_server.replication.process import make_daemon
+                from bookie_server.replication.replication_metrics import IN_BOOKIE, ReplicationMetrics
 
-                daemon = make_daemon(self._config)
+                daemon = make_daemon(self._config, ReplicationMetrics(self._metrics.registry, IN_BOOKIE))
                 ends.push_async_callback(daemon.stop)
                 daemon.start()
             _LOG.info("bookie %s serves on %s:%d", self._config.bookie_id, self._config.listen_host, self._config.port)
@@ -204,28 +201,20 @@ class BookieService:
         )
 
     def _make_http_servers(self, monitor: DiskMonitor, collector: GarbageCollector) -> list[AdminServer]:
-        config, registry = self._config, self._metrics.registry if self._config.statistics_enabled else None
-        if not config.http_enabled and not (config.statistics_port and registry is not None):
-            return []
-        from bookie_server.admin.server import AdminServer  # aiohttp takes about 10 MB
-
-        servers = []
-        if config.http_enabled:
-            actions = AdminActions(
-                bookie_id=config.bookie_id,
-                state=self._state,
-                directories=self._directories,
-                journal_directories=self._journal_directories,
-                collection=collector,
-                running=lambda: self._serves,
-                disk_space=monitor.space,
-                set_read_only=self._set_manually_read_only,
-                last_marks=lambda: self._storage.last_marks,
-            )
-            servers.append(AdminServer(config.http_host, config.http_port, admin_routes(actions, registry)))
-        if config.statistics_port and registry is not None:
-            servers.append(AdminServer(config.http_host, config.statistics_port, metrics_routes(registry)))
-        return servers
+        config = self._config
+        actions = AdminActions(
+            bookie_id=config.bookie_id,
+            state=self._state,
+            directories=self._directories,
+            journal_directories=self._journal_directories,
+            collection=collector,
+            running=lambda: self._serves,
+            disk_space=monitor.space,
+            set_read_only=self._set_manually_read_only,
+            last_marks=lambda: self._storage.last_marks,
+        )
+        replication = replication_routes(lambda: self._zookeeper, config.metadata_service_uri.root)
+        return http_servers(config, {**admin_routes(actions), **replication}, self._metrics.registry)
 
     async def _register(self) -> None:
         await self._in_thread(self._registration.start)

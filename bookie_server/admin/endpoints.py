@@ -41,15 +41,18 @@ def metrics_routes(registry: MetricsRegistry) -> Routes:
         text = await asyncio.to_thread(lambda: exposition(families) + process_exposition())
         return text_response(text, CONTENT_TYPE)
 
-    return {"/heartbeat": {ANY_METHOD: _heartbeat}, "/metrics": {"GET": metrics}}
+    return {**heartbeat_routes(), "/metrics": {"GET": metrics}}
 
 
-def admin_routes(actions: AdminActions, registry: MetricsRegistry | None) -> Routes:
-    """Return all endpoints. Without ``registry`` there is no ``/metrics``."""
+def heartbeat_routes() -> Routes:
+    """Return only ``/heartbeat``, which every server has."""
+    return {"/heartbeat": {ANY_METHOD: _heartbeat}}
+
+
+def admin_routes(actions: AdminActions) -> Routes:
+    """Return the endpoints of a bookie, without ``/metrics``."""
     endpoints = _Endpoints(actions)
     return {
-        "/heartbeat": {ANY_METHOD: _heartbeat},
-        **(metrics_routes(registry) if registry is not None else {}),
         f"{_BOOKIE}/state": {"GET": endpoints.state},
         f"{_BOOKIE}/state/readonly": {"GET": endpoints.read_only, "PUT": endpoints.set_read_only},
         f"{_BOOKIE}/is_ready": {"GET": endpoints.is_ready},

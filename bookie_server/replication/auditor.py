@@ -78,6 +78,11 @@ class AuditorCounters:
 
     audits: int = 0
     audits_delayed: int = 0
+    #: Delays that ended because the lost bookie was back in time.
+    delays_cancelled: int = 0
+    #: Scans that ended, and the ledgers with bad copies that they found.
+    scans: int = 0
+    ledgers_found: int = 0
     ledgers_marked: int = 0
     failures: int = 0
     #: The last report of each check, and why the last scan failed.
@@ -111,13 +116,13 @@ Action = Watch | ReadCookies | ReadCheckTime | Step | StartTimer | StopTimer
 
 
 class Auditor:
-    """The machine of the elected auditor."""
+    """The machine of the elected auditor. ``counters`` may go on counting for a former one."""
 
-    def __init__(self, settings: AuditorSettings, scans: ScanSettings) -> None:
+    def __init__(self, settings: AuditorSettings, scans: ScanSettings, counters: AuditorCounters | None = None) -> None:
         self._settings = settings
         self._scans = scans
         self.outcome: Succeeded[AuditorEnd] | EndedBy | None = None
-        self.counters = AuditorCounters()
+        self.counters = counters or AuditorCounters()
         self._actions: list[Action] = [Watch(), ReadCookies()]
         self._periodic = [check for check in Check if check is not Check.BOOKIES and settings.interval_ms(check) > 0]
         self._actions += [ReadCheckTime(check) for check in self._periodic]
@@ -215,6 +220,7 @@ class Auditor:
                 self._delayed = lost
                 self._start_timer("delay", self._delay.delay_ms)
         else:
+            self.counters.delays_cancelled += bool(self._delayed)
             self._end_delay()
         self._begin()
 
@@ -307,6 +313,8 @@ class Auditor:
             return
         report = outcome.result
         self.counters.reports[check] = report
+        self.counters.scans += 1
+        self.counters.ledgers_found += report.found
         self.counters.ledgers_marked += report.marked
         if check is Check.BOOKIES:
             self._audited |= self._auditing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from random import Random, SystemRandom
 from typing import Any, Final
@@ -64,6 +65,7 @@ from bookie_server.replication.actions import (
     WriteAuditor,
     WriteProgress,
 )
+from bookie_server.replication.replication_metrics import ReplicationMetrics
 
 _READ_ONLY: Final = "readonly"
 #: How often a candidate looks for the vote before its own though no watch was called.
@@ -140,10 +142,21 @@ class AuditorPerformer:
         Receives what the auditor watches.
     verified_share
         The share of entries that a check of all ledgers reads besides the first and last of each fragment.
+    metrics
+        Told of checks.
     """
 
-    def __init__(self, access: ReplicationAccess, tell: Callable[[Any], None], verified_share: float) -> None:
+    def __init__(
+        self,
+        access: ReplicationAccess,
+        tell: Callable[[Any], None],
+        verified_share: float,
+        metrics: ReplicationMetrics,
+    ) -> None:
         self._access = access
+        self._metrics = metrics
+        #: When each running check began.
+        self._began: dict[Check, float] = {}
         self._tell = tell
         self._share = verified_share
         self._random: Random = SystemRandom()
@@ -200,9 +213,19 @@ class AuditorPerformer:
         try:
             if isinstance(action, CheckLedgers):
                 return StepDone(request_id, await self._check(action))
-            return StepDone(request_id, await self._access.call(self._do, action))
+            done = StepDone(request_id, await self._access.call(self._do, action))
+            if isinstance(action, ReadProgress | EndCheck):
+                self._time(action)
+            return done
         except Exception as error:
             return StepFailed(request_id, error)
+
+    def _time(self, action: ReadProgress | EndCheck) -> None:
+        """A check begins and ends with these. After its end, another round of it may follow at once."""
+        now = time.monotonic()
+        if isinstance(action, EndCheck):
+            self._metrics.check_ended(action.check, now - self._began[action.check])
+        self._began[action.check] = now
 
     def _do(self, action: ScanAction) -> ScanEvent:
         """Blocking."""
@@ -274,6 +297,7 @@ class AuditorPerformer:
         async with asyncio.TaskGroup() as group:
             for ledger_id, metadata in action.ledgers.items():
                 group.create_task(check(ledger_id, metadata))
+        self._metrics.ledgers_checked(len(action.ledgers))
         return LedgersChecked(bad, unknown)
 
     async def _check_ledger(

@@ -25,6 +25,7 @@ from bookie_server.replication.actions import SessionLost
 from bookie_server.replication.auditor import Auditor, AuditorEnd, AuditorSettings
 from bookie_server.replication.auditor_performer import AuditorPerformer, ElectionPerformer
 from bookie_server.replication.election import election_steps
+from bookie_server.replication.replication_metrics import ReplicationMetrics
 from bookie_server.replication.scans import ScanSettings
 from bookie_server.replication.worker import ReplicationWorker, WorkerSettings
 from bookie_server.replication.worker_performer import RepairLedger, WorkerPerformer
@@ -74,16 +75,19 @@ MakeRepair = Callable[[ReplicationAccess], RepairLedger]
 
 
 class ReplicationDaemon:
-    """Runs auditor and worker until it is stopped. Event loop only."""
+    """Runs auditor and worker until it is stopped. Event loop only. ``metrics`` outlive its sessions."""
 
-    def __init__(self, settings: ReplicationSettings, make_repair: MakeRepair) -> None:
+    def __init__(self, settings: ReplicationSettings, make_repair: MakeRepair, metrics: ReplicationMetrics) -> None:
         self._settings = settings
         self._make_repair = make_repair
+        self.metrics = metrics
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        #: The machines of the current session, for metrics and operators.
+        #: The current session and its machines, for metrics and operators.
+        self.access: ReplicationAccess | None = None
         self.auditor: Auditor | None = None
         self.worker: ReplicationWorker | None = None
+        metrics.watch(lambda: self.auditor, lambda: self.worker)
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self.run())
@@ -118,10 +122,11 @@ class ReplicationDaemon:
                     loop.call_soon_threadsafe(session.lose)
 
         access.zk.add_state_listener(on_state)
+        self.access = access
         try:
             await session.run(self._stopping)
         finally:
-            self.auditor = self.worker = None
+            self.access = self.auditor = self.worker = None
             access.zk.remove_state_listener(on_state)
             await access.close()
 
@@ -164,8 +169,9 @@ class _Session:
         self._access = access
         self._daemon = daemon
         self._lost = asyncio.Event()
-        self._worker = ReplicationWorker(settings.worker, SystemRandom())
-        self._performer = WorkerPerformer(access, repair, self._tell)
+        self._metrics = metrics = daemon.metrics
+        self._worker = ReplicationWorker(settings.worker, SystemRandom(), metrics.worker)
+        self._performer = WorkerPerformer(access, repair, self._tell, metrics)
         self._runner: AsyncRunner[Any, Any, Any] = AsyncRunner(self._worker, self._performer, what="replication worker")
         daemon.worker = self._worker
 
@@ -207,6 +213,7 @@ class _Session:
     async def _audit(self) -> None:
         """Vote, audit as long as the vote is there, and vote again."""
         while True:
+            self._metrics.election_began()
             election: AsyncRunner[Any, Any, str] = AsyncRunner(
                 StepMachine(election_steps()), ElectionPerformer(self._access), what="election of the auditor"
             )
@@ -230,12 +237,12 @@ class _Session:
             reads_per_s=settings.reads_per_s,
             checked_at_once=settings.checked_at_once,
         )
-        auditor = Auditor(settings.auditor, scans)
+        auditor = Auditor(settings.auditor, scans, self._metrics.auditor)
 
         def tell(event: Any) -> None:
             runner.handle(event)
 
-        performer = AuditorPerformer(access, tell, settings.verified_share)
+        performer = AuditorPerformer(access, tell, settings.verified_share, self._metrics)
         runner: AsyncRunner[Any, Any, AuditorEnd] = AsyncRunner(auditor, performer, what="auditor")
         self._daemon.auditor = auditor
         try:

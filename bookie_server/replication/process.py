@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import sys
 import time
 from typing import Final
 
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.replication.repair_performer import LedgerRepairs, copy_limits_of
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.replication.ledger_repair import RepairSettings
+from bookie_server.admin.replication_endpoints import replication_routes
+from bookie_server.admin.servers import CannotListenError, http_servers, start_http
 from bookie_server.config.config import BookieConfig
 from bookie_server.config.load import load_config
+from bookie_server.metrics.metrics import MetricsRegistry
 from bookie_server.replication.access import ReplicationAccess
 from bookie_server.replication.auditor import AuditorSettings
 from bookie_server.replication.copy_rate import CopyRate
 from bookie_server.replication.daemon import ReplicationDaemon, ReplicationSettings
+from bookie_server.replication.replication_metrics import ReplicationMetrics
 from bookie_server.replication.worker import WorkerSettings
 
 _LOG: Final = logging.getLogger(__name__)
@@ -25,7 +31,7 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _DEFAULT_REQUESTS_PER_S: Final = 1000
 
 
-def make_daemon(config: BookieConfig) -> ReplicationDaemon:
+def make_daemon(config: BookieConfig, metrics: ReplicationMetrics) -> ReplicationDaemon:
     """Return the daemon for a bookie's configuration. Call it in an event loop."""
     settings = ReplicationSettings(
         uri=config.metadata_service_uri,
@@ -59,15 +65,23 @@ def make_daemon(config: BookieConfig) -> ReplicationDaemon:
             settings.verified_share,
             copy_limits_of(access.reads, batch_entries=config.copy_batch_entries),
         )
-        return LedgerRepairs(access.session, access.reads, access.ledgers, access.proof, repair, throttle=throttle)
+        return LedgerRepairs(
+            access.session,
+            access.reads,
+            access.ledgers,
+            access.proof,
+            repair,
+            throttle=throttle,
+            totals=metrics.copies,
+        )
 
-    return ReplicationDaemon(settings, make_repair)
+    return ReplicationDaemon(settings, make_repair, metrics)
 
 
 def run_from_conf(path: str) -> int:
     """Run auditor and worker with the configuration file at ``path`` until SIGTERM or SIGINT. Return the exit code.
 
-    Logs to stderr.
+    0 after a signal, 1 for a wrong configuration, 2 if a port of the admin API cannot be bound. Logs to stderr.
     """
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s level=%(levelname)s logger=%(name)s %(message)s"
@@ -80,7 +94,11 @@ def run_from_conf(path: str) -> int:
         return 1
     for warning in warnings:
         _LOG.warning("%s", warning)
-    asyncio.run(_run(config))
+    try:
+        asyncio.run(_run(config))
+    except CannotListenError as error:
+        _LOG.critical("auto recovery not started: %s", error)
+        return 2
     return 0
 
 
@@ -88,9 +106,18 @@ async def _run(config: BookieConfig) -> None:
     stop = asyncio.Event()
     for number in _SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    daemon = make_daemon(config)
-    daemon.start()
-    _LOG.info("auto recovery of %s begins", config.metadata_service_uri)
-    await stop.wait()
-    _LOG.info("auto recovery stops")
-    await daemon.stop()
+    registry = MetricsRegistry()
+    daemon = make_daemon(config, ReplicationMetrics(registry))
+
+    def zookeeper() -> ZooKeeper | None:
+        return None if daemon.access is None else daemon.access.zk
+
+    async with contextlib.AsyncExitStack() as ends:
+        for http in http_servers(config, replication_routes(zookeeper, config.metadata_service_uri.root), registry):
+            ends.push_async_callback(http.close)
+            await start_http(http)
+        daemon.start()
+        ends.push_async_callback(daemon.stop)
+        _LOG.info("auto recovery of %s begins", config.metadata_service_uri)
+        await stop.wait()
+        _LOG.info("auto recovery stops")

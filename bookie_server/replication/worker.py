@@ -130,13 +130,16 @@ Action = WatchSwitch | ReadLocks | ReadMarks | Lock | Repair | StopRepair | Fini
 
 
 class ReplicationWorker:
-    """The machine of one worker. ``random`` chooses the ledgers and spreads the pauses."""
+    """The machine of one worker. ``random`` chooses the ledgers and spreads the pauses.
 
-    def __init__(self, settings: WorkerSettings, random: Random) -> None:
+    ``counters`` may go on counting for a former worker.
+    """
+
+    def __init__(self, settings: WorkerSettings, random: Random, counters: WorkerCounters | None = None) -> None:
         self._settings = settings
         self._random = random
         self.outcome: Succeeded[WorkerEnd] | EndedBy | None = None
-        self.counters = WorkerCounters()
+        self.counters = counters or WorkerCounters()
         self._actions: list[Action] = [WatchSwitch()]
         #: None until it was read.
         self._disabled: bool | None = None

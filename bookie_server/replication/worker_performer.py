@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from random import SystemRandom
 from typing import Any, Final, Protocol
@@ -16,6 +17,7 @@ from bk_spark.protocol.metadata.under_replication import Mark, locked_ledger
 from bk_spark.protocol.replication.actions import Gone, LockLost, NothingBad, Repaired, RepairResult, Unrepairable
 from bookie_server.replication.access import ReplicationAccess
 from bookie_server.replication.actions import DisabledRead
+from bookie_server.replication.replication_metrics import ReplicationMetrics
 from bookie_server.replication.worker_actions import (
     Finish,
     Lock,
@@ -54,10 +56,17 @@ class RepairLedger(Protocol):
 class WorkerPerformer:
     """Performs the actions of a worker. ``tell`` receives what the worker watches."""
 
-    def __init__(self, access: ReplicationAccess, repair: RepairLedger, tell: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        access: ReplicationAccess,
+        repair: RepairLedger,
+        tell: Callable[[Any], None],
+        metrics: ReplicationMetrics,
+    ) -> None:
         self._access = access
         self._repair_ledger = repair
         self._tell = tell
+        self._metrics = metrics
         #: The pages of marks being read.
         self._pages: Iterator[dict[int, Mark]] = iter(())
         #: The marks of locked ledgers, as read under the lock.
@@ -137,6 +146,8 @@ class WorkerPerformer:
         work = self._repair_ledger(ledger_id, self._marks.pop(ledger_id), self._unreadable.pop(ledger_id, frozenset()))
         task = asyncio.get_running_loop().create_task(work)
         self._repairs[ledger_id] = task
+        began = time.monotonic()
+        result: RepairResult | None = None
         try:
             result = await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -147,6 +158,12 @@ class WorkerPerformer:
             return RepairEnded(ledger_id, RepairEnd.STOPPED)
         finally:
             del self._repairs[ledger_id]
+            self._metrics.repair_ended(
+                time.monotonic() - began,
+                ok=isinstance(result, Repaired | NothingBad | Gone),
+                changed=isinstance(result, Repaired) and result.fragments > 0,
+                unreadable=len(result.unreadable) if isinstance(result, Unrepairable) else 0,
+            )
         match result:
             case Repaired(fragments, entries, size_bytes):
                 _LOG.info(

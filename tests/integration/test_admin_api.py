@@ -122,6 +122,20 @@ def test_metrics_count_what_was_done(bookie: BookieProcess, admin: Admin) -> Non
     assert after["bookie_write_cache_count"] == 0
 
 
+def test_a_bookie_that_repairs_shows_it(bookie: BookieProcess) -> None:
+    bookie.settings |= {"autoRecoveryDaemonEnabled": "true", "zkTimeout": "4000"}
+    bookie.start()
+    admin = Admin(int(bookie.settings["httpServerPort"]))
+    admin.until(lambda: admin.metrics().get("replication_auditor_elected") == 1)
+    assert admin.metrics()["replication_replication_worker_NUM_ENTRIES_WRITTEN"] == 0
+    status, answer = admin.ask("GET", "/api/v1/autorecovery/who_is_auditor")
+    assert (status, answer.startswith("Auditor: ")) == (200, True)
+    searches = 'replication_auditor_AUDIT_BOOKIES_TIME_count{success="true"}'
+    admin.until(lambda: admin.metrics()[searches] == 1)
+    assert admin.ask("PUT", "/api/v1/autorecovery/trigger_audit")[0] == 200
+    admin.until(lambda: admin.metrics()[searches] == 2)
+
+
 def test_read_only_by_hand(bookie: BookieProcess, admin: Admin) -> None:
     assert admin.put("state/readonly", {"readOnly": True}) == (200, {"readOnly": True})
     assert admin.get("state")["readOnly"] is True

@@ -17,11 +17,20 @@ from bk_spark.bookie.replication.under_replication_store import UnderReplication
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.metadata.replication_notes import RepairFailure, reason_path
 from bk_spark.protocol.metadata.under_replication import Mark
-from bk_spark.protocol.replication.actions import NothingBad, RepairResult, Unrepairable
+from bk_spark.protocol.replication.actions import (
+    FragmentProblem,
+    NothingBad,
+    Repaired,
+    RepairResult,
+    Unrepairable,
+)
 from bookie_server.local import LocalCluster
+from bookie_server.metrics.exposition import exposition
+from bookie_server.metrics.metrics import MetricsRegistry
 from bookie_server.replication.access import ReplicationAccess
 from bookie_server.replication.auditor import AuditorSettings
 from bookie_server.replication.daemon import ReplicationDaemon, ReplicationSettings
+from bookie_server.replication.replication_metrics import ReplicationMetrics
 from bookie_server.replication.worker import WorkerSettings
 from bookie_server.replication.worker_performer import RepairLedger
 from tests.support.replication_model import ledger
@@ -44,6 +53,7 @@ class Cluster:
         self.tried: list[int] = []
         self.sessions: list[ReplicationAccess] = []
         self.cancelled: list[int] = []
+        self.registry = MetricsRegistry()
         for bookie in BOOKIES:
             zookeeper.create(f"{root}/available/{bookie}", make_parents=True)
             zookeeper.create(f"{root}/cookies/{bookie}", make_parents=True)
@@ -72,12 +82,19 @@ class Cluster:
             auditor=AuditorSettings(ledgers_interval_ms=0),
             worker=WorkerSettings(backoff_ms=100, longest_pause_ms=3_200),
         )
-        daemon = ReplicationDaemon(settings, self.make_repair)
+        self.registry = MetricsRegistry()
+        daemon = ReplicationDaemon(settings, self.make_repair, ReplicationMetrics(self.registry))
         daemon.start()
         try:
             yield daemon
         finally:
             await daemon.stop()
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the last daemon."""
+        self.registry.sample_gauges()
+        lines = exposition(self.registry.families()).splitlines()
+        return {name: float(value) for name, value in (each.rsplit(" ", 1) for each in lines if each[0] != "#")}
 
     async def lose(self, bookie: str) -> None:
         await asyncio.to_thread(self.zk.delete, f"{self.root}/available/{bookie}")
@@ -210,6 +227,42 @@ def test_r4_another_daemon_audits_when_the_auditors_session_ends(cluster: Cluste
                 auditor = await asyncio.to_thread(cluster.election.auditor)
                 assert auditor is not None
                 assert auditor.bookie_id == "b3:1"
+
+    asyncio.run(run())
+
+
+def test_metrics_survive_the_session_and_its_auditor(cluster: Cluster) -> None:
+    async def run() -> None:
+        first, second = cluster.make_ledgers("b1:1", "b2:1", count=5), cluster.make_ledgers("b1:1", "b3:1", count=3)
+        cluster.result = Repaired(fragments=1, entries=10, size_bytes=1000)
+
+        def shows(name: str, value: float) -> Callable[[], bool]:
+            return lambda: cluster.metrics()[name] >= value
+
+        repaired = "replication_worker_NUM_FULL_OR_PARTIAL_LEDGERS_REPLICATED"
+        async with cluster.daemon() as daemon:
+            assert cluster.metrics()["auditor_elected"] == 0
+            await cluster.until(shows('auditor_AUDIT_BOOKIES_TIME_count{success="true"}', 1))
+            await cluster.lose("b2:1")
+            await cluster.until(shows(repaired, 5))
+            await cluster.until(shows('auditor_NUM_UNDER_REPLICATED_LEDGERS_sum{success="true"}', 5))
+            assert cluster.metrics()["auditor_lost_bookies"] == 1
+            await asyncio.to_thread(cluster.zk.create, f"{cluster.root}/available/b2:1")
+            await asyncio.to_thread(expire, cluster.sessions[0].zk, comes_back=False)
+            await cluster.until(lambda: len(cluster.sessions) == 2 and daemon.auditor is not None)
+            found = cluster.metrics()
+            assert (found[repaired], found["auditor_election_attempts"], found["auditor_elected"]) == (5, 2, 1)
+            problem = FragmentProblem(0, 9, ("b3:1",), "lost", (3, 4))
+            cluster.result = Unrepairable("lost", (problem,))
+            await cluster.lose("b3:1")
+            await cluster.until(shows("replication_worker_NUM_DEFER_LEDGER_LOCK_RELEASE_OF_FAILED_LEDGER", 3))
+            found = cluster.metrics()
+            assert found[repaired] == 5
+            assert found['replication_worker_rereplicate_count{success="true"}'] == 5
+            failed = found['replication_worker_rereplicate_count{success="false"}']
+            assert failed >= 3
+            assert found["replication_worker_NUM_ENTRIES_UNABLE_TO_READ_FOR_REPLICATION"] == 2 * failed
+            assert set(cluster.tried) == {*first, *second}
 
     asyncio.run(run())
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -26,6 +28,7 @@ from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerSta
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
+from tests.support.bookie import free_port
 from tests.support.servers import BOOKIE_SETTINGS, start_timeout_ms
 
 FAST = {
@@ -191,6 +194,11 @@ class Healer(subprocess.Popen[bytes]):
         self.wait()
 
 
+def ask(port: int, path: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
+        return answer.read().decode()  # type: ignore[no-any-return]
+
+
 @pytest.fixture
 def unhealed(tmp_path: Path) -> Iterator[tuple[LocalCluster, Watcher]]:
     """Bookies without auditor and worker."""
@@ -216,10 +224,23 @@ def test_autorecovery_alone_repairs_for_bookies_that_do_not(
     unhealed: tuple[LocalCluster, Watcher], tmp_path: Path
 ) -> None:
     cluster, watcher = unhealed
-    with Healer(tmp_path, cluster.metadata_service_uri, "healer-1") as healer:
+    port = free_port()
+    http = {"httpServerEnabled": "true", "httpServerPort": str(port), "httpServerHost": "127.0.0.1"}
+    with Healer(tmp_path, cluster.metadata_service_uri, "healer-1", **http) as healer:
         until(lambda: bool(watcher.election.votes()))
+        assert ask(port, "/heartbeat") == "OK\n"
+        assert ask(port, "/api/v1/autorecovery/who_is_auditor") == "Auditor: healer-1"
         ledger_id, victim_id = lose_a_member(cluster, watcher, entries=500)
         until(lambda: not watcher.names(victim_id, [ledger_id]) and watcher.is_at_rest())
+        metrics = ask(port, "/metrics").splitlines()
+        assert "replication_worker_NUM_ENTRIES_WRITTEN 500" in metrics
+        # Each entry has 1,000 bytes, a header of 32 and a digest of 4 or more.
+        total = 'replication_worker_NUM_BYTES_WRITTEN_sum{success="true"} '
+        size_bytes = float(next(line for line in metrics if line.startswith(total)).split()[-1])
+        assert 500 * 1036 <= size_bytes <= 500 * 1060
+        assert 'replication_worker_rereplicate_count{success="true"} 1' in metrics
+        assert "auditor_elected 1" in metrics
+        assert json.loads(ask(port, "/api/v1/autorecovery/list_under_replicated_ledger")) == []
         assert check_every_copy(cluster, watcher, [ledger_id]) == 1500
         assert watcher.zk.children(f"{watcher.uri.root}/underreplication/workers")
         healer.send_signal(signal.SIGTERM)

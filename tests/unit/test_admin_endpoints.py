@@ -93,7 +93,7 @@ class Api:
             set_read_only=self.set_read_only,
             last_marks=lambda: [LogMark(255, 512), LogMark(16, 0)],
         )
-        self.routes = admin_routes(actions, self.metrics.registry)
+        self.routes = {**admin_routes(actions), **metrics_routes(self.metrics.registry)}
 
     def disk_space(self) -> tuple[int, int] | None:
         return 10, 30

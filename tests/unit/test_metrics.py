@@ -9,6 +9,7 @@ import random
 import re
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,9 @@ import pytest
 from bookie_server.metrics.bookie_metrics import REQUEST_METRICS, BookieMetrics
 from bookie_server.metrics.exposition import exposition, process_exposition
 from bookie_server.metrics.metrics import QUANTILES, WINDOW_S, MetricsRegistry, Summary
+from bookie_server.replication.replication_metrics import IN_BOOKIE, ReplicationMetrics
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Clock:
@@ -223,3 +227,23 @@ def test_the_process() -> None:
 
 def _values(text: str) -> dict[str, str]:
     return dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+
+
+@pytest.mark.parametrize("scope", ["", IN_BOOKIE])
+def test_the_page_of_metrics_has_those_of_replication_and_no_others(scope: str) -> None:
+    registry = MetricsRegistry()
+    ReplicationMetrics(registry, scope).watch(lambda: None, lambda: None)
+    registry.sample_gauges()
+    types = [line.split() for line in exposition(registry.families()).splitlines() if line.startswith("# TYPE ")]
+    printed = {name: kind for _, _, name, kind in types}
+    documented = {}
+    for line in (ROOT / "docs" / "metrics.md").read_text("utf-8").splitlines():
+        if line.startswith("| `replication_"):
+            _, names, kinds, *_ = line.split("|")
+            first, *others = re.findall("`(.*?)`", names)
+            room = re.match("replication_(auditor|replication_worker)", first)
+            assert room is not None
+            full = [first, *(each.replace("\N{HORIZONTAL ELLIPSIS}", room[0]) for each in others)]
+            kind = [each.strip() for each in kinds.split(",")]
+            documented |= dict(zip(full, kind * len(full) if len(kind) == 1 else kind, strict=False))
+    assert printed == {scope + name.removeprefix(IN_BOOKIE): kind for name, kind in documented.items()}

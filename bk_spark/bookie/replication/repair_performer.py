@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Collection, Coroutine
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from bk_spark.bookie.cluster_session import ClusterSession
@@ -15,7 +16,7 @@ from bk_spark.bookie.reading.read_access import ReadAccess
 from bk_spark.bookie.replication.stored_adds import StoredAdds
 from bk_spark.bookie.runners import AsyncRunner
 from bk_spark.bookie.writing.recovery import recover_ledger
-from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.codes import Code, DigestType
 from bk_spark.protocol.entries.digest import digest_function, master_key
 from bk_spark.protocol.errors import BookKeeperError, EntryUnknownError, MetadataConflictError
 from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey
@@ -42,6 +43,7 @@ from bk_spark.protocol.replication.actions import (
     RepairEvent,
     RepairResult,
     ReplaceMembers,
+    StoredEntries,
     TargetChosen,
     ThrottlePassed,
     WriteEntries,
@@ -52,6 +54,8 @@ from bk_spark.protocol.replication.verification import key_of
 
 _LOG: Final = logging.getLogger(__name__)
 _T = TypeVar("_T")
+#: What precedes each entry in a list of stored entries.
+_LENGTH_BYTES: Final = 4
 #: Waits until so many entries and bytes may be written.
 Throttle = Callable[[int, int], Awaitable[None]]
 
@@ -79,6 +83,19 @@ async def no_throttle(entries: int, size_bytes: int) -> None:
     """Let everything pass."""
 
 
+@dataclass(slots=True)
+class CopyTotals:
+    """What bookies have acknowledged as copies. An entry counts once for each bookie."""
+
+    entries: int = 0
+    size_bytes: int = 0
+
+    def add(self, written: StoredEntries) -> None:
+        entries = len(written.entry_ids)
+        self.entries += entries
+        self.size_bytes += len(written.records) - _LENGTH_BYTES * entries
+
+
 class LedgerRepairs:
     """Repairs ledgers in one session with ZooKeeper. Single event loop.
 
@@ -94,6 +111,8 @@ class LedgerRepairs:
         The path of the worker's ephemeral znode, from ``UnderReplicationStore.begin_worker``.
     throttle
         Shared by all repairs.
+    totals
+        Counts what is copied. Default: totals of these repairs alone.
     """
 
     def __init__(
@@ -105,6 +124,7 @@ class LedgerRepairs:
         settings: RepairSettings,
         *,
         throttle: Throttle = no_throttle,
+        totals: CopyTotals | None = None,
     ) -> None:
         self.session = session
         self.reads = reads
@@ -112,6 +132,7 @@ class LedgerRepairs:
         self.proof = proof
         self.settings = settings
         self.throttle = throttle
+        self.totals = totals or CopyTotals()
 
     async def __call__(self, ledger_id: int, mark: Mark, unreadable: Collection[int] = frozenset()) -> RepairResult:
         """Repair a ledger whose lock is held.
@@ -260,6 +281,8 @@ class _RepairPerformer:
             code = await self._adds.write(action.bookie_id, action.entries)
         except BookKeeperError as error:
             return RequestFailed(action.request_id, error)
+        if code is Code.OK:
+            self._repairs.totals.add(action.entries)
         return EntriesWritten(action.request_id, code)
 
     async def _throttle(self, request_id: int, entries: int, size_bytes: int) -> ThrottlePassed:
