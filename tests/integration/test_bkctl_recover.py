@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +23,8 @@ from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.replication.auditor_election import AuditorElection
+from bk_spark.bookie.replication.bookie_recovery import RecoveredLedger, RecoverySettings, recover_bookies
+from bk_spark.bookie.replication.replication_switches import ReplicationSwitches
 from bk_spark.bookie.replication.under_replication_store import UnderReplicationStore
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
@@ -217,7 +222,7 @@ def test_copies_go_only_to_the_targets(stage: Stage) -> None:
     assert stage.check_every_copy(taken) == 4 * ENTRIES
 
 
-def test_what_is_refused(stage: Stage) -> None:
+def test_what_is_refused(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     victim, live, target = (stage.cluster.bookies[number].id for number in (0, 1, 2))
     stage.write(Quorum(5, 5, 3))
     stage.kill(victim)
@@ -236,6 +241,9 @@ def test_what_is_refused(stage: Stage) -> None:
     ):
         status, printed = stage.run("recover", *arguments)
         assert (status, says in printed) == (1, True), printed
+    for command in ("recover", "decommission"):
+        assert main(["--metadata-service-uri", f"zk://{stage.uri.servers}/nowhere", command, victim]) == 1
+        assert "no BookKeeper cluster at " in capsys.readouterr().err
     # A lost bookie is no target.
     stage.kill(target)
     status, printed = stage.run("recover", victim, "--to", target)
@@ -283,7 +291,7 @@ def test_a_locked_ledger_is_waited_for_and_reported(stage: Stage) -> None:
     assert stage.check_every_copy(ledger_id) == 3 * ENTRIES
 
 
-def test_two_operators_at_once_do_no_harm(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_operators_at_once_do_no_harm(stage: Stage) -> None:
     victim = stage.cluster.bookies[0].id
     ledgers = [stage.write(Quorum(3, 2, 2), with_bookie=victim) for _ in range(8)]
     stage.kill(victim)
@@ -302,6 +310,73 @@ def test_two_operators_at_once_do_no_harm(stage: Stage, capsys: pytest.CaptureFi
         assert stage.ledgers.read_latest(ledger_id).version == before[ledger_id] + 1
         assert stage.check_every_copy(ledger_id) == 2 * ENTRIES
     assert not stage.store.locks()
+
+
+def test_without_its_session_it_stops_and_says_what_was_not_tried(stage: Stage) -> None:
+    victim = stage.cluster.bookies[0].id
+    ledgers = [stage.write(Quorum(3, 2, 2), with_bookie=victim) for _ in range(12)]
+    stage.kill(victim)
+    stage.store.prepare()
+    stopped = threading.Event()
+
+    def end_the_session() -> None:
+        """As if it had expired: the proof is gone."""
+        workers = stage.store.paths.workers
+        while not stopped.wait(0.001):
+            for each in stage.zk.children(workers) or ():
+                stage.zk.delete(f"{workers}/{each}")
+                stopped.set()
+
+    ending = threading.Thread(target=end_the_session)
+    ending.start()
+    try:
+        status, done = stage.record("recover", victim, "--ledgers-at-once", "1")
+    finally:
+        stopped.set()
+        ending.join()
+    assert status == 3
+    found = {each["ledger"]: each for each in done["ledgers"]}
+    assert sorted(found) == ledgers
+    assert found[ledgers[-1]]["reason"].startswith("not tried: the session with ZooKeeper has ended")
+    assert {each for each in ledgers if victim not in stage.members(each)} == {
+        each for each in ledgers if found[each]["recovered"]
+    }
+    assert stage.run("recover", victim)[0] == 0
+    assert all(stage.check_every_copy(each) == 2 * ENTRIES for each in ledgers)
+
+
+def test_a_bookie_that_is_back_keeps_its_ledgers(stage: Stage) -> None:
+    """It registered between the check of the command line and the repair."""
+    back = stage.cluster.bookies[0].id
+    ledger_id = stage.write(Quorum(3, 3, 2), with_bookie=back)
+    before = stage.metadata(ledger_id)
+    told: list[RecoveredLedger] = []
+    asyncio.run(
+        recover_bookies(stage.uri, ClientConfig(), RecoverySettings(frozenset([back])), [ledger_id], told.append)
+    )
+    assert told == [RecoveredLedger(ledger_id, f"{back} is registered again and has every entry")]
+    assert stage.metadata(ledger_id) == before
+
+
+def test_an_interrupted_command_leaves_nothing(stage: Stage) -> None:
+    victim = stage.cluster.bookies[0].id
+    ledger_id, other = (stage.write(Quorum(3, 3, 2), with_bookie=victim) for _ in range(2))
+    stage.kill(victim)
+    stage.store.prepare()
+    proof = stage.store.begin_worker("test")
+    assert stage.store.lock(ledger_id, proof=proof)
+    command = [sys.executable, "-m", "bk_spark.bkctl", "--metadata-service-uri", str(stage.uri), "recover", victim]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline().startswith(b"%d\trecovered\t" % other)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(30) == 130
+    # The session was closed, and did not expire.
+    stage.zk.sync("/")
+    assert [f"{stage.store.paths.workers}/{each}" for each in stage.zk.children(stage.store.paths.workers) or ()] == [
+        proof
+    ]
+    assert list(stage.store.locks()) == [ledger_id]
 
 
 def test_a_mark_goes_with_the_repair(stage: Stage) -> None:
@@ -324,6 +399,11 @@ def test_a_decommission_without_an_auditor_is_refused(stage: Stage) -> None:
     assert (status, "no auditor is elected" in printed) == (1, True)
     assert f"bkctl recover {victim}" in printed
     assert "bookie-server autorecovery" in printed
+    switches = ReplicationSwitches(stage.zk, stage.uri.root)
+    switches.disable()
+    status, printed = stage.run("decommission", victim)
+    switches.enable()
+    assert (status, "bkctl autorecovery enable" in printed) == (1, True)
 
 
 def test_a_bookie_that_runs_is_decommissioned_by_force(stage: Stage) -> None:

@@ -38,6 +38,7 @@ from bk_spark.protocol.replication.ledger_repair import RepairSettings
 
 #: A locked ledger is tried again after this pause.
 _LOCK_PAUSE_S: Final = 1.0
+_SESSION_LOST: Final = "the session with ZooKeeper has ended"
 #: The name of the worker, for people.
 _WORKER: Final = "bkctl recover"
 _T = TypeVar("_T")
@@ -166,7 +167,7 @@ class _Recovery:
         self._todo: deque[int] = deque()
         self._locked: deque[_Locked] = deque()
         #: Why nothing more can be done.
-        self._ended: BookKeeperError | None = None
+        self._ended = ""
 
     async def run(self, ledger_ids: Iterable[int]) -> None:
         self._todo.extend(ledger_ids)
@@ -174,12 +175,12 @@ class _Recovery:
             for _ in range(self._settings.at_once):
                 tasks.create_task(self._work())
         for ledger_id in (*self._todo, *(each.ledger_id for each in self._locked)):
-            self._tell(ledger_id, f"not tried, because {self._ended}")
+            self._tell(ledger_id, f"not tried: {self._ended}. Run the same command again")
 
     async def _work(self) -> None:
         """Locked ledgers are tried again after all others."""
         loop = asyncio.get_running_loop()
-        while self._ended is None:
+        while not self._ended:
             if self._todo:
                 begun_s = loop.time()
                 one = _Locked(self._todo.popleft(), begun_s, begun_s + self._settings.lock_wait_s)
@@ -190,8 +191,11 @@ class _Recovery:
                 return
             try:
                 await self._recover(one)
-            except (MetadataUnavailableError, SessionLostError) as error:
-                self._ended = self._ended or error
+            except SessionLostError:
+                self._ended = _SESSION_LOST
+                self._tell(one.ledger_id, f"{_SESSION_LOST}, and with it the lock")
+            except MetadataUnavailableError as error:
+                self._ended = self._ended or str(error)
                 self._tell(one.ledger_id, f"{error}; what was done is unknown")
             except BookKeeperError as error:
                 self._tell(one.ledger_id, str(error))
@@ -212,7 +216,7 @@ class _Recovery:
         missing = self._settings.bookies.union(() if mark is None else mark.missing)
         result = await self._repairs(ledger_id, Mark(tuple(sorted(missing))))
         if isinstance(result, LockLost):
-            raise SessionLostError("the session with ZooKeeper has ended")
+            raise SessionLostError(_SESSION_LOST)
         if mark is None or isinstance(result, Unrepairable):
             await self._call(store.release, ledger_id)
         else:
