@@ -150,16 +150,22 @@ def test_one_lost_bookie_is_waited_for() -> None:
     rig.fire("delay")
     assert rig.model.marks == {1: B1, 4: frozenset({"b9", "b1"})}
     assert rig.auditor.counters.audits_delayed == 1
+    assert rig.auditor.counters.delays_cancelled == 0
+    # One scan before the loss found nothing, one found ledger 4, and one both.
+    assert (rig.auditor.counters.scans, rig.auditor.counters.ledgers_found) == (3, 3)
 
 
 def test_a_bookie_that_returns_in_time_is_not_lost() -> None:
     rig = Rig(delay_ms=7_000)
     rig.tell(BookiesRead(ALL - B1), BookiesRead(ALL))
     assert "delay" not in rig.timers
+    assert rig.auditor.counters.delays_cancelled == 1
     rig.tell(TimerFired("delay"))  # it fired before it was stopped
     assert not rig.model.marks
     rig.tell(BookiesRead(ALL - B1))
     assert rig.timers["delay"] == 7_000
+    rig.tell(BookiesRead(ALL - B1 - B2))  # nobody waits for two, but neither is back
+    assert (rig.auditor.counters.audits_delayed, rig.auditor.counters.delays_cancelled) == (2, 1)
 
 
 def test_several_lost_bookies_are_not_waited_for() -> None:
