@@ -28,7 +28,7 @@ from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
 from bk_spark.protocol.replication.actions import Repaired
-from bk_spark.protocol.replication.ledger_repair import RepairSettings
+from bk_spark.protocol.replication.repair_settings import RepairSettings
 from bookie_server.local import LocalCluster
 
 NAME = "ledger_copy"

@@ -13,7 +13,7 @@ from typing import Final
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.replication.repair_performer import LedgerRepairs, copy_limits_of
 from bk_spark.protocol.errors import InvalidArgumentError
-from bk_spark.protocol.replication.ledger_repair import RepairSettings
+from bk_spark.protocol.replication.repair_settings import RepairSettings
 from bookie_server.admin.replication_endpoints import replication_routes
 from bookie_server.admin.servers import CannotListenError, http_servers, start_http
 from bookie_server.config.config import BookieConfig

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -379,13 +380,20 @@ def test_an_interrupted_command_leaves_nothing(stage: Stage) -> None:
     assert list(stage.store.locks()) == [ledger_id]
 
 
-def test_a_mark_goes_with_the_repair(stage: Stage) -> None:
+def test_a_mark_goes_with_the_repair_and_a_terminal_shows_the_progress(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     victim = stage.cluster.bookies[0].id
     ledger_id = stage.write(Quorum(3, 3, 2), with_bookie=victim)
     stage.kill(victim)
     stage.store.prepare()
     stage.store.mark(ledger_id, [victim])
-    assert stage.run("recover", victim)[0] == 0
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["--metadata-service-uri", str(stage.uri), "recover", victim]) == 0
+    shown = capsys.readouterr().err
+    assert "ledgers searched: 0" in shown
+    assert re.search(r"ledgers \[-+\]   0%  0 of 1\r", shown)
+    assert re.search(r"ledgers \[#+\] 100%  1 of 1\r\x1b\[K$", shown)
     assert stage.store.read_mark(ledger_id) is None
     assert stage.check_every_copy(ledger_id) == 3 * ENTRIES
 

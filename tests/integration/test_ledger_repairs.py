@@ -24,7 +24,7 @@ from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerSta
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
 from bk_spark.protocol.replication.actions import LockLost, NothingBad, Repaired, RepairResult, Unrepairable
-from bk_spark.protocol.replication.ledger_repair import RepairSettings
+from bk_spark.protocol.replication.repair_settings import RepairSettings
 from bookie_server.local import LocalCluster
 from tests.support.servers import BOOKIE_SETTINGS, start_timeout_ms
 

@@ -43,7 +43,8 @@ from bk_spark.protocol.replication.actions import (
     ThrottlePassed,
     WriteEntries,
 )
-from bk_spark.protocol.replication.ledger_repair import LedgerRepair, RepairSettings
+from bk_spark.protocol.replication.ledger_repair import LedgerRepair
+from bk_spark.protocol.replication.repair_settings import RepairSettings
 from bk_spark.protocol.wire.answers_v2 import ReadAnswer
 from tests.support.ledgers import LEDGER, PASSWORD, payload_of
 

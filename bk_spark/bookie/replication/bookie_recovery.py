@@ -34,7 +34,7 @@ from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.metadata.replication_notes import reason_path
 from bk_spark.protocol.metadata.under_replication import Mark, decode_lock
 from bk_spark.protocol.replication.actions import LockLost, Repaired, RepairResult, Unrepairable
-from bk_spark.protocol.replication.ledger_repair import RepairSettings
+from bk_spark.protocol.replication.repair_settings import RepairSettings
 
 #: A locked ledger is tried again after this pause.
 _LOCK_PAUSE_S: Final = 1.0
@@ -62,7 +62,7 @@ class RecoverySettings:
     lock_wait_s
         How long a ledger that somebody else has locked is waited for.
     grace_ms
-        As for :class:`~bk_spark.protocol.replication.ledger_repair.RepairSettings`.
+        As for :class:`~bk_spark.protocol.replication.repair_settings.RepairSettings`.
     """
 
     bookies: frozenset[str]

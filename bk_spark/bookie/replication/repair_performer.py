@@ -49,7 +49,8 @@ from bk_spark.protocol.replication.actions import (
     WriteEntries,
 )
 from bk_spark.protocol.replication.fragment_copy import CopyLimits
-from bk_spark.protocol.replication.ledger_repair import LedgerRepair, RepairSettings
+from bk_spark.protocol.replication.ledger_repair import LedgerRepair
+from bk_spark.protocol.replication.repair_settings import RepairSettings
 from bk_spark.protocol.replication.verification import key_of
 
 _LOG: Final = logging.getLogger(__name__)

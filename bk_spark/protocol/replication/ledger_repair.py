@@ -19,13 +19,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Generator, Iterator, Mapping
-from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, TypeVar
 
 from bk_spark.protocol.errors import (
     BookKeeperError,
-    EntryUnknownError,
     MetadataConflictError,
     MetadataError,
     NoSuchLedgerError,
@@ -61,9 +59,11 @@ from bk_spark.protocol.replication.actions import (
     TargetChosen,
     Unrepairable,
 )
-from bk_spark.protocol.replication.fragment_copy import CopyLimits, CopyResult, FragmentCopy
+from bk_spark.protocol.replication.fragment_copy import CopyResult, FragmentCopy
 from bk_spark.protocol.replication.fragments import Fragment, fragments_of, with_members
 from bk_spark.protocol.replication.ledger_check import CheckResult, LedgerCheck
+from bk_spark.protocol.replication.problems import entry_of, fragment_problem, summary, why_no_target
+from bk_spark.protocol.replication.repair_settings import RepairSettings
 
 #: Checks of one ledger in one repair. Each after the second means that something changed meanwhile.
 ROUNDS: Final = 8
@@ -85,32 +85,6 @@ _GRACE: Final = "grace period"
 R = TypeVar("R")
 #: Yields an action, or a machine to run, and receives the event or the machine's result.
 _Steps = Generator[Any, Any, R]
-
-
-@dataclass(frozen=True, slots=True)
-class RepairSettings:
-    """Settings of repairs.
-
-    Parameters
-    ----------
-    grace_ms
-        How long bad copies of the last fragment of an open ledger must last before the ledger is fenced
-        (``openLedgerRereplicationGracePeriod``).
-    verified_share
-        The share of entries, besides the first and last, that a check reads at bookies that no mark names. 0 to 1
-        (``auditorLedgerVerificationPercentage``).
-    replaced
-        Bookies that count as lost even if they are registered, because an operator wants their copies elsewhere. They
-        remain a source of copies.
-    targets
-        The only bookies that may take the place of others. Default: all writable ones.
-    """
-
-    grace_ms: int = 30_000
-    verified_share: float = 0.0
-    copy: CopyLimits = field(default_factory=CopyLimits)
-    replaced: frozenset[str] = frozenset()
-    targets: frozenset[str] | None = None
 
 
 class LedgerRepair:
@@ -249,7 +223,7 @@ class LedgerRepair:
             bad = checked.bad.get(fragment.first_entry_id, {})
             unknown = checked.unknown.get(fragment.first_entry_id, {})
             if unknown:
-                problems.append(_problem(fragment, unknown, "; ".join(unknown.values())))
+                problems.append(fragment_problem(fragment, unknown, "; ".join(unknown.values())))
             if not bad:
                 if not self._missing and metadata.state is LedgerState.CLOSED:
                     changed |= yield from self._move(stored, fragment, bookies)
@@ -266,7 +240,7 @@ class LedgerRepair:
             # What could not be repaired is found again.
             return None
         if problems:
-            return Unrepairable(_summary(problems), tuple(problems))
+            return Unrepairable(summary(problems), tuple(problems))
         if self._fragments or self._recovered:
             return Repaired(self._fragments, self._entries, self._size_bytes, self._recovered, self._adheres)
         return NothingBad()
@@ -307,7 +281,7 @@ class LedgerRepair:
         except (NoSuchLedgerError, SessionLostError):
             raise
         except BookKeeperError as error:
-            return _problem(fragment, bad, f"the ledger cannot be recovered: {error.message}", _entry_of(error))
+            return fragment_problem(fragment, bad, f"the ledger cannot be recovered: {error.message}", entry_of(error))
         self._recovered = True
         return None
 
@@ -324,17 +298,17 @@ class LedgerRepair:
             possible = [each for each in bad if not any(stores(each, entry_id) for entry_id in not_found)]
             if not possible:
                 reason = "; ".join(f"entry {entry_id}: {why}" for entry_id, why in not_found.items())
-                return _problem(fragment, bad, reason, tuple(not_found))
+                return fragment_problem(fragment, bad, reason, tuple(not_found))
             targets, refusal = yield from self._choose(stored.metadata, fragment, possible, bookies, failed)
             if not targets:
-                return _problem(fragment, bad, refusal, tuple(not_found))
+                return fragment_problem(fragment, bad, refusal, tuple(not_found))
             result = yield from self._copy(stored, fragment, targets, bad)
             failed.update(result.failed_targets)
             not_found.update(result.unreadable)
             if result.copied:
                 return None
         reason = "; ".join(f"bookie {bookie_id} takes no copy: {why}" for bookie_id, why in failed.items())
-        return _problem(fragment, bad, reason, tuple(not_found))
+        return fragment_problem(fragment, bad, reason, tuple(not_found))
 
     def _copy(
         self, stored: LedgerFound, fragment: Fragment, targets: dict[int, str], bad: Collection[int]
@@ -391,7 +365,7 @@ class LedgerRepair:
             try:
                 chosen: TargetChosen = yield self._target(metadata.quorum, tuple(ensemble), position, exclude)
             except NotEnoughBookiesError as error:
-                refusal = self._refusal(error, ensemble, failed)
+                refusal = why_no_target(error, self._settings.targets, ensemble, failed)
                 old, copy = fragment.ensemble[position], (fragment.first_entry_id, position)
                 if old in bookies.writable and old not in failed and copy not in self._refilled:
                     # It lost entries, and no other bookie can take its place. It gets them again.
@@ -405,18 +379,6 @@ class LedgerRepair:
     def _target(self, quorum: Quorum, ensemble: tuple[str, ...], index: int, exclude: frozenset[str]) -> ChooseTarget:
         exclude = exclude.union(ensemble, self._settings.replaced)
         return ChooseTarget(quorum, ensemble, index, exclude, self._settings.targets)
-
-    def _refusal(self, error: NotEnoughBookiesError, ensemble: Collection[str], failed: Collection[str]) -> str:
-        """Return why a position has no target."""
-        if self._settings.targets is None:
-            return error.message
-        found = []
-        for each in sorted(self._settings.targets):
-            if each in ensemble:
-                found.append(f"{each} is in the ensemble already")
-            else:
-                found.append(f"{each} takes no copy" if each in failed else f"{each} is not writable")
-        return f"no bookie that may take copies is left: {'; '.join(found)}"
 
     def _replace(self, stored: LedgerFound, fragment: Fragment, members: dict[int, str]) -> _Steps[bool]:
         """Put the new members into the metadata. False: another client changed the segment."""
@@ -439,22 +401,3 @@ class LedgerRepair:
                 continue
             return True
         return False
-
-
-def _problem(
-    fragment: Fragment, positions: Collection[int], reason: str, unreadable: tuple[int, ...] = ()
-) -> FragmentProblem:
-    bookies = tuple(fragment.ensemble[position] for position in sorted(positions))
-    return FragmentProblem(fragment.first_entry_id, fragment.last_entry_id, bookies, reason, unreadable)
-
-
-def _summary(problems: list[FragmentProblem]) -> str:
-    """Name the first problems."""
-    named = [f"entries {each.first_entry_id} to {each.last_entry_id}: {each.reason}" for each in problems[:3]]
-    more = f"; {len(problems) - 3} more fragments" if len(problems) > 3 else ""
-    return "; ".join(named) + more
-
-
-def _entry_of(error: BookKeeperError) -> tuple[int, ...]:
-    known = isinstance(error, EntryUnknownError) and error.entry_id is not None
-    return (error.entry_id,) if known and error.entry_id is not None else ()

@@ -50,7 +50,8 @@ from bk_spark.protocol.replication.actions import (
     WriteEntries,
 )
 from bk_spark.protocol.replication.fragment_copy import CopyLimits
-from bk_spark.protocol.replication.ledger_repair import LedgerRepair, RepairSettings
+from bk_spark.protocol.replication.ledger_repair import LedgerRepair
+from bk_spark.protocol.replication.repair_settings import RepairSettings
 from bk_spark.protocol.wire.answers_v2 import AddAnswers
 from bk_spark.protocol.wire.stored_adds import stored_adds_v2
 from bookie_server.gc.brake import CollectionBrake, CollectionBrakeLimits
