@@ -70,16 +70,12 @@ def _decommission(client: BlockingClient, options: argparse.Namespace) -> ExitSt
     members = Members.read(client)
     members.check_lost(bookies, force=options.force, otherwise="copy what it has, and fence what is written to it")
     runs = name in members.registered
-    if not runs:
-        _check_auditor(client, name)
     with Progress() as progress:
         search = find_ledgers(client, bookies, progress)
         members.check_known(bookies, search.named)
         _check_enough(members, search, name)
-        if not runs and search.ledgers and name not in members.with_cookie:
-            raise InvalidArgumentError(
-                f"bookie {name} has no cookie, so no auditor knows that it is lost: use bkctl recover {name}"
-            )
+        if search.ledgers and not runs:
+            _check_auditor(client, members, name)
         if options.dry_run:
             print_plan(options, bookies, search)
             return ExitStatus.PROBLEMS_FOUND if search.unreadable else ExitStatus.OK
@@ -100,7 +96,7 @@ def _decommission(client: BlockingClient, options: argparse.Namespace) -> ExitSt
     return ExitStatus.PROBLEMS_FOUND if left or search.unreadable else ExitStatus.OK
 
 
-def _check_auditor(client: BlockingClient, name: str) -> None:
+def _check_auditor(client: BlockingClient, members: Members, name: str) -> None:
     if ReplicationSwitches(client.zookeeper, client.root).is_disabled():
         raise InvalidArgumentError(
             f"autorecovery is disabled: enable it first (bkctl autorecovery enable), or use bkctl recover {name}"
@@ -109,6 +105,10 @@ def _check_auditor(client: BlockingClient, name: str) -> None:
         raise InvalidArgumentError(
             f"{NO_AUDITOR}, so nobody would copy anything: use bkctl recover {name}, or start "
             "bookie-server autorecovery on some host"
+        )
+    if name not in members.with_cookie:
+        raise InvalidArgumentError(
+            f"bookie {name} has no cookie, so no auditor knows that it is lost: use bkctl recover {name}"
         )
 
 

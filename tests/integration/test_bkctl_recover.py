@@ -400,6 +400,7 @@ def test_a_mark_goes_with_the_repair_and_a_terminal_shows_the_progress(
 
 def test_a_decommission_without_an_auditor_is_refused(stage: Stage) -> None:
     victim, live = stage.cluster.bookies[0].id, stage.cluster.bookies[1].id
+    ledger_id = stage.write(Quorum(3, 3, 2), with_bookie=victim)
     stage.kill(victim)
     status, printed = stage.run("decommission", live)
     assert (status, f"bookie {live} is registered" in printed) == (1, True)
@@ -412,6 +413,11 @@ def test_a_decommission_without_an_auditor_is_refused(stage: Stage) -> None:
     status, printed = stage.run("decommission", victim)
     switches.enable()
     assert (status, "bkctl autorecovery enable" in printed) == (1, True)
+    # After a recovery nobody is needed.
+    assert victim in stage.members(ledger_id)
+    assert stage.run("recover", victim)[0] == 0
+    status, done = stage.record("decommission", victim)
+    assert (status, done["left"]) == (0, [])
 
 
 def test_a_bookie_that_runs_is_decommissioned_by_force(stage: Stage) -> None:
