@@ -304,7 +304,7 @@ def test_l5_maintenance_of_a_log_that_was_deleted_touches_nothing(one: LogWithCl
     one.log = one.store.create_log(one.name, RAW, PASSWORD)
     again = one.ledger(b"b")
     one.commit(0, (again, 0, 0))
-    with pytest.raises(BookKeeperError, match="made again"):
+    with pytest.raises(BookKeeperError, match="created again"):
         old.maintain(force=True)
     one.ahead_ms = 8 * DAY_MS
     one.log.maintain()

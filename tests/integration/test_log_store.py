@@ -185,7 +185,7 @@ def test_l5_a_log_made_again_is_another_log(zookeeper: ZooKeeper, store: LogStor
         lambda: old.ledger_registrar("app", "r9"),
         lambda: store.open_log("flights", log_id=old.log_id),
     ):
-        with pytest.raises(LogReplacedError, match="made again"):
+        with pytest.raises(LogReplacedError, match="created again"):
             refused()
     with pytest.raises(TransactionConflictError, match=f"id-{old.log_id}"):
         zookeeper.transaction(registrar(5))
