@@ -328,9 +328,11 @@ class UnderReplicationStore:
                 try:
                     prove_and_change(self.zk, self._proofs.get(ledger_id), [DeleteOp(self.paths.lock(ledger_id))])
                     break
-                except (SessionLostError, TransactionConflictError):
-                    # The lock is gone, or it is another session's now.
-                    break
+                except SessionLostError:
+                    # Look again whose lock it is now. Somebody may have deleted the proof of a session that lives.
+                    self._proofs[ledger_id] = None
+                except TransactionConflictError:
+                    break  # the lock is gone
                 except MetadataUnavailableError:
                     self._unwanted.add(ledger_id)
             else:
