@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLASSES := $(VENV)/spark.jsa
+APACHE_CLASSES := $(VENV)/apache.jsa
 PROTO_VENV := .venv-proto
 PROTO_STAMP := $(PROTO_VENV)/.installed
 RELEASE_VENV := .venv-release
@@ -13,12 +14,13 @@ export PYTHON
 
 # Arguments for pytest: make test PYTEST_ARGS="tests/unit -x"
 PYTEST_ARGS ?=
-# Number of test processes, each with its own cluster and Spark session. 0 runs all tests in one process, for debuggers.
-TEST_PROCESSES ?= 2
+# Number of test processes, each with its own cluster and Spark session. Three suit two cores, since many tests wait.
+# 0 runs all tests in one process, for debuggers.
+TEST_PROCESSES ?= 3
 # For the explorer: make explore EXPLORE_ARGS="--bigger -k 3/3/2"
 EXPLORE_ARGS ?=
 
-.PHONY: help demo notebooks docs test faults stream-faults simulate simulate-logs simulate-collection simulate-auditing simulate-replication explore crash lint format bench proto release clean
+.PHONY: help demo notebooks docs test faults heal-faults stream-faults rolling simulate simulate-logs simulate-collection simulate-auditing simulate-replication simulate-mutants explore crash nightly mutants lint format bench proto release clean
 
 help:
 	@echo "make demo    write real flight data with Spark to four bookies, kill one, and read it back"
@@ -26,14 +28,19 @@ help:
 	@echo "make docs    build the site with all pages and the Python API: build/docs/index.html"
 	@echo "make test    run all tests: unit, integration, Spark, interop with Apache's Java, faults"
 	@echo "make faults  run more fault tests with failing servers and links: SEEDS=1-50, or 7, or 3,8"
+	@echo "make heal-faults  kill bookies for good, and those that repair, under load: SEEDS=1-20, or 7, or 3,8"
 	@echo "make stream-faults  run streaming queries while their processes and servers are killed: SEEDS=1-50"
-	@echo "make simulate  play random histories of the protocol on all cores: SEEDS=1000000, or from..to"
+	@echo "make rolling  replace Apache's bookies by ours and back, one after the other, while clients go on"
+	@echo "make simulate  play random histories of the protocol on all cores, other ones every day: SEEDS=1000000, or from..to"
 	@echo "make simulate-logs  the same for logs: SEEDS=10000, or from..to"
 	@echo "make simulate-collection  the same for a bookie's garbage collection"
 	@echo "make simulate-auditing    the same for auditors and replication workers"
 	@echo "make simulate-replication  the same for the repair of a ledger"
+	@echo "make simulate-mutants  look from seed 0 on for histories that find each broken rule, and note their seeds"
 	@echo "make explore   try every order of events in small worlds of the protocol"
 	@echo "make crash     crash a bookie's storage at every write and sync: SEEDS=1-50, or 7, or 3,8"
+	@echo "make nightly   all of these runs with the seeds of the day, in two hours, and a report: MINUTES=115"
+	@echo "make mutants   break rules of the source on purpose, in copies, and see that tests fail: RULES=flush.py"
 	@echo "make lint    run ruff, mypy --strict and the import contracts, and build the docs without warnings"
 	@echo "make format  apply the fixes and formatting of ruff"
 	@echo "make bench   measure the speed of writes and reads"
@@ -64,7 +71,12 @@ $(CLASSES): $(STAMP)
 	@scripts/ensure_java.sh
 	$(BIN)/python -m tests.support.class_archive $@ 2>/dev/null
 
-test: $(STAMP) $(CLASSES)
+# The same for the JVMs that run Apache BookKeeper.
+$(APACHE_CLASSES): $(STAMP) tests/interop/java/pom.xml $(wildcard tests/interop/java/src/main/java/org/bkspark/interop/*)
+	@scripts/ensure_java.sh --build
+	$(BIN)/python -m tests.interop.class_archive $@
+
+test: $(STAMP) $(CLASSES) $(APACHE_CLASSES)
 	@scripts/ensure_java.sh --build
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
 
@@ -72,9 +84,17 @@ faults: $(STAMP)
 	@scripts/ensure_java.sh
 	FAULT_SEEDS=$(SEEDS) $(BIN)/python -m pytest tests/faults/test_continuous_write.py $(PYTEST_ARGS)
 
+heal-faults: $(STAMP)
+	@scripts/ensure_java.sh
+	HEAL_SEEDS=$(SEEDS) $(BIN)/python -m pytest tests/faults/healing/test_healing.py $(PYTEST_ARGS)
+
 stream-faults: $(STAMP) $(CLASSES)
 	@scripts/ensure_java.sh
 	STREAM_FAULT_SEEDS=$(SEEDS) $(BIN)/python -m pytest tests/faults/streams $(PYTEST_ARGS)
+
+rolling: $(STAMP) $(CLASSES) $(APACHE_CLASSES)
+	@scripts/ensure_java.sh --build
+	ROLLING_RING=1 $(BIN)/python -m pytest tests/interop/test_rolling_replacement.py tests/interop/test_repair_commands.py $(PYTEST_ARGS)
 
 simulate: $(STAMP)
 	$(BIN)/python -m tests.simulation run $(or $(SEEDS),100000)
@@ -83,19 +103,31 @@ simulate-logs: $(STAMP)
 	$(BIN)/python -m tests.simulation run $(or $(SEEDS),10000) --logs
 
 simulate-collection: $(STAMP)
-	$(BIN)/python -m tests.simulation run $(or $(SEEDS),5000) --collection
+	$(BIN)/python -m tests.simulation run $(or $(SEEDS),10000) --collection
 
 simulate-auditing: $(STAMP)
-	$(BIN)/python -m tests.simulation run $(or $(SEEDS),2000) --auditing
+	$(BIN)/python -m tests.simulation run $(or $(SEEDS),10000) --auditing
 
 simulate-replication: $(STAMP)
 	$(BIN)/python -m tests.simulation run $(or $(SEEDS),10000) --replication
+
+# One process: each mutant writes its seed into the same file.
+simulate-mutants: $(STAMP)
+	SEARCH_MUTANTS=1 $(BIN)/python -m pytest tests/simulation -k are_caught $(PYTEST_ARGS)
 
 explore: $(STAMP)
 	$(BIN)/python -m tests.simulation explore $(EXPLORE_ARGS)
 
 crash: $(STAMP)
 	$(BIN)/python -m tests.crash run $(or $(SEEDS),1-20)
+
+nightly: $(STAMP) $(CLASSES)
+	@scripts/ensure_java.sh
+	$(BIN)/python -m tests.nightly --minutes $(or $(MINUTES),115)
+
+mutants: $(STAMP)
+	@scripts/ensure_java.sh
+	$(BIN)/python -m tests.mutation $(RULES)
 
 lint: $(STAMP) docs
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ from typing import Final
 
 #: Arguments of each benchmark when all are run: the full form of some takes too long. Other modules are helpers.
 _BENCHMARKS: Final[dict[str, list[str]]] = {
+    "autorecovery": ["--quick"],
     "bookie": ["--quick"],
     "bookie_raw": [],
     "bookie_restart": ["--quick"],
@@ -15,6 +16,7 @@ _BENCHMARKS: Final[dict[str, list[str]]] = {
     "commit_contention": [],
     "crash_duplicates": [],
     "foreach_batches": [],
+    "growth": ["--quick"],
     "ledger": ["--quick"],
     "ledger_copy": [],
     "log_list": [],

@@ -72,7 +72,7 @@ class Plan:
 
 
 _FULL: Final = Plan(warm_up=10.0, add=5.0, paced=5.0, read=2.5)
-_QUICK: Final = Plan(warm_up=0.1, add=0.5, paced=0.5, read=0.3)
+_QUICK: Final = Plan(warm_up=0.05, add=0.3, paced=0.3, read=0.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def main(arguments: list[str]) -> None:
             raise SystemExit(f"{directory} has {free >> 30} GiB free, not {_NEEDED_DISK_BYTES >> 30}: see --directory")
         with (
             LocalCluster(directory / "zookeeper", bookies=0) as zookeeper,
-            JavaClient(directory / "java-client.log", jvm.AS_SHIPPED) as java,
+            JavaClient(directory / "java-client.log", jvm.SMALL_CLIENT if options.quick else jvm.AS_SHIPPED) as java,
         ):
             servers = MetadataServiceUri.parse(zookeeper.metadata_service_uri).servers
             number = 0
@@ -113,7 +113,7 @@ def main(arguments: list[str]) -> None:
                 for size in options.sizes:
                     for kind in options.bookies[:: -1 if turn % 2 else 1]:
                         number += 1
-                        trio = Trio(directory / f"bookies-{number}", servers, kind, number)
+                        trio = Trio(directory / f"bookies-{number}", servers, kind, number, quick=options.quick)
                         try:
                             _Turn(trio, java, size, plan, results).run()
                         finally:
@@ -244,7 +244,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sizes", type=_sizes, default=SIZES, help="payload bytes, separated by commas")
     parser.add_argument("--bookies", type=_kinds, default=KINDS, help="ours, apache or both")
-    parser.add_argument("--quick", action="store_true", help="one short round: to see that it works, not how fast")
+    parser.add_argument(
+        "--quick", action="store_true", help="one short round in small JVMs: to see that it works, not how fast"
+    )
     parser.add_argument("--directory", help="where the servers' files go: on the disk to be measured")
     parser.add_argument("--markdown", help="also write a table to this file")
     return parser.parse_args(arguments)

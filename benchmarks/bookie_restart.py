@@ -55,11 +55,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--ledgers", type=int, default=10_000)
     parser.add_argument("--size", type=int, default=100, help="payload bytes")
     parser.add_argument("--sample", type=int, default=1_000, help="ledgers that are read after each start")
-    parser.add_argument("--quick", action="store_true", help="20,000 entries over 1,000 ledgers")
+    parser.add_argument("--quick", action="store_true", help="5,000 entries over 250 ledgers")
     parser.add_argument("--directory", help="where the servers' files go")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.entries, options.ledgers, options.sample = 20_000, 1_000, 200
+        options.entries, options.ledgers, options.sample = 5_000, 250, 50
     with (
         tempfile.TemporaryDirectory(prefix="bk-bench-", dir=options.directory) as directory,
         LocalCluster(Path(directory) / "cluster", bookies=1) as cluster,

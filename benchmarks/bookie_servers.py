@@ -15,7 +15,8 @@ from bk_spark.bookie.metadata.cluster_init import init_cluster
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bookie_server.local import LocalBookie
-from tests.interop.apache import Bookies, ShippedApacheBookie
+from bookie_server.local.process import GuardedProcessGroup
+from tests.interop.apache import ApacheBookie, Bookies, ShippedApacheBookie
 
 KINDS: Final = ("ours", "apache")
 _COUNT: Final = 3
@@ -29,6 +30,7 @@ _POLL_S: Final = 0.05
 _SETTLE_STEP_S: Final = 0.5
 _SETTLE_CORES: Final = 0.1
 _SETTLE_TIMEOUT_S: Final = 30.0
+_QUICK_SETTLE_TIMEOUT_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +49,17 @@ class Usage:
         )
 
 
+class _OwnProcesses(Bookies):
+    """Bookies that are started as users start them, so that their memory and CPU are their own."""
+
+    group_class = GuardedProcessGroup
+
+
 class Trio:
     """Bookies in a new cluster under ``directory``. May be started and stopped more than once. :meth:`remove` frees the
-    disk. Always stop them before dropping the object."""
+    disk. Always stop them before dropping the object. ``quick``: Apache's need not be fast."""
 
-    def __init__(self, directory: Path, servers: str, kind: str, number: int) -> None:
+    def __init__(self, directory: Path, servers: str, kind: str, number: int, *, quick: bool) -> None:
         root = f"/bench-{number}-{kind}"
         zookeeper = ZooKeeper(servers)
         zookeeper.start()
@@ -60,12 +68,14 @@ class Trio:
         finally:
             zookeeper.close()
         self.kind = kind
+        self._settle_timeout_s = _QUICK_SETTLE_TIMEOUT_S if quick else _SETTLE_TIMEOUT_S
         self.uri = str(MetadataServiceUri(servers, root, "hierarchical"))
         self._directory = directory
         self._peak_mib = 0.0
-        kinds: Sequence[type[LocalBookie]] = [ShippedApacheBookie if kind == "apache" else LocalBookie] * _COUNT
+        apaches = ApacheBookie if quick else ShippedApacheBookie
+        kinds: Sequence[type[LocalBookie]] = [apaches if kind == "apache" else LocalBookie] * _COUNT
         settings = _APACHE_SETTINGS if kind == "apache" else _SETTINGS
-        self._bookies = Bookies(directory, self.uri, kinds, settings)
+        self._bookies = _OwnProcesses(directory, self.uri, kinds, settings)
 
     @property
     def peak_mib(self) -> float:
@@ -85,7 +95,7 @@ class Trio:
 
     def settle(self) -> None:
         """Wait until the bookies are idle: the slowest has caught up, and no flush is running."""
-        deadline = time.monotonic() + _SETTLE_TIMEOUT_S
+        deadline = time.monotonic() + self._settle_timeout_s
         used = self.usage().cpu_seconds
         while time.monotonic() < deadline:
             time.sleep(_SETTLE_STEP_S)

@@ -31,7 +31,7 @@ import numpy as np
 from benchmarks.processes import peak_resident_mib, resident_mib
 from benchmarks.report import figure
 from bk_spark.bookie.client import Client
-from bk_spark.protocol.entries.entry_block import EntryBlock
+from bk_spark.protocol.entries.entry import EntryBlock
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalBookie, LocalCluster
 
@@ -57,7 +57,16 @@ _WRITERS: Final = 3
 _READERS: Final = 2
 _FOLLOWERS: Final = 1
 _LIVE_BYTES: Final = 128 * _MIB
-_QUICK_LIVE_BYTES: Final = 24 * _MIB
+#: So that logs are emptied within a short run.
+_QUICK_LIVE_BYTES: Final = 8 * _MIB
+_QUICK_SETTINGS: Final = {
+    **_SETTINGS,
+    "logSizeLimit": str(4 * _MIB),
+    "skipListSizeLimit": str(2 * _MIB),
+    "gcWaitTime": "1000",
+    "minorCompactionInterval": "2",
+    "majorCompactionInterval": "4",
+}
 _SAMPLE_S: Final = 1.0
 _FOLLOW_WAIT_MS: Final = 5_000
 _MOST_ENTRY_BYTES: Final = 64 * 1024
@@ -123,13 +132,14 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--rate", type=float, default=6.0, help="MB of payload added a second")
     parser.add_argument("--memory-growth", type=float, default=16.0, help="MiB")
     parser.add_argument("--handle-growth", type=float, default=16.0, help="files, or threads")
-    parser.add_argument("--quick", action="store_true", help="15 seconds, no bounds: to see that it works")
+    parser.add_argument("--quick", action="store_true", help="6 seconds, no bounds: to see that it works")
     parser.add_argument("--directory", help="where the servers' files go")
     options = parser.parse_args(arguments)
-    seconds = 15.0 if options.quick else options.minutes * 60
+    seconds = 6.0 if options.quick else options.minutes * 60
+    settings = _QUICK_SETTINGS if options.quick else _SETTINGS
     with (
         tempfile.TemporaryDirectory(prefix="bk-soak-", dir=options.directory) as directory,
-        LocalCluster(Path(directory) / "cluster", bookies=1, bookie_settings=_SETTINGS) as cluster,
+        LocalCluster(Path(directory) / "cluster", bookies=1, bookie_settings=settings) as cluster,
     ):
         bookie = cluster.bookies[0]
         live_bytes = _QUICK_LIVE_BYTES if options.quick else _LIVE_BYTES

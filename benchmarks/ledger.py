@@ -48,6 +48,7 @@ _LARGE: Final = 65536
 _LEDGER_BYTES: Final = 96 << 20
 _LEDGER_ENTRIES: Final = 100_000
 _WARM_UP_LEDGER_BYTES: Final = 8 << 20
+_QUICK_LEDGER_BYTES: Final = 4 << 20
 _NEEDED_DISK_BYTES: Final = 16 << 30
 _PROFILE_LINES: Final = 15
 _BUT_OURS_V3: Final = ("ours", "java-v2", "java-v3")
@@ -74,6 +75,8 @@ class Plan:
     rounds: int
     seconds: float
     warm_up_seconds: float
+    #: Payload bytes of a ledger that is read.
+    ledger_bytes: int
     profile: bool
 
     def clients_of(self, operation: Operation) -> list[str]:
@@ -92,7 +95,7 @@ def main(arguments: list[str]) -> None:
         free = shutil.disk_usage(directory).free
         if free < _NEEDED_DISK_BYTES and not options.quick:
             raise SystemExit(f"{directory} has {free >> 30} GiB free, not {_NEEDED_DISK_BYTES >> 30}: see --directory")
-        with BenchCluster(Path(directory), profiles) as cluster:
+        with BenchCluster(Path(directory), profiles, quick=options.quick) as cluster:
             if plan.warm_up_seconds:
                 _warm_up(cluster, plan)
             for size in plan.sizes:
@@ -124,7 +127,7 @@ def _warm_up(cluster: BenchCluster, plan: Plan) -> None:
 
 def _measure(cluster: BenchCluster, plan: Plan, size: int, results: Results) -> None:
     payloads = _payloads(size)
-    entries = min(_LEDGER_ENTRIES, _LEDGER_BYTES // size)
+    entries = min(_LEDGER_ENTRIES, plan.ledger_bytes // size)
     ledgers = {bookies: cluster.ledger(bookies, payloads, entries, writes(size)) for bookies in plan.bookies}
     for turn in range(plan.rounds):
         for bookies in plan.bookies:
@@ -163,7 +166,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
     names = tuple(operation.name for operation in (*OPERATIONS, APPEND_MANY))
     kinds = ("ours", "apache")
-    parser.add_argument("--quick", action="store_true", help="one short round: to see that it works, not how fast")
+    parser.add_argument(
+        "--quick", action="store_true", help="one short round in small JVMs: to see that it works, not how fast"
+    )
     parser.add_argument("--sizes", type=_words(tuple(map(str, SIZES))), default=SIZES, help="payload bytes")
     parser.add_argument("--only", type=_words(names), default=names, help="operations")
     parser.add_argument("--bookies", type=_words(kinds), default=kinds, help="ours, apache or both")
@@ -182,8 +187,9 @@ def _plan(options: argparse.Namespace) -> Plan:
         tuple(options.clients),
         tuple(options.bookies),
         rounds=1 if options.quick else options.rounds,
-        seconds=0.2 if options.quick else 1.0,
+        seconds=0.1 if options.quick else 1.0,
         warm_up_seconds=0.0 if options.quick else 1.5,
+        ledger_bytes=_QUICK_LEDGER_BYTES if options.quick else _LEDGER_BYTES,
         profile=bool(options.profile),
     )
 

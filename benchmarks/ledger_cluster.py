@@ -18,7 +18,7 @@ from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalBookie, LocalCluster
 from tests.interop import jvm
-from tests.interop.apache import Bookies, ShippedApacheBookie
+from tests.interop.apache import ApacheBookie, Bookies, ShippedApacheBookie
 from tests.interop.java_client import JavaClient
 from tests.interop.payloads import Payloads
 
@@ -50,22 +50,25 @@ class Operation:
 
 
 class BenchCluster:
-    """One ZooKeeper, three of our bookies, three of Apache's, our client and Apache's. A context manager."""
+    """One ZooKeeper, three of our bookies, three of Apache's, our client and Apache's. A context manager.
 
-    def __init__(self, directory: Path, profile_directory: Path | None) -> None:
+    ``quick``: Apache's need not be fast.
+    """
+
+    def __init__(self, directory: Path, profile_directory: Path | None, *, quick: bool) -> None:
         with ExitStack() as stack:
             ours = stack.enter_context(
                 LocalCluster(
                     directory / "ours", bookies=3, bookie_settings=_BOOKIE_SETTINGS, start_timeout_ms=_START_TIMEOUT_MS
                 )
             )
-            java = stack.enter_context(JavaClient(directory / "java-client.log", jvm.AS_SHIPPED))
+            options = jvm.SMALL_CLIENT if quick else jvm.AS_SHIPPED
+            java = stack.enter_context(JavaClient(directory / "java-client.log", options))
             servers = MetadataServiceUri.parse(ours.metadata_service_uri).servers
             uri = str(MetadataServiceUri(servers, "/apache-ledgers", "hierarchical"))
             java.init_cluster(uri)
-            apaches = stack.enter_context(
-                Bookies(directory / "apache", uri, [ShippedApacheBookie] * 3, _APACHE_SETTINGS)
-            )
+            kind = ApacheBookie if quick else ShippedApacheBookie
+            apaches = stack.enter_context(Bookies(directory / "apache", uri, [kind] * 3, _APACHE_SETTINGS))
             self._process = stack.enter_context(OurProcess(profile_directory))
             self._stack = stack.pop_all()
         self.uris = {"ours": ours.metadata_service_uri, "apache": uri}

@@ -7,9 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.blocking_reader import BlockingReader
-from bk_spark.bookie.blocking_writer import BlockingAdvWriter, BlockingWriter
+from bk_spark.bookie.blocking import BlockingAdvWriter, BlockingClient, BlockingReader, BlockingWriter
 from bk_spark.bookie.client import DEFAULT_QUORUM
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.passwords import password_in
@@ -278,6 +276,8 @@ class BookKeeper:
         ------
         NoSuchLogError
             If there is no log with this name.
+        InvalidArgumentError
+            If the log's ledgers are in another cluster.
         UnauthorizedError
             If the log has another password.
         MetadataUnavailableError

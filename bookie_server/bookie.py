@@ -255,7 +255,7 @@ class Bookie:
         if isinstance(descriptor, LedgerDescriptor):
             if descriptor.deleting:
                 return Code.IO_ERROR  # a pending removal will soon decide whether the ledger still exists
-            if descriptor.master_key != master_key:
+            if not descriptor.admits(master_key):
                 return Code.UNAUTHORIZED
         return descriptor
 
@@ -266,6 +266,8 @@ class Bookie:
         descriptor = self._reader.descriptor(ledger_id)
         if not isinstance(descriptor, LedgerDescriptor):
             return (Code.NO_LEDGER if descriptor is None else descriptor), b""
+        if descriptor.limbo:
+            return None
         if entry_id == LAST_ENTRY:
             entry_id = descriptor.last_entry
         if not 0 <= entry_id <= MAX_ENTRY_ID:
@@ -361,6 +363,8 @@ class Bookie:
         descriptor = self._reader.descriptor(ledger_id)
         if not isinstance(descriptor, LedgerDescriptor):
             return (Code.NO_LEDGER if descriptor is None else descriptor), np.empty(0, np.int64)
+        if descriptor.limbo:
+            return Code.UNKNOWN_LEDGER_STATE, np.empty(0, np.int64)
         if descriptor.group is not None:
             await durable(descriptor.group)
         try:

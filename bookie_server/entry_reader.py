@@ -142,13 +142,15 @@ class EntryReader:
             if not isinstance(descriptor, LedgerDescriptor):
                 codes[which] = Code.NO_LEDGER if descriptor is None else descriptor
                 continue
+            absent = Code.UNKNOWN_LEDGER_STATE if descriptor.limbo else Code.NO_ENTRY
             lacks_some = self._storage.entry_limit.lacks_some(ledger_id)
             if descriptor.last_entry < 0 and not descriptor.deleting and not lacks_some:
-                codes[which] = Code.NO_ENTRY  # nothing of it is durable here, so it has no index file to search
+                codes[which] = absent  # nothing of it is durable here, so it has no index file to search
                 continue
             ids = entry_ids[which]
             if int(ids.min()) < 0 or int(ids.max()) > MAX_ENTRY_ID:
-                ids = np.where(ids == LAST_ENTRY, descriptor.last_entry, ids)
+                if not descriptor.limbo:  # in limbo nobody knows which entry is the last one
+                    ids = np.where(ids == LAST_ENTRY, descriptor.last_entry, ids)
                 if resolved is entry_ids:
                     resolved = entry_ids.copy()
                 resolved[which] = ids
@@ -166,7 +168,7 @@ class EntryReader:
                 continue
             found = np.where(sane, found, 0)
             locations[which] = found
-            codes[which] = np.where(found == 0, np.int32(Code.NO_ENTRY), np.int32(Code.OK))
+            codes[which] = np.where(found == 0, np.int32(absent), np.int32(Code.OK))
             if lacks_some:
                 left_out = (found == 0) & sane & (ids >= self._storage.entry_limit.first_lacking(ledger_id))
                 codes[which] = np.where(left_out, np.int32(Code.IO_ERROR), codes[which])

@@ -1,7 +1,7 @@
 """The bookie as a process: start, stop, exit codes. Source: compatibility.md §5.15.
 
-Start order: port, ZooKeeper, directory locks, cookies, ``DIRTY``, storage with replay; then, in the event loop
-(service.py), disks, collector, native front end, registration, admin API.
+Start order: port, ZooKeeper, directory locks, cookies, marks of limbo, ``DIRTY``, storage with replay; then, in the
+event loop (service.py), disks, collector, native front end, registration, admin API.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError, MetadataError
 from bookie_server.admin.servers import CannotListenError
 from bookie_server.config.config import BookieConfig
-from bookie_server.config.load import load_config
-from bookie_server.identity.cookies import all_directories, check_cookies
+from bookie_server.identity.cookies import all_directories, current_directory
 from bookie_server.identity.directory_locks import DirectoryLocks
+from bookie_server.identity.foreign_index import require_own_index
+from bookie_server.integrity.marking import check_identity
 from bookie_server.service import BookieService
+from bookie_server.startup import configure_process
 from bookie_server.stop_signals import StopRequestedError, ignore_signals, stop_on_signal
 
 _LOG: Final = logging.getLogger(__name__)
@@ -53,16 +55,10 @@ def run_from_conf(path: str) -> int:
 
     Logs to stderr. A failed start gives the reason in one line and leaves nothing behind.
     """
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s level=%(levelname)s logger=%(name)s %(message)s"
-    )
-    logging.getLogger("kazoo").setLevel(logging.WARNING)
     try:
-        config, warnings = load_config(path)
+        config = configure_process(path)
     except InvalidArgumentError as error:
         return _refuse(EXIT_INVALID_CONFIG, error)
-    for warning in warnings:
-        _LOG.warning("%s", warning)
     _tune_process()
     try:
         listener = _bind(config)
@@ -81,7 +77,8 @@ def _run(config: BookieConfig, listener: socket.socket) -> int:
         with stop_on_signal(_SIGNALS):
             zookeeper.start()
             locks.acquire()
-            identity = check_cookies(zookeeper, config)
+            require_own_index([current_directory(each) for each in all_directories(config)])
+            identity = check_identity(zookeeper, config)
             checked = True
             service = BookieService(config, zookeeper, identity, listener)
         return asyncio.run(service.run(_SIGNALS))

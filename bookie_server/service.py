@@ -28,7 +28,7 @@ from bookie_server.disks.file_limit import last_indexable_entry
 from bookie_server.gc.garbage_collector import DISKS, MAJOR, MINOR, GarbageCollector
 from bookie_server.identity.cluster_identity import ClusterIdentity
 from bookie_server.identity.cookies import current_directory
-from bookie_server.identity.dirty import clear_dirty, mark_dirty
+from bookie_server.identity.dirty import clear_dirty, is_dirty, mark_dirty
 from bookie_server.identity.registration import BookieMode, RegistrationManager
 from bookie_server.metrics import metrics_wiring
 from bookie_server.metrics.bookie_metrics import BookieMetrics
@@ -41,6 +41,8 @@ from bookie_server.storage.upkeep import StorageUpkeep
 
 if TYPE_CHECKING:
     from bookie_server.admin.server import AdminServer
+    from bookie_server.integrity.data_check import DataCheckProgress
+    from bookie_server.integrity.data_check_runner import DataCheckRunner
 
 _LOG: Final = logging.getLogger(__name__)
 #: Reading from connections resumes when pending adds have fallen to the limit divided by this.
@@ -69,6 +71,7 @@ class BookieService:
         self._serves = False
         #: Serialises operators' requests: the last mode written counts.
         self._mode_asked = asyncio.Lock()
+        self._data_check: DataCheckRunner | None = None
         self._metrics = BookieMetrics()
         self._directories = LedgerDirectories(
             [current_directory(directory) for directory in config.ledger_directories],
@@ -76,12 +79,16 @@ class BookieService:
         )
         self._journal_directories = tuple(current_directory(directory) for directory in config.journal_directories)
         self._state = BookieState()
-        self._state.unclean_start = mark_dirty(self._directories.paths)
+        self._state.unclean_start = is_dirty(self._directories.paths)
         if self._state.unclean_start:
             _LOG.warning("the last shutdown was not clean: replaying the journals")
         self._set_first_mode()
         self._registration = self._make_registration()
         self._storage = self._make_storage()
+        # The storage has synced what the last run left, so that run's mark may go.
+        mark_dirty(
+            self._directories.paths, synced=config.journal_sync_data, losses_handled=config.data_integrity_checking
+        )
 
     async def run(self, signals: Sequence[signal.Signals]) -> int:
         """Serve until one of ``signals`` arrives or the bookie fails. Return the exit code.
@@ -125,6 +132,7 @@ class BookieService:
         metrics_wiring.watch_storage(self._metrics, self._storage, self._config.journal_max_memory_bytes)
         metrics_wiring.watch_bookie(self._metrics, bookie)
         metrics_wiring.watch_collector(self._metrics, collector)
+        metrics_wiring.watch_data_check(self._metrics, self._data_check_progress)
         metrics_wiring.add_gauges(self._metrics, self._directories, monitor, self._registration)
         for http in self._make_http_servers(monitor, collector):
             ends.push_async_callback(http.close)
@@ -145,6 +153,14 @@ class BookieService:
                 daemon = make_daemon(self._config, ReplicationMetrics(self._metrics.registry, IN_BOOKIE))
                 ends.push_async_callback(daemon.stop)
                 daemon.start()
+            if self._config.data_integrity_checking:
+                from bookie_server.integrity.data_check_runner import DataCheckRunner
+
+                self._data_check = DataCheckRunner(
+                    self._config, self._zookeeper, self._store, self._identity, self._storage
+                )
+                ends.push_async_callback(self._data_check.stop)
+                self._data_check.start()
             _LOG.info("bookie %s serves on %s:%d", self._config.bookie_id, self._config.listen_host, self._config.port)
 
     def _make_registration(self) -> RegistrationManager:
@@ -212,9 +228,13 @@ class BookieService:
             disk_space=monitor.space,
             set_read_only=self._set_manually_read_only,
             last_marks=lambda: self._storage.last_marks,
+            data_check=self._data_check_progress,
         )
         replication = replication_routes(lambda: self._zookeeper, config.metadata_service_uri.root)
         return http_servers(config, {**admin_routes(actions), **replication}, self._metrics.registry)
+
+    def _data_check_progress(self) -> DataCheckProgress | None:
+        return None if self._data_check is None else self._data_check.progress
 
     async def _register(self) -> None:
         await self._in_thread(self._registration.start)

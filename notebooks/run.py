@@ -16,7 +16,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-_CELL_TIMEOUT_S = 300
+_CELL_TIMEOUT_S = 900
 
 
 def run(path: Path) -> None:

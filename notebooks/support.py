@@ -109,11 +109,14 @@ class Driver:
 
 
 def forget_last_commit(checkpoint: Path) -> int:
-    """Take away the newest note "this batch is done" from a query's checkpoint; the number of the batch."""
+    """Take away the newest note "this batch is done" from a query's checkpoint; the number of the batch. A plan of the
+    next batch goes, too: with it Spark would begin there, and repeat no batch."""
     commits = checkpoint / "commits"
     last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
-    for path in (commits / str(last), commits / f".{last}.crc"):
-        path.unlink(missing_ok=True)
+    offsets = checkpoint / "offsets"
+    for directory, batch in ((commits, last), (offsets, last + 1)):
+        for path in (directory / str(batch), directory / f".{batch}.crc"):
+            path.unlink(missing_ok=True)
     return last
 
 

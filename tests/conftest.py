@@ -7,6 +7,8 @@ Every test carries the marker of its directory (``unit``, ``simulation``, ``inte
 
 from __future__ import annotations
 
+import fcntl
+import os
 import signal
 import uuid
 from collections.abc import Iterator
@@ -20,6 +22,8 @@ from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bookie_server.local import LocalCluster
 from tests.support.environments import build_wheel
 from tests.support.leaks import LeakWatch
+from tests.support.nursery import QuickCluster, nursery
+from tests.support.registrations import mend
 from tests.support.servers import BOOKIE_SETTINGS, spark_session, start_timeout_ms
 
 if TYPE_CHECKING:
@@ -64,6 +68,7 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     if not checked or "spark" in request.fixturenames:
         yield
         return
+    nursery()  # what it needs here is none of the test's
     watch = LeakWatch()
     try:
         yield
@@ -75,15 +80,20 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package as it is published, built of the checkout."""
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
+    """The package as it is published, built of the checkout: once for all test processes."""
+    own = tmp_path_factory.getbasetemp()
+    directory = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "wheel"
+    directory.mkdir(exist_ok=True)
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return next(directory.glob("*.whl"), None) or build_wheel(directory)
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """ZooKeeper and three bookies for the whole session. Leave it as you found it, or use ``mended_cluster``."""
     directory = tmp_path_factory.mktemp("cluster")
-    with LocalCluster(
+    with QuickCluster(
         directory, bookies=3, bookie_settings=BOOKIE_SETTINGS, start_timeout_ms=start_timeout_ms()
     ) as running:
         yield running
@@ -93,7 +103,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 def mended_cluster(cluster: LocalCluster) -> Iterator[LocalCluster]:
     """The session's cluster, for tests that kill or suspend its servers: all run again afterwards."""
     yield cluster
-    cluster.heal()
+    mend(cluster)
 
 
 @pytest.fixture(scope="session")
@@ -106,7 +116,7 @@ def metadata_service_uri(cluster: LocalCluster) -> str:
 def zk_only(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """A ZooKeeper with an initialised but empty cluster, for tests that need no bookie."""
     directory = tmp_path_factory.mktemp("zookeeper")
-    with LocalCluster(directory, bookies=0, start_timeout_ms=start_timeout_ms()) as running:
+    with QuickCluster(directory, bookies=0, start_timeout_ms=start_timeout_ms()) as running:
         yield running
 
 

@@ -1,8 +1,9 @@
-"""``bkctl bookies``: lists the cluster's bookies with state, rack and disks."""
+"""``bkctl bookies`` lists all bookies with state, rack and disks; ``bkctl bookieinfo`` sums up the disks."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any, Final
 
 from bk_spark.bkctl.common import ExitStatus, print_json, print_table
@@ -22,6 +23,9 @@ def add_commands(groups: Any) -> None:
         "--rack-znode", default=_RACK_ZNODE, metavar="PATH", help="where racks are, in Pulsar's format (%(default)s)"
     )
     bookies.set_defaults(run=_bookies)
+    groups.add_parser(
+        "bookieinfo", help="free and total disk space of the registered bookies and of all of them together"
+    ).set_defaults(run=_disks)
 
 
 def _bookies(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
@@ -39,6 +43,27 @@ def _bookies(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     elif records:
         columns = ("bookie", "address", "state", "rack", "disk", "free")
         print_table(columns, [_row(record) for record in records])
+    return ExitStatus.OK
+
+
+def _disks(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
+    found = client.disk_space()
+    records = [{"bookie": bookie_id} | _disk_record(found[bookie_id]) for bookie_id in sorted(found)]
+    known = [record for record in records if "disk_unknown" not in record]
+    total = {
+        "bookies": len(known),
+        "disk_bytes": sum(record["disk_bytes"] for record in known),
+        "free_bytes": sum(record["free_bytes"] for record in known),
+    }
+    if options.json:
+        print_json({"bookies": records, "total": total})
+        return ExitStatus.OK
+    name = "total" if len(known) == len(records) else f"total of {len(known)} of {len(records)}"
+    rows = [[record["bookie"], *_sizes(record)] for record in records]
+    print_table(("bookie", "disk", "free"), [*rows, [name, *_sizes(total)]])
+    for record in records:
+        if "disk_unknown" in record:
+            print(f"bkctl: bookie {record['bookie']}: {record['disk_unknown']}", file=sys.stderr)
     return ExitStatus.OK
 
 
@@ -62,20 +87,27 @@ def _record(
 ) -> dict[str, Any]:
     address = None if bookie is None or bookie.address is None else "{}:{}".format(*bookie.address)
     state = "not registered" if bookie is None else "read-only" if bookie.read_only else "writable"
-    record: dict[str, Any] = {"bookie": bookie_id, "address": address, "state": state, "rack": rack}
-    if isinstance(disk, BookieInfo):
-        return record | {"disk_bytes": disk.total_disk_bytes, "free_bytes": disk.free_disk_bytes}
-    why = "the bookie is not registered" if disk is None else disk.message
-    return record | {"disk_bytes": None, "free_bytes": None, "disk_unknown": why}
+    return {"bookie": bookie_id, "address": address, "state": state, "rack": rack} | _disk_record(disk)
+
+
+def _disk_record(disk: BookieInfo | BookKeeperError | None) -> dict[str, Any]:
+    if not isinstance(disk, BookieInfo):
+        why = "the bookie is not registered" if disk is None else disk.message
+        return {"disk_bytes": None, "free_bytes": None, "disk_unknown": why}
+    record: dict[str, Any] = {"disk_bytes": disk.total_disk_bytes, "free_bytes": disk.free_disk_bytes}
+    return record if None not in record.values() else record | {"disk_unknown": "the bookie does not say"}
 
 
 def _row(record: dict[str, Any]) -> list[str]:
+    state, rack = record["state"], record["rack"] or _UNKNOWN
+    return [record["bookie"], record["address"] or _UNKNOWN, state, rack, *_sizes(record)]
+
+
+def _sizes(record: dict[str, Any]) -> list[str]:
     disk, free = record["disk_bytes"], record["free_bytes"]
     if disk is None or free is None:
-        sizes = [_UNKNOWN if value is None else _gib(value) for value in (disk, free)]
-    else:
-        sizes = [_gib(disk), f"{_gib(free)} ({100 * free // disk if disk else 0}%)"]
-    return [record["bookie"], record["address"] or _UNKNOWN, record["state"], record["rack"] or _UNKNOWN, *sizes]
+        return [_UNKNOWN if value is None else _gib(value) for value in (disk, free)]
+    return [_gib(disk), f"{_gib(free)} ({100 * free // disk if disk else 0}%)"]
 
 
 def _gib(size_bytes: int) -> str:

@@ -7,10 +7,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from bk_spark.bkctl.bookie_ledgers import find_ledgers
 from bk_spark.bkctl.common import ExitStatus, bookie_id, print_facts, print_json
 from bk_spark.bkctl.logs import consent
+from bk_spark.bkctl.logs.progress import Progress
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.metadata.cluster_init import init_cluster, ledger_manager, require_no_cluster
+from bk_spark.bookie.metadata.cluster_init import init_cluster, ledger_manager, read_instance_id, require_no_cluster
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
@@ -48,7 +50,7 @@ def add_commands(groups: Any) -> None:
     create.set_defaults(run=_create)
     delete = cookie.add_parser("delete", help="delete the cookie of a bookie that will not return")
     delete.add_argument("bookie_id", type=bookie_id, metavar="BOOKIE")
-    delete.add_argument("--force", action="store_true", help="even if the bookie is registered")
+    delete.add_argument("--force", action="store_true", help="even if the bookie is registered, or ledgers name it")
     consent.add_options(delete)
     delete.set_defaults(run=_delete)
 
@@ -74,16 +76,11 @@ def _init(options: argparse.Namespace) -> ExitStatus:
 
 
 def _instance_id(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
-    instance_id = _read_instance_id(client)
+    instance_id = read_instance_id(client.zookeeper, client.root)
     if instance_id is None:
         raise MetadataError(f"{client.root}/INSTANCEID does not exist: the cluster was made by a very old release")
     print_json({"instance_id": instance_id}) if options.json else print(instance_id)
     return ExitStatus.OK
-
-
-def _read_instance_id(client: BlockingClient) -> str | None:
-    found = client.zookeeper.get(f"{client.root}/INSTANCEID")
-    return None if found is None else found.data.decode(errors="replace")
 
 
 def _path(client: BlockingClient, options: argparse.Namespace) -> str:
@@ -140,7 +137,7 @@ def _create(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
         raise InvalidArgumentError(
             f"{source} is the cookie of {cookie.bookie_id}, not of {options.bookie_id}; give a file of that bookie"
         )
-    instance_id = _read_instance_id(client)
+    instance_id = read_instance_id(client.zookeeper, client.root)
     if cookie.instance_id not in (None, instance_id):
         raise InvalidArgumentError(
             f"{source} belongs to the cluster {cookie.instance_id}, and this one is {instance_id}; correct "
@@ -172,6 +169,8 @@ def _delete(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
             f"bookie {name} is registered: it runs, and could not start again without its cookie. Stop it first, or "
             "give --force"
         )
+    if not options.force:
+        _check_unneeded(client, name)
     if not options.dry_run:
         consent.require(
             options,
@@ -190,3 +189,21 @@ def _delete(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     else:
         print(f"{'would delete' if options.dry_run else 'deleted'} the cookie of bookie {name}")
     return ExitStatus.OK
+
+
+def _check_unneeded(client: BlockingClient, name: str) -> None:
+    """Refuse to delete the cookie of a bookie that ledgers name. Without it the bookie could start with empty disks,
+    and would answer that it never had their entries."""
+    with Progress() as progress:
+        search = find_ledgers(client, frozenset([name]), progress)
+    if search.ledgers:
+        raise InvalidArgumentError(
+            f"{len(search.ledgers)} ledgers name bookie {name} (the first is {search.ledgers[0].ledger}), and without "
+            f"its cookie it could start empty: run bkctl decommission {name} or bkctl recover {name} first, or give "
+            "--force"
+        )
+    if search.unreadable:
+        raise InvalidArgumentError(
+            f"the metadata of {len(search.unreadable)} ledgers cannot be read (the first is "
+            f"{next(iter(search.unreadable))}), and they may name bookie {name}: examine them, or give --force"
+        )

@@ -31,7 +31,7 @@ class ExitStatus(enum.IntEnum):
     WRONG_COMMAND_LINE = 2
     PROBLEMS_FOUND = 3
     """``log verify`` and ``doctor`` found a problem, ``log gc`` could not finish, ``recover`` or ``decommission`` left
-    ledgers, or no auditor is elected."""
+    ledgers, no auditor is elected, or files of a stopped bookie are damaged."""
     INTERRUPTED = 130
 
 
@@ -138,7 +138,15 @@ def print_json_list(values: Iterable[object]) -> None:
 
 def print_json_line(value: object) -> None:
     """Print one of many JSON lines, to the same buffer as entries."""
-    sys.stdout.buffer.write(json.dumps(value, ensure_ascii=False, default=_plain).encode() + b"\n")
+    sys.stdout.buffer.write(printable_json(json.dumps(value, ensure_ascii=False, default=_plain)).encode() + b"\n")
+
+
+def printable_json(line: str) -> str:
+    """Escape what cannot be printed in a line of JSON, so that whoever wrote a value does not control the terminal of
+    its reader."""
+    if line.isprintable():
+        return line
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in line)
 
 
 def json_value(payload: bytes | memoryview) -> dict[str, str]:

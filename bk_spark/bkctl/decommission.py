@@ -18,8 +18,9 @@ from bk_spark.bkctl.recover import add_limits, print_plan, print_unreadable, rec
 from bk_spark.bkctl.replication import NO_AUDITOR, add_dry_run, open_store, repair_failures
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.replication.auditor_election import AuditorElection
+from bk_spark.bookie.replication.ledger_marks import MARKS_PER_PAGE
 from bk_spark.bookie.replication.replication_switches import ReplicationSwitches
-from bk_spark.bookie.replication.under_replication_store import MARKS_PER_PAGE, UnderReplicationStore
+from bk_spark.bookie.replication.under_replication_store import UnderReplicationStore
 from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError
 from bk_spark.settings.kinds import whole
 

@@ -20,12 +20,14 @@ from bk_spark.bkctl.common import (
     print_json_list,
 )
 from bk_spark.bkctl.logs import consent
+from bk_spark.bkctl.logs.progress import Progress
 from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.bookie.metadata.ledger_ids import check_skipped, skip_ledger_ids
 from bk_spark.log.formats.names import MADE_FOR
 from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError
 from bk_spark.protocol.metadata import ledger_metadata
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
-from bk_spark.protocol.metadata.ledger_paths import parse_layout
+from bk_spark.protocol.metadata.ledger_paths import LedgerManager, parse_layout
 
 #: The number of ledgers whose metadata are read at once.
 _AT_ONCE: Final = 256
@@ -33,7 +35,7 @@ _AT_ONCE: Final = 256
 
 def add_commands(groups: Any) -> None:
     ledger = groups.add_parser("ledger", help="one ledger").add_subparsers(
-        required=True, metavar="show|read|list|delete"
+        required=True, metavar="show|read|list|delete|skip-ids"
     )
     show = ledger.add_parser("show", help="its metadata")
     show.add_argument("ledger_id", type=offset, metavar="LEDGER")
@@ -53,6 +55,10 @@ def add_commands(groups: Any) -> None:
     delete.add_argument("--force", action="store_true", help="even if a ledger belongs to a log")
     consent.add_options(delete)
     delete.set_defaults(run=_delete)
+    skip = ledger.add_parser("skip-ids", help="let new ledgers have higher ids only, after ZooKeeper was restored")
+    skip.add_argument("ledger_id", type=offset, metavar="LEDGER", help="the highest id that any bookie knows")
+    skip.add_argument("--dry-run", action="store_true", help="change nothing, print the id of the next ledger")
+    skip.set_defaults(run=_skip_ids)
 
 
 def _show(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
@@ -121,6 +127,31 @@ def _list(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     return ExitStatus.OK
 
 
+def _skip_ids(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
+    zk, root, manager = client.zookeeper, client.root, _manager(client)
+    before = coming = check_skipped(zk, root, manager, options.ledger_id)
+    if not options.dry_run:
+        with Progress() as progress:
+            for coming in skip_ledger_ids(zk, root, manager, options.ledger_id):
+                progress.update("ids", coming - before, options.ledger_id + 1 - before)
+    if options.json:
+        print_json({"dry_run": options.dry_run, "next_id_before": before, "next_id": coming})
+    elif options.dry_run:
+        print(f"the next ledger would have the id {before}")
+    elif coming == before:
+        print(f"nothing to skip: the next ledger has the id {coming}")
+    else:
+        print(f"skipped {coming - before} ids: the next ledger has the id {coming}")
+    return ExitStatus.OK
+
+
+def _manager(client: BlockingClient) -> LedgerManager:
+    layout = client.zookeeper.get(f"{client.root}/LAYOUT")
+    if layout is None:
+        raise InvalidArgumentError(f"{client.root}/LAYOUT does not exist any more: the cluster was deleted")
+    return parse_layout(layout.data)
+
+
 def all_metadata(client: BlockingClient) -> Iterator[tuple[int, LedgerMetadata | MetadataFormatError]]:
     """Yield the metadata of all ledgers. Ledgers that are deleted meanwhile are left out."""
     return metadata_of(client, client.list_ledgers())
@@ -130,10 +161,7 @@ def metadata_of(
     client: BlockingClient, ledger_ids: Iterator[int]
 ) -> Iterator[tuple[int, LedgerMetadata | MetadataFormatError]]:
     """Yield the metadata of these ledgers. Those that do not exist are left out."""
-    layout = client.zookeeper.get(f"{client.root}/LAYOUT")
-    if layout is None:
-        raise InvalidArgumentError(f"{client.root}/LAYOUT does not exist any more: the cluster was deleted")
-    manager = parse_layout(layout.data)
+    manager = _manager(client)
     while ids := list(islice(ledger_ids, _AT_ONCE)):
         found = client.zookeeper.get_many([manager.ledger_path(client.root, ledger_id) for ledger_id in ids])
         for ledger_id, node in zip(ids, found.values(), strict=True):

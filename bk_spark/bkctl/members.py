@@ -49,6 +49,18 @@ class Members:
                 "bkctl bookies lists all bookies"
             )
 
+    def check_tested(self, bookie: str) -> None:
+        """Refuse a bookie that cannot take a new ledger."""
+        if bookie in self.read_only:
+            raise InvalidArgumentError(
+                f"bookie {bookie} is read-only, so it takes no new ledger. Its log says why it is read-only; the cause "
+                "is often a full disk"
+            )
+        if bookie not in self.writable:
+            known = bookie in self.with_cookie
+            what = "not registered: it is down, or not connected to ZooKeeper" if known else "unknown"
+            raise InvalidArgumentError(f"bookie {bookie} is {what}. bkctl bookies lists all bookies")
+
     def check_targets(self, targets: Collection[str], replaced: Collection[str]) -> None:
         """Refuse targets that cannot take copies."""
         for each in targets:

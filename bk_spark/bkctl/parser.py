@@ -13,6 +13,7 @@ from bk_spark.bkctl import bookies, clusters, completion, decommission, ledgers,
 from bk_spark.bkctl.common import OneLineParser
 from bk_spark.bkctl.doctor import commands as doctor
 from bk_spark.bkctl.logs import commands as logs
+from bk_spark.bkctl.offline import commands as offline
 from bk_spark.log.formats.names import DEFAULT_ROOT
 
 URI_VARIABLE: Final = "BK_METADATA_SERVICE_URI"
@@ -37,6 +38,7 @@ def make_parser() -> argparse.ArgumentParser:
     ledgers.add_commands(groups)
     simpletest.add_commands(groups)
     logs.add_commands(groups)
+    offline.add_commands(groups)
     completion.add_commands(groups, parser)
     for one in parsers_of(parser):
         _share(one)

@@ -49,6 +49,13 @@ def add_limits(command: argparse.ArgumentParser) -> None:
         help="how many ledgers are repaired at the same time (%(default)s)",
     )
     command.add_argument(
+        "--replication-rate",
+        type=argument(whole(0)),
+        default=0,
+        metavar="BYTES",
+        help="how many bytes are copied per second, at most; 0: no limit (%(default)s)",
+    )
+    command.add_argument(
         "--lock-wait",
         type=argument(whole(0, _MAX_WAIT_S)),
         default=60,
@@ -109,6 +116,7 @@ def recover_ledgers(
         targets=targets,
         at_once=options.ledgers_at_once,
         lock_wait_s=options.lock_wait,
+        bytes_per_s=options.replication_rate,
         grace_ms=options.open_ledger_grace * 1000,
     )
     ended: list[RecoveredLedger] = []

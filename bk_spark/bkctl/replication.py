@@ -32,6 +32,8 @@ _MEANINGS: Final = {
     PeriodicCheck.PLACEMENT_POLICY: "the check whether copies lie as the placement policy wants",
     PeriodicCheck.REPLICAS: "the check of the list of entries at each bookie",
 }
+#: Marks that ``autorecovery status`` counts. ``listunderreplicated --count`` counts all.
+MAX_COUNTED_MARKS: Final = 10_000
 #: A time so long ago that every check is due.
 _LONG_AGO_MS: Final = 0
 
@@ -43,9 +45,9 @@ def add_commands(groups: Any) -> None:
         switch = switches.add_parser(name, help=meaning)
         add_dry_run(switch)
         switch.set_defaults(run=_switch, enable=name == "enable")
-    switches.add_parser("status", help="whether it is enabled, the auditor, and the ledgers under repair").set_defaults(
-        run=_status
-    )
+    switches.add_parser(
+        "status", help="whether it is enabled, the auditor, and the ledgers marked and under repair"
+    ).set_defaults(run=_status)
 
     listing = groups.add_parser("listunderreplicated", help="list the ledgers that are marked as under-replicated")
     listing.add_argument("--missing", type=bookie_id, metavar="BOOKIE", help="only ledgers that lack copies of it")
@@ -112,12 +114,17 @@ def _status(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     enabled = not ReplicationSwitches(client.zookeeper, client.root).is_disabled()
     auditor = AuditorElection(client.zookeeper, client.root).auditor()
     # A bookie's garbage collection locks ledgers, too, but none that is marked.
-    repairing = {i: lock for i, lock in sorted(store.locks().items()) if store.read_mark(i) is not None}
+    locks = store.locks()
+    repairing = {i: lock for i, lock in sorted(locks.items()) if store.read_mark(i) is not None}
+    marked, more = _count_marks(store)
     if options.json:
         print_json(
             {
                 "enabled": enabled,
                 "auditor": None if auditor is None else auditor.bookie_id,
+                "marked": marked,
+                "marked_more": more,
+                "locked": len(locks),
                 "repairing": [{"ledger": i} | _lock_record(lock) for i, lock in repairing.items()],
             }
         )
@@ -126,12 +133,24 @@ def _status(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
         {
             "autorecovery": "enabled" if enabled else "disabled",
             "auditor": NO_AUDITOR if auditor is None else auditor.bookie_id or _UNKNOWN,
+            "marked": f"{'more than ' if more else ''}{marked} ledgers",
+            "locked": f"{len(locks)} ledgers",
             "under repair": f"{len(repairing)} ledgers",
         }
     )
     for ledger_id, lock in repairing.items():
         print(f"ledger {ledger_id}  by {lock.holder or _UNKNOWN} since {iso_time(lock.since_ms)}")
     return ExitStatus.OK
+
+
+def _count_marks(store: UnderReplicationStore) -> tuple[int, bool]:
+    """Return how many ledgers are marked, up to a bound, and whether there are more."""
+    count = 0
+    for page in store.marks():
+        count += len(page)
+        if count > MAX_COUNTED_MARKS:
+            return MAX_COUNTED_MARKS, True
+    return count, False
 
 
 def _list(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:

@@ -1,4 +1,4 @@
-"""The blocking client: the asyncio client on a thread of its own.
+"""The blocking client and its handles: the asyncio client on a thread of its own.
 
 Spark's tasks and command line tools block, so this facade runs the asyncio handles for them. While the caller prepares
 its next batch, the thread sends, receives and acknowledges.
@@ -6,20 +6,28 @@ its next batch, the thread sends, receives and acknowledges.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from bk_spark.bookie.blocking_reader import BlockingReader, iterate
-from bk_spark.bookie.blocking_writer import BlockingAdvWriter, BlockingWriter
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
 from bk_spark.bookie.client import DEFAULT_QUORUM, Client
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.loop_thread import LoopThread
 from bk_spark.bookie.metadata.ledger_store import CreateWith
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.placement.registry import RegisteredBookie
+from bk_spark.bookie.reading.read_handle import ReadHandle
 from bk_spark.bookie.same_docs import documented_as
+from bk_spark.bookie.writing.adv_write_handle import AdvWriteHandle
+from bk_spark.bookie.writing.wrapped_handle import WrappedHandle
+from bk_spark.bookie.writing.write_handle import WriteHandle
 from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.entries.digest import Buffer
+from bk_spark.protocol.entries.entry import EntryBlock
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.ledger.reading.range_windows import EntryRange, EntryRanges
@@ -27,6 +35,7 @@ from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Quorum
 from bk_spark.protocol.wire.wire_v3 import BookieInfo
 
+_H = TypeVar("_H", bound=WriteHandle | AdvWriteHandle)
 _T = TypeVar("_T")
 
 
@@ -113,6 +122,7 @@ class BlockingClient:
         custom_metadata: Mapping[str, bytes] | None = None,
         create_with: CreateWith | None = None,
         deferred_sync: bool = False,
+        ensemble: Sequence[str] | None = None,
     ) -> BlockingWriter:
         handle = self._run(
             self._client.create(
@@ -122,6 +132,7 @@ class BlockingClient:
                 custom_metadata=custom_metadata,
                 create_with=create_with,
                 deferred_sync=deferred_sync,
+                ensemble=ensemble,
             )
         )
         return BlockingWriter(self._thread, handle)
@@ -165,7 +176,7 @@ class BlockingClient:
     def read_series(
         self, ranges: EntryRanges | Iterable[EntryRange], password: bytes = b""
     ) -> Generator[Payloads, None, None]:
-        return iterate(self._thread, self._client.read_series(ranges, password))
+        return _iterate(self._thread, self._client.read_series(ranges, password))
 
     @documented_as(Client.recover_and_open)
     def recover_and_open(self, ledger_id: int, password: bytes = b"") -> BlockingReader:
@@ -218,6 +229,143 @@ class BlockingClient:
 
     def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
         return self._thread.run(work)
+
+
+class _BlockingWriteHandle(WrappedHandle[_H]):
+    """The common part of both writers."""
+
+    def __init__(self, thread: LoopThread, handle: _H) -> None:
+        super().__init__(handle)
+        self._thread = thread
+
+    @documented_as(WriteHandle.flush)
+    def flush(self) -> int:
+        return self._thread.run(self._handle.flush())
+
+    @documented_as(WriteHandle.wait_confirmed)
+    def wait_confirmed(self, entry_id: int) -> None:
+        self._thread.run(self._handle.wait_confirmed(entry_id))
+
+    @documented_as(WriteHandle.force)
+    def force(self) -> int:
+        return self._thread.run(self._handle.force())
+
+    @documented_as(WriteHandle.close)
+    def close(self) -> LedgerMetadata:
+        return self._thread.run(self._handle.close())
+
+    @documented_as(WriteHandle.abandon)
+    def abandon(self) -> None:
+        self._thread.finish(self._handle.abandon())
+
+
+class BlockingWriter(_BlockingWriteHandle[WriteHandle]):
+    """Appends entries to one ledger, with the ids 0, 1, 2 and so on. For one thread at a time.
+
+    Entries are sent in the background. ``append`` and ``append_many`` return when the entries are on their way, and
+    wait while too many are unacknowledged. ``flush`` waits until they are acknowledged. Any failure ends the writer,
+    and every later call raises the same error. Entries up to ``last_add_confirmed`` are safe.
+
+    Create it with ``create_ledger`` of a connection, or ``create`` of a client.
+    """
+
+    @property
+    @documented_as(WriteHandle.last_add_pushed)
+    def last_add_pushed(self) -> int:
+        return self._handle.last_add_pushed
+
+    @documented_as(WriteHandle.append)
+    def append(self, payload: Buffer) -> int:
+        return self._thread.run(self._handle.append(payload))
+
+    @documented_as(WriteHandle.append_many)
+    def append_many(self, payloads: Payloads | Sequence[Buffer]) -> int:
+        return self._thread.run(self._handle.append_many(payloads))
+
+
+class BlockingAdvWriter(_BlockingWriteHandle[AdvWriteHandle]):
+    """Appends entries to one ledger, with ids that the caller chooses. Several threads may use it at once.
+
+    The ids are 0, 1, 2 and so on, in any order. An early entry waits here for all entries with lower ids. Any failure
+    ends the writer, and every later call raises the same error.
+
+    Create it with ``create_ledger_adv`` of a connection, or ``create_adv`` of a client.
+    """
+
+    @documented_as(AdvWriteHandle.append)
+    def append(self, entry_id: int, payload: Buffer) -> None:
+        self._thread.run(self._handle.append(entry_id, payload))
+
+    @documented_as(AdvWriteHandle.append_many)
+    def append_many(
+        self, entry_ids: Sequence[int] | npt.NDArray[np.int64], payloads: Payloads | Sequence[Buffer]
+    ) -> None:
+        self._thread.run(self._handle.append_many(entry_ids, payloads))
+
+
+class BlockingReader:
+    """Reads entries of one ledger. Opening it did not fence the ledger.
+
+    A closed ledger can be read up to ``metadata.last_entry_id``. A ledger that is being written can be read up to
+    ``last_add_confirmed``. Closing an iterator (``contextlib.closing``) cancels its requests.
+
+    Create it with ``open_ledger_for_reading`` of a connection, or ``open_for_reading`` of a client.
+    """
+
+    def __init__(self, thread: LoopThread, handle: ReadHandle) -> None:
+        self._thread = thread
+        self._handle = handle
+
+    @property
+    def ledger_id(self) -> int:
+        """The ledger's id."""
+        return self._handle.ledger_id
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """The ledger's metadata as this reader last read them."""
+        return self._handle.metadata
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """The last add confirmed that this reader knows of. It never decreases. -1 if there is none."""
+        return self._handle.last_add_confirmed
+
+    @documented_as(ReadHandle.read_last_add_confirmed)
+    def read_last_add_confirmed(self) -> int:
+        return self._thread.run(self._handle.read_last_add_confirmed())
+
+    @documented_as(ReadHandle.read)
+    def read(self, first: int, last: int) -> list[bytes]:
+        return self._thread.run(self._handle.read(first, last))
+
+    @documented_as(ReadHandle.read_range)
+    def read_range(self, first: int, last: int, *, max_bytes: int | None = None) -> pa.RecordBatch:
+        return self._thread.run(self._handle.read_range(first, last, max_bytes=max_bytes))
+
+    @documented_as(ReadHandle.read_blocks)
+    def read_blocks(self, first: int, last: int, *, known_to_exist: bool = False) -> Generator[EntryBlock, None, None]:
+        return _iterate(self._thread, self._handle.read_blocks(first, last, known_to_exist=known_to_exist))
+
+    @documented_as(ReadHandle.read_unconfirmed)
+    def read_unconfirmed(self, first: int, last: int) -> Generator[EntryBlock, None, None]:
+        return _iterate(self._thread, self._handle.read_unconfirmed(first, last))
+
+    @documented_as(ReadHandle.tail)
+    def tail(self, from_entry: int, *, max_wait_ms: int | None = None) -> Generator[EntryBlock, None, None]:
+        return _iterate(self._thread, self._handle.tail(from_entry, max_wait_ms=max_wait_ms))
+
+
+def _iterate(thread: LoopThread, items: AsyncGenerator[_T, None]) -> Generator[_T, None, None]:
+    """Run an asynchronous iterator on ``thread``. Closing the result closes the iterator."""
+    try:
+        while True:
+            try:
+                yield thread.run(items.__anext__())
+            except StopAsyncIteration:
+                return
+    finally:
+        thread.finish(items.aclose())
 
 
 async def _next(batches: AsyncIterator[list[int]]) -> list[int] | None:

@@ -115,6 +115,7 @@ class Client:
         custom_metadata: Mapping[str, bytes] | None = None,
         create_with: CreateWith | None = None,
         deferred_sync: bool = False,
+        ensemble: Sequence[str] | None = None,
     ) -> WriteHandle:
         """Create an empty ledger and open it for writing.
 
@@ -133,6 +134,9 @@ class Client:
             ledger.
         deferred_sync
             Let bookies acknowledge entries before they sync them. Entries are confirmed only by ``force`` or ``close``.
+        ensemble
+            The ids of the ledger's first bookies. By default the client chooses them. If one of them fails, the writer
+            replaces it as usual.
 
         Returns
         -------
@@ -141,13 +145,21 @@ class Client:
 
         Raises
         ------
+        InvalidArgumentError
+            If ``ensemble`` does not name as many different bookies as the quorum needs.
         NotEnoughBookiesError
             If fewer bookies are writable than the ensemble needs.
         MetadataUnavailableError
             If ZooKeeper does not answer.
         """
         return await self._started.create(
-            quorum, digest_type, password, custom_metadata, create_with, deferred_sync=deferred_sync
+            quorum,
+            digest_type,
+            password,
+            custom_metadata,
+            create_with,
+            deferred_sync=deferred_sync,
+            ensemble=ensemble,
         )
 
     async def create_adv(

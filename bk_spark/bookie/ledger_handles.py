@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 from weakref import WeakSet
 
@@ -15,7 +15,7 @@ from bk_spark.bookie.reading.read_handle import ReadHandle
 from bk_spark.bookie.writing.recovery import recover_ledger
 from bk_spark.bookie.writing.write_handle import WriteHandle
 from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.errors import UnauthorizedError
+from bk_spark.protocol.errors import InvalidArgumentError, UnauthorizedError
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bk_spark.protocol.quorum import Quorum
 
@@ -44,12 +44,18 @@ class LedgerHandles:
         ledger_id: int | None = None,
         *,
         deferred_sync: bool,
+        ensemble: Sequence[str] | None = None,
     ) -> WriteHandle:
         session = self.session
-        ensemble = await session.services.choose_ensemble(quorum)
+        if ensemble is None:
+            ensemble = await session.services.choose_ensemble(quorum)
+        elif len(ensemble) != quorum.ensemble_size or len(set(ensemble)) != len(ensemble):
+            raise InvalidArgumentError(
+                f"ensemble must name {quorum.ensemble_size} different bookies, not {', '.join(ensemble) or 'none'}"
+            )
         metadata = LedgerMetadata(
             quorum,
-            (Segment(0, ensemble),),
+            (Segment(0, tuple(ensemble)),),
             digest_type=digest_type,
             password=password,
             custom_metadata=dict(custom_metadata or {}),

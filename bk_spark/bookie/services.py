@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.metadata.ledger_store import CreateWith, LedgerStore, StoredMetadata
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
-from bk_spark.bookie.placement.placement import DEFAULT_RACK, Placement, unspread_windows
+from bk_spark.bookie.placement.placement import Placement, Spread, find_misplaced, judge_spread, unspread_windows
 from bk_spark.bookie.placement.quarantine import Quarantine
 from bk_spark.bookie.placement.racks import Racks, RackZnode, rack_sources
 from bk_spark.bookie.placement.registry import BookieRegistry, RegisteredBookie
@@ -169,6 +169,10 @@ class ClusterServices:
         """Return the ids of the writable and of the read-only bookies."""
         return await self._call(self._bookie_ids)
 
+    async def registrations(self, bookie_ids: Collection[str]) -> dict[str, int]:
+        """Return the zxid of each bookie's registration. A bookie without a usable one is left out."""
+        return await self._call(self._registrations, bookie_ids)
+
     async def choose_target(
         self,
         quorum: Quorum,
@@ -176,16 +180,21 @@ class ClusterServices:
         index: int,
         exclude: Collection[str],
         among: Collection[str] | None = None,
-    ) -> tuple[str, bool]:
+    ) -> tuple[str, int]:
         """Do the same as :meth:`choose_replacement` for copies of a lost bookie, but never refuse a bookie because of
-        its rack: fewer copies are worse than badly placed ones. Return the bookie, and whether every write quorum is
-        spread as it should be. With ``among``, only these bookies are chosen."""
+        its rack: fewer copies are worse than badly placed ones. Return the bookie, and how many write quorums are then
+        not spread as they should be. With ``among``, only these bookies are chosen."""
         return await self._call(self._choose_target, quorum, tuple(ensemble), index, frozenset(exclude), among)
 
-    async def find_misplaced(self, quorum: Quorum, ensemble: Sequence[str]) -> int | None:
-        """Return the position of ``ensemble`` whose move to another rack helps most. None if every write quorum is
-        spread over as many racks as it should be."""
+    async def find_misplaced(self, quorum: Quorum, ensemble: Sequence[str]) -> tuple[int, int]:
+        """Return the position of ``ensemble`` whose move to another rack helps most, and how many write quorums are not
+        spread over as many racks as they should be. If that is 0, as it is if the rack of a member is unknown, the
+        position does not matter."""
         return await self._call(self._find_misplaced, quorum, tuple(ensemble))
+
+    async def judge_spread(self, ensembles: Sequence[tuple[Quorum, Sequence[str]]]) -> list[Spread]:
+        """Return for each ensemble whether every write quorum is spread over as many racks as it should be."""
+        return await self._call(self._judge_spread, ensembles)
 
     def bookie_failed(self, bookie_id: str) -> None:
         """Report a refused or broken connection, or no answer. The bookie is chosen last for a while. Cheap."""
@@ -237,6 +246,13 @@ class ClusterServices:
     def _bookie_ids(self) -> tuple[frozenset[str], frozenset[str]]:
         return frozenset(self._registry.writable()), frozenset(self._registry.read_only())
 
+    def _registrations(self, bookie_ids: Collection[str]) -> dict[str, int]:
+        found = {}
+        for bookie_id in bookie_ids:
+            with contextlib.suppress(BookieUnavailableError):
+                found[bookie_id] = self._registry.registration(bookie_id).zxid
+        return found
+
     def _choose_target(
         self,
         quorum: Quorum,
@@ -244,7 +260,7 @@ class ClusterServices:
         index: int,
         exclude: Collection[str],
         among: Collection[str] | None,
-    ) -> tuple[str, bool]:
+    ) -> tuple[str, int]:
         usable = set(self._registry.writable()).difference(ensemble, exclude)
         if among is not None:
             usable.intersection_update(among)
@@ -260,17 +276,20 @@ class ClusterServices:
             read_only=len(self._registry.read_only()),
         )
         members = [chosen if position == index else bookie_id for position, bookie_id in enumerate(ensemble)]
-        spread = unspread_windows(quorum, [racks.get(each, DEFAULT_RACK) for each in members], placement.min_racks)
-        return chosen, spread == 0
+        return chosen, unspread_windows(quorum, [racks[each] for each in members], placement.min_racks)
 
-    def _find_misplaced(self, quorum: Quorum, ensemble: Sequence[str]) -> int | None:
+    def _find_misplaced(self, quorum: Quorum, ensemble: Sequence[str]) -> tuple[int, int]:
         known = self._racks.of(ensemble)
-        racks = [known.get(bookie_id, DEFAULT_RACK) for bookie_id in ensemble]
-        if not unspread_windows(quorum, racks, self._placement.min_racks):
-            return None
-        elsewhere = [[*racks[:index], "", *racks[index + 1 :]] for index in range(len(racks))]
-        left = [unspread_windows(quorum, moved, self._placement.min_racks) for moved in elsewhere]
-        return left.index(min(left))
+        return find_misplaced(quorum, [known[bookie_id] for bookie_id in ensemble], self._placement.min_racks)
+
+    def _judge_spread(self, ensembles: Sequence[tuple[Quorum, Sequence[str]]]) -> list[Spread]:
+        writable = self._registry.writable()
+        racks = self._racks.of({*writable, *(each for _, ensemble in ensembles for each in ensemble)})
+        offered = {racks[each] for each in writable}
+        return [
+            judge_spread(quorum, [racks[each] for each in ensemble], offered, self._placement.min_racks)
+            for quorum, ensemble in ensembles
+        ]
 
     def _quarantined(self, bookies: Collection[str]) -> Collection[str]:
         """Return those of ``bookies`` to choose last. A bookie that registered again since it failed is free."""

@@ -101,7 +101,8 @@ def log_at(place: LogPlace, password: bytes, settings: LogSettings | None = None
     """Return the log at ``place``, with its ledgers. Reads ZooKeeper at first use, or never if the caller passes the
     log's ``settings``, which do not change. A log deleted since then is only noticed when used.
 
-    Raises NoSuchLogError, LogReplacedError, UnauthorizedError, MetadataUnavailableError.
+    Raises NoSuchLogError, LogReplacedError, InvalidArgumentError if its ledgers are in another cluster,
+    UnauthorizedError, MetadataUnavailableError.
     """
 
     def opened() -> Log:

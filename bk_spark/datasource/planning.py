@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from bk_spark.bookie.blocking_reader import BlockingReader
+from bk_spark.bookie.blocking import BlockingReader
 from bk_spark.datasource.connections import client_of, logs_of
 from bk_spark.datasource.entries import arrow_format
 from bk_spark.datasource.entries.schemas import (

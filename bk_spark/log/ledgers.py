@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Mapping, Sequence
 
-from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.blocking_reader import BlockingReader
-from bk_spark.bookie.blocking_writer import BlockingWriter
+from bk_spark.bookie.blocking import BlockingClient, BlockingReader, BlockingWriter
 from bk_spark.log.core.steps import Closed, LedgerRegistrar
 from bk_spark.log.formats.names import MADE_FOR, LogPaths
 from bk_spark.log.formats.settings import LogSettings

@@ -143,8 +143,8 @@ class Log:
         RunRetiredError
             If another run of the application took over. The error names it.
         BatchRefusedError
-            If another query committed this batch or a later one under the application's name, or this query's
-            checkpoint was set back.
+            If another query committed this batch or a later one under the application's name, if this query's
+            checkpoint was set back, or if the log was and lacks batches before this one.
         LedgerRefusedError
             If a ledger or a range in a message cannot become part of the log.
         LogTailOpenError

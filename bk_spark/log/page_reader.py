@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from bk_spark.bookie.blocking_reader import BlockingReader
+from bk_spark.bookie.blocking import BlockingReader
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.log.core.append import head_of
 from bk_spark.log.core.index import PageIndex, decode_directory, decode_indexed_page, entry_name

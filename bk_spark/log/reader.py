@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
-from bk_spark.bookie.blocking_reader import BlockingReader
+from bk_spark.bookie.blocking import BlockingReader
 from bk_spark.bookie.runners import run_blocking
 from bk_spark.log.blocking import BlockingLog
 from bk_spark.log.core.readers.follow import Follow
@@ -45,7 +45,7 @@ from bk_spark.log.core.readers.reader_actions import (
 from bk_spark.log.formats.segment import Segment
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.znode_watch import ZnodeWatch
-from bk_spark.protocol.entries.entry_block import EntryBlock
+from bk_spark.protocol.entries.entry import EntryBlock
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.ledger.reading.range_windows import EntryRange

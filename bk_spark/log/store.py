@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Final
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.metadata.cluster_clock import ClockDifference
+from bk_spark.bookie.metadata.cluster_init import read_instance_id
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.log.blocking import BlockingLog
 from bk_spark.log.catalog import FoundLog, LogCatalog
@@ -133,7 +135,8 @@ class LogStore:
         name
             The name of the log.
         settings
-            Quorum, digest type, entry format, schema and password. They cannot be changed later.
+            Quorum, digest type, entry format, schema and password. They cannot be changed later. If this store has a
+            client, the log gets the id of the client's cluster. Otherwise it keeps the ``instance_id`` given here.
         password
             The password in ``settings``. Without it, the returned log has no access to its ledgers.
 
@@ -156,6 +159,8 @@ class LogStore:
             If the log may or may not have been created. Check whether it exists.
         """
         paths = LogPaths(self.root, check_log_name(name), str(uuid.uuid4()))
+        if self._client is not None:
+            settings = replace(settings, instance_id=_instance_id(self._client))
         log = self._log(FoundLog(Head(paths.log_id), paths, settings), password)
         operations = [
             CreateOp(paths.head, encode_head(Head(paths.log_id))),
@@ -206,6 +211,8 @@ class LogStore:
             If there is no log with this name.
         LogReplacedError
             If the log has another id than ``log_id``.
+        InvalidArgumentError
+            If the log's ledgers are in another cluster.
         UnauthorizedError
             If the password is wrong.
         MetadataFormatError
@@ -224,6 +231,7 @@ class LogStore:
             raise LogReplacedError(
                 f"log {name} was deleted and created again: its id is {head.log_id}, expected {log_id}"
             )
+        self._check_cluster([found])
         return self._log(found, password)
 
     def open_logs(self, names: Sequence[str], *, password: bytes | None = None) -> dict[str, Log]:
@@ -243,6 +251,8 @@ class LogStore:
 
         Raises
         ------
+        InvalidArgumentError
+            If the ledgers of one log are in another cluster.
         UnauthorizedError
             If the password of one log is wrong.
         MetadataFormatError
@@ -251,6 +261,7 @@ class LogStore:
             If ZooKeeper does not answer.
         """
         found = {name: one for name, one in self._catalog.find_many(names).items() if not one.head.deleted_time_ms}
+        self._check_cluster(found.values())
         # Checking a password takes milliseconds, outside Python's lock.
         with ThreadPoolExecutor(_CHECKERS) as checkers:
             logs = list(checkers.map(lambda one: self._log(one, password), found.values()))
@@ -281,6 +292,13 @@ class LogStore:
             If the password is wrong.
         """
         return self._log(FoundLog(Head(log_id), LogPaths(self.root, name, log_id), settings), password)
+
+    def _check_cluster(self, logs: Iterable[FoundLog]) -> None:
+        # Without a client, no ledger is touched.
+        if self._client is not None:
+            instance_id = _instance_id(self._client)
+            for found in logs:
+                found.settings.check_cluster(instance_id, found.paths.name)
 
     def _log(self, found: FoundLog, password: bytes | None) -> Log:
         ledgers = self._ledgers(found, password)
@@ -326,6 +344,9 @@ class LogStore:
     def delete_log(self, name: str, password: bytes) -> DeletionReport:
         """Delete a log and its ledgers, except those added by ``append_ledger``.
 
+        A log whose ledgers are in another cluster can be deleted, too: that cluster may have been made anew. Only the
+        log is deleted then. The other cluster's ledgers stay, and so do ledgers of this cluster with the same ids.
+
         Parameters
         ----------
         name
@@ -357,6 +378,10 @@ class LogStore:
             raise InvalidArgumentError(f"log {name} can be deleted from a store that has a client only")
         log = BlockingLog(self._zk, found.paths, found.settings, self._now_ms, ledgers)
         return log.run(delete_steps(found.paths, ledgers.ledger_path, self._now_ms))
+
+
+def _instance_id(client: BlockingClient) -> str | None:
+    return read_instance_id(client.zookeeper, client.root)
 
 
 def _deleted(name: str, path: str) -> str:

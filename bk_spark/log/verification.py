@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from bk_spark.bookie.blocking_reader import BlockingReader
+from bk_spark.bookie.blocking import BlockingReader
 from bk_spark.log.core.parts import in_parts
 from bk_spark.log.formats.segment import MAX_SEGMENT_ENTRIES, Segment, SegmentTable
 from bk_spark.log.formats.znodes import decode_registration

@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from bk_spark.bookie.blocking_writer import BlockingWriter
+from bk_spark.bookie.blocking import BlockingWriter
 from bk_spark.log.blocking import BlockingLog
 from bk_spark.log.core.reading import sync_steps
 from bk_spark.log.core.steps import Done, Event, Steps
@@ -44,8 +44,7 @@ from bk_spark.log.tail_keeper import TailKeeper
 from bk_spark.log.znode_watch import ZnodeWatch
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.entries.digest import Buffer
-from bk_spark.protocol.entries.gathering import EntryGatherer
-from bk_spark.protocol.entries.payloads import Payloads
+from bk_spark.protocol.entries.payloads import EntryGatherer, Payloads
 from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError
 
 #: Limits for single entries waiting to be sent.

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from bookie_server.gc.brake import CollectionBrake
 from bookie_server.gc.collector_status import EntryLogStatus, GarbageCollectorStatus
 from bookie_server.state import BookieState
 from bookie_server.storage.directories import LedgerDirectories
 from bookie_server.storage.journal.log_mark import LogMark
+
+if TYPE_CHECKING:
+    from bookie_server.integrity.data_check import DataCheckProgress
 
 
 class RefusedError(Exception):
@@ -54,3 +57,5 @@ class AdminActions:
     set_read_only: Callable[[bool], Awaitable[None]]
     #: The position before which each journal is no longer needed.
     last_marks: Callable[[], Sequence[LogMark]]
+    #: How far the check of ledgers in limbo has come. None: it is off, or has not begun.
+    data_check: Callable[[], DataCheckProgress | None]

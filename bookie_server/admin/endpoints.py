@@ -1,4 +1,4 @@
-"""The endpoints of the admin API: Apache's paths and JSON fields (compatibility.md §7.5), and three of our own.
+"""The endpoints of the admin API: Apache's paths and JSON fields (compatibility.md §7.5), and some of our own.
 
 Status 200 means that the request was carried out. Errors are ``{"error": "..."}``. A wrong method gets 405. Apache's
 bookie usually answers 404.
@@ -7,6 +7,7 @@ bookie usually answers 404.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -29,6 +30,8 @@ from bookie_server.metrics.metrics import MetricsRegistry
 
 _BOOKIE: Final = "/api/v1/bookie"
 _JOURNAL, _ENTRY_LOG, _INDEX = "journal", "entrylog", "index"
+#: Problems of the check of the data that an answer names.
+_NAMED_PROBLEMS: Final = 100
 _FILE_TYPES: Final = (_JOURNAL, _ENTRY_LOG, _INDEX)
 
 
@@ -66,6 +69,7 @@ def admin_routes(actions: AdminActions) -> Routes:
         f"{_BOOKIE}/gc/resume_compaction": {"PUT": endpoints.resume},
         f"{_BOOKIE}/entry_logs": {"GET": endpoints.entry_logs},
         f"{_BOOKIE}/reasons": {"GET": endpoints.reasons},
+        f"{_BOOKIE}/data_check": {"GET": endpoints.data_check},
     }
 
 
@@ -135,6 +139,24 @@ class _Endpoints:
                 "readOnly": state.reasons,
                 "directories": self._actions.directories.failures(),
                 "uncleanShutdown": state.unclean_start,
+            }
+        )
+
+    async def data_check(self, _: Request) -> Response:
+        progress = self._actions.data_check()
+        if progress is None:
+            return json_response({"known": False})
+        problems = itertools.islice(progress.problems.items(), _NAMED_PROBLEMS)
+        return json_response(
+            {
+                "known": True,
+                "ledgers": progress.ledgers,
+                "inLimbo": progress.left,
+                "recovered": progress.recovered,
+                "copiedEntries": progress.entries,
+                "copiedBytes": progress.size_bytes,
+                "failed": len(progress.problems),
+                "problems": [{"ledger": ledger_id, "reason": reason} for ledger_id, reason in problems],
             }
         )
 
@@ -263,6 +285,7 @@ def _stopped(brake: CollectionBrake, stopped: StoppedCollection) -> dict[str, ob
         "kind": brake.kind,
         "ledgers": len(stopped.ledgers),
         "held": stopped.held,
+        "notGiven": len(stopped.not_given),
         "countedTime": stopped.counted_ms,
         "first": stopped.named,
         "word": stopped.word,

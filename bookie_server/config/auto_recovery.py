@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from bk_spark.bookie.config import ClientConfig
 from bk_spark.settings.kinds import BOOLEAN, MAX_LONG, Kind, whole
-from bk_spark.settings.setting import Setting, declare
+from bk_spark.settings.setting import Setting, declare, settings_of
 
 
 def _key(name: str, default: str, kind: Kind, doc: str) -> Any:
     return declare(Setting(name, default, kind, doc))
+
+
+def _as_clients(field: str) -> Any:
+    """A key of the same name, default and meaning as in a client's configuration."""
+    return declare(settings_of(ClientConfig)[field])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +52,29 @@ class AutoRecoveryConfig:
         "auditorReplicasCheckInterval",
         "0",
         whole(unit=1000, off=0),
-        "Time between two checks that read every entry of every closed ledger at each of its bookies, s. It only "
-        "reports. 0: never.",
+        "Time between two checks whether each bookie of each closed ledger has all of its entries, s. Bookies are "
+        "asked for a list, and only entries that the list lacks are read. With "
+        "`auditorLedgerVerificationPercentage=100` all are read. It only reports. 0: never.",
     )
+    placement_check_interval_ms: int = _key(
+        "auditorPeriodicPlacementPolicyCheckInterval",
+        "0",
+        whole(unit=1000, off=0),
+        "Time between two checks whether the write quorums of closed ledgers span `minNumRacksPerWriteQuorum` racks, "
+        "s. Needs one of the sources of racks below. Repairs use them too, but too few racks never stop a repair. "
+        "0: never.",
+    )
+    moves_misplaced_copies: bool = _key(
+        "repairedPlacementPolicyNotAdheringBookieEnabled",
+        "false",
+        BOOLEAN,
+        "That check marks the ledgers that it finds, and workers move their copies. If false, it only reports.",
+    )
+    bookie_racks: str = _as_clients("bookie_racks")
+    rack_mapping_znode: str = _as_clients("rack_mapping_znode")
+    network_topology_script: str = _as_clients("network_topology_script")
+    network_topology_script_timeout_ms: int = _as_clients("network_topology_script_timeout_ms")
+    min_racks_per_write_quorum: int = _as_clients("min_racks_per_write_quorum")
     verified_percentage: int = _key(
         "auditorLedgerVerificationPercentage",
         "0",
@@ -91,12 +117,28 @@ class AutoRecoveryConfig:
         whole(-1),
         "Bytes that this process copies per second. 0 or less: no limit.",
     )
+    replication_entries_per_s: int = _key(
+        "replicationRateByEntries",
+        "-1",
+        whole(-1),
+        "Entries that this process copies per second. 0 or less: no limit. Not a key of Apache's.",
+    )
     copy_batch_entries: int = _key(
         "rereplicationEntryBatchSize",
         "2000",
         whole(1, 100_000),
-        "Entries that are copied together, at most. A batch is also limited to 1 MiB.",
+        "Entries that are copied together, at most. A batch is also limited to 256 KiB.",
     )
     ledgers_repaired_at_once: int = _key(
         "rereplicationLedgersAtOnce", "4", whole(1, 1000), "Ledgers that this process repairs at the same time."
     )
+
+    @property
+    def has_racks(self) -> bool:
+        """Whether there is a source of racks."""
+        return bool(self.bookie_racks or self.rack_mapping_znode or self.network_topology_script)
+
+    def client_config(self) -> ClientConfig:
+        """Return the configuration of the client that checks and repairs. Raises InvalidArgumentError."""
+        shared = settings_of(ClientConfig).keys() & settings_of(AutoRecoveryConfig).keys()
+        return ClientConfig(**{field: getattr(self, field) for field in shared})

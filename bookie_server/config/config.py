@@ -82,6 +82,18 @@ class BookieConfig(AutoRecoveryConfig):
         BOOLEAN,
         "Allow new, empty directories in addition to those that the cookie names.",
     )
+    data_integrity_checking: bool = _key(
+        "dataIntegrityChecking",
+        "false",
+        BOOLEAN,
+        'After a loss of data, say "unknown" about the ledgers of this bookie, and copy what they lack from others.',
+    )
+    data_integrity_stamp_missing_cookies: bool = _key(
+        "dataIntegrityStampMissingCookies",
+        "false",
+        BOOLEAN,
+        "With `dataIntegrityChecking`: start even if directories were lost and are empty now.",
+    )
 
     # --- requests
     max_frame_bytes: int = _key(
@@ -213,7 +225,17 @@ class BookieConfig(AutoRecoveryConfig):
         "(docs/metrics.md). 1: never.",
     )
     gc_brake_ledgers: int = _key(
-        "gcBrakeLedgers", "100", whole(most=MAX_LONG), "The brake never stops a collection of up to this many ledgers."
+        "gcBrakeLedgers",
+        "100",
+        whole(most=MAX_LONG),
+        "The share does not stop a collection of up to this many ledgers.",
+    )
+    gc_brake_ids_not_given: bool = _key(
+        "gcBrakeIdsNotGiven",
+        "true",
+        BOOLEAN,
+        "A collection that would delete a ledger whose id ZooKeeper's counter has not given stops and waits for an "
+        "operator (docs/metrics.md). Set false where clients choose ids and also let ZooKeeper give some.",
     )
     minor_compaction_interval_ms: int = _key(
         "minorCompactionInterval", "3600", whole(unit=1000, off=0), "Time between two minor compactions, s. 0: never."

@@ -10,6 +10,8 @@ import os
 from dataclasses import fields
 from typing import Any, Final
 
+from bk_spark.bookie.placement.rack_names import parse_rack_table
+from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bookie_server.config.addresses import find_addresses
 from bookie_server.config.conf_file import ConfFile
@@ -48,6 +50,17 @@ def load_config(path: str) -> tuple[BookieConfig, list[str]]:
         **values,
     )
     _check_together(config, conf)
+    try:
+        parse_rack_table(config.bookie_racks)
+    except InvalidArgumentError as error:
+        raise conf.error("bookieRacks", f"is wrong: {error}") from error
+    if config.placement_check_interval_ms and not config.has_racks:
+        warnings.append(
+            conf.warning(
+                "auditorPeriodicPlacementPolicyCheckInterval",
+                "has no effect without racks: set rackMappingZnode, networkTopologyScriptFileName or bookieRacks",
+            )
+        )
     return config, warnings
 
 

@@ -4,6 +4,12 @@ Lost metadata looks like deleted ledgers. So a pass counts its victims before it
 many, and they are a large share of all ledgers of the bookie, the pass removes none. The brake then shows a *word* that
 identifies exactly this set of ledgers. An operator who gives the word releases these ledgers, and no others, for the
 next pass. The word is kept in memory only, so a restart cancels the release.
+
+A single ledger is enough if the counter of ledger ids has not reached its id: then ZooKeeper was probably set back to
+an older state, in which ledgers that were created since do not exist. The pass removes no other ledger either, because
+the counter may have gone on since, beyond the ids of some lost ledgers. Ids that clients choose look the same. So an
+operator can switch this rule off, and it does not hold while the counter has given no id. That also hides that
+ZooKeeper was set back to a state before the first id.
 """
 
 from __future__ import annotations
@@ -24,27 +30,45 @@ _NAMED: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class CollectionBrakeLimits:
-    """A pass is stopped if it would remove more than ``least`` ledgers and more than ``share`` of all (1: never)."""
+    """A pass is stopped if it would remove more than ``least`` ledgers and more than ``share`` of all. With
+    ``ids_not_given`` it is also stopped if it would remove a ledger whose id was not given yet."""
 
     share: float = 0.5
     least: int = 100
+    ids_not_given: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class StoppedCollection:
     """A pass that waits for an operator. It would remove ``ledgers`` (ascending) of the bookie's ``held`` ledgers. They
-    were counted at ``counted_ms`` (epoch)."""
+    were counted at ``counted_ms`` (epoch). ``many``: they are too many at once. The counter of ids has not given the
+    ids ``not_given`` (ascending)."""
 
     ledgers: Int64s
     held: int
     counted_ms: int
     word: str
+    many: bool
+    not_given: Int64s
 
     @property
     def named(self) -> list[int]:
-        """The first few ledgers."""
-        first: list[int] = self.ledgers[:_NAMED].tolist()
-        return first
+        """A few ledgers: first those whose ids were not given."""
+        first = self.not_given[:_NAMED]
+        others = np.setdiff1d(self.ledgers[: 2 * _NAMED], first, assume_unique=True)
+        named: list[int] = np.concatenate((first, others))[:_NAMED].tolist()
+        return named
+
+    @property
+    def why(self) -> str:
+        """Each reason for the stop."""
+        reasons = ["too many at once"] if self.many else []
+        if len(self.not_given):
+            reasons.append(
+                f"ZooKeeper has not given the ids of {len(self.not_given)} of them: it was probably set back, or "
+                "clients choose ids (then set gcBrakeIdsNotGiven=false)"
+            )
+        return "; ".join(reasons)
 
 
 class CollectionBrake:
@@ -58,16 +82,19 @@ class CollectionBrake:
         #: The pass that waits for an operator, if any.
         self.stopped: StoppedCollection | None = None
 
-    def stops(self, victims: Int64s, held: int) -> StoppedCollection | None:
+    def stops(self, victims: Int64s, held: int, next_id: int = 0) -> StoppedCollection | None:
         """Decide whether a pass may remove ``victims`` (ascending) of ``held`` ledgers. Return None if it may.
 
-        This uses up a release. Ledgers that were not released count as if there were none.
+        ``next_id`` is what the counter of ids gives next; 0 if it has given none, or does not matter. This uses up a
+        release. Ledgers that were not released count as if there were none.
         """
         released, self._released = self._released, None
-        unnamed = len(victims) if released is None else len(np.setdiff1d(victims, released, assume_unique=True))
+        unnamed = victims if released is None else np.setdiff1d(victims, released, assume_unique=True)
+        not_given = unnamed[unnamed >= next_id] if next_id and self._limits.ids_not_given else unnamed[:0]
         self.stopped = None
-        if unnamed > self._limits.least and unnamed > self._limits.share * held:
-            self.stopped = StoppedCollection(victims, held, self._now_ms(), self._word(victims))
+        many = len(unnamed) > self._limits.least and len(unnamed) > self._limits.share * held
+        if many or len(not_given):
+            self.stopped = StoppedCollection(victims, held, self._now_ms(), self._word(victims), many, not_given)
         return self.stopped
 
     @property

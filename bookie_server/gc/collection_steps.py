@@ -5,7 +5,7 @@ fails, they release what they hold and pass the error on. ``ledger_collection.py
 and in the model world of ``tests/simulation/collection``.
 
 1. *Count.* Every ledger here is compared with the store; victims are noted. Nothing is removed yet.
-2. *Brake.* If there are too many victims, an operator decides (brake.py).
+2. *Brake.* If there are too many victims, or one has an id that was not given yet, an operator decides (brake.py).
 3. *Remove*, a few at a time: mark them, so that adds and fences of them are refused; sync with the store; read their
    znodes again; remove those that are still absent; unmark the others.
 
@@ -79,6 +79,11 @@ class ReadLedgers:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadNextId:
+    """Read the id that the next new ledger gets. Sent: the id; 0 if that cannot be said."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReadLocked:
     """Read a ledger's znode along with the lock and the mark of replication. Sent: LockedLedger."""
 
@@ -141,6 +146,7 @@ Step = (
     | PrepareLocks
     | ListRange
     | ReadLedgers
+    | ReadNextId
     | ReadLocked
     | TakeLock
     | ReleaseLock
@@ -165,7 +171,9 @@ def deletion_steps(report: CollectionReport, local: Int64s, ids_per_range: int, 
         for part in _parts(suspects, READS_AT_ONCE):
             found.append(_ids(_absent((yield ReadLedgers(part)))))
     victims = np.concatenate(found) if found else _ids(())
-    report.stopped = brake.stops(victims, len(local))
+    # Read last: by now the counter has given the id of every ledger that is here.
+    next_id = (yield ReadNextId()) if len(victims) else 0
+    report.stopped = brake.stops(victims, len(local), next_id)
     if report.stopped is not None:
         return
     if len(victims):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import struct
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,17 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bk_spark.protocol.arrays import Int64s
-from bookie_server.storage.entrylog.entry_log import HEADER_BYTES, MAGIC, VERSION
+from bookie_server.storage.entrylog.entry_log import read_ledgers_map, sum_by_ledger
 from bookie_server.storage.entrylog.entry_log_scan import EntryLogScan, FoundEntries
-from bookie_server.storage.files import read_at
 from bookie_server.storage.records import LENGTH_BYTES
 
-_HEADER: Final = struct.Struct(">4siqi")
-_MAP_HEAD: Final = struct.Struct(">iqqi")
-_MAP_ITEM: Final = np.dtype([("ledger_id", ">i8"), ("size_bytes", ">i8")])
-_MAP_LEDGER: Final = -1
-_MAP_ENTRY: Final = -2
-_MAP_BATCH: Final = 10_000
 #: Approximate memory of one usage beside its arrays.
 _OVERHEAD_BYTES: Final = 500
 
@@ -67,7 +59,7 @@ def read_usage(entry_log_id: int, path: str, check_stop: Callable[[], None] = la
     Raises OSError.
     """
     size = os.stat(path).st_size
-    mapped = _read_map(path)
+    mapped = read_ledgers_map(path)
     if mapped is not None:
         return EntryLogUsage(entry_log_id, path, size, *mapped, problem="", from_map=True)
     scan = EntryLogScan(path)
@@ -134,7 +126,7 @@ class _Totals:
     def add(self, entries: FoundEntries) -> None:
         if not len(entries):
             return
-        part = _sum_by_ledger(entries.ledger_ids, entries.sizes + LENGTH_BYTES)
+        part = sum_by_ledger(entries.ledger_ids, entries.sizes + LENGTH_BYTES)
         self._parts.append(part)
         self._waiting += len(part[0])
         if self._waiting > max(100_000, len(self._ledger_ids)):
@@ -147,16 +139,8 @@ class _Totals:
     def _join(self) -> None:
         ids = np.concatenate([self._ledger_ids, *(part[0] for part in self._parts)])
         sizes = np.concatenate([self._ledger_bytes, *(part[1] for part in self._parts)])
-        self._ledger_ids, self._ledger_bytes = _sum_by_ledger(ids, sizes)
+        self._ledger_ids, self._ledger_bytes = sum_by_ledger(ids, sizes)
         self._parts, self._waiting = [], 0
-
-
-def _sum_by_ledger(ledger_ids: Int64s, sizes: Int64s) -> tuple[Int64s, Int64s]:
-    if not len(ledger_ids):
-        return ledger_ids, sizes
-    order = np.argsort(ledger_ids, kind="stable")
-    ids, starts = np.unique(ledger_ids[order], return_index=True)
-    return ids, np.add.reduceat(sizes[order], starts)
 
 
 def among(ids: Int64s, sorted_ids: Int64s) -> npt.NDArray[np.bool_]:
@@ -166,47 +150,3 @@ def among(ids: Int64s, sorted_ids: Int64s) -> npt.NDArray[np.bool_]:
     places = np.minimum(np.searchsorted(sorted_ids, ids), len(sorted_ids) - 1)
     result: npt.NDArray[np.bool_] = sorted_ids[places] == ids
     return result
-
-
-def _read_map(path: str) -> tuple[Int64s, Int64s] | None:
-    """The ledgers map; None if there is none, or it is damaged."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        size = os.fstat(fd).st_size
-        header = read_at(fd, _HEADER.size, 0)
-        if len(header) < _HEADER.size:
-            return None
-        magic, version, position, count = _HEADER.unpack(header)
-        if magic != MAGIC or version > VERSION or not HEADER_BYTES <= position < size:
-            return None
-        if not 0 < count <= (size - position) // _MAP_ITEM.itemsize:
-            return None
-        batches = []
-        while count > 0:
-            batch = _read_map_batch(fd, position, count)
-            if batch is None:
-                return None
-            batches.append(batch)
-            count -= len(batch)
-            position += _MAP_HEAD.size + batch.nbytes
-    finally:
-        os.close(fd)
-    items = np.concatenate(batches)
-    ids, sizes = items["ledger_id"].astype(np.int64), items["size_bytes"].astype(np.int64)
-    if bool((ids < 0).any() or (sizes <= 0).any() or (sizes > size).any()):
-        return None
-    return _sum_by_ledger(ids, sizes)
-
-
-def _read_map_batch(fd: int, position: int, most: int) -> npt.NDArray[np.void] | None:
-    head = read_at(fd, _MAP_HEAD.size, position)
-    if len(head) < _MAP_HEAD.size:
-        return None
-    length, ledger_id, entry_id, count = _MAP_HEAD.unpack(head)
-    if (ledger_id, entry_id) != (_MAP_LEDGER, _MAP_ENTRY) or not 0 < count <= min(_MAP_BATCH, most):
-        return None
-    size_bytes = count * _MAP_ITEM.itemsize
-    if length != _MAP_HEAD.size - LENGTH_BYTES + size_bytes:
-        return None
-    items = read_at(fd, size_bytes, position + _MAP_HEAD.size)
-    return np.frombuffer(items, _MAP_ITEM) if len(items) == size_bytes else None

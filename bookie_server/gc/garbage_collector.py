@@ -84,7 +84,7 @@ class GarbageCollector:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="gc")
         self.counters = GarbageCollectorCounters()
         reads = LedgerMetadataReads(store, identity, Throttle(config.gc_metadata_operations_per_s), self._stop)
-        limits = CollectionBrakeLimits(config.gc_brake_share, config.gc_brake_ledgers)
+        limits = CollectionBrakeLimits(config.gc_brake_share, config.gc_brake_ledgers, config.gc_brake_ids_not_given)
         self._ledgers = LedgerCollection(storage, reads, limits, self._run_blocking, self._stop)
         self.brakes = (self._ledgers.deleted, self._ledgers.over_replicated)
         self._logs = EntryLogCollection(config, storage, self._run_blocking, self._stop, self.counters)

@@ -29,6 +29,7 @@ from bookie_server.gc.collection_steps import (
     PrepareLocks,
     ReadLedgers,
     ReadLocked,
+    ReadNextId,
     ReleaseLock,
     RemoveLedgers,
     Step,
@@ -110,11 +111,11 @@ class LedgerCollection:
         stopped = report.stopped
         if stopped is not None:
             report.problem = (
-                f"{len(stopped.ledgers)} of {stopped.held} ledgers are {brake.kind}: too many at once. None is "
+                f"{len(stopped.ledgers)} of {stopped.held} ledgers are {brake.kind}: {stopped.why}. None is "
                 f"removed until an operator gives the word {stopped.word}"
             )
             _LOG.error(
-                "%s. If ZooKeeper was restored or created again, restore its ledgers first. Otherwise: "
+                "%s. If ZooKeeper was restored or created again, see docs/operations.md. Otherwise: "
                 'PUT /api/v1/bookie/gc/brake {"word": "%s"}. The ledgers: %s',
                 report.problem,
                 stopped.word,
@@ -135,6 +136,8 @@ class LedgerCollection:
                 return await self._run_blocking(self._reads.unlisted, ledger_ids)
             case ReadLedgers(ledger_ids):
                 return await self._run_blocking(self._reads.contents, ledger_ids)
+            case ReadNextId():
+                return await self._run_blocking(self._reads.next_id)
             case ReadLocked(ledger_id):
                 return await self._run_blocking(self._reads.locked_ledger, ledger_id)
             case TakeLock(ledger_id):

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from bk_spark.bookie.metadata.ledger_ids import coming_ledger_id
 from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.protocol.errors import MetadataUnavailableError
 from bk_spark.protocol.metadata.ledger_paths import MAX_LEDGER_ID, LedgerManager, parse_layout
@@ -83,6 +84,19 @@ class LedgerMetadataReads:
             locked=held is not None and held.owner_session == self.store.zk.session_id,
             marked=found[mark] is not None,
         )
+
+    def next_id(self) -> int:
+        """The id that the next new ledger gets; 0 if the counter has given none. Raises like :meth:`get`.
+
+        Also 0 with the flat layout, whose counter counts all znodes in the root.
+        """
+        if self.store.manager is LedgerManager.FLAT:
+            return 0
+        self._take(1)
+        found = coming_ledger_id(self.store.zk, self.root, self.store.manager)
+        # It counts only if it is this cluster's.
+        self.get([self.path(0)])
+        return found
 
     def unlisted(self, ledger_ids: Sequence[int]) -> list[int]:
         """Those of one range's ledgers that its list lacks. Raises like :meth:`names_in`."""

@@ -1,3 +1,3 @@
-"""The identity of this bookie: cookies, its cluster, its registration, the locks on its directories. Process startup
-imports from here.
+"""The identity of this bookie: cookies, its cluster, its registration, the locks on its directories, and whether it
+can read what is in them. Process startup imports from here.
 """

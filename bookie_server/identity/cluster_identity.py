@@ -63,7 +63,7 @@ class ClusterIdentity:
 
     def _foreign(self, why: str) -> ForeignClusterError:
         return ForeignClusterError(
-            f"not the cluster of bookie {self.bookie_id}: {why}. Nothing is collected and the bookie does not register "
-            "until ZooKeeper has its cluster again. Check metadataServiceUri and where its hosts lead. If the znodes "
-            "were deleted, restore ZooKeeper from a backup"
+            f"not the cluster of bookie {self.bookie_id}: {why}. Nothing is collected, no ledger leaves limbo, and the "
+            "bookie does not register until ZooKeeper has its cluster again. Check metadataServiceUri and where its "
+            "hosts lead. If the znodes were deleted, restore ZooKeeper from a backup"
         )

@@ -4,48 +4,88 @@ The same cookie is stored in ZooKeeper (``<R>/cookies/<bookie id>``) and as ``cu
 and index directory. A bookie that lost a directory would answer "absent" for entries it had acknowledged, so it does
 not start. It does not start either if the cookie in ZooKeeper was lost as well.
 
+With an operator's word (``dataIntegrityStampMissingCookies``) it starts without lost directories. These are first
+stamped with ``VERSION.unchecked``, then all ledgers are marked (``integrity/marking.py``), and only then is that file
+renamed. Until then every start begins again, and no other bookie, of any release, starts on the directories. Before
+the ledgers are marked, all directories get a new ``GENERATION`` (``generation.py``). If a lost directory comes back
+later, its generation differs, and the start is refused.
+
 A first start stamps the directories and then creates the cookie in ZooKeeper. If it is interrupted in between, it can
-be repeated as long as the directories hold only their stamps. Adding storage uses the same order.
+be repeated as long as the directories hold only their stamps. Adding storage uses the same order. If ZooKeeper's reply
+to the cookie's create or change is lost, the same is sent again, and what is stored then decides.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
+from bk_spark.bookie.metadata.proven_changes import ATTEMPTS
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import (
     CookieMismatchError,
     MetadataConflictError,
     MetadataError,
     MetadataFormatError,
+    MetadataUnavailableError,
     NodeExistsError,
+    OutcomeUnknownError,
 )
 from bk_spark.protocol.metadata.cookie import Cookie, encode_directories
 from bk_spark.protocol.metadata.znodes import Znode
 from bookie_server.config.config import BookieConfig
 from bookie_server.identity.cluster_identity import ClusterIdentity
+from bookie_server.identity.generation import GENERATION_FILE, new_generation, read_generation, write_generation
 from bookie_server.storage import files
 
 _LOG: Final = logging.getLogger(__name__)
 _VERSION_FILE: Final = "VERSION"
-#: Files that an interrupted first start leaves in a directory.
-_STAMP_FILES: Final = {_VERSION_FILE, _VERSION_FILE + ".tmp"}
+#: The stamp of a directory that takes the place of a lost one, until ledgers are marked.
+_UNCHECKED_FILE: Final = _VERSION_FILE + ".unchecked"
+#: Files that an interrupted first start, expansion or replacement leaves in a directory.
+_STAMP_FILES: Final = {name + end for name in (_VERSION_FILE, _UNCHECKED_FILE, GENERATION_FILE) for end in ("", ".tmp")}
+
+#: Makes a start without these directories safe. Called with the cluster, and the directories as configured.
+PrepareLoss = Callable[[ClusterIdentity, Sequence[str]], None]
 
 
-def check_cookies(zookeeper: ZooKeeper, config: BookieConfig) -> ClusterIdentity:
+def check_cookies(
+    zookeeper: ZooKeeper, config: BookieConfig, prepare_loss: PrepareLoss | None = None
+) -> ClusterIdentity:
     """Check that the directories and the bookie id belong together; stamp them if both are new. Return the cluster
     identity to accept from now on.
 
-    Raises CookieMismatchError (naming every field that differs, with nothing written), MetadataError if the cluster is
-    not initialised, OSError.
+    Parameters
+    ----------
+    prepare_loss
+        Called if directories were lost, before they are stamped anew. None: refuse lost directories.
+
+    Raises
+    ------
+    CookieMismatchError
+        Naming every field that differs, or a replaced directory that came back. Nothing was written.
+    CorruptFileError
+        If the generation of a directory cannot be understood.
+    MetadataError
+        If the cluster is not initialised.
+    OSError
     """
     check = _Check(zookeeper, config)
     check.compare()
     if check.node is not None:
-        check.require_stamps()
+        lost = check.lost_directories()
+        if lost and prepare_loss is None:
+            raise check.refuse(lost)
+        check.require_empty_additions()
+        if lost and prepare_loss is not None:
+            check.begin_replacement(lost)
+            prepare_loss(check.identity(), lost)
+            check.end_replacement(lost)
+        check.require_one_generation()
         if config.allow_storage_expansion:
             check.expand()
     else:
@@ -78,15 +118,24 @@ class _Check:
         #: Cookies found, by their place.
         self._found: dict[str, Cookie] = {}
         self._unstamped: list[str] = []
+        #: Those of them whose replacement has begun.
+        self._unchecked: list[str] = []
+        #: What all directories have, once that is checked.
+        self._generation: str | None = None
         if self.node is not None:
             self._found[f"znode {self._path}"] = Cookie.decode(self.node.data, f"znode {self._path}")
         for directory in self._directories:
             path = os.path.join(current_directory(directory), _VERSION_FILE)
             cookie = _read_stamp(path)
-            if cookie is None:
-                self._unstamped.append(directory)
-            else:
+            if cookie is not None:
                 self._found[path] = cookie
+                continue
+            self._unstamped.append(directory)
+            path = os.path.join(current_directory(directory), _UNCHECKED_FILE)
+            cookie = _read_stamp(path)
+            if cookie is not None:
+                self._found[path] = cookie
+                self._unchecked.append(directory)
 
     def compare(self) -> None:
         for source, cookie in self._found.items():
@@ -97,20 +146,82 @@ class _Check:
                     "correct metadataServiceUri, or restore that znode"
                 )
 
-    def require_stamps(self) -> None:
-        """The cookie is in ZooKeeper, so every directory needs its stamp; new ones only if storage may be expanded."""
+    def lost_directories(self) -> list[str]:
+        """The cookie is in ZooKeeper, so every directory should have its stamp; new ones need none if storage may be
+        expanded."""
         lost = self._unstamped
         if self._config.allow_storage_expansion:
             # An interrupted expansion: stamps may already name a new directory that ZooKeeper does not know.
             known = self._found[f"znode {self._path}"].storage_directories() | {*self._config.journal_directories}
             lost = [directory for directory in lost if directory in known]
-        if lost:
+        return lost
+
+    def refuse(self, lost: Sequence[str]) -> CookieMismatchError:
+        """Return the error for lost directories."""
+        return CookieMismatchError(
+            f"bookie {self._config.bookie_id} has a cookie in ZooKeeper ({self._path}), but {' and '.join(lost)} "
+            "has no current/VERSION: the directory was lost or replaced. Restore it. If it is lost for good, start "
+            "the bookie with dataIntegrityChecking=true and dataIntegrityStampMissingCookies=true: it copies what it "
+            "lost from other bookies. Or re-replicate the bookie's ledgers, delete that znode, and start it again"
+        )
+
+    def require_empty_additions(self) -> None:
+        self._require_empty([each for each in self._unstamped if each not in self._unchecked], "to be added")
+
+    def begin_replacement(self, lost: Sequence[str]) -> None:
+        """Stamp lost directories as unchecked. Raises CookieMismatchError if this cannot be done now."""
+        source = f"znode {self._path}"
+        _require_equal(self._expected, self._found[source], source)
+        config = self._config
+        indexes = [each for each in config.index_directories if each not in lost]
+        if indexes and all(each in lost for each in config.ledger_directories):
             raise CookieMismatchError(
-                f"bookie {self._config.bookie_id} has a cookie in ZooKeeper ({self._path}), but {' and '.join(lost)} "
-                "has no current/VERSION: the directory was lost or replaced. Restore it; or re-replicate the "
-                "bookie's ledgers, delete that znode, and start it again"
+                f"all ledger directories were lost, so the index files in {' and '.join(indexes)} lead nowhere, and "
+                "new entry logs would get the ids of lost ones: move the content of these directories away, too"
             )
-        self._require_empty(self._unstamped, "to be added")
+        self._read_generations()
+        self._stamp([each for each in lost if each not in self._unchecked], _UNCHECKED_FILE)
+        # An earlier start may have ended here, so they may differ. Nothing that they hold counts: all is marked next.
+        generation = new_generation()
+        for directory in self._directories:
+            write_generation(current_directory(directory), generation)
+
+    def require_one_generation(self) -> None:
+        """Refuse a lost directory that came back after it was replaced. The bookie went on without it, so the
+        directory lacks the marks and entries since. Raises CookieMismatchError, CorruptFileError."""
+        found = self._read_generations()
+        if len(found) > 1:
+            have = "; ".join(
+                f"{' and '.join(directories)}: {generation or 'none'}"
+                for generation, directories in sorted(found.items(), key=lambda item: item[0] or "")
+            )
+            raise CookieMismatchError(
+                f"the directories of bookie {self._config.bookie_id} were not in use together: their generations "
+                f"({GENERATION_FILE}, the oldest first) differ: {have}. A directory that was replaced after a loss is "
+                "back, and what it holds is too old. Mount the disk that replaced it. If there is none, move the "
+                "content of the directories with the older generations away, and start the bookie with "
+                "dataIntegrityChecking=true and dataIntegrityStampMissingCookies=true"
+            )
+        (self._generation,) = found or (None,)
+
+    def _read_generations(self) -> dict[str | None, list[str]]:
+        """The stamped directories by their generation. Raises CorruptFileError, also for an unknown version."""
+        found: dict[str | None, list[str]] = {}
+        for directory in self._directories:
+            if directory not in self._unstamped:
+                found.setdefault(read_generation(current_directory(directory)), []).append(directory)
+        return found
+
+    def end_replacement(self, lost: Sequence[str]) -> None:
+        """Stamp lost directories for good. Nobody calls an entry absent that was lost."""
+        for directory in lost:
+            current = current_directory(directory)
+            path = os.path.join(current, _VERSION_FILE)
+            files.rename(os.path.join(current, _UNCHECKED_FILE), path)
+            files.sync_directory(current)
+            self._found[path] = self._expected
+        self._unstamped = [each for each in self._unstamped if each not in lost]
+        _LOG.info("stamped directories=%s bookie=%s after a loss", ",".join(lost), self._config.bookie_id)
 
     def require_new(self) -> None:
         """No cookie is in ZooKeeper, so the directories may hold only what a first start leaves."""
@@ -133,14 +244,9 @@ class _Check:
         return ClusterIdentity(self._root, self._expected, named[0] if named else self._expected.instance_id)
 
     def create(self) -> None:
-        self._stamp(self._unstamped)
-        try:
-            self._zookeeper.create(self._path, self._expected.encode(), make_parents=True)
-        except NodeExistsError:
-            # Another process created it, or this one did and the reply was lost.
-            node = self._zookeeper.get(self._path)
-            source = f"znode {self._path}"
-            _require_equal(self._expected, Cookie.decode(node.data if node else b"", source), source)
+        # Also those that have their stamp: they may be left from a replacement, with a generation.
+        self._stamp(self._directories)
+        self._until_answered(self._create_znode, "created")
         _LOG.info("stamped directories=%s bookie=%s", ",".join(self._directories), self._config.bookie_id)
 
     def expand(self) -> None:
@@ -155,17 +261,45 @@ class _Check:
         node = self.node
         if node is None or not self._expected.differences(self._found[f"znode {self._path}"]):
             return
-        try:
-            self._zookeeper.set(self._path, self._expected.encode(), node.version)
-        except MetadataConflictError as error:
-            raise CookieMismatchError(f"{self._path} was changed by another process meanwhile. Start again") from error
+        self._until_answered(functools.partial(self._change_znode, node.version), "changed")
         _LOG.info("storage expanded: bookie=%s directories=%s", self._config.bookie_id, ",".join(self._directories))
 
-    def _stamp(self, directories: Sequence[str]) -> None:
+    def _until_answered(self, send: Callable[[], None], done: str) -> None:
+        """Call ``send`` until ZooKeeper's reply arrives. Raises MetadataUnavailableError."""
+        for _ in range(ATTEMPTS):
+            with contextlib.suppress(OutcomeUnknownError):
+                return send()
+        raise MetadataUnavailableError(f"{self._path} could not be {done}: each reply of ZooKeeper was lost. Retry.")
+
+    def _create_znode(self) -> None:
+        try:
+            self._zookeeper.create(self._path, self._expected.encode(), make_parents=True)
+        except NodeExistsError:
+            # Another process created it, or this one did and the reply was lost.
+            node = self._zookeeper.get_latest(self._path)
+            source = f"znode {self._path}"
+            _require_equal(self._expected, Cookie.decode(node.data if node else b"", source), source)
+
+    def _change_znode(self, version: int) -> None:
+        content = self._expected.encode()
+        try:
+            self._zookeeper.set(self._path, content, version)
+        except MetadataConflictError as error:
+            # Another process changed it, or this one did and the reply was lost.
+            found = self._zookeeper.get_latest(self._path)
+            if found is None or found.data != content:
+                raise CookieMismatchError(
+                    f"{self._path} was changed by another process meanwhile. Start again"
+                ) from error
+
+    def _stamp(self, directories: Sequence[str], name: str = _VERSION_FILE) -> None:
         for directory in directories:
             current = current_directory(directory)
             files.make_directory(current)
-            files.replace_file(os.path.join(current, _VERSION_FILE), self._expected.encode())
+            if name == _VERSION_FILE:
+                # First, since a stamped directory must have it.
+                write_generation(current, self._generation)
+            files.replace_file(os.path.join(current, name), self._expected.encode())
             files.sync_directory(directory)
 
     def _require_empty(self, directories: Sequence[str], what: str) -> None:

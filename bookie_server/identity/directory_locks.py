@@ -35,7 +35,9 @@ class DirectoryLocks:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise StorageError(f"directory {directory} is in use by another bookie process") from error
+                raise StorageError(
+                    f"directory {directory} is in use by another bookie process, or by bkctl, which reads it"
+                ) from error
 
     def release(self, *, remove_made: bool = False) -> None:
         """Release the locks. With ``remove_made``, also remove directories created here, if they are empty."""

@@ -66,6 +66,9 @@ class LocalCluster:
     ...     print(cluster.metadata_service_uri)
     """
 
+    #: What holds the child processes together.
+    _group_class: type[GuardedProcessGroup] = GuardedProcessGroup
+
     def __init__(
         self,
         directory: str | Path,
@@ -136,7 +139,7 @@ class LocalCluster:
         except OSError as error:
             raise StorageError(f"cannot use directory {self.directory}: {error}") from error
         try:
-            self._group = GuardedProcessGroup(self._lock.fd)
+            self._group = self._group_class(self._lock.fd)
             self._make_servers(self._settle_state(), self._group)
             self._start_zookeepers(tell, deadline)
             self._start_bookies(tell, deadline)

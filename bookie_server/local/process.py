@@ -25,7 +25,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from bk_spark.protocol.errors import StorageError
 
@@ -59,7 +59,7 @@ class GuardedProcessGroup:
                 guard = self._start_guard()
             try:
                 with log_path.open("ab") as log:
-                    return subprocess.Popen(
+                    return self._popen(
                         command,
                         stdin=subprocess.DEVNULL,
                         stdout=log,
@@ -77,6 +77,10 @@ class GuardedProcessGroup:
             guard, self._guard = self._guard, None
             if guard is not None:
                 _end_guard(guard)
+
+    def _popen(self, command: Sequence[str], **how: Any) -> subprocess.Popen[bytes]:
+        """Start a process. Tests fork bookies instead."""
+        return subprocess.Popen(command, **how)
 
     def _start_guard(self) -> subprocess.Popen[bytes]:
         if self._guard is not None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from bookie_server.bookie import Bookie
 from bookie_server.disks.disk_monitor import DiskMonitor
@@ -17,6 +18,9 @@ from bookie_server.net.native.server import NativeServer
 from bookie_server.storage.directories import LedgerDirectories
 from bookie_server.storage.journal.group_timing import JournalGroupStats
 from bookie_server.storage.ledger_storage import LedgerStorage
+
+if TYPE_CHECKING:
+    from bookie_server.integrity.data_check import DataCheckProgress
 
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_:]")
 
@@ -141,6 +145,25 @@ def watch_collector(metrics: BookieMetrics, collector: GarbageCollector) -> None
         ("COMPACT_RUNTIME", counters.compactions),
     ):
         registry.totals(f"bookie_gc_{name}", partial(_count_and_milliseconds, timing))
+
+
+def watch_data_check(metrics: BookieMetrics, progress: Callable[[], DataCheckProgress | None]) -> None:
+    """Ledgers that are in limbo, and what was copied for those that are whole again. 0 without a check."""
+    for name, read in (
+        ("LIMBO_LEDGERS", lambda found: found.left),
+        ("FAILED_LEDGERS", lambda found: len(found.problems)),
+    ):
+        metrics.gauge(f"bookie_data_check_{name}", partial(_of_check, progress, read))
+    for name, read in (
+        ("COPIED_ENTRIES", lambda found: found.entries),
+        ("COPIED_BYTES", lambda found: found.size_bytes),
+    ):
+        metrics.registry.watched_counter(f"bookie_data_check_{name}", partial(_of_check, progress, read))
+
+
+def _of_check(progress: Callable[[], DataCheckProgress | None], read: Callable[[DataCheckProgress], int]) -> int:
+    found = progress()
+    return 0 if found is None else read(found)
 
 
 def _count_and_milliseconds(timing: CollectionTiming, ok: bool) -> tuple[int, float]:

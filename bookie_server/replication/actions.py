@@ -125,21 +125,28 @@ class MarkLedgers:
 
 @dataclass(frozen=True, slots=True)
 class CheckLedgers:
-    """Check entries of ledgers at their bookies. Answered by :class:`LedgersChecked`."""
+    """Check entries of ledgers at their bookies. Answered by :class:`LedgersChecked`.
+
+    ``lost``: those of their bookies that count as lost. Every other bookie is asked, so one that is waited for is
+    unknown and not bad.
+    """
 
     ledgers: Mapping[int, LedgerMetadata]
     check: Check
+    lost: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class LedgersChecked:
     """``bad`` copies by ledger: bookies that are lost, or lack an entry. Ledgers without bad copies are missing.
 
-    ``unknown``: why a ledger could not be checked. Ask again later.
+    ``unknown``: why a ledger could not be checked. Ask again later. ``unmovable``: ledgers of ``bad`` that break the
+    placement policy, and that no move could help now.
     """
 
     bad: Mapping[int, frozenset[str]]
     unknown: Mapping[int, str]
+    unmovable: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +174,14 @@ class WriteProgress:
 
 @dataclass(frozen=True, slots=True)
 class EndCheck:
-    """Store the time of the check as Apache's auditor does, and delete its progress. Raises SessionLostError."""
+    """Store the time of the check as Apache's auditor does, and delete its progress. Raises SessionLostError.
+
+    ``delay`` is stored as that of the last complete search for lost bookies.
+    """
 
     check: Check
     proof: str
+    delay: DelayRead | None = None
 
 
 ScanAction = (
@@ -195,6 +206,22 @@ class ReadCookies:
 @dataclass(frozen=True, slots=True)
 class CookiesRead:
     bookies: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAuditedDelay:
+    """Answered by :class:`AuditedDelayRead`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedDelayRead:
+    """The delay as the auditor knew it that completed the last search for lost bookies. None: nobody stored it.
+
+    ``unreadable``: it is stored in a format that this release does not know.
+    """
+
+    delay: DelayRead | None
+    unreadable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +288,7 @@ class StepFailed:
 
 @dataclass(frozen=True, slots=True)
 class ReadFailed:
-    """A :class:`ReadCookies` or :class:`ReadCheckTime` failed."""
+    """One of these actions failed."""
 
-    action: ReadCookies | ReadCheckTime
+    action: ReadCookies | ReadAuditedDelay | ReadCheckTime
     error: Exception

@@ -1,8 +1,9 @@
 """The auditor: decides when which ledgers are checked (compatibility.md §6.4).
 
 A bookie is lost if it is known and not registered. One lost bookie is waited for as long as ``lostBookieRecoveryDelay``
-says. If several are lost, the audit begins at once. An audit and another check may run at the same time, one of each.
-While no bookie is registered nothing is lost: the registrations are then more likely gone than the bookies.
+says, and no check marks a ledger because of it. If several are lost, the audit begins at once. An audit and another
+check may run at the same time, one of each. While no bookie is registered nothing is lost: the registrations are then
+more likely gone than the bookies.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import Any, Final
 from bk_spark.protocol.errors import MetadataFormatError, SessionLostError
 from bk_spark.protocol.machine import EndedBy, StartTimer, StepMachine, StopTimer, Succeeded, TimerFired
 from bookie_server.replication.actions import (
+    AuditedDelayRead,
     BookiesRead,
     Check,
     CheckTimeRead,
     CookiesRead,
     DelayRead,
     DisabledRead,
+    ReadAuditedDelay,
     ReadCheckTime,
     ReadCookies,
     ReadFailed,
@@ -80,7 +83,7 @@ class AuditorCounters:
     audits_delayed: int = 0
     #: Delays that ended because the lost bookie was back in time.
     delays_cancelled: int = 0
-    #: Scans that ended, and the ledgers with bad copies that they found.
+    #: Scans for bad copies that ended, and the ledgers that they found.
     scans: int = 0
     ledgers_found: int = 0
     ledgers_marked: int = 0
@@ -103,6 +106,7 @@ class _Running:
 Event = (
     BookiesRead
     | CookiesRead
+    | AuditedDelayRead
     | DelayRead
     | DisabledRead
     | CheckTimeRead
@@ -112,7 +116,7 @@ Event = (
     | SessionLost
     | TimerFired
 )
-Action = Watch | ReadCookies | ReadCheckTime | Step | StartTimer | StopTimer
+Action = Watch | ReadCookies | ReadAuditedDelay | ReadCheckTime | Step | StartTimer | StopTimer
 
 
 class Auditor:
@@ -123,7 +127,7 @@ class Auditor:
         self._scans = scans
         self.outcome: Succeeded[AuditorEnd] | EndedBy | None = None
         self.counters = counters or AuditorCounters()
-        self._actions: list[Action] = [Watch(), ReadCookies()]
+        self._actions: list[Action] = [Watch(), ReadCookies(), ReadAuditedDelay()]
         self._periodic = [check for check in Check if check is not Check.BOOKIES and settings.interval_ms(check) > 0]
         self._actions += [ReadCheckTime(check) for check in self._periodic]
         #: Until a new auditor may begin something.
@@ -134,6 +138,11 @@ class Auditor:
         self._registered: frozenset[str] | None = None
         self._disabled: bool | None = None
         self._delay: DelayRead | None = None
+        #: The delay that the last complete search knew. An audit that was asked for since then is still owed.
+        self._audited_delay: AuditedDelayRead | None = None
+        #: An audit was asked for before this auditor could begin one.
+        self._asked = False
+        self._judged = False
         #: Bookies with a cookie, or seen registered. None until the cookies were read.
         self._known: set[str] | None = None
         #: A lost bookie that may still return in time.
@@ -162,10 +171,16 @@ class Auditor:
             case SessionLost():
                 self._end(AuditorEnd.SESSION_LOST)
             case BookiesRead(registered):
+                if registered and not self._registered and self._bookie_scan is not None:
+                    # Nothing was lost for what it searched meanwhile.
+                    self._bookie_scan.again()
                 self._registered = registered
                 self._judge_losses()
             case CookiesRead(bookies):
                 self._known = set(bookies)
+                self._judge_losses()
+            case AuditedDelayRead():
+                self._audited_delay = event
                 self._judge_losses()
             case DisabledRead(disabled):
                 self._on_switch(disabled)
@@ -205,9 +220,14 @@ class Auditor:
     def _judge_losses(self) -> None:
         if self._waiting or self._known is None or self._registered is None:
             return
-        if self._delay is None or self._disabled is None:
+        if self._delay is None or self._disabled is None or self._audited_delay is None:
             return
         self._known |= self._registered
+        if not self._judged:
+            self._judged = True
+            owed = self._audited_delay.unreadable or _asked_between(self._audited_delay.delay, self._delay)
+            if self._asked or owed:
+                self._audit_now(self.lost_bookies)
         self._auditing -= self._registered
         self._audited -= self._registered
         lost = self.lost_bookies - self._audited
@@ -244,11 +264,14 @@ class Auditor:
         if before is None:
             self._judge_losses()
         elif before.version != read.version:
-            if read.delay_ms in (before.delay_ms, 0):
-                # An operator has triggered an audit.
+            if not _asked_between(before, read):
+                # A search that knows the new delay is to be complete, so that a later auditor sees what is asked.
+                self._end_delay()
+                self._audit_now(frozenset())
+            elif self._judged:
                 self._audit_now(self.lost_bookies)
             else:
-                self._end_delay()
+                self._asked = True
             self._judge_losses()
 
     def _on_switch(self, disabled: bool) -> None:
@@ -267,16 +290,18 @@ class Auditor:
         """Begin what is wanted and may run."""
         if self.outcome is not None or self._waiting or self._disabled is not False:
             return
-        if self._known is None or self._registered is None or self._delay is None:
+        if not self._judged:
             return
-        if self._audit is None and self._audit_wanted:
+        if self._audit is None and self._audit_wanted and self._registered:
             self._audit_wanted = False
             self.counters.audits += 1
-            self._bookie_scan = BookieScan(self._scans, self._find_lost)
+            self._bookie_scan = BookieScan(
+                self._scans, self._find_lost, lambda: self._delay, may_end=lambda: bool(self._registered)
+            )
             self._audit = self._run(Check.BOOKIES, self._bookie_scan.steps())
         if self._check is None and self._due:
             check = self._due.pop(0)
-            self._check = self._run(check, check_steps(check, self._scans))
+            self._check = self._run(check, check_steps(check, self._scans, self._find_lost))
 
     def _run(self, check: Check, steps: Any) -> _Running:
         running = _Running(check, StepMachine(steps))
@@ -313,8 +338,9 @@ class Auditor:
             return
         report = outcome.result
         self.counters.reports[check] = report
-        self.counters.scans += 1
-        self.counters.ledgers_found += report.found
+        if check is not Check.PLACEMENT:
+            self.counters.scans += 1
+            self.counters.ledgers_found += report.found
         self.counters.ledgers_marked += report.marked
         if check is Check.BOOKIES:
             self._audited |= self._auditing
@@ -347,7 +373,7 @@ class Auditor:
                 self._due.append(check)
             case ("scan", int(request_id)):
                 self._on_step(request_id, lambda machine: machine.handle(TimerFired(name)))
-            case ReadCookies() | ReadCheckTime() as action:
+            case ReadCookies() | ReadAuditedDelay() | ReadCheckTime() as action:
                 self._actions.append(action)
         self._begin()
 
@@ -357,3 +383,10 @@ class Auditor:
     def _end(self, why: AuditorEnd) -> None:
         self.outcome = Succeeded(why)
         self._actions.clear()
+
+
+def _asked_between(before: DelayRead | None, now: DelayRead) -> bool:
+    """Return whether an operator has asked for an audit: the delay was set to its old value, to 0, or repeatedly."""
+    if before is None or before.version == now.version:
+        return False
+    return now.delay_ms in (before.delay_ms, 0) or now.version - before.version > 1

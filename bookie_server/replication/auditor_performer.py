@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from random import Random, SystemRandom
@@ -12,6 +13,7 @@ from typing import Any, Final
 from bk_spark.bookie.metadata.cluster_clock import unix_time_ms
 from bk_spark.bookie.metadata.proven_changes import prove_and_change, put
 from bk_spark.bookie.metadata.zookeeper import WatchCallback
+from bk_spark.bookie.placement.placement import Spread
 from bk_spark.bookie.reading.performer import Performer, read_lac
 from bk_spark.bookie.replication.auditor_election import AuditorVote
 from bk_spark.bookie.runners import AsyncRunner
@@ -21,14 +23,24 @@ from bk_spark.protocol.errors import BookKeeperError, MetadataFormatError, Metad
 from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey
 from bk_spark.protocol.metadata import ledger_metadata
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
-from bk_spark.protocol.metadata.replication_notes import decode_progress, encode_progress, progress_path
+from bk_spark.protocol.metadata.replication_notes import (
+    audited_delay_path,
+    decode_audited_delay,
+    decode_progress,
+    encode_audited_delay,
+    encode_progress,
+    progress_path,
+)
 from bk_spark.protocol.metadata.under_replication import PeriodicCheck
 from bk_spark.protocol.metadata.znodes import DeleteOp, TransactionConflictError
+from bk_spark.protocol.replication.entry_lists import EntryLists, ListsFound
 from bk_spark.protocol.replication.fragments import fragments_of
 from bk_spark.protocol.replication.ledger_check import CheckResult, LedgerCheck
 from bk_spark.protocol.replication.verification import key_of
+from bk_spark.protocol.wire.entry_availability import EntryAvailability
 from bookie_server.replication.access import ReplicationAccess
 from bookie_server.replication.actions import (
+    AuditedDelayRead,
     BookiesRead,
     Check,
     CheckLedgers,
@@ -45,6 +57,7 @@ from bookie_server.replication.actions import (
     ListChildren,
     MarkLedgers,
     ProgressRead,
+    ReadAuditedDelay,
     ReadCheckTime,
     ReadCookies,
     ReadFailed,
@@ -65,8 +78,11 @@ from bookie_server.replication.actions import (
     WriteAuditor,
     WriteProgress,
 )
+from bookie_server.replication.list_turns import ListTurns
 from bookie_server.replication.replication_metrics import ReplicationMetrics
+from bookie_server.replication.scans import bookies_of
 
+_LOG: Final = logging.getLogger(__name__)
 _READ_ONLY: Final = "readonly"
 #: How often a candidate looks for the vote before its own though no watch was called.
 _VOTE_POLL_S: Final = 60.0
@@ -155,18 +171,18 @@ class AuditorPerformer:
     ) -> None:
         self._access = access
         self._metrics = metrics
+        self._list_turns = ListTurns()
         #: When each running check began.
         self._began: dict[Check, float] = {}
         self._tell = tell
         self._share = verified_share
         self._random: Random = SystemRandom()
-        self._registered: frozenset[str] = frozenset()
 
     def __call__(self, action: Any) -> Coroutine[Any, Any, Any]:
         match action:
             case Watch():
                 return self._watch()
-            case ReadCookies() | ReadCheckTime():
+            case ReadCookies() | ReadAuditedDelay() | ReadCheckTime():
                 return self._read_once(action)
             case Step(request_id, scan_action):
                 return self._step(request_id, scan_action)
@@ -187,18 +203,21 @@ class AuditorPerformer:
         read_only = zk.children(f"{available}/{_READ_ONLY}", watch) or ()
         # A bookie that changes its mode may be in neither list for a moment, so the first list is read again.
         writable += zk.children(available) or []
-        self._registered = frozenset({*writable, *read_only} - {_READ_ONLY})
-        return BookiesRead(self._registered)
+        return BookiesRead(frozenset({*writable, *read_only} - {_READ_ONLY}))
 
     def _read_delay(self, watch: WatchCallback | None) -> DelayRead:
         delay = self._access.switches.recovery_delay(watch)
         return DelayRead(0, -1) if delay is None else DelayRead(delay.seconds * 1000, delay.version)
 
-    async def _read_once(self, action: ReadCookies | ReadCheckTime) -> CookiesRead | CheckTimeRead | ReadFailed:
+    async def _read_once(
+        self, action: ReadCookies | ReadAuditedDelay | ReadCheckTime
+    ) -> CookiesRead | AuditedDelayRead | CheckTimeRead | ReadFailed:
         access = self._access
         try:
             if isinstance(action, ReadCookies):
                 return CookiesRead(frozenset(await access.call(self._read_cookies)))
+            if isinstance(action, ReadAuditedDelay):
+                return await access.call(self._read_audited_delay)
             ended_ms = await access.call(access.switches.check_time_ms, _CHECK_TIMES[action.check])
             return CheckTimeRead(action.check, None if ended_ms is None else max(0.0, unix_time_ms() - ended_ms))
         except BookKeeperError as error:
@@ -207,12 +226,21 @@ class AuditorPerformer:
     def _read_cookies(self) -> list[str]:
         return self._access.zk.children(f"{self._access.uri.root}/cookies") or []
 
+    def _read_audited_delay(self) -> AuditedDelayRead:
+        found = self._access.zk.get(audited_delay_path(self._access.uri.root))
+        try:
+            return AuditedDelayRead(None if found is None else DelayRead(*decode_audited_delay(found.data)))
+        except MetadataFormatError as error:
+            _LOG.warning("replication: %s: an audit begins, and stores it anew", error)
+            return AuditedDelayRead(None, unreadable=True)
+
     # --- scans ---
 
     async def _step(self, request_id: int, action: ScanAction) -> StepDone | StepFailed:
         try:
             if isinstance(action, CheckLedgers):
-                return StepDone(request_id, await self._check(action))
+                check = self._check_placement if action.check is Check.PLACEMENT else self._check
+                return StepDone(request_id, await check(action))
             done = StepDone(request_id, await self._access.call(self._do, action))
             if isinstance(action, ReadProgress | EndCheck):
                 self._time(action)
@@ -226,6 +254,8 @@ class AuditorPerformer:
         if isinstance(action, EndCheck):
             self._metrics.check_ended(action.check, now - self._began[action.check])
         self._began[action.check] = now
+        if action.check is Check.REPLICAS:
+            self._list_turns.begin_check()
 
     def _do(self, action: ScanAction) -> ScanEvent:
         """Blocking."""
@@ -245,7 +275,10 @@ class AuditorPerformer:
             case WriteProgress(check, after, proof):
                 data = encode_progress(after)
                 put(zk, progress_path(root, check.value), lambda _: data, proof)
-            case EndCheck(check, proof):
+            case EndCheck(check, proof, delay):
+                if delay is not None:
+                    note = encode_audited_delay(delay.delay_ms, delay.version)
+                    put(zk, audited_delay_path(root), lambda _: note, proof)
                 self._end_check(check, proof)
             case _:
                 raise AssertionError(action)
@@ -275,6 +308,18 @@ class AuditorPerformer:
                 if conflict.reason != "NoNodeError":
                     raise
 
+    async def _check_placement(self, action: CheckLedgers) -> LedgersChecked:
+        """No bookie is bad in a ledger that breaks the placement policy."""
+        owners = [(each, segment.ensemble) for each, found in action.ledgers.items() for segment in found.segments]
+        ensembles = [(action.ledgers[each].quorum, ensemble) for each, ensemble in owners]
+        judged = await self._access.session.services.judge_spread(ensembles)
+        found: dict[Spread, set[int]] = {each: set() for each in Spread}
+        for (ledger_id, _), spread in zip(owners, judged, strict=True):
+            found[spread].add(ledger_id)
+        bad = (found[Spread.MISPLACED] | found[Spread.UNMOVABLE]) - found[Spread.UNKNOWN]
+        unknown = dict.fromkeys(found[Spread.UNKNOWN], "no source of racks knows the rack of a member")
+        return LedgersChecked(dict.fromkeys(bad, frozenset()), unknown, frozenset(bad - found[Spread.MISPLACED]))
+
     # --- checks at bookies ---
 
     async def _check(self, action: CheckLedgers) -> LedgersChecked:
@@ -283,7 +328,7 @@ class AuditorPerformer:
 
         async def check(ledger_id: int, metadata: LedgerMetadata) -> None:
             try:
-                result, members = await self._check_ledger(ledger_id, metadata, every=action.check is Check.REPLICAS)
+                result, members = await self._check_ledger(ledger_id, metadata, action)
             except BookKeeperError as error:
                 unknown[ledger_id] = str(error)
                 return
@@ -301,7 +346,7 @@ class AuditorPerformer:
         return LedgersChecked(bad, unknown)
 
     async def _check_ledger(
-        self, ledger_id: int, metadata: LedgerMetadata, *, every: bool
+        self, ledger_id: int, metadata: LedgerMetadata, action: CheckLedgers
     ) -> tuple[CheckResult, frozenset[str]]:
         key = key_of(ledger_id, metadata) or LedgerKey(
             ledger_id, DigestType.DUMMY, digest_function(DigestType.DUMMY, b"")
@@ -310,26 +355,43 @@ class AuditorPerformer:
         if metadata.state is not LedgerState.CLOSED:
             last_add_confirmed = await read_lac(key, metadata, self._access.reads)
         fragments = fragments_of(metadata, last_add_confirmed)
+        performer = Performer(key, self._access.reads)
+        every, asked = action.check is Check.REPLICAS, bookies_of(metadata) - action.lost
+        lists = await self._lists_of(asked, performer) if every and self._share < 1 else {}
         check = LedgerCheck(
             ledger_id,
             metadata,
             fragments,
-            self._registered,
+            asked,
             every=lambda fragment, bookie_id: every,
             share=self._share,
             random=self._random,
             timeout_ms=self._access.session.config.read_timeout_ms,
             request_ids=itertools.count(1),
+            lists=lists,
         )
-        runner: AsyncRunner[Any, Any, CheckResult] = AsyncRunner(
-            check, Performer(key, self._access.reads), what=f"check of ledger {ledger_id}"
-        )
-        try:
-            runner.run()
-            result = await runner.result()
-        finally:
-            await runner.stop()
+        result: CheckResult = await _run(check, performer, f"check of ledger {ledger_id}")
         members = {fragment.first_entry_id: fragment.ensemble for fragment in fragments}
         return result, frozenset(
             members[first][position] for first, positions in result.bad.items() for position in positions
         )
+
+    async def _lists_of(self, bookies: frozenset[str], performer: Performer) -> Mapping[str, EntryAvailability]:
+        """Return the lists of entries of those of the bookies that give one."""
+        timeout_ms = self._access.session.config.read_timeout_ms
+
+        async def ask(bookie_id: str) -> ListsFound:
+            machine = EntryLists([bookie_id], timeout_ms=timeout_ms, request_ids=itertools.count(1))
+            found: ListsFound = await _run(machine, performer, "lists of entries")
+            return found
+
+        return await self._list_turns.lists_of(bookies, ask)
+
+
+async def _run(machine: Any, performer: Performer, what: str) -> Any:
+    runner: AsyncRunner[Any, Any, Any] = AsyncRunner(machine, performer, what=what)
+    try:
+        runner.run()
+        return await runner.result()
+    finally:
+        await runner.stop()

@@ -55,6 +55,10 @@ class ReplicationSettings:
         Ledgers that are checked at their bookies at the same time.
     verified_share
         The share of entries that a check of all ledgers reads besides the first and last of each fragment.
+    mark_misplaced
+        Whether the check of placement marks what it finds, so that workers move it.
+    client
+        The configuration of the client that checks and repairs, with the sources of racks.
     auditor, worker
         The machines' settings.
     """
@@ -66,6 +70,8 @@ class ReplicationSettings:
     reads_per_s: float = 1000
     checked_at_once: int = 32
     verified_share: float = 0.0
+    mark_misplaced: bool = False
+    client: ClientConfig = field(default_factory=ClientConfig)
     auditor: AuditorSettings = field(default_factory=AuditorSettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
 
@@ -146,7 +152,7 @@ class ReplicationDaemon:
         zk = ZooKeeper(settings.uri.servers, session_timeout_ms=settings.zk_timeout_ms)
         zk.start()
         try:
-            session = ClusterSession.connect(settings.uri, ClientConfig(), zk)
+            session = ClusterSession.connect(settings.uri, settings.client, zk)
             access = ReplicationAccess(session, settings.uri, settings.bookie_id)
             access.switches.init_recovery_delay(settings.lost_bookie_delay_s)
         except BaseException:
@@ -236,6 +242,7 @@ class _Session:
             vote,
             reads_per_s=settings.reads_per_s,
             checked_at_once=settings.checked_at_once,
+            mark_misplaced=settings.mark_misplaced,
         )
         auditor = Auditor(settings.auditor, scans, self._metrics.auditor)
 

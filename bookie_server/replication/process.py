@@ -6,25 +6,23 @@ import asyncio
 import contextlib
 import logging
 import signal
-import sys
-import time
 from typing import Final
 
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
-from bk_spark.bookie.replication.repair_performer import LedgerRepairs, copy_limits_of
+from bk_spark.bookie.replication.repair_performer import LedgerRepairs, copy_limits_of, throttle_to
 from bk_spark.protocol.errors import InvalidArgumentError
+from bk_spark.protocol.replication.copy_rate import CopyRate
 from bk_spark.protocol.replication.repair_settings import RepairSettings
 from bookie_server.admin.replication_endpoints import replication_routes
 from bookie_server.admin.servers import CannotListenError, http_servers, start_http
 from bookie_server.config.config import BookieConfig
-from bookie_server.config.load import load_config
 from bookie_server.metrics.metrics import MetricsRegistry
 from bookie_server.replication.access import ReplicationAccess
 from bookie_server.replication.auditor import AuditorSettings
-from bookie_server.replication.copy_rate import CopyRate
 from bookie_server.replication.daemon import ReplicationDaemon, ReplicationSettings
 from bookie_server.replication.replication_metrics import ReplicationMetrics
 from bookie_server.replication.worker import WorkerSettings
+from bookie_server.startup import configure_process
 
 _LOG: Final = logging.getLogger(__name__)
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -41,11 +39,14 @@ def make_daemon(config: BookieConfig, metrics: ReplicationMetrics) -> Replicatio
         reads_per_s=config.scan_requests_per_s or _DEFAULT_REQUESTS_PER_S,
         checked_at_once=config.ledgers_checked_at_once,
         verified_share=config.verified_percentage / 100,
+        mark_misplaced=config.moves_misplaced_copies,
+        client=config.client_config(),
         auditor=AuditorSettings(
             # A bookie that was killed and started again registers when its old session has expired.
             first_wait_ms=2 * config.zk_timeout_ms,
             bookies_interval_ms=config.bookie_check_interval_ms,
             ledgers_interval_ms=config.ledger_check_interval_ms,
+            placement_interval_ms=config.placement_check_interval_ms if config.has_racks else 0,
             replicas_interval_ms=config.replicas_check_interval_ms,
         ),
         worker=WorkerSettings(
@@ -54,16 +55,13 @@ def make_daemon(config: BookieConfig, metrics: ReplicationMetrics) -> Replicatio
             longest_pause_ms=config.failed_ledger_longest_pause_ms,
         ),
     )
-    rate = CopyRate(bytes_per_s=config.replication_bytes_per_s)
-
-    async def throttle(entries: int, size_bytes: int) -> None:
-        await asyncio.sleep(rate.take(entries, size_bytes, time.monotonic() * 1000) / 1000)
+    rate = CopyRate(config.replication_entries_per_s, config.replication_bytes_per_s)
 
     def make_repair(access: ReplicationAccess) -> LedgerRepairs:
         repair = RepairSettings(
             config.open_ledger_grace_ms,
             settings.verified_share,
-            copy_limits_of(access.reads, batch_entries=config.copy_batch_entries),
+            rate.batches(copy_limits_of(access.reads, batch_entries=config.copy_batch_entries)),
         )
         return LedgerRepairs(
             access.session,
@@ -71,8 +69,9 @@ def make_daemon(config: BookieConfig, metrics: ReplicationMetrics) -> Replicatio
             access.ledgers,
             access.proof,
             repair,
-            throttle=throttle,
-            totals=metrics.copies,
+            throttle=throttle_to(rate),
+            read=metrics.read,
+            written=metrics.written,
         )
 
     return ReplicationDaemon(settings, make_repair, metrics)
@@ -83,17 +82,11 @@ def run_from_conf(path: str) -> int:
 
     0 after a signal, 1 for a wrong configuration, 2 if a port of the admin API cannot be bound. Logs to stderr.
     """
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s level=%(levelname)s logger=%(name)s %(message)s"
-    )
-    logging.getLogger("kazoo").setLevel(logging.WARNING)
     try:
-        config, warnings = load_config(path)
+        config = configure_process(path)
     except InvalidArgumentError as error:
         _LOG.critical("auto recovery not started: %s", error)
         return 1
-    for warning in warnings:
-        _LOG.warning("%s", warning)
     try:
         asyncio.run(_run(config))
     except CannotListenError as error:

@@ -7,6 +7,7 @@ auditor's vote as proof, so an auditor that lost its session marks nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -18,6 +19,7 @@ from bk_spark.protocol.metadata.ledger_paths import LedgerManager
 from bookie_server.replication.actions import (
     Check,
     CheckLedgers,
+    DelayRead,
     EndCheck,
     LedgersChecked,
     LedgersRead,
@@ -30,6 +32,7 @@ from bookie_server.replication.actions import (
     WriteProgress,
 )
 from bookie_server.replication.ledger_walk import LedgerWalk, ReadPace
+from bookie_server.replication.lost_copies import FewCopies, few_copies
 from bookie_server.replication.patience import patient
 
 #: Ledgers whose metadata are read at once.
@@ -39,6 +42,8 @@ _REQUESTS_PER_MARK: Final = 4
 #: Ledgers that a report names.
 _NAMED: Final = 100
 
+#: The pause before a scan that may not end yet asks again.
+_END_PAUSE_MS: Final = 1_000
 #: Pages after which the progress of a scan of bookies is stored.
 _PAGES_PER_PROGRESS: Final = 16
 #: Ledgers that are checked once more, at most.
@@ -46,6 +51,8 @@ _MAX_DOUBTFUL: Final = 10_000
 
 Steps = Generator[ScanAction | StartTimer, Any, None]
 Scan = Generator[ScanAction | StartTimer, Any, "ScanReport"]
+#: Returns which of the named bookies are lost now.
+FindLost = Callable[[frozenset[str]], frozenset[str]]
 
 
 @dataclass(slots=True)
@@ -60,6 +67,13 @@ class ScanReport:
     problems: dict[int, str] = field(default_factory=dict)
     #: All of them.
     not_judged: int = 0
+    #: Ledgers with an entry that lost copies. A copy of which any entry is bad counts as lost as a whole.
+    few_copies: Counter[FewCopies] = field(default_factory=Counter)
+
+    def note_bad(self, ledgers: Mapping[int, LedgerMetadata], bad: Mapping[int, frozenset[str]]) -> None:
+        """Count the ledgers by the copies that are left of an entry. ``bad`` are the bookies of lost copies."""
+        kinds = (few_copies(ledgers[ledger_id], bookies) for ledger_id, bookies in bad.items())
+        self.few_copies.update(kind for kind in kinds if kind is not None)
 
     def note_problem(self, ledger_id: int, problem: str) -> None:
         self.not_judged += 1
@@ -103,11 +117,23 @@ class BookieScan:
     ----------
     find_lost
         Returns which of the named bookies are lost now.
+    delay
+        Returns the delay that the auditor knows. Who sets it to a value that asks for an audit calls :meth:`again`.
+    may_end
+        Returns whether the scan may end now. Otherwise it waits, and asks again.
     """
 
-    def __init__(self, settings: ScanSettings, find_lost: Callable[[frozenset[str]], frozenset[str]]) -> None:
+    def __init__(
+        self,
+        settings: ScanSettings,
+        find_lost: FindLost,
+        delay: Callable[[], DelayRead | None] = lambda: None,
+        may_end: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._settings = settings
         self._find_lost = find_lost
+        self._delay = delay
+        self._may_end = may_end
         self._pace = ReadPace(settings.reads_per_s)
         #: The last ledger that was handled.
         self._position = -1
@@ -128,6 +154,7 @@ class BookieScan:
             if self._begin_after is not None:
                 self._position = round_end = self._begin_after
                 self._begin_after, wrapped = None, False
+                report.few_copies.clear()
                 # A ledger that was made just before a bookie was lost must not be missed.
                 yield from patient(SyncStore())
                 walk = self._walk_after(round_end)
@@ -142,8 +169,10 @@ class BookieScan:
                 if self._begin_after is None:
                     self._position = page[-1]
             elif wrapped or round_end < 0:
+                while self._begin_after is None and not self._may_end():
+                    yield StartTimer("end", _END_PAUSE_MS)
                 if self._begin_after is None:
-                    yield from patient(EndCheck(Check.BOOKIES, self._settings.proof))
+                    yield from patient(EndCheck(Check.BOOKIES, self._settings.proof, self._delay()))
                 if self._begin_after is None:
                     return report
             else:
@@ -155,27 +184,30 @@ class BookieScan:
 
     def _judge(self, page: list[int], report: ScanReport) -> Steps:
         ledgers = yield from _read(page, report, self._pace)
-        missing = {ledger_id: self._find_lost(bookies_of(metadata)) for ledger_id, metadata in ledgers.items()}
-        yield from _mark({each: lost for each, lost in missing.items() if lost}, report, self._settings, self._pace)
+        named = {ledger_id: self._find_lost(bookies_of(metadata)) for ledger_id, metadata in ledgers.items()}
+        missing = {ledger_id: lost for ledger_id, lost in named.items() if lost}
+        report.note_bad(ledgers, missing)
+        yield from _mark(missing, report, self._settings, self._pace)
 
 
-def check_steps(check: Check, settings: ScanSettings) -> Scan:
+def check_steps(check: Check, settings: ScanSettings, find_lost: FindLost) -> Scan:
     """Check every ledger at its bookies: ``Check.LEDGERS``, ``Check.PLACEMENT`` or ``Check.REPLICAS``.
 
-    It begins where another auditor stood. Ledgers that could not be judged are tried once more at the end.
+    It begins where another auditor stood. Ledgers that could not be judged are tried once more at the end. A bookie
+    that is waited for is not lost here either, as in Apache's auditor, which begins no check meanwhile.
     """
     report, pace = ScanReport(), ReadPace(settings.reads_per_s)
     progress: ProgressRead = yield from patient(ReadProgress(check))
     walk = LedgerWalk(settings.manager, settings.root, pace, progress.after)
     doubtful: list[int] = []
     while page := (yield from walk.next_page(settings.checked_at_once)):
-        unknown = yield from _check(check, page, report, settings, pace)
+        unknown = yield from _check(check, page, report, settings, pace, find_lost)
         doubtful += list(unknown)[: _MAX_DOUBTFUL - len(doubtful)]
         report.not_judged += len(unknown)
         yield from patient(WriteProgress(check, page[-1], settings.proof))
     for first in range(0, len(doubtful), settings.checked_at_once):
         again = doubtful[first : first + settings.checked_at_once]
-        unknown = yield from _check(check, again, report, settings, pace)
+        unknown = yield from _check(check, again, report, settings, pace, find_lost)
         report.not_judged -= len(again)
         for ledger_id, problem in unknown.items():
             report.note_problem(ledger_id, problem)
@@ -184,7 +216,7 @@ def check_steps(check: Check, settings: ScanSettings) -> Scan:
 
 
 def _check(
-    check: Check, page: list[int], report: ScanReport, settings: ScanSettings, pace: ReadPace
+    check: Check, page: list[int], report: ScanReport, settings: ScanSettings, pace: ReadPace, find_lost: FindLost
 ) -> Generator[ScanAction | StartTimer, Any, Mapping[int, str]]:
     """Check some ledgers and mark those with bad copies. Return which could not be checked, and why."""
     ledgers = yield from _read(page, report, pace)
@@ -192,9 +224,13 @@ def _check(
         ledgers = {each: metadata for each, metadata in ledgers.items() if metadata.state is LedgerState.CLOSED}
     if not ledgers:
         return {}
-    checked: LedgersChecked = yield from patient(CheckLedgers(ledgers, check))
+    lost = find_lost(frozenset().union(*map(bookies_of, ledgers.values())))
+    checked: LedgersChecked = yield from patient(CheckLedgers(ledgers, check, lost))
+    report.note_bad(ledgers, checked.bad)
     if check is Check.LEDGERS or (check is Check.PLACEMENT and settings.mark_misplaced):
-        yield from _mark(checked.bad, report, settings, pace)
+        marked = {each: members for each, members in checked.bad.items() if each not in checked.unmovable}
+        yield from _mark(marked, report, settings, pace)
+        report.found += len(checked.bad) - len(marked)
     else:
         report.found += len(checked.bad)
     return checked.unknown

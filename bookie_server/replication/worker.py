@@ -212,6 +212,16 @@ class ReplicationWorker:
         self._fill()
 
     @property
+    def disabled(self) -> bool:
+        """Whether an operator has disabled replication. False until it was read."""
+        return self._disabled is True
+
+    @property
+    def some_marked(self) -> bool:
+        """Whether any ledger may be marked. False until it was read."""
+        return self._some_marked
+
+    @property
     def repairing(self) -> tuple[int, ...]:
         """The ledgers that are being repaired."""
         return tuple(each for each, held in self._held.items() if held.state is _State.REPAIRING)
@@ -288,6 +298,8 @@ class ReplicationWorker:
         while len(self._failing) >= _MAX_FAILING:
             del self._failing[next(iter(self._failing))]
         self._failing[ledger_id] = attempts
+        # It was marked when the repair began. The page with its mark may have been read before.
+        self._still_marked.add(ledger_id)
         self.counters.failed_attempts += 1
         self.counters.last_reason = f"ledger {ledger_id}: {reason}"
         self._actions.append(NoteReason(ledger_id, reason, attempts))

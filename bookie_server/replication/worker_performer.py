@@ -162,6 +162,7 @@ class WorkerPerformer:
                 time.monotonic() - began,
                 ok=isinstance(result, Repaired | NothingBad | Gone),
                 changed=isinstance(result, Repaired) and result.fragments > 0,
+                moved=isinstance(result, Repaired) and result.moved > 0,
                 unreadable=len(result.unreadable) if isinstance(result, Unrepairable) else 0,
             )
         match result:

@@ -23,9 +23,10 @@ class LedgerDescriptor:
 
     ``fenced`` and ``explicit_lac`` take effect at the request and become durable with its group. ``last_entry`` and
     ``last_add_confirmed`` count durable entries only. ``last_add_confirmed`` is -1 if unknown; ``lac_loaded`` says
-    whether the last entry was read to determine it. ``deleting``: the ledger is about to be removed here, so adds and
-    fences are refused and the descriptor stays. ``group`` is the newest undecided group with records of the ledger; its
-    entry ids lie in ``pending_first`` … ``pending_last``.
+    whether the last entry was read to determine it. ``limbo``: the bookie may have lost entries of the ledger, so none
+    is known to be absent, and nothing is known about its end. ``deleting``: the ledger is about to be removed here, so
+    adds and fences are refused and the descriptor stays. ``group`` is the newest undecided group with records of the
+    ledger; its entry ids lie in ``pending_first`` … ``pending_last``.
     """
 
     __slots__ = (
@@ -42,6 +43,7 @@ class LedgerDescriptor:
         "last_add_confirmed",
         "last_entry",
         "ledger_id",
+        "limbo",
         "master_key",
         "pending_first",
         "pending_last",
@@ -51,6 +53,7 @@ class LedgerDescriptor:
         self.ledger_id = ledger_id
         self.master_key = master_key
         self.fenced = False
+        self.limbo = False
         self.explicit_lac: bytes | None = None
         self.last_add_confirmed = -1
         self.lac_loaded = False
@@ -71,7 +74,22 @@ class LedgerDescriptor:
         return f"LedgerDescriptor(ledger_id={self.ledger_id}, fenced={self.fenced}, last_entry={self.last_entry})"
 
     def header(self) -> IndexHeader:
-        return IndexHeader(self.master_key, self.fenced, self.explicit_lac)
+        return IndexHeader(self.master_key, self.fenced, self.explicit_lac, self.limbo)
+
+    def admits(self, master_key: bytes) -> bool:
+        """Whether ``master_key`` may write to the ledger. A ledger without a key takes the first one, as a new ledger
+        does: its file was lost, and its metadata have no password."""
+        if master_key and not self.master_key:
+            self.master_key = master_key
+            self.key_journaled = False
+            self.header_dirty = True
+        return self.master_key == master_key
+
+    def end_limbo(self) -> None:
+        """Everything of the ledger is here again. Durable with the next flush."""
+        self.limbo = False
+        self.lac_loaded = False
+        self.header_dirty = True
 
     def pending(self, first: int, last: int) -> PendingGroup | None:
         """The group to wait for before entries ``first`` … ``last`` may be read."""
@@ -172,6 +190,7 @@ class LedgerDescriptors:
             return None
         descriptor = LedgerDescriptor(ledger_id, header.master_key)
         descriptor.fenced = header.fenced
+        descriptor.limbo = header.limbo
         descriptor.explicit_lac = header.explicit_lac
         descriptor.last_entry = self._files.last_entry(ledger_id)
         self._put(descriptor)

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from bk_spark.protocol.arrays import Int64s
+from bk_spark.protocol.arrays import Int64s, sorted_distinct
 from bk_spark.protocol.errors import StorageError
 from bookie_server.config.config import BookieConfig
 from bookie_server.disks.open_files import share_open_files
@@ -313,8 +313,11 @@ class LedgerStorage:
         parts = [self.write_cache.active.entry_ids(ledger_id)]
         if self.write_cache.flushing is not None:
             parts.append(self.write_cache.flushing.entry_ids(ledger_id))
-        parts.append(await asyncio.get_running_loop().run_in_executor(None, self.index.entry_ids, ledger_id))
-        return np.unique(np.concatenate(parts))
+
+        def with_file() -> Int64s:
+            return sorted_distinct(np.concatenate((*parts, self.index.entry_ids(ledger_id))))
+
+        return await asyncio.to_thread(with_file)
 
     # --- callbacks of groups -----------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
-from bk_spark.protocol.arrays import Int64s
+from bk_spark.protocol.arrays import Int64s, sorted_distinct
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.storage import files
 from bookie_server.storage.entrylog import entry_log
@@ -54,7 +54,7 @@ class StorageUpkeep:
         # While files are listed, a ledger without a file may get one and leave memory. So memory is read before, too.
         before = self._ledgers_in_memory()
         in_files = await asyncio.get_running_loop().run_in_executor(None, self._storage.index.ledger_ids)
-        return np.unique(np.concatenate((before, in_files, self._ledgers_in_memory())))
+        return sorted_distinct(np.concatenate((before, in_files, self._ledgers_in_memory())))
 
     def mark_ledger(self, ledger_id: int) -> bool:
         """Refuse changes to the ledger until it is removed or unmarked. Return False if it is not here. Raises OSError.

@@ -19,7 +19,7 @@ import numpy as np
 from bk_spark.protocol.arrays import Bytes, Int64s
 from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
 from bookie_server.storage.index.index_page import PAGE_MASK, PAGE_SHIFT, IndexPage, empty_page, set_locations
-from bookie_server.storage.records import LENGTH_BYTES, gather, gather_int32
+from bookie_server.storage.records import LENGTH_BYTES, MAX_ENTRY_ID, gather, gather_int32
 
 _EXTENT_BITS: Final = 32
 _EXTENT_MASK: Final = (1 << _EXTENT_BITS) - 1
@@ -136,11 +136,13 @@ class CacheHalf:
         start = position & _EXTENT_MASK
         return data[start : start + int.from_bytes(data[start - LENGTH_BYTES : start], "big")]
 
-    def entry_ids(self, ledger_id: int) -> Int64s:
-        """Ids of the ledger's entries here, ascending."""
+    def entry_ids(self, ledger_id: int, first: int = 0, last: int = MAX_ENTRY_ID) -> Int64s:
+        """Ids of the ledger's entries here, ascending: those from ``first`` to ``last``."""
         pages = self._ledgers.get(ledger_id, {})
-        ids = [page.used()[0] + (number << PAGE_SHIFT) for number, page in sorted(pages.items())]
-        return np.concatenate(ids) if ids else np.empty(0, np.int64)
+        numbers = sorted(number for number in pages if first >> PAGE_SHIFT <= number <= last >> PAGE_SHIFT)
+        ids = [pages[number].used()[0] + (number << PAGE_SHIFT) for number in numbers]
+        found: Int64s = np.concatenate(ids) if ids else np.empty(0, np.int64)
+        return found[np.searchsorted(found, first) : np.searchsorted(found, last, side="right")]
 
     def drop(self, ledger_id: int) -> None:
         """Forget a ledger's entries; their bytes are freed with the half. Not while a flush reads this half."""

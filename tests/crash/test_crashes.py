@@ -12,25 +12,33 @@ import pytest
 
 from tests.crash import mutants, runner
 from tests.crash.crashes import SHORT, Case, Effort, Step
+from tests.support.daily import first_seed_of_today
 
-SEEDS = range(1, 9)
+#: Four in a row have bookies with several directories, and with a flush after each add (histories.py).
+RUNS = 4
+RUNS_AT_ONCE = 2
 STEPS = 15
 #: Where a mutant is not found among so many runs, they have become blunt.
 MOST_SEEDS = 20
 LOOKING = Effort(share=0.3, torn=0, mixtures=1, nested=0)
 
 
-@pytest.mark.parametrize("first", SEEDS[::4])
-def test_crashes(first: int) -> None:
+@pytest.mark.parametrize("first", range(0, RUNS, RUNS_AT_ONCE))
+def test_crashes(first: int, tmp_path: Path) -> None:
+    """Other runs every day. A failure names the recording that repeats it."""
+    today = first_seed_of_today()
+    seeds = range(today + first, today + first + RUNS_AT_ONCE)
     summary = runner.Summary()
-    for seed in range(first, first + 4):
-        summary.add(runner.crash(seed, effort=SHORT, steps=STEPS))
+    for seed in seeds:
+        summary.add(runner.crash(seed, effort=SHORT, steps=STEPS, keep_in=tmp_path))
+    again = f"again: python -m tests.crash run {seeds[0]}-{seeds[-1]} --short --steps {STEPS}"
+    print(f"{summary}\n{again}")
     assert not summary.failures, "\n\n".join(summary.failures)
     # Runs in which nothing happens would prove nothing.
-    assert summary.answered > 40
-    assert summary.counts.cuts > 600
-    assert summary.counts.starts > 100
-    assert summary.counts.nested > 3
+    assert summary.answered > 15, again
+    assert summary.counts.cuts > 300, again
+    assert summary.counts.starts > 100, again
+    assert summary.counts.nested > 0, again
 
 
 @pytest.mark.parametrize("name", mutants.MUTANTS)

@@ -49,13 +49,13 @@ def problems_of(
     with BlockingClient(cluster.metadata_service_uri, CONFIG) as client:
         for written in writer.ledgers:
             try:
-                finals[written.ledger_id] = _final(client, written)
-                found += _content(client, seed, written)
+                finals[written.ledger_id] = final_of(client, written)
+                found += content_problems(client, seed, written)
             except BookKeeperError as error:
                 found.append(f"ledger {written.ledger_id} cannot be recovered and read: {error!r}")
     for written in writer.ledgers:
         if (final := finals.get(written.ledger_id)) is not None:
-            found += _end(written, final, seen.get(written.ledger_id, Seen()), written.ledger_id in fenced)
+            found += end_problems(written, final, seen.get(written.ledger_id, Seen()), written.ledger_id in fenced)
     found += _replicas(cluster, seed, writer.ledgers, finals)
     # Somebody who comes later finds the same ends.
     with BlockingClient(cluster.metadata_service_uri, CONFIG) as client:
@@ -85,14 +85,16 @@ def unexplained(writer: Claims, fenced: Collection[int], *, zookeeper_went: bool
     return found
 
 
-def _final(client: BlockingClient, written: Written) -> LedgerMetadata:
+def final_of(client: BlockingClient, written: Written) -> LedgerMetadata:
+    """Return the metadata of a closed ledger. Recover it if nobody has closed it."""
     metadata = client.metadata(written.ledger_id)
     if metadata.state is not LedgerState.CLOSED:
         metadata = client.recover_and_open(written.ledger_id).metadata
     return metadata
 
 
-def _content(client: BlockingClient, seed: int, written: Written) -> Iterator[str]:
+def content_problems(client: BlockingClient, seed: int, written: Written) -> Iterator[str]:
+    """What a reader finds wrong with the entries of a closed ledger."""
     reader = client.open_for_reading(written.ledger_id)
     if reader.last_add_confirmed < 0:
         return
@@ -114,7 +116,8 @@ def _content(client: BlockingClient, seed: int, written: Written) -> Iterator[st
         yield f"ledger {written.ledger_id}: {entry_id} entries read, {reader.last_add_confirmed + 1} are there"
 
 
-def _end(written: Written, final: LedgerMetadata, seen: Seen, fenced: bool) -> Iterator[str]:
+def end_problems(written: Written, final: LedgerMetadata, seen: Seen, fenced: bool) -> Iterator[str]:
+    """What is wrong with the end of a ledger that is closed as ``final``, given what its writer and a reader know."""
     name, entries = f"ledger {written.ledger_id}", final.last_entry_id + 1
     if final.state is not LedgerState.CLOSED:
         yield f"{name} is {final.state.name} after recovery"

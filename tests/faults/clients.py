@@ -8,23 +8,18 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Final
 
-from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.blocking_writer import BlockingWriter
+from bk_spark.bookie.blocking import BlockingClient, BlockingWriter
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.protocol.entries.entry_block import EntryBlock
+from bk_spark.protocol.entries.entry import EntryBlock
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
+from bk_spark.protocol.quorum import Quorum
 from tests.faults.payloads import number_of, payload
-from tests.faults.plan import Plan
 from tests.faults.timeline import Timeline
 
 #: A bookie in trouble is given up quickly. The session outlives a busy machine, not the 20 s without ZooKeeper.
 CONFIG: Final = ClientConfig(add_timeout_ms=1_000, read_timeout_ms=1_000, connect_timeout_ms=1_000)
-_ROLL_ENTRIES: Final = 15_000
-#: Without ZooKeeper there is no next ledger.
-_LONG_ROLL_ENTRIES: Final = 60_000
-_LARGEST_BATCH: Final = 200
 #: After a ledger that failed, or could not be had.
 _RETRY_S: Final = 0.2
 _POLL_S: Final = 0.05
@@ -53,16 +48,31 @@ class Written:
         return len(self.ensembles) - 1
 
 
-class Writer:
-    """Writes ledger after ledger: batches without pause, acknowledgements collected on the way."""
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a writer writes. ``seed`` decides the payloads and the sizes of batches.
 
-    def __init__(self, uri: str, plan: Plan, timeline: Timeline) -> None:
+    It begins another ledger after ``roll_entries``, and pauses for up to ``pause_s`` after each batch. A share of the
+    ledgers is left open, as if their writer had died.
+    """
+
+    seed: int
+    quorum: Quorum
+    roll_entries: int
+    largest_batch: int = 200
+    pause_s: float = 0.0
+    left_open_share: float = 0.0
+
+
+class Writer:
+    """Writes ledger after ledger: batch after batch, acknowledgements collected on the way."""
+
+    def __init__(self, uri: str, load: Load, timeline: Timeline, name: str = "writer") -> None:
         self._uri = uri
-        self._seed = plan.seed
-        self._quorum = plan.quorum
-        self._roll_entries = _LONG_ROLL_ENTRIES if plan.zookeeper_goes else _ROLL_ENTRIES
+        self._load = load
         self._timeline = timeline
-        self._chance = random.Random(plan.seed)
+        self._name = name
+        self._chance = random.Random(load.seed)
         self._stop = threading.Event()
         self._progress = threading.Condition()
         self.ledgers: list[Written] = []
@@ -70,8 +80,13 @@ class Writer:
         self.create_errors: list[BookKeeperError] = []
         #: Whatever must not happen in this thread.
         self.crash: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="fault writer")
+        self._thread = threading.Thread(target=self._run, name=f"fault {name}")
         self._thread.start()
+
+    @property
+    def seed(self) -> int:
+        """Decides the payloads."""
+        return self._load.seed
 
     @property
     def acknowledged(self) -> int:
@@ -95,47 +110,56 @@ class Writer:
                 number = 0
                 while not self._stop.is_set():
                     try:
-                        writer = client.create(quorum=self._quorum)
+                        writer = client.create(quorum=self._load.quorum)
                     except BookKeeperError as error:
                         self.create_errors.append(error)
-                        self._timeline.note("writer", f"cannot create a ledger: {error!r}")
+                        self._timeline.note(self._name, f"cannot create a ledger: {error!r}")
                         self._stop.wait(_RETRY_S)
                         continue
                     written = Written(writer.ledger_id, number)
                     self.ledgers.append(written)
-                    self._timeline.note("writer", f"ledger {writer.ledger_id} begins with number {number}")
+                    self._timeline.note(self._name, f"ledger {writer.ledger_id} begins with number {number}")
                     self._write(writer, written)
                     number += written.appended
                     if written.error is not None:
                         self._stop.wait(_RETRY_S)
         except BaseException as error:
-            self._timeline.note("writer", f"ended by {error!r}")
+            self._timeline.note(self._name, f"ended by {error!r}")
             with self._progress:
                 self.crash = error
                 self._progress.notify_all()
 
     def _write(self, writer: BlockingWriter, written: Written) -> None:
+        load = self._load
+        end = "closed"
         self._note_acknowledged(writer, written)
         try:
-            while written.appended < self._roll_entries and not self._stop.is_set():
-                count = self._chance.randrange(1, _LARGEST_BATCH)
+            while written.appended < load.roll_entries and not self._stop.is_set():
+                count = self._chance.randrange(1, load.largest_batch)
                 first = written.first_number + written.appended
                 # Whatever comes of it: some of the batch may be on some bookies.
                 written.appended += count
-                writer.append_many(Payloads.of([payload(self._seed, first + i) for i in range(count)]))
+                writer.append_many(Payloads.of([payload(load.seed, first + i) for i in range(count)]))
                 if self._chance.random() < 0.5:
                     writer.flush()
                 self._note_acknowledged(writer, written)
-            written.closed = writer.close()
+                if load.pause_s:
+                    self._stop.wait(self._chance.uniform(0, load.pause_s))
+            if load.left_open_share and self._chance.random() < load.left_open_share:
+                end = "left open"
+                writer.flush()
+            else:
+                written.closed = writer.close()
         except BookKeeperError as error:
             written.error = error
+            end = f"failed: {error!r}"
         finally:
             self._note_acknowledged(writer, written)
             writer.abandon()
         self._timeline.note(
-            "writer",
-            f"ledger {written.ledger_id} {'closed' if written.error is None else f'failed: {written.error!r}'}; "
-            f"{written.acknowledged} of {written.appended} acknowledged, {written.changes} ensemble changes",
+            self._name,
+            f"ledger {written.ledger_id} {end}; {written.acknowledged} of {written.appended} acknowledged, "
+            f"{written.changes} ensemble changes",
         )
 
     def _note_acknowledged(self, writer: BlockingWriter, written: Written) -> None:
@@ -159,7 +183,6 @@ class Follower:
     """Reads what the writer writes, while it is written: tails every other ledger, polls the rest."""
 
     uri: str
-    seed: int
     writer: Writer
     timeline: Timeline
     #: By ledger id.
@@ -217,7 +240,7 @@ class Follower:
 
     def _note(self, written: Written, seen: Seen, block: EntryBlock) -> None:
         for data in block.payloads:
-            if data != payload(self.seed, written.first_number + seen.entries):
+            if data != payload(self.writer.seed, written.first_number + seen.entries):
                 self.problems.append(
                     f"the follower read {number_of(bytes(data))} at entry {seen.entries} of ledger "
                     f"{written.ledger_id}, which begins with number {written.first_number}"

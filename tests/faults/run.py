@@ -10,15 +10,18 @@ from typing import Final
 
 from bookie_server.local import LocalBookie
 from tests.faults.checker import problems_of, unexplained
-from tests.faults.clients import Follower, Writer, recover
+from tests.faults.clients import Follower, Load, Writer, recover
 from tests.faults.plan import Fault, Plan, Step
 from tests.faults.timeline import Timeline
 from tests.support.proxied_cluster import ProxiedCluster
 from tests.support.tcp_proxy import STALLED, SWALLOWING, Connects, Link
 
 #: Everything works again: so long may it take until the writer is acknowledged again, and then ends.
-_HEALED_TIMEOUT_S: Final = 45.0
+_HEALED_TIMEOUT_S: Final = 120.0
 _HEALED_ENTRIES: Final = 1_000
+_ROLL_ENTRIES: Final = 15_000
+#: Without ZooKeeper there is no next ledger.
+_LONG_ROLL_ENTRIES: Final = 60_000
 _SLOW: Final = Link(bytes_per_s=200_000, delay_ms=20)
 
 _LINKS: Final = {
@@ -69,8 +72,10 @@ class FaultRun:
 
     def run(self) -> Outcome:
         problems: list[str] = []
-        writer = Writer(self._uri, self._plan, self._timeline)
-        follower = Follower(self._uri, self._plan.seed, writer, self._timeline)
+        plan = self._plan
+        load = Load(plan.seed, plan.quorum, _LONG_ROLL_ENTRIES if plan.zookeeper_goes else _ROLL_ENTRIES)
+        writer = Writer(self._uri, load, self._timeline)
+        follower = Follower(self._uri, writer, self._timeline)
         follower.start()
         try:
             if not writer.wait_acknowledged(1, _HEALED_TIMEOUT_S):

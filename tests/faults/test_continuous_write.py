@@ -5,33 +5,26 @@
 
 from __future__ import annotations
 
-import os
+import pytest
 
 from tests.faults.plan import Plan
 from tests.faults.run import FaultRun
+from tests.faults.seeds import wanted
 from tests.support.proxied_cluster import ProxiedCluster
 
 #: One of each kind: 3/3/2, 4/3/2, and one in which ZooKeeper is gone for 20 s.
-_SEEDS = "1-3"
+_SEEDS = [1, 2, 3]
 _LEAST_ACKNOWLEDGED = 2_000
 #: On average of the seeds: one plan may leave its ledgers' bookies alone.
 _LEAST_CHANGES = 2
 
 
-def seeds(text: str) -> list[int]:
-    """``7``, ``1-50``, ``3,8-10``."""
-    found: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
-
-
+@pytest.mark.timeout(1_800)
 def test_nothing_acknowledged_is_lost(proxied_cluster: ProxiedCluster) -> None:
     """One test for all seeds, because whether the plans had an effect is a question about all of them."""
     failed: list[str] = []
     changes: list[int] = []
-    for seed in seeds(os.environ.get("FAULT_SEEDS") or _SEEDS):
+    for seed in wanted("FAULT_SEEDS") or _SEEDS:
         outcome = FaultRun(proxied_cluster, Plan.make(seed)).run()
         print(outcome)
         changes.append(outcome.changes)

@@ -201,7 +201,7 @@ def test_an_unclean_shutdown_is_told(bookie: BookieProcess, admin: Admin) -> Non
     info = admin.get("info")
     assert 0 < info["freeSpace"] < info["totalSpace"]
     assert admin.get("reasons") == {"readOnly": {}, "directories": {}, "uncleanShutdown": False}
-    bookie.kill()
+    bookie.crash()
     bookie.start()
     assert admin.get("reasons")["uncleanShutdown"] is True
 

@@ -9,8 +9,13 @@ from pathlib import Path
 import pytest
 
 from bk_spark.bkctl import main
+from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.metadata.cookie import Cookie, encode_directories
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, Segment
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.quorum import Quorum
 from tests.support.bookie import BookieProcess
 
 NAME = "b1:3181"
@@ -132,6 +137,28 @@ def test_a_bookie_is_registered_in_either_place(run: Run, zookeeper: ZooKeeper, 
     for arguments in (("--yes",), ("--dry-run",)):
         status, printed = run("cookie", "delete", NAME, *arguments)
         assert (status, "is registered" in printed) == (1, True)
+
+
+def test_the_cookie_of_a_bookie_that_ledgers_name_stays(run: Run, zookeeper: ZooKeeper, fresh_root: str) -> None:
+    """Without it the bookie could start with empty disks, and would deny entries that it had acknowledged."""
+    run("initnewcluster")
+    path = f"{fresh_root}/cookies/{NAME}"
+    zookeeper.create(path, Cookie(NAME, "/j", "1\t/l").encode(), make_parents=True)
+    store = LedgerStore(zookeeper, MetadataServiceUri.parse(f"zk://{zookeeper.servers}{fresh_root}"))
+    quorum = Quorum(1, 1, 1)
+    metadata = LedgerMetadata(quorum, segments=(Segment(0, (NAME,)),), digest_type=DigestType.CRC32C)
+    ledger_id, _ = store.create(metadata)
+    for arguments in (("--yes",), ("--dry-run",)):
+        status, printed = run("cookie", "delete", NAME, *arguments)
+        assert (status, f"1 ledgers name bookie {NAME} (the first is {ledger_id})" in printed) == (1, True), printed
+        assert f"bkctl recover {NAME}" in printed
+    zookeeper.create(f"{fresh_root}/00/9999/L9999", b"garbage", make_parents=True)
+    store.delete(ledger_id)
+    status, printed = run("cookie", "delete", NAME, "--yes")
+    assert (status, "metadata of 1 ledgers cannot be read (the first is 99999999)" in printed) == (1, True), printed
+    assert zookeeper.exists(path) is not None
+    assert run("cookie", "delete", NAME, "--yes", "--force")[0] == 0
+    assert zookeeper.exists(path) is None
 
 
 def test_a_cookie_that_is_not_there(run: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from collections.abc import Callable
 
 import pytest
@@ -11,9 +12,10 @@ import pytest
 from bk_spark.bkctl import main
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.log.store import LogStore
-from bk_spark.protocol.errors import NoSuchLedgerError
+from bk_spark.protocol.errors import InvalidArgumentError, NoSuchLedgerError
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
+from tests.support.registrations import kill_and_forget
 
 Run = Callable[..., tuple[int, str]]
 
@@ -143,3 +145,53 @@ def test_simpletest_deletes_its_ledger_when_it_fails(mended_cluster: LocalCluste
     status, _ = run("simpletest", "--ensemble-size", "3", "--write-quorum-size", "3", "--ack-quorum-size", "3")
     assert status == 1
     assert run("ledger", "list")[1] == before
+
+
+def test_bookiesanity_tests_the_bookie_that_is_named_and_no_other(cluster: LocalCluster, run: Run) -> None:
+    before = run("ledger", "list")[1]
+    for bookie in cluster.bookies:
+        status, printed = run("bookiesanity", bookie.id)
+        assert (status, printed.startswith(f"bookie {bookie.id}: 10 entries written in ")) == (0, True), printed
+        found = json.loads(run("bookiesanity", bookie.id, "--entries", "2500", "--timeout", "20", "--json")[1])
+        assert (found["bookie"], found["entries"]) == (bookie.id, 2500)
+        assert found["read_seconds"] > 0
+    assert run("ledger", "list")[1] == before
+    status, printed = run("bookiesanity", "127.0.0.1:1")
+    assert (status, printed) == (1, "bkctl: bookie 127.0.0.1:1 is unknown. bkctl bookies lists all bookies\n")
+
+
+def test_bookiesanity_of_a_bookie_that_does_not_serve(mended_cluster: LocalCluster, run: Run) -> None:
+    """It is suspended: the writer would go on with another bookie, which proves nothing of this one."""
+    before = run("ledger", "list")[1]
+    bookie = mended_cluster.bookies[0]
+    bookie.suspend()
+    try:
+        status, printed = run("bookiesanity", bookie.id, "--timeout", "1")
+    finally:
+        bookie.resume()
+    assert status == 1
+    assert f"bookie {bookie.id} did not store the entries" in printed
+    assert run("ledger", "list")[1] == before
+    kill_and_forget(mended_cluster, bookie)
+    with BlockingClient(mended_cluster.metadata_service_uri) as client:
+        while bookie.id in {one.bookie_id for one in client.bookies()}:
+            time.sleep(0.1)
+        status, printed = run("bookiesanity", bookie.id)
+        assert (status, f"bookie {bookie.id} is not registered: it is down" in printed) == (1, True)
+        client.zookeeper.create(f"/ledgers/available/readonly/{bookie.id}", ephemeral=True)
+        status, printed = run("bookiesanity", bookie.id)
+        assert (status, f"bookie {bookie.id} is read-only, so it takes no new ledger" in printed) == (1, True)
+
+
+def test_ensembles_of_the_caller(cluster: LocalCluster) -> None:
+    ids = sorted(bookie.id for bookie in cluster.bookies)
+    with BlockingClient(cluster.metadata_service_uri) as client:
+        for chosen in (ids[:2], ids[:0:-1]):
+            writer = client.create(quorum=Quorum(2, 2, 2), ensemble=chosen)
+            assert client.metadata(writer.ledger_id).segments[0].ensemble == tuple(chosen)
+            writer.append(b"x")
+            writer.close()
+            client.delete(writer.ledger_id)
+        for wrong in ([], ids[:1], ids, [ids[0], ids[0]]):
+            with pytest.raises(InvalidArgumentError, match="ensemble must name 2 different bookies"):
+                client.create(quorum=Quorum(2, 2, 2), ensemble=wrong)

@@ -13,6 +13,7 @@ import pytest
 
 from bk_spark.bkctl import main
 from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.bookie.metadata.cluster_init import init_cluster, read_instance_id
 from bk_spark.log import CommitMessage, CommitRequest, EntryFormat, LedgerRange, Log, LogSettings, LogStore
 from bk_spark.log.formats.znodes import LedgerRegistration, Owner, Policy, encode_owner, encode_registration
 from bk_spark.log.gc.deletion import BeginDeletion
@@ -339,6 +340,38 @@ def test_append_ledger(bkctl: Bkctl, log: Log, client: BlockingClient) -> None:
     writer.close()
     assert bkctl.ok("append-ledger", "events", writer.ledger_id).out == "appended 2 entries: offsets 30 to 32\n"
     assert "from offset 30 on" in bkctl.fails("append-ledger", "events", writer.ledger_id)
+
+
+def test_a_log_of_another_cluster_is_deleted_but_no_ledger_here(
+    bkctl: Bkctl, store: LogStore, client: BlockingClient
+) -> None:
+    """The log's registration has the id of a ledger here that is being written."""
+    zk, other_root = client.zookeeper, f"{store.root}-other"
+    here = client.create(password=PASSWORD)
+    here.append(b"one")
+    here.flush()
+    instance_id = init_cluster(zk, other_root)
+    with BlockingClient(f"zk+hierarchical://{zk.servers}{other_root}") as other:
+        settings = LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.RAW, PASSWORD)
+        log = LogStore.of(other, store.root).create_log("events", settings, PASSWORD)
+        register = log.ledger_registrar("app", "r0")
+    zk.transaction(register(here.ledger_id))
+
+    assert f"names cluster {read_instance_id(zk, client.root)}: " in bkctl.fails("show", "events")
+    would = (
+        "log events (offsets 0 to 0) would be deleted without its ledgers, which are in another cluster "
+        f"({instance_id}), for good"
+    )
+    assert bkctl.ok("delete", "events", "--dry-run").out == f"{would}\n"
+    record = {"dry_run": True, "name": "events", "what": "offsets 0 to 0", "other_cluster": instance_id}
+    assert json.loads(bkctl.ok("delete", "events", "--dry-run", "--json").out) == record
+    assert would in bkctl.fails("delete", "events")
+    assert bkctl.ok("delete", "events", "--yes").out == "deleted log events and 0 ledgers\n"
+    here.append(b"two")
+    here.close()
+    assert client.open_for_reading(here.ledger_id, PASSWORD).read(0, 1) == [b"one", b"two"]
+    bkctl.ok("create", "events")
+    assert json.loads(bkctl.ok("delete", "events", "--dry-run", "--json").out) == record | {"other_cluster": None}
 
 
 def test_delete_asks(bkctl: Bkctl, log: Log, store: LogStore, client: BlockingClient) -> None:

@@ -19,7 +19,6 @@ import pytest
 
 from bk_spark.bkctl import main
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.cluster_session import ClusterSession
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
@@ -27,11 +26,13 @@ from bk_spark.bookie.replication.auditor_election import AuditorElection
 from bk_spark.bookie.replication.bookie_recovery import RecoveredLedger, RecoverySettings, recover_bookies
 from bk_spark.bookie.replication.replication_switches import ReplicationSwitches
 from bk_spark.bookie.replication.under_replication_store import UnderReplicationStore
-from bk_spark.protocol.codes import Code
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
-from bookie_server.local import LocalCluster
+from bookie_server.local import LocalBookie, LocalCluster
+from tests.support.copies import check_every_copy
+from tests.support.nursery import QuickCluster
+from tests.support.registrations import kill_and_forget
 from tests.support.servers import BOOKIE_SETTINGS, start_timeout_ms
 
 ENTRIES = 100
@@ -89,53 +90,32 @@ class Stage:
         raise AssertionError("no such ensemble")
 
     def kill(self, bookie_id: str) -> None:
-        """Kill a bookie for good, and wait until its registration is gone."""
-        next(each for each in self.cluster.bookies if each.id == bookie_id).kill()
-        deadline = time.monotonic() + 30
-        while self.zk.exists(f"{self.uri.root}/available/{bookie_id}") is not None:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        """Kill a bookie for good."""
+        kill_and_forget(self.cluster, self.bookie(bookie_id))
+        self.zk.sync("/")
+
+    def bookie(self, bookie_id: str) -> LocalBookie:
+        return next(each for each in self.cluster.bookies if each.id == bookie_id)
+
+    def delete_all(self) -> None:
+        """Delete every ledger."""
+        for page in self.ledgers.list_ledgers():
+            for ledger_id in page:
+                self.ledgers.delete(ledger_id)
 
     def check_every_copy(self, ledger_id: int) -> int:
         """Read each entry at each bookie of its write set, and compare. Return how many copies there are."""
-        return asyncio.run(self._check(ledger_id))
-
-    async def _check(self, ledger_id: int) -> int:
-        metadata, copies = self.metadata(ledger_id), 0
-        session = await asyncio.to_thread(ClusterSession.connect, self.uri, ClientConfig(), None)
-        try:
-            for entry_id in range(metadata.last_entry_id + 1):
-                ensemble = metadata.segment_of(entry_id).ensemble
-                found = set()
-                for index in metadata.quorum.write_set(entry_id):
-                    connection = await session.pool.get(ensemble[index])
-                    answer = (await connection.read(ledger_id, range(entry_id, entry_id + 1)))[entry_id]
-                    assert answer.code is Code.OK, (entry_id, ensemble[index])
-                    found.add(bytes(answer.stored))
-                    copies += 1
-                assert len(found) == 1
-        finally:
-            await session.close()
-        return copies
-
-
-@pytest.fixture(scope="module")
-def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    settings = {**BOOKIE_SETTINGS, "zkTimeout": "1000"}
-    directory = tmp_path_factory.mktemp("five")
-    with LocalCluster(directory, bookies=5, bookie_settings=settings, start_timeout_ms=start_timeout_ms()) as cluster:
-        yield cluster
+        return check_every_copy(str(self.uri), [ledger_id])
 
 
 @pytest.fixture
-def stage(five: LocalCluster, capsys: pytest.CaptureFixture[str]) -> Iterator[Stage]:
-    stage = Stage(five, capsys)
+def stage(cluster_of_six: LocalCluster, capsys: pytest.CaptureFixture[str]) -> Iterator[Stage]:
+    stage = Stage(cluster_of_six, capsys)
+    # Of tests before this one.
+    stage.delete_all()
     yield stage
-    for page in stage.ledgers.list_ledgers():
-        for ledger_id in page:
-            stage.ledgers.delete(ledger_id)
+    stage.delete_all()
     stage.zk.close()
-    five.heal()
 
 
 def test_every_copy_of_a_killed_bookie_is_made_again(stage: Stage) -> None:
@@ -223,9 +203,21 @@ def test_copies_go_only_to_the_targets(stage: Stage) -> None:
     assert stage.check_every_copy(taken) == 4 * ENTRIES
 
 
+def test_the_rate_of_copies_is_limited(stage: Stage) -> None:
+    victim = stage.cluster.bookies[0].id
+    ledger_id = stage.write(Quorum(3, 3, 2), with_bookie=victim)
+    stage.kill(victim)
+    size_bytes = stage.record("recover", victim, "--dry-run")[1]["size_bytes"]
+    begun_s = time.monotonic()
+    # Four batches of a second each. The first does not wait.
+    assert stage.run("recover", victim, "--replication-rate", str(size_bytes // 4))[0] == 0
+    assert time.monotonic() - begun_s > 2.5
+    assert stage.check_every_copy(ledger_id) == 3 * ENTRIES
+
+
 def test_what_is_refused(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     victim, live, target = (stage.cluster.bookies[number].id for number in (0, 1, 2))
-    stage.write(Quorum(5, 5, 3))
+    stage.write(Quorum(6, 6, 3))
     stage.kill(victim)
     stage.zk.create(f"{stage.uri.root}/available/readonly/b9:3181", ephemeral=True, make_parents=True)
     before = stage.versions()
@@ -430,9 +422,52 @@ def test_a_bookie_that_runs_is_decommissioned_by_force(stage: Stage) -> None:
     assert stage.check_every_copy(ledger_id) == 3 * ENTRIES
 
 
-@pytest.fixture
-def healing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Stage]:
-    """Bookies with auditor and worker."""
+def decommission_at_once(stage: Stage, *bookies: str, force: bool = False) -> list[int]:
+    """Exit statuses of as many operators, each with one of the bookies."""
+    statuses: dict[int, int] = {}
+
+    def decommission(number: int, bookie: str) -> None:
+        options = ["--force"] if force else ["--patience", "100"]
+        statuses[number] = main(["--metadata-service-uri", str(stage.uri), "decommission", bookie, *options])
+
+    operators = [threading.Thread(target=decommission, args=each) for each in enumerate(bookies)]
+    for each in operators:
+        each.start()
+    for each in operators:
+        each.join(200)
+    return [statuses[number] for number in range(len(bookies))]
+
+
+def test_two_operators_empty_two_bookies_that_run(stage: Stage) -> None:
+    """Each may choose the other's bookie as a target. Both bookies still run, so nothing is lost meanwhile."""
+    first, second = stage.cluster.bookies[0].id, stage.cluster.bookies[1].id
+    ledgers = [stage.write(Quorum(3, 2, 2), with_bookie=each) for each in (first, second) for _ in range(4)]
+    statuses = decommission_at_once(stage, first, second, force=True)
+    assert set(statuses) <= {0, 3}
+    for ledger_id in ledgers:
+        assert stage.check_every_copy(ledger_id) == 2 * ENTRIES
+    # Who was told of ledgers that began to name the bookie meanwhile tries again.
+    for bookie in (first, second):
+        assert stage.run("recover", first, second, "--force")[0] == 0
+        assert stage.run("decommission", bookie, "--force")[0] == 0
+    for ledger_id in ledgers:
+        assert not {first, second} & stage.members(ledger_id)
+        assert stage.check_every_copy(ledger_id) == 2 * ENTRIES
+    assert not stage.store.locks()
+
+
+class HealingStage(Stage):
+    """The sessions of auditors and workers matter here, so they expire."""
+
+    def kill(self, bookie_id: str) -> None:
+        self.bookie(bookie_id).kill()
+        deadline = time.monotonic() + 60
+        while self.zk.exists(f"{self.uri.root}/available/{bookie_id}") is not None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def healing_cluster(directory: Path, capsys: pytest.CaptureFixture[str], bookies: int) -> Iterator[HealingStage]:
     settings = {
         **BOOKIE_SETTINGS,
         "autoRecoveryDaemonEnabled": "true",
@@ -443,21 +478,60 @@ def healing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Stag
         # Only the command begins the audit.
         "lostBookieRecoveryDelay": "3600",
     }
-    with LocalCluster(tmp_path, bookies=4, bookie_settings=settings, start_timeout_ms=start_timeout_ms()) as cluster:
-        stage = Stage(cluster, capsys)
+    timeout_ms = start_timeout_ms()
+    with QuickCluster(directory, bookies, bookie_settings=settings, start_timeout_ms=timeout_ms) as cluster:
+        stage = HealingStage(cluster, capsys)
         yield stage
         stage.zk.close()
 
 
-def test_a_lost_bookie_is_decommissioned(healing: Stage) -> None:
+@pytest.fixture
+def healing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[HealingStage]:
+    """Bookies with auditor and worker."""
+    yield from healing_cluster(tmp_path, capsys, 4)
+
+
+@pytest.fixture
+def healing_five(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[HealingStage]:
+    yield from healing_cluster(tmp_path, capsys, 5)
+
+
+def test_two_lost_bookies_are_decommissioned_by_three_operators_at_once(healing_five: HealingStage) -> None:
+    """Two of them have the same bookie. Each ledger has a third copy elsewhere."""
+    stage = healing_five
+    first, second = stage.cluster.bookies[0].id, stage.cluster.bookies[1].id
+    ledgers = [stage.write(Quorum(3, 3, 2), with_bookie=each) for each in (first, second) for _ in range(4)]
+    for each in (first, second):
+        stage.kill(each)
+    assert decommission_at_once(stage, first, second, first) == [0, 0, 0]
+    for ledger_id in ledgers:
+        assert not {first, second} & stage.members(ledger_id)
+        assert stage.check_every_copy(ledger_id) == 3 * ENTRIES
+    for each in (first, second):
+        assert stage.run("cookie", "delete", each, "--yes")[0] == 0
+    assert not any(stage.store.marks())
+    assert not stage.store.locks()
+
+
+def test_a_lost_bookie_is_decommissioned(healing: HealingStage) -> None:
     stage, victim = healing, healing.cluster.bookies[3].id
     ledgers = [stage.write(Quorum(3, 2, 2), with_bookie=victim) for _ in range(5)]
     stage.kill(victim)
     status, plan = stage.record("decommission", victim, "--dry-run")
     assert (status, [each["ledger"] for each in plan["ledgers"]]) == (0, ledgers)
     assert all(victim in stage.members(each) for each in ledgers)
-    status, printed = stage.run("decommission", "nobody:3181")
-    assert (status, "bookie nobody:3181 is unknown" in printed) == (1, True)
+    before = stage.versions()
+    for refused, says in (
+        (["nobody:3181"], "bookie nobody:3181 is unknown"),
+        (["nobody:3181", "--dry-run"], "bookie nobody:3181 is unknown"),
+        ([stage.others(victim)[0]], "is registered: it runs, or was killed a moment ago"),
+        ([stage.others(victim)[0], "--dry-run"], "is registered: it runs, or was killed a moment ago"),
+    ):
+        status, printed = stage.run("decommission", *refused)
+        assert (status, says in printed) == (1, True), printed
+    assert stage.versions() == before
+    # No audit was asked for, either.
+    assert not any(stage.store.marks())
     status, printed = stage.run("decommission", victim, "--patience", "100")
     assert status == 0, printed
     assert printed == (
@@ -476,8 +550,10 @@ def test_a_lost_bookie_is_decommissioned(healing: Stage) -> None:
     lonely = stage.write(Quorum(1, 1, 1), with_bookie=second)
     wide = stage.write(Quorum(3, 3, 2))
     stage.kill(second)
+    before = stage.versions()
     status, printed = stage.run("decommission", second)
     assert (status, f"ledger {wide} needs 3 for its write quorum" in printed) == (1, True)
+    assert stage.versions() == before
     for ledger_id in (*ledgers, wide):
         stage.ledgers.delete(ledger_id)
     status, done = stage.record("decommission", second, "--patience", "100")

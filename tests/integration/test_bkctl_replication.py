@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bk_spark.bkctl import main
+from bk_spark.bkctl import main, replication
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.replication.auditor_election import AuditorElection
 from bk_spark.bookie.replication.replication_switches import RecoveryDelay, ReplicationSwitches
@@ -71,10 +71,17 @@ def test_disable_and_enable(run: Run, record: Callable[..., Any], zookeeper: Zoo
     assert run("autorecovery", "enable") == (0, "autorecovery is enabled already\n")
 
 
-def test_status(run: Run, record: Callable[..., Any], store: UnderReplicationStore, ledgers_root: str) -> None:
+def test_status(
+    run: Run,
+    record: Callable[..., Any],
+    store: UnderReplicationStore,
+    ledgers_root: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert run("autorecovery", "status") == (
         0,
-        "autorecovery  enabled\nauditor       no auditor is elected\nunder repair  0 ledgers\n",
+        "autorecovery  enabled\nauditor       no auditor is elected\n"
+        "marked        0 ledgers\nlocked        0 ledgers\nunder repair  0 ledgers\n",
     )
     AuditorElection(store.zk, ledgers_root).vote(B1)
     store.mark(7, [B2])
@@ -85,11 +92,13 @@ def test_status(run: Run, record: Callable[..., Any], store: UnderReplicationSto
     assert store.lock(9, proof=proof)
     found = record("autorecovery", "status")
     (repairing,) = found.pop("repairing")
-    assert found == {"enabled": True, "auditor": B1}
+    assert found == {"enabled": True, "auditor": B1, "marked": 2, "marked_more": False, "locked": 2}
     assert repairing["ledger"] == 7
     assert int(repairing["session"], 16) == store.zk.session_id % 2**64
     status, printed = run("autorecovery", "status")
     assert status == 0
+    monkeypatch.setattr(replication, "MAX_COUNTED_MARKS", 1)
+    assert "marked        more than 1 ledgers\n" in run("autorecovery", "status")[1]
     assert re.search(r"^under repair  1 ledgers\nledger 7  by \S+ since \d{4}-\d\d-\d\dT\S+Z$", printed, re.MULTILINE)
 
 
@@ -254,3 +263,40 @@ def test_a_layout_of_the_future_is_left_alone(
     status, printed = run(*command)
     assert (status, "names the layout 'NEW' version 2" in printed) == (1, True)
     assert zookeeper.children(f"{ledgers_root}/underreplication") == ["LAYOUT"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["autorecovery", "enable"],
+        ["autorecovery", "disable"],
+        ["autorecovery", "status"],
+        ["listunderreplicated"],
+        ["whoisauditor"],
+        ["triggeraudit"],
+        ["forceauditchecks", "--all-ledgers"],
+        ["lostbookierecoverydelay", "get"],
+        ["lostbookierecoverydelay", "set", "5"],
+        ["recover", B1],
+        ["decommission", B1],
+        ["decommission", B1, "--force"],
+        ["cookie", "delete", B1, "--yes"],
+        ["ledger", "delete", "1", "--yes"],
+        ["ledger", "skip-ids", "5"],
+    ],
+    ids=" ".join,
+)
+def test_a_place_that_is_no_cluster_stays_as_it_is(
+    zookeeper: ZooKeeper, fresh_root: str, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    """Somebody else's znodes, and a path that does not exist."""
+    zookeeper.create(fresh_root, b"somebody's")
+    before = zookeeper.exists(fresh_root)
+    for root in (fresh_root, f"{fresh_root}/nowhere"):
+        assert main(["--metadata-service-uri", f"zk://{zookeeper.servers}{root}", *arguments]) == 1
+        printed, error = capsys.readouterr()
+        assert not printed
+        assert re.fullmatch(r"bkctl: no BookKeeper cluster at .*/LAYOUT does not exist; check the path.*\n", error)
+    zookeeper.sync("/")
+    assert zookeeper.children(fresh_root) == []
+    assert zookeeper.exists(fresh_root) == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pty
 import re
@@ -138,6 +139,7 @@ def test_verify_and_gc_draw_how_far_they_are_on_a_terminal_only(
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@functools.cache
 def completion(shell: str) -> str:
     return subprocess.run([*BKCTL, "completion", shell], capture_output=True, text=True, check=True, timeout=60).stdout
 

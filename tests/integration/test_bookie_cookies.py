@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,16 @@ from typing import Any
 import pytest
 
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
-from bk_spark.protocol.errors import CookieMismatchError
+from bk_spark.protocol.errors import CookieMismatchError, OutcomeUnknownError
 from bk_spark.protocol.metadata.cookie import Cookie
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bookie_server.config.config import BookieConfig
 from bookie_server.identity.cluster_identity import ClusterIdentity, ForeignClusterError
 from bookie_server.identity.cookies import all_directories, check_cookies
+from bookie_server.local import LocalCluster
+from tests.integration.test_c13_lost_replies import at_each_request
+from tests.support.zookeeper_proxy import Break, ZooKeeperProxy
+from tests.support.zookeeper_sessions import reconnecting_soon
 
 
 class Directories:
@@ -257,3 +263,64 @@ def test_the_order_of_directories_counts(directories: Directories) -> None:
     directories.check()
     directories.set(journal=["j1", "j0"])
     directories.refused("journalDir: ")
+
+
+@pytest.fixture
+def proxy(zk_only: LocalCluster) -> Iterator[ZooKeeperProxy]:
+    with ZooKeeperProxy(zk_only.zookeepers[0].id) as running:
+        yield running
+
+
+@pytest.mark.parametrize("how", Break)
+def test_c13_a_cookie_is_stored_whatever_request_or_reply_is_lost(
+    tmp_path: Path, proxy: ZooKeeperProxy, ledgers_root: str, how: Break
+) -> None:
+    """A first start, and then one that adds a directory."""
+    session = reconnecting_soon(ZooKeeper(proxy.address, session_timeout_ms=30_000, operation_timeout_ms=30_000))
+    session.start()
+    numbers = itertools.count()
+    made: list[Directories] = []
+
+    def first_start() -> None:
+        base = tmp_path / str(next(numbers))
+        base.mkdir()
+        directories = Directories(base, session, ledgers_root)
+        directories.config = replace(directories.config, bookie_id=f"{base.name}:1")
+        directories.path = f"{ledgers_root}/cookies/{base.name}:1"
+        directories.check()
+        assert len(set(directories.content().values())) == 1
+        made.append(directories)
+
+    def expansion() -> None:
+        directories = made.pop()
+        directories.set(ledger=["l0", "l1", "l2"])
+        directories.check(expansion=True)
+        contents = directories.content()
+        assert len(contents) == 7
+        assert len(set(contents.values())) == 1
+
+    try:
+        assert at_each_request(proxy, how, first_start) >= 3
+        assert at_each_request(proxy, how, expansion) >= 3
+    finally:
+        session.close()
+
+
+def test_c13_an_expansion_beside_another_one_is_refused(
+    directories: Directories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reply to the change is lost, and the cookie that is there is somebody else's."""
+    directories.check()
+    directories.set(ledger=["l0", "l1", "l2"])
+    other = replace(
+        Cookie.decode(directories.zookeeper.get(directories.path).data, "znode"), journal_directories="/other"
+    )
+
+    def lost(zookeeper: ZooKeeper, path: str, data: bytes, version: int) -> int:
+        change(zookeeper, path, other.encode(), version)
+        raise OutcomeUnknownError("the reply was lost")
+
+    change = ZooKeeper.set
+    monkeypatch.setattr(ZooKeeper, "set", lost)
+    with pytest.raises(CookieMismatchError, match="was changed by another process meanwhile"):
+        directories.check(expansion=True)

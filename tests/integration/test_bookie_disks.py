@@ -83,7 +83,7 @@ def test_b7_starts_on_full_disks_read_only_and_serves_reads(
     with bookie.connect() as connection:
         assert [add(connection, 1, i) for i in range(20)] == [Code.OK] * 20
     if killed:
-        bookie.kill()
+        bookie.crash()
     else:
         assert bookie.stop() == 0
     disk.fill()
@@ -136,7 +136,7 @@ def test_b7_a_disk_fills_under_load_and_is_freed(
             assert add(connection, 1, acknowledged) is Code.OK
     require_all(bookie, {1: acknowledged})
     assert ask(bookie, "reasons")["readOnly"] == {}
-    bookie.kill()
+    bookie.crash()
     bookie.start()
     require_all(bookie, {1: acknowledged})
 
@@ -150,7 +150,7 @@ def test_b7_killed_while_full(bookie: BookieProcess, disk: SmallDisk) -> None:
         while add(connection, 1, acknowledged) is Code.OK:
             acknowledged += 1
     for _ in range(2):
-        bookie.kill()
+        bookie.crash()
         bookie.start()
         require_all(bookie, {1: acknowledged})
     disk.free()
@@ -195,7 +195,7 @@ def test_one_full_disk_of_two(bookie: BookieProcess, disk: SmallDisk, tmp_path: 
         "directories": {str(disk.path / "ledgers" / "current"): "full: 100.0% used"},
         "uncleanShutdown": False,
     }
-    bookie.kill()
+    bookie.crash()
     bookie.start()
     require_all(bookie, {1: 100})
     assert list((tmp_path / "large" / "current").glob("*.log"))

@@ -24,7 +24,7 @@ FLUSH_MS: Final = 100
 @pytest.fixture
 def bookie(zk_only: LocalCluster, tmp_path: Path) -> Iterator[BookieProcess]:
     uri = f"zk://{zk_only.zookeepers[0].id}/ledgers"
-    process = BookieProcess(tmp_path / "bookie", uri, flushInterval=str(FLUSH_MS), zkTimeout="1000")
+    process = BookieProcess(tmp_path / "bookie", uri, flushInterval=str(FLUSH_MS))
     process.file_bytes = LIMIT_BYTES
     yield process
     process.end()
@@ -80,7 +80,7 @@ def test_a_journal_with_an_entry_that_no_index_file_can_hold_is_replayed(bookie:
         assert {connection.body()[7] for _ in range(3)} == {0}
         assert connection.add(8, [FAR]) == [Code.OK]
         assert connection.read(7, FAR) == stored(7, FAR)
-    bookie.kill()
+    bookie.crash()
     bookie.settings["flushInterval"] = str(FLUSH_MS)
     bookie.file_bytes = LIMIT_BYTES
     for said in (2, 0):

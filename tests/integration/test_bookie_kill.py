@@ -27,7 +27,6 @@ def bookie(tmp_path: Path, zk_only: LocalCluster, ledgers_root: str) -> Iterator
     process = BookieProcess(
         tmp_path / "bookie",
         f"zk://{zk_only.zookeepers[0].id}{ledgers_root}",
-        zkTimeout="1000",
         flushInterval="50",
         journalMaxSizeMB="1",
         logSizeLimit="2000000",
@@ -99,7 +98,7 @@ def test_kill_loses_nothing_that_was_answered(bookie: BookieProcess) -> None:
             writer.progress.clear()
         # Somewhere within the next groups: not awaited, for the moment of the kill should be any.
         threading.Event().wait(generator.random() * 0.5)
-        bookie.kill()
+        bookie.crash()
         for thread in threads:
             thread.join()
         everything = set().union(*(writer.answered for writer in writers))

@@ -48,6 +48,7 @@ def wait_for(zookeeper: ZooKeeper, path: str, *, there: bool) -> None:
 def test_start_serve_stop_and_again(
     bookie: BookieProcess, zookeeper: ZooKeeper, ledgers_root: str, tmp_path: Path
 ) -> None:
+    bookie.settings["zkTimeout"] = "60000"
     bookie.start()
     node = zookeeper.get(f"{ledgers_root}/available/{bookie.id}")
     assert node is not None
@@ -78,10 +79,14 @@ def test_start_serve_stop_and_again(
     with bookie.connect() as connection:
         assert connection.read(1, 4) == stored(1, 4)
 
+    # The session of a process that was killed goes on for a while.
     bookie.kill()
-    bookie.start()
+    bookie.launch()
+    assert bookie.wait_line("waiting for it to end")
+    assert not any("serves on" in line for line in bookie.lines)
+    zookeeper.delete(f"{ledgers_root}/available/{bookie.id}")
+    assert bookie.wait_line("serves on")
     assert any("not clean" in line for line in bookie.lines)
-    assert any("waiting for it to end" in line for line in bookie.lines)
     with bookie.connect() as connection:
         assert connection.read(1, 4) == stored(1, 4)
 
@@ -287,7 +292,7 @@ def test_a_journal_that_cannot_be_written_makes_the_bookie_read_only_until_it_ca
         assert bookie.wait_line("writable again: gone=journal")
         wait_for(zookeeper, f"{ledgers_root}/available/readonly/{bookie.id}", there=False)
         assert connection.add(1, range(failed, failed + 5)) == [Code.OK] * 5
-    bookie.kill()
+    bookie.crash()
     bookie.start()
     with bookie.connect() as connection:
         assert [connection.read(1, i) for i in range(failed + 5)] == [stored(1, i) for i in range(failed + 5)]

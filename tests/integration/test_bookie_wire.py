@@ -9,6 +9,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -335,7 +336,7 @@ def test_v3_long_poll(bookie: BookieProcess, connection: Connection, ledger: int
     assert connection.call(poll(-1, 0, entry_id=3)).status == pb.EBADREQ
     start = time.monotonic()
     body = connection.call(poll(-1, 300)).readResponse
-    assert 0.3 <= time.monotonic() - start < 10
+    assert time.monotonic() - start >= 0.3
     assert (body.entryId, body.maxLAC, body.HasField("body")) == (-1, -1, False)
     assert connection.call(v3_add(ledger, 2)).status == pb.EOK  # says that entry 1 is confirmed
     body = connection.call(poll(-1, 60_000)).readResponse
@@ -477,12 +478,16 @@ def test_a_client_that_takes_no_answers_is_not_read_any_more(bookie: BookieProce
             connection.send(add_frame(ledger, i, size=1_000_000))
             assert bytes(connection.body())[4:8] == bytes(4)
         greedy = [bookie.connect() for _ in range(60)]
-        for client in greedy:
-            client.socket.settimeout(0.3)
+
+        def ask_for_more_than_is_taken(client: Connection) -> None:
+            client.socket.settimeout(0.5)
             with contextlib.suppress(TimeoutError):
                 for _ in range(2000):
                     client.send(wire_v2.read_requests(ledger, list(range(40))))
                     client.send(wire_v2.batch_read_request(ledger, 0, 1, 0, 5_000_000))
+
+        with ThreadPoolExecutor(20) as threads:
+            list(threads.map(ask_for_more_than_is_taken, greedy))
         assert connection.read(ledger, 3) == stored(ledger, 3, 1_000_000)
         assert bookie.resident_mib() < 300
         for client in greedy:
@@ -493,10 +498,14 @@ def test_a_client_that_takes_no_answers_is_not_read_any_more(bookie: BookieProce
 def test_many_half_frames_of_the_largest_size_are_bounded_in_memory(bookie: BookieProcess, ledger: int) -> None:
     whole = add_frame(ledger, 0, size=5_000_000)
     halves = [bookie.connect() for _ in range(80)]
-    for half in halves:
-        half.socket.settimeout(0.2)
+
+    def send_what_is_taken(half: Connection) -> None:
+        half.socket.settimeout(0.5)
         with contextlib.suppress(TimeoutError):
             half.send(whole[:-1])
+
+    with ThreadPoolExecutor(20) as threads:
+        list(threads.map(send_what_is_taken, halves))
     with bookie.connect() as connection:
         assert connection.add(ledger, [5]) == [Code.OK]
         assert bookie.resident_mib() < 300

@@ -354,7 +354,16 @@ def test_a_wrong_version_over_v3(connection: Connection, ledger: int) -> None:
     assert connection.call(read(ledger, 0)).status == pb.ENOLEDGER  # none of them did anything
 
 
-@pytest.mark.parametrize("size", [0, 1, 19, 20, 21, 200])
+def test_a_ledger_with_an_empty_key_takes_the_first_key_that_is_shown(connection: Connection, ledger: int) -> None:
+    """An empty key protects nothing. A bookie that lost its data marks ledgers with it if it does not know theirs."""
+    assert connection.call(add(ledger, 0, b"")).addResponse.status == pb.EOK
+    assert connection.call(add(ledger, 1, b"x")).addResponse.status == pb.EOK
+    assert connection.call(add(ledger, 2, b"")).addResponse.status == pb.EUA
+    assert connection.call(read(ledger, 0, flag=FENCE, masterKey=b"y")).status == pb.EUA
+    assert connection.call(read(ledger, 0, flag=FENCE, masterKey=b"x")).readResponse.body == stored(ledger, 0)
+
+
+@pytest.mark.parametrize("size", [1, 19, 20, 21, 200])
 def test_master_keys_of_any_length(connection: Connection, ledger: int, size: int) -> None:
     key = bytes(range(size))
     assert connection.call(add(ledger, 0, key)).addResponse.status == pb.EOK

@@ -5,7 +5,7 @@ A proxy cuts real connections, so that sessions, reconnecting and ``sync`` are p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import chain
 
 import pytest
@@ -23,27 +23,18 @@ from bk_spark.protocol.errors import (
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.metadata.znodes import CreateOp, TransactionConflictError
-from bookie_server.local import LocalCluster
 from tests.support.ledgers import ledger
-from tests.support.zookeeper_proxy import CALLS, DELETE, MULTI, SET_DATA, Break, ZooKeeperProxy
+from tests.support.zookeeper_proxy import (
+    DELETE,
+    MOST_REQUESTS,
+    MULTI,
+    SET_DATA,
+    Break,
+    ZooKeeperProxy,
+    at_each_request,
+)
 
 LAYOUTS = ["flat", "hierarchical", "longhierarchical"]
-#: More than any of the calls here makes.
-MOST_REQUESTS = 30
-
-
-@pytest.fixture
-def proxy(zk_only: LocalCluster) -> Iterator[ZooKeeperProxy]:
-    with ZooKeeperProxy(zk_only.zookeepers[0].id) as running:
-        yield running
-
-
-@pytest.fixture
-def shaky(proxy: ZooKeeperProxy) -> Iterator[ZooKeeper]:
-    session = ZooKeeper(proxy.address, session_timeout_ms=10_000, operation_timeout_ms=10_000)
-    session.start()
-    yield session
-    session.close()
 
 
 def store_of(session: ZooKeeper, root: str, layout: str = "hierarchical") -> LedgerStore:
@@ -52,20 +43,6 @@ def store_of(session: ZooKeeper, root: str, layout: str = "hierarchical") -> Led
 
 def all_ledgers(store: LedgerStore) -> list[int]:
     return list(chain.from_iterable(store.list_ledgers()))
-
-
-def at_each_request(proxy: ZooKeeperProxy, how: Break, call: Callable[[], None]) -> int:
-    """``call`` again and again, with the first request broken, then the second, and so on; how many it has."""
-    proxy.kinds = CALLS
-    for number in range(MOST_REQUESTS):
-        before = proxy.requests
-        proxy.breaks = [*[None] * number, how]
-        broken = proxy.broken
-        call()
-        if proxy.broken == broken:
-            proxy.breaks = []
-            return proxy.requests - before
-    raise AssertionError(f"more than {MOST_REQUESTS} requests")
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, "long ids"])

@@ -5,8 +5,6 @@ A proxy cuts real connections, so that sessions, reconnecting and ``sync`` are p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from kazoo.client import KazooClient
 
@@ -19,27 +17,11 @@ from bk_spark.protocol.errors import MetadataConflictError, MetadataUnavailableE
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.metadata.under_replication import Mark
-from bookie_server.local import LocalCluster
-from tests.integration.test_c13_lost_replies import at_each_request
 from tests.support.ledgers import ledger
-from tests.support.zookeeper_proxy import DELETE, MULTI, Break, ZooKeeperProxy
+from tests.support.zookeeper_proxy import DELETE, MULTI, Break, ZooKeeperProxy, at_each_request
 
 BREAKS = pytest.mark.parametrize("how", Break, ids=lambda how: how.name)
 LEDGER = 7
-
-
-@pytest.fixture
-def proxy(zk_only: LocalCluster) -> Iterator[ZooKeeperProxy]:
-    with ZooKeeperProxy(zk_only.zookeepers[0].id) as running:
-        yield running
-
-
-@pytest.fixture
-def shaky(proxy: ZooKeeperProxy) -> Iterator[ZooKeeper]:
-    session = ZooKeeper(proxy.address, session_timeout_ms=10_000, operation_timeout_ms=10_000)
-    session.start()
-    yield session
-    session.close()
 
 
 @pytest.fixture
@@ -191,7 +173,7 @@ def test_r3_the_session_expires_with_the_request_that_locks(
 def end_session(session: ZooKeeper, servers: str) -> None:
     """End the session through another connection that takes it over."""
     thief = KazooClient(servers, client_id=session._client.client_id, timeout=10)
-    thief.start(10)
+    thief.start(60)
     thief.stop()
     thief.close()
 

@@ -44,9 +44,9 @@ def test_calls_under_way_end_when_the_client_is_closed(mended_cluster: LocalClus
     begin = time.monotonic()
     client.close()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 60
     assert len(outcomes) == 3
     assert None not in outcomes
     client.close()

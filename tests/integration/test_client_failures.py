@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.blocking_writer import BlockingWriter
+from bk_spark.bookie.blocking import BlockingClient, BlockingWriter
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import EntryUnknownError, NotEnoughBookiesError
@@ -16,28 +15,17 @@ from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
 from bookie_server.local.bookie import LocalBookie
-from tests.support.servers import BOOKIE_SETTINGS
+from tests.support.registrations import mend
 
+#: A busy machine is not taken for a dead bookie: the connection to one that was killed breaks.
+CONFIG = ClientConfig(add_timeout_ms=60_000, read_timeout_ms=60_000, connect_timeout_ms=60_000)
 #: A suspended bookie is given up quickly.
-CONFIG = ClientConfig(add_timeout_ms=1_500, read_timeout_ms=1_500, connect_timeout_ms=3_000)
-
-
-@pytest.fixture(scope="module")
-def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """Five bookies: enough to replace two of an ensemble of three."""
-    with LocalCluster(tmp_path_factory.mktemp("five"), bookies=5, bookie_settings=BOOKIE_SETTINGS) as cluster:
-        yield cluster
+IMPATIENT = ClientConfig(add_timeout_ms=1_500, read_timeout_ms=1_500, connect_timeout_ms=3_000)
 
 
 @pytest.fixture
-def cluster_of_five(five: LocalCluster) -> Iterator[LocalCluster]:
-    yield five
-    five.heal()
-
-
-@pytest.fixture
-def client(cluster_of_five: LocalCluster) -> Iterator[BlockingClient]:
-    with BlockingClient(cluster_of_five.metadata_service_uri, CONFIG) as client:
+def client(cluster_of_six: LocalCluster) -> Iterator[BlockingClient]:
+    with BlockingClient(cluster_of_six.metadata_service_uri, CONFIG) as client:
         yield client
 
 
@@ -62,12 +50,12 @@ def check_content(client: BlockingClient, ledger_id: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("quorum", [Quorum(3, 3, 2), Quorum(3, 2, 2)], ids=str)
-def test_a_killed_bookie_is_replaced(client: BlockingClient, cluster_of_five: LocalCluster, quorum: Quorum) -> None:
+def test_a_killed_bookie_is_replaced(client: BlockingClient, cluster_of_six: LocalCluster, quorum: Quorum) -> None:
     writer = client.create(quorum=quorum)
     writer.append_many(numbered(0, 1_000))
     writer.flush()
     victim = writer.metadata.last_segment.ensemble[0]
-    bookie(cluster_of_five, victim).kill()
+    bookie(cluster_of_six, victim).kill()
     writer.append_many(numbered(1_000, 1_000))
     closed = writer.close()
     assert len(closed.segments) == 2
@@ -76,10 +64,10 @@ def test_a_killed_bookie_is_replaced(client: BlockingClient, cluster_of_five: Lo
     check_content(client, writer.ledger_id, 2_000)
 
 
-def test_two_bookies_killed_while_adds_are_under_way(client: BlockingClient, cluster_of_five: LocalCluster) -> None:
+def test_two_bookies_killed_while_adds_are_under_way(client: BlockingClient, cluster_of_six: LocalCluster) -> None:
     writer = client.create()
     victims = writer.metadata.last_segment.ensemble[:2]
-    killers = [threading.Thread(target=bookie(cluster_of_five, victim).kill) for victim in victims]
+    killers = [threading.Thread(target=bookie(cluster_of_six, victim).kill) for victim in victims]
     for round_number in range(40):
         writer.append_many(numbered(round_number * 1_000, 1_000))
         if round_number in (10, 20):
@@ -89,13 +77,19 @@ def test_two_bookies_killed_while_adds_are_under_way(client: BlockingClient, clu
     check_content(client, writer.ledger_id, 40_000)
 
 
+@pytest.fixture
+def impatient(cluster_of_six: LocalCluster) -> Iterator[BlockingClient]:
+    with BlockingClient(cluster_of_six.metadata_service_uri, IMPATIENT) as client:
+        yield client
+
+
 def test_a_hanging_bookie_is_replaced_and_reads_go_around_it(
-    client: BlockingClient, cluster_of_five: LocalCluster
+    impatient: BlockingClient, cluster_of_six: LocalCluster
 ) -> None:
-    writer = client.create()
+    writer = impatient.create()
     writer.append_many(numbered(0, 500))
     writer.flush()
-    victim = bookie(cluster_of_five, writer.metadata.last_segment.ensemble[1])
+    victim = bookie(cluster_of_six, writer.metadata.last_segment.ensemble[1])
     victim.suspend()
     writer.append_many(numbered(500, 500))
     # The ack quorum of the other two acknowledges; the hanging one is given up once its time is over.
@@ -110,7 +104,7 @@ def test_a_hanging_bookie_is_replaced_and_reads_go_around_it(
     closed = writer.close()
     assert victim.id not in closed.last_segment.ensemble
     # The first segment lies on the hanging bookie too: reads of it use the others.
-    check_content(client, writer.ledger_id, closed.last_entry_id + 1)
+    check_content(impatient, writer.ledger_id, closed.last_entry_id + 1)
 
 
 def test_without_spare_bookies_the_ack_quorum_is_enough(mended_cluster: LocalCluster) -> None:
@@ -135,7 +129,7 @@ def test_without_the_ack_quorum_the_writer_ends(mended_cluster: LocalCluster) ->
             append_and_flush(writer, numbered(100, 100))
         assert writer.last_add_confirmed >= 99
         writer.abandon()
-        mended_cluster.heal()
+        mend(mended_cluster)
         reader = client.recover_and_open(writer.ledger_id)
         # What was not acknowledged may survive as far as it goes, and may not.
         assert 99 <= reader.last_add_confirmed <= 199
@@ -143,12 +137,12 @@ def test_without_the_ack_quorum_the_writer_ends(mended_cluster: LocalCluster) ->
 
 
 def test_recovery_with_a_dead_bookie_keeps_every_acknowledged_entry(
-    client: BlockingClient, cluster_of_five: LocalCluster
+    client: BlockingClient, cluster_of_six: LocalCluster
 ) -> None:
     writer = client.create()
     writer.append_many(numbered(0, 300))
     acknowledged = writer.flush()
-    bookie(cluster_of_five, writer.metadata.last_segment.ensemble[2]).kill()
+    bookie(cluster_of_six, writer.metadata.last_segment.ensemble[2]).kill()
     writer.abandon()
     reader = client.recover_and_open(writer.ledger_id)
     assert reader.last_add_confirmed == acknowledged == 299
@@ -156,14 +150,14 @@ def test_recovery_with_a_dead_bookie_keeps_every_acknowledged_entry(
 
 
 def test_a_read_from_bookies_that_are_down_says_so_and_what_helps(
-    client: BlockingClient, cluster_of_five: LocalCluster
+    client: BlockingClient, cluster_of_six: LocalCluster
 ) -> None:
     writer = client.create()
     append_and_flush(writer, numbered(0, 10))
     ensemble = writer.close().last_segment.ensemble
     reader = client.open_for_reading(writer.ledger_id)
     for bookie_id in ensemble:
-        bookie(cluster_of_five, bookie_id).kill()
+        bookie(cluster_of_six, bookie_id).kill()
     with pytest.raises(EntryUnknownError) as raised:
         reader.read(0, 9)
     text = str(raised.value)
@@ -172,5 +166,5 @@ def test_a_read_from_bookies_that_are_down_says_so_and_what_helps(
         "check that these bookies are running and reachable from here (bkctl doctor tries each of them), then try again"
         in text
     )
-    cluster_of_five.heal()
+    mend(cluster_of_six)
     assert len(reader.read(0, 9)) == 10

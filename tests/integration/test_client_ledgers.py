@@ -9,6 +9,8 @@ import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.metadata.cluster_init import init_cluster
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import (
@@ -24,8 +26,8 @@ from bk_spark.protocol.metadata.ledger_paths import LedgerManager
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
+from tests.support.bookie import BookieProcess
 from tests.support.explicit_lac import write_explicit_lac
-from tests.support.servers import BOOKIE_SETTINGS
 
 PASSWORD = b"open sesame"
 
@@ -103,11 +105,14 @@ def test_recovery_of_an_empty_ledger(client: BlockingClient) -> None:
 
 
 @pytest.mark.parametrize("layout", ["flat", "hierarchical", "longhierarchical"])
-def test_each_ledger_manager(tmp_path: Path, layout: str) -> None:
+def test_each_ledger_manager(tmp_path: Path, zookeeper: ZooKeeper, fresh_root: str, layout: str) -> None:
     one = Quorum(1, 1, 1)
-    with LocalCluster(tmp_path / "cluster", bookies=1, layout=layout, bookie_settings=BOOKIE_SETTINGS) as cluster:
-        uri = MetadataServiceUri.parse(cluster.metadata_service_uri)
-        with BlockingClient(str(MetadataServiceUri(uri.servers, uri.root, layout))) as client:
+    init_cluster(zookeeper, fresh_root, layout)
+    uri = MetadataServiceUri(zookeeper.servers, fresh_root, layout)
+    bookie = BookieProcess(tmp_path / "bookie", str(uri))
+    try:
+        bookie.start()
+        with BlockingClient(str(uri)) as client:
             ids = set()
             for number in range(3):
                 writer = client.create(quorum=one)
@@ -124,6 +129,8 @@ def test_each_ledger_manager(tmp_path: Path, layout: str) -> None:
         other = "flat" if layout != "flat" else "hierarchical"
         with pytest.raises(InvalidArgumentError, match=f"the cluster uses {layout}"):
             BlockingClient(str(MetadataServiceUri(uri.servers, uri.root, other)))
+    finally:
+        bookie.end()
 
 
 def test_errors(client: BlockingClient, cluster: LocalCluster) -> None:

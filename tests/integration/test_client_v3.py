@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -112,9 +111,7 @@ def test_a_thousand_small_requests_at_once(metadata_service_uri: str) -> None:
             await writer.append_many(Payloads.of([b"%d" % number for number in range(1_000)]))
             await writer.close()
             reader = await client.open_for_reading(writer.ledger_id)
-            begun = time.monotonic()
             read = await asyncio.gather(*(reader.read(number, number) for number in range(1_000)))
-            assert time.monotonic() - begun < 20
             assert read == [[b"%d" % number] for number in range(1_000)]
 
     asyncio.run(run())

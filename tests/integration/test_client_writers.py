@@ -148,7 +148,7 @@ def test_a_pausing_writer_is_readable_to_its_end(metadata_service_uri: str, dige
         writer.append_many(numbered(0, 10))
         assert writer.flush() == 9
         reader = client.open_for_reading(writer.ledger_id, PASSWORD)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while reader.read_last_add_confirmed() < 9:
             assert time.monotonic() < deadline
             time.sleep(0.02)

@@ -17,6 +17,7 @@ import pytest
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.metadata.cluster_init import init_cluster
 from bk_spark.bookie.metadata.zookeeper import LOST, ZooKeeper
+from bk_spark.bookie.placement.placement import Spread
 from bk_spark.bookie.services import ClusterServices
 from bk_spark.protocol.errors import BookieUnavailableError, MetadataUnavailableError, NotEnoughBookiesError
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
@@ -396,18 +397,27 @@ async def test_racks_that_are_enforced(stage: Stage) -> None:
 async def test_r11_racks_never_stop_a_repair(stage: Stage) -> None:
     stage.other.create(f"/bookies-{stage.root[1:]}", racks_with())
     stage.register("h1:1", "h2:1", "h3:1")
-    await until(lambda: _is(lambda: stage.services.choose_target(TWO, ("h1:1", "h4:1"), 1, ("h2:1",)), ("h3:1", False)))
+    await until(lambda: _is(lambda: stage.services.choose_target(TWO, ("h1:1", "h4:1"), 1, ("h2:1",)), ("h3:1", 1)))
     with pytest.raises(NotEnoughBookiesError):
         await stage.services.choose_replacement(TWO, ("h1:1", "h4:1"), 1, ("h2:1",))
     with pytest.raises(NotEnoughBookiesError, match="no writable bookie is left"):
         await stage.services.choose_target(TWO, ("h1:1", "h4:1"), 1, ("h2:1", "h3:1"))
     # The other rack is back. Read-only bookies are sources, and never targets.
     stage.register("h4:1")
-    await until(lambda: _is(lambda: stage.services.choose_target(TWO, ("h1:1", "h2:1"), 1, ()), ("h4:1", True)))
-    assert await stage.services.find_misplaced(TWO, ("h1:1", "h4:1")) is None
-    assert await stage.services.find_misplaced(TWO, ("h1:1", "h2:1")) == 0
+    await until(lambda: _is(lambda: stage.services.choose_target(TWO, ("h1:1", "h2:1"), 1, ()), ("h4:1", 0)))
+    assert await stage.services.find_misplaced(TWO, ("h1:1", "h4:1")) == (0, 0)
+    assert await stage.services.find_misplaced(TWO, ("h1:1", "h2:1")) == (0, 1)
+    ensembles = [(TWO, ("h1:1", "h4:1")), (TWO, ("h2:1", "h1:1"))]
+    assert await stage.services.judge_spread(ensembles) == [Spread.SPREAD, Spread.MISPLACED]
     stage.register("h5:1", read_only=True)
     await until(lambda: _is(stage.services.bookie_ids, _ids("h1:1 h2:1 h3:1 h4:1", "h5:1")))
+    registrations = await stage.services.registrations(("h1:1", "h5:1", "h6:1"))
+    assert registrations.keys() == {"h1:1", "h5:1"}
+    # Nothing is known of a bookie that is in no list of racks. Without h4, one rack is left.
+    assert await stage.services.judge_spread([(TWO, ("h1:1", "h9:1"))]) == [Spread.UNKNOWN]
+    assert await stage.services.find_misplaced(TWO, ("h8:1", "h9:1")) == (0, 0)
+    stage.unregister("h4:1")
+    await until(lambda: _is(lambda: stage.services.judge_spread(ensembles), [Spread.SPREAD, Spread.UNMOVABLE]))
 
 
 def _ids(writable: str, read_only: str) -> tuple[frozenset[str], frozenset[str]]:

@@ -14,7 +14,7 @@ from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.datasource import connections
 from bk_spark.datasource.connections import LogPlace, client_of, log_at
 from bk_spark.datasource.writing.idle_ledgers import IdleLedgers, LedgerKey
-from bk_spark.datasource.writing.task_writer import TaskLedgers, TaskWriter
+from bk_spark.datasource.writing.write_task import TaskLedgers, TaskWriter
 from bk_spark.log.core.plan import CommitStatus
 from bk_spark.log.core.tail.roll import RollLimits
 from bk_spark.log.formats.message import CommitMessage, CommitRequest, LedgerRange

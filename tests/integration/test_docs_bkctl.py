@@ -15,6 +15,8 @@ from bk_spark.bkctl import main
 from bk_spark.bkctl.common import ExitStatus
 from bk_spark.log.verification import Kind
 from bookie_server.local import LocalCluster
+from bookie_server.offline.consistency import ProblemKind
+from bookie_server.offline.journals import RecordKind
 
 PAGE = Path(__file__).parents[2] / "docs" / "bkctl.md"
 
@@ -43,4 +45,11 @@ def test_every_command_does_what_is_printed(
 def test_every_status_and_problem_is_there() -> None:
     text = PAGE.read_text("utf-8")
     assert set(re.findall(r"^\| (\d+) \|", text, re.MULTILINE)) == {str(status.value) for status in ExitStatus}
-    assert set(re.findall(r"^\| `([a-z][a-z-]+)` \|", text, re.MULTILINE)) == {kind.value for kind in Kind}
+    assert words_of_tables("Verify a log") == {kind.value for kind in Kind}
+    assert words_of_tables("Files of a stopped bookie") == {kind.value for kind in (*RecordKind, *ProblemKind)}
+
+
+def words_of_tables(chapter: str) -> set[str]:
+    """What stands in the first column of the chapter's tables."""
+    (text,) = re.findall(rf"^## {chapter}\n(.*?)(?=^## |\Z)", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    return set(re.findall(r"^\| `([a-z][a-z-]+)` \|", text, re.MULTILINE))

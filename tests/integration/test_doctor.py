@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
 import json
 import os
+import platform
 import resource
 import signal
 import socket
@@ -50,22 +53,37 @@ Doctor = Callable[..., Found]
 
 
 @pytest.fixture
-def doctor(tmp_path: Path) -> Doctor:
-    """Runs the doctor as a process of its own, somewhere else than in the repository."""
+def doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Doctor:
+    """Runs the doctor somewhere else than in the repository. The Python of the workers is one that passes at once."""
+    version = importlib.metadata.version("bk-spark")
+    passes = {"python": platform.python_version(), "errors": {}, "listed": True, "version": version}
+    quick = program(tmp_path / "quick-python", f"echo '{json.dumps(passes)}'")
 
-    def run(
-        *arguments: str, uri: str | None = None, prepare: Callable[[], None] | None = None, **environment: str
-    ) -> Found:
+    def run(*arguments: str, uri: str | None = None, **environment: str) -> Found:
         common = [] if uri is None else ["--metadata-service-uri", uri]
-        inherited = {**os.environ, "PYSPARK_PYTHON": sys.executable}
-        inherited.pop("BK_METADATA_SERVICE_URI", None)
+        with monkeypatch.context() as patch:
+            patch.chdir(tmp_path)
+            patch.delenv("BK_METADATA_SERVICE_URI", raising=False)
+            for name, value in {"PYSPARK_PYTHON": str(quick), **environment}.items():
+                patch.setenv(name, value)
+            status = main([*common, "doctor", "--json", *arguments])
+        printed, error = capsys.readouterr()
+        assert error == ""
+        return Found(status, {one["check"]: one for one in json.loads(printed)})
+
+    return run
+
+
+@pytest.fixture
+def doctor_process(tmp_path: Path) -> Doctor:
+    """Runs the doctor as a process of its own."""
+
+    def run(prepare: Callable[[], None] | None = None) -> Found:
+        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+        environment.pop("BK_METADATA_SERVICE_URI", None)
+        command = [sys.executable, "-m", "bk_spark.bkctl", "doctor", "--json"]
         result = subprocess.run(
-            [sys.executable, "-m", "bk_spark.bkctl", *common, "doctor", "--json", *arguments],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env={**inherited, **environment},
-            preexec_fn=prepare,
+            command, capture_output=True, text=True, cwd=tmp_path, env=environment, preexec_fn=prepare
         )
         assert result.stderr == ""
         return Found(result.returncode, {one["check"]: one for one in json.loads(result.stdout)})
@@ -101,8 +119,8 @@ def test_a_healthy_machine_and_cluster(
     assert all(line.startswith("ok  ") or line[10:25].strip() in passed for line in lines), lines
 
 
-def test_without_a_cluster_the_machine_is_looked_at(doctor: Doctor) -> None:
-    found = doctor()
+def test_without_a_cluster_the_machine_is_looked_at(doctor_process: Doctor) -> None:
+    found = doctor_process()
     assert list(found.by_check) == [*MACHINE, "zookeeper"]
     assert "--metadata-service-uri" in found.told("zookeeper", "warning")
     assert found.status == 0
@@ -131,14 +149,16 @@ def test_a_java_that_is_too_old(doctor: Doctor, tmp_path: Path, version: str, ma
         assert f"is Java {major}: install Java 17 or newer" in told
 
 
-def test_an_unfit_pyspark(doctor: Doctor, tmp_path: Path) -> None:
+def test_an_unfit_pyspark(doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "site" / "pyspark-4.1.4.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pyspark\nVersion: 4.1.4\n")
-    told = doctor(PYTHONPATH=str(info.parent)).problem("pyspark")
+    monkeypatch.syspath_prepend(info.parent)
+    told = doctor().problem("pyspark")
     assert told.startswith("PySpark 4.1.4 is too old: the data source needs PySpark 4.2 to ")
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pyspark\nVersion: 9.0.0\n")
-    assert "newer than all tested versions" in doctor(PYTHONPATH=str(info.parent)).told("pyspark", "warning")
+    importlib.invalidate_caches()
+    assert "newer than all tested versions" in doctor().told("pyspark", "warning")
 
 
 def test_another_spark_in_spark_home(doctor: Doctor, tmp_path: Path) -> None:
@@ -188,11 +208,11 @@ def test_a_disk_without_room(doctor: Doctor, tmp_path: Path) -> None:
     assert f"free in {disk.path}/spark, for Spark's own files: make room, or let SPARK_LOCAL_DIRS name" in told
 
 
-def test_few_open_files(doctor: Doctor) -> None:
+def test_few_open_files(doctor_process: Doctor) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    found = doctor(prepare=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard)))
+    found = doctor_process(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard)))
     assert "at most 200 in one process: ulimit -n " in found.problem("open files")
-    found = doctor(prepare=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200)))
+    found = doctor_process(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200)))
     assert "raise nofile in /etc/security/limits.conf before starting Spark" in found.problem("open files")
 
 

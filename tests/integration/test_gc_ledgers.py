@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bk_spark.bookie.metadata.cluster_init import init_cluster
+from bk_spark.bookie.metadata.ledger_ids import skip_ledger_ids
 from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.errors import MetadataUnavailableError
@@ -457,6 +458,25 @@ async def test_g3_too_many_deleted_ledgers_at_once_wait_for_a_word(place: Place,
     async with collected(place, store, BRAKED) as bookie:
         # A restart is no word.
         assert "10 of 18" in (await bookie.collect()).problem
+
+
+@in_loop
+async def test_g4_where_clients_choose_ids_the_operator_can_switch_the_rule_off(
+    place: Place, store: LedgerStore
+) -> None:
+    """One client chooses its ids, the others take the counter's. A ledger of each kind was deleted."""
+    chosen = 1 << 62
+    list(skip_ledger_ids(store.zk, store.root, store.manager, 9))
+    create(store, 2)
+    async with collected(place, store) as bookie:
+        await bookie.add(1, 2, chosen)
+        told = (await bookie.collect()).problem
+        assert "ids of 1 of them" in told
+        assert "gcBrakeIdsNotGiven=false" in told
+        assert await bookie.ledgers() == [1, 2, chosen]
+    async with collected(place, store, replace(CONFIG, gc_brake_ids_not_given=False)) as bookie:
+        assert (await bookie.collect()).problem == ""
+        assert await bookie.ledgers() == [2]
 
 
 @in_loop

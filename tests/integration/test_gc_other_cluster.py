@@ -11,18 +11,21 @@ import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.metadata.cluster_init import init_cluster
+from bk_spark.bookie.metadata.ledger_ids import skip_ledger_ids
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import NoNodeError
+from bk_spark.protocol.metadata.ledger_paths import LedgerManager
 from bk_spark.protocol.quorum import Quorum
-from bookie_server.local import LocalCluster
 from tests.integration.test_admin_api import Admin
 from tests.support.bookie import BookieProcess, free_port
+from tests.support.nursery import QuickCluster
 from tests.support.servers import start_timeout_ms
 from tests.support.tcp_proxy import TcpProxy
 
-LEDGERS = 148
+LEDGERS = 28
 PASSWORD = b"open sesame"
 PATIENCE_S = 60.0
+WITHOUT_BRAKE = {"gcBrakeShare": "1", "gcBrakeIdsNotGiven": "false"}
 
 
 class Stage:
@@ -39,6 +42,8 @@ class Stage:
         http_port = free_port()
         settings = {
             "gcWaitTime": "3600000",
+            # Not a hundred, which take their time to be written.
+            "gcBrakeLedgers": "20",
             "flushInterval": "50",
             "httpServerEnabled": "true",
             "httpServerHost": "127.0.0.1",
@@ -90,7 +95,7 @@ class Stage:
 @pytest.fixture
 def stage(tmp_path: Path, zookeeper: ZooKeeper, ledgers_root: str) -> Iterator[Stage]:
     # Without the brake: what the bookie believes is to decide alone.
-    stage = Stage(tmp_path, zookeeper, ledgers_root, gcBrakeShare="1")
+    stage = Stage(tmp_path, zookeeper, ledgers_root, **WITHOUT_BRAKE)
     yield stage
     stage.bookie.end()
 
@@ -138,7 +143,7 @@ def test_g1_a_bookie_does_not_register_in_a_cluster_that_is_not_its_own(stage: S
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[ZooKeeper]:
     """A session with an ensemble of its own."""
-    with LocalCluster(tmp_path / "own", bookies=0, start_timeout_ms=start_timeout_ms()) as running:
+    with QuickCluster(tmp_path / "own", bookies=0, start_timeout_ms=start_timeout_ms()) as running:
         session = ZooKeeper(running.zookeepers[0].id)
         session.start()
         yield session
@@ -152,7 +157,7 @@ def test_g1_a_host_name_that_leads_to_another_ensemble_is_not_believed(
     init_cluster(own, ledgers_root)
     with TcpProxy(_address(own)) as proxy:
         servers = f"127.0.0.1:{proxy.address[1]}"
-        stage = Stage(tmp_path, own, ledgers_root, servers=servers, gcBrakeShare="1")
+        stage = Stage(tmp_path, own, ledgers_root, servers=servers, **WITHOUT_BRAKE)
         try:
             stage.bookie.start()
             stage.write()
@@ -178,6 +183,33 @@ def _address(session: ZooKeeper) -> tuple[str, int]:
     return host, int(port)
 
 
+def test_g4_a_single_ledger_waits_if_zookeeper_has_not_given_its_id_yet(
+    tmp_path: Path, zookeeper: ZooKeeper, ledgers_root: str
+) -> None:
+    """ZooKeeper is set back to an older state of its cluster. What was made since is far below the brake's share."""
+    stage = Stage(tmp_path, zookeeper, ledgers_root)
+    counter = f"{ledgers_root}/idgen"
+    try:
+        stage.bookie.start()
+        ledgers = stage.write(8)
+        with BlockingClient(stage.uri) as client:
+            client.delete(ledgers[0])
+            client.delete(ledgers[7])
+            # As it was when seven ids were given.
+            zookeeper.delete(counter)
+            list(skip_ledger_ids(zookeeper, ledgers_root, LedgerManager.HIERARCHICAL, 6))
+        stage.collect()
+        assert stage.held() == 8
+        assert_told(stage, "2 of 8 ledgers are deleted", "ZooKeeper has not given the ids of 1 of them")
+        (stopped,) = stage.admin.get("gc/brake")["stopped"]
+        assert (stopped["ledgers"], stopped["notGiven"], stopped["first"]) == (2, 1, [ledgers[7], ledgers[0]])
+        assert any(f"The ledgers: {ledgers[7]}, {ledgers[0]}" in line for line in stage.bookie.lines)
+        assert stage.admin.put("gc/brake", {"word": stopped["word"]})[0] == 200
+        stage.until(lambda: stage.held() == 6, "the collection that was released")
+    finally:
+        stage.bookie.end()
+
+
 def test_g3_a_collection_of_most_ledgers_waits_for_an_operators_word(
     tmp_path: Path, zookeeper: ZooKeeper, ledgers_root: str
 ) -> None:
@@ -191,10 +223,10 @@ def test_g3_a_collection_of_most_ledgers_waits_for_an_operators_word(
                 client.delete(ledger_id)
         stage.collect()
         assert stage.held() == LEDGERS
-        assert_told(stage, "147 of 148 ledgers are deleted", "too many at once")
-        assert stage.admin.metrics()["bookie_gc_stopped_ledgers"] == 147
+        assert_told(stage, "27 of 28 ledgers are deleted", "too many at once")
+        assert stage.admin.metrics()["bookie_gc_stopped_ledgers"] == 27
         (stopped,) = stage.admin.get("gc/brake")["stopped"]
-        assert (stopped["kind"], stopped["ledgers"], stopped["held"]) == ("deleted", 147, 148)
+        assert (stopped["kind"], stopped["ledgers"], stopped["held"]) == ("deleted", 27, 28)
         assert stopped["first"] == ledgers[1:11]
         # A restart is no word, and another word is none either.
         assert stage.bookie.stop() == 0

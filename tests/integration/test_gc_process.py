@@ -86,7 +86,7 @@ def test_deleted_ledgers_leave_the_disk_and_the_others_stay(bookie: BookieProces
         eventually(lambda: len(list(current.rglob("*.idx"))) == 1, "the deletion of ledgers")
         eventually(lambda: log_bytes() < before / 3, "compaction")
         assert_readable(client, ledgers[0], 0)
-    bookie.kill()
+    bookie.crash()
     bookie.start()
     with BlockingClient(uri) as client:
         assert_readable(client, ledgers[0], 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import time
@@ -33,6 +34,16 @@ with bk_spark.connect(sys.argv[1]) as bk:
 assert "pyspark" not in sys.modules
 """
 
+#: Commands of bkctl, one after another, in one process.
+COMMANDS = """
+import json, sys
+from bk_spark.bkctl import main
+
+for command in json.loads(sys.argv[1]):
+    assert main(command) == 0
+assert "pyspark" not in sys.modules
+"""
+
 
 class Installed:
     """An environment of its own, used by path."""
@@ -56,9 +67,9 @@ class Installed:
         return done.stdout
 
 
-@pytest.fixture
-def installed(tmp_path: Path, wheel: Path) -> Installed:
-    return Installed(tmp_path / "environment", wheel)
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Installed:
+    return Installed(tmp_path_factory.mktemp("installed") / "environment", wheel)
 
 
 def test_a_bookie_the_client_and_bkctl_need_no_pyspark(
@@ -99,13 +110,16 @@ def test_a_bookie_the_client_and_bkctl_need_no_pyspark(
 
         cluster = ("--metadata-service-uri", uri, "--log-root", f"{fresh_root}-logs")
         sizes = ("--ensemble-size", "1", "--write-quorum-size", "1", "--ack-quorum-size", "1")
-        assert "writable" in installed.ok("bkctl", "bookies", *cluster)
-        installed.ok("bkctl", "log", "create", "events", *sizes, *cluster)
-        assert installed.ok("bkctl", "log", "append", "events", *cluster, stdin="a\nb\n").startswith(
-            "appended 2 entries"
+        commands = (
+            ("bookies", *cluster),
+            ("ledger", "show", "0", *cluster),
+            ("log", "create", "events", *sizes, *cluster),
+            ("log", "append", "events", *cluster),
         )
+        printed = installed.ok("python", "-c", COMMANDS, json.dumps(commands), stdin="a\nb\n")
+        for text in ("writable", "state", "made log events", "appended 2 entries"):
+            assert text in printed
         assert installed.ok("bkctl", "log", "read", "events", *cluster) == "a\nb\n"
-        assert "state" in installed.ok("bkctl", "ledger", "show", "0", *cluster)
     finally:
         bookie.send_signal(signal.SIGTERM)
         status = bookie.wait(60)

@@ -7,7 +7,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -26,26 +26,16 @@ from bk_spark.protocol.quorum import Quorum
 from bk_spark.protocol.replication.actions import LockLost, NothingBad, Repaired, RepairResult, Unrepairable
 from bk_spark.protocol.replication.repair_settings import RepairSettings
 from bookie_server.local import LocalCluster
-from tests.support.servers import BOOKIE_SETTINGS, start_timeout_ms
+from tests.support.registrations import kill_and_forget
 
-CONFIG = ClientConfig(add_timeout_ms=3_000, read_timeout_ms=3_000, connect_timeout_ms=3_000)
-V3 = ClientConfig(add_timeout_ms=3_000, read_timeout_ms=3_000, connect_timeout_ms=3_000, use_v2_wire_protocol=False)
+CONFIG = ClientConfig(add_timeout_ms=60_000, read_timeout_ms=60_000, connect_timeout_ms=60_000)
+V3 = replace(CONFIG, use_v2_wire_protocol=False)
 GRACE_MS = 300
 
 
-@pytest.fixture(scope="module")
-def six(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    settings = {**BOOKIE_SETTINGS, "zkTimeout": "1000"}
-    with LocalCluster(
-        tmp_path_factory.mktemp("six"), bookies=6, bookie_settings=settings, start_timeout_ms=start_timeout_ms()
-    ) as running:
-        yield running
-
-
 @pytest.fixture
-def cluster(six: LocalCluster) -> Iterator[LocalCluster]:
-    yield six
-    six.heal()
+def cluster(cluster_of_six: LocalCluster) -> LocalCluster:
+    return cluster_of_six
 
 
 @pytest.fixture
@@ -123,9 +113,9 @@ class Worker:
 
 
 def kill(cluster: LocalCluster, client: BlockingClient, bookie_id: str) -> None:
-    """Kill a bookie, and wait until its registration is gone."""
-    next(one for one in cluster.bookies if one.id == bookie_id).kill()
-    deadline = time.monotonic() + 30
+    """Kill a bookie, and wait until the client knows that its registration is gone."""
+    kill_and_forget(cluster, next(one for one in cluster.bookies if one.id == bookie_id))
+    deadline = time.monotonic() + 60
     pause = threading.Event()
     while bookie_id in {one.bookie_id for one in client.bookies()}:
         assert time.monotonic() < deadline

@@ -158,6 +158,32 @@ def test_c13_an_update_whose_reply_is_lost(session: Unreliable, fresh_root: str)
         store.write(ledger_id, replace(stored.metadata, state=LedgerState.OPEN), stored.version)
 
 
+@pytest.mark.parametrize("call", ["transaction", "set", "delete"])
+def test_c13_a_change_whose_requests_are_all_lost_is_given_up(
+    session: Unreliable, fresh_root: str, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    store = store_of(session, fresh_root)
+    ledger_id, created = store.create(ledger())
+    lost = 0
+
+    def lose(*_: object, **__: object) -> None:
+        nonlocal lost
+        lost += 1
+        assert lost <= 100, "it goes on and on"
+        raise OutcomeUnknownError("the request was lost")
+
+    monkeypatch.setattr(session, call, lose)
+    changes: dict[str, Callable[[], object]] = {
+        "transaction": lambda: store.create(ledger()),
+        "set": lambda: store.write(ledger_id, ledger().in_recovery(), 0),
+        "delete": lambda: store.delete(ledger_id),
+    }
+    with pytest.raises(MetadataUnavailableError):
+        changes[call]()
+    assert lost > 1
+    assert store.read(ledger_id) == created
+
+
 def test_what_is_created_with_a_ledger_is_created_or_not_with_it(session: Unreliable, fresh_root: str) -> None:
     store = store_of(session, fresh_root)
     session.ensure_path(f"{fresh_root}-log")

@@ -9,8 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.blocking_writer import BlockingWriter
+from bk_spark.bookie.blocking import BlockingClient, BlockingWriter
 from bk_spark.log import CommitMessage, CommitRequest, EntryFormat, LedgerRange, Log, LogSettings, LogStore, Policy
 from bk_spark.log.blocking import BlockingLog
 from bk_spark.log.gc.reap_rules import ReapLimits

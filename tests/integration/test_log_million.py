@@ -17,7 +17,8 @@ from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.log import LogStore
 
 SEGMENTS = 1_000_000
-MAX_SECONDS = 2.0
+#: To open and plan may take as much CPU as importing so many times: two seconds.
+MAX_IMPORTS = 4
 MAX_MIB = 300
 MAX_KEPT_PER_MICRO_BATCH = 64
 
@@ -43,5 +44,6 @@ def test_a_million_segments_are_opened_and_planned_in_no_time(
         print(reading)
         assert (reading.segments == SEGMENTS) == everything
         assert reading.peak_mib["plan"] <= MAX_MIB
-        # CPU time after the imports: other tests may have the machine. The time on the clock is the benchmark's.
-        assert reading.cpu_seconds["plan"] - reading.cpu_seconds["imports"] <= MAX_SECONDS
+        # CPU time, since other tests may have the machine, and against that of the imports, which take half a second
+        # where all is quiet. The time on the clock is the benchmark's.
+        assert reading.cpu_seconds["plan"] <= (1 + MAX_IMPORTS) * reading.cpu_seconds["imports"]

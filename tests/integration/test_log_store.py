@@ -361,12 +361,6 @@ def wait_for_places(zookeeper: ZooKeeper, path: str, count: int) -> None:
 
 
 @pytest.fixture
-def proxy(zk_only: LocalCluster) -> Iterator[ZooKeeperProxy]:
-    with ZooKeeperProxy(zk_only.zookeepers[0].id) as running:
-        yield running
-
-
-@pytest.fixture
 def shaky(proxy: ZooKeeperProxy) -> Iterator[ZooKeeper]:
     """A session whose connection breaks where the proxy is told to break it."""
     session = ZooKeeper(proxy.address)

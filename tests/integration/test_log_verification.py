@@ -18,6 +18,7 @@ from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.metadata.znodes import SetOp
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
+from tests.support.registrations import mend
 
 PASSWORD = b"secret"
 #: Everything on one bookie.
@@ -109,5 +110,5 @@ def test_a_bookie_that_is_down_may_have_the_entries(
     rest = (Kind.NOT_READ, MAX_UNREADABLE_IN_A_ROW, 3 * MAX_UNREADABLE_IN_A_ROW, ledger_id)
     assert problems(log) == [*unreadable, rest]
     assert problems(log, read_entries=False) == []
-    mended_cluster.heal()
+    mend(mended_cluster)
     assert problems(log) == []

@@ -13,7 +13,6 @@ from bk_spark.log import EntryFormat, LogSettings, LogStore
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import LogReplacedError, NoSuchLogError
 from bk_spark.protocol.quorum import Quorum
-from bookie_server.local import LocalCluster
 from tests.support.logs import commit_made_up
 from tests.support.zookeeper_proxy import CALLS, ZooKeeperProxy
 from tests.support.zookeeper_sessions import expire
@@ -44,7 +43,7 @@ class Told:
         self._event.set()
 
     def wait(self) -> None:
-        assert self._event.wait(20)
+        assert self._event.wait(60)
         self._event.clear()
 
 
@@ -54,15 +53,9 @@ def store(zookeeper: ZooKeeper, fresh_root: str) -> LogStore:
 
 
 @pytest.fixture
-def proxy(zk_only: LocalCluster) -> Iterator[ZooKeeperProxy]:
-    with ZooKeeperProxy(zk_only.zookeepers[0].id) as running:
-        running.kinds = CALLS
-        yield running
-
-
-@pytest.fixture
 def watching(proxy: ZooKeeperProxy) -> Iterator[ZooKeeper]:
     """A session whose requests are counted."""
+    proxy.kinds = CALLS
     session = ZooKeeper(proxy.address)
     session.start()
     yield session

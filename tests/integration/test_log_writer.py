@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.blocking_writer import BlockingWriter
+from bk_spark.bookie.blocking import BlockingClient, BlockingWriter
 from bk_spark.log import EntryFormat, Log, LogSettings, LogStore
 from bk_spark.log.writer import LogWriter
 from bk_spark.protocol.codes import DigestType
@@ -87,7 +86,7 @@ def test_ledgers_are_rolled_by_size_and_by_age(log: Log) -> None:
         writer.append(b"old")
         rolled = threading.Event()
         log.zookeeper.exists(log.paths.head, watch=lambda _: rolled.set())
-        assert rolled.wait(20)
+        assert rolled.wait(60)
     assert [segment.entries for segment in log.snapshot().segments()] == [10, 10, 10, 5, 1]
 
 
@@ -132,11 +131,11 @@ def test_who_loses_the_tail_is_told_and_stops(log: Log, how: str) -> None:
 
 def test_an_idle_writer_hears_that_it_was_replaced(log: Log) -> None:
     old = log.open_writer()
+    (sender,) = (thread for thread in threading.enumerate() if thread.name == f"log-writer {log.name}")
     new = log.open_writer(take_over=True)
-    # Its threads end by themselves.
-    for thread in threading.enumerate():
-        if thread.name == f"log-writer {log.name}":
-            thread.join(20)
+    # It ends by itself.
+    sender.join(60)
+    assert not sender.is_alive()
     with pytest.raises(LogFencedError, match=f"writer {new.writer_id}"):
         old.append(b"x")
     old.abandon()
@@ -170,9 +169,9 @@ def owner_made_again(log: Log, uri: str, lose: Callable[[], object]) -> tuple[Zn
         gone, back = threading.Event(), threading.Event()
         zk.exists(path, watch=lambda _: gone.set())
         lose()
-        assert gone.wait(20)
+        assert gone.wait(60)
         if zk.exists(path, watch=lambda _: back.set()) is None:
-            assert back.wait(20)
+            assert back.wait(60)
         after = zk.get_latest(path)
         assert after is not None
         assert after.created_zxid > before.created_zxid
@@ -221,7 +220,7 @@ def test_abandoning_does_not_wait_for_bookies(
 
     flushing = threading.Thread(target=flush)
     flushing.start()
-    assert waiting.wait(20)
+    assert waiting.wait(60)
     writer.abandon()
     flushing.join()
     assert isinstance(errors[0], LedgerClosedError)

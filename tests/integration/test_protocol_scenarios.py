@@ -19,6 +19,7 @@ from bk_spark.protocol.errors import BookKeeperError, EntryUnknownError, NoSuchL
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bookie_server.local import LocalBookie, LocalCluster
 from tests.support.bookie import KEY, BookieProcess, Connection, add_frame, stored
+from tests.support.nursery import QuickCluster
 from tests.support.servers import BOOKIE_SETTINGS, start_timeout_ms
 
 LEDGER = 1
@@ -27,9 +28,7 @@ OTHER_KEY = bytes(20)
 
 @pytest.fixture
 def bookie(tmp_path: Path, zk_only: LocalCluster, ledgers_root: str) -> Iterator[BookieProcess]:
-    process = BookieProcess(
-        tmp_path / "bookie", f"zk://{zk_only.zookeepers[0].id}{ledgers_root}", zkTimeout="1000", flushInterval="50"
-    )
+    process = BookieProcess(tmp_path / "bookie", f"zk://{zk_only.zookeepers[0].id}{ledgers_root}", flushInterval="50")
     yield process
     process.end()
 
@@ -39,7 +38,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """A cluster whose bookies write entries to their logs soon, so that they can be damaged there."""
     settings = {**BOOKIE_SETTINGS, "flushInterval": "100"}
     directory = tmp_path_factory.mktemp("flushing")
-    with LocalCluster(directory, bookies=3, bookie_settings=settings, start_timeout_ms=start_timeout_ms()) as running:
+    with QuickCluster(directory, bookies=3, bookie_settings=settings, start_timeout_ms=start_timeout_ms()) as running:
         yield running
 
 
@@ -57,7 +56,7 @@ def test_c4_a_fence_outlives_kill_9(bookie: BookieProcess) -> None:
         assert connection.add(LEDGER, [0]) == [Code.OK]
         assert connection.fence(LEDGER) == stored(LEDGER, 0)
         assert connection.fence(unknown) is Code.NO_ENTRY
-    bookie.kill()
+    bookie.crash()
     bookie.start()
     with bookie.connect() as connection:
         assert connection.add(LEDGER, [1]) == [Code.FENCED]
@@ -214,7 +213,7 @@ def test_c12_first_adds_and_a_fence_race_on_one_bookie(bookie: BookieProcess) ->
             for ledger_id in ledgers:
                 _check_race(connection, ledger_id, answers, fenced_at[ledger_id])
         if not restarted:
-            bookie.kill()
+            bookie.crash()
             bookie.start()
     assert bookie.stop() == 0
     index_files = list((bookie.directory / "ledgers").rglob("*.idx"))

@@ -9,22 +9,21 @@ from contextlib import closing
 import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.reading.read_handle import ReadHandle
-from bk_spark.protocol.entries.entry_block import EntryBlock
+from bk_spark.protocol.entries.entry import EntryBlock
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookKeeperError, NoSuchEntryError, NoSuchLedgerError, UnauthorizedError
 from bk_spark.protocol.ledger.reading.range_windows import EntryRange
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
+from tests.support.registrations import mend
 
 PASSWORD = b"open sesame"
 
 
 @pytest.fixture
 def client(metadata_service_uri: str) -> Iterator[BlockingClient]:
-    config = ClientConfig(add_timeout_ms=1_500, read_timeout_ms=1_500, connect_timeout_ms=3_000)
-    with BlockingClient(metadata_service_uri, config) as client:
+    with BlockingClient(metadata_service_uri) as client:
         yield client
 
 
@@ -177,7 +176,7 @@ def test_a_bookie_that_was_replaced_after_the_ledger_was_opened(
     writer.append_many([b"c", b"d"])
     writer.flush()
     assert writer.metadata.last_segment.ensemble != (first_bookie,)
-    mended_cluster.heal()
+    mend(mended_cluster)
     later = [EntryRange(writer.ledger_id, 2, 3, 2)]
     assert _payloads(client.read_series(later, PASSWORD)) == [b"c", b"d"]
     writer.close()

@@ -14,9 +14,16 @@ from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.replication.auditor_election import AuditorElection
 from bk_spark.bookie.replication.replication_switches import ReplicationSwitches
 from bk_spark.bookie.replication.under_replication_store import UnderReplicationStore
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, Segment
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
-from bk_spark.protocol.metadata.replication_notes import RepairFailure, reason_path
+from bk_spark.protocol.metadata.replication_notes import (
+    RepairFailure,
+    audited_delay_path,
+    decode_audited_delay,
+    reason_path,
+)
 from bk_spark.protocol.metadata.under_replication import Mark
+from bk_spark.protocol.quorum import Quorum
 from bk_spark.protocol.replication.actions import (
     FragmentProblem,
     NothingBad,
@@ -75,11 +82,11 @@ class Cluster:
         return repair
 
     @contextlib.asynccontextmanager
-    async def daemon(self, bookie_id: str = "b1:1") -> AsyncIterator[ReplicationDaemon]:
+    async def daemon(self, bookie_id: str = "b1:1", ledgers_interval_ms: int = 0) -> AsyncIterator[ReplicationDaemon]:
         settings = ReplicationSettings(
             self.uri,
             bookie_id,
-            auditor=AuditorSettings(ledgers_interval_ms=0),
+            auditor=AuditorSettings(ledgers_interval_ms=ledgers_interval_ms),
             worker=WorkerSettings(backoff_ms=100, longest_pause_ms=3_200),
         )
         self.registry = MetricsRegistry()
@@ -116,6 +123,24 @@ def cluster(zk_only: LocalCluster, zookeeper: ZooKeeper, ledgers_root: str) -> C
     return Cluster(zk_only, zookeeper, ledgers_root)
 
 
+def test_a_note_of_another_release_does_not_hide_that_an_audit_was_asked_for(cluster: Cluster) -> None:
+    note = audited_delay_path(cluster.root)
+
+    async def run() -> None:
+        (ledger_id,) = cluster.make_ledgers("b1:1", "b2:1")
+        cluster.switches.set_recovery_delay(86_400)
+        cluster.zk.create(note, b"bk_spark delay 2\nanything\n", make_parents=True)
+        cluster.zk.delete(f"{cluster.root}/available/b2:1")
+        async with cluster.daemon() as daemon:
+            await cluster.until(lambda: ledger_id in cluster.tried)
+            await cluster.until(lambda: daemon.auditor is not None and bool(daemon.auditor.counters.reports))
+        found = cluster.zk.get(note)
+        assert found is not None
+        assert decode_audited_delay(found.data)[0] == 86_400_000
+
+    asyncio.run(run())
+
+
 def test_a_lost_bookies_ledgers_are_marked_and_repaired(cluster: Cluster) -> None:
     async def run() -> None:
         wanted, others = cluster.make_ledgers("b1:1", "b2:1", count=40), cluster.make_ledgers("b1:1", "b3:1")
@@ -134,6 +159,20 @@ def test_a_lost_bookies_ledgers_are_marked_and_repaired(cluster: Cluster) -> Non
             assert not set(others) & set(cluster.tried)
         assert not cluster.election.votes()
         assert cluster.zk.children(f"{cluster.root}/underreplication/workers") == []
+
+    asyncio.run(run())
+
+
+def test_an_audit_that_was_asked_for_while_no_auditor_ran_is_done_by_the_next(cluster: Cluster) -> None:
+    async def run() -> None:
+        (ledger_id,) = cluster.make_ledgers("b1:1", "b2:1")
+        cluster.switches.set_recovery_delay(3600)
+        async with cluster.daemon() as daemon:
+            await cluster.until(lambda: daemon.auditor is not None and bool(daemon.auditor.counters.reports))
+        await cluster.lose("b2:1")
+        await asyncio.to_thread(cluster.switches.trigger_audit)
+        async with cluster.daemon():
+            await cluster.until(lambda: ledger_id in cluster.tried)
 
     asyncio.run(run())
 
@@ -267,6 +306,46 @@ def test_metrics_survive_the_session_and_its_auditor(cluster: Cluster) -> None:
     asyncio.run(run())
 
 
+def test_metrics_tell_how_few_copies_are_left_and_that_repairs_are_disabled(cluster: Cluster) -> None:
+    none, below_ack, below_write = (
+        f"auditor_NUM_LEDGERS_HAVING_{name}_OF_AN_ENTRY"
+        for name in ("NO_REPLICA", "LESS_THAN_AQ_REPLICAS", "LESS_THAN_WQ_REPLICAS")
+    )
+
+    def make(ack_quorum_size: int, *bookies: str) -> int:
+        quorum = Quorum(len(bookies), len(bookies), ack_quorum_size)
+        return cluster.ledgers.create(LedgerMetadata(quorum, (Segment(0, bookies),)).closed(9, 90))[0]
+
+    async def run() -> None:
+        make(1, "b2:1")
+        make(2, "b1:1", "b2:1")
+        for _ in range(3):
+            make(1, "b2:1", "b3:1")
+        make(2, "b1:1", "b3:1")
+        cluster.result = Unrepairable("the marks stay")
+        async with cluster.daemon() as daemon:
+            await cluster.until(lambda: daemon.auditor is not None and bool(daemon.auditor.counters.reports))
+            assert [cluster.metrics()[each] for each in (none, below_ack, below_write)] == [0, 0, 0]
+            await cluster.lose("b2:1")
+            await cluster.until(lambda: cluster.metrics()[none] == 1)
+            assert [cluster.metrics()[each] for each in (none, below_ack, below_write)] == [1, 1, 3]
+            assert cluster.metrics()["replication_worker_disabled"] == 0
+            await asyncio.to_thread(cluster.switches.disable)
+            await cluster.until(lambda: cluster.metrics()["replication_worker_disabled"] == 1)
+            # The auditor stays the auditor.
+            assert cluster.metrics()["auditor_elected"] == 1
+            cluster.result = NothingBad()
+            await asyncio.to_thread(cluster.switches.enable)
+            # They count until no ledger is marked.
+            await cluster.until(lambda: cluster.metrics()[none] == 0)
+            assert not cluster.marks()
+            found = cluster.metrics()
+            assert [found[each] for each in (below_ack, below_write)] == [0, 0]
+            assert found["replication_worker_disabled"] == 0
+
+    asyncio.run(run())
+
+
 def test_a_triggered_audit_finds_a_bookie_that_is_waited_for(cluster: Cluster) -> None:
     async def run() -> None:
         (lost,) = cluster.make_ledgers("b1:1", "b2:1")
@@ -278,5 +357,27 @@ def test_a_triggered_audit_finds_a_bookie_that_is_waited_for(cluster: Cluster) -
             assert not cluster.tried
             await asyncio.to_thread(cluster.switches.trigger_audit)
             await cluster.until(lambda: cluster.tried == [lost])
+
+    asyncio.run(run())
+
+
+def test_a_check_of_all_ledgers_waits_for_a_lost_bookie_and_marks_what_others_lost(cluster: Cluster) -> None:
+    checks = 'auditor_CHECK_ALL_LEDGERS_TIME_count{success="true"}'
+
+    async def run() -> None:
+        waited, lost = cluster.make_ledgers("b1:1", "b2:1") + cluster.make_ledgers("gone:1", "b2:1")
+        await asyncio.to_thread(cluster.switches.set_recovery_delay, 3_600)
+        cluster.result = Unrepairable("the mark stays")
+        async with cluster.daemon(ledgers_interval_ms=200) as daemon:
+            await cluster.until(lambda: daemon.auditor is not None and bool(daemon.auditor.counters.reports))
+            await cluster.lose("b2:1")
+            await cluster.until(lambda: cluster.metrics()["auditor_NUM_BOOKIE_AUDITS_DELAYED"] == 1)
+            # One check may have begun before. The next one knows.
+            ended = cluster.metrics()[checks]
+            await cluster.until(lambda: cluster.metrics()[checks] >= ended + 2)
+            marks = cluster.marks()
+            assert {each: mark.missing for each, mark in marks.items()} == {lost: ("gone:1",)}
+            await asyncio.to_thread(cluster.switches.trigger_audit)
+            await cluster.until(lambda: waited in cluster.marks())
 
     asyncio.run(run())

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-
 import pytest
 
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
@@ -13,35 +10,13 @@ from bk_spark.bookie.replication.replication_switches import RecoveryDelay, Repl
 from bk_spark.bookie.replication.under_replication_store import UnderReplicationStore
 from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError, SessionLostError
 from bk_spark.protocol.metadata.under_replication import PeriodicCheck
-from bookie_server.local import LocalCluster
-from tests.support.zookeeper_sessions import expire
-
-
-class Bell:
-    """Counts the calls of a watch."""
-
-    def __init__(self) -> None:
-        self._rung = threading.Semaphore(0)
-
-    def __call__(self, path: str) -> None:
-        self._rung.release()
-
-    def wait(self) -> None:
-        assert self._rung.acquire(timeout=10)
+from tests.support.zookeeper_sessions import Bell, expire
 
 
 @pytest.fixture
 def root(zookeeper: ZooKeeper, ledgers_root: str) -> str:
     UnderReplicationStore(zookeeper, ledgers_root).prepare()
     return ledgers_root
-
-
-@pytest.fixture
-def other_session(zk_only: LocalCluster) -> Iterator[ZooKeeper]:
-    session = ZooKeeper(zk_only.zookeepers[0].id)
-    session.start()
-    yield session
-    session.close()
 
 
 def test_disable_and_enable(zookeeper: ZooKeeper, other_session: ZooKeeper, root: str) -> None:

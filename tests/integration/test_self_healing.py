@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import subprocess
 import sys
 import time
 import urllib.request
@@ -17,18 +16,20 @@ import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.client import Client
-from bk_spark.bookie.cluster_session import ClusterSession
-from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.replication.auditor_election import AuditorElection
+from bk_spark.bookie.replication.replication_switches import ReplicationSwitches
 from bk_spark.bookie.replication.under_replication_store import UnderReplicationStore
-from bk_spark.protocol.codes import Code
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.metadata.under_replication import PeriodicCheck
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
 from tests.support.bookie import free_port
+from tests.support.copies import check_every_copy
+from tests.support.nursery import ForkedBookie, QuickCluster
+from tests.support.registrations import kill_and_forget
 from tests.support.servers import BOOKIE_SETTINGS, start_timeout_ms
 
 FAST = {
@@ -66,9 +67,14 @@ class Watcher:
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> Iterator[tuple[LocalCluster, Watcher]]:
-    settings = {**BOOKIE_SETTINGS, **FAST}
-    with LocalCluster(tmp_path, bookies=4, bookie_settings=settings, start_timeout_ms=start_timeout_ms()) as cluster:
+def settings() -> dict[str, str]:
+    return {}
+
+
+@pytest.fixture
+def watched(tmp_path: Path, settings: dict[str, str]) -> Iterator[tuple[LocalCluster, Watcher]]:
+    settings = {**BOOKIE_SETTINGS, **FAST, **settings}
+    with QuickCluster(tmp_path, bookies=4, bookie_settings=settings, start_timeout_ms=start_timeout_ms()) as cluster:
         watcher = Watcher(cluster)
         yield cluster, watcher
         watcher.zk.close()
@@ -99,33 +105,6 @@ def until(condition: Callable[[], bool], timeout_s: float = 90) -> None:
         time.sleep(0.1)
 
 
-def check_every_copy(cluster: LocalCluster, watcher: Watcher, ledger_ids: list[int]) -> int:
-    """Read each entry at each bookie of its write set, and compare. Returns how many copies there are."""
-
-    async def read() -> int:
-        config = ClientConfig()
-        session = await asyncio.to_thread(ClusterSession.connect, watcher.uri, config, None)
-        copies = 0
-        try:
-            for ledger_id in ledger_ids:
-                metadata = watcher.metadata(ledger_id)
-                for entry_id in range(metadata.last_entry_id + 1):
-                    ensemble = metadata.segment_of(entry_id).ensemble
-                    found = []
-                    for index in metadata.quorum.write_set(entry_id):
-                        connection = await session.pool.get(ensemble[index])
-                        answers = await connection.read(ledger_id, range(entry_id, entry_id + 1))
-                        assert answers[entry_id].code is Code.OK, (ledger_id, entry_id, ensemble[index])
-                        found.append(bytes(answers[entry_id].stored))
-                    assert len(set(found)) == 1
-                    copies += len(found)
-        finally:
-            await session.close()
-        return copies
-
-    return asyncio.run(read())
-
-
 def test_one_of_four_bookies_is_killed_and_every_entry_has_its_write_quorum_again(
     watched: tuple[LocalCluster, Watcher],
 ) -> None:
@@ -136,10 +115,10 @@ def test_one_of_four_bookies_is_killed_and_every_entry_has_its_write_quorum_agai
     repairable = [each for each in ledger_ids if len(watcher.metadata(each).last_segment.ensemble) in (2, 3)]
     lost = watcher.names(victim.id, [*repairable, left_open])
     assert lost
-    victim.kill()
+    kill_and_forget(cluster, victim)
     until(lambda: not watcher.names(victim.id, [*repairable, left_open]))
     assert watcher.metadata(left_open).state is LedgerState.CLOSED or left_open not in lost
-    copies = check_every_copy(cluster, watcher, [*repairable, left_open])
+    copies = check_every_copy(cluster.metadata_service_uri, [*repairable, left_open])
     assert copies >= 2 * 3 * ENTRIES
 
 
@@ -157,12 +136,12 @@ def test_all_marks_and_locks_are_gone_in_the_end_and_what_is_left_has_a_reason(
     assert auditor is not None
     # The auditor itself is lost.
     victim = next(bookie for bookie in cluster.bookies if bookie.id == auditor.bookie_id)
-    victim.kill()
+    kill_and_forget(cluster, victim)
     until(lambda: not watcher.names(victim.id, ids) and watcher.is_at_rest())
     successor = watcher.election.auditor()
     assert successor is not None
     assert successor.bookie_id != victim.id
-    assert check_every_copy(cluster, watcher, ids) == 12 * 50 * 2
+    assert check_every_copy(cluster.metadata_service_uri, ids) == 12 * 50 * 2
     # It returns. Nothing changes, since its copies are not needed any more.
     before = {each: watcher.metadata(each) for each in ids}
     victim.start()
@@ -172,7 +151,7 @@ def test_all_marks_and_locks_are_gone_in_the_end_and_what_is_left_has_a_reason(
     assert watcher.is_at_rest()
 
 
-class Healer(subprocess.Popen[bytes]):
+class Healer(ForkedBookie[bytes]):
     """A process of ``bookie-server autorecovery``. It is killed at the end."""
 
     def __init__(self, directory: Path, uri: str, name: str, **settings: str) -> None:
@@ -202,7 +181,7 @@ def ask(port: int, path: str) -> str:
 @pytest.fixture
 def unhealed(tmp_path: Path) -> Iterator[tuple[LocalCluster, Watcher]]:
     """Bookies without auditor and worker."""
-    with LocalCluster(
+    with QuickCluster(
         tmp_path, bookies=4, bookie_settings=BOOKIE_SETTINGS, start_timeout_ms=start_timeout_ms()
     ) as cluster:
         watcher = Watcher(cluster)
@@ -216,7 +195,7 @@ def lose_a_member(cluster: LocalCluster, watcher: Watcher, *, entries: int) -> t
         writer.append_many([b"x" * 1000] * entries)
         writer.flush()
     victim_id = watcher.metadata(writer.ledger_id).last_segment.ensemble[0]
-    next(bookie for bookie in cluster.bookies if bookie.id == victim_id).kill()
+    kill_and_forget(cluster, next(bookie for bookie in cluster.bookies if bookie.id == victim_id))
     return writer.ledger_id, victim_id
 
 
@@ -234,14 +213,16 @@ def test_autorecovery_alone_repairs_for_bookies_that_do_not(
         until(lambda: not watcher.names(victim_id, [ledger_id]) and watcher.is_at_rest())
         metrics = ask(port, "/metrics").splitlines()
         assert "replication_worker_NUM_ENTRIES_WRITTEN 500" in metrics
+        assert "replication_worker_NUM_ENTRIES_READ 500" in metrics
         # Each entry has 1,000 bytes, a header of 32 and a digest of 4 or more.
-        total = 'replication_worker_NUM_BYTES_WRITTEN_sum{success="true"} '
-        size_bytes = float(next(line for line in metrics if line.startswith(total)).split()[-1])
-        assert 500 * 1036 <= size_bytes <= 500 * 1060
+        for name in ("NUM_BYTES_READ", "NUM_BYTES_WRITTEN"):
+            total = f'replication_worker_{name}_sum{{success="true"}} '
+            size_bytes = float(next(line for line in metrics if line.startswith(total)).split()[-1])
+            assert 500 * 1036 <= size_bytes <= 500 * 1060
         assert 'replication_worker_rereplicate_count{success="true"} 1' in metrics
         assert "auditor_elected 1" in metrics
         assert json.loads(ask(port, "/api/v1/autorecovery/list_under_replicated_ledger")) == []
-        assert check_every_copy(cluster, watcher, [ledger_id]) == 1500
+        assert check_every_copy(cluster.metadata_service_uri, [ledger_id]) == 1500
         assert watcher.zk.children(f"{watcher.uri.root}/underreplication/workers")
         healer.send_signal(signal.SIGTERM)
         assert healer.wait(30) == 0
@@ -254,25 +235,22 @@ def test_r2_a_worker_is_killed_in_mid_copy_and_another_finishes(
     unhealed: tuple[LocalCluster, Watcher], tmp_path: Path
 ) -> None:
     cluster, watcher = unhealed
-    uri = cluster.metadata_service_uri
-    # The copy takes about seven seconds.
-    settings = {"replicationRateByBytes": "300000", "rereplicationEntryBatchSize": "100"}
-    with (
-        Healer(tmp_path, uri, "healer-1", **settings) as first,
-        Healer(tmp_path, uri, "healer-2", **settings) as second,
-    ):
-        until(lambda: len(watcher.election.votes()) == 2)
+    uri, port = cluster.metadata_service_uri, free_port()
+    http = {"httpServerEnabled": "true", "httpServerPort": str(port), "httpServerHost": "127.0.0.1"}
+    # The copy would take more than a minute.
+    slow = {"replicationRateByBytes": "30000", "rereplicationEntryBatchSize": "100"}
+    with Healer(tmp_path, uri, "healer-1", **http, **slow) as first:
+        until(lambda: len(watcher.election.votes()) == 1)
         ledger_id, victim_id = lose_a_member(cluster, watcher, entries=2000)
         until(lambda: ledger_id in watcher.store.locks())
-        time.sleep(1)
-        holder = watcher.store.locks()[ledger_id].session_id
-        names = {vote.session_id: vote.bookie_id for vote in watcher.election.votes()}
-        killed, other = (first, second) if names[holder] == "healer-1" else (second, first)
-        killed.kill()
-        assert watcher.names(victim_id, [ledger_id])
-        until(lambda: not watcher.names(victim_id, [ledger_id]) and watcher.is_at_rest())
-        assert other.poll() is None
-        assert check_every_copy(cluster, watcher, [ledger_id]) == 6000
+        until(lambda: "replication_worker_NUM_ENTRIES_WRITTEN 0" not in ask(port, "/metrics").splitlines())
+        with Healer(tmp_path, uri, "healer-2") as second:
+            until(lambda: len(watcher.election.votes()) == 2)
+            assert watcher.names(victim_id, [ledger_id])
+            first.kill()
+            until(lambda: not watcher.names(victim_id, [ledger_id]) and watcher.is_at_rest())
+            assert second.poll() is None
+        assert check_every_copy(cluster.metadata_service_uri, [ledger_id]) == 6000
         # The segment was changed once.
         assert watcher.ledgers.read(ledger_id).version == 2
 
@@ -293,18 +271,25 @@ def test_the_client_reads_a_repaired_ledger_with_every_old_bookie_gone(watched: 
         victim_id = watcher.metadata(ledger_id).last_segment.ensemble[0]
         next(bookie for bookie in cluster.bookies if bookie.id == victim_id).kill()
         until(lambda lost=victim_id: not watcher.names(lost, [ledger_id]))
-    assert check_every_copy(cluster, watcher, [ledger_id]) == 200
+    assert check_every_copy(cluster.metadata_service_uri, [ledger_id]) == 200
 
 
+# An auditor waits for twice this time at its start, in which the other bookies must come.
+@pytest.mark.parametrize("settings", [{"zkTimeout": "8000"}], ids=[""])
 def test_a_start_of_the_whole_cluster_copies_nothing(watched: tuple[LocalCluster, Watcher]) -> None:
     """The first bookie is elected as auditor before the others have registered."""
     cluster, watcher = watched
     ledger_ids, _ = write_ledgers(cluster)
     before = {each: watcher.ledgers.read(each).version for each in ledger_ids}
-    for bookie in cluster.bookies:
-        bookie.kill()
-    cluster.heal()
+    switches = ReplicationSwitches(watcher.zk, watcher.uri.root)
+    kill_and_forget(cluster, *cluster.bookies)
+    for vote in watcher.election.votes():
+        watcher.zk.delete(vote.path)
+    # The next auditor notes when it has looked at all ledgers.
+    switches.set_check_time_ms(PeriodicCheck.ALL_LEDGERS, 0)
+    cluster.bookies[0].start()
     until(lambda: bool(watcher.election.votes()))
-    time.sleep(12)  # longer than an auditor waits at its start
+    cluster.heal()
+    until(lambda: bool(switches.check_time_ms(PeriodicCheck.ALL_LEDGERS)))
     assert {each: watcher.ledgers.read(each).version for each in ledger_ids} == before
     assert watcher.is_at_rest()

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.tcp_proxy import STALLED, SWALLOWING, Connects, Link, TcpProxy
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 class Echo:

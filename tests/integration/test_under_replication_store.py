@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 import pytest
 
 from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
-from bk_spark.bookie.replication.under_replication_store import MARKS_PER_PAGE, UnderReplicationStore
+from bk_spark.bookie.replication.ledger_marks import MARKS_PER_PAGE
+from bk_spark.bookie.replication.under_replication_store import UnderReplicationStore
 from bk_spark.protocol.errors import (
     MetadataConflictError,
     MetadataFormatError,
@@ -25,18 +26,10 @@ from bk_spark.protocol.metadata.under_replication import Mark
 from bk_spark.protocol.metadata.znodes import DeleteOp, TransactionOp
 from bookie_server.local import LocalCluster
 from tests.support.ledgers import ledger
-from tests.support.zookeeper_sessions import expire
+from tests.support.zookeeper_sessions import Bell, expire
 
 B1, B2, B3 = "b1:3181", "b2:3181", "b3:3181"
 LEDGER = 0x123456789A
-
-
-@pytest.fixture
-def other_session(zk_only: LocalCluster) -> Iterator[ZooKeeper]:
-    session = ZooKeeper(zk_only.zookeepers[0].id)
-    session.start()
-    yield session
-    session.close()
 
 
 @pytest.fixture
@@ -58,22 +51,6 @@ def all_marks(store: UnderReplicationStore) -> dict[int, Mark]:
 
 def directories(store: UnderReplicationStore) -> list[str]:
     return store.zk.children(store.paths.marks) or []
-
-
-class Bell:
-    """Counts the calls of a watch."""
-
-    def __init__(self) -> None:
-        self._rung = threading.Semaphore(0)
-
-    def __call__(self, path: str) -> None:
-        self._rung.release()
-
-    def wait(self) -> None:
-        assert self._rung.acquire(timeout=10)
-
-    def silent(self) -> bool:
-        return not self._rung.acquire(blocking=False)
 
 
 # --- the layout ---------------------------------------------------------------------------------
@@ -116,7 +93,7 @@ def at_once(calls: list[Callable[[], object]]) -> list[object]:
     barrier = threading.Barrier(len(calls))
 
     def run(index: int) -> None:
-        barrier.wait(10)
+        barrier.wait(60)
         try:
             results[index] = calls[index]()
         except Exception as error:
@@ -222,8 +199,7 @@ def test_marking_and_finishing_neighbours_at_once(store: UnderReplicationStore, 
 
 def test_marks_come_in_pages_and_in_any_order(store: UnderReplicationStore) -> None:
     ids = [*range(600), *(1 << shift for shift in range(10, 63)), 2**63 - 1]
-    for ledger_id in ids:
-        store.mark(ledger_id, [B1])
+    store.mark_all({key: [B1] for key in ids})
     # What is no mark is passed over.
     store.zk.ensure_path(f"{store.paths.marks}/ffff/ffff/ffff/ffff")
     store.zk.ensure_path(f"{store.paths.marks}/0000/0000/0000/zzzz/urL0000000001")
@@ -238,8 +214,7 @@ def test_marks_come_in_pages_and_in_any_order(store: UnderReplicationStore) -> N
 
 def test_only_what_is_asked_for_is_read(store: UnderReplicationStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first page of many directories does not list the others."""
-    for ledger_id in range(0, 20 << 16, 1 << 16):
-        store.mark(ledger_id, [B1])
+    store.mark_all({key: [B1] for key in range(0, 20 << 16, 1 << 16)})
     listed: list[str] = []
     children = store.zk.children
     monkeypatch.setattr(store.zk, "children", lambda path, watch=None: listed.append(path) or children(path, watch))
@@ -511,7 +486,7 @@ def test_a_lock_is_not_given_back_while_another_thread_takes_it(
     monkeypatch.setattr(store.zk, "transaction", slow_transaction)
     giving_back = threading.Thread(target=store.release_unwanted)
     giving_back.start()
-    assert deletes.wait(10)
+    assert deletes.wait(60)
     assert store.lock(LEDGER, proof=proof)
     taken.set()
     giving_back.join()

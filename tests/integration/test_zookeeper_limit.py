@@ -22,15 +22,16 @@ from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import InvalidArgumentError, MetadataUnavailableError
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
+from tests.support.nursery import QuickCluster
 
 LIMIT = 60
 WAIT_S = 60.0
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """A ZooKeeper that nobody else asks."""
-    with LocalCluster(tmp_path_factory.mktemp("limit"), bookies=0) as cluster:
+    with QuickCluster(tmp_path_factory.mktemp("limit"), bookies=0) as cluster:
         yield cluster
 
 
@@ -51,21 +52,21 @@ def wait_connections(server: str, most: int) -> None:
         time.sleep(0.05)
 
 
-def test_local_zookeepers_have_the_limit_that_zookeeper_is_shipped_with(alone: LocalCluster) -> None:
-    for server in alone.zookeepers:
+def test_local_zookeepers_have_the_limit_that_zookeeper_is_shipped_with(zk_only: LocalCluster) -> None:
+    for server in zk_only.zookeepers:
         assert "maxClientCnxns" not in (server.directory / "zoo.cfg").read_text()
 
 
 def test_the_limit_is_named_where_it_stops_a_client(alone: LocalCluster) -> None:
     server = alone.zookeepers[0].id
+    wait_connections(server, 0)
     with ExitStack() as sessions:
         for _ in range(LIMIT):
             session = ZooKeeper(server)
             sessions.callback(session.close)
             session.start(30_000)
-        with pytest.raises(MetadataUnavailableError) as raised:
-            ZooKeeper(server).start(1_000)
-    assert str(raised.value) == (
+        error = _stopped(server, sessions)
+    assert error == (
         f"ZooKeeper at {server} closes new connections of this host at once: it has reached maxClientCnxns, the "
         "limit of connections from one host (60 by default). Raise it in ZooKeeper's zoo.cfg (0: no limit), or run "
         "fewer clients, which include Spark tasks and queries, on this host at once"
@@ -83,6 +84,7 @@ def test_the_limit_is_named_where_it_stops_a_client(alone: LocalCluster) -> None
 def test_more_clients_than_connections_where_sessions_rest(alone: LocalCluster) -> None:
     """As many tasks of Spark on one host: each asks, and is then busy with bookies."""
     server = alone.zookeepers[0].id
+    wait_connections(server, 0)
     count = LIMIT + 20
     asked = threading.Barrier(count)
 
@@ -138,6 +140,20 @@ def test_a_log_writer_does_not_take_a_session_that_rests(metadata_service_uri: s
         log = LogStore.of(client, f"/limit-{uuid.uuid4().hex}/logs").create_log("events", settings)
         with pytest.raises(InvalidArgumentError, match="leave zkSessionRestMs out"):
             log.open_writer()
+
+
+def _stopped(server: str, sessions: ExitStack) -> str:
+    """The error of a client that is one too many. On a busy host a session may lose its connection for a moment: then
+    there is room for others."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        further = ZooKeeper(server)
+        sessions.callback(further.close)
+        try:
+            further.start(3_000)
+        except MetadataUnavailableError as error:
+            if "at once" in str(error) or time.monotonic() > deadline:
+                return str(error)
 
 
 def _wait_rest(session: ZooKeeper) -> None:

@@ -25,8 +25,8 @@ def break_connection(session: ZooKeeper) -> None:
 
     session.add_state_listener(listener)
     cut(session)
-    assert lost.wait(10)
-    assert back.wait(10)
+    assert lost.wait(60)
+    assert back.wait(60)
     session.remove_state_listener(listener)
 
 
@@ -44,7 +44,7 @@ class Changes:
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         with self._condition:
-            assert self._condition.wait_for(condition, 10)
+            assert self._condition.wait_for(condition, 60)
 
 
 def test_watches_are_called_when_the_connection_breaks(zookeeper: ZooKeeper, fresh_root: str) -> None:

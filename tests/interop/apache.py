@@ -14,17 +14,22 @@ from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import BookieUnavailableError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bookie_server.local import LOOPBACK, LocalBookie
-from bookie_server.local.process import STOP_TIMEOUT_MS, GuardedProcessGroup
+from bookie_server.local.process import GuardedProcessGroup
 from bookie_server.local.state import DirectoryLock, PortChooser
 from bookie_server.local.zookeeper import find_java
 from tests.interop import jvm
 from tests.interop.maven_build import harness_classpath
-from tests.support.servers import BOOKIE_SETTINGS
+from tests.support.nursery import QuickGroup
+from tests.support.registrations import forget
+from tests.support.servers import BOOKIE_SETTINGS, start_timeout_ms
 
-_START_TIMEOUT_MS: Final = 60_000
+#: Of a stop in order, where a test is about that.
+STOP_TIMEOUT_MS: Final = 60_000
 _PROBE_TIMEOUT_S: Final = 1.0
 _POLL_S: Final = 0.05
 _LOG_LEVEL: Final = "-Dinterop.log.level=INFO"
+#: Of our bookies: none loses its session because the machine is busy.
+LASTING: Final = {**BOOKIE_SETTINGS, "zkTimeout": "30000"}
 #: For tests: little memory, little disk, few threads.
 _SMALL: Final = {
     "journalMaxSizeMB": "64",
@@ -71,8 +76,8 @@ class ApacheBookie(LocalBookie):
     def _defaults(self) -> dict[str, str]:
         return {
             **super()._defaults(),
-            # A bookie that was killed comes back only when its session of before has expired.
-            "zkTimeout": "4000",
+            # So that no bookie loses its session because the machine is busy.
+            "zkTimeout": "30000",
             "httpServerEnabled": "false",
             "enableStatistics": "false",
             "autoRecoveryDaemonEnabled": "false",
@@ -98,6 +103,8 @@ class Bookies:
     A context manager; :meth:`start` also brings back those that a test stopped.
     """
 
+    group_class: ClassVar[type[GuardedProcessGroup]] = QuickGroup
+
     def __init__(
         self,
         directory: Path,
@@ -107,14 +114,14 @@ class Bookies:
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._lock = DirectoryLock(directory)
-        self._group = GuardedProcessGroup(self._lock.fd)
+        self._group = self.group_class(self._lock.fd)
         self.metadata_service_uri = metadata_service_uri
         self._settings = dict(settings or {})
-        chooser = PortChooser(set())
-        self.bookies = [
-            self._bookie(kind, number, directory / f"bookie{number}", chooser.choose())
-            for number, kind in enumerate(kinds, start=1)
-        ]
+        self._directory = directory
+        self._ports = PortChooser(set())
+        self.bookies: list[LocalBookie] = []
+        for kind in kinds:
+            self._append(kind)
 
     def __enter__(self) -> Self:
         try:
@@ -137,6 +144,24 @@ class Bookies:
             for number, bookie in enumerate(self.bookies, start=1)
         ]
 
+    def replace(self, bookie: LocalBookie, kind: type[LocalBookie]) -> LocalBookie:
+        """Stop a bookie in order, and start one of this kind with its directories, port and configuration."""
+        assert bookie.terminate(STOP_TIMEOUT_MS), bookie.failure("the bookie did not stop in order")
+        index = self.bookies.index(bookie)
+        self.bookies[index] = self._bookie(kind, index + 1, bookie.directory, bookie.port)
+        self.start_one(self.bookies[index])
+        return self.bookies[index]
+
+    def add(self, kind: type[LocalBookie]) -> LocalBookie:
+        """Start one more bookie, with directories of its own."""
+        self._append(kind)
+        self.start_one(self.bookies[-1])
+        return self.bookies[-1]
+
+    def _append(self, kind: type[LocalBookie]) -> None:
+        number = len(self.bookies) + 1
+        self.bookies.append(self._bookie(kind, number, self._directory / f"bookie{number}", self._ports.choose()))
+
     def _bookie(self, kind: type[LocalBookie], number: int, directory: Path, port: int) -> LocalBookie:
         return kind(
             number,
@@ -149,26 +174,37 @@ class Bookies:
 
     def start(self) -> None:
         """Start those that do not run, and wait until all serve."""
-        deadline = time.monotonic() + _START_TIMEOUT_MS / 1000
-        for bookie in self.bookies:
-            if not bookie.running:
-                bookie.start()
+        self._start(self.bookies)
+
+    def kill(self, bookie: LocalBookie) -> None:
+        """Kill a bookie, and end its registration."""
+        bookie.kill()
+        forget(self.metadata_service_uri, [bookie.id])
+
+    def start_one(self, bookie: LocalBookie) -> None:
+        """Start a bookie, and wait until it serves. Others may stay stopped."""
+        self._start([bookie])
+
+    def _start(self, bookies: Sequence[LocalBookie]) -> None:
+        deadline = time.monotonic() + start_timeout_ms() / 1000
+        dead = [bookie for bookie in bookies if not bookie.running]
+        forget(self.metadata_service_uri, [bookie.id for bookie in dead])
+        for bookie in dead:
+            bookie.start()
         uri = MetadataServiceUri.parse(self.metadata_service_uri)
         zk = ZooKeeper(uri.servers)
-        zk.start(_START_TIMEOUT_MS)
+        zk.start(start_timeout_ms())
         try:
-            for bookie in self.bookies:
+            for bookie in bookies:
                 bookie.wait_registered_by(zk, uri.root, deadline)
         finally:
             zk.close()
 
     def stop(self) -> None:
+        """Kill those that run: nobody looks at what they leave."""
         try:
             for bookie in self.bookies:
-                bookie.request_stop()
-            deadline = time.monotonic() + STOP_TIMEOUT_MS / 1000
-            for bookie in self.bookies:
-                bookie.wait_ended(deadline)
+                bookie.kill()
         finally:
             self._group.close()
             self._lock.release()
@@ -187,9 +223,7 @@ class MixedBookies(Bookies):
     """Bookies of both kinds in one cluster."""
 
     def __init__(self, directory: Path, metadata_service_uri: str, *, ours: int, apaches: int) -> None:
-        super().__init__(
-            directory, metadata_service_uri, [LocalBookie] * ours + [ApacheBookie] * apaches, BOOKIE_SETTINGS
-        )
+        super().__init__(directory, metadata_service_uri, [LocalBookie] * ours + [ApacheBookie] * apaches, LASTING)
 
     @property
     def ours(self) -> list[LocalBookie]:

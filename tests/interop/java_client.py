@@ -28,10 +28,10 @@ DIGESTS: Final = ("CRC32", "CRC32C", "MAC", "DUMMY")
 WIRES: Final = (2, 3)
 DEFAULT_PASSWORD: Final = "interop-password"
 
-CALL_TIMEOUT_MS: Final = 60_000
+CALL_TIMEOUT_MS: Final = 120_000
 #: Above the command's own timeout, for the answer to come through.
 _ANSWER_GRACE_S: Final = 10.0
-_EXIT_TIMEOUT_S: Final = 10.0
+_EXIT_TIMEOUT_S: Final = 30.0
 _LOG_TAIL_LINES: Final = 30
 
 

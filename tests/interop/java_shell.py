@@ -22,9 +22,9 @@ from bookie_server.local.zookeeper import find_java
 from tests.interop import jvm
 from tests.interop.maven_build import harness_classpath
 
-COMMAND_TIMEOUT_MS: Final = 60_000
+COMMAND_TIMEOUT_MS: Final = 120_000
 _END: Final = re.compile(rb"(?:^|\n)=== exit status (-?\d+)\n")
-_EXIT_TIMEOUT_S: Final = 10.0
+_EXIT_TIMEOUT_S: Final = 30.0
 _LOG_LEVEL: Final = "-Dinterop.log.level=INFO"
 #: ``2026-01-01 00:00:00,000 INFO  [main] ReadLogCommand text {key=value}``
 _RECORD: Final = re.compile(r"^\S+ (?P<level>[A-Z]+) +\[[^]]*\] (?P<logger>\S+) (?P<text>.*?) ?\{(?P<values>.*)\}$")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Final
+
+#: Created by ``make`` (see class_archive.py). Without it the JVMs only start more slowly.
+CLASS_ARCHIVE: Final = Path(sys.prefix) / "apache.jsa"
 
 #: Of every JVM here.
 COMMON: Final = (
@@ -14,8 +19,17 @@ COMMON: Final = (
 )
 
 #: The environment of tests is shared by servers, Spark among them: no compiler beyond the first, little memory.
-SMALL_BOOKIE: Final = ("-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-SMALL_CLIENT: Final = ("-Xmx512m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+_SMALL: Final = (
+    "-XX:MaxDirectMemorySize=256m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    # An archive of other jars, or of another Java, is ignored. Its warning must not reach the harness's output.
+    "-Xlog:disable",
+    "-Xlog:all=error:stderr",
+    *((f"-XX:SharedArchiveFile={CLASS_ARCHIVE}",) if CLASS_ARCHIVE.exists() else ()),
+)
+SMALL_BOOKIE: Final = ("-Xmx256m", *_SMALL)
+SMALL_CLIENT: Final = ("-Xmx512m", *_SMALL)
 
 #: What Apache's ``bin/common.sh`` gives a bookie from Java 9 on; a client that is to be fast needs the same.
 AS_SHIPPED: Final = (

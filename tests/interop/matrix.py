@@ -20,7 +20,7 @@ from tests.interop.payloads import fingerprint
 from tests.interop.sides import PARTIES, PASSWORD, Metadata, Party, Side, Writer
 
 _CREATE_ATTEMPTS: Final = 200
-_ENTRIES_TIMEOUT_S: Final = 30.0
+_TIMEOUT_S: Final = 60.0
 
 
 class Sides:
@@ -107,7 +107,7 @@ def store_on_one_bookie(
 
 def wait_for_entries(bookie_ids: Iterable[str], ledger_id: int, entry_ids: Iterable[int]) -> None:
     """Until each of these bookies has each of these entries: for entries that are never acknowledged."""
-    deadline = time.monotonic() + _ENTRIES_TIMEOUT_S
+    deadline = time.monotonic() + _TIMEOUT_S
     for bookie_id, entry_id in itertools.product(bookie_ids, list(entry_ids)):
         while answer_of(bookie_id, read_requests(ledger_id, [entry_id]))[4:8] != bytes(4):
             assert time.monotonic() < deadline, f"entry {entry_id} is not on bookie {bookie_id}"
@@ -116,6 +116,9 @@ def wait_for_entries(bookie_ids: Iterable[str], ledger_id: int, entry_ids: Itera
 def answer_of(bookie_id: str, request: bytes) -> bytes:
     """The answer to one frame of v2: header, code, ledger, entry, …"""
     host, _, port = bookie_id.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection, connection.makefile("rb") as stream:
+    with (
+        socket.create_connection((host, int(port)), timeout=_TIMEOUT_S) as connection,
+        connection.makefile("rb") as stream,
+    ):
         connection.sendall(request)
         return stream.read(int.from_bytes(stream.read(4), "big"))

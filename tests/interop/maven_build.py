@@ -1,7 +1,7 @@
 """Builds the Java harness with Maven, once for each content of its sources.
 
 Maven fetches Apache BookKeeper from Maven Central into its own repository (``~/.m2``); the result is a class path
-of ``java/target/classes`` and jars in that repository. ``java/target/harness.key`` names the sources it was built
+of ``java/target/harness.jar`` and jars in that repository. ``java/target/harness.key`` names the sources it was built
 from and is written last, so that an interrupted build is done again.
 """
 
@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,8 @@ _TARGET: Final = PROJECT / "target"
 _KEY: Final = _TARGET / "harness.key"
 _CLASSPATH: Final = _TARGET / "classpath.txt"
 _CLASSES: Final = _TARGET / "classes"
+#: Java's archives of classes (class_archive.py) are for jars, not for directories.
+_JAR: Final = _TARGET / "harness.jar"
 
 #: The first build fetches about 70 MB.
 _BUILD_TIMEOUT_S: Final = 600
@@ -44,12 +47,13 @@ def harness_classpath() -> str:
         key = _source_key()
         if not _is_built(key):
             _build()
+            _pack()
             if missing := _missing_jars():
                 raise HarnessBuildError(
                     f"Maven ended well, but {missing[0]} is missing; delete {_TARGET} and try again"
                 )
             _KEY.write_text(key, "ascii")
-        return os.pathsep.join([str(_CLASSES), _CLASSPATH.read_text("utf-8").strip()])
+        return os.pathsep.join([str(_JAR), _CLASSPATH.read_text("utf-8").strip()])
 
 
 def _source_key() -> str:
@@ -64,7 +68,7 @@ def _source_key() -> str:
 
 def _is_built(key: str) -> bool:
     try:
-        return _KEY.read_text("ascii") == key and not _missing_jars()
+        return _KEY.read_text("ascii") == key and _JAR.is_file() and not _missing_jars()
     except FileNotFoundError:
         return False
 
@@ -83,7 +87,7 @@ def _build() -> None:
             "install them (on Debian or Ubuntu: apt-get install maven openjdk-17-jdk-headless)"
         )
     shutil.rmtree(_CLASSES, ignore_errors=True)
-    for stale in (_KEY, _CLASSPATH):
+    for stale in (_KEY, _JAR, _CLASSPATH):
         stale.unlink(missing_ok=True)
     command = [maven, "--quiet", "--batch-mode", "--no-transfer-progress", "compile"]
     output = ""
@@ -108,6 +112,13 @@ def _build() -> None:
         output = done.stdout
     tail = "\n".join(output.splitlines()[-_OUTPUT_TAIL_LINES:])
     raise HarnessBuildError(f"Maven failed in {PROJECT} ({_ATTEMPTS} tries); the end of its output:\n{tail}")
+
+
+def _pack() -> None:
+    with zipfile.ZipFile(_JAR, "w") as jar:
+        for path in sorted(_CLASSES.rglob("*")):
+            if path.is_file():
+                jar.write(path, path.relative_to(_CLASSES))
 
 
 @contextmanager

@@ -8,9 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.blocking_reader import BlockingReader
-from bk_spark.bookie.blocking_writer import BlockingAdvWriter, BlockingWriter
+from bk_spark.bookie.blocking import BlockingAdvWriter, BlockingClient, BlockingReader, BlockingWriter
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.entries.payloads import Payloads as Batch

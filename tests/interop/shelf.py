@@ -35,7 +35,8 @@ _SETTINGS: Final = {
     "journalMaxBackups": "1000",
     "logSizeLimit": str(256 << 10),
     "flushInterval": "100",
-    "zkTimeout": "4000",
+    # So that no bookie loses its session because the machine is busy.
+    "zkTimeout": "30000",
     "diskUsageThreshold": "0.99",
     "diskUsageWarnThreshold": "0.98",
     # Apache's tools open ledgers with this.
@@ -43,9 +44,11 @@ _SETTINGS: Final = {
 }
 _ALONE = Quorum(1, 1, 1)
 _EXPLICIT_LAC_INTERVAL_MS = 50
-_KILLED_AFTER_S: Final = 0.3
+#: After the first entries were acknowledged.
+_KILLED_AFTER_S: Final = 0.1
 #: For the explicit LAC to reach the bookie.
-_LAC_WAIT_MS = 30_000
+_LAC_WAIT_MS = 60_000
+_ANSWER_TIMEOUT_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +145,13 @@ class Shelf:
         with BlockingClient(self._uri) as client:
             writer = client.create(quorum=_ALONE, password=PASSWORD)
             killer = threading.Timer(_KILLED_AFTER_S, bookie.kill)
-            killer.start()
             try:
                 for first in itertools.count(0, 20):
                     ids = range(first, first + 20)
                     writer.append_many([line(writer.ledger_id, entry_id, entry_id % 1000) for entry_id in ids])
                     acknowledged = writer.flush()
+                    if first == 0:
+                        killer.start()
             except BookKeeperError:
                 acknowledged = max(acknowledged, writer.last_add_confirmed)
             finally:
@@ -199,7 +203,7 @@ def _late_add(port: int, volume: Volume) -> Code:
     """What the bookie says to a writer that does not know that its ledger was recovered."""
     next_id = len(volume.payloads)
     packager = EntryPackager(volume.ledger_id, DigestType.CRC32C, PASSWORD)
-    with socket.create_connection((LOOPBACK, port), timeout=10) as connection:
+    with socket.create_connection((LOOPBACK, port), timeout=_ANSWER_TIMEOUT_S) as connection:
         connection.sendall(packager.package(next_id, next_id - 1, 0, Payloads.of([b"too late"])).data)
         answer = np.frombuffer(connection.recv(wire_v2.ANSWER_DTYPE.itemsize, socket.MSG_WAITALL), wire_v2.ANSWER_DTYPE)
     return Code(int(answer["rc"][0]))

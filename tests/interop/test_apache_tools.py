@@ -15,7 +15,7 @@ import pytest
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.protocol.entries.digest import master_key
 from bookie_server.local import LocalBookie, LocalCluster
-from tests.interop.apache import ApacheBookie, Bookies
+from tests.interop.apache import STOP_TIMEOUT_MS, ApacheBookie, Bookies
 from tests.interop.java_shell import JavaShell, Output, Record
 from tests.interop.shelf import DIRECTORIES, PASSWORD, Shelf, bookie_settings, new_cluster
 
@@ -83,7 +83,7 @@ def stopped(
             # Its entries stay: nothing is collected so soon.
             made.deleted_id = shelf.volumes[0].ledger_id
             client.delete(made.deleted_id)
-        assert bookie.terminate()
+        assert bookie.terminate(STOP_TIMEOUT_MS)
         assert bookie.exit_code == 0, bookie.log_tail()
         yield made
 
@@ -328,7 +328,7 @@ def test_compacted_logs(tmp_path: Path, zk_only: LocalCluster, directories: str)
             assert time.monotonic() < deadline, f"left: {sorted(before & set(tmp_path.rglob('*.log')))}"
             time.sleep(0.1)
         shelf.check(bookie.port)
-        assert bookie.terminate()
+        assert bookie.terminate(STOP_TIMEOUT_MS)
         assert not list(tmp_path.rglob("*.compact*"))
         assert not list(tmp_path.rglob(f"{doomed.ledger_id:x}.idx"))
         found: set[tuple[int, int]] = set()

@@ -5,16 +5,22 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pytest
 
+from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.protocol.errors import BookieUnavailableError
 from bookie_server.local import LocalBookie, LocalCluster
-from tests.interop.apache import ApacheBookie, Bookies
+from bookie_server.process import EXIT_BOOKIE_ERROR
+from bookie_server.storage.index.index import IndexFiles
+from tests.interop.apache import STOP_TIMEOUT_MS, ApacheBookie, Bookies
 from tests.interop.java_client import JavaClient
+from tests.interop.java_shell import JavaShell
 from tests.interop.shelf import DIRECTORIES, PASSWORD, Shelf, bookie_settings, new_cluster
 
 pytestmark = pytest.mark.timeout(600)
@@ -28,7 +34,7 @@ _COURSES: Final[dict[str, list[tuple[type[LocalBookie], bool]]]] = {
 }
 
 #: A bookie flushes meanwhile, some times (`flushInterval` in shelf.py), and moves its mark where it does so while idle.
-_IDLE_S: Final = 0.5
+_IDLE_S: Final = 0.3
 
 
 @pytest.mark.parametrize("course", list(_COURSES))
@@ -65,8 +71,92 @@ def test_either_bookie_goes_on_with_the_others_directories(
             if killed:
                 bookie.kill()
             else:
-                bookie.terminate()
+                assert bookie.terminate(STOP_TIMEOUT_MS)
             java_client.forget(uri)
+
+
+@pytest.mark.parametrize("directories", list(DIRECTORIES))
+def test_directories_of_dbledgerstorage_are_refused_until_they_are_converted(
+    tmp_path: Path, zk_only: LocalCluster, directories: str
+) -> None:
+    """Its entry logs are alike, but its index is RocksDB: our bookie would answer "no such entry" for all of them."""
+    uri = new_cluster(zk_only, tmp_path.name)
+    settings = {
+        **ApacheBookie.sizes,
+        **bookie_settings(tmp_path / "data", *DIRECTORIES[directories]),
+        "ledgerStorageClass": "org.apache.bookkeeper.bookie.storage.ldb.DbLedgerStorage",
+    }
+    shelf = Shelf(uri)
+    with Bookies(tmp_path / "bookies", uri, [ApacheBookie], settings) as bookies, JavaShell() as shell:
+        (bookie,) = bookies.bookies
+        shelf.fill()
+        assert bookie.terminate(STOP_TIMEOUT_MS)
+        before = _files(tmp_path / "data")
+        bookies.change_kind(LocalBookie)
+        _assert_refused(bookies)
+        assert _files(tmp_path / "data") == before
+        converted = shell.run(bookie.conf_path, "convert-to-interleaved-storage")
+        assert converted.status == 0, converted.text
+        if directories == "several":
+            # Each has entry logs with the ids of the others: Apache's tool leaves them ambiguous, and the databases of
+            # all but the first.
+            _assert_refused(bookies)
+        else:
+            bookies.start()
+            shelf.check(bookie.port, explicit_lacs=False)
+
+
+def _assert_refused(bookies: Bookies) -> None:
+    with pytest.raises(BookieUnavailableError, match=r"current/ledgers is an index of Apache's DbLedgerStorage"):
+        bookies.start()
+    assert bookies.bookies[0].exit_code == EXIT_BOOKIE_ERROR
+
+
+def _files(directory: Path) -> dict[Path, tuple[int, int]]:
+    """Size and time of every file that is not a lock."""
+    found = {path: path.stat() for path in directory.rglob("*") if path.is_file() and "lock" not in path.name}
+    return {path: (stat.st_size, stat.st_mtime_ns) for path, stat in found.items()}
+
+
+@pytest.mark.parametrize("storage", ["SortedLedgerStorage", "InterleavedLedgerStorage"])
+def test_apaches_bookie_serves_ledgers_in_limbo_and_keeps_the_flag(
+    tmp_path: Path, zk_only: LocalCluster, storage: str
+) -> None:
+    """It knows no such bit of the header, and writes it as it found it."""
+    uri = new_cluster(zk_only, tmp_path.name)
+    settings = {
+        **ApacheBookie.sizes,
+        **bookie_settings(tmp_path / "data", *DIRECTORIES["one"]),
+        "ledgerStorageClass": f"org.apache.bookkeeper.bookie.{storage}",
+    }
+    shelf = Shelf(uri)
+    nothing = np.empty(0, np.int64)
+    with Bookies(tmp_path / "bookies", uri, [LocalBookie], settings) as bookies:
+        shelf.fill()
+        assert bookies.bookies[0].terminate()
+        directory = str(tmp_path / "data" / "ledgers0" / "current")
+        index = IndexFiles([directory], lambda: [directory])
+        ledger_ids = index.ledger_ids().tolist()
+        assert ledger_ids
+        before = {}
+        for ledger_id in ledger_ids:
+            header = index.read_header(ledger_id)
+            assert header is not None
+            before[ledger_id] = replace(header, limbo=True)
+            index.write(ledger_id, before[ledger_id], nothing, nothing)
+        index.sync()
+        bookies.change_kind(ApacheBookie)
+        bookies.start()
+        shelf.check(bookies.bookies[0].port)
+        # A fence has the header written again.
+        (still_open,) = (volume for volume in shelf.volumes if volume.explicit_lac)
+        with BlockingClient(uri) as client:
+            client.recover_and_open(still_open.ledger_id, PASSWORD)
+        assert bookies.bookies[0].terminate()
+        for ledger_id in ledger_ids:
+            fenced = before[ledger_id].fenced or ledger_id == still_open.ledger_id
+            assert index.read_header(ledger_id) == replace(before[ledger_id], fenced=fenced)
+        index.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +228,6 @@ def test_h1_every_order_of_bookies_stopped_and_killed_idle_and_writing(
         **ApacheBookie.sizes,
         **bookie_settings(tmp_path / "data", *DIRECTORIES[("one", "several")[part // 2]]),
         "ledgerStorageClass": f"org.apache.bookkeeper.bookie.{storage}LedgerStorage",
-        "zkTimeout": "1000",
     }
     stages = list(_parts())[part]
     # In the end each kind has to serve all of it.
@@ -166,6 +255,6 @@ def test_h1_every_order_of_bookies_stopped_and_killed_idle_and_writing(
             elif stage.killed:
                 bookie.kill()
             else:
-                bookie.terminate()
+                assert bookie.terminate(STOP_TIMEOUT_MS)
             java_client.forget(uri)
             print(f"{time.monotonic() - began:.1f} s: {stage}")

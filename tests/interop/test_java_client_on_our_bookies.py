@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bookie_server.local import LocalCluster
-from tests.interop.java_client import DEFAULT_PASSWORD, DIGESTS, WIRES, JavaClient, JavaError, JavaRead
+from tests.interop.java_client import CALL_TIMEOUT_MS, DEFAULT_PASSWORD, DIGESTS, WIRES, JavaClient, JavaError, JavaRead
 from tests.interop.payloads import Payloads
 
 FENCED = -101
@@ -166,7 +166,7 @@ def test_recoverers_at_once_agree(java_client: JavaClient, cluster: LocalCluster
         for wire in (2, 3, 2, 3)
     ]
     for answer in answers:
-        read = answer.result(timeout=70)
+        read = answer.result(CALL_TIMEOUT_MS / 1000)
         assert (read["count"], read["fingerprint"]) == (200, payloads.fingerprint)
 
 

@@ -14,6 +14,7 @@ from bk_spark.protocol.errors import NoSuchLedgerError
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
 from tests.interop.java_shell import JavaShell, Output
+from tests.support.nursery import QuickCluster
 from tests.support.servers import BOOKIE_SETTINGS, start_timeout_ms
 
 
@@ -26,7 +27,7 @@ def shell() -> Iterator[JavaShell]:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """A cluster of its own. Other tests leave ledgers that lost entries, and Apache's listing reads all ledgers."""
-    with LocalCluster(
+    with QuickCluster(
         tmp_path_factory.mktemp("tools"),
         bookies=3,
         bookie_settings=BOOKIE_SETTINGS,

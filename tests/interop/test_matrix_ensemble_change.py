@@ -43,7 +43,7 @@ def test_each_kind_replaces_the_other(killable: MixedBookies, mixed_sides: Sides
 
     for part, victims in zip(parts, ([], killable.ours, killable.apaches), strict=True):
         for victim in [bookie for bookie in victims if bookie.id in ensemble][:1]:
-            victim.kill()
+            killable.kill(victim)
         for ledger in (*closed.values(), *left_open.values()):
             ledger.append(part)
         if part is parts[1]:

@@ -91,7 +91,7 @@ def test_long_poll_of_java(sides: Sides, writer: Party, parallel: bool) -> None:
         reader.long_poll(0, 50, parallel=parallel)
     assert raised.value.reason == "no such ledger"
     ledger.append_one_by_one(payloads[:2])
-    assert reader.long_poll(0, 10_000, parallel=parallel) == (0, payloads[0])
+    assert reader.long_poll(0, 30_000, parallel=parallel) == (0, payloads[0])
     # Entry 1 is there and not confirmed: the poll runs its time.
     assert reader.long_poll(1, 50, parallel=parallel) == (0, None)
     with ThreadPoolExecutor(1) as pool:

@@ -79,7 +79,7 @@ def run(bookies_uri: str) -> Callable[[Play], None]:
                 lambda: BookieConnectionV3(min(bookies)), host, int(port)
             )
             try:
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     await play(Stage(connection))
                 assert_no_requests(connection)
             finally:

@@ -2,9 +2,11 @@
 
 ::
 
-    python -m tests.simulation run 20000        histories 0 to 19999, on all cores
+    python -m tests.simulation run 20000        so many histories on all cores; other ones every day
     python -m tests.simulation run 500..600     these
     python -m tests.simulation replay 17        one, with every event
+    python -m tests.simulation run 2000 --chases        of tails that chase a writer
+    python -m tests.simulation run 2000 --late-fences   of recoveries whose fences are late
     python -m tests.simulation run 2000 --logs  histories of logs with many ledgers, instead of one ledger
     python -m tests.simulation replay 17 --logs
     python -m tests.simulation run 2000 --collection    of a bookie's garbage collection
@@ -23,12 +25,16 @@ import time
 from tests.simulation import runner
 from tests.simulation.explorer import Report, explore
 from tests.simulation.small_worlds import BIGGER_WORLDS, SMALL_WORLDS
+from tests.support.daily import first_seed_of_today
 
 
 def _seeds(text: str) -> range:
-    """Parse a count, or ``from..to`` (the end is not included)."""
+    """Parse a count, of today's seeds, or ``from..to`` (the end is not included)."""
     first, dots, end = text.partition("..")
-    return range(int(first), int(end)) if dots else range(int(first))
+    if dots:
+        return range(int(first), int(end))
+    today = first_seed_of_today()
+    return range(today, today + int(first))
 
 
 def _run(arguments: argparse.Namespace) -> bool:
@@ -46,14 +52,14 @@ def _run(arguments: argparse.Namespace) -> bool:
         print(file=sys.stderr)
     for failure in summary.failures:
         print(failure, end="\n\n")
-    print(f"{summary} ({time.monotonic() - start:.0f} s)")
+    print(f"{summary} (seeds {seeds.start}..{seeds.stop}, {time.monotonic() - start:.0f} s)")
     return not summary.failures
 
 
 def _replay(arguments: argparse.Namespace) -> bool:
     failure = runner.tell(arguments.seed, arguments.last, arguments.kind)
     if failure is None:
-        history = runner.KINDS[arguments.kind].history(arguments.seed)
+        history = runner.KINDS[arguments.kind](arguments.seed)
         history.play()
         print(f"seed {arguments.seed} holds\n{history.world.story(arguments.last)}")
         return True
@@ -84,7 +90,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="The model world's drivers.")
     commands = parser.add_subparsers(required=True)
     run = commands.add_parser("run", help="many random histories")
-    run.add_argument("seeds", type=_seeds, help="how many, or from..to")
+    run.add_argument("seeds", type=_seeds, help="how many of today's, or from..to")
     run.add_argument("--jobs", type=int, default=None, help="processes; as many as there are cores")
     run.set_defaults(act=_run)
     replay = commands.add_parser("replay", help="one history again")
@@ -94,6 +100,8 @@ def main() -> int:
     for command in (run, replay):
         command.set_defaults(kind="ledgers")
         for kind, what in (
+            ("chases", "of tails that chase a writer"),
+            ("late-fences", "of recoveries whose fences are late"),
             ("logs", "of logs"),
             ("collection", "of a bookie's garbage collection"),
             ("auditing", "of auditors and replication workers"),

@@ -14,7 +14,7 @@ import numpy as np
 
 from bk_spark.protocol.codes import Code, DigestType, FlagV2, OpV2
 from bk_spark.protocol.entries.entry import Entry
-from bk_spark.protocol.ledger.pending_adds import PendingAdds
+from bk_spark.protocol.ledger.add_window import PendingAdds
 from bk_spark.protocol.ledger.reading import lac
 from bk_spark.protocol.ledger.reading.lac import LacAnswer
 from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey

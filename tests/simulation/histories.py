@@ -36,7 +36,7 @@ from tests.simulation.events import (
     Tick,
     Way,
 )
-from tests.simulation.invariants import InvariantError
+from tests.simulation.outcomes import Counts, InvariantError
 from tests.simulation.readers import ReaderActor, ReplicationActor
 from tests.simulation.recoverers import RecoveryActor
 from tests.simulation.servers import ModelBookie
@@ -87,30 +87,6 @@ class Weather:
     doubling: float = 0.0
     slowness: float = 0.0
     lateness: float = 0.0
-
-
-@dataclass(slots=True)
-class Result:
-    """Statistics of a history. Histories in which nothing happens would prove nothing."""
-
-    steps: int = 0
-    acknowledged: int = 0
-    read: int = 0
-    followed: int = 0
-    ensemble_changes: int = 0
-    recovered: int = 0
-    faults: int = 0
-
-    def add(self, other: Result) -> None:
-        for name in self.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
-    def __str__(self) -> str:
-        return (
-            f"{self.steps} steps, {self.faults} messages lost, refused or doubled; {self.acknowledged} entries "
-            f"acknowledged, {self.read} read, "
-            f"{self.followed} followed, {self.ensemble_changes} ensemble changes, {self.recovered} recoveries"
-        )
 
 
 class RandomWorld(World):
@@ -261,7 +237,7 @@ class History:
         self.world.add(self.writer)
         self.actors: list[Actor] = [self.writer]
 
-    def play(self) -> Result:
+    def play(self) -> Counts:
         """Raises :class:`InvariantError` or any error of a machine."""
         self._plan()
         patience = self.random.randint(5, 150) if self.random.random() < 0.3 else MOST_STEPS
@@ -271,7 +247,7 @@ class History:
         self._live()
         return self._result()
 
-    def play_a_race(self) -> Result:
+    def play_a_race(self) -> Counts:
         """A writer and two recoverers over slow links. Most broken rules show here."""
         self.world.weather = Weather(loss=0.05, slowness=0.3)
         for _ in range(3):
@@ -283,7 +259,7 @@ class History:
         self._live()
         return self._result()
 
-    def play_a_late_fence(self) -> Result:
+    def play_a_late_fence(self) -> Counts:
         """A writer and a recoverer. Fences and adds arrive late, and the recoverer's reads in between (issue 2614)."""
         self.world.weather = Weather(lateness=0.5)
         for _ in range(3):
@@ -294,7 +270,7 @@ class History:
         self._live()
         return self._result()
 
-    def play_a_chase(self) -> Result:
+    def play_a_chase(self) -> Counts:
         """A writer whose bookies fail and overstate their LAC, with two tails. Most broken rules of tails show here."""
         self.world.weather = Weather(loss=0.05, slowness=0.2)
         bookies = [bookie.name for bookie in self.world.bookies]
@@ -312,7 +288,7 @@ class History:
         self._live()
         return self._result()
 
-    def play_a_change(self) -> Result:
+    def play_a_change(self) -> Counts:
         """A writer that loses messages and closes twice, and a recoverer: many ensemble changes."""
         self.world.weather = Weather(loss=0.15, slowness=0.2)
         for _ in range(3):
@@ -475,14 +451,30 @@ class History:
         if actor.outcome != "done":
             raise InvariantError(f"{actor.name} ends with {actor.outcome or 'nothing'} although nothing fails any more")
 
-    def _result(self) -> Result:
+    def _result(self) -> Counts:
         world = self.world
-        return Result(
-            steps=world.steps,
-            acknowledged=world.watch.acknowledged + 1,
-            read=world.watch.seen + 1,
-            followed=sum(world.watch.followed.values()),
-            ensemble_changes=len(world.metadata.segments) - 1,
-            recovered=sum(isinstance(actor, RecoveryActor) and actor.outcome == "done" for actor in self.actors),
-            faults=world.faults,
+        return Counts(
+            {
+                "steps": world.steps,
+                "acknowledged": world.watch.acknowledged + 1,
+                "read": world.watch.seen + 1,
+                "followed": sum(world.watch.followed.values()),
+                "ensemble changes": len(world.metadata.segments) - 1,
+                "recoveries": sum(isinstance(each, RecoveryActor) and each.outcome == "done" for each in self.actors),
+                "faults": world.faults,
+            }
         )
+
+
+class ChaseHistory(History):
+    """One chase (``--chases``)."""
+
+    def play(self) -> Counts:
+        return self.play_a_chase()
+
+
+class LateFenceHistory(History):
+    """One history with late fences (``--late-fences``)."""
+
+    def play(self) -> Counts:
+        return self.play_a_late_fence()

@@ -21,14 +21,11 @@ from bk_spark.protocol.entries.entry import Entry
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
 from tests.simulation.bytes_cache import entry_in, length_of, metadata_in
 from tests.simulation.events import Acknowledged, Ended, Fenced, Followed, Forgot, MetadataChanged, Saw, Stored
+from tests.simulation.outcomes import InvariantError
 from tests.support.ledgers import payload_of
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
-
-
-class InvariantError(AssertionError):
-    """The protocol broke a promise."""
 
 
 class Watch:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from bk_spark.protocol.codes import LAST_ENTRY, Code, DigestType, FlagV2
 from bk_spark.protocol.entries.digest import digest_function
-from bk_spark.protocol.entries.entry_block import EntryBlock
+from bk_spark.protocol.entries.entry import EntryBlock
 from bk_spark.protocol.errors import BookieUnavailableError, MetadataUnavailableError, NoSuchEntryError
 from bk_spark.protocol.ledger.metadata_calls import ReadMetadata
 from bk_spark.protocol.ledger.reading.lac import LacRead
@@ -36,8 +36,8 @@ from tests.simulation.bytes_cache import (
     split,
 )
 from tests.simulation.events import Answer, Command, Effect, Event, MetaCall, MetaReply, Request, Saw, Slow, Way
-from tests.simulation.invariants import InvariantError
 from tests.simulation.metadata_calls import metadata_call, metadata_event
+from tests.simulation.outcomes import InvariantError
 from tests.simulation.writers import Actor
 from tests.support.ledgers import LEDGER, PASSWORD, payload_of
 

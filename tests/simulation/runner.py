@@ -8,78 +8,71 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
-from tests.simulation.auditing.histories import History as AuditingHistory, Result as AuditingResult
-from tests.simulation.collection.histories import History as CollectionHistory, Result as CollectionResult
-from tests.simulation.histories import History, Result
-from tests.simulation.logs.histories import History as LogHistory, Result as LogResult
-from tests.simulation.replication.histories import History as ReplicationHistory, Result as ReplicationResult
+from tests.simulation.auditing.histories import History as AuditingHistory
+from tests.simulation.collection.histories import History as CollectionHistory
+from tests.simulation.histories import ChaseHistory, History as LedgerHistory, LateFenceHistory
+from tests.simulation.logs.histories import History as LogHistory
+from tests.simulation.outcomes import Counts, History
+from tests.simulation.replication.histories import History as ReplicationHistory
 
 #: Histories that a process plays at a time.
 CHUNK = 250
 #: More failures than these add nothing.
 MOST_FAILURES = 5
 
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """The subjects of histories. Every kind has ``play()``, ``world.story(last)`` and results that can be added."""
-
-    history: Callable[[int], Any]
-    result: Callable[[], Any]
-    #: The option on the command line.
-    option: str
-
-
-KINDS = {
-    "ledgers": Kind(History, Result, ""),
-    "logs": Kind(LogHistory, LogResult, " --logs"),
-    "collection": Kind(CollectionHistory, CollectionResult, " --collection"),
-    "auditing": Kind(AuditingHistory, AuditingResult, " --auditing"),
-    "replication": Kind(ReplicationHistory, ReplicationResult, " --replication"),
+#: What makes a history from its seed, by kind.
+KINDS: dict[str, Callable[[int], History]] = {
+    "ledgers": LedgerHistory,
+    "chases": ChaseHistory,
+    "late-fences": LateFenceHistory,
+    "logs": LogHistory,
+    "collection": CollectionHistory,
+    "auditing": AuditingHistory,
+    "replication": ReplicationHistory,
 }
 
 
 @dataclass(slots=True)
 class Summary:
-    kind: str = "ledgers"
     histories: int = 0
-    result: Any = field(init=False)
+    counts: Counts = field(default_factory=Counts)
     failures: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.result = KINDS[self.kind].result()
 
     def add(self, other: Summary) -> None:
         self.histories += other.histories
-        self.result.add(other.result)
+        self.counts.update(other.counts)
         self.failures += other.failures
 
     def __str__(self) -> str:
-        return f"{self.histories} histories, {self.result}; {len(self.failures) or 'no'} failures"
+        return f"{self.histories} histories, {self.counts}; {len(self.failures) or 'no'} failures"
+
+
+def option(kind: str) -> str:
+    """What a command line has to say for histories of this kind."""
+    return "" if kind == "ledgers" else f" --{kind}"
 
 
 def tell(seed: int, last: int = 60, kind: str = "ledgers") -> str | None:
     """How a history fails: the error, the story and how to replay it. None if it does not fail."""
-    history = KINDS[kind].history(seed)
+    history = KINDS[kind](seed)
     try:
         history.play()
     except Exception as error:
         return (
             f"seed {seed}: {type(error).__name__}: {error}\n{history.world.story(last)}\n"
-            f"again: python -m tests.simulation replay {seed}{KINDS[kind].option}"
+            f"again: python -m tests.simulation replay {seed}{option(kind)}"
         )
     return None
 
 
 def play(seeds: range, kind: str = "ledgers") -> Summary:
     """Play histories in this process, one after the other."""
-    summary = Summary(kind)
+    summary = Summary()
     for seed in seeds:
-        history = KINDS[kind].history(seed)
+        history = KINDS[kind](seed)
         try:
-            summary.result.add(history.play())
+            summary.counts.update(history.play())
         except Exception:
             summary.failures.append(tell(seed, kind=kind) or f"seed {seed} failed, and not when it was played again")
             if len(summary.failures) == MOST_FAILURES:
@@ -95,7 +88,7 @@ def play_all(
     kind: str = "ledgers",
 ) -> Summary:
     """Play histories in ``jobs`` processes (one per core by default)."""
-    summary = Summary(kind)
+    summary = Summary()
     for part in _parts(seeds, jobs or os.cpu_count() or 1, kind):
         summary.add(part)
         if progress is not None:

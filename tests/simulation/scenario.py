@@ -61,7 +61,7 @@ from tests.simulation.events import (
     Way,
 )
 from tests.simulation.histories import Cast
-from tests.simulation.invariants import InvariantError
+from tests.simulation.outcomes import InvariantError
 from tests.simulation.readers import ReaderActor, ReplicationActor
 from tests.simulation.world import LINKS, World, metadata_told, told
 from tests.simulation.writers import Actor, WriterActor

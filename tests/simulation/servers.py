@@ -128,7 +128,8 @@ class ModelBookie:
         if way == REFUSE:
             return _answer(request, code_answer(OpV2.READ, seen.entry_id, Code.TOO_MANY_REQUESTS))
         fenced: list[Effect] = [Fenced(self.name)] if seen.fencing and not self.fenced else []
-        woken = self._answer_polls(self.polls) if seen.fencing else []
+        # A poll that comes after the fence waits (compatibility.md §1.8).
+        woken = self._answer_polls(self.polls) if seen.fencing and not self.fenced else []
         self.fenced |= seen.fencing
         answer = self._read(seen)
         if seen.fencing and not self.fenced_on_disk:
@@ -136,15 +137,19 @@ class ModelBookie:
         return [*fenced, *_answer(request, answer), *woken]
 
     @property
+    def knows_ledger(self) -> bool:
+        return bool(self.memory) or self.fenced
+
+    @property
     def last_add_confirmed(self) -> int:
         """The last add confirmed according to its entries."""
         return max(map(lac_in, self.memory.values()), default=-1)
 
     def _poll(self, request: Request, seen: PollSeen) -> list[Effect]:
-        if not self.memory:
+        if self.limbo or not self.knows_ledger:
             return _answer(request, poll_answer(Code.UNKNOWN_LEDGER_STATE if self.limbo else Code.NO_LEDGER, None))
         self.polls.append(request)
-        if self.fenced or self.last_add_confirmed + self.boasts > seen.previous_lac:
+        if self.last_add_confirmed + self.boasts > seen.previous_lac:
             return self._answer_polls([request])
         return [Expire(request)]
 
@@ -187,7 +192,7 @@ class ModelBookie:
         if self.limbo and (stored is None or asked == LAST_ENTRY):
             return code_answer(OpV2.READ, asked, Code.UNKNOWN_LEDGER_STATE)
         if stored is None:
-            return code_answer(OpV2.READ, asked, Code.NO_ENTRY)
+            return code_answer(OpV2.READ, asked, Code.NO_ENTRY if self.knows_ledger else Code.NO_LEDGER)
         if self.lies and asked == LAST_ENTRY and not seen.fencing:
             stored = with_lac(stored, self.last_add_confirmed + self.lies)
         return entry_answer(asked, stored)

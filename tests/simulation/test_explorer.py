@@ -13,7 +13,7 @@ from tests.simulation import mutants
 from tests.simulation.explored import Budget
 from tests.simulation.explorer import explore
 from tests.simulation.histories import Cast
-from tests.simulation.invariants import InvariantError
+from tests.simulation.outcomes import InvariantError
 from tests.simulation.small_worlds import SMALL_WORLDS, SmallWorld
 
 #: The fates of one entry that a recovery decides: cut off, saved though not acknowledged, acknowledged and saved.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,52 +15,43 @@ import pytest
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.ledger import end_search
 from bk_spark.protocol.quorum import Quorum
-from tests.simulation import mutants, runner
+from tests.simulation import __main__ as command_line, mutants, runner
+from tests.simulation.checks import check_histories, check_told_by_seed_alone, error_of_mutant, stories
 from tests.simulation.histories import Cast, History
-from tests.simulation.invariants import InvariantError
+from tests.simulation.outcomes import InvariantError
 from tests.simulation.tails import TailActor
 
-HISTORIES = 20_000
+ROOT = Path(__file__).parents[2]
+HISTORIES = 5_000
 #: In portions, so that a test stays within its time on a busy machine.
-PORTION = 2_500
-#: If this many histories do not find a mutant, they have lost their power.
+PORTION = 1_250
 MOST_SEEDS = 2_000
 
 
 @pytest.mark.parametrize("first", range(0, HISTORIES, PORTION))
 def test_histories(first: int) -> None:
-    summary = runner.play_all(range(first, first + PORTION), jobs=2)
-    assert not summary.failures, "\n\n".join(summary.failures)
-    # Histories in which nothing happens would prove nothing.
-    result = summary.result
-    assert summary.histories == PORTION
-    assert result.steps > 50 * PORTION
-    assert result.acknowledged > PORTION
-    assert result.read > PORTION
-    assert result.followed > PORTION / 2
-    assert result.recovered > PORTION
-    assert result.faults > PORTION
-    assert result.ensemble_changes > PORTION / 4
+    least = {
+        "steps": 50 * PORTION,
+        "acknowledged": PORTION,
+        "read": PORTION,
+        "followed": PORTION / 2,
+        "recoveries": PORTION,
+        "faults": PORTION,
+        "ensemble changes": PORTION / 4,
+    }
+    check_histories("ledgers", range(first, first + PORTION), least)
 
 
 def test_tails_that_are_chased() -> None:
-    for seed in range(600):
-        History(seed).play_a_chase()
+    check_histories("chases", range(150), {"followed": 150, "ensemble changes": 15})
 
 
 def test_fences_that_are_late() -> None:
-    for seed in range(600):
-        History(seed).play_a_late_fence()
+    check_histories("late-fences", range(150), {"acknowledged": 150, "recoveries": 150})
 
 
 def test_a_history_is_told_by_its_seed_alone() -> None:
-    stories = []
-    for _ in range(2):
-        history = History(4711)
-        history.play()
-        stories.append(history.world.story(10_000))
-    assert stories[0] == stories[1]
-    assert "is acknowledged up to" in stories[0]
+    check_told_by_seed_alone("ledgers", 4711, "is acknowledged up to")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +122,13 @@ def test_mutants_are_caught(name: str) -> None:
     mutant = MUTANTS[name]
     with ExitStack() as stack:
         mutant.breaks(stack)
-        failures = ((seed, _failure(mutant, seed)) for seed in range(MOST_SEEDS))
-        seed, error = next((seed, error) for seed, error in failures if error is not None)
-    print(f"{name}: found by history {seed + 1}: {error}")
+        error = error_of_mutant(
+            "ledgers",
+            name,
+            lambda seed: History(seed, cast=mutant.cast, quorum=mutant.quorum),
+            MOST_SEEDS,
+            mutant.play,
+        )
     if name == "no floor under the LAC" and isinstance(error, InvalidArgumentError):
         # It would write a segment before the last one.
         assert "increasing first entries" in str(error)
@@ -140,21 +136,14 @@ def test_mutants_are_caught(name: str) -> None:
         assert isinstance(error, InvariantError)
 
 
-def _failure(mutant: Mutant, seed: int) -> Exception | None:
-    try:
-        mutant.play(History(seed, cast=mutant.cast, quorum=mutant.quorum))
-    except Exception as error:
-        return error
-    return None
-
-
 def test_a_failing_history_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def nobody_is_covered(quorum: Quorum, answers: object) -> bool:
         return False
 
     monkeypatch.setattr(end_search, "covered", nobody_is_covered)
+    monkeypatch.setattr(runner, "MOST_FAILURES", 2)
     summary = runner.play(range(30))
-    assert len(summary.failures) == runner.MOST_FAILURES
+    assert len(summary.failures) == 2
     told = summary.failures[0]
     seed = told.partition(":")[0].removeprefix("seed ")
     assert f"seed {seed}: InvariantError: " in told
@@ -163,12 +152,19 @@ def test_a_failing_history_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"again: python -m tests.simulation replay {seed}" in told
 
 
-def test_the_command_line() -> None:
-    command = [sys.executable, "-m", "tests.simulation"]
-    root = Path(__file__).parents[2]
-    ran = subprocess.run([*command, "run", "3..8", "--jobs", "1"], cwd=root, capture_output=True, text=True)
+def test_the_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-m", "tests.simulation", "run", "3..8", "--jobs", "2"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("5 histories, ")
-    again = subprocess.run([*command, "replay", "3", "--last", "5"], cwd=root, capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
-    assert again.stdout.startswith("seed 3 holds\n")
+    monkeypatch.setattr(sys, "argv", ["tests.simulation", "replay", "3", "--last", "5", "--logs"])
+    assert command_line.main() == 0
+    assert capsys.readouterr().out.startswith("seed 3 holds\n")
+
+
+def test_another_process_plays_the_same_histories() -> None:
+    """It hashes strings otherwise, so its sets have another order."""
+    command = [sys.executable, "-c", "from tests.simulation.checks import stories; print(stories(3))"]
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    there = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert there.stdout == f"{stories(3)}\n", there.stderr

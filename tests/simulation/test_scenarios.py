@@ -18,7 +18,7 @@ from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.ledger.writer import LedgerWriter
 from tests.simulation import broken_rules, mutants
 from tests.simulation.histories import Cast
-from tests.simulation.invariants import InvariantError
+from tests.simulation.outcomes import InvariantError
 from tests.simulation.scenario import Scenario, ScenarioError
 
 TEXTS = {path.stem: path for path in sorted((Path(__file__).parent / "scenarios").glob("*.txt"))}

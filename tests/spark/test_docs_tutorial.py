@@ -24,6 +24,7 @@ EXPORT = "export PYSPARK_PYTHON=$PWD/.venv/bin/python"
 URI = "zk+hierarchical://127.0.0.1:2181/ledgers"
 CHECKPOINT = "/tmp/large-orders-checkpoint"
 END = "the command ended with status"
+_END_TIMEOUT_S = 120
 
 #: Runs blocks of code that it is sent, each after its length.
 SESSION = f"""
@@ -71,7 +72,7 @@ class Process:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()
-        self.process.wait(60)
+        self.process.wait(_END_TIMEOUT_S)
         self.process.stdout.close()
 
 
@@ -121,7 +122,7 @@ def server(directory: Path) -> Iterator[str]:
         finally:
             process.send_signal(signal.SIGINT)
             process.stdout.read()
-            process.wait(60)
+            process.wait(_END_TIMEOUT_S)
 
 
 @contextmanager
@@ -142,7 +143,7 @@ def blocks(text: str, *languages: str) -> list[tuple[str, str]]:
     return re.findall(rf"```({'|'.join(languages)})\n(.*?)```", text, re.DOTALL)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1_800)
 def test_use_it_and_then_the_tutorial_in_one_directory_with_an_environment_that_is_not_activated(
     tmp_path: Path, wheel: Path
 ) -> None:

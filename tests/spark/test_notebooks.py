@@ -50,7 +50,7 @@ def test_there_are_three() -> None:
     assert len(NAMES) == 3
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("name", NAMES)
 def test_it_runs(name: str, tmp_path: Path) -> None:
     copy = tmp_path / "notebooks"
@@ -58,7 +58,7 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
     for path in (NOTEBOOKS / name, *NOTEBOOKS.glob("*.py")):
         shutil.copy(path, copy)
     command = [sys.executable, copy / "run.py", copy / name]
-    done = subprocess.run(command, env=spark_environment(), capture_output=True, text=True, timeout=880)
+    done = subprocess.run(command, env=spark_environment(), capture_output=True, text=True, timeout=1_700)
     assert done.returncode == 0, done.stderr
     found, expected = _code(copy / name), _code(NOTEBOOKS / name)
     assert [cell.source for cell in found] == [cell.source for cell in expected]

@@ -18,9 +18,11 @@ from tests.spark.session_script import ROWS, fingerprint, rows_of
 from tests.support.connector import Connector
 from tests.support.logs import listed_ledgers, registered_ledgers
 
+#: The first test starts a Spark session, and waits for another one.
+pytestmark = pytest.mark.timeout(900)
+
 SECRET = "correct-horse-battery"
 _REPOSITORY = Path(__file__).resolve().parents[2]
-_NAMES = {name: f"sessions-{name.replace('_', '-')}-{uuid.uuid4().hex[:8]}" for name in ("raw_log", "arrow_log")}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,8 @@ def parents_log(connector: Connector) -> str:
 
 @pytest.fixture(scope="module")
 def answer(connector: Connector, parents_log: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the other session found; it has also written its logs by then."""
+    """What the other session found, and the names of its logs, which are new if tests are run again."""
+    names = {name: f"sessions-{name.replace('_', '-')}-{uuid.uuid4().hex[:8]}" for name in ("raw_log", "arrow_log")}
     arrow_log = f"{parents_log}-arrow"
     connector.write(connector.spark.range(1000), arrow_log, entryFormat="arrow")
     given = {
@@ -44,7 +47,7 @@ def answer(connector: Connector, parents_log: str, tmp_path_factory: pytest.Temp
         "parents_log": parents_log,
         "parents_arrow_log": arrow_log,
         "password": SECRET,
-        **_NAMES,
+        **names,
     }
     path = os.pathsep.join([str(_REPOSITORY), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     done = subprocess.run(
@@ -53,11 +56,10 @@ def answer(connector: Connector, parents_log: str, tmp_path_factory: pytest.Temp
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=800,
     )
     assert done.returncode == 0, done.stderr[-5000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return names | json.loads(done.stdout.splitlines()[-1])
 
 
 def test_a_new_session_reads_what_this_one_wrote(
@@ -73,7 +75,7 @@ def test_a_new_session_reads_what_this_one_wrote(
 def test_tasks_that_failed_once_wrote_each_row_once(
     connector: Connector, answer: dict[str, Any], logs: LogStore, which: str
 ) -> None:
-    log = _NAMES[which]
+    log = answer[which]
     assert sum(segment.rows for segment in logs.open_log(log).snapshot().segments()) == ROWS
     assert_df_equality(connector.read(log, "value string"), rows_of(connector.spark), ignore_nullable=True)
     # Each task had written to a ledger when it failed, and wrote again to another.

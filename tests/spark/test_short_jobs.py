@@ -8,6 +8,8 @@ import sys
 import uuid
 from pathlib import Path
 
+import pytest
+
 from bk_spark.log import EntryFormat, LogSettings, LogStore
 from bk_spark.log.formats.znodes import Policy
 from bk_spark.protocol.codes import DigestType
@@ -19,6 +21,7 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 RAW = LogSettings.create(Quorum(3, 2, 2), DigestType.CRC32C, EntryFormat.RAW, b"")
 
 
+@pytest.mark.timeout(900)
 def test_a_job_that_saves_and_stops_maintains_its_log(connector: Connector, logs: LogStore, tmp_path: Path) -> None:
     """Its process ends right after ``save()`` and ``stop()``, and no other process writes the log."""
     log = logs.create_log(f"short-{uuid.uuid4().hex[:8]}", RAW, b"")
@@ -32,7 +35,7 @@ def test_a_job_that_saves_and_stops_maintains_its_log(connector: Connector, logs
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=800,
     )
     assert job.returncode == 0, job.stderr[-5000:]
     snapshot = log.snapshot()

@@ -19,10 +19,12 @@ from bk_spark.protocol.entries.entry import pack_entry
 from bk_spark.protocol.wire import wire_v2, wire_v3
 from bk_spark.protocol.wire.framing import ReceiveBuffer, frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from tests.support.nursery import ForkedBookie
+from tests.support.registrations import forget
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
-START_TIMEOUT_S = 60.0
-ANSWER_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0
+ANSWER_TIMEOUT_S = 60.0
 PASSWORD = b"test"
 KEY = master_key(PASSWORD)
 _DIGEST = digest_function(DigestType.CRC32C, PASSWORD)
@@ -90,7 +92,8 @@ class BookieProcess:
         limits = {"-n": self.open_files, "-f": None if self.file_bytes is None else self.file_bytes // 512}
         asked = "".join(f"ulimit {option} {value}; " for option, value in limits.items() if value is not None)
         limited = ["sh", "-c", f'{asked}exec "$@"', "sh"] if asked else []
-        self._process = subprocess.Popen(
+        start = subprocess.Popen if asked or self.tree != _REPOSITORY else ForkedBookie
+        self._process = start(
             [*limited, sys.executable, "-m", "bookie_server", "start", "--conf", str(conf)],
             cwd=self.tree,
             stderr=subprocess.PIPE,
@@ -115,6 +118,11 @@ class BookieProcess:
         assert self._process is not None
         self._process.kill()
         self.wait()
+
+    def crash(self) -> None:
+        """kill -9, and the session with ZooKeeper has ended: the next start need not wait for that."""
+        self.kill()
+        forget(self.settings["metadataServiceUri"], [self.id])
 
     def stop(self) -> int:
         """SIGTERM; the exit code."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.entrylog.entry_log import read_ledgers_map
 from bookie_server.storage.entrylog.entry_log_reader import EntryLogReader, StoredEntries
 from bookie_server.storage.entrylog.entry_log_writer import EntryLogIds, EntryLogWriter
 from bookie_server.storage.write_cache import CacheHalf
@@ -22,6 +23,12 @@ def stored(ledger_id: int, entry_id: int, size: int = 100) -> bytes:
 def record(ledger_id: int, entry_id: int, size: int = 100) -> bytes:
     """The entry with its size, as in a log."""
     return size.to_bytes(4, "big") + stored(ledger_id, entry_id, size)
+
+
+def mapped(path: Path) -> dict[int, int] | None:
+    """The ledgers in the map of an entry log, and the bytes of each."""
+    found = read_ledgers_map(str(path))
+    return None if found is None else dict(zip(*(column.tolist() for column in found), strict=True))
 
 
 def fill(half: CacheHalf, *entries: tuple[int, int, int]) -> None:

@@ -132,7 +132,7 @@ class Peer:
         return asyncio.get_running_loop()
 
     async def send(self, data: bytes) -> None:
-        await asyncio.wait_for(self.loop.sock_sendall(self.socket, data), 20)
+        await asyncio.wait_for(self.loop.sock_sendall(self.socket, data), 60)
 
     async def send_what_is_taken(self, data: bytes, patience_s: float = 0.2) -> None:
         with contextlib.suppress(TimeoutError, ConnectionError):
@@ -141,7 +141,7 @@ class Peer:
     async def body(self) -> bytes:
         while not self._bodies:
             view = self._receive.get_buffer()
-            count = await asyncio.wait_for(self.loop.sock_recv_into(self.socket, view), 20)
+            count = await asyncio.wait_for(self.loop.sock_recv_into(self.socket, view), 60)
             if count == 0:
                 raise ConnectionError("closed")
             frames = self._receive.received(count)
@@ -181,13 +181,14 @@ async def front(config: NetConfig, bookie: HeldBookie, times: Times | None = Non
     server = NativeServer(bookie, disk_space=lambda: (1, 2), config=config, times=times)  # type: ignore[arg-type]
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(listener)
+    with listener, contextlib.ExitStack() as peers:
         await server.start(listener)
         try:
-            yield Front(server, bookie, listener.getsockname()[1], stack)
+            yield Front(server, bookie, listener.getsockname()[1], peers)
         finally:
             bookie.answer()
+            # The server would wait for seconds for peers that do not read (test_net_limits.py tests that).
+            peers.close()
             await server.close()
     await until(lambda: server.connection_count == 0)
     load = server.load
@@ -197,7 +198,7 @@ async def front(config: NetConfig, bookie: HeldBookie, times: Times | None = Non
     assert not problems
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.005)

@@ -69,8 +69,7 @@ def commit_made_up(log: Log, *segments: tuple[int, int], overwrite: bool = False
     ledger."""
     app, ledgers = uuid.uuid4().hex, [next(_MADE_UP_IDS) for _ in segments]
     registrar = log.ledger_registrar(app, app)
-    for ledger_id in ledgers:
-        log.zookeeper.transaction(registrar(ledger_id))
+    log.zookeeper.transaction([operation for ledger_id in ledgers for operation in registrar(ledger_id)])
     messages = tuple(
         CommitMessage(log.log_id, app, app, "", 0, number, (LedgerRange(ledger_id, 0, entries - 1, entries, size),))
         for number, (ledger_id, (entries, size)) in enumerate(zip(ledgers, segments, strict=True))

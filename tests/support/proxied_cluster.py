@@ -12,7 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from bookie_server.local import LOOPBACK, LocalBookie, LocalCluster
+from bookie_server.local import LOOPBACK, LocalBookie
+from tests.support.nursery import QuickCluster
 from tests.support.servers import BOOKIE_SETTINGS, start_timeout_ms
 from tests.support.tcp_proxy import TcpProxy
 
@@ -23,7 +24,7 @@ class ProxiedCluster:
     """One ZooKeeper and ``bookies`` bookies, each behind a proxy; a context manager. ``settings`` are the bookies'."""
 
     def __init__(self, directory: Path, bookies: int, settings: Mapping[str, str] | None = None) -> None:
-        self.local = LocalCluster(
+        self.local = QuickCluster(
             directory,
             bookies=bookies,
             zookeepers=1,

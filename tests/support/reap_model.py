@@ -56,7 +56,8 @@ from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.machine import Succeeded
 from bk_spark.protocol.metadata.znodes import CreateOp, TransactionOp
 from tests.simulation.logs.ledgers import ModelLedgers, ledger_path
-from tests.simulation.logs.zookeeper import Changes, ModelZooKeeper, RefusedError, Session
+from tests.simulation.logs.zookeeper import LogsZooKeeper, Session
+from tests.support.zookeeper_model import Changes, RefusedError
 
 START_MS = 1_760_000_000_000
 MINUTE_MS = 60_000
@@ -72,7 +73,7 @@ class ReapWorld:
 
     def __init__(self) -> None:
         self.now_ms = START_MS
-        self.zk = ModelZooKeeper(lambda: self.now_ms)
+        self.zk = LogsZooKeeper(lambda: self.now_ms)
         self.ledgers = ModelLedgers(self.zk, Random(1))
         self._session = Session(self.zk, Random(1))
         self.zk.transact([CreateOp("/logs")])

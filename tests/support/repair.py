@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
 
+from bk_spark.bookie.placement.placement import find_misplaced, unspread_windows
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.entries.digest import digest_function
 from bk_spark.protocol.entries.entry import pack_entry
@@ -20,8 +21,9 @@ from bk_spark.protocol.errors import (
     SessionLostError,
 )
 from bk_spark.protocol.ledger.reading.read_actions import EntriesRead, ReadEntries, ReportFailure, RequestFailed
-from bk_spark.protocol.machine import EndedBy, StartTimer, StopRequest, StopTimer, TimerFired
+from bk_spark.protocol.machine import EndedBy, Machine, StartTimer, StopRequest, StopTimer, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
+from bk_spark.protocol.quorum import Quorum
 from bk_spark.protocol.replication.actions import (
     AskThrottle,
     BookiesFound,
@@ -46,7 +48,15 @@ from bk_spark.protocol.replication.actions import (
 from bk_spark.protocol.replication.ledger_repair import LedgerRepair
 from bk_spark.protocol.replication.repair_settings import RepairSettings
 from bk_spark.protocol.wire.answers_v2 import ReadAnswer
-from tests.support.ledgers import LEDGER, PASSWORD, payload_of
+from tests.support.ledgers import LEDGER, PASSWORD, ledger, payload_of
+
+BOOKIES = tuple(f"b{number}" for number in range(1, 7))
+REPAIRED_QUORUM = Quorum(3, 3, 2)
+
+
+def closed(quorum: Quorum = REPAIRED_QUORUM, last: int = 9, *segments: tuple[int, str]) -> LedgerMetadata:
+    """A closed ledger, in the form of :func:`tests.support.ledgers.ledger`."""
+    return ledger(quorum, *segments).closed(last, 10 * (last + 1))
 
 
 def stored_entry(metadata: LedgerMetadata, entry_id: int) -> bytes:
@@ -69,6 +79,8 @@ class RepairedCluster:
         self.last_add_confirmed = last_entry_id
         self.writable = set(bookies)
         self.read_only: set[str] = set()
+        #: The registrations of bookies that came back.
+        self.registrations: dict[str, int] = {}
         self.disks: dict[str, dict[int, bytes]] = {bookie_id: {} for bookie_id in bookies}
         #: Bookies that do not answer.
         self.silent: set[str] = set()
@@ -91,9 +103,18 @@ class RepairedCluster:
             self.writable.discard(bookie_id)
             self.disks[bookie_id].clear()
 
+    def come_back_empty(self, bookie_id: str) -> None:
+        """The bookie registers again, with an empty disk."""
+        self.registrations[bookie_id] = self.registrations.get(bookie_id, 1) + 1
+        self.disks[bookie_id].clear()
+
     def repair(self, missing: Collection[str] = (), **settings: Any) -> RepairResult:
         """Run one repair to its end."""
-        machine = LedgerRepair(LEDGER, missing, RepairSettings(**settings), Random(1))
+        result: RepairResult = self.run(LedgerRepair(LEDGER, missing, RepairSettings(**settings), Random(1)))
+        return result
+
+    def run(self, machine: Machine[Any, Any, Any]) -> Any:
+        """Run a machine to its end, and return its result."""
         todo = deque(machine.take_actions())
         while machine.outcome is None:
             action = todo.popleft()
@@ -131,18 +152,21 @@ class RepairedCluster:
         match action:
             case ReadLedger():
                 return LedgerFound(self._stored(), self.version, self.created_zxid)
-            case ReadBookies():
-                return BookiesFound(frozenset(self.writable), frozenset(self.read_only))
+            case ReadBookies(members):
+                here = self.writable | self.read_only
+                registrations = {each: self.registrations.get(each, 1) for each in members & here}
+                return BookiesFound(frozenset(self.writable), frozenset(self.read_only), registrations)
             case ReadLastAddConfirmed():
                 return LastAddConfirmed(self.last_add_confirmed)
-            case ChooseTarget(_, ensemble, index, exclude, among):
+            case ChooseTarget(quorum, ensemble, index, exclude, among):
                 free = sorted(self.writable.difference(ensemble, exclude).intersection(among or self.writable))
-                free.sort(key=lambda each: self._crowded(ensemble, index, each))
                 if not free:
                     raise NotEnoughBookiesError("no writable bookie is left")
-                return TargetChosen(free[0], not self._crowded(ensemble, index, free[0]))
-            case FindMisplaced(_, ensemble):
-                return MisplacedFound(0 if self._crowded(ensemble, 0, ensemble[0]) else None)
+                unspread = {each: self._unspread(quorum, ensemble, index, each) for each in free}
+                best = min(free, key=unspread.__getitem__)
+                return TargetChosen(best, unspread[best])
+            case FindMisplaced(quorum, ensemble):
+                return MisplacedFound(*find_misplaced(quorum, self._racks_of(ensemble), 2 if self.racks else 1))
             case ReplaceMembers(metadata, version):
                 return self._replace(metadata, version)
             case RecoverLedger():
@@ -159,10 +183,14 @@ class RepairedCluster:
                 return None
         raise AssertionError(action)
 
-    def _crowded(self, ensemble: tuple[str, ...], index: int, bookie_id: str) -> bool:
-        """Whether all members would be in one rack, if this bookie had the position."""
-        members = [*ensemble[:index], bookie_id, *ensemble[index + 1 :]]
-        return bool(self.racks) and len({self.racks[member] for member in members}) < 2
+    def _unspread(self, quorum: Quorum, ensemble: tuple[str, ...], index: int, bookie_id: str) -> int:
+        """Write quorums in one rack, if this bookie had the position."""
+        if not self.racks:
+            return 0
+        return unspread_windows(quorum, self._racks_of([*ensemble[:index], bookie_id, *ensemble[index + 1 :]]), 2)
+
+    def _racks_of(self, members: Sequence[str]) -> list[str]:
+        return [self.racks.get(member, "/elsewhere") for member in members]
 
     def _stored(self) -> LedgerMetadata:
         if self.metadata is None:

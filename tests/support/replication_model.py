@@ -14,6 +14,7 @@ from bookie_server.replication.actions import (
     Check,
     CheckLedgers,
     Children,
+    DelayRead,
     Done,
     EndCheck,
     LedgersChecked,
@@ -26,6 +27,7 @@ from bookie_server.replication.actions import (
     SyncStore,
     WriteProgress,
 )
+from bookie_server.replication.scans import bookies_of
 
 ROOT = "/ledgers"
 VOTE = "/ledgers/underreplication/auditorelection/V_0000000001"
@@ -47,6 +49,7 @@ class ReplicationModel:
         self.marks: dict[int, frozenset[str]] = {}
         self.progress: dict[Check, int] = {}
         self.ended: list[Check] = []
+        self.audited: DelayRead | None = None
         #: Bad copies that checks find.
         self.bad: dict[int, frozenset[str]] = {}
         self.unknown: dict[int, str] = {}
@@ -54,6 +57,7 @@ class ReplicationModel:
         self.reads = 0
         self.paused_ms = 0.0
         self.checked: list[int] = []
+        self.unmovable: frozenset[int] = frozenset()
         self.before: Callable[[Any], None] = lambda action: None
 
     def play(self, steps: Generator[Any, Any, Any]) -> Any:
@@ -91,11 +95,16 @@ class ReplicationModel:
                 for ledger_id, bookies in missing.items():
                     self.marks[ledger_id] = self.marks.get(ledger_id, frozenset()) | bookies
                 return Done()
-            case CheckLedgers(ledgers):
+            case CheckLedgers(ledgers, check, lost):
                 self.checked += list(ledgers)
+                bad = {each: self.bad[each] for each in ledgers if each in self.bad}
+                if check is not Check.PLACEMENT:
+                    named = {each: lost & bookies_of(metadata) for each, metadata in ledgers.items()}
+                    bad |= {each: bad.get(each, frozenset()) | found for each, found in named.items() if found}
                 return LedgersChecked(
-                    {each: bad for each, bad in self.bad.items() if each in ledgers and each not in self.unknown},
+                    {each: found for each, found in bad.items() if each not in self.unknown},
                     {each: why for each, why in self.unknown.items() if each in ledgers},
+                    self.unmovable,
                 )
             case ReadProgress(check):
                 return ProgressRead(self.progress.get(check, -1))
@@ -103,8 +112,9 @@ class ReplicationModel:
                 self._check_vote(proof)
                 self.progress[check] = after
                 return Done()
-            case EndCheck(check, proof):
+            case EndCheck(check, proof, delay):
                 self._check_vote(proof)
+                self.audited = delay or self.audited
                 self.progress.pop(check, None)
                 self.ended.append(check)
                 return Done()

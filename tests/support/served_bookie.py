@@ -101,7 +101,7 @@ class ServedBookie:
         elif request.HasField("readRequest") and not request.readRequest.HasField("previousLAC"):
             read = request.readRequest
             stored = self._find(read.entryId, fencing=read.HasField("flag"))
-            code = Code.NO_ENTRY if stored is None else Code.OK
+            code = self._absent if stored is None else Code.OK
             body["readResponse"] = pb.ReadResponse(
                 status=_status(code), ledgerId=read.ledgerId, entryId=read.entryId, body=stored
             )
@@ -152,8 +152,12 @@ class ServedBookie:
         stored = self._find(entry_id, fencing=bool(flags & FlagV2.FENCING))
         if stored is None:
             ids = np.array([ledger_id]), np.array([entry_id])
-            return wire_v2.add_answers(2, *ids, Code.NO_ENTRY, OpV2.READ)
+            return wire_v2.add_answers(2, *ids, self._absent, OpV2.READ)
         return b"".join(wire_v2.read_answer(2, ledger_id, entry_id, stored))
+
+    @property
+    def _absent(self) -> Code:
+        return Code.NO_ENTRY if self.entries or self.fenced else Code.NO_LEDGER
 
     def _find(self, entry_id: int, *, fencing: bool) -> bytes | None:
         self.reads.append((entry_id, fencing))

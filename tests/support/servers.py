@@ -17,6 +17,9 @@ BOOKIE_SETTINGS = {"journalPreAllocSizeMB": "1", "flushInterval": "1000", "zkTim
 _JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Xlog:all=error:stderr"
 #: Created by ``make`` (see class_archive.py). Without it sessions only start more slowly.
 _CLASS_ARCHIVE = Path(sys.prefix) / "spark.jsa"
+#: The same for ZooKeeper.
+ZOOKEEPER_ARCHIVE = Path(sys.prefix) / "zookeeper.jsa"
+ZOOKEEPER_MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 

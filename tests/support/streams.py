@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-_PATIENCE_S = 120
+_PATIENCE_S = 240
 _POLL_S = 0.05
 
 

@@ -43,7 +43,8 @@ from bk_spark.log.formats.segment import Segment
 from bk_spark.log.formats.znodes import Owner
 from bk_spark.protocol.errors import BookKeeperError, LedgerFencedError
 from bk_spark.protocol.metadata.znodes import DeleteOp
-from tests.support.log_model import PATHS, Client, ModelZooKeeper, RefusedError
+from tests.support.log_model import PATHS, Client, ModelLog
+from tests.support.zookeeper_model import RefusedError
 
 _T = TypeVar("_T")
 
@@ -66,7 +67,7 @@ class TailWorld:
     """One log, its ledgers, and processes that work on it."""
 
     def __init__(self) -> None:
-        self.zk = ModelZooKeeper()
+        self.zk = ModelLog()
         self.ledgers: dict[int, ModelLedger] = {}
         self.acknowledged: list[str] = []
         self.now_ms = 1_000
@@ -119,8 +120,7 @@ class TailWorld:
                 self.ledgers[ledger_id].fenced = True
                 return self._close(ledger_id)
             case ListChildren(path):
-                names = {p[len(path) + 1 :].partition("/")[0] for p in self.zk.states[-1] if p.startswith(f"{path}/")}
-                return Listed(tuple(sorted(names)) if self.zk.read(path) is not None else None)
+                return Listed(self.zk.children(path))
         return client.perform(action)
 
     def _close(self, ledger_id: int) -> Closed:

@@ -23,7 +23,7 @@ _BACKLOG: Final = 128
 #: More than a queue of length 0 holds (one).
 _PLUGS: Final = 4
 #: A switch takes microseconds; this only bounds a broken test.
-_SWITCH_TIMEOUT_S: Final = 10.0
+_SWITCH_TIMEOUT_S: Final = 60.0
 #: Closing with this linger option sends a reset, and discards unsent bytes.
 _RESET: Final = struct.pack("ii", 1, 0)
 

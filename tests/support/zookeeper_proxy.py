@@ -18,6 +18,8 @@ SET_DATA: Final = 5
 MULTI: Final = 14
 #: Everything a caller may request; not the upkeep of session, ping and watches.
 CALLS: Final = frozenset({CREATE, DELETE, 3, 4, SET_DATA, 8, 9, 12, MULTI, 15})
+#: More than any call under :func:`at_each_request` makes.
+MOST_REQUESTS: Final = 30
 
 
 class Break(enum.Enum):
@@ -58,7 +60,7 @@ class ZooKeeperProxy:
         for connection in self._sockets:
             _close(connection)
         for thread in self._threads:
-            thread.join(5)
+            thread.join(60)
 
     def refuse(self) -> None:
         """Accept no connection from now on."""
@@ -79,7 +81,7 @@ class ZooKeeperProxy:
                 _close(client)
                 continue
             try:
-                server = socket.create_connection(self._server, timeout=5)
+                server = socket.create_connection(self._server, timeout=60)
             except OSError:
                 client.close()
                 continue
@@ -120,6 +122,20 @@ class ZooKeeperProxy:
                 break
         _close(client)
         _close(server)
+
+
+def at_each_request(proxy: ZooKeeperProxy, how: Break, call: Callable[[], None]) -> int:
+    """``call`` again and again, with the first request broken, then the second, and so on; how many it has."""
+    proxy.kinds = CALLS
+    for number in range(MOST_REQUESTS):
+        before = proxy.requests
+        proxy.breaks = [*[None] * number, how]
+        broken = proxy.broken
+        call()
+        if proxy.broken == broken:
+            proxy.breaks = []
+            return proxy.requests - before
+    raise AssertionError(f"more than {MOST_REQUESTS} requests")
 
 
 def _read_frame(connection: socket.socket) -> bytes | None:

@@ -21,6 +21,12 @@ def cut(session: ZooKeeper) -> None:
     session._client._connection._socket.shutdown(socket.SHUT_RDWR)
 
 
+def reconnecting_soon(session: ZooKeeper) -> ZooKeeper:
+    """A session that is not started yet, which will wait for 10 ms before it connects again, and not for 100."""
+    session._client._connection.retry_sleeper.delay = 0.01
+    return session
+
+
 def expire(session: ZooKeeper, *, comes_back: bool = True) -> None:
     """End the session through another connection that takes it over and closes it; wait until the client has a new
     one, unless its owner then closes it."""
@@ -42,8 +48,24 @@ def expire(session: ZooKeeper, *, comes_back: bool = True) -> None:
             thief.stop()
             thief.close()
         lost.wait(1)
-    assert not comes_back or back.wait(20)
+    assert not comes_back or back.wait(60)
     session.remove_state_listener(listener)
+
+
+class Bell:
+    """Counts the calls of a watch."""
+
+    def __init__(self) -> None:
+        self._rung = threading.Semaphore(0)
+
+    def __call__(self, path: str) -> None:
+        self._rung.release()
+
+    def wait(self) -> None:
+        assert self._rung.acquire(timeout=60)
+
+    def silent(self) -> bool:
+        return not self._rung.acquire(blocking=False)
 
 
 def count_round_trips(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:

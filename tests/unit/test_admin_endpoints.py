@@ -18,6 +18,7 @@ from bookie_server.admin.routes import HttpError, Request, Response
 from bookie_server.gc.brake import CollectionBrake, CollectionBrakeLimits
 from bookie_server.gc.collector_status import EntryLogStatus, GarbageCollectorStatus
 from bookie_server.gc.garbage_collector import MAJOR, MINOR, CollectionRefusedError
+from bookie_server.integrity.data_check import DataCheckProgress
 from bookie_server.metrics.bookie_metrics import BookieMetrics
 from bookie_server.state import BookieState
 from bookie_server.storage.directories import LedgerDirectories
@@ -82,6 +83,7 @@ class Api:
         self.is_running = True
         self.cannot_keep: Exception | None = None
         self.metrics = BookieMetrics()
+        self.data_check: DataCheckProgress | None = None
         actions = AdminActions(
             bookie_id="b:1",
             state=self.state,
@@ -92,6 +94,7 @@ class Api:
             disk_space=self.disk_space,
             set_read_only=self.set_read_only,
             last_marks=lambda: [LogMark(255, 512), LogMark(16, 0)],
+            data_check=lambda: self.data_check,
         )
         self.routes = {**admin_routes(actions), **metrics_routes(self.metrics.registry)}
 
@@ -167,6 +170,23 @@ def test_state_and_reasons(api: Api) -> None:
     assert api.get("info") == {"freeSpace": 10, "totalSpace": 30}
 
 
+def test_the_check_of_ledgers_in_limbo(api: Api) -> None:
+    assert api.get("data_check") == {"known": False}
+    problems = dict.fromkeys(range(150), "entry 0: nobody has it")
+    api.data_check = DataCheckProgress(200, 150, 3, 70, 7000, problems)
+    found = api.get("data_check")
+    assert found.pop("problems") == [{"ledger": number, "reason": "entry 0: nobody has it"} for number in range(100)]
+    assert found == {
+        "known": True,
+        "ledgers": 200,
+        "inLimbo": 150,
+        "recovered": 3,
+        "copiedEntries": 70,
+        "copiedBytes": 7000,
+        "failed": 150,
+    }
+
+
 def test_read_only_by_an_operator(api: Api) -> None:
     assert api.get("state/readonly") == {"readOnly": False}
     assert api.put("state/readonly", {"readOnly": True}) == {"readOnly": True}
@@ -237,6 +257,7 @@ def test_g3_what_the_brake_stopped_is_told_and_released_by_its_word(api: Api) ->
         "kind": "deleted",
         "ledgers": 148,
         "held": 150,
+        "notGiven": 0,
         "countedTime": 1111,
         "first": list(range(3, 13)),
         "word": stopped.word,
@@ -249,6 +270,13 @@ def test_g3_what_the_brake_stopped_is_told_and_released_by_its_word(api: Api) ->
     for body in ({}, {"word": ""}, {"word": 148}):
         status, why = api.refused("gc/brake", body)
         assert (status, "word is missing" in why) == (400, True)
+
+
+def test_g4_the_ids_that_zookeeper_has_not_given_are_told_first(api: Api) -> None:
+    (brake,) = api.collection.brakes
+    assert brake.stops(np.array([*range(20), 1 << 62]), 1000, 20) is not None
+    (told,) = api.get("gc/brake")["stopped"]
+    assert (told["ledgers"], told["notGiven"], told["first"]) == (21, 1, [1 << 62, *range(9)])
 
 
 def test_compaction_is_suspended_and_resumed(api: Api) -> None:

@@ -77,6 +77,15 @@ def test_values_comments_and_spaces(tmp_path: Path) -> None:
     assert (config.entry_log_size_limit_bytes, config.journal_sync_data) == (1048576, False)
 
 
+def test_the_rule_on_ids_that_were_not_given_has_a_key_of_its_own(tmp_path: Path) -> None:
+    assert load(tmp_path)[0].gc_brake_ids_not_given
+    assert load(tmp_path, "gcBrakeShare=1\n")[0].gc_brake_ids_not_given
+    config, warnings = load(tmp_path, "gcBrakeIdsNotGiven=false\n")
+    assert (config.gc_brake_ids_not_given, config.gc_brake_share, warnings) == (False, 0.5, [])
+    with pytest.raises(InvalidArgumentError, match="gcBrakeIdsNotGiven"):
+        load(tmp_path, "gcBrakeIdsNotGiven=1\n")
+
+
 def test_unknown_key_names_the_nearest(tmp_path: Path) -> None:
     _, warnings = load(tmp_path, "journalDirectoris=/x\nnumAddWorkerThreads=1\n")
     assert len(warnings) == 2
@@ -96,7 +105,7 @@ def test_unknown_key_names_the_nearest(tmp_path: Path) -> None:
         "gcEntryLogMetadataCacheEnabled",
         "storageserver.grpc.port",
         "stickyReadSEnabled",
-        "auditorPeriodicPlacementPolicyCheckInterval",
+        "useShortHostName",
     ],
 )
 def test_keys_of_apaches_own_file_are_known(tmp_path: Path, name: str) -> None:
@@ -158,6 +167,7 @@ def test_a_journal_shared_with_ledgers_through_a_link_is_seen(tmp_path: Path) ->
         ("tlsProviderFactoryClass=org.a.Factory", "tlsProviderFactoryClass must be null: connections are not"),
         ("bookieAuthProviderFactoryClass=org.a.Sasl", "bookieAuthProviderFactoryClass must be null: clients are not"),
         ("httpServerTlsEnable=true", "httpServerTlsEnable must be false"),
+        ("bookieRacks=host", "bookieRacks is wrong: 'host' in the table of racks is not of the form host=/rack"),
         ("zkEnableSecurity=true", "zkEnableSecurity must be false"),
     ],
 )
@@ -186,6 +196,17 @@ def test_a_guarantee_that_cannot_be_given_up_is_a_warning(tmp_path: Path) -> Non
     _, warnings = load(tmp_path, "useTransactionalCompaction=false\nverifyMetadataOnGC=true\n")
     assert len(warnings) == 1
     assert "useTransactionalCompaction is always on" in warnings[0]
+
+
+def test_a_check_of_placement_without_racks_is_a_warning(tmp_path: Path) -> None:
+    check = "auditorPeriodicPlacementPolicyCheckInterval=86400\n"
+    _, (warning,) = load(tmp_path, check)
+    assert "auditorPeriodicPlacementPolicyCheckInterval has no effect without racks" in warning
+    config, warnings = load(tmp_path, check + "rackMappingZnode=/bookies\nminNumRacksPerWriteQuorum=3\n")
+    assert not warnings
+    assert config.placement_check_interval_ms == 86_400_000
+    client = config.client_config()
+    assert (client.rack_mapping_znode, client.min_racks_per_write_quorum) == ("/bookies", 3)
 
 
 def test_every_setting_has_a_key_that_no_other_has() -> None:

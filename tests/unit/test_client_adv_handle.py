@@ -103,7 +103,7 @@ async def test_who_waits_for_room_goes_on_when_the_gap_is_filled(stage: Stage) -
     assert await stage.adv.flush() == 5
 
 
-@staged(max_unanswered_entries=4, entry_gap_timeout_ms=100, add_timeout_ms=60_000)
+@staged(max_unanswered_entries=4, entry_gap_timeout_ms=100)
 async def test_back_pressure_is_no_gap(stage: Stage) -> None:
     """The gap is filled in time, but the bookies are slow to take what is in order."""
     for bookie in stage.bookies:
@@ -139,7 +139,7 @@ async def test_the_end_of_the_handle_wakes_who_waits(stage: Stage) -> None:
     assert stage.services.metadata.state is LedgerState.OPEN
 
 
-@staged(max_pending_bytes=1, add_timeout_ms=60_000)
+@staged(max_pending_bytes=1)
 async def test_a_cancelled_append_leaves_no_hole(stage: Stage) -> None:
     """The next call sends the entries of the cancelled one."""
     for bookie in stage.bookies:

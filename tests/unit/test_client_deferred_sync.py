@@ -21,7 +21,7 @@ from bk_spark.protocol.errors import (
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState, Segment
 from bk_spark.protocol.quorum import Quorum
 from tests.support.ledgers import LEDGER, PASSWORD
-from tests.support.write_stage import Stage, entries, staged, until
+from tests.support.write_stage import GIVES_UP_SOON, Stage, entries, staged, until
 
 # --- deferred sync ------------------------------------------------------------------------------
 
@@ -73,7 +73,7 @@ async def test_a_bookie_that_cannot_sync_ends_the_handle(stage: Stage) -> None:
     assert stage.services.metadata.state is LedgerState.OPEN
 
 
-@staged(deferred_sync=True)
+@staged(deferred_sync=True, **GIVES_UP_SOON)
 async def test_a_bookie_that_does_not_answer_a_force(stage: Stage) -> None:
     await stage.handle.append_many(entries(3))
     await stage.handle.flush()
@@ -136,7 +136,7 @@ def test_forcing_a_ledger_that_is_synced_anyway(use_v2: bool) -> None:
 # --- wait_confirmed -----------------------------------------------------------------------------
 
 
-@staged(add_timeout_ms=60_000)
+@staged()
 async def test_waiting_for_one_entry(stage: Stage) -> None:
     for number in (2, 3):
         stage[number].silent_adds = True
@@ -153,7 +153,7 @@ async def test_waiting_for_one_entry(stage: Stage) -> None:
         await stage.handle.wait_confirmed(2)
 
 
-@staged(add_timeout_ms=60_000)
+@staged()
 async def test_waiting_for_an_entry_of_a_handle_that_ends(stage: Stage) -> None:
     for number in (2, 3):
         stage[number].silent_adds = True

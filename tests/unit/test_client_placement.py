@@ -10,7 +10,14 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from bk_spark.bookie.placement.placement import DEFAULT_RACK, Placement, unspread_windows
+from bk_spark.bookie.placement.placement import (
+    DEFAULT_RACK,
+    Placement,
+    Spread,
+    find_misplaced,
+    judge_spread,
+    unspread_windows,
+)
 from bk_spark.protocol.errors import NotEnoughBookiesError
 from bk_spark.protocol.quorum import Quorum
 
@@ -133,6 +140,69 @@ def test_members_whose_rack_nobody_knows() -> None:
     policy = Placement(random.Random(6), 2)
     chosen = policy.replacement(Quorum(2, 2, 2), ("gone", "b1"), 1, {"b2", "b3"}, {"b2": DEFAULT_RACK, "b3": "/a"})
     assert chosen == "b3"
+
+
+def test_an_unknown_rack_is_no_wrong_rack() -> None:
+    quorum = Quorum(3, 2, 2)
+
+    def judge(members: str, writable: str, least: int = 2) -> Spread:
+        names = {"?": DEFAULT_RACK}
+        racks = [names.get(each, each) for each in members]
+        return judge_spread(quorum, racks, {names.get(each, each) for each in writable}, least)
+
+    assert judge("abc", "abc") is Spread.SPREAD
+    assert judge("aab", "ab") is Spread.MISPLACED
+    assert judge("aaa", "ab?") is Spread.MISPLACED
+    # No source of racks can be read, or one knows too little.
+    assert judge("???", "???") is judge("aa?", "ab") is judge("ab?", "ab") is Spread.UNKNOWN
+    # Bookies of unknown rack are nowhere to move copies to.
+    assert judge("aaa", "a?") is judge("aab", "a") is Spread.UNMOVABLE
+    assert judge("???", "???", least=1) is judge("aaa", "a", least=1) is Spread.SPREAD
+
+
+def test_the_default_rack_spreads_no_write_quorum() -> None:
+    """Every small cluster again, with bookies of unknown rack in place of one of the racks."""
+    source = random.Random(7)
+    for shape in clusters(5):
+        for unknown in set(shape.values()):
+            racks = {bookie: DEFAULT_RACK if rack == unknown else rack for bookie, rack in shape.items()}
+            # What is unknown may as well be all in one known rack.
+            known = sorted(set(racks.values()) - {DEFAULT_RACK})
+            worst = {bookie: known[0] if known and rack == DEFAULT_RACK else rack for bookie, rack in racks.items()}
+            for quorum in quorums(len(racks)):
+                strict = Placement(source, 2, enforce=True)
+                try:
+                    found = strict.ensemble(quorum, racks)
+                except NotEnoughBookiesError:
+                    continue
+                assert unspread_windows(quorum, [worst[bookie] for bookie in found], 2) == 0
+    racks = {"b1": "/a", "b2": "/b", "b3": DEFAULT_RACK, "b4": "/a"}
+    for _ in range(20):
+        # A known rack is better than an unknown one, which may be the same.
+        assert Placement(source, 2).replacement(Quorum(2, 2, 2), ("b1", "gone"), 1, {"b2", "b3", "b4"}, racks) == "b2"
+        assert set(Placement(source, 2).ensemble(Quorum(2, 2, 2), racks)) in ({"b1", "b2"}, {"b2", "b4"})
+        # It is better than the same rack for certain.
+        same = {"b1": "/a", "b3": DEFAULT_RACK, "b4": "/a"}
+        assert "b3" in Placement(source, 2).ensemble(Quorum(2, 2, 2), same)
+        assert Placement(source, 2).replacement(Quorum(2, 2, 2), ("b1", "gone"), 1, {"b3", "b4"}, same) == "b3"
+    with pytest.raises(NotEnoughBookiesError, match="of the remaining bookies, /a has 1, /default-rack has 1"):
+        Placement(source, 2, enforce=True).replacement(Quorum(2, 2, 2), ("b1", "gone"), 1, {"b3", "b4"}, racks)
+
+
+def test_what_is_moved_to_another_rack() -> None:
+    quorum = Quorum(3, 2, 2)
+
+    def move(members: str, least: int = 2) -> tuple[int, int]:
+        return find_misplaced(quorum, [{"?": DEFAULT_RACK}.get(each, each) for each in members], least)
+
+    assert move("abc") == move("aba", least=1) == (0, 0)
+    assert unspread_windows(quorum, [DEFAULT_RACK] * 3, 1) == unspread_windows(Quorum(1, 1, 1), [DEFAULT_RACK], 2) == 0
+    assert move("aba") == (0, 1)
+    assert move("baa") == (1, 1)
+    # The first position is in two of three write quorums, like each other one.
+    assert move("aaa") == (0, 3)
+    # Nobody knows whether these are spread.
+    assert move("a?a") == move("??a") == move("???") == (0, 0)
 
 
 def test_too_few_bookies() -> None:

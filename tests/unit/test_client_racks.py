@@ -120,7 +120,7 @@ def test_scripts_that_fail_are_bounded_and_left_alone(
     with caplog.at_level(logging.WARNING):
         assert source.racks({"b1": "h1"}) == {}
         assert source.racks({"b1": "h1"}) == {}
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 55  # the script takes 60 s
     assert len(caplog.records) == 1
     assert reason in caplog.text
 

@@ -13,7 +13,7 @@ from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.reading.arrow import entries_batch
 from bk_spark.bookie.reading.failure_history import FailureHistory
 from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.entries.entry_block import EntryBlock
+from bk_spark.protocol.entries.entry import EntryBlock
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import (
     BookieUnavailableError,
@@ -25,7 +25,7 @@ from bk_spark.protocol.errors import (
 )
 from bk_spark.protocol.quorum import Quorum
 from tests.support.ledgers import LEDGER, ledger, payload_of
-from tests.support.read_stage import PLAIN, ReadStage as Stage, corrupted, staged, stored_entry
+from tests.support.read_stage import GIVES_UP_SOON, PLAIN, ReadStage as Stage, corrupted, staged, stored_entry
 
 COUNT = 300
 
@@ -109,7 +109,7 @@ def test_a_single_entry_whose_first_replica_fails(quorum: Quorum, harm: str) -> 
     play()
 
 
-@staged()
+@staged(**GIVES_UP_SOON)
 async def test_a_hanging_replica_is_read_around(stage: Stage) -> None:
     stage[1].silent = True
     await stage.read_all()
@@ -172,7 +172,7 @@ async def test_entries_that_moved_are_found_with_fresh_metadata(stage: Stage) ->
 # --- slow replicas ------------------------------------------------------------------------------
 
 
-@staged(read_timeout_ms=60_000, first_speculative_read_timeout_ms=30)
+@staged(first_speculative_read_timeout_ms=30)
 async def test_a_slow_replica_is_joined_by_another_and_then_avoided(stage: Stage) -> None:
     stage[1].silent = True
     await stage.read_all()
@@ -186,7 +186,7 @@ async def test_a_slow_replica_is_joined_by_another_and_then_avoided(stage: Stage
     await stage.read_all()
 
 
-@staged(read_timeout_ms=60_000, first_speculative_read_timeout_ms=30)
+@staged(first_speculative_read_timeout_ms=30)
 async def test_a_slow_replica_that_answers_after_the_second_one_is_ignored(stage: Stage) -> None:
     stage[1].silent = stage[2].silent = True
     reading = asyncio.ensure_future(stage.handle.read(0, 0))
@@ -313,7 +313,7 @@ async def test_a_confirmed_entry_that_all_lack_is_unknown_even_so(stage: Stage) 
 # --- the last add confirmed ---------------------------------------------------------------------
 
 
-@staged(count=10, closed=False, read_timeout_ms=60_000)
+@staged(count=10, closed=False)
 async def test_a_hanging_bookie_does_not_delay_the_lac(stage: Stage) -> None:
     stage[1].silent = True
     assert await stage.handle.read_last_add_confirmed() == 8
@@ -400,7 +400,7 @@ async def test_an_iteration_given_up_early_ends_what_it_has_under_way(stage: Sta
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-@staged(read_timeout_ms=60_000)
+@staged()
 async def test_a_cancelled_read_ends_what_it_has_under_way(stage: Stage) -> None:
     for bookie in stage.bookies:
         bookie.silent = True
@@ -413,7 +413,7 @@ async def test_a_cancelled_read_ends_what_it_has_under_way(stage: Stage) -> None
     await stage.read_all()
 
 
-@staged(read_timeout_ms=60_000)
+@staged()
 async def test_closing_the_client_fails_a_read_under_way(stage: Stage) -> None:
     for bookie in stage.bookies:
         bookie.silent = True

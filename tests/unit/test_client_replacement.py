@@ -16,7 +16,7 @@ from bk_spark.protocol.errors import (
 from bk_spark.protocol.ledger import writer_ensemble
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState, Segment
 from bk_spark.protocol.quorum import Quorum
-from tests.support.write_stage import Stage, entries, staged, until
+from tests.support.write_stage import GIVES_UP_SOON, Stage, entries, staged, until
 
 
 def swallow(stage: Stage, number: int) -> None:
@@ -29,15 +29,14 @@ def swallow(stage: Stage, number: int) -> None:
     stage.services.before = before
 
 
-@staged(add_timeout_ms=3_000, connect_timeout_ms=30_000)
+@staged(add_timeout_ms=3_000)
 async def test_a_replacement_that_swallows_connections_holds_up_nothing(stage: Stage) -> None:
     swallow(stage, 4)
-    loop = asyncio.get_running_loop()
     await stage.lose(2)
     await stage.handle.append_many(entries(10))
-    before = loop.time()
     assert await stage.handle.flush() == 9
-    assert loop.time() - before < 2
+    # It is still waited for.
+    assert "b4" not in stage.services.failures
     # The next candidate is tried after the add timeout. The new segment begins after the acknowledged entries.
     await stage.handle.append(b"x")
     await until(lambda: stage.services.version == 1)
@@ -47,7 +46,7 @@ async def test_a_replacement_that_swallows_connections_holds_up_nothing(stage: S
     assert "b4" in stage.services.failures
 
 
-@staged(Quorum(3, 3, 3), connect_timeout_ms=30_000)
+@staged(Quorum(3, 3, 3), **GIVES_UP_SOON)
 async def test_where_a_replacement_is_needed_the_next_is_tried_after_the_add_timeout(stage: Stage) -> None:
     swallow(stage, 4)
     await stage.lose(2)
@@ -56,7 +55,7 @@ async def test_where_a_replacement_is_needed_the_next_is_tried_after_the_add_tim
     assert stage.services.metadata.segments == (Segment(0, ("b1", "b5", "b3")),)
 
 
-@staged()
+@staged(**GIVES_UP_SOON)
 async def test_a_bookie_that_accepts_connections_and_hangs_is_not_chosen(stage: Stage) -> None:
     stage[4].silent = True
     await stage.lose(2)
@@ -87,7 +86,7 @@ def test_without_news_it_looks_again_from_time_to_time(monkeypatch: pytest.Monke
     """A bookie that hung and recovered never left ZooKeeper."""
     monkeypatch.setattr(writer_ensemble, "SEARCH_AGAIN_MS", 200.0)
 
-    @staged(running=4)
+    @staged(running=4, **GIVES_UP_SOON)
     async def play(stage: Stage) -> None:
         stage[4].silent = True
         await stage.lose(2)
@@ -106,7 +105,7 @@ def test_without_news_it_looks_again_from_time_to_time(monkeypatch: pytest.Monke
     play()
 
 
-@staged(add_quorum_timeout_ms=200, add_timeout_ms=60_000)
+@staged(add_quorum_timeout_ms=200)
 async def test_an_entry_without_its_ack_quorum_ends_the_writer_in_time(stage: Stage) -> None:
     await stage.handle.append_many(entries(3))
     await stage.handle.flush()
@@ -191,14 +190,13 @@ async def test_closing_with_an_idle_bookie_that_failed(stage: Stage) -> None:
     assert "choose_replacement" not in stage.services.calls
 
 
-@staged(connect_timeout_ms=30_000, add_timeout_ms=3_000)
+@staged()
 async def test_closing_does_not_wait_for_a_search(stage: Stage) -> None:
     swallow(stage, 4)
     await stage.lose(2)
     await stage.handle.append_many(entries(3))
-    before = asyncio.get_running_loop().time()
     closed = await stage.handle.close()
-    assert asyncio.get_running_loop().time() - before < 2
+    assert "b4" not in stage.services.failures
     assert closed.segments == (Segment(0, ("b1", "b2", "b3")),)
 
 

@@ -30,7 +30,7 @@ from bk_spark.protocol.quorum import Quorum
 from tests.support.connections import listens
 from tests.support.ledgers import LEDGER, PASSWORD, ledger
 from tests.support.served_bookie import ModelServices
-from tests.support.write_stage import Stage, entries, staged, until
+from tests.support.write_stage import GIVES_UP_SOON, Stage, entries, staged, until
 
 
 @staged()
@@ -52,7 +52,7 @@ async def test_append_flush_close(stage: Stage) -> None:
 def cancelled_close(hold: Callable[[Stage], Callable[[], None]], **settings: Any) -> Callable[[], None]:
     """Make a test in which ``hold`` delays the end of a close until the function that it returned is called."""
 
-    @staged(add_timeout_ms=8_000, **settings)
+    @staged(**settings)
     async def play(stage: Stage) -> None:
         handle = stage.handle
         await handle.append_many(entries(10))
@@ -147,7 +147,7 @@ async def test_a_close_that_failed_after_it_took_effect_is_found_out(stage: Stag
     assert (closed.last_entry_id, closed.length, stage.services.version) == (9, 100, 1)
 
 
-@staged(deferred_sync=True, add_timeout_ms=8_000)
+@staged(deferred_sync=True)
 async def test_a_close_that_was_cancelled_while_bookies_synced_goes_on(stage: Stage) -> None:
     await stage.handle.append_many(entries(10))
     await stage.handle.flush()
@@ -163,7 +163,7 @@ async def test_a_close_that_was_cancelled_while_bookies_synced_goes_on(stage: St
     assert (closed.state, closed.last_entry_id) == (LedgerState.CLOSED, 9)
 
 
-@staged(max_unanswered_entries=20, add_timeout_ms=8_000)
+@staged(max_unanswered_entries=20)
 async def test_append_and_append_many_at_once_are_refused_instead_of_mixing_up_their_ids(stage: Stage) -> None:
     """The id that a call returns is that of its own payload. A call that cannot know its id is refused."""
     handle = stage.handle
@@ -316,7 +316,7 @@ async def test_a_bookie_that_cannot_be_reached_is_replaced_at_the_first_add(stag
     await other.abandon()
 
 
-@staged()
+@staged(**GIVES_UP_SOON)
 async def test_a_hanging_bookie_is_given_up(stage: Stage) -> None:
     stage[1].silent = True
     await stage.handle.append_many(entries(3))
@@ -327,7 +327,7 @@ async def test_a_hanging_bookie_is_given_up(stage: Stage) -> None:
     assert stage.services.metadata.segments == (Segment(0, ("b1", "b2", "b3")), Segment(3, ("b4", "b2", "b3")))
 
 
-@staged()
+@staged(**GIVES_UP_SOON)
 async def test_a_replacement_that_hangs_is_given_up_too(stage: Stage) -> None:
     """It received several batches at once when it replaced another bookie."""
     for number in (2, 3, 4):
@@ -343,7 +343,7 @@ async def test_a_replacement_that_hangs_is_given_up_too(stage: Stage) -> None:
     await until(lambda: not stage.handle.machine.adds.most_unanswered)
 
 
-@staged(Quorum(3, 3, 3))
+@staged(Quorum(3, 3, 3), **GIVES_UP_SOON)
 async def test_a_replacement_that_hangs_is_replaced(stage: Stage) -> None:
     for number in (2, 4):
         stage[number].silent = True
@@ -354,7 +354,7 @@ async def test_a_replacement_that_hangs_is_replaced(stage: Stage) -> None:
     assert stage.services.metadata.segments == (Segment(0, ("b1", "b5", "b3")),)
 
 
-@staged(running=3, add_timeout_ms=8_000)  # a busy machine is not to be taken for a dead bookie
+@staged(running=3)
 async def test_without_spare_bookies_the_writer_goes_on(stage: Stage) -> None:
     await stage.lose(2)
     await stage.handle.append_many(entries(10))
@@ -421,7 +421,7 @@ async def test_a_fenced_answer_ends_the_handle(stage: Stage) -> None:
 # --- back-pressure ------------------------------------------------------------------------------
 
 
-@staged(max_unanswered_entries=50, add_timeout_ms=60_000)
+@staged(max_unanswered_entries=50)
 async def test_b9_the_window_waits_for_the_slowest_bookie(stage: Stage) -> None:
     stage[3].silent = True
     appending = asyncio.ensure_future(append_in_pieces(stage.handle, 40, 10))
@@ -441,14 +441,14 @@ async def append_in_pieces(handle: WriteHandle, pieces: int, each: int) -> None:
         await handle.append_many(entries(each))
 
 
-@staged(max_unanswered_entries=50)
+@staged(max_unanswered_entries=50, **GIVES_UP_SOON)
 async def test_b9_the_window_opens_when_the_slowest_bookie_is_given_up(stage: Stage) -> None:
     stage[3].silent = True
     await append_in_pieces(stage.handle, 40, 10)
     assert await stage.handle.flush() == 399
 
 
-@staged(max_unanswered_entries=50, running=3, add_timeout_ms=60_000)
+@staged(max_unanswered_entries=50, running=3)
 async def test_b9_the_window_opens_when_the_slowest_bookie_is_lost(stage: Stage) -> None:
     stage[3].silent = True
     appending = asyncio.ensure_future(append_in_pieces(stage.handle, 40, 10))
@@ -459,7 +459,7 @@ async def test_b9_the_window_opens_when_the_slowest_bookie_is_lost(stage: Stage)
     assert await stage.handle.flush() == 399
 
 
-@staged(max_pending_bytes=100_000, add_timeout_ms=60_000)
+@staged(max_pending_bytes=100_000)
 async def test_b9_bytes_that_the_slowest_bookie_owes_are_bounded(stage: Stage) -> None:
     stage[3].silent = True
     appending = asyncio.ensure_future(append_in_pieces_of(stage.handle, 40, 10_000))
@@ -494,7 +494,7 @@ async def test_b9_too_many_requests_is_waited_out(stage: Stage) -> None:
     assert [len(stage[number].entries) for number in (1, 2, 3, 4)] == [400, 400, 400, 0]
 
 
-@staged()
+@staged(**GIVES_UP_SOON)
 async def test_b9_a_bookie_that_refuses_for_too_long_is_given_up(stage: Stage) -> None:
     stage[3].refuse = 10**9
     await stage.handle.append_many(entries(5))
@@ -671,7 +671,7 @@ async def test_close_waits_for_a_change_under_way(stage: Stage) -> None:
     assert stage.services.metadata == closed
 
 
-@staged(add_timeout_ms=60_000)
+@staged()
 async def test_abandoning_wakes_whoever_waits(stage: Stage) -> None:
     for number in (1, 2):
         stage[number].silent = True
@@ -700,7 +700,7 @@ async def test_abandoning_in_the_middle_of_a_change(stage: Stage) -> None:
     await stalled.wait()
 
 
-@staged()
+@staged(**GIVES_UP_SOON)
 async def test_a_replaced_bookie_is_listened_to_no_longer(stage: Stage) -> None:
     stage[2].silent = True
     await stage.handle.append(b"x")

@@ -11,7 +11,7 @@ from bk_spark.log.core.tail.roll import RollLimits
 
 PLACE = LogPlace("zk://localhost/ledgers", "/logs", "events", "0f1e2d3c-0000-4000-8000-000000000000")
 KEY = LedgerKey(PLACE, "app", "run-1")
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 class Ledger:

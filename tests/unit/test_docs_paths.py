@@ -24,6 +24,20 @@ def test_every_path_that_a_page_names_is_there(page: str) -> None:
     assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
 
 
+def test_the_walk_counts_the_modules_that_it_names() -> None:
+    page = (ROOT / "docs" / "design" / "walk.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\d+) \| `([\w./]+)\.py` \|", page, re.MULTILINE)
+    modules = [module for _, module in rows]
+    assert [int(number) for number, _ in rows] == list(range(1, len(rows) + 1))
+    assert len(set(modules)) == len(modules)
+    assert f"\n{len(modules)} modules: " in page
+    for folder, name in (("bk_spark/datasource/", "data source"), ("bk_spark/bookie/", "client")):
+        assert f" {name} {sum(module.startswith(folder) for module in modules)}," in page
+    named = re.findall(r"`([\w/]+)` \((\d+)\)", page)
+    assert named
+    assert [(name, number) for name, number in named if not modules[int(number) - 1].endswith(f"/{name}")] == []
+
+
 def test_the_index_for_newcomers_names_every_page() -> None:
     """The site has an index of its own, docs/index.rst, which Sphinx checks."""
     linked = {*re.findall(r"\]\(([\w./-]+)\)", (ROOT / "docs" / "README.md").read_text("utf-8"))}

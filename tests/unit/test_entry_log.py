@@ -13,7 +13,7 @@ import pytest
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.storage.entrylog import entry_log
 from bookie_server.storage.files import WouldBlockError
-from tests.support.entry_log_building import Logs, record, stored
+from tests.support.entry_log_building import Logs, mapped, record, stored
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_a_map_of_more_ledgers_than_a_batch_holds(tmp_path: Path) -> None:
     body = entry_log.ledgers_map(ledgers)
     path = tmp_path / "0.log"
     path.write_bytes(entry_log.file_header(1024, len(ledgers)) + body)
-    assert entry_log.read_ledgers_map(str(path)) == ledgers
+    assert mapped(path) == ledgers
 
 
 @pytest.mark.parametrize("cut", [1, 500, 30_000])
@@ -44,9 +44,9 @@ def test_a_broken_map_is_no_map(tmp_path: Path, cut: int) -> None:
     ledgers = dict.fromkeys(range(12_000), 9)
     path = tmp_path / "0.log"
     path.write_bytes((entry_log.file_header(1024, len(ledgers)) + entry_log.ledgers_map(ledgers))[:-cut])
-    assert entry_log.read_ledgers_map(str(path)) is None
+    assert mapped(path) is None
     path.write_bytes(bytes(2000))
-    assert entry_log.read_ledgers_map(str(path)) is None
+    assert mapped(path) is None
 
 
 def test_last_log_id(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from bookie_server.storage.entrylog import entry_log
 from bookie_server.storage.entrylog.entry_log_writer import EntryLogIds, NoWritableDirectoryError
 from bookie_server.storage.files import SyncFailedError
-from tests.support.entry_log_building import Logs, record, stored
+from tests.support.entry_log_building import Logs, mapped, record, stored
 from tests.support.failing_os import FailingOs
 
 
@@ -82,13 +82,13 @@ def test_rolling_writes_the_ledgers_map(tmp_path: Path) -> None:
     assert (size, ledger, entry, ledgers) == (20 + 3 * 16, -1, -2, 3)
     assert at + 4 + size == len(content)
     assert at <= 4096
-    found = entry_log.read_ledgers_map(str(tmp_path / "f.log"))
+    found = mapped(tmp_path / "f.log")
     assert found is not None
     assert sum(found.values()) == at - 1024
     assert set(found) == {5, 6, 7}
-    assert entry_log.read_ledgers_map(str(tmp_path / "10.log")) is None
+    assert mapped(tmp_path / "10.log") is None
     logs.writer.leave()
-    rest = entry_log.read_ledgers_map(str(tmp_path / "10.log"))
+    rest = mapped(tmp_path / "10.log")
     assert rest is not None
     assert {ledger: found[ledger] + rest.get(ledger, 0) for ledger in found} == {5: 14 * 104, 6: 13 * 104, 7: 13 * 104}
     assert_readable(logs)
@@ -101,7 +101,7 @@ def test_a_map_speaks_of_all_appends_to_its_log(tmp_path: Path) -> None:
     logs.write((1, 1, 100), (3, 0, 50))
     logs.writer.end()
     assert logs.writer.entry_log_id == -1
-    assert entry_log.read_ledgers_map(str(tmp_path / "0.log")) == {1: 208, 2: 304, 3: 54}
+    assert mapped(tmp_path / "0.log") == {1: 208, 2: 304, 3: 54}
 
 
 def test_an_entry_larger_than_a_log_gets_one_of_its_own(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_directory_that_takes_no_more_is_left(two: tuple[Path, Path]) -> None:
     logs.write((1, 1, 100))
     logs.write((1, 2, 100))
     assert (entry_log.entry_log_ids(str(a)), entry_log.entry_log_ids(str(b))) == ([0], [1])
-    assert entry_log.read_ledgers_map(str(a / "0.log")) == {1: 104}
+    assert mapped(a / "0.log") == {1: 104}
     logs.directories.set_writable(str(a), True, "")
     logs.directories.set_writable(str(b), False, "full")
     logs.write((1, 3, 100))
@@ -245,7 +245,7 @@ def test_a_log_without_room_for_its_map_is_left_without(two: tuple[Path, Path], 
     logs.directories.set_writable(str(a), False, "full")
     disk.on("pwritev", full(a))
     logs.write((1, 1, 100))
-    assert entry_log.read_ledgers_map(str(a / "0.log")) is None
+    assert mapped(a / "0.log") is None
     assert_readable(logs)
     logs.close()
 

@@ -19,9 +19,17 @@ from bk_spark.protocol.ledger.reading.read_actions import (
 )
 from bk_spark.protocol.machine import StartTimer, StopRequest, Succeeded, TimerFired
 from bk_spark.protocol.quorum import Quorum
-from bk_spark.protocol.replication.actions import AskThrottle, EntriesWritten, ThrottlePassed, WriteEntries
-from bk_spark.protocol.replication.fragment_copy import CopyLimits, CopyResult, FragmentCopy
+from bk_spark.protocol.replication.actions import (
+    AskThrottle,
+    EntriesWritten,
+    StoredEntries,
+    ThrottlePassed,
+    WriteEntries,
+)
+from bk_spark.protocol.replication.copy_limits import CopyLimits, CopyResult
+from bk_spark.protocol.replication.fragment_copy import FragmentCopy
 from bk_spark.protocol.replication.fragments import fragments_of
+from bk_spark.protocol.replication.known_entries import KnownEntries
 from bk_spark.protocol.wire.answers_v2 import ReadAnswer
 from tests.support.ledgers import LEDGER, ledger
 from tests.support.repair import stored_entry
@@ -32,9 +40,16 @@ COUNT = 20
 class Copying:
     """A copy of entries 0 to 19 of b1, which is lost, to b9. Sorts the machine's actions."""
 
-    def __init__(self, *, targets: dict[int, str] | None = None, **limits: Any) -> None:
+    def __init__(
+        self,
+        *,
+        targets: dict[int, str] | None = None,
+        known: KnownEntries | None = None,
+        length: int = 100 * COUNT,
+        **limits: Any,
+    ) -> None:
         # Entries of about 100 bytes.
-        self.metadata = ledger(Quorum(3, 3, 2)).closed(COUNT - 1, 100 * COUNT)
+        self.metadata = ledger(Quorum(3, 3, 2)).closed(COUNT - 1, length)
         (fragment,) = fragments_of(self.metadata, -1)
         self.machine = FragmentCopy(
             LEDGER,
@@ -44,6 +59,7 @@ class Copying:
             {0},
             CopyLimits(**limits),
             request_ids=itertools.count(1),
+            known=known,
         )
         self.actions: list[Any] = []
 
@@ -98,7 +114,8 @@ def test_batches_are_bounded_in_number_and_bytes() -> None:
     # It waits for the throttle, and counts as under way until it is written.
     assert not copying.take(ReadBatch)
     (asked,) = copying.take(AskThrottle)
-    assert (asked.entries, asked.size_bytes) == (2, len(copying.records(range(2, 4))))
+    assert (asked.read.entry_ids, bytes(asked.read.records)) == (range(2, 4), copying.records(range(2, 4)))
+    assert asked.targets == 1
     assert not copying.take(WriteEntries)
     copying.machine.handle(ThrottlePassed(asked.request_id))
     (write,) = copying.take(WriteEntries)
@@ -126,6 +143,137 @@ def test_no_more_is_read_while_too_many_bytes_are_not_acknowledged() -> None:
     for write in writes[1:]:
         copying.machine.handle(EntriesWritten(write.request_id, Code.OK))
     assert copying.take(ReadBatch)
+
+
+def test_what_is_known_is_written_and_not_read() -> None:
+    other, known = Copying(), KnownEntries(10_000)
+    for entry_ids in (range(1), range(7, 9), range(COUNT - 1, COUNT)):
+        known.add(StoredEntries(entry_ids, other.records(entry_ids)))
+    copying = Copying(known=known, max_answer_bytes=5_000_000)
+    reads = copying.take(ReadBatch)
+    assert [read.entry_ids for read in reads] == [range(1, 7), range(9, COUNT - 1)]
+    for asked in copying.take(AskThrottle):
+        copying.machine.handle(ThrottlePassed(asked.request_id))
+    writes = copying.take(WriteEntries)
+    assert [write.entries.entry_ids for write in writes] == [range(1), range(7, 9), range(COUNT - 1, COUNT)]
+    assert writes[1].entries.records == copying.records(range(7, 9))
+    for write in writes:
+        copying.machine.handle(EntriesWritten(write.request_id, Code.OK))
+    for read in reads:
+        copying.answer(read)
+    done = copying.finish()
+    assert (done.copied, done.entries) == ({0}, COUNT)
+
+
+def test_known_entries_count_as_pending() -> None:
+    other, known = Copying(), KnownEntries(10_000)
+    for entry_id in range(COUNT):
+        known.add(StoredEntries(range(entry_id, entry_id + 1), other.records(range(entry_id, entry_id + 1))))
+    copying = Copying(known=known, pending_bytes=2 * len(other.records(range(1))))
+    assert len(copying.take(AskThrottle)) == 2
+
+
+def test_known_entries_are_bounded_and_do_not_overlap() -> None:
+    def stored(entry_ids: range) -> StoredEntries:
+        return StoredEntries(entry_ids, memoryview(((6).to_bytes(4, "big") + bytes(6)) * len(entry_ids)))
+
+    known = KnownEntries(40)
+    for entry_ids in (range(0, 9, 4), range(8, 9), range(1, 3), range(5, 6), range(6, 7)):
+        known.add(stored(entry_ids))
+    assert [each for each in range(10) if each in known] == [0, 4, 5, 8]
+    assert [each.entry_ids for each in known.within(range(0, 100, 4))] == [range(0, 9, 4)]
+    assert list(known.unknown(range(0, 21, 4))) == [range(12, 24, 4)]
+    assert list(known.unknown(range(1, 10, 4))) == [range(1, 5, 4), range(9, 13, 4)]
+    assert list(known.unknown(range(2, 11, 4))) == [range(2, 14, 4)]
+
+
+def test_known_entries_are_sent_in_batches_of_the_copys_size() -> None:
+    other, known = Copying(), KnownEntries(10_000)
+    known.add(StoredEntries(range(COUNT), other.records(range(COUNT))))
+    entry_bytes = max(len(other.records(range(each, each + 1))) for each in range(COUNT))
+    for limits in ({"batch_bytes": 3 * entry_bytes}, {"batch_entries": 3}):
+        copying = Copying(known=known, batches=COUNT, **limits)
+        asked = copying.take(AskThrottle)
+        assert [len(each.read.entry_ids) for each in asked] == [3] * 6 + [2]
+        assert all(each.read.records == other.records(each.read.entry_ids) for each in asked)
+        for each in asked:
+            copying.machine.handle(ThrottlePassed(each.request_id))
+        assert copying.finish().entries == COUNT
+    # An entry that is larger than a batch is one.
+    assert len(Copying(known=known, batches=50, batch_bytes=1).take(AskThrottle)) == COUNT
+
+
+def test_while_the_size_of_entries_is_unknown_one_small_batch_is_read() -> None:
+    copying = Copying(length=0, max_answer_bytes=5_000_000)
+    (read,) = copying.take(ReadBatch)
+    assert read.entry_ids == range(16)
+    copying.answer(read)
+    assert copying.take(ReadBatch)
+    copying = Copying(length=0, batch_entries=3, max_answer_bytes=5_000_000)
+    (read,) = copying.take(ReadBatch)
+    assert read.entry_ids == range(3)
+    copying.answer(read)
+    # Its size is known now, and the rest is read at once.
+    assert [len(read.entry_ids) for read in copying.take(ReadBatch)] == [3] * 5 + [2]
+
+
+def test_the_bytes_of_an_answer_are_bounded_before_the_size_of_entries_is_known_and_afterwards() -> None:
+    copying = Copying(length=0, batch_bytes=1_000, max_answer_bytes=5_000_000)
+    (read,) = copying.take(ReadBatch)
+    assert read.max_bytes == 1_000
+    # An answer has at least one entry, though it is larger. The rest is cut into batches.
+    copying.answer(read, 1)
+    assert {read.max_bytes for read in copying.take(ReadBatch)} == {2_000}
+    limits = CopyLimits(max_answer_bytes=5 * 1024 * 1024)
+    assert limits.answer_bytes(0) == limits.batch_bytes
+    assert limits.answer_bytes(100) == 2 * limits.batch_bytes
+    # The bookie's frames are smaller than a batch.
+    assert CopyLimits(max_answer_bytes=100_000).answer_bytes(100) == 100_000 - 1024
+
+
+def test_while_the_size_of_entries_is_unknown_a_bookie_without_batch_reads_is_asked_for_one() -> None:
+    copying = Copying(length=0)
+    (read,) = copying.take(ReadEntries)
+    assert read.entry_ids == range(1)
+    copying.answer(read)
+    assert sum(len(read.entry_ids) for read in copying.take(ReadEntries)) == COUNT - 1
+    # The same if it turns out that the bookie knows no batch reads, and if another one is asked then.
+    copying = Copying(length=0, max_answer_bytes=5_000_000)
+    (batch,) = copying.take(ReadBatch)
+    copying.machine.handle(BatchRefused(batch.request_id))
+    (read,) = copying.take(ReadEntries)
+    assert (read.bookie_id, read.entry_ids) == (batch.bookie_id, range(1))
+    copying.answer(read)
+    assert copying.finish().entries == COUNT
+
+
+def test_what_is_read_again_is_cut_into_batches_too() -> None:
+    size_bytes = len(Copying().records(range(1)))
+    copying = Copying(length=0, batch_bytes=3 * size_bytes, batches=1)
+    (read,) = copying.take(ReadEntries)
+    copying.answer(read)
+    (asked,) = copying.take(AskThrottle)
+    copying.machine.handle(ThrottlePassed(asked.request_id))
+    (write,) = copying.take(WriteEntries)
+    copying.machine.handle(EntriesWritten(write.request_id, Code.OK))
+    (read,) = copying.take(ReadEntries)
+    assert read.entry_ids == range(1, 4)
+    copying.answer(read)
+    assert copying.finish().entries == COUNT
+
+
+def test_of_entries_that_are_known_in_part_the_rest_is_kept() -> None:
+    other, known = Copying(), KnownEntries(10_000)
+    for entry_ids in (range(1), range(6, 8), range(10)):
+        known.add(StoredEntries(entry_ids, other.records(entry_ids)))
+    found = known.within(range(COUNT))
+    assert [each.entry_ids for each in found] == [range(1), range(1, 6), range(6, 8), range(8, 10)]
+    assert all(each.records == other.records(each.entry_ids) for each in found)
+
+
+def test_by_default_reads_under_way_are_no_more_than_may_be_pending() -> None:
+    limits = CopyLimits()
+    assert limits.batches * limits.batch_bytes <= limits.pending_bytes <= 2 << 20
 
 
 def test_the_rest_of_a_short_answer_is_read_again() -> None:
@@ -224,7 +372,7 @@ def test_a_target_that_does_not_answer_has_failed_and_the_other_goes_on() -> Non
     (read,) = copying.take(ReadEntries)
     copying.answer(read)
     (asked,) = copying.take(AskThrottle)
-    assert asked.entries == 20, "an entry counts once for each target"
+    assert (len(asked.read.entry_ids), asked.targets) == (10, 2)
     copying.machine.handle(ThrottlePassed(asked.request_id))
     to_b8, to_b9 = copying.take(WriteEntries)
     assert (to_b8.bookie_id, to_b9.bookie_id) == ("b8", "b9")

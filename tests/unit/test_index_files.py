@@ -90,6 +90,15 @@ def test_header_bytes(files: IndexFiles) -> None:
     assert IndexHeader.decode(plain.encode(), "x") == plain
 
 
+def test_limbo_is_a_bit_of_the_state_that_apaches_reader_leaves_alone() -> None:
+    """FileInfo.java tests bit 0 alone, and writes all bits as it read them."""
+    header = IndexHeader(KEY, True, None, limbo=True).encode()
+    assert header[12 + len(KEY) :][:4] == b"\0\0\0\3"
+    assert IndexHeader.decode(header, "x") == IndexHeader(KEY, True, None, limbo=True)
+    unfenced = IndexHeader(KEY, False, None, limbo=True)
+    assert IndexHeader.decode(unfenced.encode(), "x") == unfenced
+
+
 def test_version_0_header_has_no_explicit_lac() -> None:
     header = (b"BKLE" + b"\0\0\0\0" + b"\0\0\0\x14" + KEY + b"\0\0\0\1" + b"\0\0\0\x18").ljust(1024, b"\0")
     assert IndexHeader.decode(header, "x") == IndexHeader(KEY, True, None)
@@ -198,7 +207,7 @@ def test_the_highest_entry_id_there_can_be(files: IndexFiles) -> None:
     assert files.last_entry(9) == MAX_ENTRY_ID
     write(files, 10, HEADER, {3: 5, MAX_ENTRY_ID: 0})  # a flush that did not come to its entries
     assert files.last_entry(10) == 3
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 60  # to read the hole would take an hour
 
 
 def test_more_ledgers_than_open_files(tmp_path: Path) -> None:

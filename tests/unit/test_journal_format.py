@@ -189,6 +189,8 @@ def test_b3_a_seal_torn_within_its_offset_is_no_proof_of_a_later_group(tmp_path:
     seals_end = marks[0].offset + len(record(3, 1, b"z" * 3000)) + 40
     for garbage in (1, 3, 7, 0x3F, 0xFF):
         for torn in range(1, 41):
+            if whole[seals_end - torn : seals_end] == bytes([garbage]) * torn:
+                continue  # by chance, a seal with this random nonce ends like that
             path.write_bytes(whole[: seals_end - torn] + bytes([garbage]) * torn + bytes(2000))
             items, reader = read(path)
             assert (entries(items), reader.position, reader.torn) == ([(3, 0)], marks[0].offset, True)

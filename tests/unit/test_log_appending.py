@@ -14,8 +14,6 @@ from bk_spark.log.core.steps import (
     Action,
     Closed,
     Event,
-    ListChildren,
-    Listed,
     OutcomeUnknown,
     Steps,
     Transact,
@@ -37,13 +35,14 @@ from bk_spark.protocol.metadata import ledger_metadata
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, Segment as LedgerSegment
 from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, DeleteOp, SetOp, Znode
 from bk_spark.protocol.quorum import Quorum
-from tests.support.log_model import LOG_ID, PATHS, Client, ModelZooKeeper, RefusedError
+from tests.support.log_model import LOG_ID, PATHS, Client, ModelLog
+from tests.support.zookeeper_model import RefusedError
 
 OPEN = LedgerMetadata(Quorum(3, 3, 2), (LedgerSegment(0, ("a:1", "b:1", "c:1")),))
 METADATA_PATH = "/ledgers-7"
 
 
-def store(zk: ModelZooKeeper, metadata: LedgerMetadata, path: str = METADATA_PATH) -> None:
+def store(zk: ModelLog, metadata: LedgerMetadata, path: str = METADATA_PATH) -> None:
     data = ledger_metadata.encode(metadata)
     zk.transact([CreateOp(path, data) if zk.read(path) is None else SetOp(path, data, -1)])
 
@@ -52,7 +51,7 @@ def change(token: bytes = b"t1", ledger_id: int = 7, path: str = METADATA_PATH) 
     return AppendLedger(PATHS, ledger_id, path, token)
 
 
-def outcome(zk: ModelZooKeeper, asked: AppendLedger, now_ms: int = 1_000) -> AlreadyDone[range] | Plan[range]:
+def outcome(zk: ModelLog, asked: AppendLedger, now_ms: int = 1_000) -> AlreadyDone[range] | Plan[range]:
     znodes: dict[str, Znode | None] = {}
     while True:
         step = step_of(asked, Readings(znodes), now_ms)
@@ -63,7 +62,7 @@ def outcome(zk: ModelZooKeeper, asked: AppendLedger, now_ms: int = 1_000) -> Alr
         znodes |= {path: zk.read(path) for path in step.paths}
 
 
-def append(zk: ModelZooKeeper, asked: AppendLedger, now_ms: int = 1_000) -> range:
+def append(zk: ModelLog, asked: AppendLedger, now_ms: int = 1_000) -> range:
     made = outcome(zk, asked, now_ms)
     assert isinstance(made, Plan), made
     for operations in (*made.preparations, made.transaction):
@@ -72,13 +71,13 @@ def append(zk: ModelZooKeeper, asked: AppendLedger, now_ms: int = 1_000) -> rang
 
 
 @pytest.fixture
-def zk() -> ModelZooKeeper:
-    model = ModelZooKeeper()
+def zk() -> ModelLog:
+    model = ModelLog()
     store(model, OPEN.closed(41, 4_200))
     return model
 
 
-def test_all_entries_become_one_segment(zk: ModelZooKeeper) -> None:
+def test_all_entries_become_one_segment(zk: ModelLog) -> None:
     assert append(zk, change()) == range(42)
     assert zk.segments() == [Segment(7, 0, 41, 0, 42, 4_200, 1_000)]
     znode = zk.read(PATHS.appended_ledger(7))
@@ -89,7 +88,7 @@ def test_all_entries_become_one_segment(zk: ModelZooKeeper) -> None:
     assert zk.segments()[1:] == [Segment(8, 0, 0, 42, 1, 5, 1_000)], "times never fall"
 
 
-def test_the_transaction_checks_what_was_read(zk: ModelZooKeeper) -> None:
+def test_the_transaction_checks_what_was_read(zk: ModelLog) -> None:
     made = outcome(zk, change())
     assert isinstance(made, Plan)
     checks = {op.path: op.version for op in made.transaction if isinstance(op, CheckOp | SetOp)}
@@ -99,7 +98,7 @@ def test_the_transaction_checks_what_was_read(zk: ModelZooKeeper) -> None:
         zk.transact(made.transaction)
 
 
-def test_a_ledger_in_the_log_is_refused_with_its_offset(zk: ModelZooKeeper) -> None:
+def test_a_ledger_in_the_log_is_refused_with_its_offset(zk: ModelLog) -> None:
     store(zk, OPEN.closed(9, 100), "/ledgers-8")
     append(zk, change(ledger_id=8, path="/ledgers-8"))
     append(zk, change())
@@ -108,7 +107,7 @@ def test_a_ledger_in_the_log_is_refused_with_its_offset(zk: ModelZooKeeper) -> N
     assert outcome(zk, change()) == AlreadyDone(range(10, 52)), "its own work"
 
 
-def test_a_ledger_that_was_truncated_may_come_again(zk: ModelZooKeeper) -> None:
+def test_a_ledger_that_was_truncated_may_come_again(zk: ModelLog) -> None:
     append(zk, change())
     truncated = step_of(Truncate(PATHS, 42), Readings({PATHS.head: zk.read(PATHS.head)}), 0)
     assert isinstance(truncated, Plan)
@@ -127,13 +126,13 @@ def test_a_ledger_that_was_truncated_may_come_again(zk: ModelZooKeeper) -> None:
         (OPEN.closed(1, 1 << 47), "larger than a segment may be"),
     ],
 )
-def test_ledgers_that_cannot_become_a_segment(zk: ModelZooKeeper, metadata: LedgerMetadata, text: str) -> None:
+def test_ledgers_that_cannot_become_a_segment(zk: ModelLog, metadata: LedgerMetadata, text: str) -> None:
     store(zk, metadata)
     with pytest.raises(LedgerRefusedError, match=text):
         outcome(zk, change())
 
 
-def test_a_tail_without_its_writer_is_sealed_first(zk: ModelZooKeeper) -> None:
+def test_a_tail_without_its_writer_is_sealed_first(zk: ModelLog) -> None:
     opened = SegmentPage(LOG_ID, 0, 0, SegmentTable.of([Segment(99, 0, None, 0, 0, 0, 500)]))
     zk.transact([SetOp(PATHS.page(0), encode_page(opened), -1)])
     head = Head(LOG_ID, last_commit_time_ms=500)
@@ -155,12 +154,12 @@ def test_a_tail_without_its_writer_is_sealed_first(zk: ModelZooKeeper) -> None:
         outcome(zk, change())
 
 
-def test_a_ledger_that_does_not_exist(zk: ModelZooKeeper) -> None:
+def test_a_ledger_that_does_not_exist(zk: ModelLog) -> None:
     with pytest.raises(NoSuchLedgerError, match="ledger 8"):
         outcome(zk, change(ledger_id=8, path="/ledgers-8"))
 
 
-def test_another_log_under_the_name_is_refused(zk: ModelZooKeeper) -> None:
+def test_another_log_under_the_name_is_refused(zk: ModelLog) -> None:
     other = replace(zk.head(), log_id="00000000-0000-4000-8000-000000000000")
     zk.transact([SetOp(PATHS.head, encode_head(other), -1)])
     with pytest.raises(LogReplacedError):
@@ -177,7 +176,7 @@ def run(steps: Steps, perform) -> object:  # type: ignore[no-untyped-def, type-a
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_several_at_once_with_lost_replies(zk: ModelZooKeeper, seed: int) -> None:
+def test_several_at_once_with_lost_replies(zk: ModelLog, seed: int) -> None:
     """Each ledger is in the list once; who was told that it is not knows why."""
     rng = Random(seed)
     store(zk, OPEN.closed(4, 50), "/ledgers-8")
@@ -197,15 +196,15 @@ def test_several_at_once_with_lost_replies(zk: ModelZooKeeper, seed: int) -> Non
             results[number] = None
         del actions[number]
     for client in clients:
-        while client.in_flight:
-            client.deliver_late()
+        while client.zk.late:
+            client.zk.deliver_late(rng)
     listed = {s.ledger_id: range(s.base_offset, s.end_offset) for s in zk.segments()}
     assert len(listed) == len(zk.segments())
     assert all(result is None or result == listed[asked[n][0]] for n, result in results.items())
     assert not (results[0] and results[1])
 
 
-def test_a_lost_reply_is_settled_by_the_token(zk: ModelZooKeeper) -> None:
+def test_a_lost_reply_is_settled_by_the_token(zk: ModelLog) -> None:
     client = Client(zk, Random(0))
 
     def perform(action: Action) -> Event:
@@ -216,18 +215,12 @@ def test_a_lost_reply_is_settled_by_the_token(zk: ModelZooKeeper) -> None:
 
 
 def test_a_ledger_of_the_logs_own_writers_is_found() -> None:
-    zk = ModelZooKeeper()
+    zk = ModelLog()
     zk.register("app", "r0", 3)
     zk.transact([CreateOp(f"{PATHS.ledgers}/{WRITERS}")])
     zk.transact([CreateOp(PATHS.run_at(WRITERS, "w"))])
     zk.transact([CreateOp(f"{PATHS.run_at(WRITERS, 'w')}/5")])
-    client = Client(zk, Random(0))
-
-    def perform(action: Action) -> Event:
-        if not isinstance(action, ListChildren):
-            return client.perform(action)
-        names = [p[len(action.path) + 1 :] for p in zk.states[-1] if p.rpartition("/")[0] == action.path]
-        return Listed(tuple(names))
+    perform = Client(zk, Random(0)).perform
 
     assert run(registered_steps(PATHS, 3), perform) == PATHS.registration("app", "r0", 3)
     assert run(registered_steps(PATHS, 5), perform) == f"{PATHS.run_at(WRITERS, 'w')}/5"

@@ -4,7 +4,6 @@ happens to a log: tests/simulation/logs.)"""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -34,8 +33,8 @@ from bk_spark.protocol.errors import (
     MetadataUnavailableError,
     OutcomeUnknownError,
 )
-from bk_spark.protocol.metadata.znodes import DeleteOp, SetOp, Znode
-from tests.support.log_model import LOG_ID, PATHS, Client, ModelZooKeeper
+from bk_spark.protocol.metadata.znodes import CreateOp, DeleteOp, SetOp
+from tests.support.log_model import LOG_ID, PATHS, Client, ModelLog
 
 APP = "clicks"
 LEDGERS = {"r0": (1000, 1001), "r1": (1010, 1011)}
@@ -53,15 +52,15 @@ def commit_steps(run: str, batch_id: int, now_ms: int) -> Steps[CommitResult]:
 
 
 @pytest.fixture
-def zk() -> ModelZooKeeper:
-    zk = ModelZooKeeper()
+def zk() -> ModelLog:
+    zk = ModelLog()
     for run, ledgers in LEDGERS.items():
         zk.register(APP, run, *ledgers)
     return zk
 
 
 @pytest.fixture
-def client(zk: ModelZooKeeper) -> Client:
+def client(zk: ModelLog) -> Client:
     return Client(zk, Random(0))
 
 
@@ -78,7 +77,7 @@ def run_to_end(
     raise AssertionError("does not end")
 
 
-def test_s1_a_lost_reply_ends_as_committed_with_the_runs_it_retired(zk: ModelZooKeeper, client: Client) -> None:
+def test_s1_a_lost_reply_ends_as_committed_with_the_runs_it_retired(zk: ModelLog, client: Client) -> None:
     run_to_end(commit_steps("r0", 0, 5), client)
     lost: list[Action] = []
 
@@ -108,15 +107,20 @@ def test_refusals_of_a_state_that_nobody_changes_are_given_up(client: Client) ->
     assert seen[-1] is ReleaseLock
 
 
-def others_commit(zk: ModelZooKeeper) -> None:
+def others_commit(zk: ModelLog) -> None:
     """The head is written, as every commit does."""
     znode = zk.read(PATHS.head)
     assert znode is not None
     zk.transact([SetOp(PATHS.head, znode.data, znode.version)])
 
 
+def delete_run(zk: ModelLog) -> None:
+    zk.transact([DeleteOp(PATHS.registration(APP, "r0", ledger_id)) for ledger_id in LEDGERS["r0"]])
+    zk.transact([DeleteOp(PATHS.run(APP, "r0"), 0)])
+
+
 @pytest.mark.parametrize("conflicts", [MIN_CONFLICTS - 1, 100])
-def test_s7_conflicts_end_by_time_not_by_their_number(zk: ModelZooKeeper, client: Client, conflicts: int) -> None:
+def test_s7_conflicts_end_by_time_not_by_their_number(zk: ModelLog, client: Client, conflicts: int) -> None:
     """Others are faster so many times, and in the end more time has passed than is given."""
     seen: list[type[Action]] = []
 
@@ -138,7 +142,7 @@ def test_s7_conflicts_end_by_time_not_by_their_number(zk: ModelZooKeeper, client
     assert seen[-1] is ReleaseLock
 
 
-def test_s7_another_attempt_reads_only_what_may_have_changed(zk: ModelZooKeeper, client: Client) -> None:
+def test_s7_another_attempt_reads_only_what_may_have_changed(zk: ModelLog, client: Client) -> None:
     read: list[tuple[str, ...]] = []
     sent = 0
 
@@ -162,12 +166,11 @@ def test_s7_another_attempt_reads_only_what_may_have_changed(zk: ModelZooKeeper,
 
 @pytest.mark.parametrize("how", ["written", "made again"])
 def test_s7_registrations_are_read_again_where_the_runs_znode_is_another(
-    zk: ModelZooKeeper, client: Client, how: str
+    zk: ModelLog, client: Client, how: str
 ) -> None:
     """Between two attempts the reaper condemned a ledger of the batch. (And where the run's znode went and came again
     since, it has the version that it had.)"""
-    run_path, path = PATHS.run(APP, "r0"), PATHS.registration(APP, "r0", LEDGERS["r0"][1])
-    read = zk.read
+    path = PATHS.registration(APP, "r0", LEDGERS["r0"][1])
     sent = 0
 
     def perform(action: Action) -> Event:
@@ -176,43 +179,34 @@ def test_s7_registrations_are_read_again_where_the_runs_znode_is_another(
             sent += 1
             if sent == 1:
                 others_commit(zk)
-                zk.transact([SetOp(path, encode_registration(LedgerRegistration(None, 7)), 0)])
                 if how == "written":
-                    zk.transact([SetOp(run_path, b"", 0)])
+                    zk.transact([SetOp(PATHS.run(APP, "r0"), b"", 0)])
+                else:
+                    delete_run(zk)
+                    zk.register(APP, "r0", *LEDGERS["r0"])
+                zk.transact([SetOp(path, encode_registration(LedgerRegistration(None, 7)), 0)])
         return client.perform(action)
 
-    def read_another(name: str, index: int = -1) -> Znode | None:
-        found = read(name, index)
-        return replace(found, created_zxid=99) if found is not None and name == run_path and sent else found
-
-    if how == "made again":
-        zk.read = read_another  # type: ignore[method-assign]
     with pytest.raises(LedgerRefusedError, match="about to be deleted"):
         run_to_end(commit_steps("r0", 0, 5), client, perform)
     assert sent == 1
 
 
-def test_s7_who_is_about_to_write_waits_behind_those_who_wait(zk: ModelZooKeeper, client: Client) -> None:
+def test_s7_who_is_about_to_write_waits_behind_those_who_wait(zk: ModelLog, client: Client) -> None:
     """Another change holds the lock, or waits for it: its place below the lock's znode tells."""
-    read = zk.read
-    others = 1
+    place = f"{PATHS.lock}/0000000000"
     seen: list[Action] = []
 
-    def read_with_others(name: str, index: int = -1) -> Znode | None:
-        found = read(name, index)
-        return replace(found, children=others) if found is not None and name == PATHS.lock else found
-
     def perform(action: Action) -> Event:
-        nonlocal others
         seen.append(action)
         if isinstance(action, TakeLock):
             assert not any(isinstance(one, Transact) for one in seen), "nothing is sent before the others' turn"
             # They got through.
             others_commit(zk)
-            others = 0
+            zk.transact([DeleteOp(place)])
         return client.perform(action)
 
-    zk.read = read_with_others  # type: ignore[method-assign]
+    zk.transact([CreateOp(place)])
     assert run_to_end(commit_steps("r0", 0, 5), client, perform).status is CommitStatus.COMMITTED
     assert [type(one) for one in seen if isinstance(one, TakeLock | Transact | ReleaseLock)] == [
         TakeLock,
@@ -220,12 +214,13 @@ def test_s7_who_is_about_to_write_waits_behind_those_who_wait(zk: ModelZooKeeper
         ReleaseLock,
     ]
     # A batch that is done has nothing to write, and so it need not wait.
-    others, before = 1, len(seen)
+    zk.transact([CreateOp(place)])
+    before = len(seen)
     assert run_to_end(commit_steps("r0", 0, 5), client, perform).status is CommitStatus.ALREADY_DONE
     assert not any(isinstance(one, TakeLock) for one in seen[before:])
 
 
-def test_the_lock_is_let_go_by_who_is_refused(zk: ModelZooKeeper, client: Client) -> None:
+def test_the_lock_is_let_go_by_who_is_refused(zk: ModelLog, client: Client) -> None:
     seen: list[type[Action]] = []
 
     def perform(action: Action) -> Event:
@@ -233,7 +228,7 @@ def test_the_lock_is_let_go_by_who_is_refused(zk: ModelZooKeeper, client: Client
         if isinstance(action, Transact):
             others_commit(zk)
         if isinstance(action, TakeLock):
-            zk.transact([DeleteOp(PATHS.run(APP, "r0"), 0)])
+            delete_run(zk)
         return client.perform(action)
 
     with pytest.raises(LedgerRefusedError, match="no ledger is registered"):
@@ -242,9 +237,7 @@ def test_the_lock_is_let_go_by_who_is_refused(zk: ModelZooKeeper, client: Client
 
 
 @pytest.mark.parametrize("sent", [False, True])
-def test_a_zookeeper_that_stays_away_is_given_up_with_what_is_known(
-    zk: ModelZooKeeper, client: Client, sent: bool
-) -> None:
+def test_a_zookeeper_that_stays_away_is_given_up_with_what_is_known(zk: ModelLog, client: Client, sent: bool) -> None:
     seen: list[type[Action]] = []
 
     def perform(action: Action) -> Event:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bk_spark.log import CommitMessage, CommitRequest, CommitStatus, LedgerRange
+from bk_spark.log.core import append
 from bk_spark.log.core.append import MAX_INLINE_PAGES
 from bk_spark.log.core.applications import IN_USE_KEPT
 from bk_spark.log.core.changes import step_of
@@ -33,8 +34,9 @@ from bk_spark.protocol.errors import (
     NoSuchLogError,
     RunRetiredError,
 )
-from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, SetOp, TransactionOp, Znode
-from tests.support.log_model import LOG_ID, PATHS, ModelZooKeeper, RefusedError
+from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, DeleteOp, SetOp, TransactionOp, Znode
+from tests.support.log_model import LOG_ID, PATHS, ModelLog
+from tests.support.zookeeper_model import RefusedError
 
 NOW_MS = 1_736_000_000_000
 
@@ -61,7 +63,7 @@ def request(
 
 
 def outcome(
-    zk: ModelZooKeeper, asked: CommitRequest, now_ms: int = NOW_MS, read: list[str] | None = None
+    zk: ModelLog, asked: CommitRequest, now_ms: int = NOW_MS, read: list[str] | None = None
 ) -> AlreadyDone | Stale | Plan:
     """The decision, after reading all that it asks for."""
     znodes: dict[str, Znode | None] = {}
@@ -77,13 +79,13 @@ def outcome(
             read += step.paths
 
 
-def plan(zk: ModelZooKeeper, asked: CommitRequest, now_ms: int = NOW_MS) -> Plan:
+def plan(zk: ModelLog, asked: CommitRequest, now_ms: int = NOW_MS) -> Plan:
     made = outcome(zk, asked, now_ms)
     assert isinstance(made, Plan), made
     return made
 
 
-def commit(zk: ModelZooKeeper, asked: CommitRequest, now_ms: int = NOW_MS) -> Plan:
+def commit(zk: ModelLog, asked: CommitRequest, now_ms: int = NOW_MS) -> Plan:
     made = plan(zk, asked, now_ms)
     for operations in (*made.preparations, made.transaction):
         zk.transact(operations)
@@ -91,19 +93,19 @@ def commit(zk: ModelZooKeeper, asked: CommitRequest, now_ms: int = NOW_MS) -> Pl
 
 
 @pytest.fixture
-def zk() -> ModelZooKeeper:
+def zk() -> ModelLog:
     """A log with registered ledgers 1 to 9 of run-1 and 21 to 29 of run-2."""
-    model = ModelZooKeeper()
+    model = ModelLog()
     model.register("app", "run-1", *range(1, 10))
     model.register("app", "run-2", *range(21, 30))
     return model
 
 
-def spans(zk: ModelZooKeeper) -> list[tuple[int, int, int | None, int]]:
+def spans(zk: ModelLog) -> list[tuple[int, int, int | None, int]]:
     return [(s.ledger_id, s.first_entry, s.last_entry, s.base_offset) for s in zk.segments()]
 
 
-def test_a_commit_appends_in_partition_order_and_records_the_batch(zk: ModelZooKeeper) -> None:
+def test_a_commit_appends_in_partition_order_and_records_the_batch(zk: ModelLog) -> None:
     result = commit(zk, request(0, (2, 0, 9), (1, 0, 4))).result
     assert (result.status, result.start_offset, result.end_offset) == (CommitStatus.COMMITTED, 0, 15)
     assert spans(zk) == [(2, 0, 9, 0), (1, 0, 4, 10)]
@@ -120,7 +122,7 @@ def test_a_commit_appends_in_partition_order_and_records_the_batch(zk: ModelZooK
     assert list(application.in_use.items()) == [(2, 9), (1, 6), (3, 0)], "the longest unused comes first"
 
 
-def test_the_transaction_checks_the_version_of_everything_read(zk: ModelZooKeeper) -> None:
+def test_the_transaction_checks_the_version_of_everything_read(zk: ModelLog) -> None:
     commit(zk, request(0, (1, 0, 9)))
     read: list[str] = []
     made = outcome(zk, request(1, (1, 10, 12), (2, 0, 3)), read=read)
@@ -134,7 +136,7 @@ def test_the_transaction_checks_the_version_of_everything_read(zk: ModelZooKeepe
 
 
 @pytest.mark.parametrize("path", [PATHS.head, PATHS.page(0), PATHS.app("app"), PATHS.run("app", "run-1")])
-def test_a_change_of_anything_read_refuses_the_transaction(zk: ModelZooKeeper, path: str) -> None:
+def test_a_change_of_anything_read_refuses_the_transaction(zk: ModelLog, path: str) -> None:
     commit(zk, request(0, (1, 0, 9)))
     made = plan(zk, request(1, (1, 10, 12), (2, 0, 3)))
     changed = zk.read(path)
@@ -144,7 +146,7 @@ def test_a_change_of_anything_read_refuses_the_transaction(zk: ModelZooKeeper, p
         zk.transact(made.transaction)
 
 
-def test_step_1_a_retired_run_is_told_its_successor(zk: ModelZooKeeper) -> None:
+def test_step_1_a_retired_run_is_told_its_successor(zk: ModelLog) -> None:
     """S3: the zombie driver wakes up after another run committed."""
     commit(zk, request(0, (1, 0, 9)))
     assert commit(zk, request(1, (21, 0, 9), run="run-2")).result.retired_runs == ("run-1",)
@@ -160,7 +162,7 @@ def test_step_1_a_retired_run_is_told_its_successor(zk: ModelZooKeeper) -> None:
         outcome(zk, request(1, (1, 10, 12)))
 
 
-def test_the_last_32_retired_runs_are_remembered(zk: ModelZooKeeper) -> None:
+def test_the_last_32_retired_runs_are_remembered(zk: ModelLog) -> None:
     for number in range(40):
         commit(zk, request(number, run=f"r{number}"))
     application = zk.application("app")
@@ -170,7 +172,7 @@ def test_the_last_32_retired_runs_are_remembered(zk: ModelZooKeeper) -> None:
     assert isinstance(outcome(zk, request(1, run="r0")), AlreadyDone)
 
 
-def test_step_2_a_batch_committed_before_is_done(zk: ModelZooKeeper) -> None:
+def test_step_2_a_batch_committed_before_is_done(zk: ModelLog) -> None:
     """S1: the commit took effect, its reply was lost, the batch comes again, from this run or the next."""
     commit(zk, request(5, (1, 0, 9)))
     for again in (request(5, (1, 0, 9)), request(5, (22, 0, 9), run="run-2"), request(4, (1, 0, 9))):
@@ -178,7 +180,7 @@ def test_step_2_a_batch_committed_before_is_done(zk: ModelZooKeeper) -> None:
     assert len(spans(zk)) == 1
 
 
-def test_step_2_a_batch_of_another_query_is_refused(zk: ModelZooKeeper) -> None:
+def test_step_2_a_batch_of_another_query_is_refused(zk: ModelLog) -> None:
     commit(zk, request(5, (1, 0, 9)))
     for batch_id in (0, 5):
         with pytest.raises(BatchRefusedError, match="query 'other' now offers batch .* name of its own"):
@@ -186,7 +188,7 @@ def test_step_2_a_batch_of_another_query_is_refused(zk: ModelZooKeeper) -> None:
     commit(zk, request(6, (21, 0, 0), run="run-2", query_id="other"))
 
 
-def test_f1_a_query_with_a_new_checkpoint_is_refused_whatever_the_version_counts(zk: ModelZooKeeper) -> None:
+def test_f1_a_query_with_a_new_checkpoint_is_refused_whatever_the_version_counts(zk: ModelLog) -> None:
     """In foreachBatch: version 70 of the old query's batch 7 is in the log."""
     commit(zk, request(70, (1, 0, 9), query_batch_id=7))
     for version in (0, 70):
@@ -197,7 +199,7 @@ def test_f1_a_query_with_a_new_checkpoint_is_refused_whatever_the_version_counts
         outcome(zk, request(70, (21, 0, 0), run="run-2", query_id="batch"))
 
 
-def test_f2_a_query_that_goes_back_by_more_than_its_last_batch_is_refused(zk: ModelZooKeeper) -> None:
+def test_f2_a_query_that_goes_back_by_more_than_its_last_batch_is_refused(zk: ModelLog) -> None:
     for batch_id in range(4):
         commit(zk, request(batch_id, (1, 10 * batch_id, 10 * batch_id + 9), query_batch_id=batch_id))
     assert isinstance(outcome(zk, request(3, (22, 0, 9), run="run-2", query_batch_id=3)), AlreadyDone)
@@ -222,7 +224,37 @@ def test_f2_a_query_that_goes_back_by_more_than_its_last_batch_is_refused(zk: Mo
     assert isinstance(outcome(zk, request(4, (22, 0, 0), run="run-2", query_batch_id=4)), AlreadyDone)
 
 
-def test_a_repeated_batch_with_another_number_of_rows_is_told(zk: ModelZooKeeper) -> None:
+def test_a_sinks_batch_is_refused_if_the_log_lacks_batches_before_it(zk: ModelLog) -> None:
+    """ZooKeeper was restored from a backup that knows the query's batch 3."""
+    commit(zk, request(3, (1, 0, 9), query_batch_id=3))
+    for batch_id, missing in ((5, "batch 4"), (9, "batches 4 to 8")):
+        offered = request(batch_id, (22, 0, 9), run="run-2", query_batch_id=batch_id)
+        for sink in (replace(offered, consecutive=True), replace(offered, consecutive=True, skip_committed=True)):
+            with pytest.raises(BatchRefusedError, match=f"the last one in the log is 3: the log lacks {missing}. "):
+                outcome(zk, sink)
+        # In foreachBatch a function may write some batches only.
+        assert isinstance(outcome(zk, offered), Plan)
+    assert isinstance(outcome(zk, request(3, (22, 0, 9), run="run-2", query_batch_id=3)), AlreadyDone)
+    following = replace(request(4, (22, 0, 9), run="run-2", query_batch_id=4), consecutive=True)
+    made = outcome(zk, following)
+    assert isinstance(made, Plan)
+    assert not made.result.warning
+
+
+def test_a_sink_that_begins_late_is_told_so(zk: ModelLog) -> None:
+    """Spark lets a query go on with another sink."""
+    for batch_id, consecutive, told in (
+        (0, True, ""),
+        (7, False, ""),
+        (7, True, "begins with its batch 7: the log has"),
+    ):
+        made = outcome(zk, replace(request(batch_id, (1, 0, 9), query_batch_id=batch_id), consecutive=consecutive))
+        assert isinstance(made, Plan)
+        assert told in made.result.warning
+        assert bool(told) == bool(made.result.warning)
+
+
+def test_a_repeated_batch_with_another_number_of_rows_is_told(zk: ModelLog) -> None:
     commit(zk, request(3, (1, 0, 9), query_batch_id=3))
     for last, told in ((9, ""), (6, "was committed with 10 rows; repeated, it brings 7, of which none is taken")):
         made = outcome(zk, request(3, (22, 0, last), run="run-2", query_batch_id=3))
@@ -236,7 +268,7 @@ def test_a_repeated_batch_with_another_number_of_rows_is_told(zk: ModelZooKeeper
     assert "batch 20 is committed; its 2 rows were not compared" in made.result.warning
 
 
-def test_step_3_an_unregistered_ledger_is_refused(zk: ModelZooKeeper) -> None:
+def test_step_3_an_unregistered_ledger_is_refused(zk: ModelLog) -> None:
     with pytest.raises(LedgerRefusedError, match=r"not registered .*ledger 77"):
         outcome(zk, request(0, (1, 0, 0), (77, 0, 9)))
     with pytest.raises(LedgerRefusedError, match="not registered"):
@@ -245,14 +277,14 @@ def test_step_3_an_unregistered_ledger_is_refused(zk: ModelZooKeeper) -> None:
         outcome(zk, request(0, (1, 0, 0), run="run-9"))
 
 
-def test_step_3_a_condemned_ledger_is_refused(zk: ModelZooKeeper) -> None:
+def test_step_3_a_condemned_ledger_is_refused(zk: ModelLog) -> None:
     path = PATHS.registration("app", "run-1", 3)
     zk.transact([SetOp(path, encode_registration(LedgerRegistration(None, NOW_MS)), 0)])
     with pytest.raises(LedgerRefusedError, match=r"about to be deleted.*ledger 3"):
         outcome(zk, request(0, (3, 0, 0)))
 
 
-def test_l2_a_ledger_condemned_between_reading_and_committing_refuses_the_commit(zk: ModelZooKeeper) -> None:
+def test_l2_a_ledger_condemned_between_reading_and_committing_refuses_the_commit(zk: ModelLog) -> None:
     made = plan(zk, request(0, (3, 0, 0)))
     # As the reaper does it: the registration and its run in one transaction, which checks the head.
     zk.transact(
@@ -269,14 +301,14 @@ def test_l2_a_ledger_condemned_between_reading_and_committing_refuses_the_commit
 
 
 @pytest.mark.parametrize("first", [0, 5, 9])
-def test_step_3_entries_committed_before_are_refused(zk: ModelZooKeeper, first: int) -> None:
+def test_step_3_entries_committed_before_are_refused(zk: ModelLog, first: int) -> None:
     commit(zk, request(0, (1, 5, 9)))
     with pytest.raises(LedgerRefusedError, match=r"entries up to 9 are in the log already.*ledger 1"):
         outcome(zk, request(1, (1, first, 12)))
     commit(zk, request(1, (1, 11, 12)))
 
 
-def test_step_3_holds_for_ledgers_that_left_the_application(zk: ModelZooKeeper) -> None:
+def test_step_3_holds_for_ledgers_that_left_the_application(zk: ModelLog) -> None:
     count = IN_USE_KEPT + 40
     zk.register("app", "run-1", *range(1000, 1000 + count))
     commit(zk, request(0, *((ledger, 0, 6) for ledger in range(1000, 1000 + count))))
@@ -298,7 +330,7 @@ def test_step_3_holds_for_ledgers_that_left_the_application(zk: ModelZooKeeper) 
     assert application.in_use[1000] == 9
 
 
-def test_ledgers_of_an_earlier_run_are_no_longer_in_use(zk: ModelZooKeeper) -> None:
+def test_ledgers_of_an_earlier_run_are_no_longer_in_use(zk: ModelLog) -> None:
     commit(zk, request(0, (1, 0, 9)))
     commit(zk, request(1, (21, 0, 0), run="run-2"))
     application = zk.application("app")
@@ -306,7 +338,7 @@ def test_ledgers_of_an_earlier_run_are_no_longer_in_use(zk: ModelZooKeeper) -> N
     assert dict(application.in_use) == {21: 0}
 
 
-def test_an_empty_batch_leaves_the_list_alone_and_counts(zk: ModelZooKeeper) -> None:
+def test_an_empty_batch_leaves_the_list_alone_and_counts(zk: ModelLog) -> None:
     commit(zk, request(0, (1, 0, 9)))
     made = commit(zk, request(1))
     assert not any(isinstance(op, SetOp) and op.path in (PATHS.head, PATHS.page(0)) for op in made.transaction)
@@ -316,7 +348,7 @@ def test_an_empty_batch_leaves_the_list_alone_and_counts(zk: ModelZooKeeper) -> 
     commit(zk, CommitRequest(LOG_ID, "app", "run-1", "query", 2))
 
 
-def test_overwrite_starts_the_log_anew_and_keeps_applications(zk: ModelZooKeeper) -> None:
+def test_overwrite_starts_the_log_anew_and_keeps_applications(zk: ModelLog) -> None:
     commit(zk, request(0, (1, 0, 9)))
     zk.register("other", "run-1", 41)
     commit(zk, request(0, (41, 0, 4), app="other", overwrite=True))
@@ -327,7 +359,7 @@ def test_overwrite_starts_the_log_anew_and_keeps_applications(zk: ModelZooKeeper
     assert isinstance(outcome(zk, request(0, (1, 0, 9))), AlreadyDone)
 
 
-def test_overwrite_works_with_no_rows_and_on_an_empty_log(zk: ModelZooKeeper) -> None:
+def test_overwrite_works_with_no_rows_and_on_an_empty_log(zk: ModelLog) -> None:
     commit(zk, request(0, overwrite=True))
     assert (zk.head().first_offset, zk.head().next_offset) == (0, 0)
     commit(zk, request(1, (1, 0, 9)))
@@ -338,7 +370,7 @@ def test_overwrite_works_with_no_rows_and_on_an_empty_log(zk: ModelZooKeeper) ->
     assert spans(zk) == [(1, 10, 10, 10)]
 
 
-def test_an_anonymous_application_keeps_no_ledgers(zk: ModelZooKeeper) -> None:
+def test_an_anonymous_application_keeps_no_ledgers(zk: ModelLog) -> None:
     once = request(0, (1, 0, 9), anonymous=True)
     commit(zk, once)
     application = zk.application("app")
@@ -349,13 +381,13 @@ def test_an_anonymous_application_keeps_no_ledgers(zk: ModelZooKeeper) -> None:
     assert isinstance(outcome(zk, once), AlreadyDone)
 
 
-def test_commit_times_never_decrease(zk: ModelZooKeeper) -> None:
+def test_commit_times_never_decrease(zk: ModelLog) -> None:
     for batch_id, now_ms in enumerate([NOW_MS, NOW_MS - 5_000, NOW_MS + 1]):
         commit(zk, request(batch_id, (1, batch_id, batch_id)), now_ms)
     assert [segment.commit_time_ms for segment in zk.segments()] == [NOW_MS, NOW_MS, NOW_MS + 1]
 
 
-def many(zk: ModelZooKeeper, batch_id: int, count: int, base: int = 0) -> CommitRequest:
+def many(zk: ModelLog, batch_id: int, count: int, base: int = 0) -> CommitRequest:
     """A commit of ``count`` segments that no prediction makes small."""
     messages = []
     for partition in range(count):
@@ -366,7 +398,7 @@ def many(zk: ModelZooKeeper, batch_id: int, count: int, base: int = 0) -> Commit
     return CommitRequest(LOG_ID, "app", "run-1", "query", batch_id, tuple(messages))
 
 
-def test_a_full_tail_page_is_followed_by_a_new_one_in_the_same_transaction(zk: ModelZooKeeper) -> None:
+def test_a_full_tail_page_is_followed_by_a_new_one_in_the_same_transaction(zk: ModelLog) -> None:
     for batch_id in range(5):
         made = commit(zk, many(zk, batch_id, 1_500, batch_id * 10_000))
         assert made.preparations == ()
@@ -378,7 +410,7 @@ def test_a_full_tail_page_is_followed_by_a_new_one_in_the_same_transaction(zk: M
         assert len(page.data) <= MAX_PAGE_BYTES
 
 
-def test_pages_of_a_very_large_commit_are_written_first(zk: ModelZooKeeper) -> None:
+def test_pages_of_a_very_large_commit_are_written_first(zk: ModelLog) -> None:
     large = many(zk, 0, 36_000)
     made = plan(zk, large)
     assert made.preparations
@@ -392,7 +424,7 @@ def test_pages_of_a_very_large_commit_are_written_first(zk: ModelZooKeeper) -> N
     assert zk.head().tail_page > MAX_INLINE_PAGES
 
 
-def test_pages_left_by_a_failed_commit_are_written_over(zk: ModelZooKeeper) -> None:
+def test_pages_left_by_a_failed_commit_are_written_over(zk: ModelLog) -> None:
     for operations in plan(zk, many(zk, 0, 36_000)).preparations:
         zk.transact(operations)
     commit(zk, many(zk, 0, 9_000))
@@ -402,7 +434,7 @@ def test_pages_left_by_a_failed_commit_are_written_over(zk: ModelZooKeeper) -> N
     assert len(zk.segments()) == 45_000
 
 
-def test_prepared_pages_that_another_wrote_over_are_not_published(zk: ModelZooKeeper) -> None:
+def test_prepared_pages_that_another_wrote_over_are_not_published(zk: ModelLog) -> None:
     made = plan(zk, many(zk, 0, 36_000))
     for operations in made.preparations:
         zk.transact(operations)
@@ -415,14 +447,31 @@ def test_prepared_pages_that_another_wrote_over_are_not_published(zk: ModelZooKe
     assert len(zk.segments()) == 37_000
 
 
-def test_published_pages_cannot_be_prepared_over(zk: ModelZooKeeper) -> None:
+def test_published_pages_cannot_be_prepared_over(zk: ModelLog) -> None:
     late = plan(zk, many(zk, 0, 36_000))
     commit(zk, many(zk, 0, 35_000))
     with pytest.raises(RefusedError):
         zk.transact(late.preparations[0])
 
 
-def test_an_open_tail_is_not_appended_to_while_its_owner_lives(zk: ModelZooKeeper) -> None:
+def test_pages_that_were_read_before_they_were_published_cannot_be_prepared_over(
+    zk: ModelLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Publishing leaves their versions as they are. Only the head tells."""
+    monkeypatch.setattr(append, "MAX_INLINE_PAGES", 0)
+    made = plan(zk, many(zk, 0, 6_000))
+    for operations in made.preparations:
+        zk.transact(operations)
+    late = plan(zk, many(zk, 0, 7_000, 5))
+    zk.transact(made.transaction)
+    assert late.preparations
+    for operations in late.preparations:
+        with pytest.raises(RefusedError):
+            zk.transact(operations)
+    assert len(zk.segments()) == 6_000
+
+
+def test_an_open_tail_is_not_appended_to_while_its_owner_lives(zk: ModelLog) -> None:
     commit(zk, request(0, (1, 0, 9)))
     table = SegmentTable.of([*zk.segments(), Segment(500, 0, None, 10, 0, 0, NOW_MS)])
     owner = encode_owner(Owner("w1", "host1", 77, NOW_MS))
@@ -433,7 +482,7 @@ def test_an_open_tail_is_not_appended_to_while_its_owner_lives(zk: ModelZooKeepe
     commit(zk, request(1))
 
 
-def test_a_head_and_page_that_do_not_fit_are_read_again(zk: ModelZooKeeper) -> None:
+def test_a_head_and_page_that_do_not_fit_are_read_again(zk: ModelLog) -> None:
     first = zk.read(PATHS.head)
     commit(zk, request(0, (1, 0, 9)))
     znodes = {PATHS.head: first, PATHS.app("app"): None, PATHS.run("app", "run-1"): zk.read(PATHS.run("app", "run-1"))}
@@ -441,14 +490,14 @@ def test_a_head_and_page_that_do_not_fit_are_read_again(zk: ModelZooKeeper) -> N
     assert isinstance(step_of(BatchCommit(PATHS, request(0, (2, 0, 9))), Readings(znodes), NOW_MS), Stale)
 
 
-def test_the_index_position_outlives_commits(zk: ModelZooKeeper) -> None:
+def test_the_index_position_outlives_commits(zk: ModelLog) -> None:
     index = IndexPosition(99, 3, 0, 0)
     zk.transact([SetOp(PATHS.head, encode_head(Head(LOG_ID, index=index)), 0)])
     commit(zk, request(0, (1, 0, 9)))
     assert zk.head().index == index
 
 
-def test_l5_another_log_under_the_name_is_refused(zk: ModelZooKeeper) -> None:
+def test_l5_another_log_under_the_name_is_refused(zk: ModelLog) -> None:
     other = replace(PATHS, log_id="11111111-2222-3333-4444-555555555555")
     znodes = {PATHS.head: zk.read(PATHS.head), PATHS.app("app"): None, PATHS.run("app", "run-1"): None}
     asked = replace(request(0), log_id=other.log_id, messages=())
@@ -458,16 +507,16 @@ def test_l5_another_log_under_the_name_is_refused(zk: ModelZooKeeper) -> None:
         step_of(BatchCommit(PATHS, request(0)), Readings(znodes | {PATHS.head: None}), NOW_MS)
 
 
-def test_l5_a_plan_for_the_old_log_fails_on_the_new_one_with_equal_versions(zk: ModelZooKeeper) -> None:
+def test_l5_a_plan_for_the_old_log_fails_on_the_new_one_with_equal_versions(zk: ModelLog) -> None:
     made = plan(zk, request(0, overwrite=True))
-    zk.states[-1].pop(PATHS.identity)
+    zk.transact([DeleteOp(PATHS.identity)])
     new = LogPaths(PATHS.root, PATHS.name, "11111111-2222-3333-4444-555555555555")
     zk.transact([CreateOp(new.identity)])
     with pytest.raises(RefusedError, match="id-0f1e2d3c"):
         zk.transact(made.transaction)
 
 
-def test_metadata_of_a_newer_release_is_refused(zk: ModelZooKeeper) -> None:
+def test_metadata_of_a_newer_release_is_refused(zk: ModelLog) -> None:
     head = zk.read(PATHS.head)
     assert head is not None
     zk.transact([SetOp(PATHS.head, b"\x08\x02" + head.data[2:], 0)])
@@ -475,7 +524,7 @@ def test_metadata_of_a_newer_release_is_refused(zk: ModelZooKeeper) -> None:
         outcome(zk, request(0, (1, 0, 9)))
 
 
-def test_a_batch_that_names_too_many_ledgers_is_refused(zk: ModelZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_names_too_many_ledgers_is_refused(zk: ModelLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bk_spark.log.core.commit.MAX_APPLICATION_BYTES", 50)
     with pytest.raises(LedgerRefusedError, match="names 9 ledgers, too many for one commit"):
         outcome(zk, request(0, *((ledger, 0, 0) for ledger in range(1, 10))))
@@ -485,7 +534,7 @@ def operations_of(made: Plan) -> list[TransactionOp]:
     return [op for group in made.preparations for op in group] + list(made.transaction)
 
 
-def test_nothing_is_ever_deleted(zk: ModelZooKeeper) -> None:
+def test_nothing_is_ever_deleted(zk: ModelLog) -> None:
     commit(zk, request(0, (1, 0, 9)))
     for made in (plan(zk, request(1, overwrite=True)), plan(zk, many(zk, 2, 36_000, 50))):
         assert all(isinstance(op, CreateOp | SetOp | CheckOp) for op in operations_of(made))

@@ -43,7 +43,8 @@ from bk_spark.protocol.errors import (
     OutcomeUnknownError,
 )
 from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, DeleteOp, SetOp
-from tests.support.log_model import LOG_ID, PATHS, Client, ModelZooKeeper, RefusedError
+from tests.support.log_model import LOG_ID, PATHS, Client, ModelLog
+from tests.support.zookeeper_model import RefusedError
 
 NEXT_PATHS = LogPaths(PATHS.root, PATHS.name, "11111111-2222-4333-8444-555555555555")
 LEDGERS = (1, 2, 3, 40, 50, 60)
@@ -54,7 +55,7 @@ def metadata_path(ledger_id: int) -> str:
     return f"/ledgers-{ledger_id}"
 
 
-def new_log(zk: ModelZooKeeper, paths: LogPaths, ledgers: tuple[int, ...]) -> None:
+def new_log(zk: ModelLog, paths: LogPaths, ledgers: tuple[int, ...]) -> None:
     """A log with one committed ledger, others in runs of every kind, one appended ledger, and all small znodes."""
     if zk.read(paths.head) is None:
         page = encode_page(SegmentPage(paths.log_id, 0, 0, SegmentTable.of(())))
@@ -90,7 +91,7 @@ def new_log(zk: ModelZooKeeper, paths: LogPaths, ledgers: tuple[int, ...]) -> No
 class Tree:
     """A client that lists children and recovers ledgers too; ``dead`` ledgers cannot be recovered."""
 
-    zk: ModelZooKeeper
+    zk: ModelLog
     rng: Random
     fault_rate: float = 0.0
     dead: frozenset[int] = frozenset()
@@ -104,7 +105,7 @@ class Tree:
             case ListChildren(path):
                 if self.rng.random() < self.fault_rate:
                     return Unavailable("model")
-                return Listed(children(self.zk, path))
+                return Listed(self.zk.children(path))
             case RecoverLedger(ledger_id):
                 self.recovered.append(ledger_id)
                 if ledger_id in self.dead:
@@ -116,20 +117,7 @@ class Tree:
                     # The ledger client shares the session.
                     self.client.perform(Transact(()))
                 return Closed(ledger_id, 9, 100)
-            case Transact(operations):
-                state = self.zk.states[-1]
-                gone = {op.path for op in operations if isinstance(op, DeleteOp)}
-                for path in gone:
-                    if not gone.issuperset(other for other in state if other.startswith(f"{path}/")):
-                        return Conflict(f"{path} is not empty")
         return self.client.perform(action)
-
-
-def children(zk: ModelZooKeeper, path: str) -> tuple[str, ...] | None:
-    state = zk.states[-1]
-    if path not in state:
-        return None
-    return tuple(other[len(path) + 1 :] for other in state if other.rpartition("/")[0] == path)
 
 
 def deletion(paths: LogPaths = PATHS) -> Steps[DeletionReport]:
@@ -146,26 +134,26 @@ def run_to_end(steps: Steps, tree: Tree, perform: Callable[[Action], Event] | No
     raise AssertionError("does not end")
 
 
-def left(zk: ModelZooKeeper) -> set[str]:
-    return {path for path in zk.states[-1] if path.startswith((PATHS.head, "/ledgers-"))}
+def left(zk: ModelLog) -> set[str]:
+    return {path for path in zk.paths() if path.startswith((PATHS.head, "/ledgers-"))}
 
 
 @pytest.fixture
-def zk() -> ModelZooKeeper:
-    model = ModelZooKeeper()
+def zk() -> ModelLog:
+    model = ModelLog()
     model.transact([CreateOp(metadata_path(OUTSIDE))])
     new_log(model, PATHS, LEDGERS)
     return model
 
 
-def test_everything_goes_but_ledgers_the_log_did_not_make(zk: ModelZooKeeper) -> None:
+def test_everything_goes_but_ledgers_the_log_did_not_make(zk: ModelLog) -> None:
     tree = Tree(zk, Random(0))
     assert run_to_end(deletion(), tree) == DeletionReport(len(LEDGERS), ())
     assert left(zk) == {metadata_path(OUTSIDE)}
     assert sorted(tree.recovered) == sorted(LEDGERS)
 
 
-def test_from_its_beginning_on_every_change_is_refused(zk: ModelZooKeeper) -> None:
+def test_from_its_beginning_on_every_change_is_refused(zk: ModelLog) -> None:
     steps = deletion()
     tree = Tree(zk, Random(0))
     action = next(steps)
@@ -190,7 +178,7 @@ def test_from_its_beginning_on_every_change_is_refused(zk: ModelZooKeeper) -> No
     assert left(zk) == {metadata_path(OUTSIDE)}
 
 
-def test_ledgers_whose_bookies_are_away_are_deleted_and_named(zk: ModelZooKeeper) -> None:
+def test_ledgers_whose_bookies_are_away_are_deleted_and_named(zk: ModelLog) -> None:
     tree = Tree(zk, Random(0), dead=frozenset(LEDGERS))
     report = run_to_end(deletion(), tree)
     assert report == DeletionReport(len(LEDGERS), tuple(sorted(LEDGERS)))
@@ -198,11 +186,11 @@ def test_ledgers_whose_bookies_are_away_are_deleted_and_named(zk: ModelZooKeeper
     assert left(zk) == {metadata_path(OUTSIDE)}
 
 
-def test_a_deletion_that_stopped_goes_on(zk: ModelZooKeeper) -> None:
+def test_a_deletion_that_stopped_goes_on(zk: ModelLog) -> None:
     """Wherever it stopped; also where the last transaction's reply was lost."""
     full = 0
     for stop_after in range(1, 100):
-        model = ModelZooKeeper()
+        model = ModelLog()
         model.transact([CreateOp(metadata_path(OUTSIDE))])
         new_log(model, PATHS, LEDGERS)
         sent = 0
@@ -228,7 +216,7 @@ def test_a_deletion_that_stopped_goes_on(zk: ModelZooKeeper) -> None:
     assert full >= 6
 
 
-def test_a_zookeeper_that_stays_away_is_given_up(zk: ModelZooKeeper) -> None:
+def test_a_zookeeper_that_stays_away_is_given_up(zk: ModelLog) -> None:
     tree = Tree(zk, Random(0))
     syncs = 0
 
@@ -245,7 +233,7 @@ def test_a_zookeeper_that_stays_away_is_given_up(zk: ModelZooKeeper) -> None:
     assert syncs == MAX_UNAVAILABLE + 2
 
 
-def test_transactions_that_are_refused_without_end_are_given_up(zk: ModelZooKeeper) -> None:
+def test_transactions_that_are_refused_without_end_are_given_up(zk: ModelLog) -> None:
     tree = Tree(zk, Random(0))
     sent = 0
 
@@ -264,11 +252,11 @@ def test_transactions_that_are_refused_without_end_are_given_up(zk: ModelZooKeep
     assert left(zk) == {metadata_path(OUTSIDE)}
 
 
-def test_a_log_that_is_gone_or_another_is_left_alone(zk: ModelZooKeeper) -> None:
-    before = zk.states[-1]
+def test_a_log_that_is_gone_or_another_is_left_alone(zk: ModelLog) -> None:
+    before = zk.zxid
     with pytest.raises(LogReplacedError):
         run_to_end(deletion(NEXT_PATHS), Tree(zk, Random(0)))
-    assert zk.states[-1] == before
+    assert zk.zxid == before
     run_to_end(deletion(), Tree(zk, Random(0)))
     with pytest.raises(NoSuchLogError):
         run_to_end(deletion(), Tree(zk, Random(0)))
@@ -299,7 +287,7 @@ class Actor:
 @pytest.mark.parametrize("seed", range(120))
 def test_l5_late_transactions_do_not_touch_the_log_that_was_made_again(seed: int) -> None:
     rng = Random(seed)
-    zk = ModelZooKeeper()
+    zk = ModelLog()
     zk.transact([CreateOp(metadata_path(OUTSIDE))])
     new_log(zk, PATHS, LEDGERS)
     message = CommitMessage(LOG_ID, "app", "r0", "q", 1, 0, (LedgerRange(1, 10, 19, 10, 10),))
@@ -317,21 +305,20 @@ def test_l5_late_transactions_do_not_touch_the_log_that_was_made_again(seed: int
             break
         rng.choice(alive).step()
         for actor in actors:
-            if actor.tree.client.in_flight and rng.random() < 0.02:
-                actor.tree.client.deliver_late()
+            if actor.tree.client.zk.late and rng.random() < 0.02:
+                actor.tree.client.zk.deliver_late(rng)
         if not made_again and zk.read(PATHS.head) is None:
             # The same ledger ids, too: what would delete them must not.
             assert left(zk) == {metadata_path(OUTSIDE)}
             new_log(zk, NEXT_PATHS, LEDGERS)
             made_again = True
-            after = {path: zk.states[-1][path] for path in left(zk)}
+            after = {path: zk.read(path) for path in left(zk)}
     assert made_again
     assert all(actor.ended for actor in actors)
     for actor in actors:
-        while actor.tree.client.in_flight:
-            actor.tree.client.deliver_late()
+        while actor.tree.client.zk.late:
+            actor.tree.client.zk.deliver_late(rng)
     recovered = {metadata_path(ledger_id) for ledger_id in LEDGERS}
-    assert {path: value for path, value in zk.states[-1].items() if path in after and path not in recovered} == {
-        path: value for path, value in after.items() if path not in recovered
-    }
+    for path in after.keys() - recovered:
+        assert zk.read(path) == after[path]
     assert left(zk) == set(after)

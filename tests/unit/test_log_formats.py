@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -48,6 +49,8 @@ SETTINGS_HEX = (
     "737475767778797a7b7c7d7e7f80818283"
 )
 
+SETTINGS_IN_CLUSTER = replace(SETTINGS, instance_id="8f0b")
+
 APPLICATION = Application(
     app="täglich/import",
     query_id="q-1",
@@ -75,6 +78,13 @@ FORMATS: list[tuple[str, Any, str, Callable[[Any], bytes], Callable[[bytes, str]
     ("head", HEAD, HEAD_HEX, encode_head, decode_head),
     ("new head", Head(LOG_ID), NEW_HEAD_HEX, encode_head, decode_head),
     ("settings", (LOG_ID, SETTINGS), SETTINGS_HEX, lambda value: encode_settings(*value), decode_settings),
+    (
+        "settings in a cluster",
+        (LOG_ID, SETTINGS_IN_CLUSTER),
+        SETTINGS_HEX + "520438663062",
+        lambda value: encode_settings(*value),
+        decode_settings,
+    ),
     ("application", APPLICATION, APPLICATION_HEX, encode_application, decode_application),
     ("registration", REGISTRATION, REGISTRATION_HEX, encode_registration, decode_registration),
     ("new registration", LedgerRegistration(), "0801", encode_registration, decode_registration),
@@ -166,6 +176,19 @@ def test_the_password_is_checked_and_not_stored() -> None:
         open_log.check_password(b"battery staple", "flights")
     again = LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.RAW, b"correct horse")
     assert again.password_check != settings.password_check, "salted"
+
+
+def test_another_cluster_is_refused_with_what_to_do() -> None:
+    SETTINGS.check_cluster("8f0b", "flights")
+    SETTINGS.check_cluster(None, "flights")
+    SETTINGS_IN_CLUSTER.check_cluster("8f0b", "flights")
+    with pytest.raises(InvalidArgumentError, match="are in cluster 8f0b, and .* names cluster 77aa: ") as other:
+        SETTINGS_IN_CLUSTER.check_cluster("77aa", "flights")
+    assert "bkctl log delete" in str(other.value)
+    with pytest.raises(InvalidArgumentError, match="has no id .*INSTANCEID is missing.*: correct metadata") as missing:
+        SETTINGS_IN_CLUSTER.check_cluster(None, "flights")
+    assert "create it again" in str(missing.value)
+    assert "None" not in str(missing.value)
 
 
 def test_settings_can_be_pickled() -> None:

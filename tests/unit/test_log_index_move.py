@@ -52,14 +52,23 @@ from bk_spark.protocol.errors import (
     NoSuchLedgerError,
     NotEnoughBookiesError,
 )
-from bk_spark.protocol.metadata.znodes import CheckOp, SetOp, Znode
-from tests.support.log_model import LOG_ID, PATHS, Client, ModelZooKeeper, RefusedError
+from bk_spark.protocol.metadata.znodes import CheckOp, DeleteOp, SetOp, Znode
+from tests.support.log_model import LOG_ID, PATHS, Client, ModelLog
+from tests.support.page_cache import pages_decoded_once
+from tests.support.zookeeper_model import RefusedError
+
+
+@pytest.fixture(autouse=True, scope="module")
+def page_cache() -> Iterator[None]:
+    with pages_decoded_once():
+        yield
+
 
 APP, RUN, LEDGER = "app", "r0", 1
 BATCHES = 14
 
 
-class World(ModelZooKeeper):
+class World(ModelLog):
     """ZooKeeper, and index ledgers: entries of each, for ever but for what the reaper deletes."""
 
     def __init__(self) -> None:
@@ -77,9 +86,6 @@ class World(ModelZooKeeper):
         znode = self.read(PATHS.head, state)
         assert znode is not None
         return decode_head(znode.data, PATHS.head)
-
-    def children(self, path: str) -> list[str]:
-        return [name.rpartition("/")[2] for name in self.states[-1] if name.rpartition("/")[0] == path]
 
 
 class IndexClient(Client):
@@ -212,7 +218,7 @@ def commits(world: World) -> Iterator[Any]:
     while not is_complete(world):
         application = world.application(APP)
         batch_id = 0 if application is None else application.batch_id + 1
-        yield change_steps(BatchCommit(PATHS, request_of(batch_id)), lambda: 1000 + len(world.states))
+        yield change_steps(BatchCommit(PATHS, request_of(batch_id)), lambda: 1000 + world.zxid)
 
 
 def moves(world: World, name: str, count: int) -> Iterator[Any]:
@@ -247,9 +253,9 @@ def reap(world: World) -> int:
     assert version is not None
     needed = walk_of(world, head).ledgers
     reaped = 0
-    for run in world.children(f"{PATHS.ledgers}/{INDEX}"):
+    for run in world.children(f"{PATHS.ledgers}/{INDEX}") or ():
         run_path = PATHS.run_at(INDEX, run)
-        for name in world.children(run_path):
+        for name in world.children(run_path) or ():
             path = f"{run_path}/{name}"
             znode, run_znode = world.read(path), world.read(run_path)
             assert znode is not None
@@ -277,7 +283,7 @@ def check(world: World, known: dict[int, Segment], rng: Random) -> None:
         assert known.setdefault(segment.base_offset, segment) == segment
     if rng.random() < 0.7:
         return
-    old = world.head_at(rng.randrange(1, len(world.states)))
+    old = world.head_at(rng.randrange(1, world.zxid + 1))
     for number in range(old.first_page, old.tail_page + 1):
         page = read_old(world, old, number)
         if page is not None:
@@ -293,7 +299,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @functools.cache
-def simulate(seed: int, fault_rate: float = 0.1) -> tuple[World, list[Actor]]:
+def simulate(seed: int, fault_rate: float = 0.2) -> tuple[World, list[Actor]]:
     rng = Random(seed)
     world = World()
     known: dict[int, Segment] = {}
@@ -312,19 +318,19 @@ def simulate(seed: int, fault_rate: float = 0.1) -> tuple[World, list[Actor]]:
         alive = [actor for actor in actors if not actor.ended]
         if not alive:
             break
-        states = len(world.states)
+        before = world.zxid
         rng.choice(alive).step()
         for one in actors:
-            if one.client.in_flight and rng.random() < 0.05:
-                one.client.deliver_late()
+            if one.client.zk.late and rng.random() < 0.05:
+                one.client.zk.deliver_late(rng)
         if rng.random() < 0.03:
             reaped += reap(world)
-        if len(world.states) != states:
+        if world.zxid != before:
             check(world, known, rng)
     assert all(one.ended for one in actors), f"stuck: {actors}"
     for one in actors:
-        while one.client.in_flight:
-            one.client.deliver_late()
+        while one.client.zk.late:
+            one.client.zk.deliver_late(rng)
             check(world, known, rng)
     reap(world)
     check(world, known, rng)
@@ -384,10 +390,10 @@ def move(new_id: str = "m") -> Any:
 
 def test_nothing_is_moved_before_there_are_many_full_pages(filled: tuple[World, IndexClient]) -> None:
     world, client = filled
-    states = len(world.states)
+    before = world.zxid
     assert world.head().tail_page <= MAX_ZNODE_PAGES
     assert result_of(move_steps(PATHS, lambda: 0), client) == MoveReport(0, None)
-    assert len(world.states) == states
+    assert world.zxid == before
 
 
 def test_a_move_whose_reply_is_lost_is_found_done(filled: tuple[World, IndexClient]) -> None:
@@ -437,12 +443,12 @@ def test_damaged_pages_are_not_moved(filled: tuple[World, IndexClient]) -> None:
         (encode_page(SegmentPage(LOG_ID, 1, page.base_offset, SegmentTable.of(()))), "damaged"),
         (encode_page(SegmentPage(LOG_ID, 1, page.base_offset + 1, page.table)), "damaged"),
     ):
-        world.states.append({**world.states[-1], PATHS.page(1): (data, 0)})
-        states = len(world.states)
+        world.transact([SetOp(PATHS.page(1), data, -1)])
+        before = world.zxid
         with pytest.raises(MetadataFormatError, match=match):
             result_of(move(), client)
-        assert len(world.states) == states
-    del world.states[-1][PATHS.page(1)]
+        assert world.zxid == before
+    world.transact([DeleteOp(PATHS.page(1))])
     with pytest.raises(MetadataFormatError, match="is missing"):
         result_of(move(), client)
 
@@ -451,10 +457,8 @@ def truncate_to_page(world: World, client: IndexClient, number: int) -> None:
     """And let the reaper delete the pages before it."""
     start = SegmentStart(page_in(world.read(PATHS.page(number)), number).base_offset, number)
     result_of(change_steps(Truncate(PATHS, start.offset, start), lambda: 0), client)
-    state = dict(world.states[-1])
-    for earlier in range(number):
-        state.pop(PATHS.page(earlier), None)
-    world.states.append(state)
+    earlier = [PATHS.page(each) for each in range(number)]
+    world.transact([DeleteOp(path) for path in earlier if world.read(path) is not None])
 
 
 def after_writing(client: IndexClient, work: Callable[[], object]) -> tuple[Callable[[Action], Event], list[Transact]]:

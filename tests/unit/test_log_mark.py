@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from bk_spark.protocol.errors import CorruptFileError
-from bookie_server.storage.journal.log_mark import LogMark, read_marks, write_marks
+from bookie_server.storage.journal.log_mark import LogMark, forget_marks, read_marks, write_marks
+from tests.support.failing_os import FailingOs
 
 
 @pytest.fixture
@@ -56,3 +57,19 @@ def test_a_directory_that_cannot_be_written_keeps_its_mark(directories: list[str
     assert not list(Path(directories[0]).glob("*.tmp"))
     with pytest.raises(IsADirectoryError):
         write_marks(directories[:1], [LogMark(3, 512)])
+
+
+def test_the_mark_of_a_lost_journal_goes_back_to_the_beginning_everywhere(
+    directories: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory that kept it would make it count again."""
+    kept, lost = LogMark(7, 1024), LogMark(8, 512)
+    write_marks(directories, [kept, lost])
+    disk = FailingOs(monkeypatch)
+    disk.fail("open", times=1)
+    with pytest.raises(OSError, match="no room for the mark"):
+        forget_marks(directories, 2, [1])
+    assert read_marks(directories, 2) == [kept, lost]
+    forget_marks(directories, 2, [1])
+    for directory in directories:
+        assert read_marks([directory], 2) == [kept, LogMark(0, 0)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -28,7 +29,15 @@ from bk_spark.protocol.errors import (
 )
 from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, SetOp
 from tests.simulation.logs.ledgers import ledger_path
+from tests.support.page_cache import pages_decoded_once
 from tests.support.reap_model import DAY_MS, HOUR_MS, LIMITS, MINUTE_MS, START_MS, Machine, ReapWorld, paused_everywhere
+
+
+@pytest.fixture(autouse=True, scope="module")
+def page_cache() -> Iterator[None]:
+    with pages_decoded_once():
+        yield
+
 
 FATES = ("lost", "applied", "late")
 
@@ -201,6 +210,7 @@ def test_a_deletion_decides_for_itself() -> None:
     for run, ledger_id in (("r0", kept), ("r1", in_use)):
         data = encode_registration(LedgerRegistration(condemned=True))
         world.zk.transact([SetOp(world.paths.registration("app", run, ledger_id), data, -1)])
+        world.now_ms += 2 * HOUR_MS
         assert delete(run, ledger_id) == ()
     assert world.reap().deleted == (condemned,)
     assert delete("r0", condemned) == (condemned,), "gone already"
@@ -255,6 +265,17 @@ def test_l2_a_zombie_is_stopped_anywhere_in_its_commit_while_the_reaper_does_all
         place += 1
     assert outcomes == {LedgerRefusedError}
     assert place > 4
+
+
+def test_l2_a_commit_that_read_a_ledger_before_it_was_condemned_is_refused() -> None:
+    """Hours before the ledger is deleted, and though nothing else has changed."""
+    world = ReapWorld()
+    orphan = world.ledger()
+    world.now_ms += 8 * DAY_MS
+    zombie = world.committing(world.request(0, (orphan, 0, 9)))
+    zombie.to(Transact)
+    assert [one.ledger_id for one in world.reap().condemned] == [orphan]
+    assert isinstance(zombie.end(), LedgerRefusedError)
 
 
 def test_l2_a_new_run_retires_the_old_one_whose_commit_is_stopped_anywhere() -> None:
@@ -848,8 +869,17 @@ def test_a_ledger_that_cannot_be_recovered_is_not_deleted() -> None:
     assert world.reap().deleted == (orphan,)
 
 
-def bookies_away(world: ReapWorld):  # type: ignore[no-untyped-def]
-    machine = world.reaping()
+def test_a_round_stops_recovering_after_a_bounded_number_of_failures() -> None:
+    """Each may have waited for bookies that do not answer."""
+    world, _, orphan = retired_world()
+    orphans = [orphan, *(world.ledger() for _ in range(9))]
+    report = bookies_away(world, replace(LIMITS, max_failures=4))
+    assert sorted(one.ledger_id for one in report.condemned) == orphans
+    assert (len(report.failed), report.complete) == (4, False)
+
+
+def bookies_away(world: ReapWorld, limits: ReapLimits = LIMITS) -> ReapReport:
+    machine = world.reaping(limits)
     while not machine.ended:
         machine.session.weather.ledgers = 2.0 if isinstance(machine.next_action, RecoverLedger) else 0.0
         machine.step()

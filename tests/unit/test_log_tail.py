@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -30,7 +30,15 @@ from bk_spark.protocol.errors import (
 )
 from bk_spark.protocol.metadata.znodes import DeleteOp, SetOp
 from tests.support.log_model import LOG_ID, PATHS
+from tests.support.page_cache import pages_decoded_once
 from tests.support.tail_model import Machine, ModelLedger, TailWorld, owner_of
+
+
+@pytest.fixture(autouse=True, scope="module")
+def page_cache() -> Iterator[None]:
+    with pages_decoded_once():
+        yield
+
 
 A, B = owner_of("a"), owner_of("b")
 Writer = tuple[TailWorld, TailPlace]

@@ -27,7 +27,7 @@ from bk_spark.log.core.steps import (
 )
 from bk_spark.log.core.takeover import TAKEOVER_MS, Committed, commit_steps
 from bk_spark.protocol.errors import BookieUnavailableError, MetadataUnavailableError, OutcomeUnknownError
-from tests.support.log_model import LOG_ID, PATHS, Client, ModelZooKeeper
+from tests.support.log_model import LOG_ID, PATHS, Client, ModelLog
 
 pytestmark = pytest.mark.unit
 
@@ -41,7 +41,7 @@ class Takeover:
     """Run r1 commits after r0, whose ledgers are 1, 2 and 13. ``answer`` performs what comes after the commit."""
 
     def __init__(self, answer: Callable[[Action], Event]) -> None:
-        self.zk = ModelZooKeeper()
+        self.zk = ModelLog()
         self.zk.register("app", "r0", 2, 13, 1)
         self.zk.register("app", "r1", 21)
         self._client = Client(self.zk, Random(1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -19,12 +20,20 @@ from bk_spark.log.gc.truncation import SegmentStart, Truncate
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
     LogReplacedError,
-    MetadataFormatError,
+    MetadataConflictError,
     MetadataUnavailableError,
     NoSuchLogError,
 )
 from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, SetOp, Znode
-from tests.support.log_model import LOG_ID, PATHS, Client, ModelZooKeeper
+from tests.support.log_model import LOG_ID, PATHS, Client, ModelLog
+from tests.support.page_cache import pages_decoded_once
+
+
+@pytest.fixture(autouse=True, scope="module")
+def page_cache() -> Iterator[None]:
+    with pages_decoded_once():
+        yield
+
 
 #: Entries of the segments, in pages of three; the last page's last is an open tail where asked for.
 ENTRIES = (10, 1, 4, 7, 2, 5, 3, 6)
@@ -43,8 +52,8 @@ def pages(*, open_tail: bool = False) -> list[SegmentPage]:
     return [SegmentPage(LOG_ID, n, part[0].base_offset, SegmentTable.of(part)) for n, part in enumerate(parts)]
 
 
-def model(*, open_tail: bool = False, first_offset: int = 0) -> ModelZooKeeper:
-    zk = ModelZooKeeper()
+def model(*, open_tail: bool = False, first_offset: int = 0) -> ModelLog:
+    zk = ModelLog()
     made = pages(open_tail=open_tail)
     zk.transact([SetOp(PATHS.page(0), encode_page(made[0]), 0)])
     zk.transact([CreateOp(PATHS.page(page.number), encode_page(page)) for page in made[1:]])
@@ -53,7 +62,7 @@ def model(*, open_tail: bool = False, first_offset: int = 0) -> ModelZooKeeper:
     return zk
 
 
-def outcome(zk: ModelZooKeeper, change: Truncate) -> AlreadyDone[int] | Plan[int] | Stale:
+def outcome(zk: ModelLog, change: Truncate) -> AlreadyDone[int] | Plan[int] | Stale:
     znodes: dict[str, Znode | None] = {}
     while True:
         step = step_of(change, Readings(znodes), 0)
@@ -102,7 +111,7 @@ def test_the_transaction_checks_the_log_the_head_and_the_page() -> None:
 
 
 def test_pages_are_found_by_bisection() -> None:
-    zk = ModelZooKeeper()
+    zk = ModelLog()
     count = 500
     for number in range(count):
         table = SegmentTable.of([Segment(number, 0, 9, 10 * number, 10, 100, 1)])
@@ -123,7 +132,7 @@ def test_pages_in_the_index_need_to_be_named() -> None:
     zk = model()
     index = IndexPosition(7, 0, end_page=1, end_offset=STARTS[3])
     zk.transact([SetOp(PATHS.head, encode_head(Head(LOG_ID, 0, END, 0, 2, 50_000, index)), 1)])
-    with pytest.raises(MetadataFormatError, match="offset 12 is in a page that left ZooKeeper"):
+    with pytest.raises(MetadataConflictError, match="grew past offset 12, and the offset's page left ZooKeeper"):
         outcome(zk, Truncate(PATHS, 12))
     made = outcome(zk, Truncate(PATHS, 12, SegmentStart(STARTS[2], 0)))
     assert isinstance(made, Plan)
@@ -209,7 +218,7 @@ def test_what_comes_after_a_truncation_whose_reply_was_lost_stays() -> None:
 def test_l1_truncations_and_commits_at_once(seed: int) -> None:
     """Every commit stays in the list or is truncated; the log begins where the furthest truncation asked for."""
     rng = Random(seed)
-    zk = ModelZooKeeper()
+    zk = ModelLog()
     zk.register("app", "run", 1)
     client = Client(zk, rng)
     others = [Client(zk, rng, 0.2) for _ in range(2)]
@@ -241,8 +250,8 @@ def test_l1_truncations_and_commits_at_once(seed: int) -> None:
                 # Its client stayed away from ZooKeeper; the truncation may still have taken effect.
                 del actions[number]
         for other in others:
-            if other.in_flight and rng.random() < 0.1:
-                other.deliver_late()
+            if other.zk.late and rng.random() < 0.1:
+                other.zk.deliver_late(rng)
         segments = zk.segments()
         assert [s.end_offset for s in segments[:-1]] == [s.base_offset for s in segments[1:]]
         assert not segments or segments[0].base_offset == zk.head().first_offset

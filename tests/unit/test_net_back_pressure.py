@@ -53,7 +53,7 @@ class Peer:
         await loop.sock_sendall(self._socket, wire_v2.read_requests(1, [entry_id]))
 
     async def answered(self, count: int) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(self.codes) < count:
                 await asyncio.sleep(0.01)
 
@@ -91,7 +91,7 @@ async def served(bookie: Running, config: NetConfig = CONFIG) -> AsyncIterator[t
 
 
 async def full(server: NativeServer) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not server.load.full or server.load.adds:
             await asyncio.sleep(0.01)
 

@@ -68,7 +68,7 @@ def test_random_sets() -> None:
         assert ids_of(data) == wanted
         assert availability.count == len(wanted)
         assert [entry_id for entry_id in range(-2, 320) if entry_id in availability] == wanted
-        assert availability.missing(range(310)) == [entry_id for entry_id in range(310) if entry_id not in ids]
+        assert list(availability.lacking(range(310))) == [entry_id for entry_id in range(310) if entry_id not in ids]
 
 
 def one_by_one(entry_ids: list[int]) -> list[Group]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bk_spark.protocol.entries.gathering import PIECE_BYTES, PIECE_ENTRIES, EntryGatherer, pieces
+from bk_spark.protocol.entries.payloads import PIECE_BYTES, PIECE_ENTRIES, EntryGatherer, pieces
 
 
 def test_what_was_gathered_is_taken_once_and_in_order() -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from bk_spark.protocol.codes import Code, DigestType
 from bk_spark.protocol.entries.digest import digest_function
-from bk_spark.protocol.entries.entry import pack_entry
-from bk_spark.protocol.entries.entry_block import EntryBlock
+from bk_spark.protocol.entries.entry import EntryBlock, pack_entry
 from bk_spark.protocol.errors import (
     BookieUnavailableError,
     BookKeeperError,

@@ -209,12 +209,15 @@ def test_a_ledger_that_is_in_recovery_is_not_marked_again() -> None:
     assert stage.calls == ["read", "CLOSED"]
 
 
-def test_c10_what_lies_beyond_the_lac_is_written_back_with_the_lac_of_the_start() -> None:
-    """A reader must not see an entry that another recovery may still cut off."""
-    stage = Stage(lac=1, b1=range(5), b2=range(5))
+@pytest.mark.parametrize("last_entry_id", [4, 4 * READ_AHEAD_ENTRIES], ids=["at once", "in parts"])
+def test_c10_what_lies_beyond_the_lac_is_written_back_with_the_lac_of_the_start(last_entry_id: int) -> None:
+    """A reader must not see an entry that another recovery may still cut off. Nor does the writer's LAC go into later
+    parts once the first ones are acknowledged."""
+    entries = range(last_entry_id + 1)
+    stage = Stage(lac=1, b1=entries, b2=entries)
     closed = stage.run()
-    assert (closed.last_entry_id, closed.length) == (4, length_of(4))
-    wanted = [(entry, 1, FlagV2.RECOVERY_ADD | FlagV2.HIGH_PRIORITY) for entry in (2, 3, 4)]
+    assert (closed.last_entry_id, closed.length) == (last_entry_id, length_of(last_entry_id))
+    wanted = [(entry, 1, FlagV2.RECOVERY_ADD | FlagV2.HIGH_PRIORITY) for entry in entries[2:]]
     assert stage.adds == {"b1": wanted, "b2": wanted, "b3": wanted}
 
 

@@ -266,6 +266,15 @@ def test_malformed_answers() -> None:
         list(parse_answers(frames(frame(batch + bytes(7)))))
 
 
+@pytest.mark.parametrize("version", [0, 1, 3])
+@pytest.mark.parametrize("op", [OpV2.ADD, OpV2.READ], ids=lambda op: op.name)
+@pytest.mark.parametrize("count", [1, 20])
+def test_answers_of_another_version_are_refused(version: int, op: OpV2, count: int) -> None:
+    answer = frame(struct.pack(">Iiqq", version << 24 | op << 16, Code.OK, 1, 2))
+    with pytest.raises(WireFormatError, match="version"):
+        list(parse_answers(frames(answer * count)))
+
+
 def test_codes_of_answers_that_v2_does_not_know() -> None:
     (answer,) = parse_answers(frames(frame(struct.pack(">Iiqq", wire_v2.header_int(OpV2.READ), 777, 1, 2))))
     assert isinstance(answer, ReadAnswer)

@@ -778,6 +778,21 @@ def test_with_deferred_sync_the_ensemble_can_change_before_the_first_acknowledge
     assert writer.acknowledged == [1]
 
 
+def test_with_deferred_sync_a_slow_search_acknowledges_nothing() -> None:
+    """What was acknowledged without the failed bookie could not move to its replacement, and no force confirms it."""
+    writer = WriterUnderTest(deferred_sync=True)
+    writer.fail("b3")
+    writer.add(1)
+    for bookie in ("b1", "b2"):
+        writer.answer(bookie, 0)
+    writer.search_is_slow()
+    assert writer.machine.last_add_acknowledged == -1
+    writer.chosen({2: "b4"})
+    writer.written()
+    assert (writer.machine.last_add_acknowledged, writer.machine.error) == (0, None)
+    assert writer.machine.ensemble.metadata.last_segment == Segment(0, ("b1", "b2", "b4"))
+
+
 def test_with_deferred_sync_no_bookie_can_be_done_without() -> None:
     writer = WriterUnderTest(deferred_sync=True)
     writer.add(1)

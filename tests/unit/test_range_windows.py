@@ -8,12 +8,15 @@ import time
 import numpy as np
 import pytest
 
+from bk_spark.protocol.entries.payloads import Payloads
+from bk_spark.protocol.errors import EntryUnknownError, NoSuchLedgerError
 from bk_spark.protocol.ledger.reading.range_windows import (
     MAX_SPANS,
     SMALL_BYTES,
     WINDOW_BYTES,
     EntryRange,
     EntryRanges,
+    ReadAhead,
     Window,
     Windows,
 )
@@ -158,6 +161,48 @@ def test_the_next_windows_are_smaller_by_as_much_as_entries_are_larger() -> None
     after = windows.begin()
     assert after[0].spans[0].ledger_id == 5
     assert {window.entries for window in after} <= {before[0] // 10, before[0] // 10 + 1}
+
+
+def _payloads(*sizes: int) -> Payloads:
+    return Payloads.of([bytes(size) for size in sizes])
+
+
+def test_reading_ahead_stops_when_entries_are_far_larger_than_expected() -> None:
+    (window,) = _windows([EntryRange(ledger, entry, entry, 1) for entry in range(9) for ledger in range(3)])
+    ahead = ReadAhead(window)
+    assert [ahead.wants(span) for span in range(3)] == [True] * 3
+    assert ahead.add(2, _payloads(1, 2 * WINDOW_BYTES - 1))
+    assert not ahead.add(1, _payloads(1))
+    # The first span always is read. Otherwise the caller would never get on.
+    assert [ahead.wants(span) for span in range(3)] == [True, False, False]
+    assert not ahead.add(0, _payloads(7, 8))
+    assert ahead.found_bytes == 2 * WINDOW_BYTES + 16
+    parts, gathered = ahead.take()
+    assert [part.sizes.tolist() for part in parts] == [[7, 8], [1], [1, 2 * WINDOW_BYTES - 1]]
+    # Entry 0 of each ledger, and entry 1 of the first one. Entry 1 of the second is missing.
+    assert gathered.positions.tolist() == [0, 2, 3, 1]
+    ahead.check(gathered.missing_span)
+    assert gathered.missing_span == 1
+
+
+def test_an_error_counts_when_the_caller_gets_to_its_entry() -> None:
+    (window,) = _windows([EntryRange(ledger, entry, entry, 1) for entry in range(2) for ledger in range(3)])
+    ahead = ReadAhead(window)
+    ahead.add(0, _payloads(1, 1))
+    ahead.add(1, _payloads(1))
+    ahead.fail(1, EntryUnknownError("entry 1"))
+    ahead.fail(2, NoSuchLedgerError("ledger 2"))
+    _, gathered = ahead.take()
+    assert gathered.positions.tolist() == [0, 2]
+    with pytest.raises(NoSuchLedgerError, match="ledger 2"):
+        ahead.check(gathered.missing_span)
+    ahead.check(0)
+    ahead.check(None)
+
+
+def test_of_a_large_range_nothing_is_read_ahead() -> None:
+    (window,) = _windows([EntryRange(1, 0, 9, SMALL_BYTES + 1)])
+    assert not ReadAhead(window).wants(0)
 
 
 def test_a_million_ranges_are_cut_soon() -> None:

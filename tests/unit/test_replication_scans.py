@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,7 @@ from bookie_server.replication.actions import (
     WriteProgress,
 )
 from bookie_server.replication.ledger_walk import LedgerWalk, ReadPace
+from bookie_server.replication.lost_copies import FewCopies
 from bookie_server.replication.scans import PAGE_LEDGERS, BookieScan, ScanReport, ScanSettings, check_steps
 from tests.support.replication_model import ROOT, VOTE, ReplicationModel, ledger
 
@@ -128,7 +130,9 @@ def test_a_scan_marks_each_ledger_that_names_a_lost_bookie_in_any_fragment() -> 
     report = model.play(BookieScan(SETTINGS, lost("b1", "b4")).steps())
     one = frozenset({"b1"})
     assert model.marks == {1: one, 3: one, 4: one}
-    assert report == ScanReport(ledgers=4, found=3, marked=3)
+    # The fourth one is empty.
+    few = Counter({FewCopies.BELOW_ACK_QUORUM: 2})
+    assert report == ScanReport(ledgers=4, found=3, marked=3, few_copies=few)
     assert model.ended == [Check.BOOKIES]
 
 
@@ -215,8 +219,10 @@ def test_a_new_round_at_any_step_covers_all_ledgers(at: int) -> None:
             scan.again()
 
     model.before = lose
-    model.play(scan.steps())
+    report = model.play(scan.steps())
     assert steps[0] > at
+    # No ledger counts twice.
+    assert report.few_copies == {FewCopies.NONE: len(model.ledgers)}
     assert {each for each, bookies in model.marks.items() if "b2" in bookies} == set(model.ledgers)
 
 
@@ -275,10 +281,11 @@ def test_the_check_of_all_ledgers_marks_bad_ones_and_is_resumed() -> None:
     model.ledgers = {each: ledger("b1", "b2") for each in range(200)}
     model.bad = {3: frozenset({"b1"}), 150: frozenset({"b2"})}
     model.progress[Check.LEDGERS] = 99
-    report = model.play(check_steps(Check.LEDGERS, SETTINGS))
+    report = model.play(check_steps(Check.LEDGERS, SETTINGS, lost()))
     assert model.checked == list(range(100, 200))
     assert model.marks == {150: frozenset({"b2"})}
     assert (report.ledgers, report.found, report.marked) == (100, 1, 1)
+    assert report.few_copies == {FewCopies.BELOW_ACK_QUORUM: 1}
     assert model.ended == [Check.LEDGERS]
     assert not model.progress
 
@@ -293,7 +300,7 @@ def test_the_progress_of_a_check_is_never_ahead_of_its_marks() -> None:
             assert set(model.marks) >= set(range(action.after + 1))
 
     model.before = compare
-    model.play(check_steps(Check.LEDGERS, SETTINGS))
+    model.play(check_steps(Check.LEDGERS, SETTINGS, lost()))
     assert len(model.marks) == 100
 
 
@@ -308,7 +315,7 @@ def test_a_ledger_that_nobody_could_judge_is_tried_again_and_then_reported() -> 
             del model.unknown[5]
 
     model.before = mend
-    report = model.play(check_steps(Check.LEDGERS, SETTINGS))
+    report = model.play(check_steps(Check.LEDGERS, SETTINGS, lost()))
     assert model.marks == {5: frozenset({"b1"})}
     assert (report.not_judged, report.problems) == (1, {70: "b1 does not answer"})
 
@@ -319,14 +326,18 @@ def test_the_checks_of_closed_ledgers_skip_open_ones(mark: bool) -> None:
     model.ledgers = {1: ledger("b1", closed=True), 2: ledger("b1"), 3: ledger("b1", closed=True)}
     model.bad = {3: frozenset()}
     settings = ScanSettings(LedgerManager.HIERARCHICAL, ROOT, VOTE, mark_misplaced=mark)
-    report = model.play(check_steps(Check.PLACEMENT, settings))
+    report = model.play(check_steps(Check.PLACEMENT, settings, lost()))
     assert model.checked == [1, 3]
     assert model.marks == ({3: frozenset()} if mark else {})
     assert (report.found, report.marked) == (1, int(mark))
     model.marks.clear()
-    model.play(check_steps(Check.REPLICAS, settings))
+    # What no move could help is counted only.
+    model.unmovable = frozenset({3})
+    report = model.play(check_steps(Check.PLACEMENT, settings, lost()))
+    assert (report.found, report.marked, model.marks) == (1, 0, {})
+    model.play(check_steps(Check.REPLICAS, settings, lost()))
     assert not model.marks
-    assert model.ended == [Check.PLACEMENT, Check.REPLICAS]
+    assert model.ended == [Check.PLACEMENT, Check.PLACEMENT, Check.REPLICAS]
 
 
 # --- our own znodes ---------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from random import Random
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 
 from bk_spark.protocol.errors import MetadataUnavailableError
 from bk_spark.protocol.machine import StartTimer, Succeeded, TimerFired
+from bk_spark.protocol.replication.copy_limits import CopyLimits
+from bk_spark.protocol.replication.copy_rate import CopyRate
 from bookie_server.replication.actions import DisabledRead, SessionLost
-from bookie_server.replication.copy_rate import CopyRate
 from bookie_server.replication.worker import (
     MAX_CANDIDATES,
     MAX_RESTING,
@@ -73,6 +75,23 @@ class Rig:
         self.tell(Locked(ledger_id, version))
         assert self.take(Repair) == [Repair(ledger_id)]
         return self
+
+
+def test_an_attempt_that_fails_while_marks_are_read_is_counted() -> None:
+    """Otherwise the pauses of a ledger would not grow in a cluster with many marks."""
+    rig = Rig(at_once=2).marks(5)
+    for attempt in (1, 2, 3):
+        assert rig.worker.take_actions() == [Lock(5), ReadLocks()]
+        rig.tell(Locked(5, 3), LocksRead(frozenset({5})))
+        assert rig.worker.take_actions() == [Repair(5), ReadMarks(first=True)]
+        # The page with ledger 5 has been read when its repair ends.
+        rig.tell(MarksRead((5,), more=True), RepairEnded(5, RepairEnd.UNREPAIRABLE, "lost"))
+        assert NoteReason(5, "lost", attempt) in rig.worker.take_actions()
+        rig.tell(MarksRead((), more=False), TimerFired(("rest", 5)), Released(5), TimerFired("look"))
+        assert rig.worker.take_actions()[-1] == ReadLocks()
+        rig.tell(LocksRead(frozenset()))
+        assert rig.take(ReadMarks) == [ReadMarks(first=True)]
+        rig.tell(MarksRead((5,), more=False))
 
 
 def test_it_locks_as_many_marked_ledgers_as_it_may_repair_at_once() -> None:
@@ -318,9 +337,26 @@ def test_the_rate_of_copies_is_kept_in_entries_and_in_bytes() -> None:
     assert 9_500 <= now_ms - 5_000 <= 10_000
 
 
-def test_unused_rate_is_hardly_saved_up_and_waits_are_bounded() -> None:
+def test_unused_rate_is_hardly_saved_up() -> None:
     rate = CopyRate(bytes_per_s=1_000)
     assert rate.take(1, 100, 1_000_000) == 0
-    assert rate.take(1, 1_000_000_000, 1_000_000) == 0
-    assert rate.take(1, 1, 1_000_000) == 60_000
+    assert rate.take(1, 1_000, 1_000_000) == 0
+    assert rate.take(1, 1, 1_000_000) == 1_000
     assert CopyRate().take(10**9, 10**12, 0) == 0
+
+
+def test_the_rate_is_kept_however_many_batches_wait() -> None:
+    rate = CopyRate(bytes_per_s=1_000_000)
+    batch_bytes, batches = 256 * 1024, 800  # eight batches of each of a hundred ledgers
+    waits_ms = [rate.take(1, batch_bytes, 0.0) for _ in range(batches)]
+    between = [later - earlier for earlier, later in itertools.pairwise(waits_ms[1:])]
+    assert all(abs(each - batch_bytes / 1_000) < 1e-6 for each in between)
+    assert waits_ms[-1] > 200_000
+
+
+def test_batches_take_a_second_at_most() -> None:
+    limits = CopyLimits()
+    assert CopyRate().batches(limits) == limits
+    assert CopyRate(10**9, 10**9).batches(limits) == limits
+    slow = CopyRate(entries_per_s=100, bytes_per_s=3_000).batches(limits)
+    assert (slow.batch_entries, slow.batch_bytes) == (100, 3_000)

@@ -10,7 +10,7 @@ import pytest
 
 from bk_spark.bookie.metadata.session_rest import SessionRest
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 class Session:

@@ -53,6 +53,14 @@ def test_an_end_that_is_told_later_is_no_loss() -> None:
     assert readable("a", 2, 5, Extent("A", 0, 3, is_open=True), DataLoss(STRICT)) == (2, 5)
 
 
+def test_what_was_removed_before_it_is_planned_is_an_error_or_counted_as_lost() -> None:
+    begun, extents = StreamOffset({"a": Position("A", 5)}), {"a": Extent("A", 8, 9)}
+    with pytest.raises(LogRangeGoneError, match=r"\[5, 8\) were removed"):
+        waiting_entries(begun, extents, DataLoss(STRICT))
+    waiting = waiting_entries(begun, extents, DataLoss(LAX))
+    assert advanced(begun, waiting, {"a": 9}).positions == {"a": Position("A", 9, lost=3)}
+
+
 def test_losses_are_errors_or_said_once(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(LogRangeGoneError, match=r"\[5, 8\) were removed"):
         readable("a", 5, 9, Extent("A", 8, 9), DataLoss(STRICT))

@@ -21,6 +21,7 @@ from bk_spark.bkctl.logs.consent import Dropped
 from bk_spark.bkctl.logs.show import policy_record
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.client import DEFAULT_QUORUM
+from bk_spark.bookie.metadata.cluster_init import read_instance_id
 from bk_spark.log.formats.settings import EntryFormat, LogSettings
 from bk_spark.log.store import LogStore
 from bk_spark.protocol.codes import DigestType
@@ -178,14 +179,23 @@ def _retention(client: BlockingClient, options: argparse.Namespace) -> ExitStatu
 def _delete(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     store = LogStore.of(client, options.log_root)
     if options.dry_run or not options.yes:
+        ledgers, other_cluster = "with its ledgers", None
         if options.name not in store.list_logs(deleted=True):
-            snapshot = store.open_log(options.name).snapshot()
+            # From a store without a client: a log of a cluster that was made anew can be deleted.
+            log = LogStore(client.zookeeper, options.log_root).open_log(options.name)
+            snapshot = log.snapshot()
             what = f"offsets {snapshot.first_offset} to {snapshot.next_offset}"
+            if not log.settings.may_be_in(read_instance_id(client.zookeeper, client.root)):
+                other_cluster = log.settings.instance_id
+                ledgers = f"without its ledgers, which are in another cluster ({other_cluster})"
         else:
             what = "its deletion has begun"
-        loss = f"log {options.name} ({what}) would be deleted with its ledgers, for good"
+        loss = f"log {options.name} ({what}) would be deleted {ledgers}, for good"
         if options.dry_run:
-            print_json({"dry_run": True, "name": options.name, "what": what}) if options.json else print(loss)
+            if options.json:
+                print_json({"dry_run": True, "name": options.name, "what": what, "other_cluster": other_cluster})
+            else:
+                print(loss)
             return ExitStatus.OK
         consent.require(options, loss)
     try:

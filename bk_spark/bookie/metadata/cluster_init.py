@@ -79,6 +79,14 @@ def init_cluster(zk: ZooKeeper, root: str, layout: str | None = None) -> str:
     return instance_id
 
 
+def read_instance_id(zk: ZooKeeper, root: str) -> str | None:
+    """Return the id of the cluster at ``root``, or None if it has none. Raises MetadataUnavailableError."""
+    path = f"{root}/INSTANCEID"
+    # It never changes, so only its absence may be news that a lagging server does not have yet.
+    found = zk.get(path) or zk.get_latest(path)
+    return None if found is None else found.data.decode(errors="replace")
+
+
 def require_no_cluster(zk: ZooKeeper, root: str) -> None:
     """Raise NodeExistsError if ``root`` exists, as :func:`init_cluster` does."""
     if zk.get_latest(root) is not None:

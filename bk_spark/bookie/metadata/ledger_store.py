@@ -87,9 +87,13 @@ class LedgerStore:
                     chosen = next_ledger_id(self.zk, self.root, self.manager)
                 path = self._path(chosen)
                 self.zk.ensure_path(path.rpartition("/")[0])
-            except (NoNodeError, MetadataUnavailableError) as failed:
-                # Another client's delete removed the empty parent while its child was being created, or no answer came.
+            except NoNodeError as failed:
+                # Another client's delete removed the empty parent while its child was being created.
                 error = failed
+                continue
+            except MetadataUnavailableError as failed:
+                # No answer came. The first error says most: the others come when the time is over.
+                error = error or failed
                 continue
             try:
                 self.zk.transaction([CreateOp(path, data), *(create_with(chosen) if create_with else ())])
@@ -115,11 +119,11 @@ class LedgerStore:
 
     def read(self, ledger_id: int) -> StoredMetadata:
         """Read the metadata. Raises NoSuchLedgerError, MetadataFormatError."""
-        return _stored(ledger_id, self.zk.get(self._path(ledger_id)))
+        return stored_metadata(ledger_id, self.zk.get(self._path(ledger_id)))
 
     def read_latest(self, ledger_id: int, watch: WatchCallback | None = None) -> StoredMetadata:
         """Do the same as :meth:`read`, after bringing the server up to date."""
-        return _stored(ledger_id, self.zk.get_latest(self._path(ledger_id), watch))
+        return stored_metadata(ledger_id, self.zk.get_latest(self._path(ledger_id), watch))
 
     def write(self, ledger_id: int, metadata: LedgerMetadata, version: int) -> StoredMetadata:
         """Compare-and-set. Raises MetadataConflictError, NoSuchLedgerError, MetadataUnavailableError (nothing was
@@ -273,7 +277,8 @@ class LedgerStore:
         return self.manager.ledger_path(self.root, ledger_id)
 
 
-def _stored(ledger_id: int, found: Znode | None) -> StoredMetadata:
+def stored_metadata(ledger_id: int, found: Znode | None) -> StoredMetadata:
+    """Decode a ledger's znode. Raises NoSuchLedgerError if there is none, MetadataFormatError."""
     if found is None:
         raise NoSuchLedgerError("the ledger does not exist", ledger_id=ledger_id)
     return StoredMetadata(ledger_metadata.decode(found.data), found.version, found.created_zxid)

@@ -310,15 +310,19 @@ class ZooKeeper:
         """Send a request when there is a connection, and wait for its answer. Raises kazoo's errors, and
         MetadataUnavailableError if nothing was sent."""
         with self._awake(deadline):
+            wait_s = deadline - time.monotonic()
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self.connected, max(0.0, deadline - time.monotonic()))
+                self._changed.wait_for(lambda: self._closed or self.connected, max(0.0, wait_s))
                 if self._closed:
                     raise MetadataUnavailableError("the session with ZooKeeper is closed")
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not self.connected:
+                # The search for a refusal takes seconds. It is in vain while there is a connection, and a caller that
+                # repeats a call when its time is over has its result.
+                refused = refusal(self.servers) if wait_s > 0 and not self.connected else None
                 # kazoo would keep the request, and send it when there is a connection again.
                 raise MetadataUnavailableError(
-                    refusal(self.servers) or f"ZooKeeper at {self.servers} could not be reached in time. Retry."
+                    refused or f"ZooKeeper at {self.servers} could not be reached in time. Retry."
                 )
             return call().get(block=True, timeout=left_s)
 
@@ -395,4 +399,4 @@ def _event(path: str, watch: WatchCallback | None) -> Callable[[WatchedEvent], N
 
 def _znode(data: bytes, stat: ZnodeStat) -> Znode:
     owner = stat.ephemeralOwner or 0
-    return Znode(data, stat.version, stat.ctime, stat.mtime, owner, stat.czxid, stat.numChildren)
+    return Znode(data, stat.version, stat.ctime, stat.mtime, owner, stat.czxid, stat.numChildren, stat.cversion)

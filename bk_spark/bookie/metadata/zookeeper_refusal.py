@@ -10,13 +10,13 @@ import socket
 from typing import Final
 
 _CONNECT_TIMEOUT_S: Final = 1.0
-#: A server that refuses closes at once.
-_CLOSE_TIMEOUT_S: Final = 0.5
+#: A server that refuses closes at once, but its host may be busy.
+_CLOSE_TIMEOUT_S: Final = 2.0
 
 
 def refusal(servers: str) -> str | None:
     """Return an error text if none of ``servers`` (a connect string) accepts a connection because of the limit per
-    host, else None. Takes about a second for each server."""
+    host, else None. Takes at most three seconds for each server."""
     refused = False
     for server in servers.partition("/")[0].split(","):
         host, _, port = server.strip().rpartition(":")

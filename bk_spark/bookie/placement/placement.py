@@ -2,7 +2,8 @@
 
 Entry ``e`` is stored by ``Qw`` neighbours in the ensemble, from ``e mod E`` on (compatibility.md §4.1). So each
 *window* of ``Qw`` neighbours, including those that wrap around, should have several racks. A window is spread when its
-bookies are in at least ``min(min_racks, Qw)`` racks. The rule is Apache's (``minNumRacksPerWriteQuorum``).
+bookies are in at least ``min(min_racks, Qw)`` racks. The rule is Apache's (``minNumRacksPerWriteQuorum``). The default
+rack is none of them: it is where bookies are whose rack no source tells.
 
 Bookies that failed lately (``last``) are chosen only if there are too few others, and then as few as possible.
 
@@ -12,9 +13,10 @@ Any ensemble of different bookies is legal metadata (compatibility.md §4.13), s
 
 from __future__ import annotations
 
+import enum
 import random
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,6 +29,18 @@ DEFAULT_RACK: Final = "/default-rack"
 _ROOM: Final = "make room on their disks, which are probably full (a bookie's log says why it is read-only)"
 #: Maximum number of steps of the search for a spread ensemble. After that the best found so far is used.
 _SEARCH_STEPS: Final = 20_000
+
+
+class Spread(enum.Enum):
+    """Whether an ensemble keeps the placement policy."""
+
+    SPREAD = enum.auto()
+    #: Some write quorum is in too few racks.
+    MISPLACED = enum.auto()
+    #: The same, and the writable bookies are in too few racks, too: moves cannot help now.
+    UNMOVABLE = enum.auto()
+    #: The rack of some member is unknown.
+    UNKNOWN = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +72,10 @@ class Placement:
             return tuple(chosen)
         most_poor = min(size, len(poor)) if len(set(racks.values())) >= need else least_poor
         for poor_count in range(least_poor, most_poor + 1):
-            search = _Search(quorum, need, _by_rack(good, racks), _by_rack(poor, racks), poor_count, self.random)
-            order = search.run()
-            if order is not None and not (self.enforce and search.unspread):
-                return self._fill(order, search.good, search.poor)
+            for search in self._searches(quorum, need, _by_rack(good, racks), _by_rack(poor, racks), poor_count):
+                order = search.run()
+                if order is not None and not (search.strict and search.unspread):
+                    return self._fill(order, search.good, search.poor)
         raise NotEnoughBookiesError(
             f"every write quorum of {quorum.write_quorum_size} bookies must span at least {need} racks "
             f"(enforceMinNumRacksPerWriteQuorum), and no ensemble of {size} writable bookies does: "
@@ -85,15 +99,17 @@ class Placement:
         """
         candidates = sorted(set(usable).difference(ensemble))
         need = self._need(quorum)
+        # Racks do not matter if one is enough.
         windows = [
             [racks.get(ensemble[position], DEFAULT_RACK) for position in window if position != index]
-            for window in _windows(quorum)
+            for window in (_windows(quorum) if need > 1 else ())
             if index in window
         ]
 
-        def cost(bookie: str) -> tuple[bool, int, int]:
-            kinds = [len({*window, racks.get(bookie, DEFAULT_RACK)}) for window in windows]
-            return bookie in last, sum(kind < need for kind in kinds), -sum(kinds) if need > 1 else 0
+        def cost(bookie: str) -> tuple[bool, int, int, int]:
+            found = [{*window, racks.get(bookie, DEFAULT_RACK)} for window in windows]
+            known = list(map(_count_known, found))
+            return bookie in last, sum(kind < need for kind in known), -sum(known), -sum(map(len, found))
 
         costs = {bookie: cost(bookie) for bookie in candidates}
         if self.enforce:
@@ -114,6 +130,16 @@ class Placement:
 
     def _need(self, quorum: Quorum) -> int:
         return min(self.min_racks, quorum.write_quorum_size)
+
+    def _searches(
+        self, quorum: Quorum, need: int, good: dict[str, list[str]], poor: dict[str, list[str]], poor_count: int
+    ) -> Iterator[_Search]:
+        """Yield the searches to try, one after another. An unknown rack may be another one, so it is better than a
+        known one twice, unless the spread is enforced."""
+        if self.enforce or (DEFAULT_RACK in good and _count_known(good) >= need):
+            yield _Search(quorum, need, good, poor, poor_count, self.random, strict=True)
+        if not self.enforce:
+            yield _Search(quorum, need, good, poor, poor_count, self.random, strict=False)
 
     def _fill(
         self, order: Sequence[str], good: Mapping[str, Sequence[str]], poor: Mapping[str, Sequence[str]]
@@ -143,7 +169,32 @@ def too_few_writable(needed: int, writable: int, read_only: int) -> str:
 def unspread_windows(quorum: Quorum, racks: Sequence[str], min_racks: int) -> int:
     """Count the windows of an ensemble in these racks that are not spread over ``min_racks`` (or Qw, if fewer)."""
     need = min(min_racks, quorum.write_quorum_size)
-    return sum(len({racks[position] for position in window}) < need for window in _windows(quorum))
+    if need <= 1:
+        return 0
+    return sum(_count_known(racks[position] for position in window) < need for window in _windows(quorum))
+
+
+def find_misplaced(quorum: Quorum, racks: Sequence[str], min_racks: int) -> tuple[int, int]:
+    """Return the position of an ensemble in these racks whose move to another rack helps most, and how many windows are
+    not spread. 0, if it is unknown: nothing is moved because of a rack that no source tells."""
+    if DEFAULT_RACK in racks:
+        return 0, 0
+    # The empty name is another rack than all.
+    elsewhere = [[*racks[:index], "", *racks[index + 1 :]] for index in range(len(racks))]
+    left = [unspread_windows(quorum, moved, min_racks) for moved in elsewhere]
+    return left.index(min(left)), unspread_windows(quorum, racks, min_racks)
+
+
+def judge_spread(quorum: Quorum, racks: Sequence[str], writable: Collection[str], min_racks: int) -> Spread:
+    """Judge an ensemble in these racks, in a cluster whose writable bookies are in the racks ``writable``."""
+    need = min(min_racks, quorum.write_quorum_size)
+    if need <= 1:
+        return Spread.SPREAD
+    if DEFAULT_RACK in racks:
+        return Spread.UNKNOWN
+    if not unspread_windows(quorum, racks, min_racks):
+        return Spread.SPREAD
+    return Spread.MISPLACED if _count_known(writable) >= need else Spread.UNMOVABLE
 
 
 def _windows(quorum: Quorum) -> list[tuple[int, ...]]:
@@ -158,6 +209,11 @@ def _by_rack(bookies: Sequence[str], racks: Mapping[str, str]) -> dict[str, list
     return found
 
 
+def _count_known(racks: Iterable[str]) -> int:
+    """Count the racks that are known."""
+    return len({*racks} - {DEFAULT_RACK})
+
+
 def _count_racks(racks: Iterable[str]) -> str:
     return ", ".join(f"{rack} has {count}" for rack, count in sorted(Counter(racks).items()))
 
@@ -165,8 +221,9 @@ def _count_racks(racks: Iterable[str]) -> str:
 class _Search:
     """Depth-first search for the order of racks with the fewest windows that are not spread.
 
-    Racks that the window lacks come first. Among these, racks with more bookies are more likely to be first. With
-    enough racks the first descent succeeds. Afterwards ``unspread`` is the number of windows that could not be spread.
+    With ``strict``, the default rack spreads no window. Racks that the window lacks come first. Among these, racks with
+    more bookies are more likely to be first. With enough racks the first descent succeeds. Afterwards ``unspread`` is
+    the number of windows that could not be spread.
     """
 
     def __init__(
@@ -177,7 +234,10 @@ class _Search:
         poor: dict[str, list[str]],
         poor_count: int,
         source: random.Random,
+        *,
+        strict: bool,
     ) -> None:
+        self.strict = strict
         self.good = good
         self.poor = poor
         self.unspread = 0
@@ -231,14 +291,18 @@ class _Search:
                 left = min(left, self._poor_left)
             if left > 0:
                 # Weighted random order: more bookies left, more likely to be first.
-                keys[rack] = (rack in window, -(self._random.random() ** (1 / left)))
+                keys[rack] = (
+                    rack in window or (self.strict and rack == DEFAULT_RACK),
+                    -(self._random.random() ** (1 / left)),
+                )
         return sorted(keys, key=keys.__getitem__)
 
     def _completed_unspread(self) -> int:
         """Count the windows that the last position completes and that are not spread."""
         newest = len(self._order) - 1
+        ignored = {DEFAULT_RACK} if self.strict else set()
         return sum(
-            len({self._order[position] for position in window}) < self._need
+            len({self._order[position] for position in window} - ignored) < self._need
             for window in self._windows
             if max(window) == newest
         )

@@ -1,4 +1,4 @@
-"""Performs the actions of the machines of reading (:mod:`bk_spark.protocol.ledger.reading.read_actions`)."""
+"""Runs the machines of reading, and performs their actions (:mod:`bk_spark.protocol.ledger.reading.read_actions`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bk_spark.bookie.connection.v2 import BookieConnection
 from bk_spark.bookie.metadata.metadata_calls import call_metadata
 from bk_spark.bookie.reading.read_access import ReadAccess
 from bk_spark.bookie.runners import AsyncRunner
-from bk_spark.protocol.entries.entry_block import EntryBlock
+from bk_spark.protocol.entries.entry import Entry, EntryBlock
 from bk_spark.protocol.errors import BookieUnavailableError, BookKeeperError
 from bk_spark.protocol.ledger.metadata_calls import MetadataFailed, MetadataFound, ReadMetadata
 from bk_spark.protocol.ledger.reading.lac import LacRead
@@ -30,13 +30,15 @@ from bk_spark.protocol.ledger.reading.read_actions import (
     RequestFailed,
     WatchMetadata,
 )
-from bk_spark.protocol.machine import EndedBy, Machine
+from bk_spark.protocol.ledger.reading.single_read import SingleRead
+from bk_spark.protocol.machine import EndedBy, Machine, StartTimer, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
+from bk_spark.protocol.replication.entry_lists import EntriesListed, ListEntries
 from bk_spark.protocol.wire import wire_v3
 
 _LOG = logging.getLogger(__name__)
 
-Q = TypeVar("Q", ReadEntries, ReadBatch, AskLac, LongPoll)
+Q = TypeVar("Q", ReadEntries, ReadBatch, AskLac, LongPoll, ListEntries)
 T = TypeVar("T")
 Perform = Callable[[Any], Coroutine[Any, Any, Any] | None]
 
@@ -59,6 +61,8 @@ class Performer:
                 return self._answered(action, self._ask_lac)
             case LongPoll():
                 return self._answered(action, self._poll)
+            case ListEntries():
+                return self._answered(action, self._list)
             case ReadMetadata():
                 return call_metadata(self._access.services, self._ledger_id, action)
             case WatchMetadata():
@@ -100,6 +104,10 @@ class Performer:
         connection = await self._access.pool_v3.get(action.bookie_id)
         answer = wire_v3.lac_answer(await connection.read_lac(self._ledger_id))
         return LacTold(action.request_id, *answer)
+
+    async def _list(self, action: ListEntries) -> EntriesListed:
+        connection = await self._access.pool_v3.get(action.bookie_id)
+        return EntriesListed(action.request_id, await connection.list_entries(self._ledger_id))
 
     async def _poll(self, action: LongPoll) -> PollAnswered:
         connection = await self._access.pool_v3.get(action.bookie_id)
@@ -163,3 +171,30 @@ async def read_lac(ledger: LedgerKey, metadata: LedgerMetadata, access: ReadAcce
         return await runner.result()
     finally:
         await runner.stop()
+
+
+async def try_one_replica(
+    ledger: LedgerKey, metadata: LedgerMetadata, entry_id: int, access: ReadAccess
+) -> Entry | None:
+    """Return the entry if its first replica returns it soon. None says nothing about the entry.
+
+    Runs the machine without a task: a single read is short.
+    """
+    machine = SingleRead(ledger, metadata, entry_id, access.read_settings, access.history)
+    match machine.take_actions():
+        case [StartTimer(name, after_ms), ReadEntries(request_id, bookie_id, entry_ids)]:
+            event: EntriesRead | RequestFailed | TimerFired
+            try:
+                async with asyncio.timeout(after_ms / 1000):
+                    connection = access.pool.existing(bookie_id) or await access.pool.get(bookie_id)
+                    event = EntriesRead(request_id, await connection.read(ledger.ledger_id, entry_ids))
+            except TimeoutError:
+                event = TimerFired(name)
+            except BookKeeperError as error:
+                event = RequestFailed(request_id, error)
+            machine.handle(event)
+    end = machine.outcome
+    assert end is not None
+    if isinstance(end, EndedBy):
+        raise end.error
+    return end.result

@@ -1,6 +1,8 @@
 """Reads ranges of many ledgers in order. The next ledgers are opened ahead, and small ranges are read ahead.
 
-:mod:`bk_spark.protocol.ledger.reading.range_windows` decides which ranges are read together, and restores their order.
+:mod:`bk_spark.protocol.ledger.reading.range_windows` decides which ranges are read together, how far ahead, and when an
+error counts, and restores the order. Reads of spans are plain tasks here, not actions of a machine: each is run by a
+runner of its own, and the blocks of a large range go to the caller as fast as it takes them, without events in between.
 """
 
 from __future__ import annotations
@@ -9,19 +11,15 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Final
 
 from bk_spark.bookie.reading.arrow import taken
 from bk_spark.bookie.reading.read_handle import ReadHandle
-from bk_spark.protocol.entries.entry_block import EntryBlock
+from bk_spark.protocol.entries.entry import EntryBlock
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookKeeperError
-from bk_spark.protocol.ledger.reading.range_windows import EntryRanges, Span, Window, Windows
+from bk_spark.protocol.ledger.reading.range_windows import SPANS_AT_ONCE, EntryRanges, ReadAhead, Span, Window, Windows
 
 OpenLedger = Callable[[int], Awaitable[ReadHandle]]
-
-#: Spans read at the same time.
-_AT_ONCE: Final = 16
 
 
 class RangeSeries:
@@ -31,7 +29,7 @@ class RangeSeries:
         self._open = open_ledger
         self._windows = Windows(ranges)
         self._begun: deque[_WindowRead] = deque()
-        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._slots = asyncio.Semaphore(SPANS_AT_ONCE)
 
     async def payloads(self) -> AsyncGenerator[Payloads, None]:
         """Yield the payloads in order, any number of entries at a time.
@@ -48,7 +46,7 @@ class RangeSeries:
                     async for part in parts:
                         given_entries += len(part)
                         yield part
-                if self._windows.end(given_entries, read.found_bytes):
+                if self._windows.end(given_entries, read.ahead.found_bytes):
                     await self._close()
                 else:
                     self._begun.popleft()
@@ -66,36 +64,31 @@ class RangeSeries:
 
 
 class _WindowRead:
-    """Reads one window. All its spans begin at once. Of a large window only the ledger is opened ahead."""
+    """Reads one window. All its spans begin at once."""
 
     def __init__(self, window: Window, open_ledger: OpenLedger, slots: asyncio.Semaphore) -> None:
-        self.window = window
+        self.ahead = ReadAhead(window)
+        self._window = window
         self._open = open_ledger
-        self._found: list[list[EntryBlock]] = [[] for _ in window.spans]
-        self.found_bytes = 0
-        self._errors: dict[int, BookKeeperError] = {}
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._prepare(number, slots)) for number in range(len(window.spans))]
 
     async def payloads(self) -> AsyncGenerator[Payloads, None]:
         """Yield payloads in order. Stops before the window's end if it has far more bytes than expected."""
-        if self.window.is_large:
+        if self._window.is_large:
             await self._tasks[0]
-            if self._errors:
-                raise self._errors[0]
-            async with aclosing(await self._blocks(self.window.spans[0])) as blocks:
+            self.ahead.check(0)
+            async with aclosing(await self._blocks(self._window.spans[0])) as blocks:
                 async for block in blocks:
                     yield block.payloads
             return
         await asyncio.gather(*self._tasks)
-        counts = [sum(map(len, blocks)) for blocks in self._found]
-        gathered = self.window.gathered(counts)
+        parts, gathered = self.ahead.take()
         if len(gathered.positions):
-            found = Payloads.joined([block.payloads for blocks in self._found for block in blocks])
-            self._found = []
-            yield found if len(self.window.spans) == 1 else taken(found, gathered.positions)
-        if gathered.missing_span in self._errors:
-            raise self._errors[gathered.missing_span]
+            found = Payloads.joined(parts)
+            del parts  # joining has copied them
+            yield found if len(self._window.spans) == 1 else taken(found, gathered.positions)
+        self.ahead.check(gathered.missing_span)
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -104,22 +97,19 @@ class _WindowRead:
 
     async def _prepare(self, number: int, slots: asyncio.Semaphore) -> None:
         async with slots:
-            span = self.window.spans[number]
+            span = self._window.spans[number]
             try:
-                if self.window.is_large:
+                if self._window.is_large:
                     await self._open(span.ledger_id)
-                elif number == 0 or not self.window.overflows(self.found_bytes):
+                elif self.ahead.wants(number):
                     await self._read_ahead(number, span)
             except BookKeeperError as error:
-                # Raised when the reader gets to the entry that could not be read.
-                self._errors[number] = error
+                self.ahead.fail(number, error)
 
     async def _read_ahead(self, number: int, span: Span) -> None:
         async with aclosing(await self._blocks(span)) as blocks:
             async for block in blocks:
-                self._found[number].append(block)
-                self.found_bytes += block.payloads.size_bytes
-                if self.window.overflows(self.found_bytes):
+                if not self.ahead.add(number, block.payloads):
                     return
 
     async def _blocks(self, span: Span) -> AsyncGenerator[EntryBlock, None]:

@@ -8,13 +8,12 @@ from contextlib import aclosing
 import pyarrow as pa
 
 from bk_spark.bookie.reading.arrow import MAX_COLUMN_BYTES, entries_batch
-from bk_spark.bookie.reading.performer import Performer, blocks_of, read_lac
+from bk_spark.bookie.reading.performer import Performer, blocks_of, read_lac, try_one_replica
 from bk_spark.bookie.reading.read_access import ReadAccess
-from bk_spark.bookie.reading.single_read import try_one_replica
 from bk_spark.bookie.reading.tail import Tail
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.entries.digest import digest_function
-from bk_spark.protocol.entries.entry_block import EntryBlock
+from bk_spark.protocol.entries.entry import EntryBlock
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey, LedgerView
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata

@@ -11,7 +11,7 @@ from typing import Any
 from bk_spark.bookie.reading.performer import Performer, blocks_of, read_lac
 from bk_spark.bookie.reading.read_access import ReadAccess
 from bk_spark.bookie.runners import AsyncRunner
-from bk_spark.protocol.entries.entry_block import EntryBlock
+from bk_spark.protocol.entries.entry import EntryBlock
 from bk_spark.protocol.errors import BookKeeperError, EntryUnknownError
 from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey, LedgerView
 from bk_spark.protocol.ledger.reading.read_actions import (

@@ -20,7 +20,7 @@ from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.reading.read_access import ReadAccess
-from bk_spark.bookie.replication.repair_performer import LedgerRepairs, copy_limits_of
+from bk_spark.bookie.replication.repair_performer import LedgerRepairs, copy_limits_of, throttle_to
 from bk_spark.bookie.replication.under_replication_store import UnderReplicationStore
 from bk_spark.protocol.errors import (
     BookKeeperError,
@@ -34,6 +34,7 @@ from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.metadata.replication_notes import reason_path
 from bk_spark.protocol.metadata.under_replication import Mark, decode_lock
 from bk_spark.protocol.replication.actions import LockLost, Repaired, RepairResult, Unrepairable
+from bk_spark.protocol.replication.copy_rate import CopyRate
 from bk_spark.protocol.replication.repair_settings import RepairSettings
 
 #: A locked ledger is tried again after this pause.
@@ -61,6 +62,8 @@ class RecoverySettings:
         Ledgers that are repaired at the same time.
     lock_wait_s
         How long a ledger that somebody else has locked is waited for.
+    bytes_per_s
+        Bytes that are copied per second. 0: no limit.
     grace_ms
         As for :class:`~bk_spark.protocol.replication.repair_settings.RepairSettings`.
     """
@@ -70,6 +73,7 @@ class RecoverySettings:
     targets: frozenset[str] | None = None
     at_once: int = 4
     lock_wait_s: float = 60.0
+    bytes_per_s: int = 0
     grace_ms: int = 30_000
 
 
@@ -157,13 +161,14 @@ class _Recovery:
         self._store.prepare()
         self._proof = self._store.begin_worker(_WORKER)
         reads = ReadAccess.of(session.services, session.pool, session.pool_v3, session.config)
+        rate = CopyRate(bytes_per_s=settings.bytes_per_s)
         repair = RepairSettings(
             grace_ms=settings.grace_ms,
             replaced=settings.bookies if settings.registered_too else frozenset(),
             targets=settings.targets,
-            copy=copy_limits_of(reads),
+            copy=rate.batches(copy_limits_of(reads)),
         )
-        self._repairs = LedgerRepairs(session, reads, self._ledgers, self._proof, repair)
+        self._repairs = LedgerRepairs(session, reads, self._ledgers, self._proof, repair, throttle=throttle_to(rate))
         self._todo: deque[int] = deque()
         self._locked: deque[_Locked] = deque()
         #: Why nothing more can be done.

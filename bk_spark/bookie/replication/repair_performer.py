@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -20,7 +21,7 @@ from bk_spark.protocol.codes import Code, DigestType
 from bk_spark.protocol.entries.digest import digest_function, master_key
 from bk_spark.protocol.errors import BookKeeperError, EntryUnknownError, MetadataConflictError
 from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey
-from bk_spark.protocol.ledger.reading.read_actions import RequestFailed
+from bk_spark.protocol.ledger.reading.read_actions import ReadBatch, ReadEntries, RequestFailed
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.metadata.under_replication import Mark
 from bk_spark.protocol.quorum import Quorum
@@ -48,7 +49,8 @@ from bk_spark.protocol.replication.actions import (
     ThrottlePassed,
     WriteEntries,
 )
-from bk_spark.protocol.replication.fragment_copy import CopyLimits
+from bk_spark.protocol.replication.copy_limits import CopyLimits
+from bk_spark.protocol.replication.copy_rate import CopyRate
 from bk_spark.protocol.replication.ledger_repair import LedgerRepair
 from bk_spark.protocol.replication.repair_settings import RepairSettings
 from bk_spark.protocol.replication.verification import key_of
@@ -84,17 +86,29 @@ async def no_throttle(entries: int, size_bytes: int) -> None:
     """Let everything pass."""
 
 
+def throttle_to(rate: CopyRate) -> Throttle:
+    """Return a throttle that keeps ``rate``."""
+
+    async def throttle(entries: int, size_bytes: int) -> None:
+        await asyncio.sleep(rate.take(entries, size_bytes, time.monotonic() * 1000) / 1000)
+
+    return throttle
+
+
 @dataclass(slots=True)
 class CopyTotals:
-    """What bookies have acknowledged as copies. An entry counts once for each bookie."""
+    """Entries that were read to be copied, or that bookies have acknowledged as copies, once for each bookie. Their
+    bytes are those that bookies store. ``told`` hears how many milliseconds each request took, and whether it
+    succeeded. Reads of checks are requests, too."""
 
     entries: int = 0
     size_bytes: int = 0
+    told: Callable[[float, bool], None] = lambda latency_ms, ok: None
 
-    def add(self, written: StoredEntries) -> None:
-        entries = len(written.entry_ids)
+    def add(self, stored: StoredEntries) -> None:
+        entries = len(stored.entry_ids)
         self.entries += entries
-        self.size_bytes += len(written.records) - _LENGTH_BYTES * entries
+        self.size_bytes += len(stored.records) - _LENGTH_BYTES * entries
 
 
 class LedgerRepairs:
@@ -109,11 +123,14 @@ class LedgerRepairs:
     ledgers
         The metadata of ledgers, in the session that holds the locks.
     proof
-        The path of the worker's ephemeral znode, from ``UnderReplicationStore.begin_worker``.
+        The path of the worker's ephemeral znode, from ``UnderReplicationStore.begin_worker``. None: no member can be
+        replaced.
     throttle
         Shared by all repairs.
-    totals
-        Counts what is copied. Default: totals of these repairs alone.
+    read_ledger
+        Reads the newest metadata of a ledger. Default: ``ledgers.read_latest``.
+    read, written
+        Count what is read to be copied, and what is copied. Default: totals of these repairs alone.
     """
 
     def __init__(
@@ -121,11 +138,13 @@ class LedgerRepairs:
         session: ClusterSession,
         reads: ReadAccess,
         ledgers: LedgerStore,
-        proof: str,
+        proof: str | None,
         settings: RepairSettings,
         *,
         throttle: Throttle = no_throttle,
-        totals: CopyTotals | None = None,
+        read_ledger: Callable[[int], StoredMetadata] | None = None,
+        read: CopyTotals | None = None,
+        written: CopyTotals | None = None,
     ) -> None:
         self.session = session
         self.reads = reads
@@ -133,7 +152,9 @@ class LedgerRepairs:
         self.proof = proof
         self.settings = settings
         self.throttle = throttle
-        self.totals = totals or CopyTotals()
+        self.read_ledger = read_ledger or ledgers.read_latest
+        self.read = read or CopyTotals()
+        self.written = written or CopyTotals()
 
     async def __call__(self, ledger_id: int, mark: Mark, unreadable: Collection[int] = frozenset()) -> RepairResult:
         """Repair a ledger whose lock is held.
@@ -154,7 +175,7 @@ class LedgerRepairs:
             If ZooKeeper does not answer. What was done is unknown, and the mark must stay.
         """
         machine = LedgerRepair(ledger_id, mark.missing, self.settings, random.Random(), unreadable=unreadable)
-        performer = _RepairPerformer(ledger_id, self)
+        performer = RepairPerformer(ledger_id, self)
         runner: AsyncRunner[RepairAction, RepairEvent, RepairResult] = AsyncRunner(
             machine, performer, what=f"repair of ledger {ledger_id}"
         )
@@ -166,8 +187,8 @@ class LedgerRepairs:
             await performer.close()
 
 
-class _RepairPerformer:
-    """Performs the actions of one repair. Calls are bounded by the client's timeouts."""
+class RepairPerformer:
+    """Performs the actions of the repair of one ledger. Calls are bounded by the client's timeouts."""
 
     def __init__(self, ledger_id: int, repairs: LedgerRepairs) -> None:
         self._ledger_id = ledger_id
@@ -189,8 +210,8 @@ class _RepairPerformer:
         match action:
             case ReadLedger():
                 return self._read_ledger()
-            case ReadBookies():
-                return self._read_bookies()
+            case ReadBookies(members):
+                return self._read_bookies(members)
             case ReadLastAddConfirmed(metadata):
                 return self._read_lac(metadata)
             case ChooseTarget():
@@ -203,20 +224,25 @@ class _RepairPerformer:
                 return self._recover(metadata)
             case WriteEntries():
                 return self._write(action)
-            case AskThrottle(request_id, entries, size_bytes):
-                return self._throttle(request_id, entries, size_bytes)
+            case AskThrottle():
+                return self._throttle(action)
+            case ReadEntries() | ReadBatch():
+                return self._timed_read(action)
         return self._read(action)
 
     # --- metadata ---
 
     async def _read_ledger(self) -> LedgerFound:
-        stored = await self._blocking(self._repairs.ledgers.read_latest, self._ledger_id)
+        stored = await self._blocking(self._repairs.read_ledger, self._ledger_id)
         self._stored = stored
         assert stored.created_zxid is not None
         return LedgerFound(stored.metadata, stored.version, stored.created_zxid)
 
-    async def _read_bookies(self) -> BookiesFound:
-        return BookiesFound(*await self._session.services.bookie_ids())
+    async def _read_bookies(self, members: frozenset[str]) -> BookiesFound:
+        # The lists first: a bookie that registers again in between has its new registration then.
+        services = self._session.services
+        writable, read_only = await services.bookie_ids()
+        return BookiesFound(writable, read_only, await services.registrations(members & (writable | read_only)))
 
     async def _choose(self, action: ChooseTarget) -> TargetChosen:
         services, ensemble = self._session.services, action.ensemble
@@ -224,15 +250,15 @@ class _RepairPerformer:
         return TargetChosen(*await chosen)
 
     async def _find_misplaced(self, quorum: Quorum, ensemble: tuple[str, ...]) -> MisplacedFound:
-        return MisplacedFound(await self._session.services.find_misplaced(quorum, ensemble))
+        return MisplacedFound(*await self._session.services.find_misplaced(quorum, ensemble))
 
     async def _replace(self, metadata: LedgerMetadata, version: int) -> MembersReplaced:
         read = self._stored
+        proof = self._repairs.proof
+        assert proof is not None
         if read is None or read.version != version:
             raise MetadataConflictError("the metadata were read again meanwhile", ledger_id=self._ledger_id)
-        written = await self._blocking(
-            self._repairs.ledgers.write_proven, self._ledger_id, metadata, read, self._repairs.proof
-        )
+        written = await self._blocking(self._repairs.ledgers.write_proven, self._ledger_id, metadata, read, proof)
         _LOG.info("ledger %d: members replaced, now %s", self._ledger_id, _ensembles(metadata))
         return MembersReplaced(written.version)
 
@@ -274,21 +300,33 @@ class _RepairPerformer:
             await pool.close()
         return LedgerRecovered()
 
+    async def _timed_read(self, action: ReadEntries | ReadBatch) -> RepairEvent:
+        reading, began = self._read(action), time.monotonic()
+        assert reading is not None
+        event: RepairEvent = await reading
+        self._repairs.read.told((time.monotonic() - began) * 1000, not isinstance(event, RequestFailed))
+        return event
+
     async def _write(self, action: WriteEntries) -> EntriesWritten | RequestFailed:
         if self._adds is None:
             assert self._stored is not None
             self._adds = StoredAdds(self._ledger_id, master_key(self._stored.metadata.password or b""), self._pool)
+        written, began = self._repairs.written, time.monotonic()
         try:
             code = await self._adds.write(action.bookie_id, action.entries)
         except BookKeeperError as error:
+            written.told((time.monotonic() - began) * 1000, False)
             return RequestFailed(action.request_id, error)
+        written.told((time.monotonic() - began) * 1000, code is Code.OK)
         if code is Code.OK:
-            self._repairs.totals.add(action.entries)
+            written.add(action.entries)
         return EntriesWritten(action.request_id, code)
 
-    async def _throttle(self, request_id: int, entries: int, size_bytes: int) -> ThrottlePassed:
-        await self._repairs.throttle(entries, size_bytes)
-        return ThrottlePassed(request_id)
+    async def _throttle(self, action: AskThrottle) -> ThrottlePassed:
+        self._repairs.read.add(action.read)
+        entries, size_bytes = len(action.read.entry_ids), len(action.read.records)
+        await self._repairs.throttle(entries * action.targets, size_bytes * action.targets)
+        return ThrottlePassed(action.request_id)
 
 
 def _ensembles(metadata: LedgerMetadata) -> str:

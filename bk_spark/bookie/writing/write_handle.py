@@ -19,10 +19,8 @@ from bk_spark.bookie.writing.writer_performer import WriterPerformer
 from bk_spark.bookie.writing.writer_settings import limits_of, packager_of
 from bk_spark.protocol.codes import NO_ENTRY, DigestType
 from bk_spark.protocol.entries.digest import Buffer
-from bk_spark.protocol.entries.gathering import EntryGatherer, pieces
-from bk_spark.protocol.entries.payloads import Payloads
+from bk_spark.protocol.entries.payloads import EntryGatherer, PayloadLimit, Payloads, pieces
 from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError
-from bk_spark.protocol.ledger.payload_limit import PayloadLimit
 from bk_spark.protocol.ledger.writer import LedgerWriter
 from bk_spark.protocol.ledger.writer_actions import WriterAction, WriterEvent
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata

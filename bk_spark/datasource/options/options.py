@@ -80,7 +80,12 @@ class SourceOptions:
         "Where the cluster is, in Apache's syntax: `zk+hierarchical://host:port;host:port/ledgers`. Required.",
     )
     log_root: str = _option(
-        "logRoot", "/bk_spark/logs", TEXT, Use.ALL, Group.WHERE, "ZooKeeper path under which logs are kept."
+        "logRoot",
+        "/bk_spark/logs",
+        TEXT,
+        Use.ALL,
+        Group.WHERE,
+        "ZooKeeper path under which logs are kept. Clusters that share a ZooKeeper need different ones.",
     )
     _password: str | None = _option(
         "password", None, PASSWORD, Use.ALL, Group.WHERE, "Password of the ledgers.", secret=True

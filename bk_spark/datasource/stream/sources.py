@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from pyspark.sql.types import StructType
 
-from bk_spark.bookie.blocking_reader import BlockingReader
+from bk_spark.bookie.blocking import BlockingReader
 from bk_spark.datasource.connections import client_of
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.options.positions import Bounds

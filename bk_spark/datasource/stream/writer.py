@@ -87,6 +87,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             task_messages(messages),
             fence_tail=options.fence_tail,
             skip_committed=options.skip_committed_batches,
+            consecutive=True,
         )
         if request.batch_id != batchId:
             raise InvalidArgumentError(f"tasks wrote for batch {request.batch_id}, the commit is of batch {batchId}")

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from bk_spark.bookie.blocking_writer import BlockingWriter
+from bk_spark.bookie.blocking import BlockingWriter
 from bk_spark.datasource.connections import LogPlace
 from bk_spark.log.log import Log
 from bk_spark.protocol.errors import BookKeeperError

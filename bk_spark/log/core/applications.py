@@ -49,12 +49,13 @@ def check_run(application: Application | None, run: str, log_name: str) -> None:
 
 def is_done(application: Application | None, request: CommitRequest, log_name: str) -> bool:
     """Step 2: whether this batch or a later one is in the log. Raises BatchRefusedError if another query committed it,
-    or if the query's checkpoint was set back."""
+    if the query's checkpoint was set back, or if the log was."""
     if application is None:
         return False
     if application.query_id == request.query_id:
         if not request.skip_committed:
             _check_not_set_back(application, request, log_name)
+        _check_follows(application, request, log_name)
     elif application.batch_id >= request.batch_id:
         raise BatchRefusedError(
             f"log {log_name}: batch {application.batch_id} of application {application.app!r} was committed by query "
@@ -79,6 +80,32 @@ def _check_not_set_back(application: Application, request: CommitRequest, log_na
             "the checkpoint. Or continue with a new checkpoint, another txnAppId and the right starting offsets. Or, "
             "if the batches certainly have the same rows as before, set option skipCommittedBatches"
         )
+
+
+def _check_follows(application: Application, request: CommitRequest, log_name: str) -> None:
+    """Refuse a sink's batch if the log lacks batches before it, as after ZooKeeper was restored from a backup."""
+    last, offered = application.query_batch_id, request.query_batch_id
+    if request.consecutive and last is not None and offered is not None and offered > last + 1:
+        missing = f"batch {last + 1}" if offered == last + 2 else f"batches {last + 1} to {offered - 1}"
+        raise BatchRefusedError(
+            f"log {log_name}: query {request.query_id} offers its batch {offered} for application "
+            f"{application.app!r}, and the last one in the log is {last}: the log lacks {missing}. Either ZooKeeper "
+            "was restored from an older backup, and the log has forgotten them, or the query wrote them elsewhere. "
+            "Nothing was committed. Continue with a new checkpoint, another txnAppId, and starting offsets that "
+            "bring the missing rows again"
+        )
+
+
+def told_of_beginning(application: Application | None, request: CommitRequest, log_name: str) -> str:
+    """Return a warning about a sink's first batch in a log if the query has committed others before. Usually empty."""
+    offered = request.query_batch_id
+    if application is not None or not request.consecutive or not offered:
+        return ""
+    return (
+        f"log {log_name}: query {request.query_id} begins with its batch {offered}: the log has no batch of "
+        f"application {request.app!r}. If earlier ones were written to this log, it was deleted since, or ZooKeeper "
+        "was restored from an older backup, and their rows are missing"
+    )
 
 
 def told_of_repetition(application: Application, request: CommitRequest, log_name: str) -> str:

@@ -4,7 +4,8 @@ The steps, in this order (the caller does the last one, after the transaction to
 
 1. If the run is retired, refuse the batch and name the run that took over.
 2. If the application's last committed batch is this one or a later one, the batch is done. This holds only if the same
-   query committed it, and that query is not past the one batch that Spark may repeat.
+   query committed it, and that query is not past the one batch that Spark may repeat. A sink's batch that does not
+   follow the last one is refused: the log has forgotten batches.
 3. Every named ledger must be registered and not condemned. Every range must start after the committed entries.
    An open tail is sealed first if its log writer is gone or ``fence_tail`` is set; otherwise the commit is refused.
 4. One transaction writes segments in partition order, the application and ``next_offset``; an earlier run is retired.
@@ -24,7 +25,14 @@ from dataclasses import replace
 from typing import Final
 
 from bk_spark.log.core.append import Append, plan_append, read_head
-from bk_spark.log.core.applications import advance, check_ledgers, check_run, is_done, told_of_repetition
+from bk_spark.log.core.applications import (
+    advance,
+    check_ledgers,
+    check_run,
+    is_done,
+    told_of_beginning,
+    told_of_repetition,
+)
 from bk_spark.log.core.plan import AlreadyDone, CommitResult, CommitStatus, Plan, Readings, write_over
 from bk_spark.log.core.tail.tail_changes import seal_tail
 from bk_spark.log.formats.message import CommitRequest, LedgerRange
@@ -116,7 +124,14 @@ def _decide(
             *run_operations,
             *ledgers.operations,
         ),
-        CommitResult(CommitStatus.COMMITTED, start, end, time_ms, retired),
+        CommitResult(
+            CommitStatus.COMMITTED,
+            start,
+            end,
+            time_ms,
+            retired,
+            told_of_beginning(application, request, paths.name),
+        ),
     )
 
 

@@ -39,7 +39,8 @@ class CommitResult:
     retired_runs
         The runs that this commit took over from. Their ledgers must be recovered.
     warning
-        Usually empty. Otherwise a warning: the batch that counts as done may be a different one.
+        Usually empty. Otherwise a warning: the batch that counts as done may be a different one, or the log may lack
+        batches before this one.
     """
 
     status: CommitStatus

@@ -133,6 +133,9 @@ class CommitRequest:
         The query's own batch number. None for a batch write outside of ``foreachBatch``.
     skip_committed
         Count the batch as done if the query has committed later ones. For a query whose checkpoint was set back.
+    consecutive
+        The query commits each of its batches to this log, one after another, as a sink does. So a batch is refused that
+        does not follow the query's last one in the log.
 
     Raises
     ------
@@ -153,6 +156,7 @@ class CommitRequest:
     fence_tail: bool = False
     query_batch_id: int | None = None
     skip_committed: bool = False
+    consecutive: bool = False
     #: All ranges in partition order. Adjacent ranges that continue each other are merged.
     ranges: tuple[LedgerRange, ...] = field(init=False, repr=False, compare=False)
 
@@ -191,6 +195,7 @@ class CommitRequest:
         anonymous: bool = False,
         fence_tail: bool = False,
         skip_committed: bool = False,
+        consecutive: bool = False,
     ) -> CommitRequest:
         """Create the request when the driver knows its query only from the messages.
 
@@ -198,7 +203,7 @@ class CommitRequest:
         ----------
         messages
             One for each partition, at least one.
-        overwrite, anonymous, fence_tail, skip_committed
+        overwrite, anonymous, fence_tail, skip_committed, consecutive
             As for the class.
 
         Returns
@@ -226,6 +231,7 @@ class CommitRequest:
             fence_tail,
             one.query_batch_id,
             skip_committed,
+            consecutive,
         )
 
     def _check(self, message: CommitMessage) -> None:

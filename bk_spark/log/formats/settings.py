@@ -78,6 +78,9 @@ class LogSettings:
         A salted hash that identifies the password. The password itself is not stored.
     schema_json
         For ``arrow``: the schema, in Spark's JSON form. For ``raw``: None.
+    instance_id
+        The id of the cluster that has the log's ledgers. None if the cluster has no id. It is set when the log is
+        created.
 
     Raises
     ------
@@ -90,6 +93,7 @@ class LogSettings:
     entry_format: EntryFormat
     password_check: PasswordCheck
     schema_json: str | None = None
+    instance_id: str | None = None
 
     def __post_init__(self) -> None:
         if (self.entry_format is EntryFormat.ARROW) != (self.schema_json is not None):
@@ -134,6 +138,51 @@ class LogSettings:
         """
         return cls(quorum, digest_type, entry_format, PasswordCheck.of(password), schema_json)
 
+    def may_be_in(self, instance_id: str | None) -> bool:
+        """Tell whether the log's ledgers may be in a cluster.
+
+        Parameters
+        ----------
+        instance_id
+            The id of the cluster. None if it has none.
+
+        Returns
+        -------
+        bool
+            Whether the log was created in this cluster, or in one without an id.
+        """
+        return self.instance_id in (None, instance_id)
+
+    def check_cluster(self, instance_id: str | None, log_name: str) -> None:
+        """Check that the log's ledgers are in a cluster. In another one their ids are those of other ledgers.
+
+        Parameters
+        ----------
+        instance_id
+            The id of the cluster. None if it has none.
+        log_name
+            The name of the log, for the error text.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the log was created in another cluster.
+        """
+        if self.may_be_in(instance_id):
+            return
+        ledgers = f"the ledgers of log {log_name} are in cluster {self.instance_id}"
+        if instance_id is None:
+            raise InvalidArgumentError(
+                f"{ledgers}, and the cluster at metadataServiceUri has no id (its znode INSTANCEID is missing): "
+                "correct metadataServiceUri. If it is right, the znode was lost: create it again, with this id in it"
+            )
+        raise InvalidArgumentError(
+            f"{ledgers}, and metadataServiceUri names cluster {instance_id}: correct metadataServiceUri. Clusters that "
+            "share a ZooKeeper need different roots for their logs (option logRoot). If metadataServiceUri is right, "
+            "the cluster was made anew. Keep the log as long as its old cluster may come back; "
+            "otherwise bkctl log delete frees its name"
+        )
+
     def check_password(self, password: bytes, log_name: str) -> None:
         """Check a password.
 
@@ -175,6 +224,7 @@ def encode_settings(log_id: str, settings: LogSettings) -> bytes:
         entry_format=_FORMAT_NUMBER[settings.entry_format],
         schema_json=settings.schema_json,
         password_check=pb.PasswordCheck(salt=check.salt, iterations=check.iterations, hash=check.hash),
+        instance_id=settings.instance_id,
     ).SerializeToString()
 
 
@@ -191,6 +241,7 @@ def decode_settings(data: bytes, path: str) -> tuple[str, LogSettings]:
             _FORMAT_OF_NUMBER[message.entry_format],
             PasswordCheck(check.salt, check.iterations, check.hash),
             message.schema_json or None,
+            message.instance_id or None,
         )
     except (KeyError, ValueError) as error:
         raise MetadataFormatError(f"settings of a log {path} are damaged: {error}") from error

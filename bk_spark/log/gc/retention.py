@@ -92,12 +92,12 @@ def policy_steps(paths: LogPaths) -> Steps[ReadPolicy]:
 
 def offset_to_keep(segments: SegmentList, policy: Policy, now_ms: int) -> int:
     """Return the first offset that the policy keeps. Truncating up to there drops everything else."""
-    kept = segments.first_offset
+    kept = []
     if policy.retention_time_ms:
-        kept = max(kept, _kept_by_time(segments, now_ms - policy.retention_time_ms - COMMIT_TIME_LAG_MS))
+        kept.append(_kept_by_time(segments, now_ms - policy.retention_time_ms - COMMIT_TIME_LAG_MS))
     if policy.retention_size_bytes:
-        kept = max(kept, _kept_by_size(segments, policy.retention_size_bytes))
-    return kept
+        kept.append(_kept_by_size(segments, policy.retention_size_bytes))
+    return max(segments.first_offset, min(kept, default=segments.first_offset))
 
 
 class Retain:

@@ -16,7 +16,7 @@ from bk_spark.log.core.plan import AlreadyDone, Plan, Readings, StaleError
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.page import SegmentPage, decode_page
 from bk_spark.log.formats.znodes import Head
-from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError
+from bk_spark.protocol.errors import InvalidArgumentError, MetadataConflictError
 from bk_spark.protocol.metadata.znodes import CheckOp, TransactionOp
 
 
@@ -56,8 +56,9 @@ class Truncate:
         return "truncate again: a repetition changes nothing"
 
     def decide(self, readings: Readings, now_ms: int, maybe: int | None) -> AlreadyDone[int] | Plan[int]:
-        """Raises NoSuchLogError, LogReplacedError, InvalidArgumentError for an offset beyond the end, and
-        MetadataFormatError if a znode cannot be decoded."""
+        """Raises NoSuchLogError, LogReplacedError, InvalidArgumentError for an offset beyond the end,
+        MetadataConflictError if ``start`` is required and was not given, and MetadataFormatError if a znode cannot be
+        decoded."""
         read = read_head(readings, self.paths)
         head = read.head
         # Data appended after it took effect stays, even if it lies below the offset too.
@@ -90,8 +91,10 @@ class Truncate:
 def _page_with(readings: Readings, paths: LogPaths, head: Head, offset: int) -> tuple[SegmentPage, int]:
     """Find the page that holds ``offset``, which is in the log, by bisection. Returns the page and its version."""
     if head.index is not None and offset < head.index.end_offset:
-        raise MetadataFormatError(
-            f"log {paths.name}: offset {offset} is in a page that left ZooKeeper for the index ledger"
+        # The caller saw a list that ended before this offset. Pages that it saw come with where the segment starts.
+        raise MetadataConflictError(
+            f"log {paths.name}: since this truncation began, the log grew past offset {offset}, and the offset's page "
+            "left ZooKeeper for the index ledger; truncate again"
         )
     low, high = head.first_znode_page, head.tail_page
     while low < high:

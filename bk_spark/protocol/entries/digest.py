@@ -14,6 +14,14 @@ Each covers the 32 bytes of the entry's header and then the payload (or the 16 b
 Both checksums are affine over the bits of a message of given length. The checksum of a header is the exclusive or of
 one table value per byte. So numpy computes the checksums of many headers at once, and only the payload needs one call
 per entry.
+
+Many payloads of one size are checked with a single checksum over all of them. A CRC is affine in its start value, too:
+``crc(b, v) == crc(b, 0) ^ M(v)``, where the linear map M depends only on the length of ``b``. So with payloads p0, p1,
+… of one size, ``crc(p0 + p1 + …, 0)`` follows from ``crc(p0, 0)``, ``crc(p1, 0)``, …. It is the exclusive or of these,
+after M is applied to each once for every payload that follows it. The digests of the entries give the expected checksum
+of each payload. From these, numpy computes the expected checksum of the whole. One call computes the actual one. A
+changed payload changes the whole as it would change its own checksum. Several changes cancel out with a probability of
+one in 2³², the same as for a wrong payload that fits its digest.
 """
 
 from __future__ import annotations
@@ -23,7 +31,7 @@ import hmac
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final
 
 import crc32c as _crc32c
@@ -31,10 +39,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.entries import crc_runs
 
 Buffer = bytes | bytearray | memoryview
 Bytes2D = npt.NDArray[np.uint8]
+_Uint32s = npt.NDArray[np.uint32]
 _Checksum = Callable[[Buffer, int], int]
 
 #: Size of the header before the payload, when many digests are computed at once.
@@ -43,6 +51,7 @@ _HEADER_BYTES: Final = 32
 _TABLES_MIN: Final = 24
 #: Above this payload size, one checksum call for each payload costs little.
 _RUN_MAX_BYTES: Final = 16 * 1024
+_CRC_BITS: Final = 32
 
 
 def master_key(password: bytes) -> bytes:
@@ -107,8 +116,8 @@ class _Crc(DigestFunction):
             return False
         befores = _header_checksums(checksum, headers)
         # The digest is the payload's checksum, started from the header's. Remove that start, so that it starts from 0.
-        each = stored.astype(np.uint32) ^ crc_runs.moved(checksum, size, befores)
-        return crc_runs.joined(checksum, size, each) == checksum(payloads[: len(headers) * size], 0)
+        each = stored.astype(np.uint32) ^ _moved(checksum, size, befores)
+        return _joined(checksum, size, each) == checksum(payloads[: len(headers) * size], 0)
 
 
 class _Hmac(DigestFunction):
@@ -135,7 +144,7 @@ class _Dummy(DigestFunction):
         return np.empty((len(headers), 0), np.uint8)
 
 
-def _header_checksums(checksum: _Checksum, headers: Bytes2D) -> npt.NDArray[np.uint32]:
+def _header_checksums(checksum: _Checksum, headers: Bytes2D) -> _Uint32s:
     zeros, tables = _tables(checksum)
     found = np.full(len(headers), zeros, np.uint32)
     for table, column in zip(tables, headers.T, strict=True):
@@ -144,7 +153,7 @@ def _header_checksums(checksum: _Checksum, headers: Bytes2D) -> npt.NDArray[np.u
 
 
 @cache
-def _tables(checksum: _Checksum) -> tuple[int, npt.NDArray[np.uint32]]:
+def _tables(checksum: _Checksum) -> tuple[int, _Uint32s]:
     """Return the checksum of a header of zeros, and how each value of each byte changes it."""
     zeros = checksum(bytes(_HEADER_BYTES), 0)
     changes = np.empty((_HEADER_BYTES, 256), np.uint32)
@@ -154,6 +163,47 @@ def _tables(checksum: _Checksum) -> tuple[int, npt.NDArray[np.uint32]]:
             header[position] = value
             changes[position, value] = checksum(header, 0) ^ zeros
     return zeros, changes
+
+
+def _moved(checksum: _Checksum, size: int, values: _Uint32s) -> _Uint32s:
+    """Return how each of ``values``, used as the start of a checksum over ``size`` bytes, changes that checksum."""
+    return _apply(_map(checksum, size, 0), values)
+
+
+def _joined(checksum: _Checksum, size: int, each: _Uint32s) -> int:
+    """Return the checksum (from 0) of concatenated payloads of ``size`` bytes with the checksums ``each``."""
+    level = 0
+    while len(each) > 1:
+        if len(each) % 2:
+            # Pad with zero: M maps it to zero, so it changes nothing.
+            each = np.concatenate([np.zeros(1, np.uint32), each])
+        each = _apply(_map(checksum, size, level), each[::2]) ^ each[1::2]
+        level += 1
+    return int(each[0])
+
+
+@lru_cache(256)
+def _map(checksum: _Checksum, size: int, level: int) -> _Uint32s:
+    """Return M of ``size << level`` bytes, as the result for each byte position and each byte value."""
+    if level:
+        half = _map(checksum, size, level - 1)
+        images = _apply(half, _apply(half, np.uint32(1) << np.arange(_CRC_BITS, dtype=np.uint32)))
+    else:
+        zeros = bytes(size)
+        still = checksum(zeros, 0)
+        images = np.array([checksum(zeros, 1 << bit) ^ still for bit in range(_CRC_BITS)], np.uint32)
+    tables = np.zeros((_CRC_BITS // 8, 256), np.uint32)
+    for bit, image in enumerate(images):
+        table, low = tables[bit // 8], 1 << bit % 8
+        table[low : 2 * low] = table[:low] ^ image
+    return tables
+
+
+def _apply(tables: _Uint32s, values: _Uint32s) -> _Uint32s:
+    found: _Uint32s = tables[0][values & 0xFF]
+    for position in (1, 2, 3):
+        found ^= tables[position][values >> np.uint32(8 * position) & 0xFF]
+    return found
 
 
 _CRC32C: Final = _Crc(_crc32c.crc32c, 4)

@@ -12,19 +12,25 @@ offset size field
 ====== ==== ===============================================================================
 
 All integers are big-endian. A LAC packet (explicit LAC) is ledger id, LAC, digest over those 16 bytes.
+
+Answers with many entries are verified at once, and their payloads are put into one buffer.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.entries.digest import Buffer, DigestFunction
-from bk_spark.protocol.errors import DigestMismatchError
+from bk_spark.protocol.entries.payloads import Payloads
+from bk_spark.protocol.errors import DigestMismatchError, WireFormatError
 
 ENTRY_HEADER: Final = struct.Struct(">qqqq")
 ENTRY_HEADER_BYTES: Final = 32
@@ -32,6 +38,10 @@ LAC_PACKET_HEADER: Final = struct.Struct(">qq")
 
 #: The entry header as a numpy record, for runs of entries of equal size.
 ENTRY_HEADER_DTYPE: Final = np.dtype([("ledger", ">i8"), ("entry", ">i8"), ("lac", ">i8"), ("length", ">i8")])
+_U32: Final = struct.Struct(">I")
+_LENGTH_BYTES: Final = 4
+#: With fewer entries, numpy's fixed costs exceed the work.
+_VECTOR_MIN: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +53,28 @@ class Entry:
     last_add_confirmed: int
     length: int
     payload: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class EntryBlock:
+    """Verified entries of one ledger, with consecutive ids.
+
+    Parameters
+    ----------
+    first_entry_id
+        The id of the first entry.
+    payloads
+        The payloads of the entries.
+    max_lac
+        The highest last add confirmed in the entries, -1 if none.
+    """
+
+    first_entry_id: int
+    payloads: Payloads
+    max_lac: int
+
+    def __len__(self) -> int:
+        return len(self.payloads)
 
 
 def pack_entry(
@@ -81,6 +113,71 @@ def verify_entry(
     return Entry(found_ledger, found_entry, lac, length, payload)
 
 
+def verify_records(
+    records: memoryview, ledger_id: int, first_entry_id: int, digest_type: DigestType, digest: DigestFunction
+) -> EntryBlock:
+    """Verify ``u32 length, stored entry`` records that should be entries ``first_entry_id``, +1, ….
+
+    Returns the longest prefix that is right. Raises DigestMismatchError if the first entry is wrong, and
+    WireFormatError if a record is incomplete.
+    """
+    starts, sizes = _cut(records)
+    if not len(starts):
+        raise WireFormatError("no record where at least one was promised", ledger_id=ledger_id)
+    count, size = len(starts), int(sizes[0])
+    payload_at = ENTRY_HEADER_BYTES + digest_type.digest_bytes
+    if count < _VECTOR_MIN or int(sizes.min()) < payload_at:
+        stored = [records[s : s + n] for s, n in zip(starts.tolist(), sizes.tolist(), strict=True)]
+        return verify_stored(stored, ledger_id, first_entry_id, digest_type, digest)
+    data = np.frombuffer(records, np.uint8)
+    stride = size + _LENGTH_BYTES
+    uniform = count * stride == len(records) and int(sizes.max()) == size == int(sizes.min())
+    entry_ids = np.arange(first_entry_id, first_entry_id + count)
+    if uniform:
+        rows = data.reshape(count, stride)[:, _LENGTH_BYTES:]
+        # One strided copy, so that the receive buffer can be freed.
+        joined = np.ascontiguousarray(rows[:, payload_at:]).reshape(-1).data
+        offsets = (size - payload_at) * np.arange(count + 1, dtype=np.int64)
+        payloads = Payloads(joined, offsets)
+        good, max_lac = _verify(rows[:, :payload_at], payloads, ledger_id, entry_ids, digest, size - payload_at)
+        return EntryBlock(first_entry_id, payloads.part(0, good), max_lac)
+    heads = data[starts[:, None] + np.arange(payload_at)]
+    bounds = zip((starts + payload_at).tolist(), (starts + sizes).tolist(), strict=True)
+    views = [records[start:end] for start, end in bounds]
+    good, max_lac = _verify(heads, views, ledger_id, entry_ids, digest)
+    return EntryBlock(first_entry_id, Payloads.of(views[:good]), max_lac)
+
+
+def verify_stored(
+    stored: Sequence[memoryview],
+    ledger_id: int,
+    first_entry_id: int,
+    digest_type: DigestType,
+    digest: DigestFunction,
+    step: int = 1,
+) -> EntryBlock:
+    """Do the same as :func:`verify_records` for separate stored entries whose ids are ``step`` apart."""
+    count, payload_at = len(stored), ENTRY_HEADER_BYTES + digest_type.digest_bytes
+    if count >= _VECTOR_MIN and min(map(len, stored)) >= payload_at:
+        heads = np.frombuffer(b"".join([one[:payload_at] for one in stored]), np.uint8).reshape(count, payload_at)
+        payloads = [one[payload_at:] for one in stored]
+        entry_ids = first_entry_id + step * np.arange(count)
+        good, max_lac = _verify(heads, payloads, ledger_id, entry_ids, digest)
+        return EntryBlock(first_entry_id, Payloads.of(payloads[:good]), max_lac)
+    payloads = []
+    max_lac = -1
+    for index, one in enumerate(stored):
+        try:
+            entry = verify_entry(one, ledger_id, first_entry_id + index * step, digest_type, digest)
+        except DigestMismatchError:
+            if not payloads:
+                raise
+            break
+        payloads.append(entry.payload)
+        max_lac = max(max_lac, entry.last_add_confirmed)
+    return EntryBlock(first_entry_id, Payloads.of(payloads), max_lac)
+
+
 def pack_lac(ledger_id: int, last_add_confirmed: int, digest: DigestFunction) -> bytes:
     """Return a LAC packet for WRITE_LAC."""
     header = LAC_PACKET_HEADER.pack(ledger_id, last_add_confirmed)
@@ -96,3 +193,57 @@ def verify_lac(packet: Buffer, ledger_id: int, digest_type: DigestType, digest: 
     if found_ledger != ledger_id or digest(view[:16], b"") != view[16:]:
         raise DigestMismatchError("LAC packet's digest or ledger does not match", ledger_id=ledger_id)
     return int(lac)
+
+
+def _verify(
+    heads: npt.NDArray[np.uint8],
+    payloads: Payloads | Sequence[memoryview],
+    ledger_id: int,
+    entry_ids: Int64s,
+    digest: DigestFunction,
+    size: int | None = None,
+) -> tuple[int, int]:
+    """Return the number of leading entries that are right, and their highest LAC.
+
+    A row of ``heads`` is an entry's header and digest. ``size`` is the size of each payload, if the payloads follow one
+    another from the start of their buffer. Raises DigestMismatchError if the first entry is wrong.
+    """
+    rows = np.ascontiguousarray(heads[:, :ENTRY_HEADER_BYTES])
+    headers = rows.view(ENTRY_HEADER_DTYPE)[:, 0]
+    right = headers["ledger"] == ledger_id
+    right &= headers["entry"] == entry_ids
+    digests = heads[:, ENTRY_HEADER_BYTES:]
+    if size is None or not isinstance(payloads, Payloads) or not digest.all_right(rows, digests, payloads.data, size):
+        # Find which of them are right.
+        right &= (digest.many(rows, list(payloads)) == digests).all(axis=1)
+    good = len(payloads) if right.all() else int(np.argmin(right))
+    if good == 0:
+        raise DigestMismatchError(
+            "digest, ledger or entry id is wrong", ledger_id=ledger_id, entry_id=int(entry_ids[0])
+        )
+    return good, int(headers["lac"][:good].max())
+
+
+def _cut(records: memoryview) -> tuple[Int64s, Int64s]:
+    starts: list[int] = []
+    sizes: list[int] = []
+    position, end = 0, len(records)
+    if end >= _LENGTH_BYTES:
+        (size,) = _U32.unpack_from(records)
+        stride = int(size) + _LENGTH_BYTES
+        count = end // stride
+        if count >= _VECTOR_MIN and count * stride == end:
+            prefixes = np.frombuffer(records, np.uint8).reshape(count, stride)[:, :_LENGTH_BYTES]
+            if bool((prefixes == prefixes[0]).all()):
+                return stride * np.arange(count, dtype=np.int64) + _LENGTH_BYTES, np.full(count, size, np.int64)
+    while position < end:
+        if end - position < _LENGTH_BYTES:
+            raise WireFormatError("torn record")
+        (size,) = _U32.unpack_from(records, position)
+        position += _LENGTH_BYTES
+        if end - position < size:
+            raise WireFormatError("torn record")
+        starts.append(position)
+        sizes.append(size)
+        position += size
+    return np.array(starts, np.int64), np.array(sizes, np.int64)

@@ -1,6 +1,8 @@
 """Payloads of many entries: one buffer and the offsets of its parts.
 
-All layers pass batches in this form, so no step needs an object per entry. Arrow's binary columns have it too.
+All layers pass batches in this form, so no step needs an object per entry. Arrow's binary columns have it too. Before
+a writer's machine gets what callers append, payloads that are too large are refused, single ones are gathered to be
+sent together, and large calls are cut into pieces.
 """
 
 from __future__ import annotations
@@ -8,12 +10,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.errors import InvalidArgumentError
+
+#: Entries are packaged and sent in pieces of about this size, so that sending, syncing and acknowledging overlap.
+PIECE_BYTES: Final = 1024 * 1024
+PIECE_ENTRIES: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +139,76 @@ class Payloads:
         """
         start = int(self.offsets[0])
         return Payloads(memoryview(bytes(self.data[start : int(self.offsets[-1])])), self.offsets - start)
+
+
+class PayloadLimit:
+    """Refuses payloads of one ledger that a bookie's frame limit has no room for. Raises InvalidArgumentError."""
+
+    def __init__(self, ledger_id: int, max_payload_bytes: int) -> None:
+        self._ledger_id = ledger_id
+        self._max_payload_bytes = max_payload_bytes
+
+    def check(self, size_bytes: int) -> None:
+        """Check one entry."""
+        if size_bytes > self._max_payload_bytes:
+            self.check_all(np.array([0, size_bytes]))
+
+    def check_all(self, offsets: Int64s) -> None:
+        """Check the entries between ``offsets``."""
+        sizes, limit = np.diff(offsets), self._max_payload_bytes
+        if len(sizes) and int(sizes.max()) > limit:
+            index = int(np.argmax(sizes > limit))
+            raise InvalidArgumentError(
+                f"entry of {int(sizes[index])} bytes (number {index} of this batch) is larger than a bookie's frame "
+                f"limit allows: at most {limit} bytes of payload; split it, or raise nettyMaxFrameSizeBytes on bookies "
+                "and client",
+                ledger_id=self._ledger_id,
+            )
+
+
+class EntryGatherer:
+    """Entries of single calls, in order, not yet sent. Not thread-safe.
+
+    Parameters
+    ----------
+    max_bytes, max_entries
+        The gatherer is full at either limit.
+    """
+
+    def __init__(self, max_bytes: int = PIECE_BYTES, max_entries: int = PIECE_ENTRIES) -> None:
+        self.size_bytes = 0
+        self._max_bytes = max_bytes
+        self._max_entries = max_entries
+        self._entries: list[bytes] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the entries should be sent before more are added."""
+        return self.size_bytes >= self._max_bytes or len(self._entries) >= self._max_entries
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether an entry of this size fits within the limits."""
+        return self.size_bytes + size_bytes <= self._max_bytes and len(self._entries) < self._max_entries
+
+    def add(self, entry: bytes, size_bytes: int) -> None:
+        """Add an entry. ``size_bytes`` counts against the limit, and may include the frame."""
+        self._entries.append(entry)
+        self.size_bytes += size_bytes
+
+    def take(self) -> list[bytes]:
+        """Remove and return all entries."""
+        entries, self._entries, self.size_bytes = self._entries, [], 0
+        return entries
+
+
+def pieces(offsets: Int64s) -> Iterator[tuple[int, int]]:
+    """Yield half-open ranges of entries to send together. ``offsets`` are those of :class:`Payloads`."""
+    first, count = 0, len(offsets) - 1
+    while first < count:
+        last = int(np.searchsorted(offsets, offsets[first] + PIECE_BYTES, side="right")) - 1
+        end = min(max(last, first + 1), first + PIECE_ENTRIES, count)
+        yield first, end
+        first = end

@@ -4,6 +4,8 @@
 path                             content
 ================================ ==================================================================================
 ``progress/<check>``             how far a check of the auditor has come: ``bk_spark progress 1 LF <ledger id> LF``
+``progress/audited_delay``       ``lostBookieRecoveryDelay`` as the last complete search for lost bookies knew it:
+                                 ``bk_spark delay 1 LF <milliseconds> <version of its znode> LF``
 ``reasons/urL<ledger id>``       why a ledger could not be repaired: ``bk_spark reason 1 LF <attempts> LF <text>``
 ================================ ==================================================================================
 
@@ -18,6 +20,7 @@ from typing import Final
 from bk_spark.protocol.errors import MetadataFormatError
 
 _PROGRESS: Final = b"bk_spark progress 1\n"
+_DELAY: Final = b"bk_spark delay 1\n"
 _REASON: Final = b"bk_spark reason 1\n"
 MAX_REASON_CHARACTERS: Final = 2000
 
@@ -48,6 +51,27 @@ def decode_progress(data: bytes) -> int:
     if body == data or not body.endswith(b"\n") or not body[:-1].isdigit():
         raise MetadataFormatError("the progress of an auditor's check has an unknown format or version")
     return int(body)
+
+
+def audited_delay_path(root: str) -> str:
+    """Return the path of the delay that the last complete search for lost bookies knew."""
+    return f"{root}/underreplication/progress/audited_delay"
+
+
+def encode_audited_delay(delay_ms: int, version: int) -> bytes:
+    """Return the content of that znode. ``version`` is that of the znode with the delay, -1 if there was none."""
+    return _DELAY + f"{delay_ms} {version}\n".encode()
+
+
+def decode_audited_delay(data: bytes) -> tuple[int, int]:
+    """Return delay in ms and version. Raises MetadataFormatError, also for another version of the format."""
+    try:
+        delay_ms, version = map(int, data.removeprefix(_DELAY).split())
+    except ValueError:
+        delay_ms = -1
+    if not data.startswith(_DELAY) or delay_ms < 0:
+        raise MetadataFormatError("the delay of the last search for lost bookies has an unknown format or version")
+    return delay_ms, version
 
 
 @dataclass(frozen=True, slots=True)

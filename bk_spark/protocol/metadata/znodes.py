@@ -21,6 +21,14 @@ class Znode:
     created_zxid: int
     #: The number of its direct children.
     children: int = 0
+    #: How often a direct child was created or deleted, as ZooKeeper reports it: 32 bits with a sign.
+    child_changes: int = 0
+
+    @property
+    def created_children(self) -> int:
+        """How many direct children were ever created. It is the number of the next sequential child."""
+        # The sum is twice this number. ``child_changes`` has only its lower 32 bits, and is negative from 2^30 on.
+        return ((self.child_changes + self.children) & 0xFFFF_FFFF) // 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ that the request failed. Of the others one is under way at a time. Their errors 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.ledger.reading.read_actions import (
@@ -36,7 +37,9 @@ class ReadLedger:
 
 @dataclass(frozen=True, slots=True)
 class ReadBookies:
-    """Read the registered bookies: :class:`BookiesFound`."""
+    """Read the registered bookies, and the registrations of ``members``: :class:`BookiesFound`."""
+
+    members: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class ChooseTarget:
 
 @dataclass(frozen=True, slots=True)
 class FindMisplaced:
-    """Find a position of ``ensemble`` that breaks the placement policy: :class:`MisplacedFound`."""
+    """Find the position of ``ensemble`` whose move the placement policy wants most: :class:`MisplacedFound`."""
 
     quorum: Quorum
     ensemble: tuple[str, ...]
@@ -98,8 +101,12 @@ class LedgerFound:
 
 @dataclass(frozen=True, slots=True)
 class BookiesFound:
+    """``registrations`` has the transaction that created the registration of a member. A bookie that comes back has
+    another one. A member without a known registration is left out."""
+
     writable: frozenset[str]
     read_only: frozenset[str]
+    registrations: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +116,19 @@ class LastAddConfirmed:
 
 @dataclass(frozen=True, slots=True)
 class TargetChosen:
-    """``adheres`` is False if the ensemble with this bookie breaks the placement policy."""
+    """``unspread`` is the number of write quorums that break the placement policy with this bookie."""
 
     bookie_id: str
-    adheres: bool = True
+    unspread: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class MisplacedFound:
-    """``index`` is the position whose move helps most. None if the ensemble adheres to the policy."""
+    """``index`` is the position whose move helps most. ``unspread`` is the number of write quorums that break the
+    policy now. If it is 0, nothing is to be moved."""
 
-    index: int | None
+    index: int
+    unspread: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +181,12 @@ class EntriesWritten:
 
 @dataclass(frozen=True, slots=True)
 class AskThrottle:
-    """Wait until so much may be written: :class:`ThrottlePassed`."""
+    """Entries were read, and are to be written to so many ``targets``. Wait until that is allowed:
+    :class:`ThrottlePassed`."""
 
     request_id: int
-    entries: int
-    size_bytes: int
+    read: StoredEntries
+    targets: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +262,8 @@ class Repaired:
         Whether the ledger was fenced and closed.
     adheres
         Whether the placement policy holds for all changed fragments.
+    moved
+        Copies that were moved because of the placement policy.
     """
 
     fragments: int
@@ -259,6 +271,7 @@ class Repaired:
     size_bytes: int
     recovered: bool = False
     adheres: bool = True
+    moved: int = 0
 
 
 @dataclass(frozen=True, slots=True)

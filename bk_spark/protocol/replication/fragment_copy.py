@@ -8,6 +8,7 @@
 * A position counts as copied when its target has acknowledged every entry. If an entry cannot be read anywhere, no
   position that stores it can be replaced: its old bookie may be the last one to have the entry, if it returns. The
   other positions are copied all the same.
+* Entries that the check has just read and verified are not read again.
 * Several batches are under way. Entries and bytes in memory are bounded.
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TypeVar
 
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.errors import BookieTimeoutError, BookieUnavailableError, BookKeeperError
@@ -42,69 +43,13 @@ from bk_spark.protocol.replication.actions import (
     ThrottlePassed,
     WriteEntries,
 )
+from bk_spark.protocol.replication.copy_limits import CopyLimits, CopyResult
 from bk_spark.protocol.replication.fragments import Fragment
+from bk_spark.protocol.replication.known_entries import KnownEntries
 from bk_spark.protocol.replication.verification import AbsentError, key_of, reason_of_answer, right_entries
 from bk_spark.protocol.wire.code_errors import reason_of
 
-#: Single reads sent at once to a bookie.
-_MAX_SINGLE_READS: Final = 250
-#: Entries of a batch while their size is unknown.
-_FIRST_ENTRIES: Final = 16
-#: Bytes of an answer to a batch read besides the entries.
-_BATCH_RESERVE_BYTES: Final = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class CopyLimits:
-    """Limits of a copy.
-
-    Parameters
-    ----------
-    batches
-        Batches under way, read or written.
-    batch_entries, batch_bytes
-        The intended size of a batch.
-    pending_bytes
-        No further batch is read while so many bytes are not yet acknowledged.
-    timeout_ms
-        A bookie that does not answer for this long has failed.
-    max_answer_bytes
-        The largest answer to a batch read. None: entries are read one by one.
-    busy_pause_ms, busy_attempts
-        How often, and after which pause, entries are sent again to a target that has too many requests.
-    """
-
-    batches: int = 16
-    batch_entries: int = 2_000
-    batch_bytes: int = 1024 * 1024
-    pending_bytes: int = 16 * 1024 * 1024
-    timeout_ms: int = 5_000
-    max_answer_bytes: int | None = None
-    busy_pause_ms: int = 100
-    busy_attempts: int = 50
-
-
-@dataclass(frozen=True, slots=True)
-class CopyResult:
-    """What was copied.
-
-    Parameters
-    ----------
-    copied
-        The positions whose target has acknowledged every entry.
-    unreadable
-        Entries that no bookie returned, and why. After the first, no others of the same write set are looked for.
-    failed_targets
-        Targets that failed, and why.
-    entries, size_bytes
-        What was written. An entry counts once for each target.
-    """
-
-    copied: frozenset[int]
-    unreadable: Mapping[int, str] = field(default_factory=dict)
-    failed_targets: Mapping[str, str] = field(default_factory=dict)
-    entries: int = 0
-    size_bytes: int = 0
+_P = TypeVar("_P")
 
 
 @dataclass(slots=True)
@@ -151,6 +96,8 @@ class FragmentCopy:
         The positions whose copies are bad.
     read_first
         Entries to begin with, because they could not be read before.
+    known
+        Entries that need not be read.
     request_ids
         Gives the ids of requests, unique among all machines that share a runner.
     """
@@ -166,6 +113,7 @@ class FragmentCopy:
         *,
         request_ids: Iterator[int],
         read_first: Collection[int] = (),
+        known: KnownEntries | None = None,
     ) -> None:
         self.outcome: Succeeded[CopyResult] | EndedBy | None = None
         self._ledger_id = ledger_id
@@ -177,9 +125,13 @@ class FragmentCopy:
         #: Positions that can still be copied as a whole.
         self._active = dict(targets)
         self._average_bytes = metadata.length / (metadata.last_entry_id + 1) if metadata.length else 0.0
-        self._series = deque(fragment.series(targets))
+        known = known or KnownEntries()
+        wanted = list(fragment.series(targets))
+        self._known = deque(entries for series in wanted for entries in known.batches(series, limits))
+        self._series = deque(part for series in wanted for part in known.unknown(series))
         #: Entries to read before those of ``_series``.
-        self._again = deque(range(each, each + 1) for each in sorted(read_first) if each in fragment.entry_ids)
+        read_first = sorted(each for each in read_first if each in fragment.entry_ids and each not in known)
+        self._again = deque(range(each, each + 1) for each in read_first)
         self._batch_number = 0
         self._reads: dict[int, _Batch] = {}
         self._waiting: dict[int, _Writing] = {}
@@ -225,7 +177,14 @@ class FragmentCopy:
 
     def _go_on(self) -> None:
         limits = self._limits
-        while self._active and self._open < limits.batches and self._held_bytes < limits.pending_bytes:
+        while self._active and self._held_bytes < limits.pending_bytes:
+            if self._open >= limits.batches_at_once(self._average_bytes):
+                break
+            if self._known and not self._again:
+                entries = self._known.popleft()
+                self._open += 1
+                self._on_entries(_Batch(entries.entry_ids, []), entries)
+                continue
             entry_ids = self._next_entries()
             if not entry_ids:
                 break
@@ -239,22 +198,17 @@ class FragmentCopy:
             self.outcome = Succeeded(CopyResult(frozenset(self._active), *found))
 
     def _next_entries(self) -> range:
-        if self._again:
-            return self._again.popleft()
-        if not self._series:
+        waiting = self._again or self._series
+        if not waiting:
             return range(0)
-        series = self._series.popleft()
+        series = waiting.popleft()
         count = self._entries_at_once()
         if len(series) > count:
-            self._series.appendleft(series[count:])
+            waiting.appendleft(series[count:])
         return series[:count]
 
     def _entries_at_once(self) -> int:
-        if self._key is None:
-            return 1
-        if not self._average_bytes:
-            return _FIRST_ENTRIES
-        return max(1, min(self._limits.batch_entries, int(self._limits.batch_bytes / self._average_bytes)))
+        return 1 if self._key is None else self._limits.entries_at_once(self._average_bytes)
 
     def _positions(self, entry_ids: range) -> list[int]:
         """Return the positions that can still be copied and store these entries."""
@@ -278,19 +232,18 @@ class FragmentCopy:
             batch.asked = batch.sources.pop(0)
         request_id = next(self._request_ids)
         self._reads[request_id] = batch
-        most, entry_ids = self._limits.max_answer_bytes, batch.entry_ids
-        single = most is None or batch.one_by_one or entry_ids.step != 1 or len(entry_ids) == 1
+        limits, average, entry_ids = self._limits, self._average_bytes, batch.entry_ids
+        single = limits.max_answer_bytes is None or batch.one_by_one or entry_ids.step != 1 or len(entry_ids) == 1
         if single or batch.asked in self._without_batch_reads:
-            batch.asked_ids = entry_ids[:_MAX_SINGLE_READS]
+            batch.asked_ids = entry_ids[: limits.single_reads_at_once(average)]
             self._actions.append(ReadEntries(request_id, batch.asked, batch.asked_ids))
         else:
-            assert most is not None
             batch.asked_ids = entry_ids
-            self._actions.append(ReadBatch(request_id, batch.asked, entry_ids, most - _BATCH_RESERVE_BYTES))
-        self._actions.append(StartTimer(request_id, self._limits.timeout_ms))
+            self._actions.append(ReadBatch(request_id, batch.asked, entry_ids, limits.answer_bytes(average)))
+        self._actions.append(StartTimer(request_id, limits.timeout_ms))
 
     def _on_read(self, request_id: int, answer: EntriesRead | BatchRead) -> None:
-        batch = self._ended_read(request_id)
+        batch = self._ended(self._reads, request_id)
         if batch is None:
             return
         if batch.one_by_one:
@@ -315,7 +268,7 @@ class FragmentCopy:
 
     def _on_refused(self, request_id: int) -> None:
         """Read one by one. If the bookie cannot be reached again, it died."""
-        batch = self._ended_read(request_id)
+        batch = self._ended(self._reads, request_id)
         if batch is not None:
             batch.one_by_one = True
             self._ask(batch)
@@ -348,13 +301,7 @@ class FragmentCopy:
         self._held_bytes += size_bytes
         request_id = next(self._request_ids)
         self._waiting[request_id] = _Writing(entries, targets)
-        self._actions.append(AskThrottle(request_id, count * len(targets), size_bytes * len(targets)))
-
-    def _ended_read(self, request_id: int) -> _Batch | None:
-        batch = self._reads.pop(request_id, None)
-        if batch is not None:
-            self._actions.append(StopTimer(request_id))
-        return batch
+        self._actions.append(AskThrottle(request_id, entries, len(targets)))
 
     # --- writing ---
 
@@ -376,7 +323,7 @@ class FragmentCopy:
         ]
 
     def _on_written(self, request_id: int, code: Code) -> None:
-        add = self._ended_add(request_id)
+        add = self._ended(self._adds, request_id)
         if add is None:
             return
         if code is Code.OK:
@@ -406,16 +353,17 @@ class FragmentCopy:
         for position in [each for each, bookie_id in self._active.items() if bookie_id == target]:
             del self._active[position]
 
-    def _ended_add(self, request_id: int) -> _Add | None:
-        add = self._adds.pop(request_id, None)
-        if add is not None:
+    def _ended(self, pending: dict[int, _P], request_id: int) -> _P | None:
+        """Return what the request was for. None if it has ended already."""
+        found = pending.pop(request_id, None)
+        if found is not None:
             self._actions.append(StopTimer(request_id))
-        return add
+        return found
 
     # --- failures ---
 
     def _on_failed(self, request_id: int, error: Exception) -> None:
-        batch, add = self._ended_read(request_id), self._ended_add(request_id)
+        batch, add = self._ended(self._reads, request_id), self._ended(self._adds, request_id)
         bookie_id = batch.asked if batch is not None else add.target if add is not None else None
         if bookie_id is not None and isinstance(error, BookieUnavailableError | BookieTimeoutError):
             self._actions.append(ReportFailure(bookie_id))
@@ -441,7 +389,6 @@ class FragmentCopy:
         for request_id in (*self._reads, *self._adds):
             self._actions += [StopRequest(request_id), StopTimer(request_id)]
         self._actions += map(StopRequest, self._waiting)
-        self._reads.clear()
-        self._adds.clear()
-        self._waiting.clear()
+        for pending in (self._reads, self._adds, self._waiting):
+            pending.clear()
         self._open = 0

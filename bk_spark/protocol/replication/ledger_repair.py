@@ -24,14 +24,12 @@ from typing import Any, Final, TypeVar
 
 from bk_spark.protocol.errors import (
     BookKeeperError,
-    MetadataConflictError,
     MetadataError,
     NoSuchLedgerError,
     NotEnoughBookiesError,
-    OutcomeUnknownError,
     SessionLostError,
 )
-from bk_spark.protocol.machine import EndedBy, Machine, StartTimer, StepMachine, Succeeded, TimerFired
+from bk_spark.protocol.machine import EndedBy, StartTimer, Succeeded, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bk_spark.protocol.quorum import Quorum
 from bk_spark.protocol.replication.actions import (
@@ -55,20 +53,23 @@ from bk_spark.protocol.replication.actions import (
     Repaired,
     RepairEvent,
     RepairResult,
-    ReplaceMembers,
     TargetChosen,
     Unrepairable,
 )
-from bk_spark.protocol.replication.fragment_copy import CopyResult, FragmentCopy
-from bk_spark.protocol.replication.fragments import Fragment, fragments_of, with_members
+from bk_spark.protocol.replication.copy_limits import CopyResult
+from bk_spark.protocol.replication.fragment_copy import FragmentCopy
+from bk_spark.protocol.replication.fragments import Fragment, fragments_of
+from bk_spark.protocol.replication.good_copies import GoodCopies
+from bk_spark.protocol.replication.known_entries import KnownEntries
 from bk_spark.protocol.replication.ledger_check import CheckResult, LedgerCheck
-from bk_spark.protocol.replication.problems import entry_of, fragment_problem, summary, why_no_target
+from bk_spark.protocol.replication.member_replacement import replacement
+from bk_spark.protocol.replication.nested_steps import NestedSteps
+from bk_spark.protocol.replication.problems import entry_of, fragment_problem, summary, why_no_target, why_not_copied
 from bk_spark.protocol.replication.repair_settings import RepairSettings
 
-#: Checks of one ledger in one repair. Each after the second means that something changed meanwhile.
+#: Checks of one ledger in one repair, without those that moved copies. Each after the second means that something
+#: changed meanwhile.
 ROUNDS: Final = 8
-#: Compare-and-sets of one fragment. Each after the first means that another client changed the ledger.
-_REPLACE_ATTEMPTS: Final = 8
 #: Copies of one fragment in one round. Each after the first means that targets failed, or entries could not be read.
 _COPY_ATTEMPTS: Final = 4
 _SINGLE_EVENTS: Final = (
@@ -122,89 +123,72 @@ class LedgerRepair:
         self._random = random
         self._unreadable = unreadable
         self._request_ids: Iterator[int] = itertools.count(1)
-        #: The machine whose actions are under way, if any.
-        self._part: Machine[Any, Any, Any] | None = None
-        self._actions: list[RepairAction] = []
         # What was done.
         self._fragments = self._entries = self._size_bytes = 0
         self._recovered = False
         self._adheres = True
+        self._moved = self._ensemble_size = 0
         #: Every entry is read from here on: the first entry of the fragment that was the last one of the open ledger.
         self._every_from: int | None = None
         #: Entries that no bookie returned, and why, by the first entry of their fragment.
         self._not_found: dict[int, dict[int, str]] = {}
+        #: What a check of this repair found good, and nothing was waited for since.
+        self._good = GoodCopies()
+        #: What the last check has read.
+        self._known = KnownEntries()
+        #: Targets of moves that failed, and why.
+        self._failed_moves: dict[str, str] = {}
         #: Copies that were written to their own bookie again.
         self._refilled: set[tuple[int, int]] = set()
         #: The last segment and its bad positions for which a grace period has passed.
         self._graced: tuple[Segment, frozenset[int]] | None = None
-        self._steps: StepMachine[Any, Any, RepairResult] = StepMachine(self._run())
-        self._advance()
+        self._steps: NestedSteps[RepairAction, RepairEvent, RepairResult] = NestedSteps(self._run())
 
     @property
     def outcome(self) -> Succeeded[RepairResult] | EndedBy | None:
         return self._steps.outcome
 
     def take_actions(self) -> list[RepairAction]:
-        actions, self._actions = self._actions, []
-        return actions
+        return self._steps.take_actions()
 
     def handle(self, event: RepairEvent) -> None:
-        if self._part is not None:
-            self._part.handle(event)
-        elif isinstance(event, _SINGLE_EVENTS) or event == TimerFired(_GRACE):
+        if self._steps.nested or isinstance(event, _SINGLE_EVENTS) or event == TimerFired(_GRACE):
             self._steps.handle(event)
-        self._advance()
 
     def fail(self, error: Exception) -> None:
-        if self._part is not None:
-            self._part.fail(error)
-        else:
-            self._steps.fail(error)
-        self._advance()
-
-    def _advance(self) -> None:
-        """Take the actions of the steps, or of the machine that they run."""
-        while True:
-            if self._part is not None:
-                self._actions += self._part.take_actions()
-                outcome = self._part.outcome
-                if outcome is None:
-                    return
-                self._part = None
-                if isinstance(outcome, EndedBy):
-                    self._steps.fail(outcome.error)
-                else:
-                    self._steps.handle(outcome.result)
-            actions = self._steps.take_actions()
-            if not actions:
-                return
-            (action,) = actions
-            if not hasattr(action, "take_actions"):
-                self._actions.append(action)
-                return
-            self._part = action
+        self._steps.fail(error)
 
     # --- the steps ---
 
     def _run(self) -> _Steps[RepairResult]:
         try:
-            for _ in range(ROUNDS):
+            spent = moving = 0
+            while spent < ROUNDS:
+                moved = self._moved
                 result = yield from self._round()
                 if result is not None:
                     return result
+                # Each move leaves fewer write quorums that break the policy. There are as many as members.
+                if self._moved > moved and moving < self._ensemble_size:
+                    moving += 1
+                else:
+                    spent += 1
         except NoSuchLedgerError:
             return Gone()
         except SessionLostError:
             return LockLost()
-        return Unrepairable("the ledger keeps changing")
+        return Unrepairable("the ledger, or the registrations of its bookies, keep changing")
 
     def _round(self) -> _Steps[RepairResult | None]:
         """Check the ledger, and repair what can be repaired. None: check again."""
         stored: LedgerFound = yield ReadLedger()
-        registered: BookiesFound = yield ReadBookies()
+        metadata = stored.metadata
+        self._ensemble_size = metadata.quorum.ensemble_size
+        members = frozenset(bookie_id for segment in metadata.segments for bookie_id in segment.ensemble)
+        registered: BookiesFound = yield ReadBookies(members)
         replaced = self._settings.replaced
         bookies = BookiesFound(registered.writable - replaced, registered.read_only - replaced)
-        metadata = stored.metadata
+        self._good.begin_round(stored.created_zxid, registered.registrations)
         fragments = fragments_of(metadata, (yield from self._last_add_confirmed(metadata)))
         checked: CheckResult = yield self.check_class(
             self.ledger_id,
@@ -216,7 +200,10 @@ class LedgerRepair:
             random=self._random,
             timeout_ms=self._settings.copy.timeout_ms,
             request_ids=self._request_ids,
+            good=self._good.copies,
+            keep_bytes=self._settings.copy.pending_bytes,
         )
+        self._known = checked.entries
         problems: list[FragmentProblem] = []
         changed = False
         for fragment in fragments:
@@ -224,25 +211,31 @@ class LedgerRepair:
             unknown = checked.unknown.get(fragment.first_entry_id, {})
             if unknown:
                 problems.append(fragment_problem(fragment, unknown, "; ".join(unknown.values())))
+            self._good.add(fragment, set(range(len(fragment.ensemble))).difference(bad, unknown))
+            verdict: FragmentProblem | bool
             if not bad:
-                if not self._missing and metadata.state is LedgerState.CLOSED:
-                    changed |= yield from self._move(stored, fragment, bookies)
-                continue
-            if not fragment.closed:
+                wanted = not self._missing and metadata.state is LedgerState.CLOSED
+                verdict = wanted and (yield from self._move(stored, fragment, bookies))
+            elif not fragment.closed:
                 verdict = yield from self._open_fragment(fragment, frozenset(bad), metadata)
             else:
                 verdict = yield from self._closed_fragment(stored, fragment, bad, bookies)
             if isinstance(verdict, FragmentProblem):
                 problems.append(verdict)
             else:
-                changed = True
+                changed |= verdict
         if changed:
             # What could not be repaired is found again.
             return None
         if problems:
             return Unrepairable(summary(problems), tuple(problems))
+        now: BookiesFound = yield ReadBookies(members)
+        if now.registrations != registered.registrations:
+            # A copy may have been lost with a disk after it was read.
+            return None
         if self._fragments or self._recovered:
-            return Repaired(self._fragments, self._entries, self._size_bytes, self._recovered, self._adheres)
+            done = self._fragments, self._entries, self._size_bytes
+            return Repaired(*done, self._recovered, self._adheres, self._moved)
         return NothingBad()
 
     def _last_add_confirmed(self, metadata: LedgerMetadata) -> _Steps[int]:
@@ -267,15 +260,16 @@ class LedgerRepair:
 
     def _open_fragment(
         self, fragment: Fragment, bad: frozenset[int], metadata: LedgerMetadata
-    ) -> _Steps[FragmentProblem | None]:
-        """Wait, or recover the ledger after a wait in which nothing was mended. None: check again."""
+    ) -> _Steps[FragmentProblem | bool]:
+        """Wait, or recover the ledger after a wait in which nothing was mended. True: check again."""
         graced = self._graced
         if self._every_from is None:
             self._every_from = fragment.first_entry_id
         if graced is None or graced[0] != metadata.last_segment or not graced[1] & bad:
             self._graced = metadata.last_segment, bad
+            self._good.clear()
             yield StartTimer(_GRACE, self._settings.grace_ms)
-            return None
+            return True
         try:
             yield RecoverLedger(metadata)
         except (NoSuchLedgerError, SessionLostError):
@@ -283,22 +277,21 @@ class LedgerRepair:
         except BookKeeperError as error:
             return fragment_problem(fragment, bad, f"the ledger cannot be recovered: {error.message}", entry_of(error))
         self._recovered = True
-        return None
+        return True
 
     # --- closed fragments ---
 
     def _closed_fragment(
         self, stored: LedgerFound, fragment: Fragment, bad: Mapping[int, str], bookies: BookiesFound
-    ) -> _Steps[FragmentProblem | None]:
-        """Copy and replace. None: all positions were replaced, or another client changed the segment."""
+    ) -> _Steps[FragmentProblem | bool]:
+        """Copy and replace. True: all positions were replaced, or another client changed the segment."""
         failed: dict[str, str] = {}
         not_found = self._not_found.setdefault(fragment.first_entry_id, {})
         for _ in range(_COPY_ATTEMPTS):
             stores = fragment.quorum.stores
             possible = [each for each in bad if not any(stores(each, entry_id) for entry_id in not_found)]
             if not possible:
-                reason = "; ".join(f"entry {entry_id}: {why}" for entry_id, why in not_found.items())
-                return fragment_problem(fragment, bad, reason, tuple(not_found))
+                return fragment_problem(fragment, bad, why_not_copied({}, not_found), tuple(not_found))
             targets, refusal = yield from self._choose(stored.metadata, fragment, possible, bookies, failed)
             if not targets:
                 return fragment_problem(fragment, bad, refusal, tuple(not_found))
@@ -306,9 +299,8 @@ class LedgerRepair:
             failed.update(result.failed_targets)
             not_found.update(result.unreadable)
             if result.copied:
-                return None
-        reason = "; ".join(f"bookie {bookie_id} takes no copy: {why}" for bookie_id, why in failed.items())
-        return fragment_problem(fragment, bad, reason, tuple(not_found))
+                return True
+        return fragment_problem(fragment, bad, why_not_copied(failed, {}), tuple(not_found))
 
     def _copy(
         self, stored: LedgerFound, fragment: Fragment, targets: dict[int, str], bad: Collection[int]
@@ -323,30 +315,45 @@ class LedgerRepair:
             self._settings.copy,
             request_ids=self._request_ids,
             read_first=self._unreadable,
+            known=self._known,
         )
         self._entries += result.entries
         self._size_bytes += result.size_bytes
         if result.copied:
             members = {position: targets[position] for position in result.copied}
-            self._fragments += yield from self._replace(stored, fragment, members)
+            self._fragments += yield from replacement(stored, fragment, members)
         return result
 
-    def _move(self, stored: LedgerFound, fragment: Fragment, bookies: BookiesFound) -> _Steps[bool]:
+    def _move(self, stored: LedgerFound, fragment: Fragment, bookies: BookiesFound) -> _Steps[FragmentProblem | bool]:
         """Move a healthy copy to where the placement policy wants it. An auditor asks for it by a mark that names no
-        bookie. False: nothing to move, or nowhere to move it."""
+        bookie. False: nothing to move, or no move helps. Each move leaves fewer write quorums that break the policy,
+        so this ends."""
         quorum, ensemble = stored.metadata.quorum, fragment.ensemble
         found: MisplacedFound = yield FindMisplaced(quorum, ensemble)
-        if found.index is None:
+        if not found.unspread:
             return False
-        try:
-            chosen: TargetChosen = yield self._target(quorum, ensemble, found.index, bookies.read_only)
-        except NotEnoughBookiesError:
-            chosen = TargetChosen("", adheres=False)
-        if not chosen.adheres:
-            self._adheres = False
-            return False
-        result = yield from self._copy(stored, fragment, {found.index: chosen.bookie_id}, ())
-        return bool(result.copied)
+        failed = self._failed_moves
+        for _ in range(_COPY_ATTEMPTS):
+            try:
+                exclude = bookies.read_only.union(failed)
+                chosen: TargetChosen = yield self._target(quorum, ensemble, found.index, exclude)
+            except NotEnoughBookiesError:
+                chosen = TargetChosen("", found.unspread)
+            if chosen.unspread >= found.unspread:
+                self._adheres = False
+                if not failed:
+                    return False
+                break
+            before = self._fragments
+            result = yield from self._copy(stored, fragment, {found.index: chosen.bookie_id}, ())
+            if result.copied:
+                self._moved += self._fragments - before
+                return True
+            failed.update(result.failed_targets)
+            if result.unreadable:
+                reason = why_not_copied({}, result.unreadable)
+                return fragment_problem(fragment, [found.index], reason, tuple(result.unreadable))
+        return fragment_problem(fragment, [found.index], why_not_copied(failed, {}))
 
     def _choose(
         self,
@@ -372,32 +379,10 @@ class LedgerRepair:
                     self._refilled.add(copy)
                     targets[position] = old
                 continue
-            self._adheres &= chosen.adheres
+            self._adheres &= not chosen.unspread
             ensemble[position] = targets[position] = chosen.bookie_id
         return targets, refusal
 
     def _target(self, quorum: Quorum, ensemble: tuple[str, ...], index: int, exclude: frozenset[str]) -> ChooseTarget:
         exclude = exclude.union(ensemble, self._settings.replaced)
         return ChooseTarget(quorum, ensemble, index, exclude, self._settings.targets)
-
-    def _replace(self, stored: LedgerFound, fragment: Fragment, members: dict[int, str]) -> _Steps[bool]:
-        """Put the new members into the metadata. False: another client changed the segment."""
-        if all(fragment.ensemble[position] == bookie_id for position, bookie_id in members.items()):
-            return True
-        for _ in range(_REPLACE_ATTEMPTS):
-            # An id can be used again, and an earlier fragment was replaced since the check.
-            now: LedgerFound = yield ReadLedger()
-            changed = with_members(now.metadata, fragment, members)
-            if now.created_zxid != stored.created_zxid or changed is None:
-                return False
-            try:
-                yield ReplaceMembers(changed, now.version)
-            except NoSuchLedgerError:
-                # There may be another ledger with this id.
-                return False
-            except SessionLostError:
-                raise
-            except (MetadataConflictError, OutcomeUnknownError):
-                continue
-            return True
-        return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from bk_spark.protocol.errors import BookKeeperError, EntryUnknownError, NotEnoughBookiesError
 from bk_spark.protocol.replication.actions import FragmentProblem
@@ -26,6 +26,12 @@ def summary(problems: list[FragmentProblem]) -> str:
 def entry_of(error: BookKeeperError) -> tuple[int, ...]:
     known = isinstance(error, EntryUnknownError) and error.entry_id is not None
     return (error.entry_id,) if known and error.entry_id is not None else ()
+
+
+def why_not_copied(failed: Mapping[str, str], unreadable: Mapping[int, str]) -> str:
+    """Name the targets that failed, and the entries that no bookie returned."""
+    targets = [f"bookie {bookie_id} takes no copy: {why}" for bookie_id, why in failed.items()]
+    return "; ".join([*targets, *(f"entry {entry_id}: {why}" for entry_id, why in unreadable.items())])
 
 
 def why_no_target(

@@ -7,8 +7,7 @@ from typing import Final
 
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.entries.digest import digest_function
-from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES, LAC_PACKET_HEADER
-from bk_spark.protocol.entries.entry_block import verify_records, verify_stored
+from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES, LAC_PACKET_HEADER, verify_records, verify_stored
 from bk_spark.protocol.errors import BookKeeperError, DigestMismatchError
 from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey
 from bk_spark.protocol.ledger.reading.read_actions import BatchRead, EntriesRead

@@ -45,7 +45,7 @@ class ReadAnswer(NamedTuple):
 
 
 class BatchReadAnswer(NamedTuple):
-    """An answer to a batch read. ``records`` holds ``u32 length, stored entry`` for each entry. entry_block.py verifies
+    """An answer to a batch read. ``records`` holds ``u32 length, stored entry`` for each entry. entry.py verifies
     them."""
 
     ledger_id: int

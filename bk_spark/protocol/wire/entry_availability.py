@@ -18,7 +18,7 @@ A group is a series of equal runs: ``sequence size`` consecutive ids from each o
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,6 +34,7 @@ _HEADER_BYTES: Final = _HEADER.size
 _VERSION: Final = 0
 _GROUP_DTYPE: Final = np.dtype([("first", ">i8"), ("last", ">i8"), ("size", ">i4"), ("period", ">i4")])
 _GROUP_BYTES: Final = _GROUP_DTYPE.itemsize
+_COMPARED_AT_ONCE: Final = 1 << 16
 _MAX_INT32: Final = 2**31 - 1
 
 
@@ -71,9 +72,21 @@ class EntryAvailability:
             for start in range(first, last + 1, period or 1):
                 yield range(start, start + size)
 
-    def missing(self, entry_ids: Sequence[int] | Int64s) -> list[int]:
-        """Return those of ``entry_ids`` that are not here."""
-        return [entry_id for entry_id in map(int, entry_ids) if entry_id not in self]
+    def lacking(self, entry_ids: range) -> Iterator[int]:
+        """Yield those of ``entry_ids`` (ascending) that are not here. Compares many at a time."""
+        for start in range(0, len(entry_ids), _COMPARED_AT_ONCE):
+            part = entry_ids[start : start + _COMPARED_AT_ONCE]
+            ids = np.arange(part.start, part.stop, part.step)
+            if not len(self.first_starts):
+                yield from ids.tolist()
+                continue
+            found = np.searchsorted(self.first_starts, ids, side="right") - 1
+            group = np.maximum(found, 0)
+            offset, span, period = ids - self.first_starts[group], self.last_starts[group], self.periods[group]
+            span = span - self.first_starts[group]
+            within = np.where(offset <= span, offset % np.maximum(period, 1), offset - span)
+            here = (found >= 0) & (np.where(period > 0, within, offset) < self.sizes[group])
+            yield from ids[~here].tolist()
 
     def _group(self, group: int) -> tuple[int, int, int, int]:
         return (

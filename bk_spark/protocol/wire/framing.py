@@ -36,6 +36,11 @@ class Frames:
     def __len__(self) -> int:
         return len(self.starts)
 
+    @property
+    def shortest_bytes(self) -> int:
+        """Length of the shortest frame, of at least one."""
+        return int(self.lengths[0] if len(self.lengths) == 1 else self.lengths.min())
+
     def __iter__(self) -> Iterator[memoryview]:
         for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True):
             yield self.data[start : start + length]

@@ -49,9 +49,12 @@ from bk_spark.protocol.wire.framing import LENGTH_BYTES, Frames
 _HEADER: Final = struct.Struct(">I")
 _ADD_PREFIX_BYTES: Final = 4 + MASTER_KEY_BYTES
 _READ_REQUEST: Final = struct.Struct(">IIqq")
+_READ_IDS: Final = struct.Struct(">qq")
 _BATCH_READ: Final = struct.Struct(">Iqqqiq")
 _BATCH_READ_BYTES: Final = _BATCH_READ.size
 _BATCH_ANSWER: Final = struct.Struct(">IIiqqq")
+#: As a plain int: each operation on a flag of an enum makes a new flag.
+_FENCING: Final = int(FlagV2.FENCING)
 #: Larger entries are sent from where they are. To copy them costs more than a buffer of their own.
 _COPIED_BYTES: Final = 128 * 1024
 #: Bytes of a BATCH_READ answer before its first record.
@@ -152,19 +155,22 @@ def parse_requests(frames: Frames) -> Iterator[RequestV2]:
     """
     if len(frames) == 0:
         return
-    if int(frames.lengths.min()) < _HEADER.size:
+    shortest = frames.shortest_bytes
+    if shortest < _HEADER.size:
         raise WireFormatError("v2 frame without a header")
+    if len(frames) == 1:  # from a client that waits for each answer: numpy would take longer than the request
+        yield from _parse_same_header(_HEADER.unpack_from(frames.data, int(frames.starts[0]))[0], frames, shortest)
+        return
     data = np.frombuffer(frames.data, np.uint8)
     headers = _gather(data, frames.starts, 4).view(">u4")[:, 0]
     cuts = np.flatnonzero(headers[1:] != headers[:-1]) + 1
     for first, last in zip([0, *cuts.tolist()], [*cuts.tolist(), len(frames)], strict=True):
         part = Frames(frames.data, frames.starts[first:last], frames.lengths[first:last])
-        yield from _parse_same_header(int(headers[first]), part, data)
+        yield from _parse_same_header(int(headers[first]), part, part.shortest_bytes)
 
 
-def _parse_same_header(header: int, frames: Frames, data: npt.NDArray[np.uint8]) -> Iterator[RequestV2]:
+def _parse_same_header(header: int, frames: Frames, shortest: int) -> Iterator[RequestV2]:
     version, op, flags = split_header(header)
-    shortest = int(frames.lengths.min())
     if version > V2:
         ids_at = _ADD_PREFIX_BYTES if op == OpV2.ADD else _HEADER.size
         for body in frames:
@@ -175,13 +181,13 @@ def _parse_same_header(header: int, frames: Frames, data: npt.NDArray[np.uint8])
             yield BadVersion(version, op, ledger_id, entry_id, request_id)
     elif op == OpV2.ADD:
         _at_least(shortest, _ADD_PREFIX_BYTES + ENTRY_HEADER_BYTES, "ADD")
-        yield from _parse_adds(version, flags, frames, data)
+        yield from _parse_adds(version, flags, frames)
     elif op == OpV2.READ:
-        fencing = bool(flags & FlagV2.FENCING) and version >= V2
+        fencing = bool(flags & _FENCING) and version >= V2
         _at_least(shortest, 20 + (MASTER_KEY_BYTES if fencing else 0), "READ")
-        yield from _parse_reads(version, flags, fencing, frames, data)
+        yield from _parse_reads(version, flags, fencing, frames)
     elif op == OpV2.BATCH_READ:
-        fencing = bool(flags & FlagV2.FENCING)
+        fencing = bool(flags & _FENCING)
         _at_least(shortest, _BATCH_READ_BYTES + (MASTER_KEY_BYTES if fencing else 0), "BATCH_READ")
         for body in frames:
             _, ledger_id, entry_id, request_id, count, size = _BATCH_READ.unpack_from(body)
@@ -199,7 +205,8 @@ def _at_least(shortest: int, needed: int, what: str) -> None:
         raise WireFormatError(f"v2 {what} frame of {shortest} bytes, at least {needed} expected")
 
 
-def _parse_adds(version: int, flags: int, frames: Frames, data: npt.NDArray[np.uint8]) -> Iterator[AddRun]:
+def _parse_adds(version: int, flags: int, frames: Frames) -> Iterator[AddRun]:
+    data = np.frombuffer(frames.data, np.uint8)
     keys = _gather(data, frames.starts + 4, MASTER_KEY_BYTES)
     for first, last in _equal_rows(keys):
         starts, lengths = frames.starts[first:last], frames.lengths[first:last]
@@ -241,9 +248,12 @@ def _records(data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s) -> tu
     return out.data, offsets
 
 
-def _parse_reads(
-    version: int, flags: int, fencing: bool, frames: Frames, data: npt.NDArray[np.uint8]
-) -> Iterator[ReadRun]:
+def _parse_reads(version: int, flags: int, fencing: bool, frames: Frames) -> Iterator[ReadRun]:
+    if len(frames) == 1 and not fencing:
+        both = np.array(_READ_IDS.unpack_from(frames.data, int(frames.starts[0]) + _HEADER.size), np.int64)
+        yield ReadRun(version, flags, None, both[:1], both[1:])
+        return
+    data = np.frombuffer(frames.data, np.uint8)
     ids = _gather(data, frames.starts + 4, 16).view(">i8").astype(np.int64)
     if not fencing:
         yield ReadRun(version, flags, None, ids[:, 0], ids[:, 1])

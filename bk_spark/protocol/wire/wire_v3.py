@@ -28,25 +28,30 @@ HIGH_PRIORITY: Final = 100
 #: Bit of ``AddRequest.writeFlags``: acknowledge before the journal is synced.
 DEFERRED_SYNC: Final = 1
 FIRST_BYTE: Final = 0x0A
+#: The second bytes of the two-byte tags of fields that may come before the header.
+_LATE_HEADER_SECOND_BYTES: Final = (0x06, 0x0C)
 
 
 def is_v3(body: Buffer) -> bool:
-    """Return whether a frame's body is v3 (else v2)."""
-    return len(body) > 0 and body[0] == FIRST_BYTE
+    """Return whether a frame's body can only be v3 (else it is v2, or empty).
+
+    Its first field is usually the header. Apache's codec may put a field with a two-byte tag before it.
+    """
+    if not body:
+        return False
+    first = body[0]
+    return first == FIRST_BYTE or (first >= 0x80 and len(body) > 1 and body[1] in _LATE_HEADER_SECOND_BYTES)
 
 
 def are_v3(frames: Frames) -> Bools:
-    """Return which frames, none of them empty, can only be v3.
-
-    Their first field is usually the header. Apache's codec may put a field with a two-byte tag before it.
-    """
+    """Return which frames, none of them empty, can only be v3, as :func:`is_v3` does."""
     data = np.frombuffer(frames.data, np.uint8)
     first = data[frames.starts]
     are: Bools = first == FIRST_BYTE
     if not are.all() and (first >= 0x80).any():
         long_enough = frames.lengths > 1
         second = data[np.where(long_enough, frames.starts + 1, 0)]
-        are |= (first >= 0x80) & long_enough & ((second == 0x06) | (second == 0x0C))
+        are |= (first >= 0x80) & long_enough & (np.isin(second, _LATE_HEADER_SECOND_BYTES))
     return are
 
 

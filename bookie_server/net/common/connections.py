@@ -1,13 +1,14 @@
 """The connections of a server, and which one is closed for a newcomer when their number has reached its limit.
 
-Connections that have not sent anything go first, then those without a complete frame, then the one idle longest. A
-connection that waits for the bookie is not idle, unless it waits in a long poll.
+Connections that have not sent anything go first, then those whose first bytes nobody has read, then those without a
+complete frame, then the one idle longest. A connection that waits for the bookie is not idle, unless it waits in a long
+poll.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Final, Generic, Protocol, TypeVar
 
 from bookie_server.net.common.newcomers import Newcomer
@@ -35,15 +36,17 @@ class Connections(Generic[P]):
     def __init__(self, limit: int, idle_s: float) -> None:
         self.limit = limit
         self._idle_s = idle_s
-        #: Connections that have not sent anything, oldest first.
+        #: Connections that have not sent anything, or whose first bytes nobody has read yet, oldest first.
         self._newcomers: dict[Newcomer, None] = {}
+        #: Those of them that are known to be ready. Each is found once: a burst may have thousands.
+        self._ready: dict[Newcomer, None] = {}
         #: Connections that have sent something but no complete frame, in the order of their first bytes.
         self._silent: dict[P, None] = {}
         #: When each of the others was last active, in that order.
         self._active: dict[P, float] = {}
 
     def __len__(self) -> int:
-        return len(self._newcomers) + len(self._silent) + len(self._active)
+        return len(self._newcomers) + len(self._ready) + len(self._silent) + len(self._active)
 
     def __contains__(self, connection: P) -> bool:
         return connection in self._silent or connection in self._active
@@ -58,7 +61,7 @@ class Connections(Generic[P]):
 
     @property
     def newcomers(self) -> list[Newcomer]:
-        return list(self._newcomers)
+        return [*self._newcomers, *self._ready]
 
     def add_newcomer(self, newcomer: Newcomer) -> None:
         self._newcomers[newcomer] = None
@@ -77,16 +80,20 @@ class Connections(Generic[P]):
     def remove(self, connection: P | Newcomer) -> None:
         if isinstance(connection, Newcomer):
             self._newcomers.pop(connection, None)
+            self._ready.pop(connection, None)
             return
         self._silent.pop(connection, None)
         self._active.pop(connection, None)
 
     def idlest(self, now: float) -> P | Newcomer | None:
         """The connection to close for a newcomer. None if no connection is idle."""
-        if self._newcomers:
-            return next(iter(self._newcomers))
-        if self._silent:
-            return next(iter(self._silent))
+        for newcomer in list(takewhile(lambda each: each.ready, self._newcomers)):
+            del self._newcomers[newcomer]
+            self._ready[newcomer] = None
+        unused: chain[P | Newcomer] = chain(self._newcomers, self._ready, self._silent)
+        first = next(unused, None)
+        if first is not None:
+            return first
         for _ in range(min(_LOOKED_AT, len(self._active))):
             connection, since = next(iter(self._active.items()))
             if now - since < self._idle_s:

@@ -20,24 +20,25 @@ _TURN_COST: Final = 512 * 1024
 PIECE_COST: Final = 16 * 1024
 #: The assumed cost of a connection's first piece: a whole turn.
 _UNKNOWN_COST: Final = _TURN_COST
-#: Work counts half after this time.
-_HALF_LIFE_S: Final = 2.0
+#: A round of reads counts half after this time.
+HALF_LIFE_S: Final = 2.0
 #: A second of waiting counts as this much work not done.
 _WAITING_COST_PER_S: Final = 16 * 1024 * 1024
 
 
 class Share:
-    """How much work was done for one connection lately."""
+    """How much work was done for one connection lately. It counts half after ``half_life_s``."""
 
-    __slots__ = ("_at", "_served", "last_cost")
+    __slots__ = ("_at", "_half_life_s", "_served", "last_cost")
 
-    def __init__(self) -> None:
+    def __init__(self, half_life_s: float) -> None:
+        self._half_life_s = half_life_s
         self._served = self._at = 0.0
         #: Cost of the last piece. None before the first.
         self.last_cost: int | None = None
 
     def served(self, now: float) -> float:
-        return self._served * math.exp2((self._at - now) / _HALF_LIFE_S)
+        return self._served * math.exp2((self._at - now) / self._half_life_s)
 
     @property
     def expected_cost(self) -> int:

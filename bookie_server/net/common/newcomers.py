@@ -2,7 +2,10 @@
 
 A connection's buffers and handlers cost more to create than to accept, and most peers of a flood never send anything.
 So thousands of sockets can be accepted, kept and closed beside other clients' requests. The numbers that are accepted,
-and that become connections, in one turn of the event loop are bounded.
+and that become connections, in one turn of the event loop are bounded. While requests of others wait for their turn,
+newcomers come one by one: if more came than a turn handles, the line would grow, and everybody would wait for its end.
+The newest and the oldest come in turn. So whoever comes after a burst does not wait for its end, and whoever came
+before others still comes.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import errno
 import logging
 import select
 import socket
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
@@ -21,8 +25,12 @@ _LOG: Final = logging.getLogger(__name__)
 _BACKLOG: Final = 4096
 #: Connections accepted in one turn of the event loop.
 _ACCEPTED_AT_ONCE: Final = 16
+#: Sockets that are noticed to have something to read in one turn.
+_NOTICED_AT_ONCE: Final = 1024
 #: Sockets whose first bytes are handled in one turn. Each becomes a connection, which takes about 0.2 ms.
-_HEARD_AT_ONCE: Final = 4
+_HEARD_AT_ONCE: Final = 2
+#: The same while requests wait in line.
+_HEARD_WHILE_CROWDED: Final = 1
 #: Pause before accepting again when the process or the system has no room for another file.
 _NO_ROOM_PAUSE_S: Final = 0.1
 _NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -31,12 +39,14 @@ _NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EN
 class Newcomer:
     """A connection that has not sent anything."""
 
-    __slots__ = ("_silent", "socket")
+    __slots__ = ("_silent", "ready", "socket")
     #: The bookie does nothing for it.
     busy: Final = False
 
     def __init__(self, accepted: socket.socket, silent: _Silent) -> None:
         self.socket = accepted
+        #: Whether it has sent something, or hung up, and waits for its turn.
+        self.ready = False
         self._silent = silent
         silent.add(self)
 
@@ -51,16 +61,22 @@ class Newcomer:
 
 
 class _Silent:
-    """The newcomers, in an epoll object of their own. The event loop sees only one file descriptor, and one turn of it
-    takes as many ready sockets as it likes."""
+    """The newcomers, in an epoll object of their own. The event loop sees only one file descriptor."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._newcomers: dict[int, Newcomer] = {}
+        #: Those that have sent something or hung up, in this order.
+        self._ready: OrderedDict[int, Newcomer] = OrderedDict()
+        self._newest_next = False
 
     @property
     def closed(self) -> bool:
         return self._epoll.closed
+
+    @property
+    def any_ready(self) -> bool:
+        return bool(self._ready)
 
     def fileno(self) -> int:
         return self._epoll.fileno()
@@ -68,20 +84,35 @@ class _Silent:
     def add(self, newcomer: Newcomer) -> None:
         fd = newcomer.socket.fileno()
         self._newcomers[fd] = newcomer
-        self._epoll.register(fd, select.EPOLLIN)
+        self._epoll.register(fd, select.EPOLLIN | select.EPOLLONESHOT)
 
     def remove(self, newcomer: Newcomer) -> None:
         fd = newcomer.socket.fileno()
         del self._newcomers[fd]
+        self._ready.pop(fd, None)
         if not self.closed:
             self._epoll.unregister(fd)
 
-    def ready(self, count: int) -> list[Newcomer]:
-        """Up to ``count`` newcomers that have sent something or hung up."""
-        return [self._newcomers[fd] for fd, _ in self._epoll.poll(0, count)]
+    def notice(self) -> None:
+        """Note which newcomers have sent something or hung up since the last call. Each is noted once."""
+        for fd, _ in self._epoll.poll(0, _NOTICED_AT_ONCE):
+            newcomer = self._ready[fd] = self._newcomers[fd]
+            newcomer.ready = True
+
+    def next_ready(self) -> Newcomer:
+        """Of those that are ready the newest and the oldest, in turn."""
+        _, newcomer = self._ready.popitem(last=self._newest_next)
+        self._newest_next = not self._newest_next
+        return newcomer
+
+    def wait_again(self, newcomer: Newcomer) -> None:
+        """It had nothing to read yet."""
+        newcomer.ready = False
+        self._epoll.modify(newcomer.socket.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
 
     def close(self) -> None:
         self._epoll.close()
+        self._ready.clear()
 
 
 class Newcomers:
@@ -97,6 +128,8 @@ class Newcomers:
         Called when the newcomer's first bytes can be received. From then on the socket belongs to the callee.
     left
         Called when the peer has hung up without sending anything.
+    crowded
+        Whether received requests of other connections wait for their turn.
     """
 
     def __init__(
@@ -106,19 +139,21 @@ class Newcomers:
         came: Callable[[Newcomer], bool],
         spoke: Callable[[Newcomer], None],
         left: Callable[[Newcomer], None],
+        crowded: Callable[[], bool],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._silent = _Silent()
-        self._came, self._spoke, self._left = came, spoke, left
+        self._came, self._spoke, self._left, self._crowded = came, spoke, left, crowded
         self._pause: asyncio.TimerHandle | None = None
+        self._hears_soon = False
 
     def start(self) -> None:
         """Begin to accept. Raises OSError."""
         self._listener.setblocking(False)
         self._listener.listen(_BACKLOG)
         self._loop.add_reader(self._listener.fileno(), self._accept)
-        self._loop.add_reader(self._silent.fileno(), self._hear)
+        self._loop.add_reader(self._silent.fileno(), self._notice)
 
     def close(self) -> None:
         """Accept no more, and forget the newcomers without closing them."""
@@ -147,20 +182,36 @@ class Newcomers:
             if not self._came(newcomer):
                 newcomer.abort()
 
+    def _notice(self) -> None:
+        self._silent.notice()
+        self._hear_soon()
+
+    def _hear_soon(self) -> None:
+        if self._silent.any_ready and not self._hears_soon:
+            self._hears_soon = True
+            self._loop.call_soon(self._hear)
+
     def _hear(self) -> None:
-        for newcomer in self._silent.ready(_HEARD_AT_ONCE):
-            try:
-                first = newcomer.socket.recv(1, socket.MSG_PEEK)
-            except BlockingIOError:
-                continue
-            except OSError:
-                first = b""  # the peer has reset the connection
-            if first:
-                newcomer.leave()
-                self._spoke(newcomer)
-            else:
-                self._left(newcomer)
-                newcomer.abort()
+        self._hears_soon = False
+        for _ in range(_HEARD_WHILE_CROWDED if self._crowded() else _HEARD_AT_ONCE):
+            if self._silent.any_ready:
+                self._hear_one(self._silent.next_ready())
+        self._hear_soon()
+
+    def _hear_one(self, newcomer: Newcomer) -> None:
+        try:
+            first = newcomer.socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            self._silent.wait_again(newcomer)
+            return
+        except OSError:
+            first = b""  # the peer has reset the connection
+        if first:
+            newcomer.leave()
+            self._spoke(newcomer)
+        else:
+            self._left(newcomer)
+            newcomer.abort()
 
     def _pause_for_room(self, error: OSError) -> None:
         _LOG.error("no connection can be accepted now: %s; raise the limit of open files (ulimit -n)", error)

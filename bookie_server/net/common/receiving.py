@@ -121,5 +121,5 @@ def detached(frames: Frames) -> Frames:
 
 def check_not_empty(frames: Frames) -> None:
     """Raises WireFormatError for a frame without a body."""
-    if int(frames.lengths.min()) < 1:
+    if frames.shortest_bytes < 1:
         raise WireFormatError("empty frame")

@@ -1,9 +1,10 @@
 """Bounds the time that requests of all connections take in one turn of the event loop.
 
-Received requests are handled at once while there is time in this turn. Otherwise they wait in line. So do requests of a
-connection that was served more than the first one in line. Each turn takes some out of the line, and the connection
-that was served least lately goes first. So one small request overtakes any number of connections with many requests. A
-long receive is handled in slices. Time is the thread's processor time: no connection is charged for other processes.
+Received requests are handled at once while there is time in this turn. Otherwise they wait in line. If there is a line,
+requests of a connection that was served more than a little lately wait, too, unless the first one in line was served
+more. Each turn takes some out of the line, and the connection that was served least lately goes first. So one small
+request overtakes any number of connections with many requests. A long receive is handled in slices. Time is the
+thread's processor time: no connection is charged for other processes.
 """
 
 from __future__ import annotations
@@ -15,17 +16,22 @@ from typing import Final, Protocol
 
 from bookie_server.net.common.fair_slots import Share
 
-#: Time in one turn for requests in line, and the same again for newly received ones. A slice is always completed.
+#: Time in one turn for requests in line, and the same again for newly received ones. What the latter leave goes to
+#: those in line: while there is a line, most received requests join it. A slice is always completed.
 _TURN_US: Final = 500
-#: Time for newly received requests of connections that were served little lately, or less than those in line.
+#: Time for newly received requests of connections that were served less than those in line or, without a line, little.
 _MOST_US: Final = 1_500
+#: A connection with less than this was served little lately: up to 3 % of the processor.
 _LITTLE_US: Final = 2_000
 #: The least cost of a slice in line. Some slices only let a connection be read again.
 _SLICE_US: Final = 100
-#: Below this no end of the turn is scheduled, because most turns have few receives.
-_COUNTED_US: Final = 200
+#: Below this no end of the turn is scheduled, because most turns have few receives. Each end costs a turn of its own.
+_COUNTED_US: Final = 400
 #: A second of waiting counts as this much time not served.
-_WAITING_US_PER_S: Final = 300_000
+_WAITING_US_PER_S: Final = 30_000
+#: Time served counts half after this time. With a long memory, connections that begin, which were not served at all,
+#: would go before all that have sent small requests for seconds.
+HALF_LIFE_S: Final = 0.05
 
 
 class Asker(Protocol):
@@ -50,13 +56,22 @@ class Turns:
         self._number = 0
         self._turn_comes = False
 
+    @property
+    def waiting(self) -> int:
+        """Number of connections in line."""
+        return len(self._line)
+
     def may_go(self, asker: Asker) -> bool:
         """Whether the requests that ``asker`` has just received may be handled at once. Otherwise call :meth:`wait`."""
+        is_time = self._received_us < _TURN_US
+        if is_time and not self._line:
+            return True
         if self._received_us >= _MOST_US:
             return False
-        if self._line:
-            return self._order(asker) < self._line[0][0]
-        return self._received_us < _TURN_US or asker.time_share.served(self._loop.time()) < _LITTLE_US
+        little = asker.time_share.served(self._loop.time()) < _LITTLE_US
+        if not self._line:
+            return little
+        return (little and is_time) or self._order(asker) < self._line[0][0]
 
     def receiving(self) -> None:
         """The event loop is about to receive for a connection."""
@@ -92,8 +107,9 @@ class Turns:
 
     def _turn(self) -> None:
         self._turn_comes = False
+        most_us = _TURN_US + max(0, _TURN_US - self._received_us)
         self._received_us = spent_us = 0
-        while self._line and spent_us < _TURN_US:
+        while self._line and spent_us < most_us:
             _, _, asker = heapq.heappop(self._line)
             self._in_line.discard(asker)
             begun = time.thread_time()

@@ -1,19 +1,26 @@
 """The answers of one connection: gathered in a turn of the event loop, sent together, and held back while the peer does
-not read them."""
+not read them.
+
+Several buffers are sent with one system call. A transport of asyncio makes a call for each buffer. The first few bytes
+of a large answer would go out alone: another call here, and the peer wakes up for less than it can use.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+import os
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
 from bk_spark.protocol.entries.digest import Buffer
-from bookie_server.net.common.fair_slots import FairSlots, Share
+from bookie_server.net.common.fair_slots import HALF_LIFE_S, FairSlots, Share
 from bookie_server.net.common.load import Load
 
 #: Answers up to this size are joined into one write. A larger buffer is written as it is.
 _JOINED_BYTES: Final = 128 * 1024
+#: The kernel takes at most this many buffers in one call (IOV_MAX).
+_MOST_BUFFERS: Final = 1024
 #: The cost in bytes of each ledger of a round after the first.
 _LEDGER_COST: Final = 8 * 1024
 #: The smallest round of reads.
@@ -33,10 +40,11 @@ class Answers:
         self._high_bytes = high_bytes
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
+        self._fd: int | None = None
         self._out: list[Buffer] = []
         self._out_bytes = 0
         self._sent_bytes = 0
-        self._share = Share()
+        self._share = Share(HALF_LIFE_S)
         #: Answers that the peer has not read.
         self.unsent_bytes = 0
         #: Since when the peer does not read its answers, and how many bytes it had read then.
@@ -47,11 +55,13 @@ class Answers:
     def begin(self, transport: asyncio.Transport) -> None:
         """The connection is made."""
         self._transport = transport
+        connected, tls = transport.get_extra_info("socket"), transport.get_extra_info("sslcontext")
+        self._fd = None if connected is None or tls is not None else connected.fileno()
         transport.set_write_buffer_limits(high=self._high_bytes)
 
     def end(self) -> None:
         """The connection is lost."""
-        self._transport = None
+        self._transport = self._fd = None
         self._note_unsent(0)
         self._out.clear()
         self._taken.set()
@@ -91,8 +101,7 @@ class Answers:
         elif size_bytes <= _JOINED_BYTES:
             transport.write(b"".join(out))
         else:
-            for part in _joined(out):
-                transport.write(part)
+            send_together(transport, self._fd, list(_joined(out)))
         self._note_unsent(transport.get_write_buffer_size())
 
     async def wait_taken(self) -> None:
@@ -167,3 +176,30 @@ def _joined(buffers: Iterable[Buffer]) -> Iterator[Buffer]:
             small_bytes += len(buffer)
     if small:
         yield b"".join(small)
+
+
+def send_together(transport: asyncio.Transport, fd: int | None, buffers: Sequence[Buffer]) -> None:
+    """Send ``buffers`` in order. What the kernel does not take at once is left to ``transport``.
+
+    Parameters
+    ----------
+    transport
+        The transport of the connection.
+    fd
+        The file descriptor of its socket. None if bytes do not go to the socket as they are; then the transport sends
+        all of them.
+    buffers
+        The bytes. They must not change any more.
+    """
+    sent = 0
+    if fd is not None and not transport.get_write_buffer_size():
+        try:
+            sent = os.writev(fd, buffers[:_MOST_BUFFERS])
+        except OSError:
+            sent = 0  # the kernel has no room, or the connection is broken: the transport finds out and acts
+    for buffer in buffers:
+        if transport.is_closing():
+            return  # a write failed: asyncio warns of every further one
+        if sent < len(buffer):
+            transport.write(memoryview(buffer)[sent:] if sent else buffer)
+        sent = max(0, sent - len(buffer))

@@ -9,7 +9,8 @@ from typing import Final, Protocol, cast
 
 from bk_spark.protocol.errors import WireFormatError
 from bk_spark.protocol.wire.framing import Frames
-from bk_spark.protocol.wire.wire_v3 import are_v3
+from bk_spark.protocol.wire.wire_v3 import are_v3, is_v3
+from bookie_server.net.common.kernel_room import Socket
 from bookie_server.net.common.receiving import Receiving, check_not_empty, detached, part
 from bookie_server.net.native.request_context import RequestContext
 from bookie_server.net.native.requests_v2 import RequestsV2
@@ -27,9 +28,6 @@ _PAUSED_BY_FRAMES: Final = 32
 #: Some requests of the last receive are not handled yet.
 _PAUSED_BY_TURN: Final = 64
 
-#: Answers that the kernel keeps for a peer, beyond those in flight. Without a limit it would keep megabytes even for
-#: peers that never read them.
-_KERNEL_KEEPS_BYTES: Final = 256 * 1024
 #: Frames of a receive that are parsed in a later turn.
 _FRAMES_PER_TURN: Final = 512
 #: One in so many connections that were closed because they stalled is logged.
@@ -69,6 +67,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._has_large = False
         self.time_share = self._requests.time_share
         self._transport: asyncio.Transport | None = None
+        self._socket: Socket | None = None
         self._peer = "?"
         self._paused = 0
 
@@ -83,16 +82,18 @@ class NativeConnection(asyncio.BufferedProtocol):
         if self._paused:
             self._transport.pause_reading()
         self._peer = str(self._transport.get_extra_info("peername"))
-        connected = self._transport.get_extra_info("socket")
+        connected = self._socket = self._transport.get_extra_info("socket")
         if connected is not None:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             # asyncio sets it only if the listener was created with the number of TCP. Without it, a small answer waits
             # for the peer to acknowledge the previous one, and a peer with nothing to send delays that by 40 ms.
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _KERNEL_KEEPS_BYTES)
+            self._shared.kernel_room.begin(connected)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        if self._socket is not None:
+            self._shared.kernel_room.end(self._socket)
         self._requests.end()
         self._shared.half_frames.end(self)
         self._shared.large_frames.end(self)
@@ -128,6 +129,8 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self.answers.go_on()
+        if self._socket is not None:
+            self._shared.kernel_room.has_read(self._socket)
         self._owner.active(self)
         self.resume(_PAUSED_BY_ANSWERS)
 
@@ -270,6 +273,8 @@ class NativeConnection(asyncio.BufferedProtocol):
         Raises WireFormatError after the frames before the bad one are handled.
         """
         check_not_empty(frames)
+        if len(frames) == 1:
+            return self._dispatch_one(frames)
         v3 = are_v3(frames)
         at = 0
         if not self._is_v2:
@@ -287,8 +292,21 @@ class NativeConnection(asyncio.BufferedProtocol):
         if at < end:
             return part(frames, at, len(frames))
         if end < len(frames):
-            raise WireFormatError("a v3 frame on a connection that speaks v2")
+            raise _not_v2()
         return None
+
+    def _dispatch_one(self, frames: Frames) -> Frames | None:
+        """As :meth:`_dispatch`, of one frame: from a client that waits for each answer. Looking at it with numpy would
+        take longer than the request."""
+        start = int(frames.starts[0])
+        if is_v3(frames.data[start : start + frames.shortest_bytes]):
+            if self._is_v2:
+                raise _not_v2()
+            handled = self._v3.handle(frames)
+        else:
+            self._is_v2 = True
+            handled = self._v2.handle(frames)
+        return None if handled else frames
 
     def _close_bad(self, error: WireFormatError) -> None:
         _LOG.warning("connection from %s closed: %s", self._peer, error)
@@ -298,6 +316,10 @@ class NativeConnection(asyncio.BufferedProtocol):
         """Close because of the unexpected exception that is being handled."""
         _LOG.exception("connection from %s closed: unexpected error in a request", self._peer)
         self.abort()
+
+
+def _not_v2() -> WireFormatError:
+    return WireFormatError("a v3 frame on a connection that speaks v2")
 
 
 def _count(frames: Frames | None) -> int:

@@ -9,6 +9,7 @@ fenced while waiting                at once, nothing new
 fenced before                       waits
 not above, no ``timeOut``           at once, nothing new
 unknown ledger                      NO_LEDGER
+ledger in limbo                     UNKNOWN_LEDGER_STATE: its LAC is not known
 without ENTRY_PIGGYBACK             waits the same way, then a plain read of ``entryId``
 =================================== ==========================================================================
 """
@@ -68,6 +69,9 @@ async def answer_long_poll(context: RequestContext, poll: LongPoll, begun: float
     descriptor = bookie.descriptor(poll.ledger_id)
     if not isinstance(descriptor, LedgerDescriptor):
         _send(context, poll, begun, Code.NO_LEDGER if descriptor is None else descriptor, poll.entry_id)
+        return
+    if descriptor.limbo:
+        _send(context, poll, begun, Code.UNKNOWN_LEDGER_STATE, poll.entry_id)
         return
     waited = False
     if poll.timeout_ms > 0 and await bookie.known_lac(descriptor) <= poll.previous_lac:

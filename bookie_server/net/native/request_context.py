@@ -14,6 +14,7 @@ from bk_spark.protocol.codes import Code
 from bookie_server.net.common.fair_slots import Share
 from bookie_server.net.common.limits import REQUEST_BYTES
 from bookie_server.net.common.read_queue import ReadQueue
+from bookie_server.net.common.turns import HALF_LIFE_S
 from bookie_server.net.native.answers import Answers
 from bookie_server.net.native.shared import Shared
 from bookie_server.storage.records import Records
@@ -47,7 +48,7 @@ class RequestContext:
         self.reads = ReadQueue(shared.load, shared.config, self.answers.wait_taken, reads_changed, failed)
         self.pending_adds = 0
         #: The time the connection was served lately, in µs.
-        self.time_share = Share()
+        self.time_share = Share(HALF_LIFE_S)
         self._loop = asyncio.get_running_loop()
         self._adds_changed, self._failed = adds_changed, failed
 

@@ -86,7 +86,13 @@ class NativeServer:
                 "only %d connections at a time, because few files may be open; raise the limit (ulimit -n)",
                 self._connections.limit,
             )
-        self._newcomers = Newcomers(listener, came=self._came, spoke=self._spoke, left=self._connections.remove)
+        self._newcomers = Newcomers(
+            listener,
+            came=self._came,
+            spoke=self._spoke,
+            left=self._connections.remove,
+            crowded=lambda: self.shared.turns.waiting > 0,
+        )
         self._newcomers.start()
         self._loop_delay.start()
         loop = asyncio.get_running_loop()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from bookie_server.bookie import Bookie
 from bookie_server.net.common.fair_slots import FairSlots
 from bookie_server.net.common.half_frames import HalfFrames
+from bookie_server.net.common.kernel_room import KernelRoom
 from bookie_server.net.common.large_frames import LargeFrames
 from bookie_server.net.common.limits import NetConfig, RequestTimes
 from bookie_server.net.common.load import Load
@@ -35,6 +36,7 @@ class Shared:
         self.turns = Turns()
         self.read_slots = FairSlots(config.read_slots)
         self.fences = Fences(bookie)
+        self.kernel_room = KernelRoom()
         #: Lists of entries may be long, so one is made at a time.
         self.list_slot = asyncio.Semaphore(1)
         self.common_buffer = CommonBuffer(config.max_frame_bytes)

@@ -21,6 +21,10 @@ import re
 import struct
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.storage.files import read_at
 
@@ -30,10 +34,12 @@ HEADER_BYTES: Final = 1024
 OFFSET_BITS: Final = 32
 OFFSET_MASK: Final = (1 << OFFSET_BITS) - 1
 LAST_LOG_ID: Final = (1 << 31) - 1
+#: Magic, version, offset of the map, number of its ledgers.
+HEADER: Final = struct.Struct(">4siqi")
 #: Offset of :func:`map_pointer` in the header.
 MAP_POINTER_AT: Final = 8
 _MAP_HEAD: Final = struct.Struct(">iqqi")
-_MAP_ITEM: Final = struct.Struct(">qq")
+_MAP_ITEM: Final = np.dtype([("ledger_id", ">i8"), ("size_bytes", ">i8")])
 _MAP_LEDGER: Final = -1
 _MAP_ENTRY: Final = -2
 _MAP_BATCH: Final = 10_000
@@ -45,10 +51,15 @@ def file_name(entry_log_id: int) -> str:
     return f"{entry_log_id:x}.log"
 
 
+def id_of(name: str) -> int | None:
+    """The id in the file name of an entry log; None for any other name."""
+    match = _FILE_NAME.fullmatch(name)
+    return int(match[1], 16) if match else None
+
+
 def entry_log_ids(directory: str) -> list[int]:
     """Ids of the entry logs in ``directory`` (a ``current`` directory), ascending."""
-    matches = (_FILE_NAME.fullmatch(name) for name in os.listdir(directory))
-    return sorted(int(match[1], 16) for match in matches if match)
+    return sorted(found for name in os.listdir(directory) if (found := id_of(name)) is not None)
 
 
 def last_log_id(directory: str) -> int:
@@ -75,7 +86,7 @@ def last_log_id(directory: str) -> int:
 
 
 def file_header(map_offset: int = 0, ledger_count: int = 0) -> bytes:
-    return (MAGIC + struct.pack(">iqi", VERSION, map_offset, ledger_count)).ljust(HEADER_BYTES, b"\0")
+    return HEADER.pack(MAGIC, VERSION, map_offset, ledger_count).ljust(HEADER_BYTES, b"\0")
 
 
 def map_pointer(map_offset: int, ledger_count: int) -> bytes:
@@ -85,42 +96,64 @@ def map_pointer(map_offset: int, ledger_count: int) -> bytes:
 
 def ledgers_map(ledger_bytes: dict[int, int]) -> bytes:
     """The map as pseudo entries, to be written after the last entry."""
-    items = sorted(ledger_bytes.items())
+    items = np.array(sorted(ledger_bytes.items()), _MAP_ITEM)
     parts = []
     for first in range(0, len(items), _MAP_BATCH):
         batch = items[first : first + _MAP_BATCH]
-        size = _MAP_HEAD.size - 4 + len(batch) * _MAP_ITEM.size
-        parts.append(_MAP_HEAD.pack(size, _MAP_LEDGER, _MAP_ENTRY, len(batch)))
-        parts += [_MAP_ITEM.pack(ledger_id, size_bytes) for ledger_id, size_bytes in batch]
+        size = _MAP_HEAD.size - 4 + batch.nbytes
+        parts += [_MAP_HEAD.pack(size, _MAP_LEDGER, _MAP_ENTRY, len(batch)), batch.tobytes()]
     return b"".join(parts)
 
 
-def read_ledgers_map(path: str) -> dict[int, int] | None:
-    """Ledger → bytes of a rotated log; None if there is no valid map and the log must be scanned."""
-    fd = os.open(path, os.O_RDONLY)
+def read_ledgers_map(path: str) -> tuple[Int64s, Int64s] | None:
+    """The ledgers in the map of a rotated log (ascending), and the bytes of each. None if there is none, or it is
+    damaged: then the log must be scanned. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(fd).st_size
-        header = read_at(fd, 20, 0)
-        if len(header) < 20 or header[:4] != MAGIC:
+        header = read_at(fd, HEADER.size, 0)
+        if len(header) < HEADER.size:
             return None
-        _, position, count = struct.unpack_from(">iqi", header, 4)
-        if not HEADER_BYTES <= position < size or count <= 0:
+        magic, version, position, count = HEADER.unpack(header)
+        if magic != MAGIC or version > VERSION or not HEADER_BYTES <= position < size:
             return None
-        result: dict[int, int] = {}
-        while len(result) < count:
-            head = read_at(fd, _MAP_HEAD.size, position)
-            if len(head) < _MAP_HEAD.size:
+        if not 0 < count <= (size - position) // _MAP_ITEM.itemsize:
+            return None
+        batches = []
+        while count > 0:
+            batch = _read_map_batch(fd, position, count)
+            if batch is None:
                 return None
-            length, ledger_id, entry_id, batch = _MAP_HEAD.unpack(head)
-            if (ledger_id, entry_id) != (_MAP_LEDGER, _MAP_ENTRY) or not 0 < batch <= _MAP_BATCH:
-                return None
-            if length != _MAP_HEAD.size - 4 + batch * _MAP_ITEM.size:
-                return None
-            items = read_at(fd, batch * _MAP_ITEM.size, position + _MAP_HEAD.size)
-            if len(items) < batch * _MAP_ITEM.size:
-                return None
-            result.update(_MAP_ITEM.iter_unpack(items))
-            position += 4 + length
-        return result if len(result) == count else None
+            batches.append(batch)
+            count -= len(batch)
+            position += _MAP_HEAD.size + batch.nbytes
     finally:
         os.close(fd)
+    items = np.concatenate(batches)
+    ids, sizes = items["ledger_id"].astype(np.int64), items["size_bytes"].astype(np.int64)
+    if bool((ids < 0).any() or (sizes <= 0).any() or (sizes > size).any()):
+        return None
+    return sum_by_ledger(ids, sizes)
+
+
+def _read_map_batch(fd: int, position: int, most: int) -> npt.NDArray[np.void] | None:
+    head = read_at(fd, _MAP_HEAD.size, position)
+    if len(head) < _MAP_HEAD.size:
+        return None
+    length, ledger_id, entry_id, count = _MAP_HEAD.unpack(head)
+    if (ledger_id, entry_id) != (_MAP_LEDGER, _MAP_ENTRY) or not 0 < count <= min(_MAP_BATCH, most):
+        return None
+    size_bytes = count * _MAP_ITEM.itemsize
+    if length != _MAP_HEAD.size - 4 + size_bytes:
+        return None
+    items = read_at(fd, size_bytes, position + _MAP_HEAD.size)
+    return np.frombuffer(items, _MAP_ITEM) if len(items) == size_bytes else None
+
+
+def sum_by_ledger(ledger_ids: Int64s, sizes: Int64s) -> tuple[Int64s, Int64s]:
+    """Add up ``sizes`` by ledger. Return the ledgers, ascending, and the sum of each."""
+    if not len(ledger_ids):
+        return ledger_ids, sizes
+    order = np.argsort(ledger_ids, kind="stable")
+    ids, starts = np.unique(ledger_ids[order], return_index=True)
+    return ids, np.add.reduceat(sizes[order], starts)

@@ -45,15 +45,29 @@ class EntryLogIds:
         with self._lock:
             if self._last >= LAST_LOG_ID:
                 raise CorruptFileError(f"entry log ids are used up at {LAST_LOG_ID:x}")
-            self._last += 1
-            for path in self._directories.paths:
-                try:
-                    files.replace_file(os.path.join(path, "lastId"), b"%x\n" % self._last)
-                except files.SyncFailedError:
-                    raise
-                except OSError as error:
-                    _LOG.warning("cannot note log id %x in %s: %s", self._last, path, error.strerror)
+            self._note(self._last + 1)
             return self._last
+
+    @property
+    def last(self) -> int:
+        """The newest id; -1 if there is none."""
+        return self._last
+
+    def skip_to(self, entry_log_id: int) -> None:
+        """Let the next id be higher than ``entry_log_id``. Raises SyncFailedError."""
+        with self._lock:
+            if entry_log_id > self._last:
+                self._note(entry_log_id)
+
+    def _note(self, entry_log_id: int) -> None:
+        self._last = entry_log_id
+        for path in self._directories.paths:
+            try:
+                files.replace_file(os.path.join(path, "lastId"), b"%x\n" % entry_log_id)
+            except files.SyncFailedError:
+                raise
+            except OSError as error:
+                _LOG.warning("cannot note log id %x in %s: %s", entry_log_id, path, error.strerror)
 
 
 class EntryLogWriter:

@@ -5,7 +5,7 @@
     0     "BKLE"
     4     i32 header version (0 or 1)
     8     i32 key length, master key
-          i32 state: bit 0 fenced
+          i32 state: bit 0 fenced; bit 1 limbo, which Apache's bookie ignores and keeps
           version 1: i32 length of the explicit LAC packet (0: none), packet
           zeros up to 1024
     1024  i64 location of entry 0, of entry 1, … (0: absent), in pages of 1024 entries
@@ -37,13 +37,14 @@ HEADER_BYTES: Final = 1024
 PAGE_SLOTS: Final = 1024
 PAGE_BYTES: Final = 8 * PAGE_SLOTS
 _FENCED: Final = 1
+_LIMBO: Final = 2
 #: With more files than this, the whole file system is synced at once, which is cheaper.
 _SYNC_ONE_BY_ONE: Final = 16
 #: Slots read at a time when a whole file is scanned.
 _CHUNK_SLOTS: Final = 64 * PAGE_SLOTS
 _I32: Final = struct.Struct(">i")
 #: Ids that fit into an i64.
-_FILE_NAME: Final = re.compile(r"([0-7]?[0-9a-f]{1,15})\.idx")
+FILE_NAME: Final = re.compile(r"([0-7]?[0-9a-f]{1,15})\.idx")
 _PART: Final = re.compile(r"[0-9a-f]{1,2}")
 
 #: One page: locations, big-endian as in the file.
@@ -53,14 +54,18 @@ PAGE_DTYPE: Final = np.dtype(">i8")
 
 @dataclass(frozen=True, slots=True)
 class IndexHeader:
-    """The content of the header. ``explicit_lac`` is the LAC packet as the client sent it."""
+    """The content of the header. ``explicit_lac`` is the LAC packet as the client sent it.
+
+    ``limbo``: the bookie may have lost entries of the ledger, so it must not call one absent.
+    """
 
     master_key: bytes
     fenced: bool
     explicit_lac: bytes | None
+    limbo: bool = False
 
     def __repr__(self) -> str:
-        return f"IndexHeader(fenced={self.fenced})"
+        return f"IndexHeader(fenced={self.fenced}, limbo={self.limbo})"
 
     def encode(self) -> bytes:
         lac = self.explicit_lac or b""
@@ -70,7 +75,7 @@ class IndexHeader:
                 _I32.pack(VERSION),
                 _I32.pack(len(self.master_key)),
                 self.master_key,
-                _I32.pack(_FENCED if self.fenced else 0),
+                _I32.pack(_FENCED * self.fenced | _LIMBO * self.limbo),
                 _I32.pack(len(lac)),
                 lac,
             )
@@ -95,7 +100,7 @@ class IndexHeader:
         if lac_bytes and not 16 <= lac_bytes <= len(header) - state_at - 8:
             raise CorruptFileError(f"{path}: an explicit LAC of {lac_bytes} bytes is impossible")
         lac = header[state_at + 8 : state_at + 8 + lac_bytes] if lac_bytes else None
-        return cls(header[12:state_at], bool(state & _FENCED), lac)
+        return cls(header[12:state_at], bool(state & _FENCED), lac, bool(state & _LIMBO))
 
 
 class IndexFiles:
@@ -116,7 +121,7 @@ class IndexFiles:
 
     def path(self, ledger_id: int) -> str | None:
         """Path of the ledger's file; None if there is none. Raises OSError if that cannot be determined."""
-        name = _relative_path(ledger_id)
+        name = relative_path(ledger_id)
         for directory in self._directories:
             path = os.path.join(directory, name)
             if files.exists(path):
@@ -149,7 +154,7 @@ class IndexFiles:
                 header = read_at(fd, HEADER_BYTES, 0)
                 if not header.strip(b"\0") and (replaying or os.fstat(fd).st_size <= HEADER_BYTES):
                     return None
-                return IndexHeader.decode(header, f"index file {_relative_path(ledger_id)}")
+                return IndexHeader.decode(header, f"index file {relative_path(ledger_id)}")
         except FileNotFoundError:
             return None
 
@@ -178,7 +183,7 @@ class IndexFiles:
                     return first + int(used[-1])
                 # A flush extended the file but did not write its entries: the rest may be one long hole.
                 last = -1
-                for ids in _used_slots(fd):
+                for ids, _ in used_slots(fd):
                     last = int(ids[-1])
                 return last
         except FileNotFoundError:
@@ -188,7 +193,7 @@ class IndexFiles:
         """Ids of all entries with a location in the file, ascending. Raises OSError."""
         try:
             with self._fds.borrow(ledger_id) as fd:
-                parts = list(_used_slots(fd))
+                parts = [ids for ids, _ in used_slots(fd)]
         except FileNotFoundError:
             parts = []
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
@@ -201,7 +206,7 @@ class IndexFiles:
             for outer in _subdirectories(directory)
             for inner in _subdirectories(outer)
             for name in os.listdir(inner)
-            if (match := _FILE_NAME.fullmatch(name))
+            if (match := FILE_NAME.fullmatch(name))
         ]
         return np.unique(np.array(found, np.int64))
 
@@ -286,7 +291,7 @@ class IndexFiles:
         first = ledger_id % len(candidates)
         failure: OSError | None = None
         for directory in candidates[first:] + candidates[:first]:
-            path = os.path.join(directory, _relative_path(ledger_id))
+            path = os.path.join(directory, relative_path(ledger_id))
             try:
                 fd = self._create_file(directory, path)
             except OSError as error:
@@ -334,19 +339,21 @@ def _write_content(fd: int, header: IndexHeader | None, entry_ids: npt.NDArray[n
         files.write_at(fd, [slots[first:last].data.cast("B")], HEADER_BYTES + 8 * int(entry_ids[first]))
 
 
-def _relative_path(ledger_id: int) -> str:
+def relative_path(ledger_id: int) -> str:
+    """Path of a ledger's file below a ``current`` directory."""
     return f"{ledger_id >> 8 & 0xFF:x}/{ledger_id & 0xFF:x}/{ledger_id:x}.idx"
 
 
-def _used_slots(fd: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Ids of the entries with a location, ascending, in parts. Holes are skipped."""
+def used_slots(fd: int) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    """Ids of the entries with a location, ascending, and these locations, in parts. Holes are skipped."""
     position = HEADER_BYTES
     while (data_at := _next_data(fd, position)) >= 0:
         first = max(data_at - HEADER_BYTES, 0) // 8
         data = read_at(fd, 8 * _CHUNK_SLOTS, HEADER_BYTES + 8 * first)
-        used = np.flatnonzero(np.frombuffer(data, PAGE_DTYPE, len(data) // 8))
+        slots = np.frombuffer(data, PAGE_DTYPE, len(data) // 8)
+        used = np.flatnonzero(slots)
         if len(used):
-            yield used + first
+            yield used + first, slots[used].astype(np.int64)
         position = HEADER_BYTES + 8 * first + max(len(data), 8)
 
 

@@ -37,6 +37,16 @@ def ledgers_pointing(
     return {entry_log_id: np.array(ledgers, np.int64) for entry_log_id, ledgers in found.items()}
 
 
+def highest_log_id(index_path: str | None, limit: int) -> int:
+    """The highest id of an entry log, up to ``limit``, that a ledger's file names; -1 if there is none. Raises
+    OSError."""
+    highest = -1
+    for _, slots in _pages(index_path):
+        log_ids = slots[slots != 0] >> OFFSET_BITS
+        highest = max(highest, int(log_ids[log_ids <= limit].max(initial=-1)))
+    return highest
+
+
 def pointers_into(entry_log_id: int, index_path: str | None) -> Iterator[tuple[Int64s, Int64s]]:
     """(entry ids, locations) of a ledger's entries in the log, in parts, ascending. Raises OSError."""
     for first, slots in _pages(index_path):

@@ -114,10 +114,15 @@ def file_name(journal_id: int) -> str:
     return f"{journal_id:x}.txn"
 
 
+def id_of(name: str) -> int | None:
+    """The id in the file name of a journal; None for any other name."""
+    match = _FILE_NAME.fullmatch(name)
+    return int(match[1], 16) if match else None
+
+
 def journal_ids(directory: str) -> list[int]:
     """Ids of the journals in ``directory`` (a ``current`` directory), ascending."""
-    matches = (_FILE_NAME.fullmatch(name) for name in os.listdir(directory))
-    return sorted(int(match[1], 16) for match in matches if match)
+    return sorted(found for name in os.listdir(directory) if (found := id_of(name)) is not None)
 
 
 def new_nonce() -> bytes:

@@ -54,11 +54,28 @@ _PADDING_MARK: Final = I32.pack(PADDING_MASK)
 _UNIFORM_RUN: Final = 8
 
 
+@dataclass(frozen=True, slots=True)
+class JournalPiece:
+    """Whole records and paddings of a journal: ``data`` from ``position`` in the file, up to byte ``end`` of ``data``.
+
+    Record ``i`` begins at ``starts[i]`` of ``data``, after its length, and has ``lengths[i]`` bytes. What lies between
+    records is padding. With a ``nonce``, each padding begins with a right seal.
+    """
+
+    position: int
+    data: bytes
+    end: int
+    starts: Int64s
+    lengths: Int64s
+    nonce: bytes | None
+
+
 class JournalReader:
     """Reads one journal file from ``offset`` (0: its beginning) to its end.
 
-    ``may_end_torn``: no later journal holds records, or the next one that does is Apache's. After :meth:`items` is
-    exhausted, ``position`` is where the records end, and ``torn`` says whether something follows that is no record.
+    ``may_end_torn``: no later journal holds records, or the next one that does is Apache's. After :meth:`items` or
+    :meth:`pieces` is exhausted, ``position`` is where the records end, and ``torn`` says whether something follows that
+    is no record.
     Raises CorruptFileError (its text names file and offset) for an unknown header, damage, or an impossible offset.
     """
 
@@ -73,6 +90,13 @@ class JournalReader:
         self.synced_groups = True
 
     def items(self) -> Iterator[JournalItem]:
+        """Yield what the records mean, in order; neighbouring entries are joined."""
+        for piece in self.pieces():
+            if len(piece.starts):
+                yield from _items_of(piece.data, piece.starts, piece.lengths)
+
+    def pieces(self) -> Iterator[JournalPiece]:
+        """Yield the file's records as they lie there."""
         fd = os.open(self.path, os.O_RDONLY)
         try:
             size = os.fstat(fd).st_size
@@ -82,7 +106,7 @@ class JournalReader:
                 return
             self._nonce, self.synced_groups = header.nonce, header.synced_groups
             self.position = max(self.position, header.first_record)
-            yield from self._read_records(fd, size)
+            yield from self._read_pieces(fd, size)
             self._check_end(fd, size)
         finally:
             os.close(fd)
@@ -96,13 +120,13 @@ class JournalReader:
                 f"{0 if header is None else size}: acknowledged entries may be missing; {REMEDY}"
             )
 
-    def _read_records(self, fd: int, size: int) -> Iterator[JournalItem]:
+    def _read_pieces(self, fd: int, size: int) -> Iterator[JournalPiece]:
         want = _CHUNK_BYTES
         while self.position < size:
             data = read_at(fd, min(want, size - self.position), self.position)
             cut = _cut(data, self.position, self._nonce)
-            if len(cut.starts):
-                yield from _items_of(data, cut.starts, cut.lengths)
+            if cut.consumed:
+                yield JournalPiece(self.position, data, cut.consumed, cut.starts, cut.lengths, self._nonce)
             self.position += cut.consumed
             if cut.consumed:
                 want = _CHUNK_BYTES

@@ -9,10 +9,11 @@ that could not be written keeps an older mark, so the highest mark counts at sta
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,6 +37,17 @@ def mark_name(journal: int, journals: int) -> str:
     return "lastMark" if journals == 1 else f"lastMark.{journal}"
 
 
+def mark_files(directory: str) -> dict[int, str]:
+    """The mark files in ``directory`` (a ``current`` directory) by the number of their journal. ``lastMark``, the mark
+    of the only journal, has the number -1. Raises OSError."""
+    found = {}
+    for name in os.listdir(directory):
+        match = _FILE_NAME.fullmatch(name)
+        if match or name == mark_name(0, 1):
+            found[int(match[1]) if match else -1] = os.path.join(directory, name)
+    return dict(sorted(found.items()))
+
+
 def read_marks(directories: Sequence[str], journals: int) -> list[LogMark]:
     """The highest mark of each journal in ``directories`` (``current`` directories of ledgers); (0, 0) if there is
     none.
@@ -43,15 +55,17 @@ def read_marks(directories: Sequence[str], journals: int) -> list[LogMark]:
     Raises CorruptFileError if there are marks of more journals than configured, OSError.
     """
     for directory in directories:
-        for name in os.listdir(directory):
-            match = _FILE_NAME.fullmatch(name)
-            if match and int(match[1]) >= journals:
+        for number, path in mark_files(directory).items():
+            if number >= journals:
                 raise CorruptFileError(
-                    f"{os.path.join(directory, name)} is the mark of journal number {match[1]}, but only {journals} "
-                    "journalDirectories are configured: give all of them, in the old order"
+                    f"{path} is the mark of journal number {number}, but only {journals} journalDirectories are "
+                    "configured: give all of them, in the old order"
                 )
     return [
-        max(_read_mark(os.path.join(directory, mark_name(journal, journals))) for directory in directories)
+        max(
+            read_mark(os.path.join(directory, mark_name(journal, journals))) or LogMark(0, 0)
+            for directory in directories
+        )
         for journal in range(journals)
     ]
 
@@ -79,10 +93,23 @@ def write_marks(directories: Sequence[str], marks: Sequence[LogMark]) -> None:
         raise failure
 
 
-def _read_mark(path: str) -> LogMark:
+def forget_marks(directories: Sequence[str], journals: int, lost: Collection[int]) -> None:
+    """Set the marks of the journals with the numbers ``lost`` back to the beginning, in every directory.
+
+    Raises OSError if one of them keeps another mark, SyncFailedError, and as :func:`read_marks`.
+    """
+    kept = read_marks(directories, journals)
+    marks = [LogMark(0, 0) if number in lost else mark for number, mark in enumerate(kept)]
+    write_marks(directories, marks)
+    if read_marks(directories, journals) != marks:
+        raise OSError(errno.ENOSPC, "a ledger directory has no room for the mark of a journal that was lost")
+
+
+def read_mark(path: str) -> LogMark | None:
+    """The mark in a file; None if the file is missing or too short. Raises OSError."""
     try:
         with open(path, "rb") as file:
             content = file.read(_MARK.size)
     except FileNotFoundError:
-        return LogMark(0, 0)
-    return LogMark(*_MARK.unpack(content)) if len(content) == _MARK.size else LogMark(0, 0)
+        return None
+    return LogMark(*_MARK.unpack(content)) if len(content) == _MARK.size else None

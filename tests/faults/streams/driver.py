@@ -19,7 +19,7 @@ from tests.support.processes import wait_until_ended
 
 REPOSITORY: Final = Path(__file__).resolve().parents[3]
 MASTER: Final = "local-cluster[2,1,768]"
-_ENDED_TIMEOUT_MS: Final = 20_000
+_ENDED_TIMEOUT_MS: Final = 60_000
 _LOG_TAIL_BYTES: Final = 12_000
 
 

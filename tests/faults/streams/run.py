@@ -26,11 +26,11 @@ from tests.faults.timeline import Timeline
 from tests.support.logs import PASSWORD, RAW, commit, entries, listed_ledgers
 from tests.support.streams import committed, forget_last_commit
 
-#: Of a whole run; a start of Spark with two executors takes about 15 s here.
-_RUN_S: Final = 420.0
+#: Of a whole run; a start of Spark with two executors takes 15 s here, and minutes on a machine that is busy.
+_RUN_S: Final = 1_200.0
 _STARTS: Final = 14
 _POLL_S: Final = 0.02
-_ZOMBIE_S: Final = 90.0
+_ZOMBIE_S: Final = 300.0
 #: Ours in commit(), or Spark's own where it finds the checkpoint changed before that.
 _TOLD: Final = re.compile(r"took over|CONCURRENT_STREAM_LOG_UPDATE|CONCURRENT_QUERY|[Cc]oncurrent(ly using| update)")
 _TWO_HOURS_MS: Final = 2 * 3_600_000

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from random import Random
 from unittest.mock import patch
 
 from bookie_server.replication import scans
-from tests.simulation.auditing.world import DELAY_MS, InvariantError, World
+from tests.simulation.auditing.world import DELAY_MS, World
+from tests.simulation.outcomes import Counts, InvariantError
 
 #: Moves in the end after which everything must be repaired.
 MOST_MOVES = 60_000
 #: Model time for that: the delay, an audit, and the longest pause of a ledger that could not be repaired.
 MOST_HEALING_MS = DELAY_MS + 2 * 300_000
 #: How long bookies are too few in some histories.
-SHORTAGE_MS = 2_000_000
+SHORTAGE_MS = 1_000_000
 
 
 #: What happens shortly after one another.
@@ -36,20 +36,6 @@ EVENTS = (
 )
 
 
-@dataclass(slots=True)
-class Result:
-    """Statistics of a history. Histories in which nothing happens would prove nothing."""
-
-    counts: dict[str, int] = field(default_factory=dict)
-
-    def add(self, other: Result) -> None:
-        for name, count in other.counts.items():
-            self.counts[name] = self.counts.get(name, 0) + count
-
-    def __str__(self) -> str:
-        return ", ".join(f"{count} {name}" for name, count in sorted(self.counts.items()))
-
-
 class History:
     """One history. Replay a failing one with ``python -m tests.simulation replay <seed> --auditing``."""
 
@@ -58,14 +44,14 @@ class History:
         self.random = Random(seed)
         self.world = World(self.random)
 
-    def play(self) -> Result:
+    def play(self) -> Counts:
         """Raises InvariantError, or any error of the shipped code."""
         with patch.object(scans, "PAGE_LEDGERS", 8), patch.object(scans, "_PAGES_PER_PROGRESS", 2):
             self._rage()
             if self.random.random() < 0.3:
                 self._shortage()
             self._heal()
-        return Result(self.world.counts)
+        return self.world.counts
 
     def _rage(self) -> None:
         world, random = self.world, self.random

@@ -11,10 +11,10 @@ from typing import Any
 from unittest.mock import patch
 
 from bk_spark.protocol.errors import MetadataUnavailableError
-from bookie_server.replication import worker as worker_module
+from bookie_server.replication import auditor as auditor_module, worker as worker_module
 from bookie_server.replication.actions import Check, DelayRead, EndCheck
 from bookie_server.replication.auditor import Auditor
-from bookie_server.replication.scans import BookieScan, ScanReport
+from bookie_server.replication.scans import BookieScan, FindLost, Scan, ScanReport, ScanSettings, check_steps
 from bookie_server.replication.worker import ReplicationWorker
 from bookie_server.replication.worker_actions import Finish, Release
 from tests.simulation.auditing.world import ROOT, World
@@ -36,6 +36,14 @@ def a_check_of_all_bookies_takes_no_account_of_the_delay(stack: ExitStack) -> No
     stack.enter_context(
         patch.object(Auditor, "_find_lost", lambda auditor, bookies: bookies - (auditor._registered or bookies))
     )
+
+
+def a_check_of_all_ledgers_takes_no_account_of_the_delay(stack: ExitStack) -> None:
+    def hasty(check: Check, settings: ScanSettings, find_lost: FindLost) -> Scan:
+        auditor: Auditor = find_lost.__self__  # type: ignore[attr-defined]
+        return check_steps(check, settings, lambda bookies: bookies - (auditor._registered or bookies))
+
+    stack.enter_context(patch.object(auditor_module, "check_steps", hasty))
 
 
 def a_scan_stops_at_the_first_error_and_counts_as_complete(stack: ExitStack) -> None:
@@ -121,6 +129,7 @@ MUTANTS = [
     an_auditor_acts_after_its_session,
     the_delay_is_ignored,
     a_check_of_all_bookies_takes_no_account_of_the_delay,
+    a_check_of_all_ledgers_takes_no_account_of_the_delay,
     a_scan_stops_at_the_first_error_and_counts_as_complete,
     a_bookie_lost_in_mid_scan_begins_no_new_round,
     a_mark_is_deleted_though_it_was_made_again,

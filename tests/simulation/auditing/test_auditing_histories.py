@@ -9,63 +9,45 @@ from random import Random
 import pytest
 
 from bookie_server.replication.actions import MarkLedgers, Step
-from tests.simulation import runner
 from tests.simulation.auditing.histories import History
 from tests.simulation.auditing.mutants import MUTANTS
 from tests.simulation.auditing.world import Daemon, World
+from tests.simulation.checks import check_histories, check_told_by_seed_alone, error_of_mutant
 
-HISTORIES = 200
+HISTORIES = 60
 #: In portions, so that a test stays within its time on a busy machine.
-PORTION = 100
-#: If this many histories do not find a mutant, they have lost their power.
+PORTION = 60
 MOST_SEEDS = 200
 
 
 @pytest.mark.parametrize("first", range(0, HISTORIES, PORTION))
 def test_r4_histories_of_self_healing(first: int) -> None:
-    summary = runner.play_all(range(first, first + PORTION), jobs=2, kind="auditing")
-    print(summary)
-    assert not summary.failures, "\n\n".join(summary.failures)
-    assert summary.histories == PORTION
-    counts = summary.result.counts
-    # Histories in which nothing happens would prove nothing.
-    for name, least in (
-        ("elections", PORTION),
-        ("expiries", PORTION / 2),
-        ("audits", PORTION),
-        ("lost bookies", PORTION),
-        ("returned bookies", PORTION / 2),
-        ("marks", 10 * PORTION),
-        ("repairs", 10 * PORTION),
-        ("finished", 10 * PORTION),
-        ("switches", PORTION / 4),
-        ("triggers", PORTION / 20),
-        ("shortages", PORTION / 20),
-    ):
-        assert counts[name] > least, (name, counts[name])
+    least = {
+        "elections": PORTION / 2,
+        "expiries": PORTION / 20,
+        "audits": PORTION,
+        "checks of ledgers": PORTION,
+        "lost bookies": PORTION,
+        "returned bookies": PORTION / 2,
+        "marks": 10 * PORTION,
+        "repairs": 10 * PORTION,
+        "finished": 10 * PORTION,
+        "switches": PORTION / 20,
+        "triggers": 0,
+        "shortages": PORTION / 60,
+    }
+    check_histories("auditing", range(first, first + PORTION), least)
 
 
 def test_a_history_of_self_healing_is_told_by_its_seed_alone() -> None:
-    stories = []
-    for _ in range(2):
-        history = History(11)
-        history.play()
-        stories.append(history.world.story(10_000))
-    assert stories[0] == stories[1]
-    assert "is elected" in stories[0]
+    check_told_by_seed_alone("auditing", 11, "is elected")
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: str(mutant.__name__))
 def test_mutants_of_self_healing_are_caught(mutant: Callable[[ExitStack], None]) -> None:
     with ExitStack() as stack:
         mutant(stack)
-        for seed in range(MOST_SEEDS):
-            try:
-                History(seed).play()
-            except Exception as error:
-                print(f"{mutant.__name__}: seed {seed}: {error}")
-                return
-    raise AssertionError(f"not found among {MOST_SEEDS}")
+        error_of_mutant("auditing", mutant.__name__, History, MOST_SEEDS)
 
 
 def test_r4_an_auditor_that_does_not_know_of_its_session_end_marks_nothing_beside_its_successor() -> None:
@@ -85,6 +67,21 @@ def test_r4_an_auditor_that_does_not_know_of_its_session_end_marks_nothing_besid
     play(world, lambda: old.auditor is None)
     play(world, lambda: world.counts.get("marks", 0) > marks)
     play(world, lambda: world.counts.get("finished", 0) >= 10)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_audit_that_was_asked_for_while_there_was_no_auditor_is_not_lost(seed: int) -> None:
+    world = World(Random(seed))
+    world.weather, world.delay_ms, world.impatient = 0.0, 10**9, False
+    play(world, lambda: auditor_of(world) is not None and world.counts.get("audits", 0) > 0)
+    old = auditor_of(world)
+    assert old is not None
+    world.expire_session(old)
+    world.lose_bookie()
+    world.trigger()
+    # The next auditor reads the delay for the first time. It does not wait for the bookie.
+    play(world, lambda: world.counts.get("marks", 0) > 0)
+    assert world.now_ms < world.delay_ms
 
 
 def auditor_of(world: World) -> Daemon | None:

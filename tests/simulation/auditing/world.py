@@ -8,6 +8,7 @@ go, sessions expire long before their daemon hears of it, and replies are lost.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -19,8 +20,10 @@ from bk_spark.protocol.metadata.ledger_paths import LedgerManager
 from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, DeleteOp, SetOp, TransactionOp, Znode
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.replication.actions import (
+    AuditedDelayRead,
     BookiesRead,
     Check,
+    CheckLedgers,
     CheckTimeRead,
     Children,
     CookiesRead,
@@ -29,10 +32,12 @@ from bookie_server.replication.actions import (
     DisabledRead,
     Done,
     EndCheck,
+    LedgersChecked,
     LedgersRead,
     ListChildren,
     MarkLedgers,
     ProgressRead,
+    ReadAuditedDelay,
     ReadCheckTime,
     ReadCookies,
     ReadLedgers,
@@ -75,7 +80,8 @@ from bookie_server.replication.worker_actions import (
     WatchSwitch,
     WorkFailed,
 )
-from tests.simulation.logs.zookeeper import ModelZooKeeper, RefusedError
+from tests.simulation.outcomes import Counts, InvariantError
+from tests.support.zookeeper_model import RefusedError, ZooKeeperModel
 
 ROOT = "/ledgers"
 BASE = f"{ROOT}/underreplication"
@@ -86,6 +92,7 @@ ELECTION, MARKS, LOCKS, WORKERS, DISABLE = (
     f"{BASE}/workers",
     f"{BASE}/disable",
 )
+AUDITED_DELAY = f"{BASE}/audited-delay"
 MANAGER = LedgerManager.HIERARCHICAL
 BOOKIES = tuple(f"b{number}" for number in range(1, 7))
 QUORUM = Quorum(3, 3, 2)
@@ -94,10 +101,6 @@ DELAY_MS = 20_000
 MOST_LAG = 15
 
 _decode = functools.lru_cache(4096)(decode)
-
-
-class InvariantError(AssertionError):
-    """An invariant is broken."""
 
 
 class Daemon:
@@ -120,6 +123,8 @@ class Daemon:
         #: (machine, action)
         self.actions: list[tuple[Any, Any]] = []
         self.timers: dict[tuple[int, Any], tuple[Any, int]] = {}
+        #: Looked for when it is needed: there may be a timer for each ledger.
+        self._next_due_ms: float | None = None
         #: What the daemon has been told and what waits to be told, by kind.
         self.news: set[str] = set()
         #: When it hears of the end of its session.
@@ -142,8 +147,10 @@ class Daemon:
         for action in machine.take_actions():
             if isinstance(action, StartTimer):
                 self.timers[(id(machine), action.name)] = (machine, self.world.now_ms + int(action.after_ms))
+                self._next_due_ms = None
             elif isinstance(action, StopTimer):
                 self.timers.pop((id(machine), action.name), None)
+                self._next_due_ms = None
             else:
                 if self.told_disabled and self._begins_work(action):
                     raise InvariantError(f"{self.name} begins {action} though replication is disabled")
@@ -151,7 +158,8 @@ class Daemon:
         if machine is self.election and isinstance(machine.outcome, Succeeded):
             self.election = None
             scans = ScanSettings(MANAGER, ROOT, self.world.proof_of(machine.outcome.result))
-            settings = AuditorSettings(self.world.random.choice([0, 8_000]), ledgers_interval_ms=0)
+            first_wait_ms, interval_ms = self.world.random.choice([0, 8_000]), self.world.random.choice([0, 60_000])
+            settings = AuditorSettings(first_wait_ms, ledgers_interval_ms=interval_ms)
             self.auditor = Auditor(settings, scans)
             self.world.tell(f"{self.name} is elected", "elections")
             self.pump(self.auditor)
@@ -181,13 +189,21 @@ class Daemon:
             for kind in sorted(self.news)
             if kind != "session" or self.hears_ms <= self.world.now_ms
         ]
-        found += [
-            functools.partial(self._fire, key) for key, (_, due) in self.timers.items() if due <= self.world.now_ms
-        ]
+        if self.next_due_ms <= self.world.now_ms:
+            due = [key for key, (_, due_ms) in self.timers.items() if due_ms <= self.world.now_ms]
+            found += [functools.partial(self._fire, key) for key in due]
         return found
+
+    @property
+    def next_due_ms(self) -> float:
+        """When the next timer ends."""
+        if self._next_due_ms is None:
+            self._next_due_ms = min((due_ms for _, due_ms in self.timers.values()), default=math.inf)
+        return self._next_due_ms
 
     def _fire(self, key: tuple[int, Any]) -> None:
         machine, _ = self.timers.pop(key)
+        self._next_due_ms = None
         self.tell(machine, TimerFired(key[1]))
 
     def _hear(self, kind: str) -> None:
@@ -245,7 +261,7 @@ class Daemon:
                 self.tell(machine, WorkFailed(action, error))
             case NoteReason():
                 pass
-            case StopRepair() | Watch() | WatchSwitch() | ReadCookies():
+            case StopRepair() | Watch() | WatchSwitch() | ReadCookies() | ReadAuditedDelay():
                 self.actions.append((machine, action))  # the daemon repeats these
             case _:
                 machine.fail(error)
@@ -286,6 +302,9 @@ class Daemon:
                 return None
             case ReadCookies():
                 return CookiesRead(frozenset(BOOKIES))
+            case ReadAuditedDelay():
+                node = zk.read(AUDITED_DELAY)
+                return AuditedDelayRead(None if node is None else DelayRead(*map(int, node.data.split())))
             case ReadCheckTime(check):
                 return CheckTimeRead(check, None)
             case SyncStore():
@@ -307,11 +326,19 @@ class Daemon:
             case WriteProgress(check, after, proof):
                 self._put(f"{BASE}/progress-{check.value}", str(after).encode(), proof)
                 return Done()
-            case EndCheck(check, proof):
+            case CheckLedgers(ledgers, _, lost):
+                found = {each: lost.intersection(_all_bookies(metadata)) for each, metadata in ledgers.items()}
+                return LedgersChecked({each: bad for each, bad in found.items() if bad}, {})
+            case EndCheck(check, proof, delay):
+                if check is Check.BOOKIES:
+                    assert delay is not None
+                    self._put(AUDITED_DELAY, b"%d %d" % (delay.delay_ms, delay.version), proof)
                 if zk.read(f"{BASE}/progress-{check.value}") is not None:
                     self._prove(proof, [DeleteOp(f"{BASE}/progress-{check.value}")])
-                assert check is Check.BOOKIES
-                world.tell(f"{self.name} has audited all", "audits")
+                if check is Check.BOOKIES:
+                    world.tell(f"{self.name} has audited all", "audits")
+                else:
+                    world.tell(f"{self.name} has checked all ledgers", "checks of ledgers")
                 return Done()
         return self._do_work(action)
 
@@ -418,11 +445,11 @@ class World:
         self.random = random
         self.now_ms = 0
         self.trace: list[str] = []
-        self.counts: dict[str, int] = {}
+        self.counts = Counts()
         self.at_once = random.choice([1, 3])
         #: Chance that an action fails.
         self.weather = random.choice([0.0, 0.02, 0.1])
-        self.zk = ModelZooKeeper(lambda: self.now_ms)
+        self.zk = ZooKeeperModel(lambda: self.now_ms)
         for path in (ROOT, BASE, ELECTION, MARKS, LOCKS, WORKERS):
             self.zk.transact([CreateOp(path)])
         self.votes = 0
@@ -446,7 +473,7 @@ class World:
     def tell(self, what: str, count: str = "") -> None:
         self.trace.append(f"{self.now_ms / 1000:9.1f} s  {what}")
         if count:
-            self.counts[count] = self.counts.get(count, 0) + 1
+            self.counts[count] += 1
 
     def story(self, last: int = 60) -> str:
         return "\n".join(self.trace[-last:])
@@ -527,9 +554,9 @@ class World:
         """One move of a daemon. If there is none, time goes on to the next timer. False if nothing is left."""
         moves = [move for daemon in self.daemons for move in daemon.moves()]
         if not moves:
-            due = [due for daemon in self.daemons for _, due in daemon.timers.values()]
+            due = [daemon.next_due_ms for daemon in self.daemons if daemon.timers]
             due += [daemon.hears_ms for daemon in self.daemons if "session" in daemon.news]
-            self.now_ms = min(due, default=self.now_ms)
+            self.now_ms = int(min(due, default=self.now_ms))
             return bool(due)
         if self.random.random() < 0.02:
             self.now_ms += self.random.randint(1, 5_000)

@@ -7,25 +7,11 @@ not release the brake.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
 from random import Random
 
 from bookie_server.gc.brake import CollectionBrakeLimits
 from tests.simulation.collection.world import LEDGERS, World
-
-
-@dataclass(slots=True)
-class Result:
-    """Statistics of a history. Histories in which nothing happens would prove nothing."""
-
-    counts: dict[str, int] = field(default_factory=dict)
-
-    def add(self, other: Result) -> None:
-        for name, count in other.counts.items():
-            self.counts[name] = self.counts.get(name, 0) + count
-
-    def __str__(self) -> str:
-        return ", ".join(f"{count} {name}" for name, count in sorted(self.counts.items()))
+from tests.simulation.outcomes import Counts
 
 
 class History:
@@ -37,7 +23,7 @@ class History:
         self.limits = CollectionBrakeLimits(random.choice([0.3, 0.5, 0.5]), random.choice([2, 4]))
         self.world = World(random, self.limits)
 
-    def play(self) -> Result:
+    def play(self) -> Counts:
         """Raises InvariantError, or any error of the shipped code."""
         logger = logging.getLogger("bookie_server.gc")
         level = logger.level
@@ -47,11 +33,11 @@ class History:
         finally:
             logger.setLevel(level)
 
-    def _play(self) -> Result:
+    def _play(self) -> Counts:
         world, random = self.world, self.random
         for ledger_id in LEDGERS:
             world.make(ledger_id)
-        fate = random.choice(["", "", "anew", "elsewhere", "lost"])
+        fate = random.choice(["", "", "anew", "elsewhere", "lost", "set back"])
         passes = random.randint(2, 5)
         when = random.randrange(passes)
         for number in range(passes):
@@ -72,7 +58,7 @@ class History:
             world.finish_copy()
         world.check()
         world.counts["partial lists"] = world.zk.partial_lists
-        return Result(world.counts)
+        return world.counts
 
     def _after_a_word(self, kind: int) -> None:
         """More ledgers are lost before the pass that the release is for, or after it, or none."""
@@ -91,5 +77,7 @@ class History:
                 self.world.make_anew()
             case "elsewhere":
                 self.world.lead_elsewhere()
+            case "set back":
+                self.world.set_back()
             case "lost":
                 self.world.lose_ledgers(self.random.choice([0.2, 0.6, 0.9]))

@@ -115,17 +115,17 @@ def a_failed_step_releases_nothing(stack: ExitStack) -> None:
 
 
 def there_is_no_brake(stack: ExitStack) -> None:
-    stack.enter_context(patch.object(CollectionBrake, "stops", lambda brake, victims, held: None))
+    stack.enter_context(patch.object(CollectionBrake, "stops", lambda brake, victims, held, next_id=0: None))
 
 
 def a_word_releases_whatever_comes(stack: ExitStack) -> None:
     stops = CollectionBrake.stops
 
-    def once_released(brake: CollectionBrake, victims: Any, held: int) -> Any:
+    def once_released(brake: CollectionBrake, victims: Any, held: int, next_id: int = 0) -> Any:
         if brake.released:
             brake._released = None
             return None
-        return stops(brake, victims, held)
+        return stops(brake, victims, held, next_id)
 
     stack.enter_context(patch.object(CollectionBrake, "stops", once_released))
 
@@ -133,14 +133,20 @@ def a_word_releases_whatever_comes(stack: ExitStack) -> None:
 def a_word_holds_for_ever(stack: ExitStack) -> None:
     stops = CollectionBrake.stops
 
-    def kept(brake: CollectionBrake, victims: Any, held: int) -> Any:
+    def kept(brake: CollectionBrake, victims: Any, held: int, next_id: int = 0) -> Any:
         released, waiting = brake._released, brake.stopped
-        stopped = stops(brake, victims, held)
+        stopped = stops(brake, victims, held, next_id)
         if stopped is None:
             brake._released, brake.stopped = released, None if released is not None else waiting
         return stopped
 
     stack.enter_context(patch.object(CollectionBrake, "stops", kept))
+
+
+def an_id_that_was_not_given_does_not_matter(stack: ExitStack) -> None:
+    stops = CollectionBrake.stops
+    careless: Any = lambda brake, victims, held, next_id=0: stops(brake, victims, held)  # noqa: E731
+    stack.enter_context(patch.object(CollectionBrake, "stops", careless))
 
 
 MUTANTS = [
@@ -155,4 +161,5 @@ MUTANTS = [
     there_is_no_brake,
     a_word_releases_whatever_comes,
     a_word_holds_for_ever,
+    an_id_that_was_not_given_does_not_matter,
 ]

@@ -17,8 +17,9 @@ import numpy as np
 from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.metadata.cookie import Cookie, encode_directories
-from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment, decode, encode
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment, encode
 from bk_spark.protocol.metadata.ledger_paths import LedgerManager
+from bk_spark.protocol.metadata.znodes import DeleteOp
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.gc.brake import CollectionBrakeLimits
 from bookie_server.gc.collection_steps import CollectionReport
@@ -26,19 +27,20 @@ from bookie_server.gc.ledger_collection import LedgerCollection
 from bookie_server.gc.ledger_metadata_reads import LedgerMetadataReads
 from bookie_server.gc.throttle import StopSignal, Throttle
 from bookie_server.identity.cluster_identity import ClusterIdentity
-from tests.simulation.collection.zookeeper import Ensemble, ModelZooKeeper
+from tests.simulation.bytes_cache import metadata_in
+from tests.simulation.collection.zookeeper import CollectorSession, Ensemble
+from tests.simulation.outcomes import Counts, InvariantError
 
 ROOT = "/ledgers"
 BOOKIE, OTHER = "b1:3181", "b2:3181"
 MANAGER = LedgerManager.HIERARCHICAL
 #: One range that is listed, one whose ledgers are read.
 LEDGERS = [*range(1, 25), *range(10_001, 10_005)]
+_PATHS = {ledger_id: MANAGER.ledger_path(ROOT, ledger_id) for ledger_id in LEDGERS}
 _LOCKS = f"{ROOT}/underreplication/locks/urL"
+#: Added to a worker's session, it is the number of an entry that the worker copied.
+_COPIED = 1_000_000
 _T = TypeVar("_T")
-
-
-class InvariantError(AssertionError):
-    """An invariant is broken."""
 
 
 class KilledError(BaseException):
@@ -102,12 +104,13 @@ class World:
         self.random = random
         self.limits = limits
         self.trace: list[str] = []
-        self.counts: dict[str, int] = {}
+        self.counts = Counts()
         cookie = Cookie(BOOKIE, "/journal", encode_directories(["/ledgers"]), "instance 1")
         self.identity = ClusterIdentity(ROOT, cookie, cookie.instance_id)
         self.own = Ensemble(self._cluster("instance 1", cookie))
+        self.own.given = LEDGERS[-1] + 1
         self.storage = ModelStorage(self.meanwhile)
-        self.zk = ModelZooKeeper(random, self.own, self.meanwhile)
+        self.zk = CollectorSession(random, self.own, self.meanwhile)
         #: How often each id was used, and the acknowledged entries of each life.
         self.lives = dict.fromkeys(LEDGERS, 0)
         self.acknowledged: dict[tuple[int, int], set[tuple[int, int]]] = {}
@@ -137,8 +140,8 @@ class World:
         self.brakes = (self.collection.deleted, self.collection.over_replicated)
 
     def metadata(self, ledger_id: int) -> LedgerMetadata | None:
-        node = self.own.nodes.get(MANAGER.ledger_path(ROOT, ledger_id))
-        return None if node is None else decode(node.data)
+        node = self.own.read(_PATHS[ledger_id])
+        return None if node is None else metadata_in(node.data)
 
     def protected(self) -> set[tuple[int, int]]:
         """Lives of ledgers whose acknowledged entries the bookie must hold."""
@@ -160,7 +163,7 @@ class World:
     def tell(self, what: str, count: str = "") -> None:
         self.trace.append(what)
         if count:
-            self.counts[count] = self.counts.get(count, 0) + 1
+            self.counts[count] += 1
 
     def story(self, last: int = 60) -> str:
         return "\n".join(self.trace[-last:])
@@ -184,14 +187,17 @@ class World:
             self._start_bookie()
         else:
             self.tell(f"it ends: {len(report.deleted)} deleted; {report.problem or 'no problem'}")
-            self.counts["stopped"] = self.counts.get("stopped", 0) + (report.stopped is not None)
-            self.counts["foreign"] = self.counts.get("foreign", 0) + report.foreign_cluster
+            self.counts["stopped"] += report.stopped is not None
+            self.counts["foreign"] += report.foreign_cluster
             if self.storage.marked:
                 raise InvariantError(f"marks were left: {sorted(self.storage.marked)}")
         unnamed = set(self.storage.removed) - released
         if len(unnamed) > max(self.limits.least, self.limits.share * self.storage.listed):
             raise InvariantError(f"{len(unnamed)} of {self.storage.listed} ledgers were removed without a word")
-        self.counts["removed"] = self.counts.get("removed", 0) + len(self.storage.removed)
+        early = [each for each in unnamed if each >= self.own.given]
+        if early and self.zk.zk is self.own:
+            raise InvariantError(f"the ids of {early} were not given, and they were removed without a word")
+        self.counts["removed"] += len(self.storage.removed)
 
     def _play(self, work: Coroutine[Any, Any, CollectionReport]) -> CollectionReport:
         self.busy = True
@@ -234,7 +240,7 @@ class World:
 
     def end_session(self) -> None:
         """End the bookie's session; a worker that waits for one of its locks takes it."""
-        held = [path for path, node in self.own.nodes.items() if node.owner_session == self.zk.session_id]
+        held = self.zk.locks_of(self.own)
         self.zk.renew()
         self.tell("the bookie's session ends", "sessions")
         for path in held:
@@ -244,6 +250,7 @@ class World:
         """A client creates a ledger under this id (again) and writes to it."""
         if self.kept is None and self.metadata(ledger_id) is None:
             self.lives[ledger_id] += 1
+            self.own.given = max(self.own.given, ledger_id + 1)
             self._write(ledger_id, LedgerMetadata(Quorum(1, 1, 1), (Segment(0, (BOOKIE,)),)))
             self.tell(f"ledger {ledger_id} is made, life {self.lives[ledger_id]}", "made again")
             self.add(ledger_id)
@@ -260,7 +267,7 @@ class World:
 
     def delete(self, ledger_id: int) -> None:
         if self.kept is None and self.metadata(ledger_id) is not None:
-            self.own.change({MANAGER.ledger_path(ROOT, ledger_id): None})
+            self.own.transact([DeleteOp(_PATHS[ledger_id])])
             self.tell(f"ledger {ledger_id} is deleted")
 
     def move_away(self, ledger_id: int) -> None:
@@ -282,9 +289,9 @@ class World:
         if self.kept is None:
             if self.metadata(copied) is not None and self.lives[copied] == life:
                 self._write(copied, LedgerMetadata(Quorum(1, 1, 1), (Segment(0, (BOOKIE,)),)).closed(9, 9))
-                self.acknowledged.setdefault((copied, self.lives[copied]), set()).add((self.lives[copied], session))
+                self.acknowledged.setdefault((copied, life), set()).add((life, _COPIED + session))
                 self.tell(f"ledger {copied} is replicated to the bookie", "replicated")
-            self.own.end_session(session)
+            self.own.expire(session)
 
     def begin_copy(self, ledger_id: int) -> None:
         metadata, lock = self.metadata(ledger_id), f"{_LOCKS}{ledger_id:010d}"
@@ -292,14 +299,14 @@ class World:
             self.kept is not None
             or metadata is None
             or BOOKIE in metadata.last_segment.ensemble
-            or lock in self.own.nodes
+            or self.own.read(lock) is not None
         ):
             return
-        session = 1_000_000 + self.own.zxid
+        session = self.own.new_session()
         life = self.lives[ledger_id]
-        if self.storage.add(ledger_id, (life, session)):
+        if self.storage.add(ledger_id, (life, _COPIED + session)):
             self.storage.entries[ledger_id] |= self.acknowledged.get((ledger_id, life), set())
-            self.own.change({lock: (b"", session)})
+            self.own.put(lock, b"", session)
             self.copies.append((session, ledger_id, life))
             self.tell(f"a worker has the lock of ledger {ledger_id}, and copies it to the bookie")
 
@@ -308,9 +315,9 @@ class World:
     def make_anew(self) -> None:
         """The root is deleted, and a new cluster initialised."""
         self.kept = self.protected()
-        nodes = dict.fromkeys(self.own.nodes)
-        self.own.change(cast(Any, nodes))
-        self.own.change({path: (data, 0) for path, data in self._cluster("instance 2", None).items()})
+        self.own.clear()
+        for path, data in self._cluster("instance 2", None).items():
+            self.own.put(path, data)
         if self.random.random() < 0.5:
             self.zk.renew()
         self.tell("the metadata service is made anew", "made anew")
@@ -328,11 +335,18 @@ class World:
         """An old backup is restored: the cluster is the same, but ledgers are missing. The bookie must keep its
         entries of them unless an operator releases them, or they are few (:meth:`collect` counts)."""
         lost = [each for each in LEDGERS if self.random.random() < share and self.metadata(each) is not None]
-        self.own.change({MANAGER.ledger_path(ROOT, ledger_id): None for ledger_id in lost})
+        self.own.transact([DeleteOp(_PATHS[ledger_id]) for ledger_id in lost])
         self.tell(f"{len(lost)} ledgers are lost in the metadata", "losses")
 
+    def set_back(self) -> None:
+        """An older state is restored. Ledgers that were made since are missing, and their ids will be given again."""
+        self.own.given = self.random.choice(LEDGERS)
+        lost = [each for each in LEDGERS if each >= self.own.given and self.metadata(each) is not None]
+        self.own.transact([DeleteOp(_PATHS[ledger_id]) for ledger_id in lost])
+        self.tell(f"the metadata are set back: {len(lost)} ledgers from {self.own.given} on are lost", "set back")
+
     def _write(self, ledger_id: int, metadata: LedgerMetadata) -> None:
-        self.own.change({MANAGER.ledger_path(ROOT, ledger_id): (encode(metadata), 0)})
+        self.own.put(_PATHS[ledger_id], encode(metadata))
 
 
 class _Store:
@@ -341,7 +355,7 @@ class _Store:
     root = ROOT
     manager = MANAGER
 
-    def __init__(self, zk: ModelZooKeeper) -> None:
+    def __init__(self, zk: CollectorSession) -> None:
         self.zk = zk
 
 

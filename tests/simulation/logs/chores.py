@@ -16,7 +16,7 @@ from bk_spark.log.gc.deletion import delete_steps
 from bk_spark.log.gc.reaper import reap_steps
 from bk_spark.log.gc.retention import SetPolicy
 from bk_spark.log.gc.truncation import SegmentStart, Truncate
-from bk_spark.protocol.errors import InvalidArgumentError
+from bk_spark.protocol.errors import InvalidArgumentError, MetadataConflictError
 from bk_spark.protocol.metadata.znodes import CreateOp
 from tests.simulation.logs.invariants import require
 from tests.simulation.logs.ledgers import ModelLedger, closed_metadata, ledger_path
@@ -90,6 +90,9 @@ class Truncator(Chore):
             first = yield from change_steps(Truncate(self.paths, up_to, start), self.now_ms)
         except InvalidArgumentError as error:
             require(up_to > end, f"refused, though the log reached that far: {error}")
+            return error
+        except MetadataConflictError as error:
+            require(up_to >= end, f"refused, though the offset was in the list: {error}")
             return error
         require(first <= max(up_to, log.head.first_offset), f"truncated to {first}, asked for {up_to}")
         require(first <= log.head.first_offset, f"told that the log starts at {first}: {log.head}")

@@ -8,13 +8,10 @@ must finish, and maintenance leaves nothing behind.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from random import Random
-from types import ModuleType
 from typing import TypeVar
 from unittest.mock import patch
 
@@ -32,53 +29,17 @@ from tests.simulation.logs.chores import (
     foreign_ledger,
 )
 from tests.simulation.logs.followers import Follower, RangeReader
-from tests.simulation.logs.invariants import InvariantError
 from tests.simulation.logs.readers import LogReader, Maintenance, Retention
 from tests.simulation.logs.streaming import Driver, Query, Worker
 from tests.simulation.logs.world import DAY_MS, HOUR_MS, MINUTE_MS, WRONG_TIMES_MS, Actor, World
 from tests.simulation.logs.writers import Keeper, LogWriter
+from tests.simulation.outcomes import Counts, InvariantError
+from tests.support.page_cache import pages_decoded_once
 
 _T = TypeVar("_T")
 
 MOST_STEPS = 4_000
 MOST_RUNS = 5
-
-
-@dataclass(slots=True)
-class Result:
-    """Statistics of a history. Histories in which nothing happens would prove nothing."""
-
-    steps: int = 0
-    commits: int = 0
-    found_done: int = 0
-    zombies: int = 0
-    lost_replies: int = 0
-    conflicts: int = 0
-    kills: int = 0
-    expired: int = 0
-    acknowledged: int = 0
-    rolls: int = 0
-    fenced: int = 0
-    kept: int = 0
-    moved_pages: int = 0
-    condemned: int = 0
-    deleted: int = 0
-    read_segments: int = 0
-    chores: int = 0
-    strays: int = 0
-    retentions: int = 0
-    maintenances: int = 0
-    read_ranges: int = 0
-    followed: int = 0
-    followed_tails: int = 0
-    clocks_set: int = 0
-
-    def add(self, other: Result) -> None:
-        for name in self.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
-    def __str__(self) -> str:
-        return ", ".join(f"{getattr(self, name)} {name.replace('_', ' ')}" for name in self.__slots__)
 
 
 @dataclass(slots=True)
@@ -127,7 +88,7 @@ class History:
         wrong_clocks = _or(focus.wrong_clocks, Random(seed).choice([0.0, 0.0, 0.3]))
         self.world = world = World(seed, wrong_clocks=wrong_clocks)
         self.random = random = world.random
-        self.result = Result()
+        self.counts = Counts()
         world.weather.metadata = random.choice([0.0, 0.02, 0.1])
         world.weather.ledgers = _or(focus.ledger_faults, random.choice([0.0, 0.0, 0.05]))
         self.chances = Chances(
@@ -145,12 +106,12 @@ class History:
         self._draw_queries()
         self._draw_chores()
 
-    def play(self) -> Result:
+    def play(self) -> Counts:
         """Raises :class:`InvariantError` or any error of a machine."""
         with self._limits():
             self._happen(self.random.randint(30, 700))
             self._heal()
-        return self._result()
+        return self._count()
 
     # --- the actors ---
 
@@ -224,7 +185,7 @@ class History:
 
     def _start(self, query: Query) -> None:
         name = query.app if len(query.app) < 30 else query.app[:8]
-        run = f"stray{self.result.strays}" if query.stray else f"r{len(query.runs)}"
+        run = f"stray{self.counts['strays']}" if query.stray else f"r{len(query.runs)}"
         driver = Driver(self.world, f"{name}/{run}", query)
         driver.speculation = self.random.choice([0.0, 0.0, 0.3])
         driver.task_kills = self.random.choice([0.0, 0.0, 0.1])
@@ -244,7 +205,7 @@ class History:
             self._start(replace(query, noted=-1, begun=-1, checkpoint="new one", stray=True, runs=[]))
         else:
             self._start(replace(query, noted=set_back, begun=set_back, stray=True, runs=[]))
-        self.result.strays += 1
+        self.counts["strays"] += 1
 
     # --- what happens ---
 
@@ -267,7 +228,7 @@ class History:
         fate = random.random()
         if fate < chances.kill:
             self._befall_one(Actor.kill)
-            self.result.kills += 1
+            self.counts["kills"] += 1
         elif (fate := fate - chances.kill) < chances.stop:
             self._befall_one(self._stop)
         elif (fate := fate - chances.stop) < chances.expire:
@@ -296,11 +257,11 @@ class History:
         ahead_ms = self.random.choice([0, *WRONG_TIMES_MS])
         self.world.tell(actor.name, "has its clock set", f"{ahead_ms} ms ahead")
         actor.clock.jump(ahead_ms)
-        self.result.clocks_set += 1
+        self.counts["clocks set"] += 1
 
     def _expire(self, actor: Actor) -> None:
         if self.world.zk.is_alive(actor.session.session):
-            self.result.expired += 1
+            self.counts["expired"] += 1
             self.world.expire(actor.session)
             if isinstance(actor, LogWriter):
                 actor.keep()
@@ -402,57 +363,48 @@ class History:
                 for batch_id in range(query.batches):
                     watch.committed(query.paths, query.app, batch_id, None, None)
 
-    def _result(self) -> Result:
-        result, world = self.result, self.world
+    def _count(self) -> Counts:
+        counts, world = self.counts, self.world
         drivers = [actor for actor in world.actors if isinstance(actor, Driver)]
-        result.steps = world.steps
-        result.commits = sum(r.status is CommitStatus.COMMITTED for d in drivers for r in d.results)
-        result.found_done = sum(r.status is CommitStatus.ALREADY_DONE for d in drivers for r in d.results)
-        result.zombies = sum(driver.ended == "refused" for driver in drivers)
+        counts["steps"] = world.steps
+        counts["commits"] = sum(r.status is CommitStatus.COMMITTED for d in drivers for r in d.results)
+        counts["found done"] = sum(r.status is CommitStatus.ALREADY_DONE for d in drivers for r in d.results)
+        counts["zombies"] = sum(driver.ended == "refused" for driver in drivers)
         for actor in world.actors:
             if isinstance(actor, LogWriter):
-                result.acknowledged += len(actor.acknowledged)
-                result.rolls += actor.rolls
-                result.kept += actor.kept
-                result.fenced += actor.endings.count("fenced")
+                counts["acknowledged"] += len(actor.acknowledged)
+                counts["rolls"] += actor.rolls
+                counts["kept"] += actor.kept
+                counts["fenced"] += actor.endings.count("fenced")
             elif isinstance(actor, IndexMover):
-                result.moved_pages += actor.moved
+                counts["moved pages"] += actor.moved
             elif isinstance(actor, Retention):
-                result.retentions += actor.done
+                counts["retentions"] += actor.done
             elif isinstance(actor, Maintenance):
-                result.maintenances += actor.begun
+                counts["maintenances"] += actor.begun
             elif isinstance(actor, RangeReader):
-                result.read_ranges += actor.entries
+                counts["read ranges"] += actor.entries
             elif isinstance(actor, Follower):
-                result.followed += actor.entries
-                result.followed_tails += actor.from_tails
+                counts["followed"] += actor.entries
+                counts["followed tails"] += actor.from_tails
             elif isinstance(actor, LogReader):
-                result.read_segments += actor.segments
+                counts["read segments"] += actor.segments
             elif isinstance(actor, Reaper):
-                result.condemned += actor.condemned
-                result.deleted += actor.deleted
-        result.conflicts = world.conflicts
-        result.chores = sum(actor.done for actor in world.actors if isinstance(actor, Chore))
-        result.lost_replies = sum(session.lost_replies for session in world.sessions)
-        return result
+                counts["condemned"] += actor.condemned
+                counts["deleted"] += actor.deleted
+        counts["conflicts"] = world.conflicts
+        counts["chores"] = sum(actor.done for actor in world.actors if isinstance(actor, Chore))
+        counts["lost replies"] = sum(session.lost_replies for session in world.sessions)
+        return counts
 
     @contextmanager
     def _limits(self) -> Iterator[None]:
         """Use small limits, so that few entries reach all of them."""
         with ExitStack() as stack:
             stack.enter_context(patch.object(applications, "IN_USE_KEPT", self.in_use_kept))
-            for module in _modules_with("decode_page"):
-                stack.enter_context(patch.object(module, "decode_page", _decode_page))
+            stack.enter_context(pages_decoded_once())
             if self.small_pages:
                 stack.enter_context(patch.object(page, "MAX_PAGE_BYTES", 64))
                 stack.enter_context(patch.object(page, "_FULL_BYTES", 50))
                 stack.enter_context(patch.object(append, "MAX_INLINE_PAGES", self.inline_pages))
             yield
-
-
-#: Decoding the same few pages would take most of the time. The meaning of bytes never changes, so cache it.
-_decode_page = lru_cache(maxsize=2_000)(page.decode_page)
-
-
-def _modules_with(name: str) -> list[ModuleType]:
-    return [m for path, m in sys.modules.items() if path.startswith("bk_spark.log.") and hasattr(m, name)]

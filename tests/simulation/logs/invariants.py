@@ -33,9 +33,11 @@ from bk_spark.log.formats.segment import Segment
 from bk_spark.log.formats.znodes import Head, decode_head, decode_maintenance, decode_policy, decode_registration
 from bk_spark.log.gc.maintenance import INTERVAL_MS
 from bk_spark.protocol.metadata.znodes import Znode
-from tests.simulation.logs.ledger_rules import InvariantError, LedgerWatch, ListWatch, require
+from tests.simulation.logs.ledger_rules import LedgerWatch, ListWatch, require
 from tests.simulation.logs.ledgers import ModelLedgers
-from tests.simulation.logs.zookeeper import Changes, ModelZooKeeper
+from tests.simulation.logs.zookeeper import LogsZooKeeper
+from tests.simulation.outcomes import InvariantError
+from tests.support.zookeeper_model import Changes
 
 __all__ = ["InvariantError", "ListWatch", "Row", "Watch", "batch_rows", "require"]
 
@@ -69,7 +71,7 @@ def batch_rows(app: str, batch_id: int) -> list[list[Row]]:
 class Watch(LedgerWatch):
     """Checks every change of ZooKeeper as it happens."""
 
-    def __init__(self, zk: ModelZooKeeper, ledgers: ModelLedgers, now_ms: Callable[[], int]) -> None:
+    def __init__(self, zk: LogsZooKeeper, ledgers: ModelLedgers, now_ms: Callable[[], int]) -> None:
         super().__init__(zk, ledgers, now_ms)
         self._pages: dict[bytes, SegmentPage] = {}
 

@@ -10,14 +10,12 @@ from bk_spark.log.formats.segment import Segment
 from bk_spark.log.formats.znodes import Application, Head, decode_application, decode_registration
 from bk_spark.protocol.metadata.znodes import Znode
 from tests.simulation.logs.ledgers import ROOT as LEDGERS, ModelLedgers
-from tests.simulation.logs.zookeeper import Changes, ModelZooKeeper
+from tests.simulation.logs.zookeeper import LogsZooKeeper
+from tests.simulation.outcomes import InvariantError
+from tests.support.zookeeper_model import Changes
 
 DELETE_GRACE_MS = 60 * 60_000
 ORPHAN_RETENTION_MS = 7 * 24 * 60 * 60_000
-
-
-class InvariantError(AssertionError):
-    """A promise was broken."""
 
 
 def require(condition: object, text: str) -> None:
@@ -58,7 +56,7 @@ class ListWatch:
 class LedgerWatch:
     """Checks changes to ledgers and registrations."""
 
-    def __init__(self, zk: ModelZooKeeper, ledgers: ModelLedgers, now_ms: Callable[[], int]) -> None:
+    def __init__(self, zk: LogsZooKeeper, ledgers: ModelLedgers, now_ms: Callable[[], int]) -> None:
         self._zk = zk
         self._ledgers = ledgers
         self._now_ms = now_ms

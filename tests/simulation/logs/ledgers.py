@@ -57,7 +57,8 @@ from bk_spark.protocol.errors import (
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment, decode, encode
 from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, SetOp, TransactionOp
 from bk_spark.protocol.quorum import Quorum
-from tests.simulation.logs.zookeeper import ModelZooKeeper, RefusedError, Session
+from tests.simulation.logs.zookeeper import LogsZooKeeper, Session
+from tests.support.zookeeper_model import RefusedError
 
 ROOT = "/ledgers"
 ENTRY_BYTES = 100
@@ -99,7 +100,7 @@ class ModelLedger:
 class ModelLedgers:
     """All ledgers of a world."""
 
-    def __init__(self, zk: ModelZooKeeper, random: Random) -> None:
+    def __init__(self, zk: LogsZooKeeper, random: Random) -> None:
         self.zk = zk
         self.all: dict[int, ModelLedger] = {}
         self._random = random

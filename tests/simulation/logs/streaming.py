@@ -297,6 +297,7 @@ class Driver(Actor):
             anonymous=query.anonymous,
             fence_tail=query.fence_tail,
             skip_committed=query.skip_committed,
+            consecutive=not (query.anonymous or query.foreach_batch),
         )
         yield from self._commit(request)
 

@@ -2,50 +2,44 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
 from bk_spark.protocol.errors import MetadataFormatError
 from tests.simulation import runner
+from tests.simulation.checks import check_histories, check_told_by_seed_alone, error_of_mutant
 from tests.simulation.logs import mutants
 from tests.simulation.logs.histories import Focus, History
-from tests.simulation.logs.invariants import InvariantError
 from tests.simulation.logs.streaming import Driver, Query
+from tests.simulation.outcomes import InvariantError
 
-HISTORIES = 1_000
+HISTORIES = 400
 #: In portions, so that a test stays within its time on a busy machine.
-PORTION = 250
-#: If this many histories do not find a mutant, they have lost their power.
+PORTION = 200
 MOST_SEEDS = 400
 
 
 @pytest.mark.parametrize("first", range(0, HISTORIES, PORTION))
 def test_f1_f2_l1_s1_s2_s3_t1_t2_histories_of_logs(first: int) -> None:
-    summary = runner.play_all(range(first, first + PORTION), jobs=2, kind="logs")
-    assert not summary.failures, "\n\n".join(summary.failures)
-    # Histories in which nothing happens would prove nothing.
-    result = summary.result
-    print(summary)
-    assert summary.histories == PORTION
-    assert result.commits > 3 * PORTION
-    assert result.found_done > PORTION / 2
-    assert result.conflicts > PORTION
-    assert result.acknowledged > PORTION
-    assert result.deleted > PORTION
-    assert result.read_segments > PORTION
-    assert result.followed > PORTION
-    assert result.read_ranges > PORTION / 4
-    assert result.followed_tails > PORTION / 25
-    for name in ("zombies", "lost_replies", "kills", "rolls", "fenced", "retentions", "maintenances", "clocks_set"):
-        assert getattr(result, name) > PORTION / 10, name
-    assert result.moved_pages > 0
-    assert result.strays > PORTION / 50
+    least = {
+        "commits": 3 * PORTION,
+        "found done": PORTION / 2,
+        "conflicts": PORTION,
+        "acknowledged": PORTION,
+        "deleted": PORTION / 4,
+        "read segments": PORTION / 4,
+        "followed": PORTION / 2,
+        "read ranges": PORTION / 20,
+        "followed tails": PORTION / 25,
+        "moved pages": 0,
+        "strays": 0,
+    }
+    for name in ("zombies", "lost replies", "kills", "rolls", "fenced", "retentions", "maintenances", "clocks set"):
+        least[name] = PORTION / 40
+    check_histories("logs", range(first, first + PORTION), least)
 
 
 def test_nothing_befalls_a_run_that_begins_after_everything_healed() -> None:
@@ -62,13 +56,7 @@ def test_nothing_befalls_a_run_that_begins_after_everything_healed() -> None:
 
 
 def test_a_history_of_a_log_is_told_by_its_seed_alone() -> None:
-    stories = []
-    for _ in range(2):
-        history = History(11)
-        history.play()
-        stories.append(history.world.story())
-    assert stories[0] == stories[1]
-    assert "transaction [" in stories[0]
+    check_told_by_seed_alone("logs", 11, "transaction [")
 
 
 #: Streaming queries and the reaper, with long pauses.
@@ -163,45 +151,32 @@ def test_broken_rules_of_logs_are_caught(mutant: Mutant) -> None:
     """(Two more need a long pause in one place: see test_long_pauses.py.)"""
     with ExitStack() as stack:
         mutant.breaks(stack)
-        found = next(filter(None, (_failure(seed, mutant.focus) for seed in range(MOST_SEEDS))), None)
-    assert found is not None, f"not found among {MOST_SEEDS} histories"
-    seed, error = found
-    print(f"found after {seed + 1} histories: {type(error).__name__}: {error}")
+        error = error_of_mutant(
+            "logs", mutant.breaks.__name__, lambda seed: History(seed, mutant.focus), MOST_SEEDS, _play
+        )
     assert isinstance(error, InvariantError | mutant.also)
 
 
-def _failure(seed: int, focus: Focus) -> tuple[int, Exception] | None:
-    history = History(seed, focus)
+def _play(history: History) -> None:
     try:
         history.play()
-    except Exception as error:
+    except Exception:
         # The remaining actors must do nothing on their way out.
         for actor in list(history.world.alive):
             if not actor.ended:
                 # The end of a log writer has already ended its keeper.
                 actor.kill()
-        return seed, error
-    return None
+        raise
 
 
-def test_a_failing_history_of_a_log_is_told() -> None:
+def test_a_failing_history_of_a_log_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "MOST_FAILURES", 1)
     with ExitStack() as stack:
         mutants.ranges_are_not_compared(stack)
         summary = runner.play(range(40), "logs")
-    assert len(summary.failures) == runner.MOST_FAILURES
+    assert len(summary.failures) == 1
     told = summary.failures[0]
     seed = told.partition(":")[0].removeprefix("seed ")
     assert f"seed {seed}: InvariantError: " in told
     assert "transaction [" in told
     assert f"again: python -m tests.simulation replay {seed} --logs" in told
-
-
-def test_the_command_line_for_logs() -> None:
-    command = [sys.executable, "-m", "tests.simulation"]
-    root = Path(__file__).parents[3]
-    ran = subprocess.run([*command, "run", "3..6", "--jobs", "1", "--logs"], cwd=root, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.startswith("3 histories, ")
-    again = subprocess.run([*command, "replay", "3", "--last", "5", "--logs"], cwd=root, capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
-    assert again.stdout.startswith("seed 3 holds\n")

@@ -15,7 +15,6 @@ from bk_spark.log.core.plan import CommitStatus
 from bk_spark.log.core.steps import Transact
 from bk_spark.protocol.errors import LedgerRefusedError, LogReplacedError, NoSuchLogError
 from tests.simulation.logs import mutants
-from tests.simulation.logs.invariants import InvariantError
 from tests.simulation.logs.play import (
     WINDOWS,
     all_there,
@@ -36,6 +35,7 @@ from tests.simulation.logs.streaming import Query
 from tests.simulation.logs.world import World
 from tests.simulation.logs.writers import LogWriter
 from tests.simulation.logs.zookeeper import FATES
+from tests.simulation.outcomes import InvariantError
 
 # --- L1 ---------------------------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ def test_l5_a_query_of_a_log_that_was_made_again_is_refused_in_every_window(late
         # (A query that read the head before the deletion finds its ledgers gone.)
         errors = [how for _, who, what, how in world.trace if (who, what) == (driver.name, "error")]
         assert all(isinstance(error, LogReplacedError | NoSuchLogError | LedgerRefusedError) for error in errors)
-        assert errors or "CheckOp /logs/flights/id-" in driver.ended, window
+        assert errors or "CheckOp of /logs/flights/id-" in driver.ended, window
         _nothing_in(world)
     assert windows > 20
 

@@ -12,7 +12,6 @@ from bk_spark.log.formats import page
 from bk_spark.protocol.metadata.znodes import CreateOp
 from tests.simulation.logs import mutants
 from tests.simulation.logs.chores import IndexMover, Reaper
-from tests.simulation.logs.invariants import InvariantError
 from tests.simulation.logs.play import (
     go,
     maintain,
@@ -23,6 +22,7 @@ from tests.simulation.logs.play import (
 )
 from tests.simulation.logs.streaming import Driver
 from tests.simulation.logs.world import DAY_MS, HOUR_MS, World
+from tests.simulation.outcomes import InvariantError
 
 
 def _removed_run(world: World) -> Driver:

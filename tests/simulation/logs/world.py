@@ -41,9 +41,11 @@ from bk_spark.protocol.machine import EndedBy
 from bk_spark.protocol.metadata.znodes import CreateOp
 from bk_spark.protocol.quorum import Quorum
 from tests.simulation.logs.clocks import ProcessClock
-from tests.simulation.logs.invariants import InvariantError, Watch
+from tests.simulation.logs.invariants import Watch
 from tests.simulation.logs.ledgers import ModelLedgers
-from tests.simulation.logs.zookeeper import Changes, Look, ModelZooKeeper, Origin, RefusedError, Session, Weather
+from tests.simulation.logs.zookeeper import LogsZooKeeper, Look, Origin, Session, Weather
+from tests.simulation.outcomes import InvariantError
+from tests.support.zookeeper_model import Changes, RefusedError
 
 SETTINGS = LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.RAW, b"secret")
 ROOT = "/logs"
@@ -155,7 +157,7 @@ class World:
         self.sessions: list[Session] = []
         self.actors: list[Actor] = []
         self.alive: list[Actor] = []
-        self.zk = ModelZooKeeper(lambda: self.now_ms)
+        self.zk = LogsZooKeeper(lambda: self.now_ms)
         self.ledgers = ModelLedgers(self.zk, self.random)
         self.watch = Watch(self.zk, self.ledgers, lambda: self.now_ms)
         self.zk.on_change = self._on_change

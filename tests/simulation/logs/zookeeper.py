@@ -1,15 +1,12 @@
-"""A model of ZooKeeper: an ordered history of states, read by sessions that lag.
-
-It models what matters to logs: versions, transactions, ephemeral nodes that disappear with their session, servers that
-are behind until synced, lost replies, and requests that take effect only after their sender was told that the
-connection broke.
+"""Sessions of logs with the model of ZooKeeper: servers that are behind until synced, lost replies, and requests that
+take effect only after their sender was told that the connection broke.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 
 from bk_spark.log.core.steps import (
@@ -25,17 +22,14 @@ from bk_spark.log.core.steps import (
     Sync,
     Unavailable,
 )
-from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, DeleteOp, SetOp, TransactionOp, Znode
+from bk_spark.protocol.metadata.znodes import DeleteOp, TransactionOp
+from tests.support.zookeeper_model import RefusedError, ZooKeeperModel
 
 #: The most by which a new session's server may be behind.
 MOST_LAG = 40
 #: The fates of a transaction whose sender gets no reply: it was never sent (and the sender knows), was lost, is still
 #: in flight, or took effect.
 FATES = ("unsent", "lost", "late", "applied")
-_MAX_TRANSACTION_BYTES = 1024 * 1024
-
-#: path -> its znode before and after
-Changes = Mapping[str, tuple[Znode | None, Znode | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,143 +40,23 @@ class Origin:
     synced_ms: int = 0
 
 
-class RefusedError(Exception):
-    """A transaction failed."""
-
-
-class ModelZooKeeper:
-    """All past and present states, by the number of the transaction that made them (``zxid``)."""
+class LogsZooKeeper(ZooKeeperModel):
+    """ZooKeeper, requests that are still in flight, and who sends what."""
 
     def __init__(self, now_ms: Callable[[], int] = lambda: 0) -> None:
-        self.zxid = 0
-        self.on_change: Callable[[Changes], None] = lambda changes: None
-        self.now_ms = now_ms
-        self._nodes: dict[str, list[tuple[int, Znode | None]]] = {"/": [(0, Znode(b"", 0, 0, 0, 0, 0))]}
-        self._names: dict[str, list[tuple[int, frozenset[str]]]] = {}
+        super().__init__(now_ms)
         #: Transactions in flight whose sender was told that the connection broke, with their sessions.
         self.late: list[tuple[int, tuple[TransactionOp, ...], Origin]] = []
         #: The origin of the transaction being applied.
         self.origin = Origin()
         #: New sessions connect to the server that is furthest behind, and stay behind until they sync.
         self.lags_most = False
-        self._sessions = 0
-        self._ephemeral: dict[int, set[str]] = {}
-
-    def read(self, path: str, zxid: int | None = None) -> Znode | None:
-        znode = _at(self._nodes.get(path), self.zxid if zxid is None else zxid)
-        if znode is not None and path.endswith("/lock"):
-            return replace(znode, children=len(self.children(path, zxid) or ()))
-        return znode
-
-    def children(self, path: str, zxid: int | None = None) -> tuple[str, ...] | None:
-        if _at(self._nodes.get(path), self.zxid if zxid is None else zxid) is None:
-            return None
-        return tuple(sorted(_at(self._names.get(path), self.zxid if zxid is None else zxid) or ()))
-
-    def new_session(self) -> int:
-        self._sessions += 1
-        self._ephemeral[self._sessions] = set()
-        return self._sessions
-
-    def ephemerals(self, session: int) -> tuple[str, ...]:
-        return tuple(sorted(self._ephemeral.get(session, ())))
-
-    def is_alive(self, session: int) -> bool:
-        return session in self._ephemeral
-
-    def expire(self, session: int) -> None:
-        """End the session. Its requests in flight will be refused."""
-        paths = self._ephemeral.pop(session)
-        if paths:
-            self.transact([DeleteOp(path) for path in sorted(paths)])
-
-    def transact(self, operations: Sequence[TransactionOp], session: int = 0) -> None:
-        """Apply all operations or none. Raises RefusedError."""
-        if session and session not in self._ephemeral:
-            raise RefusedError("the session is over")
-        assert sum(len(op.path) + len(getattr(op, "data", b"")) for op in operations) < _MAX_TRANSACTION_BYTES
-        after: dict[str, Znode | None] = {}
-        names: dict[str, frozenset[str]] = {}
-        for op in operations:
-            found = after[op.path] if op.path in after else self.read(op.path)
-            if not isinstance(op, CreateOp) and (found is None or op.version not in (-1, found.version)):
-                raise RefusedError(f"{type(op).__name__} {op.path}: {'gone' if found is None else 'changed'}")
-            match op:
-                case CreateOp():
-                    after[op.path] = self._create(op, found, after, session)
-                    _note_child(self._names, names, op.path, present=True)
-                case SetOp():
-                    assert found is not None
-                    after[op.path] = Znode(
-                        op.data,
-                        found.version + 1,
-                        found.ctime_ms,
-                        self.now_ms(),
-                        found.owner_session,
-                        found.created_zxid,
-                    )
-                case DeleteOp():
-                    if names.get(op.path, _newest(self._names, op.path)):
-                        raise RefusedError(f"delete {op.path}: it has children")
-                    after[op.path] = None
-                    _note_child(self._names, names, op.path, present=False)
-                case CheckOp():
-                    pass
-        self._apply(after, names)
 
     def deliver_late(self, random: Random) -> None:
         """A request in flight when its sender's connection broke reaches the leader."""
         session, operations, self.origin = self.late.pop(random.randrange(len(self.late)))
         with contextlib.suppress(RefusedError):
             self.transact(operations, session)
-
-    def _create(self, op: CreateOp, found: Znode | None, after: Mapping[str, Znode | None], session: int) -> Znode:
-        if found is not None:
-            raise RefusedError(f"create {op.path}: it is there")
-        parent_path = op.path.rpartition("/")[0] or "/"
-        parent = after[parent_path] if parent_path in after else self.read(parent_path)
-        if parent is None or parent.owner_session:
-            raise RefusedError(f"create {op.path}: nothing can be made there")
-        assert session or not op.ephemeral, "an ephemeral node needs a session"
-        now_ms = self.now_ms()
-        return Znode(op.data, 0, now_ms, now_ms, session if op.ephemeral else 0, self.zxid + 1)
-
-    def _apply(self, after: Mapping[str, Znode | None], names: Mapping[str, frozenset[str]]) -> None:
-        changes = {path: (self.read(path), znode) for path, znode in after.items()}
-        self.zxid += 1
-        for path, (before, znode) in changes.items():
-            self._nodes.setdefault(path, []).append((self.zxid, znode))
-            for node, change in ((before, set.discard), (znode, set.add)):
-                if node is not None and node.owner_session in self._ephemeral:
-                    change(self._ephemeral[node.owner_session], path)
-        for path, there in names.items():
-            self._names.setdefault(path, []).append((self.zxid, there))
-        if changes:
-            self.on_change(changes)
-
-
-def _at(versions, zxid):
-    for number, value in reversed(versions or ()):
-        if number <= zxid:
-            return value
-    return None
-
-
-def _newest(history: Mapping[str, list[tuple[int, frozenset[str]]]], path: str) -> frozenset[str]:
-    return history[path][-1][1] if path in history else frozenset()
-
-
-def _note_child(
-    history: Mapping[str, list[tuple[int, frozenset[str]]]],
-    names: dict[str, frozenset[str]],
-    path: str,
-    *,
-    present: bool,
-) -> None:
-    parent, _, name = path.rpartition("/")
-    parent = parent or "/"
-    there = names.get(parent, _newest(history, parent))
-    names[parent] = there | {name} if present else there - {name}
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +77,7 @@ class Weather:
 class Session:
     """One process's connection. What it sees may be behind, but never goes back, unless its session ended."""
 
-    def __init__(self, zk: ModelZooKeeper, random: Random, weather: Weather | None = None) -> None:
+    def __init__(self, zk: LogsZooKeeper, random: Random, weather: Weather | None = None) -> None:
         self.zk = zk
         self.weather = weather or Weather()
         self._random = random

@@ -49,7 +49,7 @@ from bk_spark.protocol.replication.actions import (
     Unrepairable,
     WriteEntries,
 )
-from bk_spark.protocol.replication.fragment_copy import CopyLimits
+from bk_spark.protocol.replication.copy_limits import CopyLimits
 from bk_spark.protocol.replication.ledger_repair import LedgerRepair
 from bk_spark.protocol.replication.repair_settings import RepairSettings
 from bk_spark.protocol.wire.answers_v2 import AddAnswers
@@ -72,7 +72,7 @@ from bookie_server.gc.collection_steps import (
 )
 from tests.simulation.bytes_cache import answer_in, code_in, metadata_in, split
 from tests.simulation.events import Answer, Choose, Command, Effect, Event, Nap, Request, Retry, Way
-from tests.simulation.invariants import InvariantError
+from tests.simulation.outcomes import InvariantError
 from tests.simulation.readers import SETTINGS, ReadRunner, key_of
 from tests.simulation.replication.coordination import SESSION_LOST, UNKNOWN, ZkCall, ZkReply
 from tests.simulation.writers import Actor
@@ -81,6 +81,8 @@ from tests.support.ledgers import LEDGER, PASSWORD
 #: Small batches show the same interleavings.
 COPY = CopyLimits(batches=3, batch_entries=2)
 _KEY = master_key(PASSWORD)
+#: A bookie without the entry may not have the ledger either.
+_ABSENT = (Code.NO_ENTRY, Code.NO_LEDGER)
 Steps = Generator[Any, Any, str]
 
 
@@ -159,7 +161,7 @@ class RepairRun(ReadRunner):
             case Retry(tag=("again", _, request_id)):
                 machine.handle(TimerFired(request_id))
             case _:
-                if isinstance(event, Answer) and event.frame is not None and code_in(event.frame) is Code.NO_ENTRY:
+                if isinstance(event, Answer) and event.frame is not None and code_in(event.frame) in _ABSENT:
                     self._worker.world.coordination.note_absent(self.actor, event.bookie)
                 super().on(event)
 
@@ -180,11 +182,12 @@ class RepairRun(ReadRunner):
                     self.machine.fail(error)
 
     def perform(self, action: Any, out: list[Effect]) -> None:
-        zk: dict[type, str] = {ReadLedger: "read", ReadBookies: "bookies"}
         tag = ("repair", self.number)
         match action:
-            case ReadLedger() | ReadBookies():
-                out.append(ZkCall(self.actor, tag, zk[type(action)]))  # type: ignore[arg-type]
+            case ReadLedger():
+                out.append(ZkCall(self.actor, tag, "read"))  # type: ignore[arg-type]
+            case ReadBookies(members):
+                out.append(ZkCall(self.actor, tag, "bookies", (members,)))  # type: ignore[arg-type]
             case ReplaceMembers(metadata, version):
                 arguments = (encode(metadata), version, self._proof)
                 out.append(ZkCall(self.actor, tag, "replace", arguments))  # type: ignore[arg-type]
@@ -205,7 +208,7 @@ class RepairRun(ReadRunner):
             case StartTimer(int(request_id), COPY.busy_pause_ms):
                 out.append(Retry(self.actor, ("again", self.number, request_id), ""))
             case FindMisplaced():
-                self.machine.handle(MisplacedFound(None))
+                self.machine.handle(MisplacedFound(0, 0))
             case AskThrottle(request_id):
                 self.machine.handle(ThrottlePassed(request_id))
             case WriteEntries():
@@ -264,9 +267,9 @@ class RepairRun(ReadRunner):
                 machine.fail(MetadataUnavailableError("ZooKeeper cannot be read"))
             case "read", (bytes(data), int(version)):
                 machine.handle(LedgerFound(metadata_in(data), version, 1))
-            case "bookies", (writable, read_only):
+            case "bookies", (writable, read_only, registrations):
                 self._worker.known_read_only = read_only
-                machine.handle(BookiesFound(writable, read_only))
+                machine.handle(BookiesFound(writable, read_only, dict(registrations)))
             case _:
                 raise AssertionError(reply)
 

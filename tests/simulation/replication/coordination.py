@@ -3,6 +3,7 @@ bookies. What every change must respect is checked here."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerSta
 from bk_spark.protocol.replication.fragments import Fragment, fragments_of
 from tests.simulation.bytes_cache import metadata_in
 from tests.simulation.events import STORE, Changed, Command, Effect, Event, MetadataChanged, Way
-from tests.simulation.invariants import InvariantError
+from tests.simulation.outcomes import Counts, InvariantError
 from tests.simulation.servers import ModelBookie, ModelStore
 
 #: The result of a call whose reply was lost.
@@ -84,10 +85,12 @@ class Coordination(ModelStore):
         self.lock: Lock | None = None
         self.disabled = False
         self.registered: set[str] = set()
+        #: How often a bookie has registered again.
+        self.registrations = Counter[str]()
         self.read_only: set[str] = set()
         self._sessions: dict[str, int] = {}
         self._marks = 0
-        self.counts: dict[str, int] = {}
+        self.counts = Counts()
 
     def handle(self, event: Event, way: Way) -> list[Effect]:
         other: Any = event
@@ -100,7 +103,7 @@ class Coordination(ModelStore):
         return super().handle(event, way)
 
     def count(self, what: str) -> None:
-        self.counts[what] = self.counts.get(what, 0) + 1
+        self.counts[what] += 1
 
     def session(self, actor: str) -> int:
         return self._sessions.setdefault(actor, 1)
@@ -121,7 +124,7 @@ class Coordination(ModelStore):
             case "begin":
                 return self.session(actor), []
             case "bookies":
-                return (frozenset(self.registered - self.read_only), frozenset(self.registered & self.read_only)), []
+                return self._bookies_found(*arguments), []
             case "read":
                 return (self.data, self.version), []
             case "disabled":
@@ -146,6 +149,11 @@ class Coordination(ModelStore):
             case "replace":
                 return self._replace(actor, *arguments)
         raise AssertionError(call)
+
+    def _bookies_found(self, members: frozenset[str] = frozenset()) -> tuple[object, ...]:
+        here = frozenset(self.registered)
+        registrations = tuple((each, self.registrations[each]) for each in sorted(members & here))
+        return here - self.read_only, here & self.read_only, registrations
 
     def _proven(self, actor: str, proof: int | None) -> bool:
         return proof is None or proof == self.session(actor)
@@ -241,6 +249,7 @@ class Coordination(ModelStore):
                 (name,) = names
                 if next(bookie.up for bookie in self._bookies() if bookie.name == name):
                     self.registered.add(name)
+                    self.registrations[name] += 1
                 else:
                     self.registered.discard(name)
                     if self.lock is not None:

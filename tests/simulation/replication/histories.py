@@ -9,7 +9,6 @@ mark or lock may be left, and no bookie may have copies that nobody needs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from random import Random
 
 from bk_spark.protocol.codes import DigestType
@@ -17,7 +16,7 @@ from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerSta
 from bk_spark.protocol.quorum import Quorum
 from tests.simulation.events import STORE, Command
 from tests.simulation.histories import MOST_STEPS, Weather
-from tests.simulation.invariants import InvariantError
+from tests.simulation.outcomes import Counts, InvariantError
 from tests.simulation.recoverers import RecoveryActor
 from tests.simulation.replication.actors import AuditorActor, CollectionActor, WorkerActor
 from tests.simulation.replication.world import ReplicationWorld
@@ -35,20 +34,6 @@ QUORUMS = [
 ]
 #: Rounds of marking, repair and collection after everything has healed.
 _ROUNDS = 12
-
-
-@dataclass(slots=True)
-class Result:
-    """Statistics of a history. Histories in which nothing happens would prove nothing."""
-
-    counts: dict[str, int] = field(default_factory=dict)
-
-    def add(self, other: Result) -> None:
-        for name, count in other.counts.items():
-            self.counts[name] = self.counts.get(name, 0) + count
-
-    def __str__(self) -> str:
-        return ", ".join(f"{count} {name}" for name, count in sorted(self.counts.items()))
 
 
 class History:
@@ -79,7 +64,7 @@ class History:
         self.actors: list[Actor] = [self.writer]
         self.workers: list[WorkerActor] = []
 
-    def play(self) -> Result:
+    def play(self) -> Counts:
         """Raises :class:`InvariantError` or any error of a machine."""
         self._plan()
         self.world.run(self.random.choice([50, 200, 500, 1_000, 2_000]))
@@ -255,11 +240,9 @@ class History:
             if bookie.up and bookie.name not in named and bookie.disk:
                 raise InvariantError(f"{bookie.name} has copies that nobody needs")
 
-    def _result(self) -> Result:
+    def _result(self) -> Counts:
         world = self.world
-        counts = {**world.counts, **world.coordination.counts, "steps": world.steps, "faults": world.faults}
-        counts["acknowledged"] = world.watch.acknowledged + 1
-        for worker in self.workers:
-            for result in worker.results:
-                counts[result] = counts.get(result, 0) + 1
-        return Result(counts)
+        counts = Counts({"steps": world.steps, "faults": world.faults, "acknowledged": world.watch.acknowledged + 1})
+        for counted in (world.counts, world.coordination.counts, *(worker.results for worker in self.workers)):
+            counts.update(counted)
+        return counts

@@ -15,7 +15,7 @@ from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.replication import ledger_repair
 from bk_spark.protocol.replication.actions import BookiesFound, ReplaceMembers
 from bk_spark.protocol.replication.fragment_copy import FragmentCopy
-from bk_spark.protocol.replication.fragments import Fragment, fragments_of
+from bk_spark.protocol.replication.fragments import Fragment, fragments_of, with_members
 from bk_spark.protocol.replication.ledger_check import LedgerCheck
 from bk_spark.protocol.replication.ledger_repair import LedgerRepair
 from tests.simulation.replication.actors import WorkerActor
@@ -42,7 +42,7 @@ def metadata_before_copies(stack: ExitStack) -> None:
         targets, refusal = yield from choose(repair, metadata, fragment, *arguments)
         if targets:
             stored = yield ledger_repair.ReadLedger()
-            changed = ledger_repair.with_members(stored.metadata, fragment, targets)
+            changed = with_members(stored.metadata, fragment, targets)
             if changed is not None:
                 yield ReplaceMembers(changed, stored.version)
         return targets, refusal

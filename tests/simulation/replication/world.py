@@ -22,7 +22,7 @@ from tests.simulation.events import (
     Way,
 )
 from tests.simulation.histories import RandomWorld, Weather
-from tests.simulation.invariants import InvariantError
+from tests.simulation.outcomes import Counts, InvariantError
 from tests.simulation.recoverers import RecoveryActor
 from tests.simulation.replication.actors import WorkerActor
 from tests.simulation.replication.coordination import UNKNOWN, Coordination, ZkCall, ZkReply
@@ -43,10 +43,10 @@ class ReplicationWorld(RandomWorld):
         self._recoveries: dict[str, ZkReply] = {}
         #: Bookies whose disk may still be lost.
         self.losses_left = 0
-        self.counts: dict[str, int] = {}
+        self.counts = Counts()
 
     def count(self, what: str, times: int = 1) -> None:
-        self.counts[what] = self.counts.get(what, 0) + times
+        self.counts[what] += times
 
     def post_later(self, event: Event) -> None:
         """Make ``event`` pending, after a hundred others or so."""

@@ -42,7 +42,7 @@ class IndexPosition(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., end_page: _Optional[int] = ..., end_offset: _Optional[int] = ...) -> None: ...
 
 class Settings(_message.Message):
-    __slots__ = ("format_version", "log_id", "ensemble_size", "write_quorum_size", "ack_quorum_size", "digest_type", "entry_format", "schema_json", "password_check")
+    __slots__ = ("format_version", "log_id", "ensemble_size", "write_quorum_size", "ack_quorum_size", "digest_type", "entry_format", "schema_json", "password_check", "instance_id")
     class EntryFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ENTRY_FORMAT_UNSPECIFIED: _ClassVar[Settings.EntryFormat]
@@ -60,6 +60,7 @@ class Settings(_message.Message):
     ENTRY_FORMAT_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_JSON_FIELD_NUMBER: _ClassVar[int]
     PASSWORD_CHECK_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     log_id: bytes
     ensemble_size: int
@@ -69,7 +70,8 @@ class Settings(_message.Message):
     entry_format: Settings.EntryFormat
     schema_json: str
     password_check: PasswordCheck
-    def __init__(self, format_version: _Optional[int] = ..., log_id: _Optional[bytes] = ..., ensemble_size: _Optional[int] = ..., write_quorum_size: _Optional[int] = ..., ack_quorum_size: _Optional[int] = ..., digest_type: _Optional[int] = ..., entry_format: _Optional[_Union[Settings.EntryFormat, str]] = ..., schema_json: _Optional[str] = ..., password_check: _Optional[_Union[PasswordCheck, _Mapping]] = ...) -> None: ...
+    instance_id: str
+    def __init__(self, format_version: _Optional[int] = ..., log_id: _Optional[bytes] = ..., ensemble_size: _Optional[int] = ..., write_quorum_size: _Optional[int] = ..., ack_quorum_size: _Optional[int] = ..., digest_type: _Optional[int] = ..., entry_format: _Optional[_Union[Settings.EntryFormat, str]] = ..., schema_json: _Optional[str] = ..., password_check: _Optional[_Union[PasswordCheck, _Mapping]] = ..., instance_id: _Optional[str] = ...) -> None: ...
 
 class PasswordCheck(_message.Message):
     __slots__ = ("salt", "iterations", "hash")

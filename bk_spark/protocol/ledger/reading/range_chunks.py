@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bk_spark.protocol.entries.entry_block import EntryBlock
+from bk_spark.protocol.entries.entry import EntryBlock
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.quorum import Answer

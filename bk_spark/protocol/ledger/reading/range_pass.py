@@ -28,8 +28,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from bk_spark.protocol.codes import Code
-from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
-from bk_spark.protocol.entries.entry_block import EntryBlock, verify_records, verify_stored
+from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES, EntryBlock, verify_records, verify_stored
 from bk_spark.protocol.errors import (
     AWAY_REMEDY,
     BookieTimeoutError,

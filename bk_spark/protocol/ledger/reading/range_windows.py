@@ -17,6 +17,8 @@ from typing import Final
 import numpy as np
 
 from bk_spark.protocol.arrays import Int64s
+from bk_spark.protocol.entries.payloads import Payloads
+from bk_spark.protocol.errors import BookKeeperError
 
 #: The approximate bytes of a window, and its maximum number of spans.
 WINDOW_BYTES: Final = 2 * 1024 * 1024
@@ -25,6 +27,8 @@ MAX_SPANS: Final = 512
 SMALL_BYTES: Final = 256 * 1024
 #: A window with more bytes than this shows that the known sizes are wrong.
 _MOST_BYTES: Final = 2 * WINDOW_BYTES
+#: Spans read at the same time.
+SPANS_AT_ONCE: Final = 16
 #: The number of windows begun ahead, and the bytes of those that are read ahead.
 _AHEAD: Final = 16
 _AHEAD_BYTES: Final = 4 * 1024 * 1024
@@ -150,11 +154,6 @@ class Window:
             )
         ]
 
-    @staticmethod
-    def overflows(found_bytes: int) -> bool:
-        """Return whether no more entries of a window should be read ahead, because they are larger than expected."""
-        return found_bytes > _MOST_BYTES
-
     def ranges_with(self, spans: int) -> int:
         """Return how many of the first ranges belong only to the first ``spans`` spans."""
         beyond = self._span >= spans
@@ -175,6 +174,43 @@ class Window:
         ends = np.cumsum(counts)
         shifts = starts[self._span[:ranges]] + self._within[:ranges] - (ends - counts)
         return Gathered(np.repeat(shifts, counts) + np.arange(int(ends[-1])), missing)
+
+
+class ReadAhead:
+    """The entries of a window that were read ahead, and what follows from them. Of a large window only the ledger is
+    opened ahead."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        self._found: list[list[Payloads]] = [[] for _ in window.spans]
+        self._errors: dict[int, BookKeeperError] = {}
+        self.found_bytes = 0
+
+    def wants(self, span: int) -> bool:
+        """Return whether to read a span. The first one always is read, so that the caller gets on. The others are not
+        once entries are far larger than expected."""
+        return not self._window.is_large and (span == 0 or self.found_bytes <= _MOST_BYTES)
+
+    def add(self, span: int, payloads: Payloads) -> bool:
+        """Record the next entries of a span. Return whether to read more of it."""
+        self._found[span].append(payloads)
+        self.found_bytes += payloads.size_bytes
+        return self.found_bytes <= _MOST_BYTES
+
+    def fail(self, span: int, error: BookKeeperError) -> None:
+        """Record that the rest of a span, or the ledger, cannot be read."""
+        self._errors[span] = error
+
+    def check(self, span: int | None) -> None:
+        """Raise the error of a span, if it has one. None has none."""
+        if span in self._errors:
+            raise self._errors[span]
+
+    def take(self) -> tuple[list[Payloads], Gathered]:
+        """Take what was found, span after span. Return it with its order."""
+        found, self._found = self._found, []
+        counts = [sum(map(len, parts)) for parts in found]
+        return [part for parts in found for part in parts], self._window.gathered(counts)
 
 
 class Windows:

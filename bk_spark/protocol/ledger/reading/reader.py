@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 from typing import Final
 
-from bk_spark.protocol.entries.entry_block import EntryBlock
+from bk_spark.protocol.entries.entry import EntryBlock
 from bk_spark.protocol.errors import EntryUnknownError, NoSuchEntryError
 from bk_spark.protocol.ledger.metadata_calls import MetadataFailed, MetadataFound, ReadMetadata
 from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey, LedgerView

@@ -17,6 +17,9 @@ final class Clients implements AutoCloseable {
         }
     }
 
+    /** Apache's are 5 s, 5 s and 10 s, which a busy machine can need: limits of tests are for what never happens. */
+    private static final int TIMEOUT_S = 60;
+
     private final Map<Key, BookKeeper> clients = new HashMap<>();
 
     synchronized BookKeeper get(Key key) throws Exception {
@@ -56,6 +59,9 @@ final class Clients implements AutoCloseable {
         conf.setThrottleValue(0);
         // A batch read over v3 never ends in 4.18.0.
         conf.setBatchReadEnabled(key.batch() && key.wireVersion() == 2);
+        conf.setAddEntryTimeout(TIMEOUT_S);
+        conf.setReadEntryTimeout(TIMEOUT_S);
+        conf.setZkTimeout(TIMEOUT_S * 1000);
         conf.setNumIOThreads(2);
         conf.setNumWorkerThreads(2);
         key.settings().forEach(conf::setProperty);

@@ -1,0 +1,282 @@
+"""Compares our self-healing with Apache's on the same loss: time to full replication, traffic, and other writers.
+
+A cluster of ZooKeeper and five of our bookies is written once, and saved. For each round and each daemon, ours and
+Apache's, in alternating order, the files are restored, the cluster and the daemon start, and a writer adds 100 entries
+of 1 KiB a second to bookies that stay. Then the bookie that most ledgers name is killed for good. The run ends when no
+ledger is marked and no metadata name the bookie. A sample of the entries is then read at every member.
+
+Cases: ``many`` are 1,000 ledgers of 1 MB; ``one`` is a ledger of 1 GB. Ledgers are closed, 3/3/2, CRC32C.
+
+Both daemons are processes of their own with the same configuration: ``lostBookieRecoveryDelay=0``, no rate limits, no
+other checks, else their defaults. So ours repairs four ledgers at once (see ``--at-once``), and Apache's one. Apache's
+has the JVM options of its own scripts.
+
+Each figure has the lowest, median and highest value of the rounds for both, and the median ratio ours/Apache's:
+  whole             time from the loss to full replication
+  detection         its first part, until the bookie's session expires: the same for both
+  first_mark        from then to the first mark
+  marking           from the first mark until every ledger that names the bookie was marked, or is repaired
+  repair            from the expiry to full replication
+  read, written     bytes of entries that bookies returned and stored, per byte of lost copies, without the writer's
+  writer.p99        of adds from expiry to full replication, over that of the time before the loss
+  cpu, peak_memory  of the daemon
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.lost_bookie import Case, LossWatch, SavedCluster, wait_until
+from benchmarks.processes import cpu_seconds, machine_cpu_seconds, peak_resident_mib
+from benchmarks.report import figure
+from benchmarks.steady_writer import SteadyWriter
+from bk_spark.bookie.replication.auditor_election import AuditorElection
+from bookie_server.local import LocalCluster
+from bookie_server.local.process import STOP_TIMEOUT_MS, GuardedProcessGroup
+from bookie_server.local.state import DirectoryLock, PortChooser
+from tests.interop.autorecovery import AutoRecovery, ShippedApacheAutoRecovery
+
+NAME: Final = "autorecovery"
+_KINDS: Final[Mapping[str, type[AutoRecovery]]] = {"ours": AutoRecovery, "apache": ShippedApacheAutoRecovery}
+_SETTINGS: Final = {
+    "lostBookieRecoveryDelay": "0",
+    # Only the search for lost bookies runs.
+    "auditorPeriodicCheckInterval": "0",
+    "allowLoopback": "true",
+    "httpServerEnabled": "false",
+}
+_ENTRY_BYTES: Final = 10_000
+_LEDGER_BYTES: Final = 1_000_000
+_ONE_BYTES: Final = 1_000_000_000
+_WRITES_PER_S: Final = 100.0
+_WRITE_BYTES: Final = 1024
+_WARM_UP_S: Final = 2.0
+#: Our auditor begins nothing for two session timeouts. This much later both daemons are idle.
+_SETTLE_S: Final = 1.0
+_REPAIR_TIMEOUT_S: Final = 3600.0
+_POLL_S: Final = 0.1
+_AIM_P99_GROWTH: Final = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """``before_s``: how long the writer is measured before the loss. ``zk_timeout_ms`` is for bookies and daemons.
+    ``at_once``: ledgers that our daemon repairs at once."""
+
+    before_s: float = 20.0
+    zk_timeout_ms: int = 6_000
+    at_once: int | None = None
+
+
+def main(arguments: list[str]) -> None:
+    options = _parse(arguments)
+    begun = time.monotonic()
+    settings = Settings(2.0, 2_000) if options.quick else Settings(at_once=options.at_once)
+    scale, rounds = (0.01, 1) if options.quick else (options.scale, options.rounds)
+    for name in options.cases:
+        with tempfile.TemporaryDirectory(prefix="bk-bench-", dir=options.directory) as text:
+            saved = SavedCluster(Path(text), _case(name, options.entry_bytes, scale), settings.zk_timeout_ms)
+            found: dict[str, list[dict[str, float]]] = {kind: [] for kind in options.daemons}
+            for number in range(rounds):
+                for kind in options.daemons[:: -1 if number % 2 else 1]:
+                    found[kind].append(_run(saved, kind, Path(text) / f"{kind}-{number}", settings))
+            _tell(saved, found)
+    figure(NAME, "conditions.duration", time.monotonic() - begun, "s", rounds=rounds, cores=os.cpu_count())
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=f"benchmarks {NAME}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cases", nargs="*", choices=["many", "one"], default=["many", "one"])
+    parser.add_argument("--daemons", nargs="*", choices=[*_KINDS], default=[*_KINDS])
+    parser.add_argument("--scale", type=float, default=1.0, help="share of 1,000 ledgers, and of 1 GB")
+    parser.add_argument("--entry-bytes", type=int, default=_ENTRY_BYTES, help="payload of an entry")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--at-once", type=int, help="ledgers that our daemon repairs at the same time")
+    parser.add_argument("--directory", help="for the bookies' files; default: the system's temporary directory")
+    parser.add_argument("--quick", action="store_true", help="one round of a hundredth")
+    return parser.parse_args(arguments)
+
+
+def _case(name: str, entry_bytes: int, scale: float) -> Case:
+    if name == "many":
+        return Case(name, max(1, int(1000 * scale)), max(1, _LEDGER_BYTES // entry_bytes), entry_bytes)
+    return Case(name, 1, max(1, int(_ONE_BYTES * scale) // entry_bytes), entry_bytes)
+
+
+def _run(saved: SavedCluster, kind: str, directory: Path, settings: Settings) -> dict[str, float]:
+    """Lose the bookie once. Return the figures."""
+    with (
+        saved.restored() as cluster,
+        LossWatch(cluster.metadata_service_uri) as watch,
+        _daemon(kind, directory, cluster, settings) as daemon,
+    ):
+        uri, victim = cluster.metadata_service_uri, saved.victim
+        election = AuditorElection(watch.zk, watch.root)
+        wait_until("the election of an auditor", lambda: _alive(daemon) and election.auditor(), 60)
+        time.sleep(2 * settings.zk_timeout_ms / 1000 + _SETTLE_S)
+        with SteadyWriter(uri, victim, _WRITES_PER_S, _WRITE_BYTES) as writer:
+            time.sleep(_WARM_UP_S)
+            calm_s = time.monotonic()
+            time.sleep(settings.before_s)
+            pids = [server.pid for server in (*cluster.zookeepers, *cluster.bookies, daemon) if server.pid]
+            usage = _Usage([*pids, writer.pid, os.getpid()])
+            assert daemon.pid is not None
+            cpu, traffic = cpu_seconds(daemon.pid), saved.traffic(cluster)
+            lost_s = time.monotonic()
+            next(bookie for bookie in cluster.bookies if bookie.id == victim).kill()
+            expired_s = wait_until("the end of the bookie's session", lambda: not watch.registered(victim), 60)
+            first_mark_s, marked_s, whole_s = _follow(watch, saved, daemon)
+            cpu, traffic = cpu_seconds(daemon.pid) - cpu, saved.traffic(cluster).since(traffic)
+            counted_s = time.monotonic()
+            peak_mib, others = peak_resident_mib(daemon.pid), usage.others()
+            writer.stop()
+        watch.check_copies(saved)
+    own = writer.acknowledged(lost_s, counted_s) * 3
+    own_bytes = own * (saved.case.stored_entry_bytes - saved.case.entry_bytes + _WRITE_BYTES)
+    before, meanwhile = writer.latencies_ms(calm_s, lost_s), writer.latencies_ms(expired_s, whole_s)
+    return {
+        "whole": whole_s - lost_s,
+        "detection": expired_s - lost_s,
+        "first_mark": first_mark_s - expired_s,
+        "marking": marked_s - first_mark_s,
+        "repair": whole_s - expired_s,
+        "read": traffic.read_bytes / saved.needed_bytes,
+        "written": (traffic.written_bytes - own_bytes) / saved.needed_bytes,
+        "entries_read": traffic.read_entries / saved.needed_entries,
+        "entries_written": (traffic.written_entries - own) / saved.needed_entries,
+        "writer.p99_before": _p99(before),
+        "writer.p99_meanwhile": _p99(meanwhile),
+        "writer.p99": _p99(meanwhile) / _p99(before),
+        "writer.adds_meanwhile": len(meanwhile),
+        "cpu": cpu,
+        "peak_memory": peak_mib,
+        "others": others,
+    }
+
+
+def _follow(watch: LossWatch, saved: SavedCluster, daemon: AutoRecovery) -> tuple[float, float, float]:
+    """Return when the first ledger was marked, when all were, and when everything was repaired (monotonic, s)."""
+    deadline = time.monotonic() + _REPAIR_TIMEOUT_S
+    seen: set[int] = set()
+    first_mark_s = marked_s = 0.0
+    while True:
+        asked_s = time.monotonic()
+        marked = watch.marked()
+        seen |= marked
+        if seen and not first_mark_s:
+            first_mark_s = asked_s
+        if len(seen) >= len(saved.affected) and not marked_s:
+            marked_s = asked_s
+        # Reading all metadata costs too much to do it each time.
+        if (
+            first_mark_s
+            and len(marked) <= 1
+            and not watch.any_mark()
+            and not watch.naming(saved.victim, saved.affected)
+        ):
+            return first_mark_s, marked_s or asked_s, asked_s
+        _alive(daemon)
+        if asked_s > deadline:
+            raise TimeoutError(daemon.failure(f"{len(marked)} ledgers are still marked"))
+        time.sleep(max(0.0, asked_s + _POLL_S - time.monotonic()))
+
+
+def _alive(daemon: AutoRecovery) -> bool:
+    if not daemon.running:
+        raise RuntimeError(daemon.failure("the daemon ended"))
+    return True
+
+
+@contextmanager
+def _daemon(kind: str, directory: Path, cluster: LocalCluster, settings: Settings) -> Iterator[AutoRecovery]:
+    directory.mkdir()
+    keys = {**_SETTINGS, "zkTimeout": str(settings.zk_timeout_ms)}
+    if settings.at_once is not None:
+        keys["rereplicationLedgersAtOnce"] = str(settings.at_once)
+    lock = DirectoryLock(directory)
+    group = GuardedProcessGroup(lock.fd)
+    port = PortChooser(set()).choose()
+    daemon = _KINDS[kind](directory / "daemon", group, cluster.metadata_service_uri, port, keys)
+    try:
+        daemon.start()
+        yield daemon
+        daemon.terminate(STOP_TIMEOUT_MS)
+    finally:
+        daemon.kill()
+        group.close()
+        lock.release()
+
+
+class _Usage:
+    """How many cores processes other than ``pids`` use."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self._pids = pids
+        self._began = time.monotonic()
+        self._before = self._used()
+
+    def _used(self) -> tuple[float, dict[int, float]]:
+        own = {}
+        for pid in self._pids:
+            try:
+                own[pid] = cpu_seconds(pid)
+            except FileNotFoundError:
+                continue  # the lost bookie
+        return machine_cpu_seconds(), own
+
+    def others(self) -> float:
+        (all_before, before), (all_now, now) = self._before, self._used()
+        own = sum(now[pid] - before[pid] for pid in now)
+        return max(0.0, (all_now - all_before - own) / (time.monotonic() - self._began))
+
+
+def _p99(values: list[float]) -> float:
+    return sorted(values)[min(len(values) - 1, int(0.99 * len(values)))] if values else 0.0
+
+
+_UNITS: Final = {"writer.p99_before": "ms", "writer.p99_meanwhile": "ms", "writer.adds_meanwhile": "adds"}
+_UNITS_OF_TIMES: Final = dict.fromkeys(("whole", "detection", "first_mark", "marking", "repair", "cpu"), "s")
+
+
+def _tell(saved: SavedCluster, found: Mapping[str, list[dict[str, float]]]) -> None:
+    case = saved.case
+    about = {"ledgers": len(saved.affected), "entries": case.entries, "entry_bytes": case.entry_bytes}
+    units = {**_UNITS, **_UNITS_OF_TIMES, "peak_memory": "MiB", "others": "cores"}
+    for name in next(iter(found.values()))[0]:
+        values = {kind: [run[name] for run in runs] for kind, runs in found.items()}
+        spread = {kind: [round(each, 3) for each in _spread(of_kind)] for kind, of_kind in values.items()}
+        if set(values) == set(_KINDS):
+            ratios = [ours / max(theirs, 1e-9) for ours, theirs in zip(values["ours"], values["apache"], strict=True)]
+            figure(
+                NAME, f"{case.name}.{name}", statistics.median(ratios), "ratio", of=units.get(name, "ratio"),
+                ratios=[round(each, 3) for each in ratios], **spread, **about,
+            )  # fmt: skip
+            if name == "whole":
+                _tell_aim(case, name, statistics.median(ratios), 1.0)
+        else:
+            (only,) = values.values()
+            figure(NAME, f"{case.name}.{name}", statistics.median(only), units.get(name, "ratio"), **spread, **about)
+        if "ours" in values and name in _AIMS:
+            _tell_aim(case, name, statistics.median(values["ours"]), _AIMS[name])
+
+
+_AIMS: Final = {"read": 1.0, "written": 1.0, "writer.p99": _AIM_P99_GROWTH}
+
+
+def _tell_aim(case: Case, name: str, value: float, aim: float) -> None:
+    figure(NAME, f"aim.{case.name}.{name}", value, "ratio", aim=aim, met=value <= aim)
+
+
+def _spread(values: list[float]) -> tuple[float, float, float]:
+    return min(values), statistics.median(values), max(values)

@@ -1,0 +1,83 @@
+"""What a bookie has of its ledgers in limbo, and the end of limbo. Event loop only."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+import numpy as np
+
+from bk_spark.protocol.arrays import Bools, Int64s, sorted_distinct
+from bk_spark.protocol.errors import CorruptFileError
+from bookie_server.integrity.limbo_check import LimboEnded, OwnFound, StateFound
+from bookie_server.storage.entrylog.entry_log import OFFSET_BITS
+from bookie_server.storage.ledger_storage import LedgerStorage
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class OwnLedgers:
+    """The ledgers of one storage."""
+
+    def __init__(self, storage: LedgerStorage) -> None:
+        self._storage = storage
+
+    async def in_limbo(self) -> list[int]:
+        """Return the ledgers in limbo, ascending. Raises OSError."""
+        return await asyncio.to_thread(self._in_limbo)
+
+    async def state(self, ledger_id: int) -> StateFound:
+        """Return what is known of the ledger. Raises CorruptFileError, OSError."""
+        descriptor = self._storage.descriptors.get(ledger_id)
+        if descriptor is None:
+            return StateFound(False, False)
+        return StateFound(descriptor.limbo, descriptor.fenced)
+
+    async def read(self, ledger_id: int, first: int, last: int) -> OwnFound:
+        """Return which of the entries ``first`` … ``last`` can be read. Raises OSError."""
+        storage = self._storage
+        # Memory first: what leaves it meanwhile is in an entry log then.
+        halves = [storage.write_cache.active, storage.write_cache.flushing]
+        in_memory = [half.entry_ids(ledger_id, first, last) for half in halves if half is not None]
+
+        def with_logs() -> Int64s:
+            return sorted_distinct(np.concatenate((*in_memory, self._in_logs(ledger_id, first, last))))
+
+        return OwnFound(await asyncio.to_thread(with_logs))
+
+    async def end_limbo(self, ledger_id: int) -> LimboEnded:
+        """The ledger has everything that it should have. Durable with the next flush. Raises CorruptFileError,
+        OSError."""
+        descriptor = self._storage.descriptors.get(ledger_id)
+        if descriptor is not None and descriptor.limbo:
+            descriptor.end_limbo()
+        return LimboEnded()
+
+    def _in_limbo(self) -> list[int]:
+        found = []
+        for ledger_id in self._storage.index.ledger_ids().tolist():
+            try:
+                header = self._storage.index.read_header(ledger_id)
+            except CorruptFileError as error:
+                _LOG.error("ledger %d cannot be checked: %s", ledger_id, error)
+                continue
+            if header is not None and header.limbo:
+                found.append(ledger_id)
+        return found
+
+    def _in_logs(self, ledger_id: int, first: int, last: int) -> Int64s:
+        """The entries whose entry logs exist. An index may have outlived a lost ledger directory."""
+        entry_ids: Int64s = np.arange(first, last + 1, dtype=np.int64)
+        locations = self._storage.index.read_slots(ledger_id, entry_ids)
+        log_ids, which = np.unique(locations >> OFFSET_BITS, return_inverse=True)
+        exist = np.array([self._exists(log_id) for log_id in log_ids.tolist()], np.bool_)
+        readable: Bools = exist[which] & (locations != 0)
+        return entry_ids[readable]
+
+    def _exists(self, entry_log_id: int) -> bool:
+        try:
+            self._storage.reader.path(entry_log_id)
+        except FileNotFoundError:
+            return False
+        return True

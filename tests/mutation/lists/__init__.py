@@ -1,0 +1,22 @@
+"""All mutations, by layer.
+
+``ledgers``: machines of ledgers, the wire protocol, metadata and their store. ``logs``: the core and the collection of
+logs. ``datasource``: Spark's source and sink, and ``bkctl``. ``storage``: a bookie's files. ``server``: its operations
+and its front end. ``replication``: repairs, workers and auditors.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutation.lists import datasource, ledgers, logs, replication, server, storage
+from tests.mutation.mutation import Mutation
+
+MUTATIONS: Final[tuple[Mutation, ...]] = (
+    *ledgers.MUTATIONS,
+    *logs.MUTATIONS,
+    *datasource.MUTATIONS,
+    *storage.MUTATIONS,
+    *server.MUTATIONS,
+    *replication.MUTATIONS,
+)

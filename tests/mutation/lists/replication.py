@@ -1,0 +1,219 @@
+"""Rules of self-healing: checks, copies and replacements of a repair, locks and marks, workers, auditors."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutation.mutation import Mutation
+
+MUTATIONS: Final = (
+    Mutation(
+        "Without a password, only equal copies are believed.",
+        "bk_spark/protocol/replication/fragment_copy.py",
+        "if len({bytes(copy.records) for copy in batch.copies}) == 1:",
+        "if batch.copies:",
+        ("tests/unit/test_ledger_repair_sources.py::test_without_a_password_copies_must_agree",),
+    ),
+    Mutation(
+        "A position with an entry that nobody returns is not replaced.",
+        "bk_spark/protocol/replication/fragment_copy.py",
+        "        for position in self._positions(batch.entry_ids):\n            del self._active[position]\n",
+        "",
+        ("tests/unit/test_fragment_copy.py::test_an_entry_that_nobody_has_stops_the_positions_that_store_it",),
+    ),
+    Mutation(
+        "A target that failed does not replace a bookie.",
+        "bk_spark/protocol/replication/fragment_copy.py",
+        "        for position in [each for each, bookie_id in self._active.items() if bookie_id == target]:\n"
+        "            del self._active[position]\n",
+        "",
+        ("tests/unit/test_fragment_copy.py::test_a_target_that_does_not_answer_has_failed_and_the_other_goes_on",),
+    ),
+    Mutation(
+        "A bookie that cannot answer has no bad copy.",
+        "bk_spark/protocol/replication/ledger_check.py",
+        'self._decide(self._ended(request_id), "unknown", reason_of_failure(error))',
+        'self._decide(self._ended(request_id), "bad", reason_of_failure(error))',
+        ("tests/unit/test_ledger_repair_sources.py::test_unknown_neither_repairs_nor_counts_as_whole",),
+    ),
+    Mutation(
+        "A bookie that came back must prove every entry.",
+        "bk_spark/protocol/replication/ledger_repair.py",
+        "return was_open or bookie_id in self._missing",
+        "return was_open",
+        ("tests/unit/test_ledger_repair.py::test_r6_a_bookie_that_returned_with_a_hole_is_replaced",),
+    ),
+    Mutation(
+        "Metadata of another ledger with the same id are not changed.",
+        "bk_spark/protocol/replication/member_replacement.py",
+        "if now.created_zxid != stored.created_zxid or changed is None:",
+        "if changed is None:",
+        (
+            "tests/unit/test_ledger_repair_meanwhile.py::"
+            "test_r8_copies_of_a_deleted_ledger_are_not_named_by_one_made_again_under_its_id",
+        ),
+    ),
+    Mutation(
+        "A good copy counts only while its bookie keeps its registration.",
+        "bk_spark/protocol/replication/good_copies.py",
+        "if before.get(bookie_id) == zxid}",
+        "if bookie_id in before}",
+        (
+            "tests/unit/test_ledger_repair_meanwhile.py::"
+            "test_r6_a_bookie_that_comes_back_empty_after_its_check_is_checked_again",
+        ),
+    ),
+    Mutation(
+        "An open ledger is recovered only after the grace period.",
+        "bk_spark/protocol/replication/ledger_repair.py",
+        "if graced is None or graced[0] != metadata.last_segment or not graced[1] & bad:",
+        "if graced is not None and graced[0] != metadata.last_segment:",
+        (
+            "tests/unit/test_ledger_repair_meanwhile.py::"
+            "test_r5_a_writer_that_replaced_the_bookie_in_the_grace_period_is_not_fenced",
+        ),
+    ),
+    Mutation(
+        "A repair ends well only if the registrations stayed as they were.",
+        "bk_spark/protocol/replication/ledger_repair.py",
+        "if now.registrations != registered.registrations:",
+        "if not now.registrations:",
+        (
+            "tests/unit/test_ledger_repair_meanwhile.py::"
+            "test_r6_a_bookie_that_comes_back_empty_in_the_last_check_is_checked_again",
+        ),
+    ),
+    Mutation(
+        "A new copy goes to no bookie that is being replaced.",
+        "bk_spark/protocol/replication/ledger_repair.py",
+        "exclude = exclude.union(ensemble, self._settings.replaced)",
+        "exclude = exclude.union(ensemble)",
+        ("tests/unit/test_ledger_repair_targets.py::test_a_replaced_bookie_takes_no_copy",),
+    ),
+    Mutation(
+        "A mark that was made again meanwhile is kept.",
+        "bk_spark/bookie/replication/under_replication_store.py",
+        "[DeleteOp(mark, version), DeleteOp(lock)]",
+        "[DeleteOp(mark, -1), DeleteOp(lock)]",
+        ("tests/integration/test_under_replication_store.py::test_a_ledger_that_was_marked_again_stays_marked",),
+    ),
+    Mutation(
+        "A lock is given back only with the proof of the session that took it.",
+        "bk_spark/bookie/replication/under_replication_store.py",
+        "prove_and_change(self.zk, self._proofs.get(ledger_id), [DeleteOp(self.paths.lock(ledger_id))])",
+        "prove_and_change(self.zk, None, [DeleteOp(self.paths.lock(ledger_id))])",
+        ("tests/integration/test_under_replication_store.py::test_r3_a_lock_is_not_given_back_in_the_next_session",),
+    ),
+    Mutation(
+        "A lock after a lost reply is this session's only if it owns it.",
+        "bk_spark/bookie/replication/under_replication_store.py",
+        'return found.owner_session == self.zk.session_id\n        raise MetadataUnavailableError("the ledger could',
+        'return True\n        raise MetadataUnavailableError("the ledger could',
+        (
+            "tests/integration/test_c13_replication_lost_replies.py::"
+            "test_c13_a_lock_that_another_takes_while_the_request_is_lost",
+        ),
+    ),
+    Mutation(
+        "A worker repairs nothing while replication is disabled.",
+        "bookie_server/replication/worker.py",
+        "return self._disabled is False and not self._draining",
+        "return not self._draining",
+        ("tests/unit/test_replication_worker.py::test_disabled_means_that_nothing_is_begun_and_repairs_stop",),
+    ),
+    Mutation(
+        "A worker takes no ledger that another has locked.",
+        "bookie_server/replication/worker.py",
+        "each not in self._locked and each not in self._held]",
+        "each not in self._held]",
+        ("tests/unit/test_replication_worker.py::test_locked_ledgers_are_skipped",),
+    ),
+    Mutation(
+        "A ledger that cannot be repaired rests before the next attempt.",
+        "bookie_server/replication/worker.py",
+        'self._start_timer(("rest", ledger_id), pause_ms * (1 - _JITTER * self._random.random()))',
+        "self._release(ledger_id)",
+        (
+            "tests/unit/test_replication_worker.py::"
+            "test_pauses_of_a_ledger_that_cannot_be_repaired_grow_and_it_keeps_its_lock",
+        ),
+    ),
+    Mutation(
+        "A mark is deleted only after a repair that succeeded.",
+        "bookie_server/replication/worker.py",
+        "case RepairEnd.REPAIRED | RepairEnd.GONE:",
+        "case RepairEnd.REPAIRED | RepairEnd.GONE | RepairEnd.LOCK_LOST:",
+        ("tests/unit/test_replication_worker.py::test_a_repair_that_did_not_end_leaves_the_mark",),
+    ),
+    Mutation(
+        "One lost bookie is waited for.",
+        "bookie_server/replication/auditor.py",
+        "if len(lost) > 1 or (lost and self._delay.delay_ms == 0):",
+        "if lost:",
+        ("tests/unit/test_replication_auditor.py::test_one_lost_bookie_is_waited_for",),
+    ),
+    Mutation(
+        "An auditor marks nothing for bookies that it waits for.",
+        "bookie_server/replication/auditor.py",
+        "return bookies - self._registered - self._delayed if",
+        "return bookies - self._registered if",
+        ("tests/unit/test_replication_auditor.py::test_the_check_of_all_ledgers_waits_for_a_lost_bookie_too",),
+    ),
+    Mutation(
+        "A round that goes around ends where it began.",
+        "bookie_server/replication/scans.py",
+        "page = [ledger_id for ledger_id in page if ledger_id <= round_end]",
+        "page = [ledger_id for ledger_id in page if ledger_id < round_end]",
+        ("tests/unit/test_replication_scans.py::test_a_scan_begins_where_the_last_auditor_stood_and_still_covers_all",),
+    ),
+    Mutation(
+        "A scan is synced with the store before each round.",
+        "bookie_server/replication/scans.py",
+        "                yield from patient(SyncStore())\n",
+        "",
+        ("tests/unit/test_replication_scans.py::test_every_round_begins_with_a_server_that_is_up_to_date",),
+    ),
+    Mutation(
+        "The lowest vote wins.",
+        "bookie_server/replication/election.py",
+        "before = [vote for vote in votes if vote.number < mine[0].number]",
+        "before = [vote for vote in votes if vote.number > mine[0].number]",
+        ("tests/unit/test_replication_election.py::test_the_smallest_vote_wins_and_its_owner_says_so",),
+    ),
+    Mutation(
+        "A second vote of the same session is withdrawn.",
+        "bookie_server/replication/election.py",
+        "    for second in mine[1:]:\n        yield WithdrawVote(second.path)\n",
+        "",
+        ("tests/unit/test_replication_election.py::test_a_lost_reply_leaves_one_vote",),
+    ),
+    Mutation(
+        "A walk goes on after the ledger where it stood.",
+        "bookie_server/replication/ledger_walk.py",
+        "if each > self._after]",
+        "if each > self._after + 1]",
+        ("tests/unit/test_replication_scans.py::test_a_walk_finds_all_ledgers_in_order_from_any_on",),
+    ),
+    Mutation(
+        "A scan begins a new round if another bookie is lost meanwhile.",
+        "bookie_server/replication/auditor.py",
+        "        self._audit_wanted = True\n"
+        "        if self._bookie_scan is not None:\n"
+        "            self._bookie_scan.again()",
+        "        self._audit_wanted = True",
+        (
+            "tests/unit/test_replication_auditor.py::"
+            "test_a_bookie_lost_after_its_ledgers_were_judged_is_found_by_another_round",
+        ),
+    ),
+    Mutation(
+        "Marks carry the auditor's vote as their proof.",
+        "bookie_server/replication/scans.py",
+        "yield from patient(MarkLedgers(missing, settings.proof))",
+        'yield from patient(MarkLedgers(missing, ""))',
+        (
+            "tests/unit/test_replication_scans.py::"
+            "test_a_scan_marks_each_ledger_that_names_a_lost_bookie_in_any_fragment",
+        ),
+    ),
+)

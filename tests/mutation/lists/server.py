@@ -1,0 +1,83 @@
+"""Rules of a bookie's operations and of its front end: fences, keys, and limits on what peers may make it hold."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutation.mutation import Mutation
+
+MUTATIONS: Final = (
+    Mutation(
+        "A fence is answered once it is durable.",
+        "bookie_server/bookie.py",
+        "elif descriptor.fence_group is not None:",
+        "elif descriptor.fence_group is not None and descriptor.deleting:",
+        ("tests/unit/test_storage_adds_and_reads.py::test_fence_waits_for_its_record_and_is_journaled_once",),
+    ),
+    Mutation(
+        "A fenced ledger takes no adds but those of a recovery.",
+        "bookie_server/bookie.py",
+        "if recovery or not descriptor.fenced:",
+        "if recovery or not descriptor.fenced or descriptor.last_entry >= 0:",
+        ("tests/unit/test_storage_deletions.py::test_c15_recovery_brings_a_deleted_ledger_again_and_it_is_fenced",),
+    ),
+    Mutation(
+        "Only the ledger's master key writes to it.",
+        "bookie_server/bookie.py",
+        "if not descriptor.admits(master_key):",
+        "if not descriptor.admits(master_key) and descriptor.fenced:",
+        ("tests/unit/test_storage_adds_and_reads.py::test_refusals_are_per_entry",),
+    ),
+    Mutation(
+        "A ledger that was fenced and removed is made again fenced.",
+        "bookie_server/bookie.py",
+        "            if deleted and if_deleted is not Code.OK:\n                return if_deleted\n",
+        "",
+        (
+            "tests/unit/test_storage_deletions.py::"
+            "test_c12_a_fenced_ledger_that_was_deleted_does_not_come_again_for_its_writer",
+        ),
+    ),
+    Mutation(
+        "Sockets are not read while adds exceed their limit.",
+        "bookie_server/net/common/load.py",
+        "                adds_bytes > config.adds_high_bytes\n                or 0",
+        "                0",
+        ("tests/unit/test_net_limits.py::test_what_waits_for_a_journal_counts_too",),
+    ),
+    Mutation(
+        "A large frame gets a step only if as much as it holds stays free.",
+        "bookie_server/net/common/large_frames.py",
+        "if self.bytes + more + frame.given > self._limit_bytes and",
+        "if self.bytes + more > 2 * self._limit_bytes and",
+        ("tests/unit/test_bookie_large_frames.py::test_what_is_announced_costs_nothing_and_who_stalls_goes_first",),
+    ),
+    Mutation(
+        "Incomplete frames of all connections are bounded.",
+        "bookie_server/net/common/half_frames.py",
+        "        self.bytes += size_bytes - before\n        if self.bytes > self._max_bytes:",
+        "        self.bytes += size_bytes - before\n        if size_bytes > self._max_bytes:",
+        ("tests/unit/test_net_limits.py::test_half_frames_of_all_connections_are_bounded",),
+    ),
+    Mutation(
+        "A connection that waits for the bookie is not closed for a newcomer.",
+        "bookie_server/net/common/connections.py",
+        "if not connection.busy:",
+        "if connection is not None:",
+        ("tests/unit/test_net_connections.py::test_who_is_busy_stays_and_is_not_looked_at_again_soon",),
+    ),
+    Mutation(
+        "The fences that begin in a turn are bounded.",
+        "bookie_server/net/native/fences.py",
+        "return self._begun < _PER_TURN and self._under_way",
+        "return self._under_way",
+        ("tests/unit/test_net_fences.py::test_n1_many_fencing_reads_of_unknown_ledgers_begin_a_few_in_a_turn",),
+    ),
+    Mutation(
+        "No fence of a new ledger begins while too many wait for index files.",
+        "bookie_server/net/native/fences.py",
+        " and not self._bookie.new_ledgers_wait",
+        "",
+        ("tests/unit/test_net_fences.py::test_fences_wait_while_too_many_new_ledgers_have_no_index_file",),
+    ),
+)

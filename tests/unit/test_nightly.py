@@ -1,0 +1,79 @@
+"""The harness of the long runs: time is shared, seeds go on, figures are summed, a failure names what repeats it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.nightly import lane
+from tests.nightly.lane import go_through
+from tests.nightly.plan import Run
+
+
+def run_of(name: str, code: str, *, seeds: int = 10, variable: str = "") -> Run:
+    """A run whose command is ``code``, with the first and last seed as arguments."""
+    return Run(
+        name,
+        lambda first, last: [sys.executable, "-c", code, str(first), str(last)],
+        seeds,
+        1.0,
+        re.compile("histories"),
+        variable,
+        lambda first, last: f"make {name} SEEDS={first}-{last}",
+    )
+
+
+COUNT = """
+import sys
+n = int(sys.argv[2]) - int(sys.argv[1]) + 1
+print("5 apples")
+print(f"{n} histories, {2 * n} lost replies")
+"""
+
+
+def test_each_run_gets_its_share_of_the_time_and_other_seeds_each_call(tmp_path: Path) -> None:
+    outcomes = go_through([run_of("first", COUNT), run_of("second", COUNT)], 1_000, 1.0, tmp_path)
+    for outcome in outcomes:
+        calls, rest = divmod(outcome.end_seed - outcome.first_seed, 10)
+        assert (outcome.first_seed, rest, outcome.failures) == (1_000, 0, [])
+        assert calls >= 1
+        assert outcome.counts == {"histories": 10 * calls, "lost replies": 20 * calls}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_names_the_line_that_repeats_it_and_keeps_the_output(tmp_path: Path) -> None:
+    code = "print('seed 17: wrong'); print('again: python -m tests.simulation replay 17 --logs'); raise SystemExit(1)"
+    (outcome,) = go_through([run_of("logs", code)], 0, 30.0, tmp_path)
+    # Three failures are enough; the rest of the time is left.
+    assert len(outcome.failures) == 3
+    assert outcome.end_seed == 30
+    assert "python -m tests.simulation replay 17 --logs" in outcome.failures[0].splitlines()[-1]
+    assert "seed 17: wrong" in (tmp_path / "logs-0.log").read_text()
+    assert "logs: 3 FAILED, seeds 0 to 29" in str(outcome)
+
+
+def test_a_failure_that_prints_no_line_is_repeated_by_its_seeds(tmp_path: Path) -> None:
+    code = "import os; assert os.environ['SEEDS_OF_IT'] == '7-7'; raise SystemExit(2)"
+    (outcome,) = go_through([run_of("faults", code, seeds=1, variable="SEEDS_OF_IT")], 7, 30.0, tmp_path)
+    assert outcome.failures[0].startswith("exit code 2")
+    assert outcome.failures[0].splitlines()[-1].strip() == "make faults SEEDS=7-7"
+
+
+def test_a_call_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "_CALL_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(lane, "_MOST_FAILURES", 1)
+    child = tmp_path / "child"
+    code = f"""
+import pathlib, subprocess, sys, time
+sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path({str(child)!r}).write_text(str(sleeper.pid))
+time.sleep(600)
+"""
+    (outcome,) = go_through([run_of("hangs", code)], 0, 60.0, tmp_path)
+    assert outcome.failures[0].startswith("no end within 2.0 s")
+    pid = int(child.read_text())
+    state = Path(f"/proc/{pid}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
