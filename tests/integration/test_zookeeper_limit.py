@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import struct
 import threading
 import time
 import uuid
@@ -16,6 +17,7 @@ import pytest
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.zookeeper_refusal import refusal
 from bk_spark.log.formats.settings import EntryFormat, LogSettings
 from bk_spark.log.store import LogStore
 from bk_spark.protocol.codes import DigestType
@@ -26,6 +28,7 @@ from tests.support.nursery import QuickCluster
 
 LIMIT = 60
 WAIT_S = 60.0
+TRIALS = 1_000
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +68,11 @@ def test_the_limit_is_named_where_it_stops_a_client(alone: LocalCluster) -> None
             session = ZooKeeper(server)
             sessions.callback(session.close)
             session.start(30_000)
-        error = _stopped(server, sessions)
-    assert error == (
+        further = ZooKeeper(server)
+        sessions.callback(further.close)
+        with pytest.raises(MetadataUnavailableError) as raised:
+            further.start(3_000)
+    assert str(raised.value) == (
         f"ZooKeeper at {server} closes new connections of this host at once: it has reached maxClientCnxns, the "
         "limit of connections from one host (60 by default). Raise it in ZooKeeper's zoo.cfg (0: no limit), or run "
         "fewer clients, which include Spark tasks and queries, on this host at once"
@@ -79,6 +85,27 @@ def test_the_limit_is_named_where_it_stops_a_client(alone: LocalCluster) -> None
         for port in (1, silent.getsockname()[1]):
             with pytest.raises(MetadataUnavailableError, match="no ZooKeeper server answered at"):
                 ZooKeeper(f"127.0.0.1:{port}").start(500)
+
+
+def test_every_way_in_which_a_server_ends_a_connection_at_its_limit_is_named() -> None:
+    """ZooKeeper ends its direction, and then resets the connection: the client sees the end, a reset, or a broken
+    pipe, as the packets happen to come."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def refuse() -> None:
+            for number in range(TRIALS):
+                connection, _ = server.accept()
+                if number % 2:
+                    connection.shutdown(socket.SHUT_WR)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.close()
+
+        with ThreadPoolExecutor(1) as thread:
+            refusing = thread.submit(refuse)
+            found = [refusal(f"127.0.0.1:{port}") for _ in range(TRIALS)]
+            refusing.result(WAIT_S)
+    assert [number for number, text in enumerate(found) if text is None] == []
 
 
 def test_more_clients_than_connections_where_sessions_rest(alone: LocalCluster) -> None:
@@ -140,20 +167,6 @@ def test_a_log_writer_does_not_take_a_session_that_rests(metadata_service_uri: s
         log = LogStore.of(client, f"/limit-{uuid.uuid4().hex}/logs").create_log("events", settings)
         with pytest.raises(InvalidArgumentError, match="leave zkSessionRestMs out"):
             log.open_writer()
-
-
-def _stopped(server: str, sessions: ExitStack) -> str:
-    """The error of a client that is one too many. On a busy host a session may lose its connection for a moment: then
-    there is room for others."""
-    deadline = time.monotonic() + WAIT_S
-    while True:
-        further = ZooKeeper(server)
-        sessions.callback(further.close)
-        try:
-            further.start(3_000)
-        except MetadataUnavailableError as error:
-            if "at once" in str(error) or time.monotonic() > deadline:
-                return str(error)
 
 
 def _wait_rest(session: ZooKeeper) -> None:

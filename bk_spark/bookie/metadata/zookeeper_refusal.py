@@ -11,12 +11,12 @@ from typing import Final
 
 _CONNECT_TIMEOUT_S: Final = 1.0
 #: A server that refuses closes at once, but its host may be busy.
-_CLOSE_TIMEOUT_S: Final = 2.0
+_CLOSE_TIMEOUT_S: Final = 0.5
 
 
 def refusal(servers: str) -> str | None:
     """Return an error text if none of ``servers`` (a connect string) accepts a connection because of the limit per
-    host, else None. Takes at most three seconds for each server."""
+    host, else None. Takes at most 1.5 seconds for each server."""
     refused = False
     for server in servers.partition("/")[0].split(","):
         host, _, port = server.strip().rpartition(":")
@@ -26,7 +26,8 @@ def refusal(servers: str) -> str | None:
                 if connection.recv(1):
                     return None
                 refused = True
-        except ConnectionResetError:
+        except (ConnectionResetError, BrokenPipeError):
+            # ZooKeeper ends its direction of the connection, and then resets it. Whichever came last is the error.
             refused = True
         except TimeoutError:
             # The server waits for a request, or does not answer at all.
