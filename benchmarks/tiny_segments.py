@@ -94,7 +94,7 @@ def _make(store: LogStore, name: str, rows: int, tasks: int, *, batch_rows: int)
     log = store.create_log(name, settings, b"")
     ledgers, per_task = [], rows // tasks
     for _ in range(tasks):
-        writer = log.ledgers.create(log.ledger_registrar(name, "run"))
+        writer = log.create_ledger(name, "run")
         for _ in range(0, per_task, _ROWS_AT_ONCE):
             writer.append_many([os.urandom(VALUE_BYTES)] * min(per_task, _ROWS_AT_ONCE))
         log.ledgers.close(writer.ledger_id)

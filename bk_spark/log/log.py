@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from bk_spark.bookie.blocking import BlockingWriter
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.same_docs import documented_as
 from bk_spark.log.blocking import BlockingLog
@@ -20,7 +21,7 @@ from bk_spark.log.core.steps import LedgerRegistrar, Steps
 from bk_spark.log.core.tail.roll import RollLimits
 from bk_spark.log.core.takeover import commit_steps
 from bk_spark.log.formats.message import CommitRequest
-from bk_spark.log.formats.names import LogPaths, app_key, run_key
+from bk_spark.log.formats.names import LogPaths, app_key
 from bk_spark.log.formats.settings import EntryFormat, LogSettings
 from bk_spark.log.formats.znodes import Application, Policy, decode_application
 from bk_spark.log.gc.maintenance import MaintenanceReport
@@ -39,10 +40,11 @@ from bk_spark.protocol.errors import (
     UnauthorizedError,
 )
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
-from bk_spark.protocol.metadata.znodes import Znode
+from bk_spark.protocol.metadata.znodes import TransactionConflictError, Znode
 
 _LOG: Final = logging.getLogger(__name__)
 _TOKEN_BYTES: Final = 16
+_CREATE_ATTEMPTS: Final = 5
 
 _T = TypeVar("_T")
 
@@ -304,8 +306,9 @@ class Log:
     def ledger_registrar(self, app: str, run: str) -> LedgerRegistrar:
         """Prepare to register a writer's ledgers. Creates the parent znodes of the registrations if they are missing.
 
-        A ledger is registered in the transaction that creates its metadata, so neither exists without the other. The
-        transaction fails if the log was deleted or replaced.
+        For who creates ledgers without :meth:`create_ledger`. A ledger is registered in the transaction that creates
+        its metadata, so neither exists without the other. The transaction is refused if the log was deleted or
+        replaced, or if the run had no ledgers and a reaper removed its znode meanwhile.
 
         Parameters
         ----------
@@ -319,15 +322,40 @@ class Log:
         callable
             Takes a ledger id and returns operations for that transaction. It does no I/O.
         """
-        return self.registrar_at(app_key(app), run_key(run))
-
-    def registrar_at(self, app_key: str, run_key: str) -> LedgerRegistrar:
-        """Like :meth:`ledger_registrar`, but for znode names, see
-        :meth:`bk_spark.log.formats.names.LogPaths.run_at`."""
-        run_path = self._paths.run_at(app_key, run_key)
+        run_path = self._paths.run(app, run)
         if self._zk.exists(run_path) is None:
-            self.change(MakeZnodes(self._paths, self._paths.runs_at(app_key), run_path))
+            self.change(MakeZnodes(self._paths, self._paths.runs_at(app_key(app)), run_path))
         return registrar(self._paths, run_path)
+
+    def create_ledger(self, app: str, run: str) -> BlockingWriter:
+        """Create a ledger for a run, and register it in the same transaction.
+
+        Parameters
+        ----------
+        app
+            The name of the application.
+        run
+            The id of the run.
+
+        Returns
+        -------
+        BlockingWriter
+            The writer of the new ledger.
+
+        Raises
+        ------
+        NoSuchLogError, LogReplacedError
+            If the log was deleted.
+        """
+        attempts = _CREATE_ATTEMPTS
+        while True:
+            try:
+                return self.ledgers.create(self.ledger_registrar(app, run))
+            except TransactionConflictError:
+                # A reaper has removed the run's znode, which had no ledgers yet, or the log was deleted.
+                attempts -= 1
+                if not attempts:
+                    raise
 
     def run_ledgers(self, app: str, run: str) -> list[int]:
         """List the ledgers registered for a run.

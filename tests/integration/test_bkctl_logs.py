@@ -148,7 +148,7 @@ def test_append_with_a_batch_number_is_done_once(bkctl: Bkctl, log: Log) -> None
 
 def test_append_takes_over_from_the_applications_run_before(bkctl: Bkctl, log: Log) -> None:
     """What that run still writes to is fenced, as after a commit of Spark."""
-    writer = log.ledgers.create(log.ledger_registrar("import", "old run"))
+    writer = log.create_ledger("import", "old run")
     writer.append(b"a")
     writer.flush()
     part = LedgerRange(writer.ledger_id, 0, 0, 1, 1)
@@ -405,7 +405,7 @@ def test_verify_finds_holes(bkctl: Bkctl, log: Log, client: BlockingClient, stor
     first, second, third = log.snapshot().segments()
     # A ledger that is gone; one that is closed too early; one that is condemned; one that nobody registered.
     client.delete(first.ledger_id)
-    short = log.ledgers.create(log.ledger_registrar("app", "run"))
+    short = log.create_ledger("app", "run")
     short.append_many([b"s"] * 3)
     log.ledgers.close(short.ledger_id)
     commit(log, 0, LedgerRange(short.ledger_id, 0, 4, 5, 5))
@@ -443,7 +443,7 @@ def test_verify_finds_holes(bkctl: Bkctl, log: Log, client: BlockingClient, stor
 
 def test_verify_finds_entries_that_no_bookie_has(bkctl: Bkctl, log: Log) -> None:
     """A ledger that is open, so that only bookies know how far it goes."""
-    writer = log.ledgers.create(log.ledger_registrar("app", "run"))
+    writer = log.create_ledger("app", "run")
     writer.append_many([b"s"] * 5)
     writer.flush()
     commit(log, 0, LedgerRange(writer.ledger_id, 0, 5, 6, 6))
@@ -496,7 +496,7 @@ def test_read_an_arrow_log_as_json(bkctl: Bkctl, store: LogStore) -> None:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)
-    writer = log.ledgers.create(log.ledger_registrar("app", "run"))
+    writer = log.create_ledger("app", "run")
     writer.append_many([sink.getvalue().to_pybytes()])
     log.ledgers.close(writer.ledger_id)
     commit(log, 0, LedgerRange(writer.ledger_id, 0, 0, 2, 10))
@@ -510,7 +510,7 @@ def test_read_an_arrow_log_as_json(bkctl: Bkctl, store: LogStore) -> None:
 
 
 def test_gc(bkctl: Bkctl, log: Log, client: BlockingClient) -> None:
-    orphan = log.ledgers.create(log.ledger_registrar("app", "r0"))
+    orphan = log.create_ledger("app", "r0")
     orphan.append_many([b"never committed"])
     log.ledgers.close(orphan.ledger_id)
     dropped = next(log.snapshot().segments()).ledger_id

@@ -207,7 +207,7 @@ def test_a_job_that_ends_right_after_its_commit_has_looked_after_the_log(
     log: Log, client: BlockingClient, metadata_service_uri: str
 ) -> None:
     """Its process dies as soon as the commit returns, as those of Spark do."""
-    writer = log.ledgers.create(log.ledger_registrar(APP, "run-0"))
+    writer = log.create_ledger(APP, "run-0")
     log.commit(_request(log, 0, (), "run-0"))
     script = f"""
 import os

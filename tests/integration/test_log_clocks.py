@@ -36,7 +36,7 @@ class Machine:
 
     def ledger(self, app: str, run: str, *payloads: bytes) -> BlockingWriter:
         """A ledger of a task, with these entries, still open."""
-        writer = self.log.ledgers.create(self.log.ledger_registrar(app, run))
+        writer = self.log.create_ledger(app, run)
         writer.append_many(list(payloads))
         writer.flush()
         return writer

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
+from unittest.mock import patch
 
 import pytest
 
@@ -13,7 +14,8 @@ from bk_spark.bookie.config import ClientConfig
 from bk_spark.log import CommitMessage, CommitRequest, EntryFormat, LedgerRange, Log, LogSettings, LogStore
 from bk_spark.log.core.changes import change_steps
 from bk_spark.log.core.index_move import move_steps
-from bk_spark.log.core.steps import Action, Done, Event, Found, Read, Sync, Transact
+from bk_spark.log.core.registrations import registrar as registrar_at
+from bk_spark.log.core.steps import Action, Done, Event, Found, LedgerRegistrar, Read, Sync, Transact
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.segment import COMMIT_TIME_LAG_MS
 from bk_spark.log.formats.znodes import LedgerRegistration, Policy, decode_head, encode_registration
@@ -31,7 +33,7 @@ from bk_spark.protocol.errors import (
     NoSuchLogError,
     UnauthorizedError,
 )
-from bk_spark.protocol.metadata.znodes import DeleteOp, SetOp
+from bk_spark.protocol.metadata.znodes import DeleteOp, SetOp, TransactionConflictError
 from bk_spark.protocol.quorum import Quorum
 
 PASSWORD = b"secret"
@@ -76,7 +78,7 @@ def commit(log: Log, batch_id: int, *parts: LedgerRange, run: str = "r0") -> Non
 
 def write(log: Log, payloads: list[bytes], *, run: str = "r0") -> int:
     """A closed ledger registered for a run."""
-    writer = log.ledgers.create(log.ledger_registrar("app", run))
+    writer = log.create_ledger("app", run)
     writer.append_many(payloads)
     log.ledgers.close(writer.ledger_id)
     return writer.ledger_id
@@ -268,7 +270,7 @@ def test_l5_a_log_is_deleted_with_its_ledgers_and_made_again(
     log.append_ledger(outside)
     log.set_policy(Policy(1, 1))
     # Somebody is still writing, and holds a message that is not committed.
-    writer = log.ledgers.create(log.ledger_registrar("app", "r0"))
+    writer = log.create_ledger("app", "r0")
     writer.append(b"y")
     writer.flush()
     reader = store.open_log("events", password=PASSWORD)
@@ -379,3 +381,34 @@ def _performed(client: BlockingClient, action: Action) -> Event:
         case Read(paths):
             return Found(client.zookeeper.get_many(paths))
     raise AssertionError(action)
+
+
+def test_a_ledger_is_created_though_the_run_s_empty_znode_is_removed_in_between(log: Log) -> None:
+    """By a reaper, after the znode was found and before the ledger is created."""
+    prepare = log.ledger_registrar
+    attempts = 0
+
+    def removed_since(app: str, run: str) -> LedgerRegistrar:
+        nonlocal attempts
+        attempts += 1
+        registrar = prepare(app, run)
+        if attempts < 3:
+            log.zookeeper.delete(log.paths.run(app, run))
+        return registrar
+
+    with patch.object(log, "ledger_registrar", removed_since):
+        writer = log.create_ledger("app", "run")
+    assert attempts == 3
+    assert log.run_ledgers("app", "run") == [writer.ledger_id]
+    log.ledgers.abandon(writer.ledger_id)
+
+
+def test_no_ledger_is_created_for_a_run_whose_znode_is_always_removed(log: Log) -> None:
+    def without_znode(app: str, run: str) -> LedgerRegistrar:
+        return registrar_at(log.paths, log.paths.run(app, run))
+
+    with (
+        patch.object(log, "ledger_registrar", without_znode),
+        pytest.raises(TransactionConflictError, match="NoNodeError"),
+    ):
+        log.create_ledger("app", "run")

@@ -69,7 +69,7 @@ class LogWithClock:
 
     def ledger(self, *payloads: bytes, app: str = "app", run: str = "r0") -> BlockingWriter:
         """A ledger of a task, open, with these entries."""
-        writer = self.log.ledgers.create(self.log.ledger_registrar(app, run))
+        writer = self.log.create_ledger(app, run)
         if payloads:
             writer.append_many(list(payloads))
             writer.flush()

@@ -39,7 +39,7 @@ def log(client: BlockingClient, fresh_root: str) -> Log:
 
 def write(log: Log, batch_id: int, count: int) -> int:
     """A closed ledger with all of its ``count`` entries committed: one segment."""
-    writer = log.ledgers.create(log.ledger_registrar("app", "run"))
+    writer = log.create_ledger("app", "run")
     writer.append_many([b"%d" % number for number in range(count)])
     log.ledgers.close(writer.ledger_id)
     parts = (LedgerRange(writer.ledger_id, 0, count - 1, count, count),)
@@ -57,7 +57,7 @@ def test_nothing_is_wrong_with_ledgers_at_work_and_ledgers_of_others(log: Log, c
     outside.append_many([b"a", b"b"])
     outside.close()
     log.append_ledger(outside.ledger_id)
-    at_work = log.ledgers.create(log.ledger_registrar("app", "run"))
+    at_work = log.create_ledger("app", "run")
     at_work.append_many([b"x"] * 4)
     at_work.flush()
     message = CommitMessage(log.log_id, "app", "run", "q", 1, 0, (LedgerRange(at_work.ledger_id, 1, 3, 3, 3),))

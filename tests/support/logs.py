@@ -55,7 +55,7 @@ def registered_ledgers(log: Log) -> dict[int, tuple[str, str]]:
 
 def commit(log: Log, batch_id: int, payloads: list[bytes], *, fence_tail: bool = False) -> None:
     """Commit like Spark, with a ledger of its own that stays open."""
-    writer = log.ledgers.create(log.ledger_registrar("app", "run"))
+    writer = log.create_ledger("app", "run")
     last = writer.append_many(payloads)
     writer.flush()
     part = LedgerRange(writer.ledger_id, 0, last, len(payloads), sum(map(len, payloads)))

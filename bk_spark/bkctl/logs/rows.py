@@ -169,7 +169,7 @@ def _write_lines(log: Log, app: str, run: str, source: BinaryIO) -> LedgerRange 
     lines = next(batches, None)
     if lines is None:
         return None
-    writer = log.ledgers.create(log.ledger_registrar(app, run))
+    writer = log.create_ledger(app, run)
     try:
         while lines is not None:
             writer.append_many(lines)

@@ -140,7 +140,7 @@ class TaskLedgers:
                 if not self.is_due(waiting):
                     return waiting
                 self._cache.close(waiting)
-        writer = self._log.ledgers.create(self._log.ledger_registrar(self._key.app, self._key.run))
+        writer = self._log.create_ledger(self._key.app, self._key.run)
         _LOG.info("log %s: run %s writes to ledger %d", self._log.name, self._key.run, writer.ledger_id)
         return OpenLedger(self._log, writer, time.monotonic())
 

@@ -222,7 +222,7 @@ class Worker(Actor):
 
 
 def ensure_steps(paths: LogPaths, run_path: str) -> Generator[Any, Any, None]:
-    """Create the znodes above registrations, like Log.registrar_at. Raises TaskFailedError if that is impossible."""
+    """Create the znodes above registrations, like Log.ledger_registrar. Raises TaskFailedError if it is impossible."""
     for path in (run_path.rpartition("/")[0], run_path):
         event = yield Read((path,))
         if not isinstance(event, Found):
