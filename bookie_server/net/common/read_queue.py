@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from bookie_server.net.common.limits import REQUEST_BYTES, NetConfig
 from bookie_server.net.common.load import Load
+from bookie_server.net.common.lost_connection import ignore_change, log_failure
 
-_LOG: Final = logging.getLogger(__name__)
 #: Memory of a read that waits.
 _READ_BYTES: Final = 48
 Job = Callable[[], Awaitable[None]]
@@ -114,7 +113,7 @@ class ReadQueue:
         for poll in self._polls:
             poll.cancel()
         # The callbacks know the connection. Without them it is freed at once, not by a later search for cycles.
-        self._changed, self._failed = _ignore, _log_failure
+        self._changed, self._failed = ignore_change, log_failure
 
     async def _run(self) -> None:
         try:
@@ -145,11 +144,3 @@ class ReadQueue:
         self._waiting_bytes += size_bytes
         self._load.change_reads(count, size_bytes)
         self._changed()
-
-
-def _ignore() -> None:
-    """Nobody has to be told: the connection is gone."""
-
-
-def _log_failure() -> None:
-    _LOG.exception("a read failed after its connection was lost")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
-from typing import Final
 
 import numpy as np
 
@@ -13,13 +11,12 @@ from bk_spark.protocol.arrays import Int32s
 from bk_spark.protocol.codes import Code
 from bookie_server.net.common.fair_slots import Share
 from bookie_server.net.common.limits import REQUEST_BYTES
+from bookie_server.net.common.lost_connection import ignore_change, log_failure
 from bookie_server.net.common.read_queue import ReadQueue
 from bookie_server.net.common.turns import HALF_LIFE_S
 from bookie_server.net.native.answers import Answers
 from bookie_server.net.native.shared import Shared
 from bookie_server.storage.records import Records
-
-_LOG: Final = logging.getLogger(__name__)
 
 
 class RequestContext:
@@ -58,7 +55,7 @@ class RequestContext:
         self.reads.cancel()
         self.shared.fences.forget(self)
         # The callbacks know the connection. Without them it is freed at once, not by a later search for cycles.
-        self._adds_changed, self._failed = _ignore, _log_failure
+        self._adds_changed, self._failed = ignore_change, log_failure
 
     @property
     def may_answer_now(self) -> bool:
@@ -133,11 +130,3 @@ class RequestContext:
         self.pending_adds += count
         self.shared.load.change_adds(count, size_bytes)
         self._adds_changed()
-
-
-def _ignore() -> None:
-    """Nobody has to be told: the connection is gone."""
-
-
-def _log_failure() -> None:
-    _LOG.exception("a request failed after its connection was lost")
