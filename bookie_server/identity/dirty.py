@@ -22,14 +22,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bk_spark.protocol.errors import CorruptFileError
+from bookie_server.identity.small_files import read_small_file
 from bookie_server.storage import files
 
 _LOG: Final = logging.getLogger(__name__)
 _NAME: Final = "DIRTY"
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
-_CONTENT: Final = re.compile(rb"1\njournalSyncData=(true|false)\nbootId=([0-9a-f-]*)\n")
-_MAX_BYTES: Final = 1024
+_CONTENT: Final = re.compile(rb"(?:1\njournalSyncData=(true|false)\nbootId=([0-9a-f-]*)\n)?")
+_IF_DAMAGED: Final = (
+    "keep a copy and empty the file: then the bookie takes everything that it has acknowledged for possibly lost"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +123,7 @@ def clear_dirty(directories: Sequence[str]) -> None:
 
 def _read(path: str) -> _Run | None:
     """Read a mark; None if there is none. Raises CorruptFileError, OSError."""
-    try:
-        with open(path, "rb") as file:
-            content = file.read(_MAX_BYTES)
-    except FileNotFoundError:
-        return None
-    if not content:
-        return _UNKNOWN_RUN
-    match = _CONTENT.fullmatch(content)
+    match = read_small_file(path, _CONTENT, _IF_DAMAGED)
     if match is None:
-        raise CorruptFileError(
-            f"{path} is damaged, or of a version that this release does not know (it knows 1): start the release that "
-            "wrote it. If it is damaged, keep a copy and empty the file: then the bookie takes everything that it has "
-            "acknowledged for possibly lost"
-        )
-    return _Run(match[1] == b"true", match[2].decode())
+        return None
+    return _Run(match[1] == b"true", match[2].decode()) if match[0] else _UNKNOWN_RUN

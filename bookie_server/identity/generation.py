@@ -17,13 +17,13 @@ import secrets
 from datetime import UTC, datetime
 from typing import Final
 
-from bk_spark.protocol.errors import CorruptFileError
+from bookie_server.identity.small_files import read_small_file
 from bookie_server.storage import files
 
 #: The file's name in ``current``.
 GENERATION_FILE: Final = "GENERATION"
 _CONTENT: Final = re.compile(rb"1\n([0-9]{8}T[0-9]{6}\.[0-9]{6}Z-[0-9a-f]{16})\n")
-_MAX_BYTES: Final = 1024
+_IF_DAMAGED: Final = "and the directory was never replaced, copy the file from the bookie's other directories"
 
 
 def new_generation() -> str:
@@ -33,20 +33,8 @@ def new_generation() -> str:
 
 def read_generation(directory: str) -> str | None:
     """Return the generation of a ``current`` directory; None if it has none. Raises CorruptFileError, OSError."""
-    path = os.path.join(directory, GENERATION_FILE)
-    try:
-        with open(path, "rb") as file:
-            content = file.read(_MAX_BYTES)
-    except FileNotFoundError:
-        return None
-    match = _CONTENT.fullmatch(content)
-    if match is None:
-        raise CorruptFileError(
-            f"{path} is damaged, or of a version that this release does not know (it knows 1): start the release that "
-            "wrote it. If it is damaged, and the directory was never replaced, copy the file from the bookie's other "
-            "directories"
-        )
-    return match[1].decode()
+    match = read_small_file(os.path.join(directory, GENERATION_FILE), _CONTENT, _IF_DAMAGED)
+    return None if match is None else match[1].decode()
 
 
 def write_generation(directory: str, generation: str | None) -> None:
