@@ -21,7 +21,7 @@ from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError, MetadataError
 from bookie_server.admin.servers import CannotListenError
 from bookie_server.config.config import BookieConfig
-from bookie_server.identity.cookies import all_directories, current_directory
+from bookie_server.identity.cookies import all_directories, current_directories
 from bookie_server.identity.directory_locks import DirectoryLocks
 from bookie_server.identity.foreign_index import require_own_index
 from bookie_server.integrity.marking import check_identity
@@ -77,7 +77,7 @@ def _run(config: BookieConfig, listener: socket.socket) -> int:
         with stop_on_signal(_SIGNALS):
             zookeeper.start()
             locks.acquire()
-            require_own_index([current_directory(each) for each in all_directories(config)])
+            require_own_index(current_directories(all_directories(config)))
             identity = check_identity(zookeeper, config)
             checked = True
             service = BookieService(config, zookeeper, identity, listener)

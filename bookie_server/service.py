@@ -27,7 +27,7 @@ from bookie_server.disks.disk_monitor import CollectorHooks, DiskMonitor
 from bookie_server.disks.file_limit import last_indexable_entry
 from bookie_server.gc.garbage_collector import DISKS, MAJOR, MINOR, GarbageCollector
 from bookie_server.identity.cluster_identity import ClusterIdentity
-from bookie_server.identity.cookies import current_directory
+from bookie_server.identity.cookies import current_directories
 from bookie_server.identity.dirty import clear_dirty, is_dirty, mark_dirty
 from bookie_server.identity.registration import BookieMode, RegistrationManager
 from bookie_server.metrics import metrics_wiring
@@ -74,10 +74,10 @@ class BookieService:
         self._data_check: DataCheckRunner | None = None
         self._metrics = BookieMetrics()
         self._directories = LedgerDirectories(
-            [current_directory(directory) for directory in config.ledger_directories],
-            [current_directory(directory) for directory in config.index_directories],
+            current_directories(config.ledger_directories),
+            current_directories(config.index_directories),
         )
-        self._journal_directories = tuple(current_directory(directory) for directory in config.journal_directories)
+        self._journal_directories = tuple(current_directories(config.journal_directories))
         self._state = BookieState()
         self._state.unclean_start = is_dirty(self._directories.paths)
         if self._state.unclean_start:

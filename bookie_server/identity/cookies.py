@@ -99,6 +99,11 @@ def current_directory(directory: str) -> str:
     return os.path.join(directory, "current")
 
 
+def current_directories(directories: Sequence[str]) -> list[str]:
+    """Those of several, in their order."""
+    return [current_directory(directory) for directory in directories]
+
+
 def all_directories(config: BookieConfig) -> list[str]:
     """Every directory of the bookie, once."""
     return list(dict.fromkeys((*config.journal_directories, *config.ledger_directories, *config.index_directories)))

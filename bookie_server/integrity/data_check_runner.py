@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Coroutine
 from typing import Any, Final
@@ -29,7 +30,7 @@ from bookie_server.integrity.limbo_check import (
     ReadOwn,
     ReadState,
 )
-from bookie_server.integrity.own_cluster_reads import OwnClusterReads
+from bookie_server.integrity.own_cluster_reads import read_in_own_cluster
 from bookie_server.integrity.own_ledgers import OwnLedgers
 from bookie_server.storage.ledger_storage import LedgerStorage
 
@@ -53,7 +54,7 @@ class DataCheckRunner:
         self._config = config
         self._zookeeper = zookeeper
         self._ledgers = ledgers
-        self._own_cluster = OwnClusterReads(ledgers, identity)
+        self._identity = identity
         self._storage = storage
         self._own = OwnLedgers(storage)
         self._task: asyncio.Task[None] | None = None
@@ -115,7 +116,7 @@ class DataCheckRunner:
             None,
             settings,
             throttle=throttle_to(rate),
-            read_ledger=self._own_cluster.read_latest,
+            read_ledger=functools.partial(read_in_own_cluster, self._ledgers, self._identity),
         )
 
         async def check_one(action: CheckLedger) -> LedgerChecked:

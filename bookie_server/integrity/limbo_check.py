@@ -107,6 +107,11 @@ _MOST_PROBLEMS: Final = 10
 ENTRIES_AT_ONCE: Final = 65_536
 
 
+def votes_about_end(metadata: LedgerMetadata, bookie_id: str) -> bool:
+    """Whether a recovery would ask this bookie where the ledger ends."""
+    return metadata.state is not LedgerState.CLOSED and bookie_id in metadata.last_segment.ensemble
+
+
 class LimboCheck:
     """Checks one ledger of the bookie ``bookie_id``. Its result is a :data:`LimboResult`.
 
@@ -143,7 +148,7 @@ class LimboCheck:
             stored: LedgerFound = yield ReadLedger()
             own: StateFound = yield ReadState()
             # Without a fence the bookie came into the last segment after it was marked. It has seen everything since.
-            if own.in_limbo and own.fenced and self._votes(stored.metadata):
+            if own.in_limbo and own.fenced and votes_about_end(stored.metadata, self._bookie_id):
                 yield RecoverLedger(stored.metadata)
                 recovered = True
                 stored = yield ReadLedger()
@@ -188,9 +193,6 @@ class LimboCheck:
                     return
                 lost.update(result.unreadable)
                 complete = False
-
-    def _votes(self, metadata: LedgerMetadata) -> bool:
-        return metadata.state is not LedgerState.CLOSED and self._bookie_id in metadata.last_segment.ensemble
 
     def _blocks(self, metadata: LedgerMetadata) -> Iterator[tuple[Fragment, int]]:
         """Yield the closed fragments of this bookie in parts of a bounded length, with its position."""

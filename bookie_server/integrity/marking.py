@@ -21,14 +21,14 @@ from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.entries.digest import master_key
 from bk_spark.protocol.errors import CorruptFileError, MetadataFormatError
 from bk_spark.protocol.metadata import ledger_metadata
-from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bookie_server.config.config import BookieConfig
 from bookie_server.gc.collection_steps import READS_AT_ONCE
-from bookie_server.gc.ledger_metadata_reads import LedgerMetadataReads
-from bookie_server.gc.throttle import StopSignal, Throttle
 from bookie_server.identity.cluster_identity import ClusterIdentity
-from bookie_server.identity.cookies import check_cookies, current_directory
+from bookie_server.identity.cookies import check_cookies, current_directories
 from bookie_server.identity.dirty import may_have_lost
+from bookie_server.integrity.limbo_check import votes_about_end
+from bookie_server.integrity.own_cluster_reads import own_cluster_reads
 from bookie_server.storage import files
 from bookie_server.storage.directories import LedgerDirectories
 from bookie_server.storage.entrylog.entry_log import LAST_LOG_ID
@@ -40,7 +40,6 @@ from bookie_server.storage.journal.log_mark import forget_marks
 _LOG: Final = logging.getLogger(__name__)
 #: Ledgers after which index files are synced.
 _SYNCED_AT_ONCE: Final = 2048
-_UNLIMITED: Final = 0.0
 #: Entry logs that may have been lost since ``lastId`` was written. A location beyond is damaged.
 _MOST_LOST_LOGS: Final = 1 << 20
 
@@ -53,12 +52,10 @@ def check_identity(zookeeper: ZooKeeper, config: BookieConfig) -> ClusterIdentit
     ------
     CookieMismatchError
         If they do not belong together, or directories were lost and no operator has allowed that.
-    CorruptFileError
-        If nobody knows how the last run synced.
     MetadataError
         If ZooKeeper does not answer, or the metadata of a ledger cannot be understood.
     CorruptFileError
-        If a file of the directories cannot be understood.
+        If a file of the directories cannot be understood, also if nobody knows how the last run synced.
     OSError
         If a ledger could not be marked, or a directory not be stamped.
     """
@@ -66,7 +63,7 @@ def check_identity(zookeeper: ZooKeeper, config: BookieConfig) -> ClusterIdentit
         return check_cookies(zookeeper, config)
     prepare = functools.partial(_mark_after_loss, config, zookeeper)
     identity = check_cookies(zookeeper, config, prepare if config.data_integrity_stamp_missing_cookies else None)
-    if may_have_lost([current_directory(each) for each in config.ledger_directories]):
+    if may_have_lost(current_directories(config.ledger_directories)):
         _mark_ledgers(config, zookeeper, identity, "the last run did not sync its journal, and its stop was not clean")
     return identity
 
@@ -80,7 +77,7 @@ def _mark_after_loss(
     """
     journals = {number for number, directory in enumerate(config.journal_directories) if directory in lost}
     if journals:
-        ledger_directories = [current_directory(directory) for directory in config.ledger_directories]
+        ledger_directories = current_directories(config.ledger_directories)
         forget_marks(ledger_directories, len(config.journal_directories), journals)
     if any(directory in lost for directory in config.ledger_directories):
         _skip_lost_log_ids(config)
@@ -90,8 +87,8 @@ def _mark_after_loss(
 def _skip_lost_log_ids(config: BookieConfig) -> None:
     """Let no new entry log get the id of a lost one. Index files still name it, so entries would look as if they were
     here. ``lastId`` is old in a directory that could not be written."""
-    directories = [current_directory(directory) for directory in config.ledger_directories]
-    indexes = [current_directory(directory) for directory in config.index_directories]
+    directories = current_directories(config.ledger_directories)
+    indexes = current_directories(config.index_directories)
     ids = EntryLogIds(LedgerDirectories(directories, indexes))
     index = IndexFiles(indexes, lambda: indexes)
     limit = min(ids.last + _MOST_LOST_LOGS, LAST_LOG_ID - 1)
@@ -102,11 +99,11 @@ def _skip_lost_log_ids(config: BookieConfig) -> None:
 def _mark_ledgers(config: BookieConfig, zookeeper: ZooKeeper, identity: ClusterIdentity, why: str) -> None:
     """Mark every ledger that names this bookie."""
     _LOG.warning("%s: marking the ledgers of this bookie, so that it calls no entry absent that it may have lost", why)
-    directories = [current_directory(directory) for directory in config.index_directories]
+    directories = current_directories(config.index_directories)
     files.sync_what_was_left(directories)
     index = IndexFiles(directories, lambda: directories)
     store = LedgerStore(zookeeper, config.metadata_service_uri)
-    reads = LedgerMetadataReads(store, identity, Throttle(_UNLIMITED), StopSignal())
+    reads = own_cluster_reads(store, identity)
     marking = _Marking(index, identity.bookie_id)
     try:
         reads.begin()
@@ -148,7 +145,7 @@ class _Marking:
         except CorruptFileError as error:
             _LOG.error("ledger %d cannot be marked, its requests get I/O errors: %s", ledger_id, error)
             return
-        votes = metadata.state is not LedgerState.CLOSED and self._bookie_id in metadata.last_segment.ensemble
+        votes = votes_about_end(metadata, self._bookie_id)
         header = IndexHeader(
             (found.master_key if found is not None else b"") or _key_of(metadata),
             votes or (found is not None and found.fenced),

@@ -1,7 +1,7 @@
 """Ledger metadata that count only if they were read in the bookie's own cluster. Blocking.
 
 If ZooKeeper's root was made anew, or its hosts lead elsewhere, a ledger of the same id may be closed there without this
-bookie, or be missing. Limbo must not end because of that.
+bookie, or be missing. Limbo must not begin or end because of that.
 """
 
 from __future__ import annotations
@@ -16,21 +16,19 @@ from bookie_server.identity.cluster_identity import ClusterIdentity
 _UNLIMITED: Final = 0.0
 
 
-class OwnClusterReads:
-    """Reads ledgers of ``store`` together with what identifies the cluster, in one session that was synced first."""
+def own_cluster_reads(store: LedgerStore, identity: ClusterIdentity) -> LedgerMetadataReads:
+    """Return reads of ``store`` as fast as it answers, in one session that is synced first."""
+    return LedgerMetadataReads(store, identity, Throttle(_UNLIMITED), StopSignal())
 
-    def __init__(self, store: LedgerStore, identity: ClusterIdentity) -> None:
-        self._store = store
-        self._identity = identity
 
-    def read_latest(self, ledger_id: int) -> StoredMetadata:
-        """Read the metadata.
+def read_in_own_cluster(store: LedgerStore, identity: ClusterIdentity, ledger_id: int) -> StoredMetadata:
+    """Read the metadata of a ledger.
 
-        Raises NoSuchLedgerError; ForeignClusterError, if this is another cluster; MetadataUnavailableError, also if the
-        session was replaced meanwhile; MetadataFormatError.
-        """
-        # A session of its own for each ledger: others are read at the same time.
-        reads = LedgerMetadataReads(self._store, self._identity, Throttle(_UNLIMITED), StopSignal())
-        reads.begin()
-        path = reads.path(ledger_id)
-        return stored_metadata(ledger_id, reads.get([path])[path])
+    Raises NoSuchLedgerError; ForeignClusterError, if this is another cluster; MetadataUnavailableError, also if the
+    session was replaced meanwhile; MetadataFormatError.
+    """
+    # A session of its own for each ledger: others are read at the same time.
+    reads = own_cluster_reads(store, identity)
+    reads.begin()
+    path = reads.path(ledger_id)
+    return stored_metadata(ledger_id, reads.get([path])[path])
