@@ -18,6 +18,7 @@ import sys
 from typing import Final
 
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.bookie.tls.contexts import TlsContexts
 from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError, MetadataError
 from bookie_server.admin.servers import CannotListenError
 from bookie_server.config.config import BookieConfig
@@ -57,6 +58,7 @@ def run_from_conf(path: str) -> int:
     """
     try:
         config = configure_process(path)
+        tls = TlsContexts(config, server_side=True) if config.tls_enabled else None
     except InvalidArgumentError as error:
         return _refuse(EXIT_INVALID_CONFIG, error)
     _tune_process()
@@ -65,10 +67,10 @@ def run_from_conf(path: str) -> int:
     except OSError as error:
         return _refuse(EXIT_SERVER_ERROR, f"cannot listen on {config.listen_host}:{config.port}: {error.strerror}")
     with listener:
-        return _run(config, listener)
+        return _run(config, listener, tls)
 
 
-def _run(config: BookieConfig, listener: socket.socket) -> int:
+def _run(config: BookieConfig, listener: socket.socket, tls: TlsContexts | None) -> int:
     zookeeper = ZooKeeper(config.metadata_service_uri.servers, session_timeout_ms=config.zk_timeout_ms)
     locks = DirectoryLocks(all_directories(config))
     checked = False
@@ -80,7 +82,7 @@ def _run(config: BookieConfig, listener: socket.socket) -> int:
             require_own_index(current_directories(all_directories(config)))
             identity = check_identity(zookeeper, config)
             checked = True
-            service = BookieService(config, zookeeper, identity, listener)
+            service = BookieService(config, zookeeper, identity, listener, tls)
         return asyncio.run(service.run(_SIGNALS))
     except StopRequestedError:
         _LOG.info("stopped before the bookie served")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.bookie.tls.contexts import TlsContexts
 from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.metadata.registration import Endpoint, native_service_info
 from bookie_server.admin.actions import AdminActions, RefusedError
@@ -32,6 +33,7 @@ from bookie_server.identity.dirty import clear_dirty, is_dirty, mark_dirty
 from bookie_server.identity.registration import BookieMode, RegistrationManager
 from bookie_server.metrics import metrics_wiring
 from bookie_server.metrics.bookie_metrics import BookieMetrics
+from bookie_server.net.common.front_tls import FrontTls
 from bookie_server.net.common.limits import NetConfig
 from bookie_server.net.native.server import NativeServer
 from bookie_server.state import FORCED, MANUAL, BookieState
@@ -54,14 +56,20 @@ _EXIT_BOOKIE_ERROR: Final = 5
 class BookieService:
     """Opens the storage, which replays the journals (blocking); then call :meth:`run`.
 
-    The caller holds the directories' locks and has checked their cookies, which gave ``identity``. Raises
-    BookKeeperError, OSError.
+    The caller holds the directories' locks and has checked their cookies, which gave ``identity``. ``tls``: the
+    certificates, if clients may use TLS. Raises BookKeeperError, OSError.
     """
 
     def __init__(
-        self, config: BookieConfig, zookeeper: ZooKeeper, identity: ClusterIdentity, listener: socket.socket
+        self,
+        config: BookieConfig,
+        zookeeper: ZooKeeper,
+        identity: ClusterIdentity,
+        listener: socket.socket,
+        tls: TlsContexts | None,
     ) -> None:
         self._config = config
+        self._tls = tls
         self._zookeeper = zookeeper
         self._identity = identity
         self._listener = listener
@@ -214,6 +222,7 @@ class BookieService:
             config=_net_config(self._config),
             times=self._metrics.requests,
             on_loop_delay=self._metrics.observe_loop_delay,
+            tls=None if self._tls is None else FrontTls(self._tls, required=self._config.tls_required),
         )
 
     def _make_http_servers(self, monitor: DiskMonitor, collector: GarbageCollector) -> list[AdminServer]:

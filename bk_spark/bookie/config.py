@@ -21,19 +21,12 @@ from bk_spark.settings.setting import Setting, check_fields, declare, markdown_t
 ANSWER_RESERVE_BYTES: Final = 128
 
 
-@dataclass(frozen=True, slots=True)
-class ClientSetting(Setting):
-    """A setting, and whether its name and unit are those of Apache's client configuration."""
-
-    apache: bool = True
-
-
 def _apache(name: str, default: str, kind: Kind, doc: str) -> Any:
-    return declare(ClientSetting(name, default, kind, doc))
+    return declare(Setting(name, default, kind, doc))
 
 
 def _ours(name: str, default: str, kind: Kind, doc: str) -> Any:
-    return declare(ClientSetting(name, default, kind, doc, apache=False))
+    return declare(Setting(name, default, kind, doc, apache=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,12 +279,12 @@ class ClientConfig:
 
 
 #: Every setting, by the name of its field.
-SETTINGS: Final[dict[str, ClientSetting]] = settings_of(ClientConfig)
+SETTINGS: Final[dict[str, Setting]] = settings_of(ClientConfig)
 
 
 def reference() -> str:
     """Return the text of docs/client-config.md, the table of settings."""
-    columns: dict[str, Callable[[str, ClientSetting], str]] = {
+    columns: dict[str, Callable[[str, Setting], str]] = {
         "key": lambda _, setting: f"`{setting.name}`",
         "": lambda _, setting: "A" if setting.apache else "",
         "field": lambda field, _: f"`{field}`",

@@ -37,6 +37,8 @@ class Setting:
         In words, what an absent setting means, if that is not ``default``.
     secret
         Its text is not shown in errors.
+    apache
+        Whether Apache has a key of this name and unit.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Setting:
     other_name: str = ""
     missing: str = ""
     secret: bool = False
+    apache: bool = True
 
     def parse(self, text: str, where: str = "", name: str = "") -> Any:
         """Parse a text. Raises InvalidArgumentError starting with ``where`` and ``name`` (default: ``self.name``)."""

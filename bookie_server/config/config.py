@@ -102,6 +102,12 @@ class BookieConfig(AutoRecoveryConfig):
     max_batch_read_bytes: int = _key(
         "maxBatchReadSize", str(DEFAULT_MAX_FRAME_BYTES), whole(1024, 100 * _MIB), "Largest answer to a batch read."
     )
+    tls_required: bool = _key(
+        "tlsRequired",
+        "false",
+        BOOLEAN,
+        "Refuse all requests that come in clear. Otherwise each client chooses. Not a key of Apache's.",
+    )
     max_adds_in_progress: int = _key(
         "maxAddsInProgressLimit",
         "0",

@@ -24,7 +24,6 @@ FIXED_VALUES: Final = {
     "pageSize": (str(PAGE_BYTES), "index files have pages of this size"),
     # A user who asks for protection must not get a bookie without it.
     "bookieAuthProviderFactoryClass": ("null", "clients are not authenticated"),
-    "tlsProviderFactoryClass": ("null", "connections are not encrypted"),
     "httpServerTlsEnable": ("false", "the admin API is not encrypted"),
     "zkEnableSecurity": ("false", "znodes are created without access lists"),
 }
@@ -88,10 +87,8 @@ KNOWN_KEYS: Final = frozenset(
         "sortedLedgerStorageEnabled", "statsProviderClass", "stickyReadSEnabled",
         "storage.cluster.controller.schedule.interval.ms", "storage.range.store.dirs",
         "storage.serve.readonly.tables", "storageserver.grpc.port", "storeSystemTimeAsLedgerCreationTime",
-        "storeSystemTimeAsLedgerUnderreplicatedMarkTime", "tlsCertFilesRefreshDurationSeconds", "tlsCertificatePath",
-        "tlsClientAuthentication", "tlsEnabledCipherSuites", "tlsEnabledProtocols", "tlsKeyStore",
-        "tlsKeyStorePasswordPath", "tlsKeyStoreType", "tlsProvider", "tlsTrustStore", "tlsTrustStorePasswordPath",
-        "tlsTrustStoreType", "underreplicatedLedgerRecoveryGracePeriod", "useShortHostName",
+        "storeSystemTimeAsLedgerUnderreplicatedMarkTime",
+        "underreplicatedLedgerRecoveryGracePeriod", "useShortHostName",
         "waitTimeoutOnResponseBackpressureMs", "writeBufferSizeBytes", "zkLedgersRootPath",
         "zkRequestRateLimit", "zkRetryBackoffMaxMs", "zkRetryBackoffMaxRetries",
         "zkRetryBackoffStartMs", "zkServers",

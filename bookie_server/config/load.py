@@ -11,8 +11,10 @@ from dataclasses import fields
 from typing import Any, Final
 
 from bk_spark.bookie.placement.rack_names import parse_rack_table
+from bk_spark.bookie.tls.settings import TlsSettings
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
+from bk_spark.settings.setting import settings_of
 from bookie_server.config.addresses import find_addresses
 from bookie_server.config.conf_file import ConfFile
 from bookie_server.config.config import SETTINGS, SUPPORTED_KEYS, BookieConfig
@@ -50,6 +52,10 @@ def load_config(path: str) -> tuple[BookieConfig, list[str]]:
         **values,
     )
     _check_together(config, conf)
+    if not config.tls_enabled:
+        for setting in settings_of(TlsSettings).values():
+            if conf.text(setting.name) and setting.name != "tlsProviderFactoryClass":
+                warnings.append(conf.warning(setting.name, "has no effect without tlsProviderFactoryClass: TLS is off"))
     try:
         parse_rack_table(config.bookie_racks)
     except InvalidArgumentError as error:
@@ -109,6 +115,8 @@ def _check_together(config: BookieConfig, conf: ConfFile) -> None:
         ):
             if of_minor >= of_major:
                 raise conf.error(name, f"must be smaller than {name.replace('minor', 'major')}")
+    if config.tls_required and not config.tls_enabled:
+        raise conf.error("tlsRequired", "is true, but TLS is off: set tlsProviderFactoryClass")
     others = {os.path.realpath(path) for path in (*config.ledger_directories, *config.index_directories)}
     shared = {path for path in config.journal_directories if os.path.realpath(path) in others}
     if shared and len(config.journal_directories) > 1:

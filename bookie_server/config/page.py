@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bk_spark.settings.setting import Setting, markdown_table
+from bk_spark.bookie.tls.settings import TlsSettings
+from bk_spark.settings.setting import Setting, markdown_table, settings_of
 from bookie_server.config.config import SETTINGS
 from bookie_server.config.config_keys import ALWAYS_SO, FIXED_VALUES, KNOWN_KEYS, OTHER_KEYS
 
 
 def reference() -> str:
     """Return the page."""
+    tls = settings_of(TlsSettings)
     columns: dict[str, Callable[[str, Setting], str]] = {
         "key": lambda _, setting: f"`{setting.name}`" + (f" (or `{setting.other_name}`)" if setting.other_name else ""),
         "default": lambda _, setting: setting.missing or f"`{setting.default}`",
@@ -28,7 +30,11 @@ def reference() -> str:
             "|---|---|",
             *(f"| `{name}` | {meaning} |" for name, meaning in OTHER_KEYS.items()),
             "",
-            *markdown_table(columns, SETTINGS),
+            *markdown_table(columns, {name: one for name, one in SETTINGS.items() if name not in tls}),
+            "",
+            "TLS between clients and bookies. The bookie's own client (self-healing) uses the same keys:",
+            "",
+            *markdown_table(columns, tls),
             "",
             "Keys with a single allowed value:",
             *(f"`{name}={wanted}` ({why})." for name, (wanted, why) in FIXED_VALUES.items()),

@@ -17,6 +17,7 @@ from bk_spark.protocol.wire.framing import ReceiveBuffer, frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bookie_server.bookie import AddDone
 from bookie_server.entry_reader import ReadPart
+from bookie_server.net.common.front_tls import FrontTls
 from bookie_server.net.common.limits import NetConfig
 from bookie_server.net.native.server import NativeServer
 from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
@@ -174,11 +175,13 @@ class Front:
 
 
 @contextlib.asynccontextmanager
-async def front(config: NetConfig, bookie: HeldBookie, times: Times | None = None) -> AsyncIterator[Front]:
+async def front(
+    config: NetConfig, bookie: HeldBookie, times: Times | None = None, tls: FrontTls | None = None
+) -> AsyncIterator[Front]:
     """A front end. At its end its counters must be empty, and every exception must have been handled."""
     problems: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
-    server = NativeServer(bookie, disk_space=lambda: (1, 2), config=config, times=times)  # type: ignore[arg-type]
+    server = NativeServer(bookie, disk_space=lambda: (1, 2), config=config, times=times, tls=tls)  # type: ignore[arg-type]
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     with listener, contextlib.ExitStack() as peers:

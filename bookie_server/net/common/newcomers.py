@@ -34,6 +34,8 @@ _HEARD_WHILE_CROWDED: Final = 1
 #: Pause before accepting again when the process or the system has no room for another file.
 _NO_ROOM_PAUSE_S: Final = 0.1
 _NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+#: Bytes of a newcomer that are looked at.
+LOOKED_AT_BYTES: Final = 64
 
 
 class Newcomer:
@@ -130,6 +132,9 @@ class Newcomers:
         Called when the peer has hung up without sending anything.
     crowded
         Whether received requests of other connections wait for their turn.
+    wanted_bytes
+        Given the first bytes of a newcomer, at most ``LOOKED_AT_BYTES``: how many there must be before ``spoke`` is
+        called. None: one.
     """
 
     def __init__(
@@ -140,11 +145,13 @@ class Newcomers:
         spoke: Callable[[Newcomer], None],
         left: Callable[[Newcomer], None],
         crowded: Callable[[], bool],
+        wanted_bytes: Callable[[bytes], int] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._silent = _Silent()
         self._came, self._spoke, self._left, self._crowded = came, spoke, left, crowded
+        self._wanted_bytes = wanted_bytes
         self._pause: asyncio.TimerHandle | None = None
         self._hears_soon = False
 
@@ -200,12 +207,23 @@ class Newcomers:
 
     def _hear_one(self, newcomer: Newcomer) -> None:
         try:
-            first = newcomer.socket.recv(1, socket.MSG_PEEK)
+            first = newcomer.socket.recv(1 if self._wanted_bytes is None else LOOKED_AT_BYTES, socket.MSG_PEEK)
         except BlockingIOError:
             self._silent.wait_again(newcomer)
             return
         except OSError:
             first = b""  # the peer has reset the connection
+        if first and self._wanted_bytes is not None:
+            wanted = self._wanted_bytes(first)
+            # The kernel reports the socket again when so many have arrived, or when the peer hangs up.
+            newcomer.socket.setsockopt(
+                socket.SOL_SOCKET, socket.SO_RCVLOWAT, max(1, wanted) if len(first) < wanted else 1
+            )
+            if len(first) < wanted:
+                if not _has_hung_up(newcomer.socket):
+                    self._silent.wait_again(newcomer)
+                    return
+                first = b""
         if first:
             newcomer.leave()
             self._spoke(newcomer)
@@ -219,3 +237,9 @@ class Newcomers:
         self._pause = self._loop.call_later(
             _NO_ROOM_PAUSE_S, self._loop.add_reader, self._listener.fileno(), self._accept
         )
+
+
+def _has_hung_up(connected: socket.socket) -> bool:
+    looking = select.poll()
+    looking.register(connected, select.POLLRDHUP)
+    return bool(looking.poll(0))

@@ -12,6 +12,7 @@ from bk_spark.protocol.wire.framing import Frames
 from bk_spark.protocol.wire.wire_v3 import are_v3, is_v3
 from bookie_server.net.common.kernel_room import Socket
 from bookie_server.net.common.receiving import Receiving, check_not_empty, detached, part
+from bookie_server.net.native.refusals import refuse
 from bookie_server.net.native.request_context import RequestContext
 from bookie_server.net.native.requests_v2 import RequestsV2
 from bookie_server.net.native.requests_v3 import RequestsV3
@@ -50,7 +51,7 @@ class Owner(Protocol):
 class NativeConnection(asyncio.BufferedProtocol):
     """Belongs to the event loop. After its first v2 frame a connection speaks only v2 (compatibility.md §1.2)."""
 
-    def __init__(self, shared: Shared, owner: Owner) -> None:
+    def __init__(self, shared: Shared, owner: Owner, *, refuses: bool = False) -> None:
         self._shared = shared
         self._owner = owner
         self._config = shared.config
@@ -70,11 +71,24 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._socket: Socket | None = None
         self._peer = "?"
         self._paused = 0
+        self._is_made = False
+        #: Requests are not obeyed, because they come in clear.
+        self._refuses = refuses
+        #: The handshake, while it is under way.
+        self.joining: asyncio.Task[None] | None = None
+        #: The client's certificate (DER). None: there is no TLS, or no certificate was asked for.
+        self.peer_certificate: bytes | None = None
+
+    @property
+    def is_made(self) -> bool:
+        """Whether there is, or was, a transport."""
+        return self._is_made
 
     # --- asyncio's side ----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._is_made = True
         if not self._owner.joins(self):
             self._transport.abort()
             return
@@ -82,6 +96,8 @@ class NativeConnection(asyncio.BufferedProtocol):
         if self._paused:
             self._transport.pause_reading()
         self._peer = str(self._transport.get_extra_info("peername"))
+        tls = self._transport.get_extra_info("ssl_object")
+        self.peer_certificate = None if tls is None else tls.getpeercert(binary_form=True)
         connected = self._socket = self._transport.get_extra_info("socket")
         if connected is not None:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -201,12 +217,16 @@ class NativeConnection(asyncio.BufferedProtocol):
         """Close at once."""
         if self._transport is not None:
             self._transport.abort()
+        elif self.joining is not None:
+            self.joining.cancel()
 
     def hang_up(self) -> None:
         """Close after the last answer is sent."""
         self.answers.flush()
         if self._transport is not None:
             self._transport.close()
+        else:
+            self.abort()
 
     # --- inside ------------------------------------------------------------------------------------
 
@@ -273,6 +293,8 @@ class NativeConnection(asyncio.BufferedProtocol):
         Raises WireFormatError after the frames before the bad one are handled.
         """
         check_not_empty(frames)
+        if self._refuses:
+            return refuse(frames, self.answers)
         if len(frames) == 1:
             return self._dispatch_one(frames)
         v3 = are_v3(frames)

@@ -15,8 +15,10 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
+from bk_spark.protocol.wire.start_tls import wanted_bytes
 from bookie_server.bookie import Bookie
 from bookie_server.net.common.connections import Connections
+from bookie_server.net.common.front_tls import FrontTls
 from bookie_server.net.common.limits import FEW_CONNECTIONS, NetConfig, NoRequestTimes, RequestTimes, connection_limit
 from bookie_server.net.common.load import Load
 from bookie_server.net.common.loop_delay import LoopDelay
@@ -46,6 +48,8 @@ class NativeServer:
         Told of each group of requests when it is answered.
     on_loop_delay
         Called with the number of seconds by which the event loop is late.
+    tls
+        What connections need to become TLS. None: they cannot.
     """
 
     def __init__(
@@ -56,8 +60,10 @@ class NativeServer:
         config: NetConfig,
         times: RequestTimes | None = None,
         on_loop_delay: Callable[[float], None] = lambda seconds: None,
+        tls: FrontTls | None = None,
     ) -> None:
         self._config = config
+        self._tls = tls
         self.load = Load(config, self._load_changed, self._close_stalled, lambda: bookie.excess_bytes)
         bookie.on_room(self.load.look)
         self.shared = Shared(bookie, config, self.load, times or NoRequestTimes(), disk_space)
@@ -92,6 +98,7 @@ class NativeServer:
             spoke=self._spoke,
             left=self._connections.remove,
             crowded=lambda: self.shared.turns.waiting > 0,
+            wanted_bytes=None if self._tls is None else wanted_bytes,
         )
         self._newcomers.start()
         self._loop_delay.start()
@@ -149,15 +156,26 @@ class NativeServer:
         return True
 
     def _spoke(self, newcomer: Newcomer) -> None:
-        connection = NativeConnection(self.shared, self)
+        greeting = None if self._tls is None else self._tls.greeting(newcomer.socket)
+        connection = NativeConnection(self.shared, self, refuses=greeting is not None and greeting.is_refused)
         self._connections.remove(newcomer)
         self._connections.add(connection)
         if self.load.full:
             connection.pause(PAUSED_BY_LOAD)
         loop = asyncio.get_running_loop()
+        if greeting is not None and greeting.asks_for_tls:
+            connection.joining = loop.create_task(greeting.secure(connection))
+            connection.joining.add_done_callback(lambda _: self._handshake_ended(connection, newcomer.socket))
+            return
         joining = loop.create_task(loop.connect_accepted_socket(lambda: connection, newcomer.socket))
         self._joining.add(joining)
         joining.add_done_callback(self._joining.discard)
+
+    def _handshake_ended(self, connection: NativeConnection, connected: socket.socket) -> None:
+        connection.joining = None
+        if not connection.is_made:
+            connected.close()
+            self.left(connection)
 
     def _has_room(self) -> bool:
         """Whether one more connection may be taken, if necessary in place of an idle one."""

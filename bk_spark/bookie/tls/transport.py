@@ -1,0 +1,265 @@
+"""TLS between a protocol and its socket's transport.
+
+asyncio has such a layer, too. It says less than what waits to be sent, keeps 256 KiB for each connection, and does not
+send the alert that tells the peer why a handshake failed. Here a protocol gets exact numbers, all connections of an
+event loop share one buffer, and the alert is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Iterable
+from typing import Any, Final, cast
+
+#: Received bytes, still encrypted, of one receive.
+BUFFER_BYTES: Final = 256 * 1024
+#: How long the peer of a failed handshake has to read the alert.
+_ALERT_TIMEOUT_S: Final = 1.0
+
+Data = bytes | bytearray | memoryview
+
+
+async def secure(
+    raw: asyncio.Transport,
+    protocol: asyncio.BufferedProtocol,
+    context: ssl.SSLContext,
+    buffer: memoryview,
+    *,
+    server_hostname: str | None,
+    timeout_s: float,
+) -> None:
+    """Do the handshake over ``raw``, which is paused. Then ``protocol`` is connected, before it gets any bytes.
+
+    Parameters
+    ----------
+    raw
+        The transport of the socket. It is closed if the handshake fails.
+    protocol
+        Gets the transport that encrypts. Its methods are not called if the handshake fails.
+    context
+        The certificates.
+    buffer
+        Of ``BUFFER_BYTES``. Connections of one event loop may share it.
+    server_hostname
+        The host to find in the server's certificate. None: this is the server's side.
+    timeout_s
+        The time for the handshake.
+
+    Raises
+    ------
+    OSError
+        If the handshake fails. An ``ssl.SSLError`` says why.
+    TimeoutError
+        If it takes too long.
+    """
+    tls = TlsTransport(raw, protocol, context, buffer, server_hostname)
+    raw.set_protocol(tls)
+    try:
+        async with asyncio.timeout(timeout_s):
+            tls.begin()
+            await tls.made
+    except BaseException:
+        tls.abort()
+        raise
+
+
+class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
+    """The transport of ``protocol``, and the protocol of ``raw``. See :func:`secure`."""
+
+    def __init__(
+        self,
+        raw: asyncio.Transport,
+        protocol: asyncio.BufferedProtocol,
+        context: ssl.SSLContext,
+        buffer: memoryview,
+        server_hostname: str | None,
+    ) -> None:
+        super().__init__()
+        self._raw = raw
+        self._protocol = protocol
+        self._buffer = buffer
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=server_hostname is None, server_hostname=server_hostname
+        )
+        self._loop = asyncio.get_running_loop()
+        #: Done when the handshake is.
+        self.made: asyncio.Future[None] = self._loop.create_future()
+        self._is_open = self._is_reading = False
+        self._closing = False
+        #: Why the connection ends.
+        self._problem: Exception | None = None
+
+    def begin(self) -> None:
+        """Start the handshake."""
+        self._raw.resume_reading()
+        self._shake_hands()
+
+    # --- the protocol of ``raw`` ---
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._closing:
+            return
+        self._incoming.write(self._buffer[:nbytes])
+        if self._is_open:
+            self._deliver()
+        else:
+            self._shake_hands()
+
+    def eof_received(self) -> None:
+        self._closing = True
+
+    def pause_writing(self) -> None:
+        if self._is_open:
+            self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._is_open:
+            self._protocol.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        if self._is_open:
+            self._is_open = False
+            self._protocol.connection_lost(self._problem or exc)
+        elif not self.made.done():
+            closed = ConnectionResetError("the peer closed the connection during the handshake")
+            self.made.set_exception(self._problem or exc or closed)
+
+    def _shake_hands(self) -> None:
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._flush()
+            return
+        except ssl.SSLError as error:
+            self._refuse(error)
+            return
+        self._flush()
+        self._is_open = self._is_reading = True
+        if not self.made.done():
+            self.made.set_result(None)
+        self._protocol.connection_made(self)
+        self._deliver()
+
+    def _refuse(self, error: ssl.SSLError) -> None:
+        """Send the alert. Closing at once could destroy it on its way: bytes that were not read reset a connection."""
+        self._closing = True
+        self._problem = error
+        self._flush()
+        if not self._raw.is_closing():
+            self._raw.write_eof()
+            self._loop.call_later(_ALERT_TIMEOUT_S, self._raw.abort)
+
+    def _deliver(self) -> None:
+        """Give the protocol what can be decrypted, in as few pieces as its buffers allow."""
+        more = True
+        while more and self._is_reading and not self._closing:
+            view = memoryview(self._protocol.get_buffer(-1))
+            filled = 0
+            try:
+                while filled < len(view):
+                    count = cast(int, self._tls.read(len(view) - filled, cast(bytearray, view[filled:])))
+                    if not count:
+                        self.close()
+                        more = False
+                        break
+                    filled += count
+            except ssl.SSLWantReadError:
+                more = False
+            except ssl.SSLError as error:
+                self._fail(error)
+                more = False
+            if filled:
+                self._protocol.buffer_updated(filled)
+        self._flush()  # a change of keys has an answer
+
+    def _fail(self, error: ssl.SSLError) -> None:
+        self._problem = error
+        self._flush()
+        self.abort()
+
+    def _flush(self) -> None:
+        if self._outgoing.pending and not self._raw.is_closing():
+            self._raw.write(self._outgoing.read())
+
+    # --- the transport of ``protocol`` ---
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        if name == "ssl_object":
+            return self._tls
+        if name == "sslcontext":
+            return self._tls.context
+        return self._raw.get_extra_info(name, default)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        assert isinstance(protocol, asyncio.BufferedProtocol)
+        self._protocol = protocol
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._protocol
+
+    def is_closing(self) -> bool:
+        return self._closing or self._raw.is_closing()
+
+    def is_reading(self) -> bool:
+        return self._is_reading and not self.is_closing()
+
+    def pause_reading(self) -> None:
+        self._is_reading = False
+        self._raw.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._is_reading or self.is_closing():
+            return
+        self._is_reading = True
+        # Some may be decrypted already, or received.
+        self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self._is_reading and not self.is_closing():
+            self._deliver()
+        if self._is_reading and not self.is_closing():
+            self._raw.resume_reading()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._raw.set_write_buffer_limits(high, low)
+
+    def get_write_buffer_size(self) -> int:
+        return self._raw.get_write_buffer_size()
+
+    def write(self, data: Data) -> None:
+        if self._closing:
+            return
+        view = memoryview(data).cast("B")
+        try:
+            while view:
+                view = view[self._tls.write(view) :]  # a record at a time
+        except ssl.SSLError as error:
+            self._fail(error)
+        self._flush()
+
+    def writelines(self, list_of_data: Iterable[Data]) -> None:
+        self.write(b"".join(list_of_data))
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Say goodbye, and close after everything is sent."""
+        if self.is_closing():
+            return
+        self._closing = True
+        with contextlib.suppress(ssl.SSLError):  # it does not wait for the peer's goodbye
+            self._tls.unwrap()
+        self._flush()
+        self._raw.close()
+
+    def abort(self) -> None:
+        self._closing = True
+        self._raw.abort()
