@@ -20,7 +20,7 @@ TEST_PROCESSES ?= 3
 # For the explorer: make explore EXPLORE_ARGS="--bigger -k 3/3/2"
 EXPLORE_ARGS ?=
 
-.PHONY: help demo notebooks docs test faults heal-faults stream-faults rolling simulate simulate-logs simulate-collection simulate-auditing simulate-replication simulate-mutants explore crash nightly mutants lint format bench proto release clean
+.PHONY: help demo notebooks docs test faults heal-faults stream-faults rolling simulate simulate-logs simulate-collection simulate-auditing simulate-replication simulate-mutants explore crash fuzz nightly mutants lint format bench proto release clean
 
 help:
 	@echo "make demo    write real flight data with Spark to four bookies, kill one, and read it back"
@@ -39,6 +39,7 @@ help:
 	@echo "make simulate-mutants  look from seed 0 on for histories that find each broken rule, and note their seeds"
 	@echo "make explore   try every order of events in small worlds of the protocol"
 	@echo "make crash     crash a bookie's storage at every write and sync: SEEDS=1-50, or 7, or 3,8"
+	@echo "make fuzz      give every decoder more bytes that nobody should have sent: SEEDS=1-5, FACTOR=20, TESTS=tests/fuzz/test_metadata.py"
 	@echo "make nightly   all of these runs with the seeds of the day, in two hours, and a report: MINUTES=115"
 	@echo "make mutants   break rules of the source on purpose, in copies, and see that tests fail: RULES=flush.py"
 	@echo "make lint    run ruff, mypy --strict and the import contracts, and build the docs without warnings"
@@ -120,6 +121,9 @@ explore: $(STAMP)
 
 crash: $(STAMP)
 	$(BIN)/python -m tests.crash run $(or $(SEEDS),1-20)
+
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz $(or $(SEEDS),today) --factor $(or $(FACTOR),20) $(TESTS)
 
 nightly: $(STAMP) $(CLASSES)
 	@scripts/ensure_java.sh

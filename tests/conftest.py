@@ -1,7 +1,7 @@
 """Fixtures for all tests: a real ZooKeeper, a real cluster, a real Spark session, each started at first use.
 
-Every test carries the marker of its directory (``unit``, ``simulation``, ``integration``, ``spark``,
-``interop``, ``faults``), and directories run in that order, cheapest first. Tests in ``unit`` and
+Every test carries the marker of its directory (``unit``, ``fuzz``, ``simulation``, ``integration``, ``spark``,
+``interop``, ``faults``), and directories run in that order, cheapest first. Tests in ``unit``, ``fuzz`` and
 ``simulation`` may not use a fixture that starts anything.
 """
 
@@ -29,8 +29,8 @@ from tests.support.servers import BOOKIE_SETTINGS, spark_session, start_timeout_
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_DIRECTORIES = ("unit", "simulation", "crash", "integration", "spark", "interop", "faults")
-_PURE = ("unit", "simulation", "crash")
+_DIRECTORIES = ("unit", "fuzz", "simulation", "crash", "integration", "spark", "interop", "faults")
+_PURE = ("unit", "fuzz", "simulation", "crash")
 _STARTING = {"cluster", "spark", "zk_only"}
 _LEAK_CHECKED = ("integration", "interop", "faults")
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 MAX_INT: Final = 2**31 - 1
 MAX_LONG: Final = 2**63 - 1
 
-_SIZE: Final = re.compile(r"(\d+)\s*([kmg]?)b?", re.IGNORECASE)
+_SIZE: Final = re.compile(r"([0-9]{1,19})\s*([kmg]?)b?", re.IGNORECASE)
 _SIZE_UNITS: Final = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
-_DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)", re.IGNORECASE)
+_DURATION: Final = re.compile(r"([0-9]{1,19})\s*(ms|s|m|min|h|d)", re.IGNORECASE)
 _DURATION_UNITS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _NO_OFF: Final = object()
 

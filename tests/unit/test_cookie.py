@@ -58,6 +58,7 @@ def test_version_3_has_plain_lines() -> None:
     [
         (b"", "not a cookie"),
         (b"\xff\xfe", "not a cookie"),
+        (b"5_0\nx: 1", "not a number"),
         (b"6\nx: 1", "version 6"),
         (b"2\n", "version 2"),
         (b"3\na\nb", "3 lines"),

@@ -39,6 +39,7 @@ def test_parse(text: str, servers: str, root: str, layout: str | None) -> None:
         "zk://h:x/ledgers",
         "zk://h:0/ledgers",
         "zk://h:65536/ledgers",
+        pytest.param("zk://h:" + "9" * 5_000 + "/ledgers", id="a port of many digits"),
         "zk://:2181/ledgers",
         "zk://h//ledgers",
         "zk://h/a//b",

@@ -48,7 +48,7 @@ def test_an_empty_registration_stands_for_its_id() -> None:
     native = BookieServiceInfo.decode(b"", "host.example:3181").endpoint(NATIVE_PROTOCOL)
     assert native is not None
     assert (native.host, native.port) == ("host.example", 3181)
-    for bookie_id in ("custom-id", "host:port", "host:", "3181"):
+    for bookie_id in ("custom-id", "host:port", "host:", "3181", "host:" + "9" * 5_000):
         with pytest.raises(MetadataFormatError, match=bookie_id):
             BookieServiceInfo.decode(b"", bookie_id)
 

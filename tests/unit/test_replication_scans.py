@@ -354,13 +354,24 @@ def test_progress_and_reasons_are_stored_with_a_version() -> None:
     assert len(RepairFailure("x" * 9_999, 1).encode()) < 3_000
 
 
-@pytest.mark.parametrize("data", [b"", b"12\n", b"bk_spark progress 2\n12\n", b"bk_spark progress 1\n-3\n"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"12\n",
+        b"bk_spark progress 2\n12\n",
+        b"bk_spark progress 1\n-3\n",
+        b"bk_spark progress 1\n%b\n" % (b"9" * 5_000),
+    ],
+)
 def test_another_version_of_the_progress_is_refused(data: bytes) -> None:
     with pytest.raises(MetadataFormatError):
         decode_progress(data)
 
 
-@pytest.mark.parametrize("data", [b"", b"bk_spark reason 2\n1\nx", b"bk_spark reason 1\nmany\nx"])
+@pytest.mark.parametrize(
+    "data", [b"", b"bk_spark reason 2\n1\nx", b"bk_spark reason 1\nmany\nx", b"bk_spark reason 1\n" + b"9" * 5_000]
+)
 def test_another_version_of_a_reason_is_refused(data: bytes) -> None:
     with pytest.raises(MetadataFormatError):
         RepairFailure.decode(data)

@@ -64,6 +64,8 @@ def test_texts_that_are_taken(kind: Kind, text: str, value: object) -> None:
         (fraction(), "nan", "must be a number from 0 to 1"),
         (size(10, 20), "9", "must be from 10 to 20 bytes"),
         (size(10, 20), "1x", "must be a number of bytes, or one with k, m or g"),
+        (size(10, 20), "9" * 5_000, "must be a number of bytes, or one with k, m or g"),
+        (duration(10, 20), "9" * 5_000 + "s", "must be a number with a unit: ms, s, m, h or d"),
         (duration(10, 20), "21ms", "must be from 10 to 20 ms"),
         (TEXT, "", "is empty"),
         (BOOLEAN, "1", "must be true or false"),

@@ -195,6 +195,15 @@ def test_a_garbled_mark_is_named(content: bytes) -> None:
         Mark.decode(content, 0, "here")
 
 
+def test_an_error_does_not_repeat_a_whole_znode() -> None:
+    with pytest.raises(MetadataFormatError, match="here is not a mark") as raised:
+        Mark.decode(b"x" * 100_000, 0, "here")
+    assert len(str(raised.value)) < 400
+    with pytest.raises(MetadataFormatError, match="here names the layout") as raised:
+        check_layout(b'version: 1 type: "%b"' % (b"x" * 100_000), "here")
+    assert len(str(raised.value)) < 400
+
+
 def test_locks_and_votes_without_a_name() -> None:
     assert decode_lock(b"", "here") is None
     assert decode_vote(b"", "here") is None

@@ -121,7 +121,7 @@ def verify_records(
     Returns the longest prefix that is right. Raises DigestMismatchError if the first entry is wrong, and
     WireFormatError if a record is incomplete.
     """
-    starts, sizes = _cut(records)
+    starts, sizes = _cut(records, ledger_id)
     if not len(starts):
         raise WireFormatError("no record where at least one was promised", ledger_id=ledger_id)
     count, size = len(starts), int(sizes[0])
@@ -224,7 +224,7 @@ def _verify(
     return good, int(headers["lac"][:good].max())
 
 
-def _cut(records: memoryview) -> tuple[Int64s, Int64s]:
+def _cut(records: memoryview, ledger_id: int) -> tuple[Int64s, Int64s]:
     starts: list[int] = []
     sizes: list[int] = []
     position, end = 0, len(records)
@@ -238,11 +238,11 @@ def _cut(records: memoryview) -> tuple[Int64s, Int64s]:
                 return stride * np.arange(count, dtype=np.int64) + _LENGTH_BYTES, np.full(count, size, np.int64)
     while position < end:
         if end - position < _LENGTH_BYTES:
-            raise WireFormatError("torn record")
+            raise WireFormatError(f"{end - position} bytes where a record should begin", ledger_id=ledger_id)
         (size,) = _U32.unpack_from(records, position)
         position += _LENGTH_BYTES
         if end - position < size:
-            raise WireFormatError("torn record")
+            raise WireFormatError(f"a record of {size} bytes ends after {end - position}", ledger_id=ledger_id)
         starts.append(position)
         sizes.append(size)
         position += size

@@ -15,6 +15,7 @@ from google.protobuf import text_format
 
 from bk_spark.protocol.errors import MetadataFormatError
 from bk_spark.protocol.metadata.proto import data_formats_pb2 as pb
+from bk_spark.protocol.metadata.text_message import parse_text
 
 LAYOUT_VERSION: Final = 5
 _PLAIN_VERSION: Final = 3
@@ -50,6 +51,8 @@ class Cookie:
             if len(content) > _MAX_COOKIE_BYTES:
                 raise ValueError(f"{len(content)} bytes are too many")
             first, _, rest = content.decode("utf-8").partition("\n")
+            if not (first.isascii() and first.isdecimal()):
+                raise ValueError("its first line is not a number")
             version = int(first)
         except ValueError as error:
             raise MetadataFormatError(f"{source} is not a cookie: {error}") from error
@@ -60,11 +63,7 @@ class Cookie:
             if len(lines) < 3:
                 raise MetadataFormatError(f"{source} is a cookie of version 3 with {len(lines) + 1} lines, 4 expected")
             return cls(lines[0], lines[1], lines[2])
-        message = pb.CookieFormat()
-        try:
-            text_format.Parse(rest, message)
-        except text_format.ParseError as error:
-            raise MetadataFormatError(f"{source} is not a cookie: {error}") from error
+        message = parse_text(pb.CookieFormat, rest.encode(), source, "a cookie")
         if not message.IsInitialized():
             raise MetadataFormatError(f"{source} is a cookie without bookieHost, journalDir or ledgerDirs")
         return cls(

@@ -89,5 +89,5 @@ def parse_layout(data: bytes) -> LedgerManager:
         if match[2] == _PACKAGE + factory:
             return manager
     raise MetadataFormatError(
-        f"LAYOUT names ledger manager {match[2]}; this release knows {', '.join(_FACTORIES.values())}"
+        f"LAYOUT names ledger manager {match[2][:80]}; this release knows {', '.join(_FACTORIES.values())}"
     )

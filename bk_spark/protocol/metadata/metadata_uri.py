@@ -15,6 +15,7 @@ from typing import Final
 from bk_spark.protocol.errors import InvalidArgumentError
 
 _URI: Final = re.compile(r"zk(?:\+(?P<layout>[a-z]+))?://(?P<servers>[^/]+)(?P<root>/.*)?")
+_PORT: Final = re.compile("[0-9]{1,5}")
 _LAYOUTS: Final = ("flat", "hierarchical", "longhierarchical")
 _DEFAULT_ROOT: Final = "/ledgers"
 _DEFAULT_PORT: Final = 2181
@@ -61,6 +62,6 @@ def _with_port(text: str, server: str) -> str:
     host, colon, port = server.rpartition(":")
     if not colon or server.endswith("]"):
         return f"{server}:{_DEFAULT_PORT}"
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not host or not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
         raise InvalidArgumentError(f"metadataServiceUri {text!r}: {server!r} is not host:port")
     return server

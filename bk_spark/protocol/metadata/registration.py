@@ -6,6 +6,7 @@ znode is empty, and its id is ``host:port``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,6 +18,7 @@ from bk_spark.protocol.metadata.proto import data_formats_pb2 as pb
 
 NATIVE_ENDPOINT: Final = "bookie"
 NATIVE_PROTOCOL: Final = "bookie-rpc"
+_PORT: Final = re.compile("[0-9]{1,5}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class BookieServiceInfo:
         """Parse a registration. Raises MetadataFormatError, which names the bookie."""
         if not content:
             host, colon, port = bookie_id.rpartition(":")
-            if not colon or not port.isdecimal():
+            if not colon or not _PORT.fullmatch(port):
                 raise MetadataFormatError(
                     "registration without an address, and the id is not host:port", bookie_id=bookie_id
                 )

@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from bk_spark.protocol.errors import MetadataFormatError
+from bk_spark.protocol.metadata.ledger_paths import MAX_LEDGER_ID
 
 _PROGRESS: Final = b"bk_spark progress 1\n"
 _DELAY: Final = b"bk_spark delay 1\n"
 _REASON: Final = b"bk_spark reason 1\n"
 MAX_REASON_CHARACTERS: Final = 2000
+_MAX_DIGITS: Final = len(str(MAX_LEDGER_ID))
 
 
 def progress_path(root: str, check: str) -> str:
@@ -48,7 +50,7 @@ def encode_progress(after: int) -> bytes:
 def decode_progress(data: bytes) -> int:
     """Return the last ledger that was checked. Raises MetadataFormatError, also for another version."""
     body = data.removeprefix(_PROGRESS)
-    if body == data or not body.endswith(b"\n") or not body[:-1].isdigit():
+    if body == data or not body.endswith(b"\n") or not _is_count(body[:-1]):
         raise MetadataFormatError("the progress of an auditor's check has an unknown format or version")
     return int(body)
 
@@ -88,6 +90,10 @@ class RepairFailure:
     def decode(cls, data: bytes) -> RepairFailure:
         """Raises MetadataFormatError, also for another version."""
         attempts, _, reason = data.removeprefix(_REASON).partition(b"\n")
-        if not data.startswith(_REASON) or not attempts.isdigit():
+        if not data.startswith(_REASON) or not _is_count(attempts):
             raise MetadataFormatError("the reason of a failed repair has an unknown format or version")
         return cls(reason.decode("utf-8", "replace"), int(attempts))
+
+
+def _is_count(digits: bytes) -> bool:
+    return digits.isdigit() and len(digits) <= _MAX_DIGITS

@@ -32,6 +32,7 @@ from google.protobuf.message import DecodeError, Message
 from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError
 from bk_spark.protocol.metadata.ledger_paths import MAX_LEDGER_ID
 from bk_spark.protocol.metadata.proto import data_formats_pb2 as pb
+from bk_spark.protocol.metadata.text_message import parse_text
 
 LAYOUT: Final = b'type: "BASIC"\nversion: 1\n'
 #: The largest delay, as in Apache's ``int``.
@@ -203,7 +204,7 @@ def check_layout(content: bytes, source: str) -> None:
     message = _parse(pb.LedgerRereplicationLayoutFormat, content, source, "a layout of under-replication")
     if (message.type, message.version) != ("BASIC", 1):
         raise MetadataFormatError(
-            f"{source} names the layout {message.type!r} version {message.version}; this release knows 'BASIC' "
+            f"{source} names the layout {message.type[:40]!r} version {message.version}; this release knows 'BASIC' "
             "version 1. Use a release that knows it"
         )
 
@@ -273,11 +274,7 @@ def _text(message: Message) -> bytes:
 
 
 def _parse(kind: type[_M], content: bytes, source: str, what: str) -> _M:
-    message = kind()
-    try:
-        text_format.Parse(content.decode("utf-8"), message)
-    except (UnicodeDecodeError, text_format.ParseError) as error:
-        raise MetadataFormatError(f"{source} is not {what}: {error}") from error
+    message = parse_text(kind, content, source, what)
     if not message.IsInitialized():
         raise MetadataFormatError(f"{source} is not {what}: a required field is missing")
     return message

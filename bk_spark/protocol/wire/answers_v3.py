@@ -92,6 +92,7 @@ def _entry_id_at(data: bytes, response: pb.Response) -> int | None:
     if (
         not response.HasField("addResponse")
         or entry_id < 0
+        or response.header.txnId >> 63  # its varint has ten bytes
         or data[:1] != b"\x0a"
         or data[2:_TXN_AT] != _ADD_HEADER
         or data[_TXN_AT : _TXN_AT + INT64_BYTES] != padded(response.header.txnId, INT64_BYTES)

@@ -116,7 +116,7 @@ def _adds(
     if add is None or not {1, 2, 3, 4} <= add.keys() <= {1, 2, 3, 4, 5, 100}:
         return None
     numbers = all(_is_number(add, field) for field in add if field not in (3, 4))
-    if not numbers or _is_number(add, 3) or _is_number(add, 4) or not _small(header[3], add[2]):
+    if not numbers or _is_number(add, 3) or _is_number(add, 4) or not _small(header[3], add[1], add[2]):
         return None
     body_at, body_end, _ = add[4]
     if body_end - body_at < ENTRY_HEADER_BYTES or (100 in add and add[100][2] != _RECOVERY_ADD):
@@ -147,7 +147,7 @@ def _adds(
 def _reads(rows: npt.NDArray[np.uint8], header: Fields, read: Fields | None, high_priority: bool) -> ReadRunV3 | None:
     if read is None or read.keys() != {1, 2} or not _is_number(read, 1) or not _is_number(read, 2):
         return None
-    if not _small(header[3], read[2]):
+    if not _small(header[3], read[1], read[2]):
         return None
     alike = _alike(rows, [header[3][:2], read[2][:2]], 0)
     count = len(rows) if alike.all() else int(alike.argmin())
