@@ -45,7 +45,7 @@ def test_each_kind_replaces_the_other(killable: MixedBookies, mixed_sides: Sides
         for victim in [bookie for bookie in victims if bookie.id in ensemble][:1]:
             killable.kill(victim)
         for ledger in (*closed.values(), *left_open.values()):
-            ledger.append(part)
+            killable.append(ledger, part)
         if part is parts[1]:
             # Recovery writes back, and one of the three is gone.
             for party, ledger in early.items():
