@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from bk_spark.bookie.metadata.ledger_store import StoredMetadata
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.entries.digest import master_key
 from bk_spark.protocol.errors import (
@@ -16,13 +19,13 @@ from bk_spark.protocol.errors import (
     MetadataConflictError,
     MetadataUnavailableError,
     NotEnoughBookiesError,
-    OutcomeUnknownError,
     SessionLostError,
 )
 from bk_spark.protocol.ledger.reading.lac import LacRead
 from bk_spark.protocol.ledger.reading.read_actions import ReportFailure, RequestFailed
-from bk_spark.protocol.machine import EndedBy, StartTimer, StepMachine, StopRequest, Succeeded, TimerFired
-from bk_spark.protocol.metadata.ledger_metadata import encode
+from bk_spark.protocol.machine import EndedBy, StartTimer, StopRequest, Succeeded, TimerFired
+from bk_spark.protocol.metadata.cookie import Cookie
+from bk_spark.protocol.metadata.znodes import Znode
 from bk_spark.protocol.replication.actions import (
     AskThrottle,
     BookiesFound,
@@ -54,27 +57,16 @@ from bk_spark.protocol.replication.ledger_repair import LedgerRepair
 from bk_spark.protocol.replication.repair_settings import RepairSettings
 from bk_spark.protocol.wire.answers_v2 import AddAnswers
 from bk_spark.protocol.wire.stored_adds import stored_adds_v2
-from bookie_server.gc.brake import CollectionBrake, CollectionBrakeLimits
-from bookie_server.gc.collection_steps import (
-    CollectionReport,
-    LockedLedger,
-    MarkLedgers,
-    PrepareLocks,
-    ReadLedgers,
-    ReadLocked,
-    ReleaseLock,
-    RemoveLedgers,
-    SyncDeletions,
-    SyncMetadata,
-    TakeLock,
-    UnmarkLedgers,
-    over_replication_steps,
-)
-from tests.simulation.bytes_cache import answer_in, code_in, metadata_in, split
+from bookie_server.gc.brake import CollectionBrakeLimits
+from bookie_server.gc.ledger_collection import LedgerCollection
+from bookie_server.gc.ledger_metadata_reads import LedgerMetadataReads
+from bookie_server.gc.throttle import StopSignal, Throttle
+from bookie_server.identity.cluster_identity import ClusterIdentity
+from tests.simulation.bytes_cache import answer_in, code_in, split
 from tests.simulation.events import Answer, Choose, Command, Effect, Event, Nap, Request, Retry, Way
 from tests.simulation.outcomes import InvariantError
 from tests.simulation.readers import SETTINGS, ReadRunner, key_of
-from tests.simulation.replication.coordination import SESSION_LOST, UNKNOWN, ZkCall, ZkReply
+from tests.simulation.replication.zookeeper import LOCK, ROOT, Client, ZkCall, ZkReply
 from tests.simulation.writers import Actor
 from tests.support.ledgers import LEDGER, PASSWORD
 
@@ -84,28 +76,36 @@ _KEY = master_key(PASSWORD)
 #: A bookie without the entry may not have the ledger either.
 _ABSENT = (Code.NO_ENTRY, Code.NO_LEDGER)
 Steps = Generator[Any, Any, str]
+_T = TypeVar("_T")
 
 
 class StepsActor(Actor):
     """An actor whose steps are a generator: it yields what it waits for, and is sent what came."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, world: Any) -> None:
         super().__init__(name)
+        self.world = world
         self._number = 0
         self._steps: Steps | None = None
 
     def steps(self) -> Steps:
         raise NotImplementedError
 
-    def call(self, op: str, *arguments: Any) -> Generator[Any, Any, Any]:
-        """Call ZooKeeper. A lost reply is UNKNOWN."""
+    @property
+    def client(self) -> Client:
+        return self.world.coordination.client(self.name)  # type: ignore[no-any-return]
+
+    def call(self, what: str, work: Callable[[], _T]) -> Generator[Any, Any, _T]:
+        """Call a store. Returns what it returns, and raises what it raises."""
         self._number += 1
         tag = ("zk", self._number)
-        self.out.append(ZkCall(self.name, tag, op, arguments))  # type: ignore[arg-type]
+        self.out.append(ZkCall(self.name, tag, what, work))  # type: ignore[arg-type]
         while True:
             event = yield
             if isinstance(event, ZkReply) and event.tag == tag:
-                return event.result
+                if isinstance(event.result, Exception):
+                    raise event.result
+                return event.result  # type: ignore[return-value]
 
     def nap(self) -> Generator[Any, Any, None]:
         self._number += 1
@@ -132,10 +132,12 @@ class RepairRun(ReadRunner):
 
     machine: LedgerRepair
 
-    def __init__(self, worker: WorkerActor, number: int, machine: LedgerRepair, proof: int | None) -> None:
+    def __init__(self, worker: WorkerActor, number: int, machine: LedgerRepair, proof: str) -> None:
         super().__init__(worker.name, number, machine)
         self._worker = worker
         self._proof = proof
+        #: The metadata that were read last, as RepairPerformer keeps them.
+        self._stored: StoredMetadata | None = None
         #: Adds without an answer, the codes of the others, by request.
         self._adds: dict[int, tuple[set[int], list[int], str]] = {}
         self._lac: ReadRunner | None = None
@@ -185,12 +187,17 @@ class RepairRun(ReadRunner):
         tag = ("repair", self.number)
         match action:
             case ReadLedger():
-                out.append(ZkCall(self.actor, tag, "read"))  # type: ignore[arg-type]
+                self._call("read", self._worker.client.read_ledger, out)
             case ReadBookies(members):
-                out.append(ZkCall(self.actor, tag, "bookies", (members,)))  # type: ignore[arg-type]
+                self._worker.world.before_look()
+                self._call("bookies", partial(self._worker.client.read_bookies, members), out)
             case ReplaceMembers(metadata, version):
-                arguments = (encode(metadata), version, self._proof)
-                out.append(ZkCall(self.actor, tag, "replace", arguments))  # type: ignore[arg-type]
+                stored, ledgers = self._stored, self._worker.client.ledgers
+                assert stored is not None
+                if stored.version != version:
+                    self.machine.fail(MetadataConflictError("the metadata were read again meanwhile"))
+                    return
+                self._call("replace", partial(ledgers.write_proven, LEDGER, metadata, stored, self._proof), out)
             case ReadLastAddConfirmed(metadata):
                 self._lacs += 1
                 self._lac = ReadRunner(
@@ -219,6 +226,9 @@ class RepairRun(ReadRunner):
                 pass
             case _:
                 super().perform(action, out)
+
+    def _call(self, what: str, work: Callable[[], object], out: list[Effect]) -> None:
+        out.append(ZkCall(self.actor, ("repair", self.number), what, work))  # type: ignore[arg-type]
 
     def _add(self, action: WriteEntries, out: list[Effect]) -> None:
         entry_ids = action.entries.entry_ids
@@ -249,27 +259,23 @@ class RepairRun(ReadRunner):
             self.machine.handle(EntriesWritten(request_id, Code.from_v2(bad[0] if bad else 0)))
 
     def _on_zk(self, reply: ZkReply) -> None:
-        machine, result = self.machine, reply.result
-        match reply.op, result:
-            case "replace", "ok":
-                machine.handle(MembersReplaced(0))
-            case "replace", "conflict":
-                machine.fail(MetadataConflictError("changed by another client"))
-            case "replace", "session lost":
-                machine.fail(SessionLostError("the session ended"))
-            case "replace", _:
-                machine.fail(OutcomeUnknownError("the reply was lost"))
+        machine = self.machine
+        match reply.what, reply.result:
             case "recovered", "done":
                 machine.handle(LedgerRecovered())
-            case "recovered", _:
-                machine.fail(EntryUnknownError(str(result)))
-            case _, "unknown":
-                machine.fail(MetadataUnavailableError("ZooKeeper cannot be read"))
-            case "read", (bytes(data), int(version)):
-                machine.handle(LedgerFound(metadata_in(data), version, 1))
-            case "bookies", (writable, read_only, registrations):
-                self._worker.known_read_only = read_only
-                machine.handle(BookiesFound(writable, read_only, dict(registrations)))
+            case "recovered", error:
+                machine.fail(EntryUnknownError(str(error)))
+            case _, Exception() as error:
+                machine.fail(error)
+            case "replace", StoredMetadata() as stored:
+                machine.handle(MembersReplaced(stored.version))
+            case "read", StoredMetadata() as stored:
+                assert stored.created_zxid is not None
+                self._stored = stored
+                machine.handle(LedgerFound(stored.metadata, stored.version, stored.created_zxid))
+            case "bookies", BookiesFound() as found:
+                self._worker.known_read_only = found.read_only
+                machine.handle(found)
             case _:
                 raise AssertionError(reply)
 
@@ -290,12 +296,9 @@ class WorkerActor(StepsActor):
     """A replication worker: one process, one session after the other. Commands: ``start``, ``kill``."""
 
     repair_class: type[LedgerRepair] = LedgerRepair
-    #: Rules that mutants break.
-    takes_the_lock = proves_its_session = checks_the_version = True
 
     def __init__(self, name: str, world: Any, random: Random) -> None:
-        super().__init__(name)
-        self.world = world
+        super().__init__(name, world)
         self._random = random
         self._unreadable: frozenset[int] = frozenset()
         self._runs = 0
@@ -311,51 +314,47 @@ class WorkerActor(StepsActor):
 
     def steps(self) -> Steps:
         while True:
-            proof = yield from self.call("begin")
-            if proof == UNKNOWN:
-                continue
-            while (yield from self._round(proof)):
+            try:
+                proof = yield from self.call("begin", lambda: self.client.marks.begin_worker(self.name))
+                while True:
+                    yield from self._round(proof)
+            except MetadataUnavailableError:
+                yield from self._release()
+            except SessionLostError:
                 pass
 
-    def _round(self, proof: int) -> Generator[Any, Any, bool]:
-        """Return False if the session is lost."""
-        if (yield from self.call("disabled")) is not False or (yield from self.call("marked")) is not True:
+    def _round(self, proof: str) -> Generator[Any, Any, None]:
+        """Raises SessionLostError, and MetadataUnavailableError if nothing was done."""
+        client, marks = self.client, self.client.marks
+        if (yield from self.call("disabled", client.switches.is_disabled)) or not (
+            yield from self.call("marked", client.is_marked)
+        ):
             yield from self.nap()
-            return True
-        if self.takes_the_lock:
-            got = yield from self.call("lock", proof)
-            if got == SESSION_LOST:
-                return False
-            if got != "ok":
-                if got == UNKNOWN:
-                    yield from self._release()
-                yield from self.nap()
-                return True
-        mark = yield from self.call("read mark")
-        if not isinstance(mark, tuple):
+            return
+        if not (yield from self.call("lock", lambda: marks.lock(LEDGER, proof=proof))):
+            yield from self.nap()
+            return
+        mark = yield from self.call("read mark", client.read_mark)
+        if mark is None:
             yield from self._release()
-            return True
-        missing, version = mark
-        result = yield from self._repair(missing, proof if self.proves_its_session else None)
+            return
+        result = yield from self._repair(frozenset(mark.missing), proof)
         self.results.append(type(result).__name__)
         if isinstance(result, LockLost):
-            return False
+            raise SessionLostError("the lock is lost")
         if isinstance(result, Repaired | NothingBad | Gone):
             while True:
-                at = version if self.checks_the_version else None
-                ended = yield from self.call("finish", at, proof)
-                if ended == SESSION_LOST:
-                    return False
-                if ended != UNKNOWN:
-                    return True
-                if not (yield from self._still_locked()):
-                    return True
+                try:
+                    done = yield from self.call("finish", lambda: marks.finish(LEDGER, mark.version, proof=proof))
+                    self.world.count("marked again", not done)
+                    return
+                except MetadataUnavailableError:
+                    pass
         self._unreadable = result.unreadable if isinstance(result, Unrepairable) else frozenset()
         yield from self._release()
         yield from self.nap()
-        return True
 
-    def _repair(self, missing: frozenset[str], proof: int | None) -> Generator[Any, Any, RepairResult | Exception]:
+    def _repair(self, missing: frozenset[str], proof: str) -> Generator[Any, Any, RepairResult | Exception]:
         self._runs += 1
         settings = RepairSettings(verified_share=self._random.choice([0.0, 0.5]), copy=COPY)
         machine = self.repair_class(LEDGER, missing, settings, self._random, unreadable=self._unreadable)
@@ -373,84 +372,106 @@ class WorkerActor(StepsActor):
         outcome = machine.outcome
         return outcome.error if isinstance(outcome, EndedBy) else outcome.result
 
-    def _still_locked(self) -> Generator[Any, Any, bool]:
-        while True:
-            found = yield from self.call("locked")
-            if found != UNKNOWN:
-                return bool(found[1])
-
     def _release(self) -> Generator[Any, Any, None]:
-        while (yield from self.call("release")) == UNKNOWN:
-            pass
+        while True:
+            try:
+                return (yield from self.call("release", lambda: self.client.marks.release(LEDGER)))
+            except MetadataUnavailableError:
+                pass
 
 
 class AuditorActor(StepsActor):
     """Marks the ledger once, if a bookie of it seems to be lost. Its view may be old when it marks."""
 
     def steps(self) -> Steps:
-        bookies = yield from self.call("bookies")
-        found = yield from self.call("read")
-        if UNKNOWN in (bookies, found):
+        client = self.client
+        try:
+            bookies = yield from self.call("bookies", lambda: client.read_bookies(frozenset()))
+            found = yield from self.call("read", client.read_ledger)
+            named = {bookie for segment in found.metadata.segments for bookie in segment.ensemble}
+            lost = named - bookies.writable - bookies.read_only
+            if lost:
+                yield from self.call("mark", lambda: client.marks.mark_all({LEDGER: sorted(lost)}))
+        except MetadataUnavailableError:
             return "gave up"
-        named = {bookie for segment in metadata_in(found[0]).segments for bookie in segment.ensemble}
-        lost = named - bookies[0] - bookies[1]
-        if lost:
-            yield from self.call("mark", frozenset(lost))
         return "done"
 
 
 class CollectionActor(StepsActor):
-    """One pass of a bookie's collection of copies in excess: the shipped steps, in the bookie's own session."""
+    """One pass of a bookie's collection of copies in excess: the shipped one, in the bookie's own session."""
 
     def __init__(self, name: str, bookie: str, world: Any) -> None:
-        super().__init__(name)
+        super().__init__(name, world)
         self.bookie = bookie
-        self._world = world
 
     def steps(self) -> Steps:
-        brake = CollectionBrake("over-replicated", CollectionBrakeLimits(1.0, 10))
-        local = np.array([LEDGER] if self._world.bookie(self.bookie).disk else [], np.int64)
-        machine = StepMachine(over_replication_steps(CollectionReport(), local, self.bookie, brake))
-        while machine.outcome is None:
-            for step in machine.take_actions():
-                answer = yield from self._do(step)
-                if isinstance(answer, MetadataUnavailableError):
-                    machine.fail(answer)
-                else:
-                    machine.handle(answer)
-        self._world.marked.discard(self.bookie)
+        return (yield from self._collect().__await__())
+
+    async def _collect(self) -> str:
+        client, stop = self.client, StopSignal()
+        reads = LedgerMetadataReads(client.ledgers, OnlyCluster(self.bookie), Throttle(0), stop)
+        storage: Any = BookieStorage(self.bookie, self.world)
+        collection = LedgerCollection(storage, reads, CollectionBrakeLimits(1.0, 10), self._run_blocking, stop)
+        await collection.collect_over_replicated()
+        self.world.marked.discard(self.bookie)
+        while client.session.owns(LOCK):
+            # As the next pass.
+            await collection.release_locks()
         return "done"
 
-    def _do(self, step: Any) -> Generator[Any, Any, Any]:
-        bookie, marked = self.bookie, self._world.marked
-        match step:
-            case SyncMetadata() | PrepareLocks() | SyncDeletions():
-                return None
-            case ReadLedgers():
-                found = yield from self.call("read")
-                return MetadataUnavailableError("") if found == UNKNOWN else {LEDGER: found[0]}
-            case TakeLock():
-                got = yield from self.call("lock", None)
-                if got == UNKNOWN:
-                    yield from self.call("release")
-                return got == "ok"
-            case ReadLocked():
-                found = yield from self.call("locked")
-                return MetadataUnavailableError("") if found == UNKNOWN else LockedLedger(*found)
-            case ReleaseLock():
-                while (yield from self.call("release")) == UNKNOWN:
-                    pass
-            case MarkLedgers():
-                marked.add(bookie)
-                self._world.settle(bookie)
-                return [LEDGER], 0
-            case UnmarkLedgers():
-                marked.discard(bookie)
-            case RemoveLedgers():
-                if not self._world.bookie(bookie).up:
-                    return [], 1
-                self._world.remove_copies(bookie)
-                return [LEDGER], 0
-            case _:
-                raise AssertionError(step)
-        return None
+    async def _run_blocking(self, work: Callable[..., _T], *arguments: Any) -> _T:
+        what = getattr(work, "__name__", None) or getattr(getattr(work, "func", None), "__name__", "")
+        return await _Awaited(self.call(what, partial(work, *arguments)))
+
+
+class _Awaited(Awaitable[_T]):
+    """The shipped coroutines await the steps of an actor."""
+
+    def __init__(self, steps: Generator[Any, Any, _T]) -> None:
+        self._steps = steps
+
+    def __await__(self) -> Generator[Any, Any, _T]:
+        return self._steps
+
+
+class OnlyCluster(ClusterIdentity):
+    """There is no other. What else ZooKeeper may be is in tests/simulation/collection."""
+
+    def __init__(self, bookie: str) -> None:
+        super().__init__(ROOT, Cookie(bookie, "", "", None), None)
+
+    @property
+    def paths(self) -> list[str]:
+        return []
+
+    def check(self, found: Mapping[str, Znode | None]) -> None:
+        pass
+
+
+class BookieStorage:
+    """The ledger at a bookie, as the collection sees it."""
+
+    def __init__(self, bookie: str, world: Any) -> None:
+        self._bookie = bookie
+        self._world = world
+
+    async def local_ledgers(self) -> Int64s:
+        return np.array([LEDGER] if self._world.bookie(self._bookie).disk else [], np.int64)
+
+    def mark_ledger(self, ledger_id: int) -> bool:
+        self._world.marked.add(self._bookie)
+        return True
+
+    async def settle(self) -> None:
+        self._world.settle(self._bookie)
+
+    def unmark_ledger(self, ledger_id: int) -> None:
+        self._world.marked.discard(self._bookie)
+
+    async def remove_ledger(self, ledger_id: int) -> None:
+        if not self._world.bookie(self._bookie).up:
+            raise OSError("the bookie is down")
+        self._world.remove_copies(self._bookie)
+
+    async def sync_deletions(self) -> None:
+        pass

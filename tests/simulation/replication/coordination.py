@@ -1,212 +1,273 @@
-"""ZooKeeper in the model world of replication: the ledger's znode, its mark and lock, sessions, and the registered
-bookies. What every change must respect is checked here."""
+"""All that is in ZooKeeper in the model world of replication, and what every change of it must respect.
+
+The rules of marks, locks and switches are those of the shipped stores, which run on the model of ZooKeeper
+(zookeeper.py). Here is only what nobody may do to it.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from bk_spark.protocol.errors import BookKeeperError, MetadataConflictError, SessionLostError
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
+from bk_spark.protocol.metadata.under_replication import Mark
+from bk_spark.protocol.metadata.znodes import CreateOp, SetOp, Znode
 from bk_spark.protocol.replication.fragments import Fragment, fragments_of
 from tests.simulation.bytes_cache import metadata_in
-from tests.simulation.events import STORE, Changed, Command, Effect, Event, MetadataChanged, Way
+from tests.simulation.events import Changed, Command, Effect, Event, MetaCall, MetadataChanged, Way
 from tests.simulation.outcomes import Counts, InvariantError
+from tests.simulation.replication.zookeeper import (
+    AVAILABLE,
+    LEDGER_PATH,
+    LOCK,
+    MANAGER,
+    MARK,
+    READ_ONLY,
+    ROOT,
+    Client,
+    Session,
+    ZkCall,
+)
 from tests.simulation.servers import ModelBookie, ModelStore
+from tests.support.ledgers import LEDGER
+from tests.support.zookeeper_model import Changes, RefusedError, ZooKeeperModel
+from tests.support.zookeeper_model_session import ModelSession
 
-#: The result of a call whose reply was lost.
-UNKNOWN = "unknown"
-SESSION_LOST = "session lost"
-
-
-@dataclass(frozen=True, slots=True)
-class ZkCall:
-    """A call of a client in its session of that moment. A client that lost its session has a new one at once."""
-
-    actor: str
-    tag: tuple[str | int, ...]
-    op: str
-    arguments: tuple[Any, ...] = ()
-
-    @property
-    def target(self) -> str:
-        return STORE
-
-    @property
-    def label(self) -> str:
-        return f"{self.op} {self.actor}→{STORE}"
-
-    def reply(self, result: object) -> ZkReply:
-        return ZkReply(self.actor, self.tag, self.op, result)
-
-
-@dataclass(frozen=True, slots=True)
-class ZkReply:
-    actor: str
-    tag: tuple[str | int, ...]
-    op: str
-    result: object
-
-    @property
-    def target(self) -> str:
-        return self.actor
-
-    @property
-    def label(self) -> str:
-        said = self.result if isinstance(self.result, str | bool) else ""
-        return f"answer {self.op} {STORE}→{self.actor} {said}"
+#: Clients whose calls are under way at once: each acts between two requests of the one before.
+_DEPTH = 3
 
 
 @dataclass(slots=True)
-class Mark:
-    missing: frozenset[str]
-    version: int = 0
+class Holder:
+    """Who has the lock."""
 
-
-@dataclass(slots=True)
-class Lock:
     actor: str
-    session: int
     #: Bookies that were not registered, or told the holder that they lack an entry, since the lock was taken.
-    was_bad: set[str] = field(default_factory=set)
-    #: The version of the mark that its holder read.
-    mark_version: int | None = None
+    was_bad: set[str]
 
 
 class Coordination(ModelStore):
     """All of ZooKeeper. Commands: ``refresh <bookie>`` (its registration follows its process), ``expire <actor>``,
-    ``mark <bookies…>``, ``disable``, ``enable``."""
+    ``mark <bookies…>`` (by us), ``name <bookies…>`` (by Apache: a mark that names them stays as it is), ``disable``,
+    ``enable``."""
 
-    def __init__(self, data: bytes, bookies: Callable[[], Iterable[ModelBookie]]) -> None:
+    def __init__(self, data: bytes, world: Any) -> None:
         super().__init__(data)
-        self._bookies = bookies
-        self.mark: Mark | None = None
-        self.lock: Lock | None = None
-        self.disabled = False
-        self.registered: set[str] = set()
-        #: How often a bookie has registered again.
-        self.registrations = Counter[str]()
-        self.read_only: set[str] = set()
-        self._sessions: dict[str, int] = {}
-        self._marks = 0
+        self._world = world
+        self.zk = ZooKeeperModel()
         self.counts = Counts()
+        self._clients: dict[str, Client] = {}
+        #: Whose calls are under way, the last one now.
+        self._acting: list[str] = []
+        self._effects: list[Effect] = []
+        self._holder: Holder | None = None
+        #: The session of each registered bookie.
+        self._bookie_sessions: dict[str, int] = {}
+        #: Entries that a bookie had lost when it registered.
+        self._lacking: dict[str, frozenset[int]] = {}
+        #: Where each bookie registers.
+        self._below: dict[str, str] = {}
+        self._prepare(data)
+        self.zk.on_change = self._on_change
+
+    def _prepare(self, data: bytes) -> None:
+        session = ModelSession(self.zk)
+        for path, content in ((f"{ROOT}/LAYOUT", MANAGER.layout), (LEDGER_PATH, data), (READ_ONLY, b"")):
+            session.create(path, content, make_parents=True)
+        self.operator = Client("operator", session)
+        self.operator.marks.prepare()
+        for bookie in self._world.bookies:
+            self._register(bookie)
+
+    @property
+    def registered(self) -> frozenset[str]:
+        return frozenset(self._bookie_sessions)
+
+    @property
+    def read_only(self) -> frozenset[str]:
+        return frozenset(self.zk.children(READ_ONLY) or ())
+
+    @property
+    def marked(self) -> bool:
+        return self.zk.read(MARK) is not None
+
+    @property
+    def holder(self) -> str | None:
+        """Who has the lock."""
+        return None if self._holder is None else self._holder.actor
+
+    def client(self, name: str) -> Client:
+        """The stores of a process."""
+        if name not in self._clients:
+            session = Session(self.zk, self._world.random, lambda: self._world.weather.loss, self._meanwhile)
+            self._clients[name] = Client(name, session)
+            session.is_disturbed = True
+        return self._clients[name]
+
+    def make_read_only(self, bookie: str) -> None:
+        """Before anything else happens."""
+        self._unregister(bookie)
+        self._register(self._world.bookie(bookie), READ_ONLY)
+
+    def locked_by(self, actor: str) -> bool:
+        return self.client(actor).session.owns(LOCK)
+
+    def note_absent(self, actor: str, bookie: str) -> None:
+        """A bookie told ``actor`` that it lacks an entry. A late add may bring it afterwards."""
+        if self._holder is not None and self.locked_by(actor):
+            self._holder.was_bad.add(bookie)
+
+    # --- events ---
 
     def handle(self, event: Event, way: Way) -> list[Effect]:
         other: Any = event
         if isinstance(other, ZkCall):
-            result, effects = self._call(other)
-            return [*effects, other.reply(result)]  # type: ignore[list-item]
-        if isinstance(event, Command):
+            reply: Any = other.reply(self._result(other))
+            self._effects.append(reply)
+        elif isinstance(event, Command):
             self._command(event)
-            return []
-        return super().handle(event, way)
+        elif isinstance(event, MetaCall) and event.data is not None:
+            self._set(event, event.data)
+        else:
+            self._effects += super().handle(event, way)
+        return self._taken()
 
-    def count(self, what: str) -> None:
-        self.counts[what] += 1
+    def _taken(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects
 
-    def session(self, actor: str) -> int:
-        return self._sessions.setdefault(actor, 1)
+    def _result(self, call: ZkCall) -> object:
+        self._acting.append(call.actor)
+        try:
+            return call.work()
+        except BookKeeperError as error:
+            for kind, what in ((SessionLostError, "sessions lost"), (MetadataConflictError, "conflicts")):
+                self.counts[what] += isinstance(error, kind)
+            return error
+        finally:
+            self._acting.pop()
 
-    def locked_by(self, actor: str) -> bool:
-        return self.lock is not None and (self.lock.actor, self.lock.session) == (actor, self.session(actor))
+    def _set(self, event: MetaCall, data: bytes) -> None:
+        """A writer or a recovery changes the ledger."""
+        self._acting.append("")
+        try:
+            self.zk.transact([SetOp(LEDGER_PATH, data, event.version)])
+            reply = event.reply("ok", self.data, self.version)
+        except RefusedError:
+            reply = event.reply("conflict")
+        self._acting.pop()
+        if not event.late:
+            self._effects.append(reply)
 
-    def note_absent(self, actor: str, bookie: str) -> None:
-        """A bookie told ``actor`` that it lacks an entry. A late add may bring it afterwards."""
-        if self.lock is not None and self.locked_by(actor):
-            self.lock.was_bad.add(bookie)
+    def _meanwhile(self) -> None:
+        """Others act between two requests of a call."""
+        if len(self._acting) < _DEPTH:
+            self._world.interrupt(self._acting[-1], self._taken())
 
-    # --- calls ---
+    def may_expire(self, actor: str) -> bool:
+        return not self.client(actor).session.bounded
 
-    def _call(self, call: ZkCall) -> tuple[object, list[Effect]]:
-        actor, arguments = call.actor, call.arguments
-        match call.op:
-            case "begin":
-                return self.session(actor), []
-            case "bookies":
-                return self._bookies_found(*arguments), []
-            case "read":
-                return (self.data, self.version), []
-            case "disabled":
-                return self.disabled, []
-            case "marked":
-                return self.mark is not None, []
-            case "read mark":
-                return self._read_mark(actor), []
+    def _command(self, command: Command) -> None:
+        names = frozenset(map(str, command.arguments))
+        self._acting.append("operator")
+        match command.verb:
+            case "refresh":
+                (name,) = names
+                self._unregister(name)
+                if self._world.bookie(name).up:
+                    self._register(self._world.bookie(name))
+            case "expire":
+                (name,) = names
+                self.counts["expired locks"] += self.locked_by(name)
+                self._acting[-1] = ""
+                self.client(name).session.expire()
             case "mark":
-                self._mark(arguments[0])
-                return "ok", []
-            case "lock":
-                return self._take(actor, arguments[0]), []
-            case "locked":
-                return (self.data, self.locked_by(actor), self.mark is not None), []
-            case "release":
-                if self.locked_by(actor):
-                    self.lock = None
-                return "ok", []
-            case "finish":
-                return self._finish(actor, *arguments), []
-            case "replace":
-                return self._replace(actor, *arguments)
-        raise AssertionError(call)
+                self.operator.marks.mark(LEDGER, names)
+            case "name":
+                mark = self.operator.marks.read_mark(LEDGER)
+                if mark is None or not names <= set(mark.missing):
+                    self.operator.marks.mark(LEDGER, names)
+            case "disable":
+                self.operator.switches.disable()
+            case "enable":
+                self.operator.switches.enable()
+        self._acting.pop()
 
-    def _bookies_found(self, members: frozenset[str] = frozenset()) -> tuple[object, ...]:
-        here = frozenset(self.registered)
-        registrations = tuple((each, self.registrations[each]) for each in sorted(members & here))
-        return here - self.read_only, here & self.read_only, registrations
+    def _register(self, bookie: ModelBookie, below: str = "") -> None:
+        name = bookie.name
+        self._bookie_sessions[name] = session = self.zk.new_session()
+        path = f"{below or self._below.get(name, AVAILABLE)}/{name}"
+        self._below[name] = path.rpartition("/")[0]
+        self.zk.transact([CreateOp(path, ephemeral=True)], session)
+        self._lacking[name] = frozenset(bookie.lost - bookie.disk.keys())
 
-    def _proven(self, actor: str, proof: int | None) -> bool:
-        return proof is None or proof == self.session(actor)
-
-    def _read_mark(self, actor: str) -> tuple[frozenset[str], int] | None:
-        if self.mark is None:
-            return None
-        if self.lock is not None and self.locked_by(actor):
-            self.lock.mark_version = self.mark.version
-        return self.mark.missing, self.mark.version
-
-    def _take(self, actor: str, proof: int | None) -> str:
-        if not self._proven(actor, proof):
-            return SESSION_LOST
-        if self.lock is not None:
-            return "taken"
-        lost = {bookie.name for bookie in self._bookies()} - self.registered
-        self.lock = Lock(actor, self.session(actor), lost)
-        return "ok"
-
-    def _finish(self, actor: str, version: int | None, proof: int | None) -> str:
-        if not self._proven(actor, proof):
-            self.count("sessions lost")
-            return SESSION_LOST
-        if not self.locked_by(actor):
-            raise InvariantError(f"{actor} finishes the ledger without its lock")
-        lock, self.lock = self.lock, None
-        if self.mark is None or version not in (None, self.mark.version):
-            self.count("marked again")
-            return "marked again"
-        if lock is None or lock.mark_version != self.mark.version:
-            raise InvariantError(f"{actor} deletes a mark that was changed after it was read")
-        self.mark = None
-        return "ok"
-
-    def _replace(self, actor: str, data: bytes, version: int, proof: int | None) -> tuple[str, list[Effect]]:
-        if not self._proven(actor, proof):
-            self.count("sessions lost")
-            return SESSION_LOST, []
-        if version != self.version:
-            self.count("conflicts")
-            return "conflict", []
-        self.check_replacement(actor, metadata_in(self.data), metadata_in(data))
-        self.count("replaced")
-        effects: list[Effect] = [MetadataChanged(self.data, data), *map(Changed, sorted(self.watchers))]
-        self.watchers = frozenset()
-        self.data = data
-        self.version += 1
-        return "ok", effects
+    def _unregister(self, name: str) -> None:
+        session = self._bookie_sessions.pop(name, None)
+        if session is not None:
+            self.zk.expire(session)
+            if self._holder is not None:
+                self._holder.was_bad.add(name)
 
     # --- what must hold ---
 
-    def check_replacement(self, actor: str, before: LedgerMetadata, after: LedgerMetadata) -> None:
+    def _on_change(self, changes: Changes) -> None:
+        actor = self._acting[-1] if self._acting else ""
+        if LEDGER_PATH in changes:
+            before, after = changes[LEDGER_PATH]
+            assert before is not None
+            assert after is not None
+            if actor:
+                self._check_replacement(actor, metadata_in(before.data), metadata_in(after.data))
+                self.counts["replaced"] += 1
+            self.data, self.version = after.data, after.version
+            self._effects += [MetadataChanged(before.data, after.data), *map(Changed, sorted(self.watchers))]
+            self.watchers = frozenset()
+        if MARK in changes and changes[MARK][1] is None:
+            self._check_finish(actor, changes)
+        if LOCK in changes:
+            self._on_lock(actor, *changes[LOCK])
+
+    def _on_lock(self, actor: str, before: Znode | None, after: Znode | None) -> None:
+        if after is not None:
+            bookies = {bookie.name for bookie in self._world.bookies}
+            self._holder = Holder(actor, set(bookies - self.registered))
+            return
+        assert before is not None
+        if actor and before.owner_session != self.client(actor).session.session_id:
+            raise InvariantError(f"{actor} gives back the lock of {self.holder}")
+        self._holder = None
+
+    def _check_finish(self, actor: str, changes: Changes) -> None:
+        """A mark goes under the lock, as it was read under it, and only if what it names was looked at."""
+        mark, lock = changes[MARK][0], changes.get(LOCK, (self.zk.read(LOCK),))[0]
+        client = self.client(actor)
+        assert mark is not None
+        if lock is None or lock.owner_session != client.session.session_id:
+            raise InvariantError(f"{actor} finishes the ledger without its lock")
+        if mark.version != client.seen.mark_version:
+            raise InvariantError(f"{actor} deletes a mark that was changed after it was read")
+        if self.version == client.seen.ledger_version and not is_open(self.data):
+            self._check_returned(actor, mark, client.seen.registrations or {})
+
+    def _check_returned(self, actor: str, mark: Znode, seen: Mapping[str, int]) -> None:
+        """A bookie that the mark names, and whose last registration was seen, has got back what it had lost before."""
+        for name in Mark.decode(mark.data, mark.version, MARK).missing:
+            found = self.zk.read(f"{self._below[name]}/{name}")
+            if found is None or found.created_zxid != seen.get(name):
+                continue
+            bookie = self._world.bookie(name)
+            for fragment in fragments_of(metadata_in(self.data), -1):
+                for position, member in enumerate(fragment.ensemble):
+                    stored = {each for each in fragment.entry_ids if fragment.quorum.stores(position, each)}
+                    lacking = {each for each in stored & self._lacking[name] if not bookie.copies(each)}
+                    if member == name and lacking:
+                        raise InvariantError(
+                            f"{actor} deletes the mark. {name} registered before the last look, and lacks {lacking}"
+                        )
+
+    def _check_replacement(self, actor: str, before: LedgerMetadata, after: LedgerMetadata) -> None:
         """A repair replaces members of closed segments, under the lock, with bookies that hold everything."""
         if not self.locked_by(actor):
             raise InvariantError(f"{actor} replaces members without the ledger's lock")
@@ -230,46 +291,15 @@ class Coordination(ModelStore):
                 self._check_member(actor, fragment, position, new)
 
     def _check_member(self, actor: str, fragment: Fragment, position: int, new: str) -> None:
-        bookies = {bookie.name: bookie for bookie in self._bookies()}
+        bookies = {bookie.name: bookie for bookie in self._world.bookies}
         stored = [each for each in fragment.entry_ids if fragment.quorum.stores(position, each)]
         lacking = [each for each in stored if not bookies[new].copies(each) and each not in bookies[new].lost]
         if lacking:
             raise InvariantError(f"{actor} names {new}, which never had {lacking}")
         old = bookies[fragment.ensemble[position]]
-        assert self.lock is not None
-        if old.name not in self.lock.was_bad and all(old.copies(each) for each in stored):
+        assert self._holder is not None
+        if old.name not in self._holder.was_bad and all(old.copies(each) for each in stored):
             raise InvariantError(f"{actor} replaces {old.name}, which is registered and holds {stored}")
-
-    # --- commands ---
-
-    def _command(self, command: Command) -> None:
-        names = frozenset(map(str, command.arguments))
-        match command.verb:
-            case "refresh":
-                (name,) = names
-                if next(bookie.up for bookie in self._bookies() if bookie.name == name):
-                    self.registered.add(name)
-                    self.registrations[name] += 1
-                else:
-                    self.registered.discard(name)
-                    if self.lock is not None:
-                        self.lock.was_bad.add(name)
-            case "expire":
-                (name,) = names
-                if self.locked_by(name):
-                    self.lock = None
-                    self.count("expired locks")
-                self._sessions[name] = self.session(name) + 1
-            case "mark":
-                self._mark(names)
-            case "disable" | "enable":
-                self.disabled = command.verb == "disable"
-
-    def _mark(self, missing: frozenset[str]) -> None:
-        """The version changes in any case, as in the store."""
-        self._marks += 1
-        before = frozenset() if self.mark is None else self.mark.missing
-        self.mark = Mark(before | missing, self._marks)
 
 
 def is_open(data: bytes) -> bool:

@@ -10,7 +10,6 @@ from random import Random
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, encode
 from tests.simulation.bytes_cache import AddSeen, ReadSeen, request_in
 from tests.simulation.events import (
-    LOSE,
     STORE,
     Choose,
     Command,
@@ -25,7 +24,8 @@ from tests.simulation.histories import RandomWorld, Weather
 from tests.simulation.outcomes import Counts, InvariantError
 from tests.simulation.recoverers import RecoveryActor
 from tests.simulation.replication.actors import WorkerActor
-from tests.simulation.replication.coordination import UNKNOWN, Coordination, ZkCall, ZkReply
+from tests.simulation.replication.coordination import Coordination
+from tests.simulation.replication.zookeeper import ZkCall, ZkReply
 from tests.simulation.writers import Actor
 
 
@@ -34,15 +34,16 @@ class ReplicationWorld(RandomWorld):
 
     def __init__(self, random: Random, weather: Weather, metadata: LedgerMetadata, bookies: int) -> None:
         super().__init__(random, weather, metadata, bookies)
-        self.coordination = Coordination(encode(metadata), lambda: self.bookies)
+        self.coordination = Coordination(encode(metadata), self)
         self.parts[STORE] = self.coordination
-        self.coordination.registered = {bookie.name for bookie in self.bookies}
         #: Bookies that are collecting the ledger, and refuse adds and fences of it.
         self.marked: set[str] = set()
         #: Recoveries that workers wait for.
         self._recoveries: dict[str, ZkReply] = {}
         #: Bookies whose disk may still be lost.
         self.losses_left = 0
+        #: A bookie that was away, and gets another disk while a worker finds that it holds everything.
+        self.exchanged = ""
         self.counts = Counts()
 
     def count(self, what: str, times: int = 1) -> None:
@@ -96,23 +97,33 @@ class ReplicationWorld(RandomWorld):
         if isinstance(effect, Ended) and effect.actor in self._recoveries:
             waiting = self._recoveries.pop(effect.actor)
             self._recoveries[f"{effect.actor} ended"] = waiting
-            self.post(ZkReply(waiting.actor, waiting.tag, waiting.op, self.actor(effect.actor).outcome))  # type: ignore[arg-type]
+            self.post(ZkReply(waiting.actor, waiting.tag, waiting.what, self.actor(effect.actor).outcome))  # type: ignore[arg-type]
         if isinstance(effect, MetadataChanged):
             self.count("changes of metadata")
 
-    def _lose(self, event: Event) -> Event:
-        if isinstance(event, ZkCall):
-            return event.reply(UNKNOWN)  # type: ignore[return-value]
-        if isinstance(event, ZkReply):
-            return ZkReply(event.actor, event.tag, event.op, UNKNOWN)  # type: ignore[return-value]
-        return super()._lose(event)
+    def interrupt(self, actor: str, effects: list[Effect]) -> None:
+        """The world goes on between two requests of a call by ``actor`` to ZooKeeper. ``effects`` are those that the
+        call has had."""
+        for effect in effects:
+            self._take(effect)
+        chance = self.random.random()
+        if chance < 0.02 and not self.healed:
+            # Others have the time to take what the session held.
+            self._decide(Command("expire", STORE, (actor,)))
+            self.wake()
+            self.run(50)
+        elif chance < 0.1:
+            self.run(self.random.choice([1, 5, 50]))
+
+    def before_look(self) -> None:
+        """A worker is about to look which bookies are registered."""
+        if self.exchanged and self.random.random() < 0.5:
+            bookie, self.exchanged = self.exchanged, ""
+            self._decide(Command("exchange", bookie))
 
     def _draw(self, event: Event) -> Way:
-        loss = self.weather.loss
-        if isinstance(event, ZkCall | ZkReply):
-            recovered = isinstance(event, ZkReply) and (event.op == "recovered" or event.result == UNKNOWN)
-            return LOSE if loss and not recovered and self.random.random() < loss else ""
-        return super()._draw(event)
+        # What is lost of a store's call is lost within it.
+        return "" if isinstance(event, ZkCall | ZkReply) else super()._draw(event)
 
     def _draw_replacements(self, event: Choose) -> Way:
         """Read-only bookies are chosen only where the machine itself must exclude them."""
@@ -143,9 +154,14 @@ class ReplicationWorld(RandomWorld):
                 self.bookie(command.target).cookie_refuses = False
                 self.count("came back empty")
                 # Every ledger that names it is checked entry by entry (scenario R6).
-                self.command("mark", STORE, command.target)
+                self.post(Command(self.random.choice(["mark", "name"]), STORE, (command.target,)))
             case "force":
                 pass
+            case "exchange":
+                for verb in ("wipe", "force"):
+                    self._decide(Command(verb, command.target))
+            case "expire" if not self.coordination.may_expire(str(command.arguments[0])):
+                self.post(command)
             case _:
                 super()._decide(command)
 
