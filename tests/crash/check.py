@@ -74,7 +74,7 @@ async def _check_state(subject: Subject, ledger_id: int, ledger: ExpectedLedger,
 
 def check_maps(root: Path) -> None:
     """Where the header of an entry log points at a ledgers map, the map is there."""
-    for path in root.glob("ledgers*/*.log"):
+    for path in root.glob("ledgers*/current/*.log"):
         with path.open("rb") as file:
             header = file.read(20)
         points = len(header) == 20 and header[:4] == MAGIC and header[8:16].strip(b"\0")

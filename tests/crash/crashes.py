@@ -10,12 +10,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.crash.check import check, check_maps, check_that_it_goes_on
 from tests.crash.choices import EXTREMES, choice_of
 from tests.crash.disk import Disk
 from tests.crash.expectations import CrashError, Expectations, Mark
+from tests.crash.losses import Loss, directories_to_lose
 from tests.crash.operations import Image, Operation, Write
 from tests.crash.recorder import Recorder, materialise
 from tests.crash.subject import Subject
@@ -30,15 +31,16 @@ _SHARED_MEMORY: Final = Path("/dev/shm")
 @dataclass(frozen=True, slots=True)
 class Effort:
     """How many disks are tried at each cut: extremes, torn writes and random mixtures, each with chance ``share``.
-    One of ``nested`` starts is cut, too, and goes on to serve."""
+    One of ``nested`` starts is cut, too, and goes on to serve. One of ``losses`` disks loses directories, too."""
 
     share: float = 1.0
     torn: int = 3
     mixtures: int = 3
     nested: int = 10
+    losses: int = 10
 
 
-SHORT: Final = Effort(share=0.05, torn=1, mixtures=2, nested=10)
+SHORT: Final = Effort(share=0.05, torn=1, mixtures=2, nested=10, losses=5)
 
 
 @dataclass(slots=True)
@@ -46,22 +48,28 @@ class Counts:
     cuts: int = 0
     starts: int = 0
     nested: int = 0
+    losses: int = 0
+    #: Acknowledged entries that were unknown after a loss.
+    unknown: int = 0
 
     def add(self, other: Counts) -> None:
         self.cuts += other.cuts
         self.starts += other.starts
         self.nested += other.nested
+        self.losses += other.losses
+        self.unknown += other.unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Where a recording is cut, and what the disk keeps (choices.py names it)."""
+    """Where a recording is cut, what the disk keeps (choices.py names it), and which directories are lost as well."""
 
     cut: int
     keeps: str
+    lost: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.cut}:{self.keeps}"
+        return ":".join([str(self.cut), self.keeps, *(["+".join(self.lost)] if self.lost else [])])
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +83,11 @@ class Case:
 
     @classmethod
     def parse(cls, text: str) -> Case:
-        pairs = [step.split(":") for step in text.split("/")]
-        return cls(tuple(Step(int(cut), keeps) for cut, keeps in pairs))
+        return cls(tuple(_parse_step(*step.split(":")) for step in text.split("/")))
+
+
+def _parse_step(cut: str, keeps: str, lost: str = "") -> Step:
+    return Step(int(cut), keeps, tuple(lost.split("+")) if lost else ())
 
 
 class CaseFailedError(AssertionError):
@@ -98,6 +109,7 @@ class Crashes:
         self._recording = recording
         self._effort = effort
         self._rng = random.Random(seed)
+        self._losses_rng = random.Random(f"losses {seed}")
         self._seen: set[tuple[int, int]] = set()
         self.counts = Counts()
 
@@ -117,11 +129,17 @@ class Crashes:
                     self._seen.add(key)
                     nested = bool(self._effort.nested) and self._rng.randrange(self._effort.nested) == 0
                     self._start((Step(cut, keeps),), image, expected, (), nested)
+                    if self._effort.losses and self._losses_rng.randrange(self._effort.losses) == 0:
+                        lost = directories_to_lose(self._recording.shape, self._losses_rng)
+                        self._lose(Step(cut, keeps, lost), image, expected)
 
     def one(self, case: Case) -> None:
         """The same for one case."""
         first = case.steps[0]
         for cut, last, disk, expected in self._cuts(self._recording):
+            if cut == first.cut and first.lost:
+                self._lose(first, disk.image(choice_of(first.keeps, last)), expected, case.steps[1:])
+                return
             if cut == first.cut:
                 self._start((first,), disk.image(choice_of(first.keeps, last)), expected, case.steps[1:], True)
                 return
@@ -182,6 +200,25 @@ class Crashes:
                 inner = disk.image(choice_of(keeps, last))
                 again = bool(todo[1:]) or self._rng.random() < 0.3
                 self._start((*steps, Step(cut, keeps)), inner, expected, todo[1:], again)
+
+    def _lose(self, step: Step, image: Image, expected: Expectations, todo: Sequence[Step] = ()) -> None:
+        """Start on ``image`` without the lost directories, until limbo has ended; and again, cut as ``todo`` says, or
+        somewhere."""
+        self.counts.losses += 1
+        steps: tuple[Step, ...] = (step,)
+        with empty_directory() as root:
+            try:
+                loss = Loss(root, self._recording.shape, image, expected, step.lost)
+                log = loss.run(self._runner)
+                self.counts.unknown += loss.unknown
+                (then,) = todo or (self._somewhere(log),)
+                steps = (step, then)
+                loss.run_cut(self._runner, log, then.cut, then.keeps)
+            except CrashError as error:
+                raise CaseFailedError(Case(steps), image, error) from error
+
+    def _somewhere(self, log: list[Any]) -> Step:
+        return Step(self._losses_rng.randrange(len(log)), self._losses_rng.choice(list(EXTREMES)))
 
     async def _check_start(self, root: Path, expected: Expectations) -> None:
         try:

@@ -12,6 +12,9 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from bookie_server.gc import compaction
+from bookie_server.identity import cookies
+from bookie_server.integrity import marking
+from bookie_server.integrity.own_ledgers import OwnLedgers
 from bookie_server.storage import files
 from bookie_server.storage.entrylog import entry_log, entry_log_writer
 from bookie_server.storage.entrylog.entry_log_writer import EntryLogWriter
@@ -191,13 +194,43 @@ def every_journal_has_the_same_nonce(stack: ExitStack) -> None:
     stack.enter_context(patch.object(journal, "new_nonce", lambda: bytes(journal.NONCE_BYTES)))
 
 
+def ledgers_are_not_marked_after_a_loss(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(marking, "_mark_ledgers", _nothing))
+
+
+def open_ledgers_are_not_fenced_after_a_loss(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(marking, "votes_about_end", lambda metadata, bookie_id: False))
+
+
+def lost_directories_are_stamped_before_the_marks(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(cookies, "_UNCHECKED_FILE", cookies._VERSION_FILE))
+
+
+def marks_of_ledgers_are_not_synced(stack: ExitStack) -> None:
+    class Unsynced(IndexFiles):
+        def sync(self) -> None:
+            pass
+
+    stack.enter_context(patch.object(marking, "IndexFiles", Unsynced))
+
+
+def marks_of_lost_journals_stay(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(marking, "forget_marks", _nothing))
+
+
+def lost_entry_logs_are_believed_in(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(OwnLedgers, "_exists", lambda own, entry_log_id: True))
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A rule broken by ``breaks``. It is looked for in histories (histories.py) of ``steps``, from ``seed`` on."""
+    """A rule broken by ``breaks``. It is looked for in histories (histories.py) of ``steps``, from ``seed`` on. One of
+    ``losses`` disks loses directories."""
 
     breaks: Callable[[ExitStack], None]
     steps: tuple[str, ...]
     seed: int = 1
+    losses: int = 0
 
 
 _FLUSHES: Final = ("add", "checkpoint")
@@ -232,4 +265,12 @@ MUTANTS: Final = {
     "a failed sync is tried again": Mutant(a_failed_sync_is_tried_again, ("add", "fail sync")),
     "marks move though a flush failed": Mutant(marks_move_though_a_flush_failed, ("add", "fail flush")),
     "every journal has the same nonce": Mutant(every_journal_has_the_same_nonce, ("add", "add forged")),
+    "ledgers are not marked after a loss": Mutant(ledgers_are_not_marked_after_a_loss, ("add",), losses=1),
+    "open ledgers are not fenced after a loss": Mutant(open_ledgers_are_not_fenced_after_a_loss, ("add",), losses=1),
+    "lost directories are stamped before the marks": Mutant(
+        lost_directories_are_stamped_before_the_marks, ("add",), losses=1
+    ),
+    "marks of ledgers are not synced": Mutant(marks_of_ledgers_are_not_synced, ("add",), losses=1),
+    "marks of lost journals stay": Mutant(marks_of_lost_journals_stay, _FLUSHES, losses=1),
+    "lost entry logs are believed in": Mutant(lost_entry_logs_are_believed_in, _FLUSHES, seed=9, losses=1),
 }

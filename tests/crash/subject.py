@@ -16,11 +16,13 @@ import numpy as np
 
 from bk_spark.protocol.arrays import Int32s
 from bk_spark.protocol.codes import Code
+from bk_spark.protocol.entries.digest import master_key
 from bookie_server.bookie import Bookie
 from bookie_server.config.config import BookieConfig
 from bookie_server.gc.compaction import EntryLogCompactor
 from bookie_server.gc.entry_log_usage import read_usage
 from bookie_server.gc.throttle import StopSignal, Throttle
+from bookie_server.identity.cookies import current_directories
 from bookie_server.state import BookieState
 from bookie_server.storage.directories import LedgerDirectories
 from bookie_server.storage.ledger_storage import LedgerStorage
@@ -49,8 +51,12 @@ class Shape:
     write_cache_bytes: int = 1 << 20
 
 
+def password_of(ledger_id: int) -> bytes:
+    return b"%d" % ledger_id
+
+
 def key_of(ledger_id: int) -> bytes:
-    return struct.pack(">q", ledger_id) * 2
+    return master_key(password_of(ledger_id))
 
 
 def journal_directories(shape: Shape) -> list[str]:
@@ -61,9 +67,13 @@ def ledger_directories(shape: Shape) -> list[str]:
     return [f"ledgers{i}" for i in range(shape.ledger_directories)]
 
 
+def directories_of(shape: Shape) -> list[str]:
+    return [*journal_directories(shape), *ledger_directories(shape)]
+
+
 def make_directories(root: Path, shape: Shape) -> None:
-    for name in (*journal_directories(shape), *ledger_directories(shape)):
-        (root / name).mkdir(parents=True)
+    for path in current_directories([str(root / name) for name in directories_of(shape)]):
+        os.makedirs(path)
 
 
 class Subject:
@@ -75,8 +85,8 @@ class Subject:
         try:
             self.storage = LedgerStorage(
                 _config(shape),
-                LedgerDirectories([str(root / name) for name in ledger_directories(shape)]),
-                [str(root / name) for name in journal_directories(shape)],
+                LedgerDirectories(current_directories([str(root / name) for name in ledger_directories(shape)])),
+                current_directories([str(root / name) for name in journal_directories(shape)]),
                 on_failure=self.failures.append,
                 on_trouble=lambda source, reason: None,
             )

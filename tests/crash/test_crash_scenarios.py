@@ -130,7 +130,7 @@ def _killed_and_cut(compacts: bool) -> Iterator[str]:
     ("at", "garbage"),
     [
         (8, struct.pack(">i", (1 << 31) - 1)),  # the master key's length
-        (8 + 4 + 16 + 4, struct.pack(">i", (1 << 31) - 1)),  # the explicit LAC's
+        (8 + 4 + 20 + 4, struct.pack(">i", (1 << 31) - 1)),  # the explicit LAC's
         (0, b"garbage!"),
         (1024, struct.pack(">q", (1 << 62) + 5)),  # where entry 0 is
         (1024, struct.pack(">q", 12)),
@@ -144,7 +144,7 @@ def test_b5_garbage_in_an_index_file_sets_one_ledger_aside(at: int, garbage: byt
         await workload.add(good)
         await workload.add(bad)
         await workload.end()
-        (path,) = tmp_path.glob("ledgers0/**/2.idx")
+        (path,) = tmp_path.glob("ledgers0/current/**/2.idx")
         fd = os.open(path, os.O_RDWR)
         os.pwrite(fd, garbage, at)
         os.close(fd)

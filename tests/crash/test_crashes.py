@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ RUNS_AT_ONCE = 2
 STEPS = 15
 #: Where a mutant is not found among so many runs, they have become blunt.
 MOST_SEEDS = 20
-LOOKING = Effort(share=0.3, torn=0, mixtures=1, nested=0)
+LOOKING = Effort(share=0.3, torn=0, mixtures=1, nested=0, losses=0)
 
 
 @pytest.mark.parametrize("first", range(0, RUNS, RUNS_AT_ONCE))
@@ -39,6 +40,7 @@ def test_crashes(first: int, tmp_path: Path) -> None:
     assert summary.counts.cuts > 300, again
     assert summary.counts.starts > 100, again
     assert summary.counts.nested > 0, again
+    assert summary.counts.losses > 0, again
 
 
 @pytest.mark.parametrize("name", mutants.MUTANTS)
@@ -47,7 +49,8 @@ def test_mutants_are_caught(name: str) -> None:
     with ExitStack() as stack:
         mutant.breaks(stack)
         for seed in range(mutant.seed, mutant.seed + MOST_SEEDS):
-            failures = runner.crash(seed, effort=LOOKING, steps=12, only=mutant.steps).failures
+            effort = replace(LOOKING, losses=mutant.losses)
+            failures = runner.crash(seed, effort=effort, steps=12, only=mutant.steps).failures
             if failures:
                 assert f"again: python -m tests.crash again {seed} " in failures[0]
                 return

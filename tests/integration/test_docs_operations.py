@@ -29,6 +29,7 @@ COPIES = 2 * ENTRIES * (3 + 2 + 2)
 RUN_BY = {
     "test_a_bookie_is_down_and_then_lost": ["A bookie is down", "A bookie is lost", "Add a bookie"],
     "test_disks_fail_and_bookies_are_exchanged": [
+        "Let the bookie copy what it lost",
         "A disk fails",
         "Replace a bookie by another one",
         "Remove a bookie",
@@ -104,14 +105,20 @@ def test_disks_fail_and_bookies_are_exchanged(tmp_path: Path) -> None:
     with RunbookCluster(tmp_path, bookies=4, spare=1) as cluster:
         ledger_ids = write_ledgers(cluster.uri, *QUORUMS)
         first = cluster.hosts[0]
-        for lost in ("disk2/ledgers", "disk1/journal"):
+        losses = {
+            ("disk1/journal", "disk2/ledgers", "disk3/ledgers"): "Let the bookie copy what it lost",
+            ("disk2/ledgers",): "A disk fails",
+            ("disk1/journal",): "A disk fails",
+        }
+        for lost, procedure in losses.items():
             first.kill()
-            shutil.rmtree(first.directory / lost)
+            for name in lost:
+                shutil.rmtree(first.directory / name)
             # A careless operator starts it as it is.
             first.start()
             assert first.wait_ended_by_itself() == 5
-            assert f"{lost} has no current/VERSION" in first.log_tail()
-            for block in PROCEDURES["A disk fails"]:
+            assert f"{lost[-1]} has no current/VERSION" in first.log_tail()
+            for block in PROCEDURES[procedure]:
                 cluster.run(block)
             assert check_every_copy(cluster.uri, ledger_ids) == COPIES
         for procedure in ("Replace a bookie by another one", "Remove a bookie"):
