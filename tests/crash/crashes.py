@@ -40,7 +40,7 @@ class Effort:
     losses: int = 10
 
 
-SHORT: Final = Effort(share=0.05, torn=1, mixtures=2, nested=10, losses=5)
+SHORT: Final = Effort(share=0.05, torn=1, mixtures=2, nested=10, losses=10)
 
 
 @dataclass(slots=True)

@@ -60,7 +60,7 @@ def test_b1_checkpoints_are_late_while_journals_roll(journals: int) -> None:
     done = [operation for _, operation in operations(recording)]
     assert sum(isinstance(item, Create) and item.path.startswith("journal") for item in done) > 8
     assert sum(isinstance(item, Rename) and "lastMark" in item.new_path for item in done) > 8
-    with Crashes(recording, Effort(share=0.05, torn=0, mixtures=2, nested=20), seed=1) as crashes:
+    with Crashes(recording, Effort(share=0.05, torn=0, mixtures=2, nested=20, losses=0), seed=1) as crashes:
         crashes.all()
     assert crashes.counts.starts > 50
 
@@ -76,7 +76,7 @@ def test_b2_between_every_write_and_sync() -> None:
         await workload.checkpoint()
 
     recording = record(Shape(), run)
-    with Crashes(recording, Effort(share=0.6, torn=1, mixtures=1, nested=40), seed=1) as crashes:
+    with Crashes(recording, Effort(share=0.6, torn=1, mixtures=1, nested=40, losses=0), seed=1) as crashes:
         crashes.all()
     assert crashes.counts.cuts == len(operations(recording))
     assert crashes.counts.starts > crashes.counts.cuts
