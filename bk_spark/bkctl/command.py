@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from bk_spark.bkctl.common import ExitStatus
+from bk_spark.bkctl.common import ExitStatus, client_config
 from bk_spark.bkctl.parser import URI_VARIABLE, make_parser
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.protocol.errors import BookKeeperError
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.without_cluster:
             status = options.run(options)
         else:
-            with BlockingClient(options.metadata_service_uri) as client:
+            with BlockingClient(options.metadata_service_uri, client_config(options)) as client:
                 status = options.run(client, options)
         sys.stdout.flush()
         return status

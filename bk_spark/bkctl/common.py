@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.passwords import password_in
 from bk_spark.log.log import Log
 from bk_spark.log.store import LogStore
-from bk_spark.protocol.errors import UnauthorizedError
+from bk_spark.protocol.errors import InvalidArgumentError, UnauthorizedError
 from bk_spark.settings.kinds import Kind, WrongValueError
 
 _BOOKIE_ID: Final = re.compile(r"[a-zA-Z0-9:-_.\-]+")
@@ -84,6 +85,16 @@ def unix_time_ms(value: str) -> int:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)
     return int(moment.timestamp() * 1000)
+
+
+def client_config(options: argparse.Namespace) -> ClientConfig:
+    """Return the settings in ``--client-conf``. Raises InvalidArgumentError."""
+    if options.client_conf is None:
+        return ClientConfig()
+    try:
+        return ClientConfig.from_file(options.client_conf)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"--client-conf: {error}") from error
 
 
 def password(options: argparse.Namespace) -> bytes:

@@ -17,6 +17,7 @@ from bk_spark.bkctl.offline import commands as offline
 from bk_spark.log.formats.names import DEFAULT_ROOT
 
 URI_VARIABLE: Final = "BK_METADATA_SERVICE_URI"
+CONF_VARIABLE: Final = "BK_CLIENT_CONF"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -27,6 +28,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"bkctl {__version__}")
     parser.set_defaults(metadata_service_uri=os.environ.get(URI_VARIABLE) or None, log_root=DEFAULT_ROOT)
+    parser.set_defaults(client_conf=os.environ.get(CONF_VARIABLE) or None)
     parser.set_defaults(password_file=None, json=False, without_cluster=False, without_uri=False)
     groups = parser.add_subparsers(required=True, metavar="COMMAND")
     doctor.add_commands(groups)
@@ -65,6 +67,12 @@ def _share(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="file with the password of the ledgers or of the log; default: the empty password",
+    )
+    options.add_argument(
+        "--client-conf",
+        metavar="FILE",
+        help="settings of the client with Apache's keys, such as those of TLS (docs/client-config.md); default: "
+        f"${CONF_VARIABLE}",
     )
     options.add_argument("--log-root", metavar="PATH", help=f"where logs lie ({DEFAULT_ROOT})")
     options.add_argument("--json", action="store_true", help="print JSON")

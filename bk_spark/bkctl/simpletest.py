@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from bk_spark.bkctl.common import ExitStatus, argument, bookie_id, print_json
+from bk_spark.bkctl.common import ExitStatus, argument, bookie_id, client_config, print_json
 from bk_spark.bkctl.logs.progress import Progress
 from bk_spark.bkctl.members import Members
 from bk_spark.bookie.blocking import BlockingClient, BlockingWriter
-from bk_spark.bookie.config import ClientConfig
 from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.quorum import Quorum
 from bk_spark.settings.kinds import whole
@@ -88,7 +87,8 @@ def _test_cluster(client: BlockingClient, options: argparse.Namespace) -> ExitSt
 
 def _test_bookie(options: argparse.Namespace) -> ExitStatus:
     timeout_ms = options.timeout * 1000
-    config = ClientConfig(connect_timeout_ms=timeout_ms, add_timeout_ms=timeout_ms, read_timeout_ms=timeout_ms)
+    given = client_config(options)
+    config = replace(given, connect_timeout_ms=timeout_ms, add_timeout_ms=timeout_ms, read_timeout_ms=timeout_ms)
     with BlockingClient(options.metadata_service_uri, config) as client:
         Members.read(client).check_tested(options.bookie_id)
         writer = client.create(quorum=_ALONE, ensemble=[options.bookie_id])

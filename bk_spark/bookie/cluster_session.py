@@ -6,6 +6,7 @@ import asyncio
 
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.connection.base import LedgerConnection
+from bk_spark.bookie.connection.client_tls import ClientTls
 from bk_spark.bookie.connection.pool import ConnectionPool
 from bk_spark.bookie.connection.v2 import BookieConnection
 from bk_spark.bookie.connection.v3 import BookieConnectionV3
@@ -21,11 +22,20 @@ class ClusterSession:
     requests that only v3 has.
     """
 
-    def __init__(self, zookeeper: ZooKeeper, services: ClusterServices, config: ClientConfig, *, shared: bool) -> None:
+    def __init__(
+        self,
+        zookeeper: ZooKeeper,
+        services: ClusterServices,
+        config: ClientConfig,
+        tls: ClientTls | None,
+        *,
+        shared: bool,
+    ) -> None:
         self.zookeeper = zookeeper
         self.services = services
         self.config = config
-        self.pool_v3 = ConnectionPool(BookieConnectionV3, services.address, config)
+        self._tls = tls
+        self.pool_v3 = ConnectionPool(BookieConnectionV3, services.address, config, tls)
         self.pool = self.new_pool() if config.use_v2_wire_protocol else self.pool_v3
         self._shared = shared
 
@@ -33,8 +43,10 @@ class ClusterSession:
     def connect(cls, uri: MetadataServiceUri, config: ClientConfig, shared: ZooKeeper | None) -> ClusterSession:
         """Connect to ZooKeeper, or use the session ``shared``, which is never closed here. Blocks.
 
-        Raises MetadataUnavailableError if ZooKeeper does not answer within ``connect_timeout_ms``.
+        Raises MetadataUnavailableError if ZooKeeper does not answer within ``connect_timeout_ms``, InvalidArgumentError
+        for wrong certificates or keys.
         """
+        tls = ClientTls(config) if config.tls_enabled else None
         zookeeper = shared
         if zookeeper is None:
             zookeeper = ZooKeeper(
@@ -50,12 +62,12 @@ class ClusterSession:
             if shared is None:
                 zookeeper.close()
             raise
-        return cls(zookeeper, services, config, shared=shared is not None)
+        return cls(zookeeper, services, config, tls, shared=shared is not None)
 
     def new_pool(self) -> ConnectionPool[LedgerConnection]:
         """Return a pool of separate connections over the configured protocol."""
         kind = BookieConnection if self.config.use_v2_wire_protocol else BookieConnectionV3
-        return ConnectionPool(kind, self.services.address, self.config)
+        return ConnectionPool(kind, self.services.address, self.config, self._tls)
 
     async def close(self) -> None:
         """Close all connections, and the session with ZooKeeper if it is not shared. Safe to repeat."""

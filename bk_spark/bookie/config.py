@@ -5,14 +5,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from bk_spark.bookie.placement.rack_names import parse_rack_table
+from bk_spark.bookie.tls.contexts import key_store_of, trust_store_of
+from bk_spark.bookie.tls.settings import STORE_TYPE, TlsSettings
+from bk_spark.bookie.tls.stores import Store
 from bk_spark.protocol.codes import DEFAULT_MAX_FRAME_BYTES, DigestType
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.wire.add_frames import EntryPackager
+from bk_spark.settings.conf import read_conf
 from bk_spark.settings.kinds import BOOLEAN, MAX_INT, OPTIONAL_TEXT, Kind, did_you_mean, whole
 from bk_spark.settings.setting import Setting, check_fields, declare, markdown_table, settings_of
 
@@ -30,8 +35,8 @@ def _ours(name: str, default: str, kind: Kind, doc: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class ClientConfig:
-    """Limits and timeouts of a client, as frozen fields.
+class ClientConfig(TlsSettings):
+    """Limits, timeouts and TLS of a client, as frozen fields.
 
     The page "Configuration of the ledger client" describes each field, its default and its bounds. Names end in their
     unit. A value out of bounds raises InvalidArgumentError.
@@ -225,6 +230,17 @@ class ClientConfig:
         "The interval. A bookie without failures for this long starts afresh.",
     )
 
+    client_key_store_type: str = _apache("clientKeyStoreType", "", STORE_TYPE, "Wins over `tlsKeyStoreType`.")
+    client_key_store: str = _apache("clientKeyStore", "", OPTIONAL_TEXT, "Wins over `tlsKeyStore`.")
+    client_key_store_password_path: str = _apache(
+        "clientKeyStorePasswordPath", "", OPTIONAL_TEXT, "Wins over `tlsKeyStorePasswordPath`."
+    )
+    client_trust_store_type: str = _apache("clientTrustStoreType", "", STORE_TYPE, "Wins over `tlsTrustStoreType`.")
+    client_trust_store: str = _apache("clientTrustStore", "", OPTIONAL_TEXT, "Wins over `tlsTrustStore`.")
+    client_trust_store_password_path: str = _apache(
+        "clientTrustStorePasswordPath", "", OPTIONAL_TEXT, "Wins over `tlsTrustStorePasswordPath`."
+    )
+
     def __post_init__(self) -> None:
         check_fields(self)
         parse_rack_table(self.bookie_racks)
@@ -262,6 +278,39 @@ class ClientConfig:
             values[known[key]] = SETTINGS[known[key]].parse(text)
         return cls(**values)
 
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> ClientConfig:
+        """Read settings from a file of Apache's form: lines ``key=value``, and comments after ``#``.
+
+        Parameters
+        ----------
+        path
+            The file.
+
+        Returns
+        -------
+        ClientConfig
+            The settings. Missing keys have their defaults.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the file cannot be read, a key does not exist, or a value is wrong. The error names the file.
+        """
+        try:
+            return cls.from_properties(read_conf(path))
+        except InvalidArgumentError as error:
+            text = str(error)
+            raise InvalidArgumentError(text if str(path) in text else f"{path}: {text}") from None
+
+    def key_store(self) -> Store:
+        """Return where the client's private key is."""
+        return _store(self, "key", key_store_of(self))
+
+    def trust_store(self) -> Store:
+        """Return where the certificates of trusted authorities are."""
+        return _store(self, "trust", trust_store_of(self))
+
     def max_payload_bytes(self, digest_type: DigestType) -> int:
         """Compute the largest payload that every bookie accepts and every client can read back.
 
@@ -278,12 +327,35 @@ class ClientConfig:
         return self.max_frame_bytes - EntryPackager.overhead(digest_type) - ANSWER_RESERVE_BYTES
 
 
+def _store(config: ClientConfig, what: str, shared: Store) -> Store:
+    """Return ``shared`` with what the keys that begin with ``client`` say instead."""
+    given = {
+        part: getattr(config, f"client_{what}_store{field}")
+        for part, field in (("kind", "_type"), ("path", ""), ("password_path", "_password_path"))
+    }
+    names = {
+        "path": ("path_key", f"client{what.capitalize()}Store"),
+        "kind": ("type_key", f"client{what.capitalize()}StoreType"),
+        "password_path": ("password_key", f"client{what.capitalize()}StorePasswordPath"),
+    }
+    changes = {part: value for part, value in given.items() if value}
+    changes |= {key: name for part, (key, name) in names.items() if given[part]}
+    return replace(shared, **changes)
+
+
 #: Every setting, by the name of its field.
 SETTINGS: Final[dict[str, Setting]] = settings_of(ClientConfig)
 
 
+_TLS_FIELDS: Final = {
+    *settings_of(TlsSettings),
+    *(field for field in SETTINGS if field.startswith(("client_key_store", "client_trust_store"))),
+}
+
+
 def reference() -> str:
     """Return the text of docs/client-config.md, the table of settings."""
+    tls = {field: setting for field, setting in SETTINGS.items() if field in _TLS_FIELDS}
     columns: dict[str, Callable[[str, Setting], str]] = {
         "key": lambda _, setting: f"`{setting.name}`",
         "": lambda _, setting: "A" if setting.apache else "",
@@ -300,7 +372,11 @@ def reference() -> str:
             "client configuration, which have Apache's unit. Fields count milliseconds and bytes. Unknown keys are",
             "errors. This page is printed by `python -m bk_spark.bookie.config`.",
             "",
-            *markdown_table(columns, SETTINGS),
+            *markdown_table(columns, {field: one for field, one in SETTINGS.items() if field not in tls}),
+            "",
+            "TLS of connections to bookies. [security.md](security.md) shows how to set it up.",
+            "",
+            *markdown_table(columns, tls),
             "",
         ]
     )

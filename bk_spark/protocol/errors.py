@@ -174,6 +174,12 @@ class BookieUnavailableError(PeerError):
     """There is no connection to the bookie, or it broke while requests were unanswered."""
 
 
+class TlsError(BookieUnavailableError):
+    """There is no connection to the bookie, because TLS cannot be agreed on. The message says why: a certificate, a
+    version, or a side without TLS. The client never falls back to a connection in clear. Apache's client uses the code
+    -24."""
+
+
 class BookieTimeoutError(PeerError):
     """The bookie did not answer in time."""
 

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from bk_spark.protocol.errors import InvalidArgumentError
+from bk_spark.settings.conf import read_conf
 from bk_spark.settings.kinds import BOOLEAN, Kind, WrongValueError, did_you_mean
 from bk_spark.settings.setting import Setting
 
@@ -30,25 +31,8 @@ class ConfFile:
 
     def __init__(self, path: str) -> None:
         """Read the file. Raises InvalidArgumentError if it cannot be read or a line is not ``key=value``."""
-        try:
-            with open(path, encoding="utf-8") as file:
-                text = file.read()
-        except OSError as error:
-            raise InvalidArgumentError(f"cannot read configuration file {path}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise InvalidArgumentError(f"configuration file {path} is not UTF-8 text") from error
         self._path = path
-        self._texts: dict[str, str] = {}
-        for number, raw in enumerate(text.splitlines(), 1):
-            line = raw.strip()
-            if not line or line[0] in "#!":
-                continue
-            name, separator, value = line.partition("=")
-            name = name.strip()
-            if not separator or not name:
-                # The line is not shown: it may hold a password.
-                raise InvalidArgumentError(f"{path} line {number} is not of the form key=value")
-            self._texts[name] = value.strip()
+        self._texts = read_conf(path)
 
     def error(self, name: str, what: str) -> InvalidArgumentError:
         return InvalidArgumentError(f"{self._path}: {name} {what}")

@@ -12,6 +12,7 @@ from typing import Final
 from bk_spark.bkctl.doctor.findings import Finding, ok, problem, warning
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.connection.client_tls import ClientTls
 from bk_spark.bookie.connection.pool import ConnectionPool
 from bk_spark.bookie.connection.v3 import BookieConnectionV3
 from bk_spark.bookie.placement.registry import RegisteredBookie
@@ -19,7 +20,8 @@ from bk_spark.log.store import LogStore
 from bk_spark.protocol.errors import BookieUnavailableError, BookKeeperError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 
-CONFIG: Final = ClientConfig(connect_timeout_ms=5_000, read_timeout_ms=5_000, metadata_timeout_ms=10_000)
+_TIMEOUT_MS: Final = 5_000
+_METADATA_TIMEOUT_MS: Final = 10_000
 _PROBE_TIMEOUT_S: Final = 3.0
 #: Bookies asked in parallel.
 _AT_ONCE: Final = 64
@@ -30,8 +32,9 @@ _FULL_SHARE: Final = 0.90
 
 
 @contextlib.contextmanager
-def connected(uri: str) -> Iterator[tuple[BlockingClient | None, Finding]]:
-    """Connect to the cluster. Yields a client, or None without a connection, and the finding about ZooKeeper."""
+def connected(uri: str, given: ClientConfig) -> Iterator[tuple[BlockingClient | None, Finding]]:
+    """Connect to the cluster with ``given``, and shorter timeouts. Yields a client, or None without a connection, and
+    the finding about ZooKeeper."""
     try:
         servers = MetadataServiceUri.parse(uri).servers.split(",")
     except BookKeeperError as error:
@@ -39,7 +42,15 @@ def connected(uri: str) -> Iterator[tuple[BlockingClient | None, Finding]]:
         return
     away = [server for server in servers if not _listens(server)]
     try:
-        client = BlockingClient(uri, CONFIG)
+        client = BlockingClient(
+            uri,
+            replace(
+                given,
+                connect_timeout_ms=_TIMEOUT_MS,
+                read_timeout_ms=_TIMEOUT_MS,
+                metadata_timeout_ms=_METADATA_TIMEOUT_MS,
+            ),
+        )
     except BookKeeperError as error:
         if len(away) == len(servers):
             # More specific than the client's message, which lists several possible reasons.
@@ -91,7 +102,7 @@ def bookies(client: BlockingClient) -> list[Finding]:
                 "bookies", "no bookie is registered", "start bookies, or correct the path in --metadata-service-uri"
             )
         ]
-    asked = asyncio.run(_ask_all(registered))
+    asked = asyncio.run(_ask_all(registered, client.config))
     return [_registered(registered), _reached(asked), _disks(asked)]
 
 
@@ -136,7 +147,7 @@ def _disks(asked: list[_Asked]) -> Finding:
     )
 
 
-async def _ask_all(registered: tuple[RegisteredBookie, ...]) -> list[_Asked]:
+async def _ask_all(registered: tuple[RegisteredBookie, ...], config: ClientConfig) -> list[_Asked]:
     addresses = {one.bookie_id: one.address for one in registered}
     slots = asyncio.Semaphore(_AT_ONCE)
 
@@ -146,12 +157,13 @@ async def _ask_all(registered: tuple[RegisteredBookie, ...]) -> list[_Asked]:
             raise BookieUnavailableError("registered without an address")
         return address
 
-    pool = ConnectionPool(BookieConnectionV3, resolve, CONFIG)
+    tls = ClientTls(config) if config.tls_enabled else None
+    pool = ConnectionPool(BookieConnectionV3, resolve, config, tls)
 
     async def ask(bookie: RegisteredBookie) -> _Asked:
         asked = _Asked(bookie)
         try:
-            async with slots, asyncio.timeout(CONFIG.read_timeout_ms / 1000):
+            async with slots, asyncio.timeout(config.read_timeout_ms / 1000):
                 info = await (await pool.get(bookie.bookie_id)).bookie_info()
         except TimeoutError:
             return replace(asked, error="no answer in time")

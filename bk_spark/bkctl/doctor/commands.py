@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from bk_spark.bkctl.common import ExitStatus, print_json
+from bk_spark.bkctl.common import ExitStatus, client_config, print_json
 from bk_spark.bkctl.doctor import cluster as doctor_cluster, machine as doctor_machine
 from bk_spark.bkctl.doctor.findings import Finding, Status, warning
 
@@ -49,7 +49,7 @@ def _findings(options: argparse.Namespace) -> Iterator[Finding]:
     if options.metadata_service_uri is None:
         yield warning("zookeeper", "not looked at", "say where the cluster is with --metadata-service-uri")
         return
-    with doctor_cluster.connected(options.metadata_service_uri) as (client, finding):
+    with doctor_cluster.connected(options.metadata_service_uri, client_config(options)) as (client, finding):
         yield finding
         if client is not None:
             yield doctor_cluster.clock(client, options.log_root)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -14,14 +15,20 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from bk_spark.bookie.tls.reasons import reason_of
 from bk_spark.protocol.codes import DEFAULT_MAX_FRAME_BYTES
-from bk_spark.protocol.errors import BookieTimeoutError, BookieUnavailableError, WireFormatError
+from bk_spark.protocol.errors import BookieTimeoutError, BookieUnavailableError, TlsError, WireFormatError
 from bk_spark.protocol.wire.answers_v2 import AddAnswers, ReadAnswer
 from bk_spark.protocol.wire.framing import Frames, ReceiveBuffer
 
 _LOG = logging.getLogger(__name__)
 #: Size of a piece for the transport. It copies bytes that the socket does not take, so pieces stay small.
 _SEND_BYTES: Final = 256 * 1024
+
+_CLOSED_EARLY: Final = (
+    "the bookie closed it after the handshake, perhaps because it requires a certificate or does not accept this one "
+    "(tlsClientAuthentication); its log says why"
+)
 
 #: Receives (bookie id, entry ids, codes) of the answers to one ledger's adds.
 AddListener = Callable[[str, npt.NDArray[np.int64], npt.NDArray[np.int32]], None]
@@ -59,6 +66,8 @@ class FramedConnection(asyncio.BufferedProtocol, ABC):
         self._paused = False
         self._stalled: asyncio.TimerHandle | None = None
         self._heard_at = 0.0
+        #: Why TLS has ended.
+        self._tls_problem: str | None = None
         #: Requests that are not answered yet, without adds.
         self.outstanding = 0
         #: (request count, granted) of requests that wait for answers to others, in order.
@@ -127,6 +136,8 @@ class FramedConnection(asyncio.BufferedProtocol, ABC):
             raise self._broken()
 
     def _broken(self) -> BookieUnavailableError:
+        if self._tls_problem is not None:
+            return TlsError(f"the TLS connection broke: {self._tls_problem}", bookie_id=self.bookie_id)
         return BookieUnavailableError("connection to the bookie broke", bookie_id=self.bookie_id)
 
     # --- asyncio's side ---
@@ -140,7 +151,15 @@ class FramedConnection(asyncio.BufferedProtocol, ABC):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._refuses_certificate(exc) and not self.closed:
+            self._tls_problem = reason_of(exc) if isinstance(exc, ssl.SSLError) else _CLOSED_EARLY
+            _LOG.warning("the TLS connection to bookie %s broke: %s", self.bookie_id, self._tls_problem)
         self._lost()
+
+    def _refuses_certificate(self, exc: Exception | None) -> bool:
+        """Whether the bookie may have refused the client's certificate: with TLS 1.3 that comes after the handshake."""
+        is_tls = self._transport is not None and self._transport.get_extra_info("ssl_object") is not None
+        return is_tls and (isinstance(exc, ssl.SSLError) or not self._heard_at)
 
     def pause_writing(self) -> None:
         self._paused = True

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from bk_spark.bookie.config import ANSWER_RESERVE_BYTES, ClientConfig
 from bk_spark.bookie.connection.base import ConnectionLimits, FramedConnection
-from bk_spark.protocol.errors import BookieUnavailableError, BookKeeperError
+from bk_spark.bookie.connection.client_tls import ClientTls
+from bk_spark.protocol.errors import BookieUnavailableError, BookKeeperError, TlsError
+
+_LOG: Final = logging.getLogger(__name__)
 
 #: Finds host and port of a bookie id.
 Resolver = Callable[[str], Awaitable[tuple[str, int]]]
@@ -20,8 +24,15 @@ _C_co = TypeVar("_C_co", bound=FramedConnection, covariant=True)
 class ConnectionPool(Generic[_C_co]):
     """Shares one connection of class ``kind`` per bookie among all handles of a client."""
 
-    def __init__(self, kind: Callable[[str, ConnectionLimits], _C_co], resolve: Resolver, config: ClientConfig) -> None:
+    def __init__(
+        self,
+        kind: Callable[[str, ConnectionLimits], _C_co],
+        resolve: Resolver,
+        config: ClientConfig,
+        tls: ClientTls | None = None,
+    ) -> None:
         self._kind = kind
+        self._tls = tls
         self._resolve = resolve
         self._config = config
         shortest_timeout_ms = min(config.add_timeout_ms, config.read_timeout_ms)
@@ -86,9 +97,14 @@ class ConnectionPool(Generic[_C_co]):
         try:
             async with asyncio.timeout(self._config.connect_timeout_ms / 1000):
                 host, port = await self._resolve(bookie_id)
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: self._kind(bookie_id, self._limits), host, port
-                )
+                connection = self._kind(bookie_id, self._limits)
+                if self._tls is None:
+                    await asyncio.get_running_loop().create_connection(lambda: connection, host, port)
+                else:
+                    await self._tls.connect(host, port, connection)
+        except TlsError as error:
+            _LOG.warning("%s", error)
+            raise
         except BookKeeperError:
             raise
         except (OSError, TimeoutError) as error:

@@ -21,7 +21,7 @@ from bk_spark.bookie.metadata.metadata_calls import call_metadata
 from bk_spark.bookie.runners import AsyncRunner
 from bk_spark.bookie.services import ClusterServices
 from bk_spark.bookie.writing.forcing import LacSender, force_over
-from bk_spark.protocol.errors import BookKeeperError, PeerError
+from bk_spark.protocol.errors import BookKeeperError, NotEnoughBookiesError, PeerError, TlsError
 from bk_spark.protocol.ledger.metadata_calls import CompareAndSet, ReadMetadata
 from bk_spark.protocol.ledger.replacement import (
     BookiePicked,
@@ -152,7 +152,14 @@ class WriterPerformer:
         match action:
             case PickBookie(members, index, exclude):
                 quorum = self._machine.metadata.quorum
-                return BookiePicked(await self._services.choose_replacement(quorum, members, index, exclude))
+                try:
+                    return BookiePicked(await self._services.choose_replacement(quorum, members, index, exclude))
+                except NotEnoughBookiesError as error:
+                    problem = self.connections.tls_problem
+                    if problem is None:
+                        raise
+                    # More bookies would be of no use.
+                    raise NotEnoughBookiesError(f"{error.message}; {problem}") from error
             case TryBookie(bookie_id):
                 return BookieTried(await self.connections.connect(bookie_id, probe=True))
 
@@ -192,6 +199,8 @@ class EnsembleConnections:
         #: Frames that wait for a connection being made, by bookie.
         self._waiting: dict[str, list[memoryview]] = {}
         self._settled = asyncio.Event()
+        #: Why the last bookie that TLS could not be agreed on with cannot be used.
+        self.tls_problem: str | None = None
 
     def get(self, bookie_id: str) -> LedgerConnection | None:
         """Return the connection that carries this writer's adds."""
@@ -233,6 +242,8 @@ class EnsembleConnections:
                     await connection.read(self._ledger_id, _PROBE)
                 return connection
         except (PeerError, TimeoutError) as error:
+            if isinstance(error, TlsError):
+                self.tls_problem = str(error)
             _LOG.warning("ledger %d: bookie %s cannot be used: %r", self._ledger_id, bookie_id, error)
             self._services.bookie_failed(bookie_id)
         except BookKeeperError as error:

@@ -44,7 +44,7 @@ def read_split(options: SourceOptions, schema: StructType, split: Split) -> Iter
     Raises LogRangeGoneError (NoSuchLedgerError without a log) if a ledger was deleted since the split was planned. If
     failOnDataLoss is false, skips its entries with a warning instead.
     """
-    client = client_of(options.metadata_service_uri)
+    client = client_of(options.metadata_service_uri, options.client_conf)
     password = options.password()
     rows = _Rows(arrow_schema(schema), split.entry_format)
     pieces = split.pieces

@@ -87,6 +87,15 @@ class SourceOptions:
         Group.WHERE,
         "ZooKeeper path under which logs are kept. Clusters that share a ZooKeeper need different ones.",
     )
+    client_conf: str | None = _option(
+        "clientConf",
+        None,
+        TEXT,
+        Use.ALL,
+        Group.WHERE,
+        "File with settings of the client, such as those of TLS, under Apache's keys "
+        "([client-config.md](client-config.md)). The driver and the executors must be able to read it.",
+    )
     _password: str | None = _option(
         "password", None, PASSWORD, Use.ALL, Group.WHERE, "Password of the ledgers.", secret=True
     )

@@ -60,25 +60,25 @@ def find_or_make_log(options: SourceOptions, schema: StructType) -> TargetLog:
 
 def _is_there(place: LogPlace) -> bool:
     paths = LogPaths(place.log_root, place.name, place.log_id)
-    return client_of(place.metadata_service_uri).zookeeper.exists(paths.identity) is not None
+    return client_of(place.metadata_service_uri, place.client_conf).zookeeper.exists(paths.identity) is not None
 
 
 def _find_or_make(options: SourceOptions, schema: StructType, password: bytes) -> TargetLog:
     assert options.log is not None
-    uri, root, name = options.metadata_service_uri, options.log_root, options.log
-    logs = logs_of(uri, root)
+    uri, root, name, conf = options.metadata_service_uri, options.log_root, options.log, options.client_conf
+    logs = logs_of(uri, root, conf)
     if not logs.exists(name):
         settings = _new_settings(options, schema, password)
         # Better no log than an unwritable one.
-        client_of(uri).check_enough_bookies(options.quorum)
+        client_of(uri, conf).check_enough_bookies(options.quorum)
         try:
             made = logs.create_log(name, settings)
-            return TargetLog(LogPlace(uri, root, name, made.log_id), settings)
+            return TargetLog(LogPlace(uri, root, name, made.log_id, conf), settings)
         except LogExistsError:
             pass  # another writer was first: its settings apply, as for any existing log
     log = logs.open_log(name)
     _check_settings(log.settings, options, schema, password)
-    return TargetLog(LogPlace(uri, root, name, log.log_id), log.settings)
+    return TargetLog(LogPlace(uri, root, name, log.log_id, conf), log.settings)
 
 
 def _new_settings(options: SourceOptions, schema: StructType, password: bytes) -> LogSettings:
