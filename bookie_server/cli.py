@@ -19,6 +19,7 @@ from typing import Final, NoReturn
 
 from bk_spark.bookie.metadata.cluster_init import init_cluster
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.zookeeper_access import ZooKeeperAccess
 from bk_spark.protocol.errors import BookKeeperError, CallerError, CorruptFileError, InvalidArgumentError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bookie_server.local import DEFAULT_BOOKIES, MAX_BOOKIES, LocalCluster
@@ -62,8 +63,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     autorecovery.add_argument("--conf", required=True, metavar="FILE", help="as for start")
     init = commands.add_parser("init", help="create a new, empty cluster in ZooKeeper; an existing one is not touched")
-    init.add_argument(
-        "--metadata-service-uri", required=True, metavar="URI", help="for example zk+hierarchical://host:2181/ledgers"
+    cluster = init.add_mutually_exclusive_group(required=True)
+    cluster.add_argument(
+        "--metadata-service-uri", metavar="URI", help="for example zk+hierarchical://host:2181/ledgers"
+    )
+    cluster.add_argument(
+        "--conf", metavar="FILE", help="a bookie's configuration file, which also says how to reach ZooKeeper"
     )
     local = commands.add_parser(
         "local", help="run ZooKeeper and bookies on loopback ports until SIGTERM or Ctrl-C; data stays in DIR"
@@ -91,8 +96,14 @@ def _autorecovery(arguments: argparse.Namespace) -> int:
 
 
 def _init(arguments: argparse.Namespace) -> int:
-    uri = MetadataServiceUri.parse(arguments.metadata_service_uri)
-    zk = ZooKeeper(uri.servers)
+    if arguments.conf is None:
+        uri, access = MetadataServiceUri.parse(arguments.metadata_service_uri), None
+    else:
+        from bookie_server.config.load import load_config
+
+        config, _ = load_config(arguments.conf)
+        uri, access = config.metadata_service_uri, ZooKeeperAccess(config)
+    zk = ZooKeeper(uri.servers, access=access)
     zk.start()
     try:
         instance_id = init_cluster(zk, uri.root, uri.layout)

@@ -18,6 +18,7 @@ import sys
 from typing import Final
 
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.zookeeper_access import ZooKeeperAccess
 from bk_spark.bookie.tls.contexts import TlsContexts
 from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError, MetadataError
 from bookie_server.admin.servers import CannotListenError
@@ -59,6 +60,7 @@ def run_from_conf(path: str) -> int:
     try:
         config = configure_process(path)
         tls = TlsContexts(config, server_side=True) if config.tls_enabled else None
+        access = ZooKeeperAccess(config)
     except InvalidArgumentError as error:
         return _refuse(EXIT_INVALID_CONFIG, error)
     _tune_process()
@@ -67,11 +69,12 @@ def run_from_conf(path: str) -> int:
     except OSError as error:
         return _refuse(EXIT_SERVER_ERROR, f"cannot listen on {config.listen_host}:{config.port}: {error.strerror}")
     with listener:
-        return _run(config, listener, tls)
+        return _run(config, listener, tls, access)
 
 
-def _run(config: BookieConfig, listener: socket.socket, tls: TlsContexts | None) -> int:
-    zookeeper = ZooKeeper(config.metadata_service_uri.servers, session_timeout_ms=config.zk_timeout_ms)
+def _run(config: BookieConfig, listener: socket.socket, tls: TlsContexts | None, access: ZooKeeperAccess) -> int:
+    servers = config.metadata_service_uri.servers
+    zookeeper = ZooKeeper(servers, session_timeout_ms=config.zk_timeout_ms, access=access)
     locks = DirectoryLocks(all_directories(config))
     checked = False
     try:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from bk_spark.bkctl.bookie_ledgers import find_ledgers
-from bk_spark.bkctl.common import ExitStatus, bookie_id, print_facts, print_json
+from bk_spark.bkctl.common import ExitStatus, bookie_id, client_config, print_facts, print_json
 from bk_spark.bkctl.logs import consent
 from bk_spark.bkctl.logs.progress import Progress
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.metadata.cluster_init import init_cluster, ledger_manager, read_instance_id, require_no_cluster
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.zookeeper_access import ZooKeeperAccess
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
     MetadataConflictError,
@@ -59,7 +60,7 @@ def _init(options: argparse.Namespace) -> ExitStatus:
     uri = MetadataServiceUri.parse(options.metadata_service_uri)
     manager = ledger_manager(uri.layout)
     instance_id = None
-    with closing(ZooKeeper(uri.servers)) as zk:
+    with closing(ZooKeeper(uri.servers, access=ZooKeeperAccess(client_config(options)))) as zk:
         zk.start()
         if options.dry_run:
             require_no_cluster(zk, uri.root)

@@ -11,6 +11,7 @@ from bk_spark.bookie.connection.pool import ConnectionPool
 from bk_spark.bookie.connection.v2 import BookieConnection
 from bk_spark.bookie.connection.v3 import BookieConnectionV3
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.zookeeper_access import ZooKeeperAccess
 from bk_spark.bookie.services import ClusterServices
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 
@@ -44,7 +45,7 @@ class ClusterSession:
         """Connect to ZooKeeper, or use the session ``shared``, which is never closed here. Blocks.
 
         Raises MetadataUnavailableError if ZooKeeper does not answer within ``connect_timeout_ms``, InvalidArgumentError
-        for wrong certificates or keys.
+        for wrong certificates, keys or credentials.
         """
         tls = ClientTls(config) if config.tls_enabled else None
         zookeeper = shared
@@ -54,6 +55,7 @@ class ClusterSession:
                 session_timeout_ms=config.zk_session_timeout_ms,
                 operation_timeout_ms=config.metadata_timeout_ms,
                 rest_after_ms=config.zk_session_rest_ms,
+                access=ZooKeeperAccess(config),
             )
             zookeeper.start(config.connect_timeout_ms)
         try:

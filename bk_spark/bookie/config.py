@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from bk_spark.bookie.metadata.zookeeper_settings import ZooKeeperSettings
 from bk_spark.bookie.placement.rack_names import parse_rack_table
 from bk_spark.bookie.tls.contexts import key_store_of, trust_store_of
 from bk_spark.bookie.tls.settings import STORE_TYPE, TlsSettings
@@ -35,8 +36,8 @@ def _ours(name: str, default: str, kind: Kind, doc: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class ClientConfig(TlsSettings):
-    """Limits, timeouts and TLS of a client, as frozen fields.
+class ClientConfig(ZooKeeperSettings):
+    """Limits, timeouts and security of a client, as frozen fields.
 
     The page "Configuration of the ledger client" describes each field, its default and its bounds. Names end in their
     unit. A value out of bounds raises InvalidArgumentError.
@@ -356,6 +357,8 @@ _TLS_FIELDS: Final = {
 def reference() -> str:
     """Return the text of docs/client-config.md, the table of settings."""
     tls = {field: setting for field, setting in SETTINGS.items() if field in _TLS_FIELDS}
+    zookeeper = {field: one for field, one in settings_of(ZooKeeperSettings).items() if field not in tls}
+    others = {field: one for field, one in SETTINGS.items() if field not in tls and field not in zookeeper}
     columns: dict[str, Callable[[str, Setting], str]] = {
         "key": lambda _, setting: f"`{setting.name}`",
         "": lambda _, setting: "A" if setting.apache else "",
@@ -372,11 +375,15 @@ def reference() -> str:
             "client configuration, which have Apache's unit. Fields count milliseconds and bytes. Unknown keys are",
             "errors. This page is printed by `python -m bk_spark.bookie.config`.",
             "",
-            *markdown_table(columns, {field: one for field, one in SETTINGS.items() if field not in tls}),
+            *markdown_table(columns, others),
             "",
             "TLS of connections to bookies. [security.md](security.md) shows how to set it up.",
             "",
             *markdown_table(columns, tls),
+            "",
+            "Sessions with ZooKeeper. `zookeeper.…` are the names of ZooKeeper's own client.",
+            "",
+            *markdown_table(columns, zookeeper),
             "",
         ]
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.tls.settings import TlsSettings
+from bk_spark.bookie.metadata.zookeeper_settings import ZooKeeperSettings
 from bk_spark.settings.kinds import BOOLEAN, MAX_LONG, Kind, whole
 from bk_spark.settings.setting import Setting, declare, settings_of
 
@@ -21,8 +21,9 @@ def _as_clients(field: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AutoRecoveryConfig(TlsSettings):
-    """Settings of auditor and replication worker, and of TLS, which their client uses too. Times are in ms."""
+class AutoRecoveryConfig(ZooKeeperSettings):
+    """Settings of auditor and replication worker, of TLS, and of sessions with ZooKeeper, which their client uses too.
+    Times are in ms."""
 
     auto_recovery_enabled: bool = _key(
         "autoRecoveryDaemonEnabled",

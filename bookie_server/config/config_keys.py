@@ -25,7 +25,6 @@ FIXED_VALUES: Final = {
     # A user who asks for protection must not get a bookie without it.
     "bookieAuthProviderFactoryClass": ("null", "clients are not authenticated"),
     "httpServerTlsEnable": ("false", "the admin API is not encrypted"),
-    "zkEnableSecurity": ("false", "znodes are created without access lists"),
 }
 #: Keys whose safe value always applies. The other value gives a warning.
 ALWAYS_SO: Final = {

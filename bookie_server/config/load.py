@@ -10,6 +10,7 @@ import os
 from dataclasses import fields
 from typing import Any, Final
 
+from bk_spark.bookie.metadata.zookeeper_settings import ZooKeeperSettings
 from bk_spark.bookie.placement.rack_names import parse_rack_table
 from bk_spark.bookie.tls.settings import TlsSettings
 from bk_spark.protocol.errors import InvalidArgumentError
@@ -56,6 +57,10 @@ def load_config(path: str) -> tuple[BookieConfig, list[str]]:
         for setting in settings_of(TlsSettings).values():
             if conf.text(setting.name) and setting.name != "tlsProviderFactoryClass":
                 warnings.append(conf.warning(setting.name, "has no effect without tlsProviderFactoryClass: TLS is off"))
+    if not config.zk_secure:
+        for setting in settings_of(ZooKeeperSettings).values():
+            if conf.text(setting.name) and setting.name.startswith("zookeeper.ssl."):
+                warnings.append(conf.warning(setting.name, "has no effect without zookeeper.client.secure=true"))
     try:
         parse_rack_table(config.bookie_racks)
     except InvalidArgumentError as error:
@@ -89,6 +94,8 @@ def _add_derived(values: dict[str, Any]) -> None:
 
 def _check_together(config: BookieConfig, conf: ConfFile) -> None:
     """Check settings that depend on each other (compatibility.md §5.10, §5.12). Raises InvalidArgumentError."""
+    if config.zk_enable_security and not config.zk_digest_file:
+        raise conf.error("zkEnableSecurity", "is true, but without a user (zkDigestFile) znodes cannot be kept for one")
     for name, value in (
         ("diskUsageThreshold", config.disk_usage_threshold),
         ("diskUsageWarnThreshold", config.disk_usage_warn_threshold),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from bk_spark.bookie.metadata.zookeeper_settings import ZooKeeperSettings
 from bk_spark.bookie.tls.settings import TlsSettings
 from bk_spark.settings.setting import Setting, markdown_table, settings_of
 from bookie_server.config.config import SETTINGS
@@ -13,6 +14,8 @@ from bookie_server.config.config_keys import ALWAYS_SO, FIXED_VALUES, KNOWN_KEYS
 def reference() -> str:
     """Return the page."""
     tls = settings_of(TlsSettings)
+    zookeeper = {name: one for name, one in settings_of(ZooKeeperSettings).items() if name not in tls}
+    others = {name: one for name, one in SETTINGS.items() if name not in tls and name not in zookeeper}
     columns: dict[str, Callable[[str, Setting], str]] = {
         "key": lambda _, setting: f"`{setting.name}`" + (f" (or `{setting.other_name}`)" if setting.other_name else ""),
         "default": lambda _, setting: setting.missing or f"`{setting.default}`",
@@ -30,11 +33,15 @@ def reference() -> str:
             "|---|---|",
             *(f"| `{name}` | {meaning} |" for name, meaning in OTHER_KEYS.items()),
             "",
-            *markdown_table(columns, {name: one for name, one in SETTINGS.items() if name not in tls}),
+            *markdown_table(columns, others),
             "",
             "TLS between clients and bookies. The bookie's own client (self-healing) uses the same keys:",
             "",
             *markdown_table(columns, tls),
+            "",
+            "Sessions with ZooKeeper. `zookeeper.…` are the names of ZooKeeper's own client:",
+            "",
+            *markdown_table(columns, zookeeper),
             "",
             "Keys with a single allowed value:",
             *(f"`{name}={wanted}` ({why})." for name, (wanted, why) in FIXED_VALUES.items()),

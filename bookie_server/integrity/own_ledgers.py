@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from typing import Final
 
 import numpy as np
@@ -12,9 +11,8 @@ import numpy as np
 from bk_spark.protocol.arrays import Bools, Int64s, sorted_distinct
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.integrity.limbo_check import LimboEnded, OwnFound, StateFound
-from bookie_server.storage.entrylog.entry_log import OFFSET_BITS, OFFSET_MASK
+from bookie_server.storage.entrylog.entry_log import OFFSET_BITS
 from bookie_server.storage.ledger_storage import LedgerStorage
-from bookie_server.storage.records import MIN_RECORD_BYTES
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -69,18 +67,17 @@ class OwnLedgers:
         return found
 
     def _in_logs(self, ledger_id: int, first: int, last: int) -> Int64s:
-        """The entries that begin within an entry log. An index may have outlived a lost ledger directory, and a log may
-        have become shorter. Their bytes are not read: that would take as long as reading all of the disks."""
+        """The entries whose entry logs exist. An index may have outlived a lost ledger directory."""
         entry_ids: Int64s = np.arange(first, last + 1, dtype=np.int64)
         locations = self._storage.index.read_slots(ledger_id, entry_ids)
         log_ids, which = np.unique(locations >> OFFSET_BITS, return_inverse=True)
-        ends = np.array([self._end(log_id) for log_id in log_ids.tolist()], np.int64)
-        there: Bools = (locations != 0) & ((locations & OFFSET_MASK) + MIN_RECORD_BYTES <= ends[which])
-        return entry_ids[there]
+        exist = np.array([self._exists(log_id) for log_id in log_ids.tolist()], np.bool_)
+        readable: Bools = exist[which] & (locations != 0)
+        return entry_ids[readable]
 
-    def _end(self, entry_log_id: int) -> int:
-        """The size of an entry log; 0 if it does not exist."""
+    def _exists(self, entry_log_id: int) -> bool:
         try:
-            return os.stat(self._storage.reader.path(entry_log_id)).st_size
+            self._storage.reader.path(entry_log_id)
         except FileNotFoundError:
-            return 0
+            return False
+        return True

@@ -16,6 +16,7 @@ from typing import Any, Final
 from bk_spark.bookie.cluster_session import ClusterSession
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.metadata.zookeeper import LOST, ZooKeeper
+from bk_spark.bookie.metadata.zookeeper_access import ZooKeeperAccess
 from bk_spark.bookie.runners import AsyncRunner
 from bk_spark.protocol.errors import BookKeeperError, SessionLostError
 from bk_spark.protocol.machine import StepMachine
@@ -149,7 +150,11 @@ class ReplicationDaemon:
 
     def _connect(self) -> ReplicationAccess:
         settings = self._settings
-        zk = ZooKeeper(settings.uri.servers, session_timeout_ms=settings.zk_timeout_ms)
+        zk = ZooKeeper(
+            settings.uri.servers,
+            session_timeout_ms=settings.zk_timeout_ms,
+            access=ZooKeeperAccess(settings.client),
+        )
         zk.start()
         try:
             session = ClusterSession.connect(settings.uri, settings.client, zk)

@@ -9,6 +9,7 @@ import signal
 from typing import Final
 
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.zookeeper_access import ZooKeeperAccess
 from bk_spark.bookie.replication.repair_performer import LedgerRepairs, copy_limits_of, throttle_to
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.replication.copy_rate import CopyRate
@@ -84,6 +85,7 @@ def run_from_conf(path: str) -> int:
     """
     try:
         config = configure_process(path)
+        ZooKeeperAccess(config)  # wrong files are told now
     except InvalidArgumentError as error:
         _LOG.critical("auto recovery not started: %s", error)
         return 1

@@ -28,6 +28,7 @@ from kazoo.exceptions import (
     ConnectionClosedError,
     ConnectionLoss,
     KazooException,
+    NoAuthError,
     NodeExistsError as KazooNodeExistsError,
     NoNodeError as KazooNoNodeError,
     NotEmptyError,
@@ -40,6 +41,7 @@ from kazoo.protocol.states import KazooState, WatchedEvent, ZnodeStat
 
 from bk_spark.bookie.metadata.cluster_clock import ClusterClock
 from bk_spark.bookie.metadata.session_rest import SessionRest
+from bk_spark.bookie.metadata.zookeeper_access import EncryptingHandler, ZooKeeperAccess
 from bk_spark.bookie.metadata.zookeeper_refusal import refusal
 from bk_spark.protocol.errors import (
     MetadataConflictError,
@@ -77,7 +79,8 @@ class ZooKeeper:
 
     ``servers`` is a connect string (``host:port,host:port``). Call ``start`` once. ``close`` ends the session and its
     ephemeral nodes. It is safe to repeat. With ``rest_after_ms`` the session and its ephemeral nodes also end after
-    this long without a call. Another session begins with the next call (see session_rest).
+    this long without a call. Another session begins with the next call (see session_rest). ``access``: who the session
+    is, and whether its connection is encrypted.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class ZooKeeper:
         session_timeout_ms: int = 10_000,
         operation_timeout_ms: int = 30_000,
         rest_after_ms: int = 0,
+        access: ZooKeeperAccess | None = None,
     ) -> None:
         self.servers = servers
         #: The servers' time, as far as known. See :meth:`measure_time`.
@@ -98,6 +102,7 @@ class ZooKeeper:
             timeout=self._session_timeout_s,
             logger=logging.getLogger(f"{__name__}.kazoo"),
             connection_retry={"max_tries": -1, "delay": 0.1, "backoff": 2, "max_delay": 2.0},
+            **({} if access is None else access.kazoo_options()),
         )
         self._listeners: list[Callable[[str], None]] = []
         self._client.add_listener(self._on_state)
@@ -122,9 +127,14 @@ class ZooKeeper:
         self.close()
         raise MetadataUnavailableError(
             refused
-            or f"no ZooKeeper server answered at {self.servers} within {timeout_ms} ms; "
+            or f"no ZooKeeper server answered at {self.servers} within {timeout_ms} ms{self._why_unencrypted()}; "
             "check metadataServiceUri and that the server runs"
         )
+
+    def _why_unencrypted(self) -> str:
+        handler = self._client.handler
+        problem = handler.problem if isinstance(handler, EncryptingHandler) else ""
+        return problem and f" (TLS handshake: {problem})"
 
     def close(self) -> None:
         """End the session. If the server does not answer, cut the connection. The session and its ephemeral nodes then
@@ -281,6 +291,8 @@ class ZooKeeper:
         sent_s = self.clock.monotonic_s()
         results = self._change(transaction.commit_async, operations[0].path if operations else "/")
         for op, result in zip(operations, results, strict=True):
+            if isinstance(result, NoAuthError):
+                raise _forbidden(f"change {op.path}") from result
             if isinstance(result, Exception) and not isinstance(result, RolledBackError | RuntimeInconsistency):
                 raise TransactionConflictError(op, type(result).__name__) from result
         stat = next((result for result in results if isinstance(result, ZnodeStat)), None)
@@ -339,6 +351,8 @@ class ZooKeeper:
                     self._changed.wait(_RETRY_PAUSE_S)
             except KazooTimeoutError as error:
                 raise MetadataUnavailableError(f"ZooKeeper at {self.servers} did not answer in time") from error
+            except NoAuthError as error:
+                raise _forbidden("read a znode") from error
             except KazooException as error:
                 raise MetadataError(f"ZooKeeper refused a request: {type(error).__name__}: {error}") from error
 
@@ -358,6 +372,8 @@ class ZooKeeper:
                 f"connection to ZooKeeper at {self.servers} was lost while {path} was being changed "
                 f"({type(error).__name__}): the change may or may not have taken effect"
             ) from error
+        except NoAuthError as error:
+            raise _forbidden(f"change {path}") from error
         except KazooException as error:
             raise MetadataError(f"ZooKeeper refused to change {path}: {type(error).__name__}: {error}") from error
 
@@ -390,6 +406,13 @@ class _Answers:
 
 #: Names of session states, as passed to listeners.
 CONNECTED, SUSPENDED, LOST = KazooState.CONNECTED, KazooState.SUSPENDED, KazooState.LOST
+
+
+def _forbidden(what: str) -> MetadataError:
+    return MetadataError(
+        f"ZooKeeper does not let this user {what}: its access list names others. Set zkDigestFile to a file with the "
+        "user and password that the cluster's znodes were created with"
+    )
 
 
 def _event(path: str, watch: WatchCallback | None) -> Callable[[WatchedEvent], None] | None:

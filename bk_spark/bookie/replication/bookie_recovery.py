@@ -19,6 +19,7 @@ from bk_spark.bookie.cluster_session import ClusterSession
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.zookeeper_access import ZooKeeperAccess
 from bk_spark.bookie.reading.read_access import ReadAccess
 from bk_spark.bookie.replication.repair_performer import LedgerRepairs, copy_limits_of, throttle_to
 from bk_spark.bookie.replication.under_replication_store import UnderReplicationStore
@@ -121,7 +122,8 @@ async def recover_bookies(
         If the layout below ``underreplication`` is unknown.
     """
     # Not the client's session, which ends when it rests.
-    zk = ZooKeeper(uri.servers, operation_timeout_ms=config.metadata_timeout_ms)
+    access = await asyncio.to_thread(ZooKeeperAccess, config)
+    zk = ZooKeeper(uri.servers, operation_timeout_ms=config.metadata_timeout_ms, access=access)
     try:
         await asyncio.to_thread(zk.start, config.connect_timeout_ms)
         session = await asyncio.to_thread(ClusterSession.connect, uri, config, zk)

@@ -44,7 +44,6 @@ _MAP_LEDGER: Final = -1
 _MAP_ENTRY: Final = -2
 _MAP_BATCH: Final = 10_000
 _FILE_NAME: Final = re.compile(r"([0-9a-f]{1,8})\.log")
-_LAST_ID: Final = re.compile(rb"\s*([0-9a-fA-F]{1,8})\s*(?:\n|$)")
 _ANY_NAME: Final = re.compile(r"([0-9a-f]{1,8})\.log(?=$|\.)")
 
 
@@ -73,13 +72,13 @@ def last_log_id(directory: str) -> int:
     except FileNotFoundError:
         text = b""
     if text.strip():
-        match = _LAST_ID.match(text)
-        if match is None:
+        try:
+            last = int(text.split(b"\n")[0], 16)
+        except ValueError as error:
             raise CorruptFileError(
                 f"{path} does not hold a log id in hex; restore it from a backup, or move it elsewhere, so that the "
                 "names of the entry logs decide"
-            )
-        last = int(match[1], 16)
+            ) from error
     names = os.listdir(directory)
     # A name may belong to a compaction in progress: "<new>.log.compacting", "<new>.log.<old>.compacted".
     ids = [int(match[1], 16) for match in map(_ANY_NAME.match, names) if match]

@@ -1,16 +1,15 @@
 """All mutations, by layer.
 
 ``ledgers``: machines of ledgers, the wire protocol, metadata and their store. ``logs``: the core and the collection of
-logs. ``datasource``: Spark's source and sink, and ``bkctl``. ``storage``: a bookie's files. ``limbo``: what it
-says and does after a loss. ``server``: its operations and its front end. ``replication``: repairs, workers and
-auditors.
+logs. ``datasource``: Spark's source and sink, and ``bkctl``. ``storage``: a bookie's files. ``server``: its operations
+and its front end. ``replication``: repairs, workers and auditors.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from tests.mutation.lists import datasource, ledgers, limbo, logs, replication, server, storage
+from tests.mutation.lists import datasource, ledgers, logs, replication, server, storage
 from tests.mutation.mutation import Mutation
 
 MUTATIONS: Final[tuple[Mutation, ...]] = (
@@ -18,7 +17,6 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     *logs.MUTATIONS,
     *datasource.MUTATIONS,
     *storage.MUTATIONS,
-    *limbo.MUTATIONS,
     *server.MUTATIONS,
     *replication.MUTATIONS,
 )

@@ -12,9 +12,9 @@ from tests.simulation.outcomes import InvariantError
 from tests.simulation.replication.histories import History
 from tests.simulation.replication.mutants import MUTANTS
 
-HISTORIES = 120
+HISTORIES = 150
 #: In portions, so that a test stays within its time on a busy machine.
-PORTION = 120
+PORTION = 150
 MOST_SEEDS = 1_500
 
 
