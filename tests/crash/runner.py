@@ -41,8 +41,8 @@ class Summary:
         counts = self.counts
         return (
             f"{self.runs} runs with {self.answered} answered adds, cut at {counts.cuts} places, {counts.starts} starts "
-            f"({counts.nested} of them after a cut in a recovery); {counts.losses} losses of directories, "
-            f"{counts.unknown} answered entries unknown then; {len(self.failures) or 'no'} failures"
+            f"({counts.nested} of them after a cut in a recovery); {counts.losses} losses, after which "
+            f"{counts.unknown} unknown entries had been answered; {len(self.failures) or 'no'} failures"
         )
 
 

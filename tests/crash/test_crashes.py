@@ -57,16 +57,22 @@ def test_mutants_are_caught(name: str) -> None:
     pytest.fail(f"not found in {MOST_SEEDS} runs: {name}")
 
 
-def test_a_case_is_told_by_its_recording_and_place(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["marks before entry logs are synced", "marks of ledgers are not synced"])
+def test_a_case_is_told_by_its_recording_and_place(name: str, tmp_path: Path) -> None:
     with ExitStack() as stack:
-        mutants.MUTANTS["marks before entry logs are synced"].breaks(stack)
-        found = (runner.crash(seed, effort=LOOKING, keep_in=tmp_path).failures for seed in range(1, 5))
-        failure = next(filter(None, found))[0]
+        mutant = mutants.MUTANTS[name]
+        mutant.breaks(stack)
+        effort = replace(LOOKING, losses=mutant.losses)
+        failures = (
+            runner.crash(seed, effort=effort, steps=12, only=mutant.steps, keep_in=tmp_path).failures
+            for seed in range(1, 1 + MOST_SEEDS)
+        )
+        failure = next(filter(None, failures))[0]
         *_, crash, again = failure.splitlines()
-        path, case = again.removeprefix("again: python -m tests.crash again ").split(" ")
+        path, _, case = again.removeprefix("again: python -m tests.crash again ").partition(" ")
         assert crash.startswith(f"crash {case}: ")
         recording = runner.load(Path(path))
-    told = runner.again(recording, Case.parse(case))
+        told = runner.again(recording, Case.parse(case))
     assert told is not None
     assert told.endswith(crash)
     assert "ADD 0 asked: " in told

@@ -15,6 +15,8 @@ import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.protocol.errors import BookieUnavailableError
+from bookie_server.identity.dirty import is_dirty, mark_dirty
+from bookie_server.identity.generation import new_generation, read_generation, write_generation
 from bookie_server.local import LocalBookie, LocalCluster
 from bookie_server.process import EXIT_BOOKIE_ERROR
 from bookie_server.storage.index.index import IndexFiles
@@ -122,7 +124,8 @@ def _files(directory: Path) -> dict[Path, tuple[int, int]]:
 def test_apaches_bookie_serves_ledgers_in_limbo_and_keeps_the_flag(
     tmp_path: Path, zk_only: LocalCluster, storage: str
 ) -> None:
-    """It knows no such bit of the header, and writes it as it found it."""
+    """It knows no such bit of the header, and writes it as it found it. It also starts on our GENERATION and DIRTY, and
+    leaves the first: ours starts on them again."""
     uri = new_cluster(zk_only, tmp_path.name)
     settings = {
         **ApacheBookie.sizes,
@@ -145,6 +148,14 @@ def test_apaches_bookie_serves_ledgers_in_limbo_and_keeps_the_flag(
             before[ledger_id] = replace(header, limbo=True)
             index.write(ledger_id, before[ledger_id], nothing, nothing)
         index.sync()
+        # As after a replacement of directories, and a run that was killed.
+        generation = new_generation()
+        currents = [str(path) for path in (tmp_path / "data").glob("*/current")]
+        assert len(currents) == 2
+        for current in currents:
+            write_generation(current, generation)
+        mark_dirty([directory], synced=True, losses_handled=True)
+        assert is_dirty([directory])
         bookies.change_kind(ApacheBookie)
         bookies.start()
         shelf.check(bookies.bookies[0].port)
@@ -156,6 +167,18 @@ def test_apaches_bookie_serves_ledgers_in_limbo_and_keeps_the_flag(
         for ledger_id in ledger_ids:
             fenced = before[ledger_id].fenced or ledger_id == still_open.ledger_id
             assert index.read_header(ledger_id) == replace(before[ledger_id], fenced=fenced)
+        assert [read_generation(current) for current in currents] == [generation] * 2
+        assert not is_dirty([directory])
+        shelf.volumes.remove(still_open)
+        shelf.volumes.append(replace(still_open, explicit_lac=False, fenced=True))
+        bookies.change_kind(LocalBookie)
+        bookies.start()
+        shelf.check(bookies.bookies[0].port)
+        assert bookies.bookies[0].terminate()
+        for ledger_id in ledger_ids:
+            header = index.read_header(ledger_id)
+            assert header is not None
+            assert header.limbo
         index.close()
 
 
