@@ -20,6 +20,9 @@ TEST_PROCESSES ?= 3
 # For the explorer: make explore EXPLORE_ARGS="--bigger -k 3/3/2"
 EXPLORE_ARGS ?=
 
+# Whole manifests. The others are patches, or files of kustomize.
+MANIFESTS := $(filter-out %/kustomization.yaml %/bookie-rack.yaml,$(wildcard deploy/kubernetes/*/*.yaml))
+
 .PHONY: help demo notebooks docs test faults heal-faults stream-faults rolling simulate simulate-logs simulate-collection simulate-auditing simulate-replication simulate-mutants explore crash fuzz nightly mutants lint format bench proto release clean
 
 help:
@@ -42,7 +45,7 @@ help:
 	@echo "make fuzz      give every decoder more bytes that nobody should have sent: SEEDS=1-5, FACTOR=20, TESTS=tests/fuzz/test_metadata.py"
 	@echo "make nightly   all of these runs with the seeds of the day, in two hours, and a report: MINUTES=115"
 	@echo "make mutants   break rules of the source on purpose, in copies, and see that tests fail: RULES=flush.py"
-	@echo "make lint    run ruff, mypy --strict and the import contracts, and build the docs without warnings"
+	@echo "make lint    run ruff, mypy --strict, the import contracts and the checks of deploy/, and build the docs without warnings"
 	@echo "make format  apply the fixes and formatting of ruff"
 	@echo "make bench   measure the speed of writes and reads"
 	@echo "make proto   regenerate the protobuf modules"
@@ -138,6 +141,9 @@ lint: $(STAMP) docs
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/yamllint --strict -c deploy/.yamllint deploy
+	$(BIN)/hadolint deploy/docker/Dockerfile
+	$(BIN)/kubernetes-validate --strict --quiet $(MANIFESTS)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -54,6 +54,8 @@ class BookieProcess:
             "zkTimeout": "3000",
             **settings,
         }
+        #: What it runs: ``start``, or ``autorecovery`` without a bookie.
+        self.command = "start"
         #: The ``ulimit -n`` of the process, if limited.
         self.open_files: int | None = None
         #: The checkout whose code runs.
@@ -94,7 +96,7 @@ class BookieProcess:
         limited = ["sh", "-c", f'{asked}exec "$@"', "sh"] if asked else []
         start = subprocess.Popen if asked or self.tree != _REPOSITORY else ForkedBookie
         self._process = start(
-            [*limited, sys.executable, "-m", "bookie_server", "start", "--conf", str(conf)],
+            [*limited, sys.executable, "-m", "bookie_server", self.command, "--conf", str(conf)],
             cwd=self.tree,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
