@@ -11,6 +11,8 @@ PROTO_STAMP := $(PROTO_VENV)/.installed
 RELEASE_VENV := .venv-release
 RELEASE_STAMP := $(RELEASE_VENV)/.installed
 export PYTHON
+# Hundreds of processes import our modules: each would compile them again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Arguments for pytest: make test PYTEST_ARGS="tests/unit -x"
 PYTEST_ARGS ?=

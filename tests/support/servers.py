@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.support.ready_worker import make_python
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -46,7 +48,7 @@ def spark_session(
     from pyspark.sql import SparkSession
 
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = make_python(directory)
     jvm_options = _jvm_options()
     if archive_at_exit is not None:
         jvm_options = f"{_JVM_OPTIONS} -XX:ArchiveClassesAtExit={archive_at_exit}"
