@@ -27,6 +27,7 @@ _BENCHMARKS: Final[dict[str, list[str]]] = {
     "stream_batches": [],
     "stream_latency": [],
     "tiny_segments": [],
+    "tls": [],
 }
 
 

@@ -297,12 +297,13 @@ class JavaClient:
         entries: tuple[int, int] | None = None,
         unconfirmed: bool = False,
         with_payloads: bool = False,
+        settings: Mapping[str, str] | None = None,
         timeout_ms: int = CALL_TIMEOUT_MS,
     ) -> JavaRead:
         """Open (``recovery`` fences and closes), read ``entries`` (inclusive; default: all confirmed), close.
 
         ``batch`` reads in batches, which takes wire 2 and an ensemble as large as the write quorum;
-        ``unconfirmed`` reads past the last add confirmed.
+        ``unconfirmed`` reads past the last add confirmed; ``settings`` as for :meth:`create`.
         """
         limits = {} if entries is None else {"first_entry_id": entries[0], "last_entry_id": entries[1]}
         answer = self.call(
@@ -317,6 +318,7 @@ class JavaClient:
             batch=batch,
             unconfirmed=unconfirmed,
             with_payloads=with_payloads,
+            settings=dict(settings or {}),
             **limits,
         )
         payloads = answer.pop("payloads", None)

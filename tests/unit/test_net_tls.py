@@ -196,7 +196,9 @@ def test_thousands_of_requests_in_clear_are_refused_in_turns(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("required", [False, True])
-def test_nothing_that_came_in_clear_behind_start_tls_is_obeyed(tmp_path: Path, required: bool) -> None:
+def test_nothing_that_came_in_clear_behind_start_tls_is_obeyed(
+    tmp_path: Path, required: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     async def test() -> None:
         bookie, tls = HeldBookie(), front_tls(tmp_path, required=required)
         async with front(NetConfig(), bookie, tls=tls) as served:
@@ -212,6 +214,9 @@ def test_nothing_that_came_in_clear_behind_start_tls_is_obeyed(tmp_path: Path, r
             assert tls.failed_handshakes == 5
 
     run(test)
+    # What came is the reason, not that nothing more came.
+    assert "TLS handshake failed" in caplog.text
+    assert "it took too long" not in caplog.text
 
 
 async def _until_closed(peer: Peer) -> None:
@@ -294,7 +299,9 @@ def test_a_handshake_without_start_tls_is_no_frame(tmp_path: Path) -> None:
     run(test)
 
 
-def test_an_unfinished_handshake_gives_way_to_a_newcomer(tmp_path: Path) -> None:
+def test_an_unfinished_handshake_gives_way_to_a_newcomer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bookie_server.net.common.front_tls._HANDSHAKE_TIMEOUT_S", 3600.0)
+
     async def test() -> None:
         config = NetConfig(max_connections=2, idle_before_eviction_ms=0)
         async with front(config, HeldBookie(), tls=front_tls(tmp_path)) as served:

@@ -2,14 +2,15 @@
 
 ``ledgers``: machines of ledgers, the wire protocol, metadata and their store. ``logs``: the core and the collection of
 logs. ``datasource``: Spark's source and sink, and ``bkctl``. ``storage``: a bookie's files. ``server``: its operations
-and its front end. ``replication``: repairs, workers and auditors.
+and its front end. ``replication``: repairs, workers and auditors. ``tls``: certificates, handshakes, requests in
+clear.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from tests.mutation.lists import datasource, ledgers, logs, replication, server, storage
+from tests.mutation.lists import datasource, ledgers, logs, replication, server, storage, tls
 from tests.mutation.mutation import Mutation
 
 MUTATIONS: Final[tuple[Mutation, ...]] = (
@@ -19,4 +20,5 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     *storage.MUTATIONS,
     *server.MUTATIONS,
     *replication.MUTATIONS,
+    *tls.MUTATIONS,
 )

@@ -1,0 +1,100 @@
+"""Rules of TLS on both sides."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutation.mutation import Mutation
+
+_SERVER: Final = "tests/unit/test_net_tls.py"
+_CLIENT: Final = "tests/unit/test_client_tls.py"
+_CONTEXTS: Final = "tests/unit/test_tls_contexts.py"
+
+MUTATIONS: Final = (
+    Mutation(
+        "Only START_TLS is taken from the socket before the handshake.",
+        "bookie_server/net/common/front_tls.py",
+        "self._socket.recv(len(self._first))",
+        "self._socket.recv(1 << 16)",
+        (f"{_SERVER}::test_nothing_that_came_in_clear_behind_start_tls_is_obeyed",),
+    ),
+    Mutation(
+        "Requests in clear are refused where TLS is required.",
+        "bookie_server/net/common/front_tls.py",
+        "return self._front.required and not self.asks_for_tls",
+        "return False",
+        (f"{_SERVER}::test_requests_in_clear_are_refused_where_tls_is_required",),
+    ),
+    Mutation(
+        "An unfinished handshake ends when its connection is given up.",
+        "bookie_server/net/native/connection.py",
+        "            self.joining.cancel()\n",
+        "            pass\n",
+        (f"{_SERVER}::test_an_unfinished_handshake_gives_way_to_a_newcomer",),
+    ),
+    Mutation(
+        "Mutual TLS requires a certificate.",
+        "bk_spark/bookie/tls/contexts.py",
+        "ssl.CERT_REQUIRED if settings.tls_client_authentication else ssl.CERT_NONE",
+        "ssl.CERT_OPTIONAL if settings.tls_client_authentication else ssl.CERT_NONE",
+        (f"{_SERVER}::test_mutual_tls_refuses_other_certificates_and_tells_the_client_why",),
+    ),
+    Mutation(
+        "Changed certificates are used without a restart.",
+        "bk_spark/bookie/tls/contexts.py",
+        "if marks == self._seen:",
+        "if marks:",
+        (f"{_SERVER}::test_changed_certificates_are_used_for_new_connections",),
+    ),
+    Mutation(
+        "Hosts are verified.",
+        "bk_spark/bookie/tls/contexts.py",
+        "context.check_hostname = settings.tls_hostname_verification",
+        "context.check_hostname = False",
+        (f"{_CLIENT}::test_a_bookie_with_a_wrong_certificate_is_refused",),
+    ),
+    Mutation(
+        "The peer learns why a handshake failed.",
+        "bk_spark/bookie/tls/transport.py",
+        "        self._problem = error\n        self._flush()\n        if not",
+        "        self._problem = error\n        if not",
+        (f"{_SERVER}::test_mutual_tls_refuses_other_certificates_and_tells_the_client_why",),
+    ),
+    Mutation(
+        "A connection whose answers are not read is not read either, with TLS too.",
+        "bk_spark/bookie/tls/transport.py",
+        "        return self._raw.get_write_buffer_size()",
+        "        return 0",
+        (f"{_SERVER}::test_answers_that_a_peer_does_not_read_are_counted",),
+    ),
+    Mutation(
+        "Bytes in clear behind the bookie's answer end the connection.",
+        "bk_spark/bookie/connection/client_tls.py",
+        "if len(self._received) > size:",
+        "if len(self._received) > size + 1000:",
+        (f"{_CLIENT}::test_wrong_answers_to_start_tls_end_the_connection",),
+    ),
+    Mutation(
+        "A client with TLS does not go on without it.",
+        "bk_spark/bookie/connection/pool.py",
+        "                    await self._tls.connect(host, port, connection)\n",
+        "                    try:\n                        await self._tls.connect(host, port, connection)\n"
+        "                    except TlsError:\n"
+        "                        await asyncio.get_running_loop().create_connection(lambda: connection, host, port)\n",
+        (f"{_CLIENT}::test_a_bookie_without_tls_is_not_asked_in_clear",),
+    ),
+    Mutation(
+        "A line end behind a password is no part of it.",
+        "bk_spark/bookie/tls/stores.py",
+        'return text.removesuffix(b"\\n").removesuffix(b"\\r")',
+        "return text",
+        (f"{_CONTEXTS}::test_every_form_of_key_and_trust_store_works_with_every_other",),
+    ),
+    Mutation(
+        "Every cipher suite of the list is used.",
+        "bk_spark/bookie/tls/suites.py",
+        'context.set_ciphers(":".join(older))',
+        "context.set_ciphers(older[0])",
+        (f"{_CONTEXTS}::test_every_protocol_and_suite_of_the_lists_is_used",),
+    ),
+)
