@@ -40,7 +40,8 @@ class Process:
     """Takes one command after the other; each must end well."""
 
     def __init__(self, command: list[str], directory: Path, **more: str) -> None:
-        variables = environment_variables(SPARK_SUBMIT_OPTS=spark_environment()["SPARK_SUBMIT_OPTS"], **more)
+        options = f"{spark_environment()['SPARK_SUBMIT_OPTS']} -Dspark.ui.enabled=false"
+        variables = environment_variables(SPARK_SUBMIT_OPTS=options, **more)
         with (directory / f"{Path(command[0]).name}.err").open("a") as errors:
             self.process = subprocess.Popen(
                 command,
@@ -104,6 +105,10 @@ class Session(Process):
         self.send(f"{len(block.encode())}\n{block}")
         return self.result(block)
 
+    def forget(self) -> None:
+        """Begin anew with its names. Spark's session stays."""
+        self.run("for name in [*globals()]: name.startswith('__') or globals().pop(name)")
+
 
 @contextmanager
 def server(directory: Path) -> Iterator[str]:
@@ -162,12 +167,12 @@ def test_use_it_and_then_the_tutorial_in_one_directory_with_an_environment_that_
         use_it, tutorial = (page.replace(URI, uri) for page in (use_it, tutorial))
         assert uri in use_it
         assert not re.search(r"zk\S*://\S*2181", use_it + tutorial)
-        with closing_both(tmp_path) as (_, session):
-            ((_, program),) = blocks(use_it, "python")
-            assert len(re.findall(r"^\|\s+\d+\|\s*\d+\.\d+", session.run(program), re.MULTILINE)) == 20
-
         tutorial = tutorial.replace(CHECKPOINT, str(tmp_path / "checkpoint"))
         with closing_both(tmp_path) as (shell, session):
+            ((_, program),) = blocks(use_it, "python")
+            assert len(re.findall(r"^\|\s+\d+\|\s*\d+\.\d+", session.run(program), re.MULTILINE)) == 20
+            # A session costs as much as all that the README does in it. The tutorial goes on in this one.
+            session.forget()
             for language, block in blocks(tutorial, "python", "console"):
                 if language == "console":
                     run_console(shell, block)
