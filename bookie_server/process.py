@@ -17,6 +17,7 @@ import socket
 import sys
 from typing import Final
 
+from bk_spark.bookie.connection.client_tls import ClientTls
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.metadata.zookeeper_access import ZooKeeperAccess
 from bk_spark.bookie.tls.contexts import TlsContexts
@@ -59,7 +60,7 @@ def run_from_conf(path: str) -> int:
     """
     try:
         config = configure_process(path)
-        tls = TlsContexts(config, server_side=True) if config.tls_enabled else None
+        tls = _load_certificates(config) if config.tls_enabled else None
         access = ZooKeeperAccess(config)
     except InvalidArgumentError as error:
         return _refuse(EXIT_INVALID_CONFIG, error)
@@ -70,6 +71,13 @@ def run_from_conf(path: str) -> int:
         return _refuse(EXIT_SERVER_ERROR, f"cannot listen on {config.listen_host}:{config.port}: {error.strerror}")
     with listener:
         return _run(config, listener, tls, access)
+
+
+def _load_certificates(config: BookieConfig) -> TlsContexts:
+    """Return those of the front end. Those of the bookie's own client are only checked. Raises InvalidArgumentError."""
+    if config.auto_recovery_enabled or config.data_integrity_checking:
+        ClientTls(config.client_config())
+    return TlsContexts(config, server_side=True)
 
 
 def _run(config: BookieConfig, listener: socket.socket, tls: TlsContexts | None, access: ZooKeeperAccess) -> int:

@@ -8,6 +8,7 @@ import logging
 import signal
 from typing import Final
 
+from bk_spark.bookie.connection.client_tls import ClientTls
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.metadata.zookeeper_access import ZooKeeperAccess
 from bk_spark.bookie.replication.repair_performer import LedgerRepairs, copy_limits_of, throttle_to
@@ -86,6 +87,8 @@ def run_from_conf(path: str) -> int:
     try:
         config = configure_process(path)
         ZooKeeperAccess(config)  # wrong files are told now
+        if config.tls_enabled:
+            ClientTls(config.client_config())
     except InvalidArgumentError as error:
         _LOG.critical("auto recovery not started: %s", error)
         return 1

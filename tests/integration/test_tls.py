@@ -106,6 +106,19 @@ def test_bkctl_uses_the_file_of_the_client(
     assert "--client-conf: cannot read configuration file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("healing", [False, True])
+def test_wrong_certificates_stop_a_bookie_before_it_begins(secured: Secured, tmp_path: Path, healing: bool) -> None:
+    keys = write_pem(tmp_path / "tls", identity("bookie"))
+    # Its own client needs to know whom to trust.
+    wrong = "tlsTrustStore" if healing else "tlsKeyStore"
+    bookie = BookieProcess(tmp_path / "bookie", secured.uri, **keys | {wrong: ""})
+    if healing:
+        bookie.settings["autoRecoveryDaemonEnabled"] = "true"
+    bookie.launch()
+    assert bookie.wait() == 1
+    assert any(f"bookie not started: {wrong} is missing" in line for line in bookie.lines)
+
+
 def test_a_client_in_clear_is_refused_with_the_reason(secured: Secured) -> None:
     with BlockingClient(secured.uri) as client, pytest.raises(errors.UnauthorizedError) as caught:
         append(client, b"in clear")

@@ -85,6 +85,16 @@ class NativeServer:
     def connection_count(self) -> int:
         return len(self._connections)
 
+    @property
+    def failed_handshakes(self) -> int:
+        """TLS handshakes that failed."""
+        return 0 if self._tls is None else self._tls.failed_handshakes
+
+    @property
+    def refused_in_clear(self) -> int:
+        """Connections in clear that were refused, because TLS is required."""
+        return 0 if self._tls is None else self._tls.refused_connections
+
     async def start(self, listener: socket.socket) -> None:
         """Accept on ``listener``, a bound socket. Raises OSError."""
         if self._connections.limit < FEW_CONNECTIONS:
