@@ -209,7 +209,7 @@ class RunbookCluster:
         while True:
             ok, real = self._perform(text, command.host)
             printed = self._to_page(real)
-            if ok and doctest.OutputChecker().check_output(expected, printed, _FLAGS):
+            if ok and _agrees(command, expected, printed):
                 return printed
             assert time.monotonic() < deadline, f"{command.host}$ {command.text}\nprints\n{printed}"
             time.sleep(_PAUSE_S)
@@ -286,6 +286,16 @@ class RunbookCluster:
         for number, each in enumerate(self.hosts, 1):
             text = text.replace(each.id, f"bookie{number}:3181")
         return text
+
+
+def _agrees(command: Command, expected: str, printed: str) -> bool:
+    """Whether a command prints what the page shows. ``...`` stands for line ends, too, but in the list of bookies each
+    row is that of one bookie: its state is not the next one's."""
+    checker = doctest.OutputChecker()
+    if not checker.check_output(expected, printed, _FLAGS):
+        return False
+    rows = expected.splitlines() if command.text == "bkctl bookies" else []
+    return all(any(checker.check_output(row, found, _FLAGS) for found in printed.splitlines()) for row in rows)
 
 
 def _curl(arguments: list[str]) -> tuple[bool, str]:
