@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
-from collections.abc import Callable, Iterator
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,25 +17,33 @@ from typing import Any, cast
 import pytest
 
 from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bookie_server.local import LocalCluster
 from tests.simulation.bytes_cache import AddSeen
 from tests.simulation.events import Answer, Command, Effect, Request, Way
 from tests.simulation.servers import ModelBookie
-from tests.support.bookie import BookieProcess
+from tests.support.bookie import BookieProcess, free_port
 from tests.support.bookie_operations import Comparison, DifferenceError
-from tests.support.served_bookie import ServedBookie
+from tests.support.read_stage import ReadBookie
 from tests.support.wire import frames
 
 #: ``BOOKIE_MODEL_SEQUENCES=1000`` tries more.
 SEQUENCES = int(os.environ.get("BOOKIE_MODEL_SEQUENCES", "60"))
-STEPS = 15
+STEPS = 10
 
 _ids = itertools.count(20_000)
 
 
 @pytest.fixture
 def bookie(zk_only: LocalCluster, tmp_path: Path) -> Iterator[BookieProcess]:
-    process = BookieProcess(tmp_path, f"zk://{zk_only.zookeepers[0].id}/ledgers")
+    process = BookieProcess(
+        tmp_path,
+        f"zk://{zk_only.zookeepers[0].id}/ledgers",
+        httpServerEnabled="true",
+        httpServerPort=str(free_port()),
+        gcBrakeShare="1",
+        gcBrakeIdsNotGiven="false",
+    )
     process.start()
     yield process
     process.end()
@@ -41,7 +52,7 @@ def bookie(zk_only: LocalCluster, tmp_path: Path) -> Iterator[BookieProcess]:
 class Modelled:
     """A :class:`ModelBookie` that syncs at once."""
 
-    polls = True
+    polls, lacs = True, False
 
     def __init__(self, bookie: ModelBookie | None = None) -> None:
         self.bookie = bookie or ModelBookie("b1")
@@ -50,14 +61,21 @@ class Modelled:
 
     def ask(self, request: bytes, *, poll: int = 0) -> bytes | None:
         effects = self.bookie.handle(Request("client", "b1", "", (poll,), request), "")
-        answers = {effect.tag[0]: effect.frame for effect in effects if isinstance(effect, Answer)}
-        answer = answers.pop(poll, None)
-        self._answered.update(answers)
-        return answer
+        self._note(effects)
+        return self._answered.pop(poll, None)
+
+    def _note(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Answer):
+                self._answered[cast(int, effect.tag[0])] = cast(bytes, effect.frame)
 
     def answered_polls(self) -> dict[int, bytes]:
         answered, self._answered = self._answered, {}
         return answered
+
+    def delete(self) -> bool:
+        self._note(self.bookie.handle(Command("delete", "b1"), ""))
+        return True
 
     def start_again(self) -> None:
         for verb in ("crash", "restart"):
@@ -67,12 +85,12 @@ class Modelled:
 
 
 class Served:
-    """A :class:`ServedBookie`, which has no disk. It answers no long polls."""
+    """A :class:`ReadBookie`, which has no disk. It answers long polls when the test says so."""
 
-    polls = False
+    polls, lacs = False, True
 
-    def __init__(self, bookie: ServedBookie | None = None) -> None:
-        self.bookie = bookie or ServedBookie("b1")
+    def __init__(self, bookie: ReadBookie | None = None) -> None:
+        self.bookie = bookie or ReadBookie("b1")
         self.transport = self
         self._written: list[bytes] = []
 
@@ -89,6 +107,10 @@ class Served:
 
     def answered_polls(self) -> dict[int, bytes]:
         return {}
+
+    def delete(self) -> bool:
+        """Return False: nobody deletes its ledger."""
+        return False
 
     def start_again(self) -> None:
         pass
@@ -110,7 +132,7 @@ def told(seed: str, comparison: Comparison) -> Iterator[None]:
 
 
 def compare(bookie: BookieProcess, seeds: list[str], model: Callable[[], Modelled | Served]) -> None:
-    """Half of each sequence, a crash and start of the bookie, the other half."""
+    """A third of each sequence, a crash and start of the bookie, a third, deletion of the ledgers, a third."""
     subjects = [model() for _ in seeds]
     comparisons = [
         Comparison(seed, next(_ids), subject, bookie.connect) for seed, subject in zip(seeds, subjects, strict=True)
@@ -127,10 +149,27 @@ def compare(bookie: BookieProcess, seeds: list[str], model: Callable[[], Modelle
             comparison.reconnect()
             with told(seed, comparison):
                 comparison.run(STEPS)
+        if all(subject.delete() for subject in subjects):
+            collect(bookie)
+            for comparison in comparisons:
+                comparison.deleted()
+        for seed, comparison in zip(seeds, comparisons, strict=True):
+            with told(seed, comparison):
+                comparison.run(STEPS)
                 comparison.end()
     finally:
         for comparison in comparisons:
             comparison.close()
+
+
+def collect(bookie: BookieProcess) -> None:
+    """Let the bookie delete all ledgers without metadata: all of this module."""
+    url = f"http://127.0.0.1:{bookie.settings['httpServerPort']}/api/v1/bookie/gc"
+    urllib.request.urlopen(urllib.request.Request(url, method="PUT"), timeout=60).close()
+    deadline = time.monotonic() + 60
+    while json.loads(urllib.request.urlopen(url, timeout=60).read()) != {"is_in_force_gc": "false"}:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("model", [Modelled, Served])
@@ -165,19 +204,54 @@ class LosesEntriesInACrash(ModelBookie):
         super()._start()
 
 
+class ForgetsADeletedFence(ModelBookie):
+    def _command(self, command: Command) -> list[Effect]:
+        effects = super()._command(command)
+        self.deleted_fenced = False
+        return effects
+
+
+class KeepsDeletedEntries(ModelBookie):
+    def _command(self, command: Command) -> list[Effect]:
+        memory = self.memory
+        effects = super()._command(command)
+        if command.verb == "delete":
+            self.memory = memory
+        return effects
+
+
+class TakesALowerLac(ReadBookie):
+    def _take_lac(self, packet: bytes) -> None:
+        self.explicit_lac = packet
+
+
+class TellsNoLastEntry(ReadBookie):
+    def _lac_response(self, request: pb.Request) -> pb.ReadLacResponse:
+        response = super()._lac_response(request)
+        response.ClearField("lastEntryBody")
+        return response
+
+
 BROKEN = [
     ForgetsItsFence,
     RefusesRecoveryAdds,
     FencesNothing,
     LosesEntriesInACrash,
+    ForgetsADeletedFence,
+    KeepsDeletedEntries,
+    TakesALowerLac,
+    TellsNoLastEntry,
 ]
 
 
 def test_models_that_differ_are_found(bookie: BookieProcess) -> None:
     for kind in BROKEN:
 
-        def broken(kind: type[ModelBookie] = kind) -> Modelled:
-            modelled = Modelled(kind("b1"))
+        def broken(kind: type[ModelBookie | ReadBookie] = kind) -> Modelled | Served:
+            model = kind("b1")
+            if isinstance(model, ReadBookie):
+                return Served(model)
+            modelled = Modelled(model)
             modelled.polls = False  # a poll that only the model answers would take its whole time
             return modelled
 

@@ -46,9 +46,9 @@ class ModelBookie:
     Commands: ``crash``, ``restart``; ``wipe`` (crash, and the disk is empty; the cookie check then prevents a start),
     ``force 0|1`` (it starts all the same, in limbo if 1); ``forget <entries…>`` (crash of a bookie that answers before
     its journal is synced: it lost these, and will start in limbo); ``flip <entry>`` (bytes of an entry are damaged);
-    ``drop <entries…>`` (garbage collection of entries that it need not keep); ``sync at once``; ``boast <entries>`` (it
-    tells polls that so many more entries are confirmed); ``lie <entries>`` (it also writes that into the entries that
-    it gives as its last; used only if their digests expose it).
+    ``drop <entries…>`` (entries that it need not keep are gone); ``delete`` (garbage collection of the ledger); ``sync
+    at once``; ``boast <entries>`` (it tells polls that so many more entries are confirmed); ``lie <entries>`` (it also
+    writes that into the entries that it gives as its last; used only if their digests expose it).
     """
 
     def __init__(self, name: str) -> None:
@@ -57,6 +57,8 @@ class ModelBookie:
         self.disk: dict[int, bytes] = {}
         self.memory: dict[int, bytes] = {}
         self.fenced = self.fenced_on_disk = False
+        #: The ledger was fenced, and was deleted since. A crash makes it forget that.
+        self.deleted_fenced = False
         #: Entries with flipped bytes.
         self.damaged: frozenset[int] = frozenset()
         self.cookie_refuses = self.limbo = False
@@ -127,6 +129,8 @@ class ModelBookie:
             return self._poll(request, seen)
         if way == REFUSE:
             return _answer(request, code_answer(OpV2.READ, seen.entry_id, Code.TOO_MANY_REQUESTS))
+        if seen.fencing and self.deleted_fenced:
+            return _answer(request, code_answer(OpV2.READ, seen.entry_id, Code.NO_LEDGER))
         fenced: list[Effect] = [Fenced(self.name)] if seen.fencing and not self.fenced else []
         # A poll that comes after the fence waits (compatibility.md §1.8).
         woken = self._answer_polls(self.polls) if seen.fencing and not self.fenced else []
@@ -169,10 +173,12 @@ class ModelBookie:
         def answer(code: Code) -> bytes:
             return deferred_answer(seen.entry_id, code) if seen.deferred else code_answer(OpV2.ADD, seen.entry_id, code)
 
-        if self.fenced and not seen.recovery:
+        if (self.fenced or self.deleted_fenced) and not seen.recovery:
             return _answer(request, answer(Code.FENCED))
         if way == REFUSE:
             return _answer(request, answer(Code.TOO_MANY_REQUESTS))
+        if self.deleted_fenced:
+            self.fenced, self.deleted_fenced = True, False
         self.memory[seen.entry_id] = seen.stored
         self.damaged -= {seen.entry_id}
         stored: list[Effect] = [Stored(self.name, seen.entry_id, seen.stored)]
@@ -250,13 +256,19 @@ class ModelBookie:
                     self.disk.pop(int(entry), None)
                     self.memory.pop(int(entry), None)
                 return [Forgot(self.name)]
+            case "delete":
+                woken = self._answer_polls(self.polls)
+                self.deleted_fenced = self.deleted_fenced or self.fenced
+                self.disk, self.memory = {}, {}
+                self.fenced = self.fenced_on_disk = False
+                return [*woken, Forgot(self.name)]
             case _:
                 raise AssertionError(command)
         return []
 
     def _crash(self) -> list[Effect]:
         """Requests that wait for a sync fail with their connections."""
-        self.up = False
+        self.up = self.deleted_fenced = False
         self.broken |= self.deferred
         self.deferred = frozenset()
         waiting, self.waiting = self.waiting, []

@@ -5,6 +5,9 @@ its own, whose id is written into the frames.
 
 An entry that is added again has the same content, and the last add confirmed grows with the entries, as in ledgers.
 Long polls are compared by code and last add confirmed: models give no entry with them.
+
+A ledger without metadata is deleted by the next garbage collection. What is asked afterwards is about the same ledger:
+who does not know that it is gone may still ask.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ from random import Random
 from typing import Final, Protocol
 
 from bk_spark.protocol.codes import LAST_ENTRY, Code, DigestType, FlagV2, OpV2
-from bk_spark.protocol.entries.digest import master_key
+from bk_spark.protocol.entries.digest import digest_function, master_key
+from bk_spark.protocol.entries.entry import pack_lac
 from bk_spark.protocol.wire import wire_v2, wire_v3
 from bk_spark.protocol.wire.framing import frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
@@ -26,6 +30,7 @@ ENTRIES: Final = 6
 #: Longer than a sequence takes: a poll is answered for its news, or not at all.
 POLL_MS: Final = 60_000
 _KEY: Final = master_key(PASSWORD)
+_DIGEST: Final = digest_function(DigestType.CRC32C, PASSWORD)
 _ID: Final = LEDGER.to_bytes(8, "big")
 
 
@@ -36,8 +41,9 @@ class DifferenceError(AssertionError):
 class Model(Protocol):
     """A model of a bookie that holds one ledger."""
 
-    #: Whether it answers long polls.
+    #: Whether it answers long polls, and whether it takes and tells explicit LACs.
     polls: bool
+    lacs: bool
 
     def ask(self, request: bytes, *, poll: int = 0) -> bytes | None:
         """The answer; None if a poll waits. ``poll`` is its number, from 1 on."""
@@ -70,6 +76,11 @@ class Comparison:
         """Raises DifferenceError."""
         for _ in range(steps):
             self._step()
+
+    def deleted(self) -> None:
+        """The bookie, and the model, have deleted the ledger."""
+        self.told.append("delete")
+        self._take_polls()
 
     def end(self) -> None:
         """Fence the ledger, and read all that is there."""
@@ -106,6 +117,8 @@ class Comparison:
             self._read("fence", random.choice([LAST_ENTRY, entry_id]), FlagV2.FENCING)
         elif draw < 0.9:
             self.force()
+        elif self._model.lacs:
+            self._lac(random.randrange(-1, ENTRIES))
         elif self._model.polls:
             self._poll(random.randrange(-1, ENTRIES))
 
@@ -127,6 +140,12 @@ class Comparison:
 
     def _read(self, what: str, entry_id: int, flags: FlagV2) -> None:
         self._both(f"{what} {entry_id}", read_request(entry_id, flags, flags is FlagV2.FENCING))
+
+    def _lac(self, lac: int) -> None:
+        if self._random.random() < 0.5:
+            packet = pack_lac(LEDGER, lac, _DIGEST)
+            self._both(f"write LAC {lac}", wire_v3.write_lac_request(1, LEDGER, packet, _KEY))
+        self._both("read the LAC", wire_v3.read_lac_request(1, LEDGER))
 
     def _poll(self, previous_lac: int) -> None:
         self._polled += 1
@@ -154,6 +173,9 @@ class Comparison:
         connection = self._real[wire_v3.is_v3(request[4:])]
         connection.send(_with_id(request, self._ledger_id))
         self._compare(what, answer, frame(bytes(connection.body())))
+        self._take_polls()
+
+    def _take_polls(self) -> None:
         for number, poll_answer in self._model.answered_polls().items():
             self._take_poll(number, poll_answer)
 
@@ -170,11 +192,18 @@ def _with_id(request: bytes, ledger_id: int) -> bytes:
         assert body.find(_ID) in (4, 24)
         return frame(body.replace(_ID, ledger_id.to_bytes(8, "big"), 1))
     parsed = wire_v3.parse_request(body)
-    for part in (parsed.addRequest, parsed.readRequest, parsed.forceLedgerRequest):
+    for part in (
+        parsed.addRequest,
+        parsed.readRequest,
+        parsed.forceLedgerRequest,
+        parsed.writeLacRequest,
+        parsed.readLacRequest,
+    ):
         if part.ledgerId:
             part.ledgerId = ledger_id
-    if parsed.addRequest.body:
-        parsed.addRequest.body = ledger_id.to_bytes(8, "big") + parsed.addRequest.body[8:]
+    for packed in (parsed.addRequest, parsed.writeLacRequest):
+        if packed.body:
+            packed.body = ledger_id.to_bytes(8, "big") + packed.body[8:]
     return frame(parsed.SerializeToString())
 
 
@@ -189,5 +218,8 @@ def _meaning(answer: bytes, ledger_id: int) -> tuple[object, ...]:
     if response.HasField("readResponse"):
         told = wire_v3.long_poll_answer(response)
         return "poll", told.code.name, told.max_lac
+    if response.HasField("readLacResponse"):
+        said, packet, stored = wire_v3.lac_answer(response)
+        return "LAC", said.name, packet and packet[8:], stored and stored[8:]
     code = wire_v3.response_code(response, None)
     return response.header.operation, code.name

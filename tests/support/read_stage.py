@@ -26,7 +26,7 @@ from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.wire_v2 import BatchRead, RequestV2
 from tests.support.connections import assert_no_requests, live
 from tests.support.ledgers import LEDGER, PASSWORD, ledger, payload_of
-from tests.support.served_bookie import ModelServices, ServedBookie
+from tests.support.served_bookie import ModelServices, ServedBookie, lac_of
 
 DIGEST = digest_function(DigestType.CRC32C, PASSWORD)
 PLAIN = Quorum(3, 3, 2)
@@ -51,7 +51,8 @@ class ReadBookie(ServedBookie):
 
     def __init__(self, bookie_id: str) -> None:
         super().__init__(bookie_id)
-        self.explicit_lac: int | None = None
+        #: What READ_LAC says besides the explicit LAC if there is no entry. Apache's bookie says an I/O error.
+        self.lac_without_entries = Code.OK
         #: Entries that cannot be read from disk.
         self.unreadable: set[int] = set()
         #: A LAC reported to long polls without proof.
@@ -67,7 +68,8 @@ class ReadBookie(ServedBookie):
     def lac(self) -> int:
         """The highest LAC that the bookie knows."""
         lacs = [ENTRY_HEADER.unpack_from(stored)[2] for stored in self.entries.values()]
-        return max([*lacs, NO_ENTRY if self.explicit_lac is None else self.explicit_lac, self.claimed_lac])
+        explicit = NO_ENTRY if self.explicit_lac is None else lac_of(self.explicit_lac)
+        return max([*lacs, explicit, self.claimed_lac])
 
     @property
     def answers_held(self) -> int:
@@ -85,7 +87,7 @@ class ReadBookie(ServedBookie):
 
     def publish(self, lac: int) -> None:
         """An explicit LAC."""
-        self.explicit_lac = lac
+        self.explicit_lac = pack_lac(LEDGER, lac, DIGEST)
         self.wake()
 
     def wake(self, *, fenced: bool = False) -> None:
@@ -130,12 +132,11 @@ class ReadBookie(ServedBookie):
             self.entries = readable
 
     def _lac_response(self, request: pb.Request) -> pb.ReadLacResponse:
-        known = bool(self.entries) or self.explicit_lac is not None
-        # Apache's bookie: an I/O error besides the explicit LAC if there is no entry.
-        code = Code.OK if self.entries else Code.IO_ERROR if known else Code.NO_ENTRY
+        known = self.explicit_lac is not None
+        code = Code.OK if self.entries else self.lac_without_entries if known else Code.NO_ENTRY
         body = pb.ReadLacResponse(status=_status(code), ledgerId=request.readLacRequest.ledgerId)
         if self.explicit_lac is not None:
-            body.lacBody = pack_lac(LEDGER, self.explicit_lac, DIGEST)
+            body.lacBody = self.explicit_lac
         if self.entries:
             last = self.entries[max(self.entries)]
             body.lastEntryBody = corrupted(last) if self.spoil_lac else last

@@ -1,4 +1,8 @@
-"""Bookies in this process, over real sockets, that misbehave on demand; and metadata services that fail on demand."""
+"""Bookies in this process, over real sockets, that misbehave on demand; and metadata services that fail on demand.
+
+What a bookie that behaves answers is asked of a real one: tests/integration/test_bookie_model.py compares the two, and
+what needs no misbehaviour runs on a real bookie (tests/unit/test_client_connections.py, tests/integration).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ import numpy as np
 
 from bk_spark.bookie.metadata.ledger_store import StoredMetadata
 from bk_spark.protocol.codes import LAST_ENTRY, Code, FlagV2, OpV2
+from bk_spark.protocol.entries.entry import LAC_PACKET_HEADER
 from bk_spark.protocol.errors import BookieUnavailableError, MetadataConflictError, NotEnoughBookiesError
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Quorum
@@ -22,7 +27,12 @@ from bk_spark.protocol.wire.wire_v2 import AddRun, BatchRead, ReadRun, RequestV2
 
 
 class ServedBookie:
-    """Keeps entries in memory; speaks v2, and v3 except long polls. Set the attributes to make it misbehave."""
+    """Keeps entries in memory; speaks v2, and v3 except long polls. Set the attributes to make it misbehave.
+
+    Only for what a real bookie cannot be made to do when a test wants it: hold back answers and give them later one by
+    one, refuse an add though it could take it, lose or damage an entry that it has, break a connection at a known
+    request, be older than batch reads, or count what it was asked.
+    """
 
     def __init__(self, bookie_id: str) -> None:
         self.bookie_id = bookie_id
@@ -35,7 +45,7 @@ class ServedBookie:
         #: FORCE_LEDGER requests, and how they are answered.
         self.forces = 0
         self.force_with = Code.OK
-        #: The last WRITE_LAC packet.
+        #: The highest WRITE_LAC packet.
         self.explicit_lac: bytes | None = None
         #: A bookie older than 4.17 closes the connection at a batch read.
         self.knows_batch_read = True
@@ -112,13 +122,19 @@ class ServedBookie:
                 status=_status(code), ledgerId=request.forceLedgerRequest.ledgerId
             )
         elif request.HasField("writeLacRequest"):
-            code, self.explicit_lac = Code.OK, request.writeLacRequest.body
+            code = Code.OK
+            self._take_lac(request.writeLacRequest.body)
             body["writeLacResponse"] = pb.WriteLacResponse(
                 status=_status(code), ledgerId=request.writeLacRequest.ledgerId
             )
         response = pb.Response(header=wire_v3.answer_header(request.header), status=_status(code), **body)
         hold = self.silent_adds and request.HasField("addRequest")
         self._answer(connection, frame(response.SerializeToString()), hold=hold)
+
+    def _take_lac(self, packet: bytes) -> None:
+        before = self.explicit_lac
+        if before is None or lac_of(before) <= lac_of(packet):
+            self.explicit_lac = packet
 
     def _answer(self, connection: _Connection, answer: bytes, *, hold: bool = False) -> None:
         if self.silent or hold:
@@ -157,7 +173,8 @@ class ServedBookie:
 
     @property
     def _absent(self) -> Code:
-        return Code.NO_ENTRY if self.entries or self.fenced else Code.NO_LEDGER
+        known = self.entries or self.fenced or self.explicit_lac is not None
+        return Code.NO_ENTRY if known else Code.NO_LEDGER
 
     def _find(self, entry_id: int, *, fencing: bool) -> bytes | None:
         self.reads.append((entry_id, fencing))
@@ -203,6 +220,11 @@ class _Connection(asyncio.BufferedProtocol):
         else:
             for request in parse_requests(received):
                 self._bookie.handle(self, request)
+
+
+def lac_of(packet: bytes) -> int:
+    """The last add confirmed in a WRITE_LAC packet."""
+    return int(LAC_PACKET_HEADER.unpack_from(packet)[1])
 
 
 def _status(code: Code) -> pb.StatusCode:

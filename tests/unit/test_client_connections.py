@@ -6,9 +6,11 @@ import asyncio
 import functools
 import itertools
 import logging
+import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +38,11 @@ from bk_spark.protocol.wire.add_frames_v3 import ADD_TXN_BIT, EntryPackagerV3
 from bk_spark.protocol.wire.entry_availability import encode_availability
 from bk_spark.protocol.wire.framing import frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bookie_server.net.common.limits import NetConfig
+from bookie_server.net.native.server import NativeServer
+from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 from tests.support.connections import assert_no_requests
+from tests.support.running_storage import Place, Running, running
 from tests.support.served_bookie import ServedBookie
 
 LEDGER = 7
@@ -88,6 +94,19 @@ def with_bookie(**limits: Any) -> Callable[[Play], Callable[[Kind], None]]:
         return test
 
     return decorate
+
+
+@asynccontextmanager
+async def front_end(bookie: Running) -> AsyncIterator[int]:
+    """The port of the bookie's own front end."""
+    front = NativeServer(bookie.bookie, disk_space=lambda: None, config=NetConfig())
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        await front.start(listener)
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            await front.close()
 
 
 async def spin() -> None:
@@ -144,32 +163,50 @@ async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 # --- reads --------------------------------------------------------------------------------------
 
 
-@with_bookie()
-async def test_reads(bookie: ServedBookie, connection: Connection) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_reads_of_a_bookie(tmp_path: Path, kind: Kind) -> None:
+    asyncio.run(reads_of_a_bookie(Place.make(tmp_path), kind))
+
+
+async def reads_of_a_bookie(place: Place, kind: Kind) -> None:
+    async with running(place) as bookie, front_end(bookie) as port:
+        assert set(await bookie.add(*map(stored_entry, range(COUNT)), key=KEY)) == {Code.OK}
+        connection = await connect(kind, port)
+        try:
+            async with asyncio.timeout(60):
+                await read_ranges(connection)
+                await read_singles(connection)
+                await fence(bookie, connection)
+            assert_no_requests(connection)
+        finally:
+            connection.close()
+
+
+async def read_ranges(connection: Connection) -> None:
     for entry_ids in (range(1), range(3, 900), range(5, 50, 3), range(COUNT - 2, COUNT + 3)):
         answers = await connection.read(LEDGER, entry_ids)
-        assert list(answers) == list(entry_ids)
+        # A bookie tells errors first.
+        assert sorted(answers) == list(entry_ids)
         for entry_id, answer in answers.items():
             wanted = (Code.OK, stored_entry(entry_id)) if entry_id < COUNT else (Code.NO_ENTRY, b"")
             assert (answer.ledger_id, answer.entry_id) == (LEDGER, entry_id)
             assert (answer.code, bytes(answer.stored)) == wanted
-    assert (bookie.requests_v3 > 0) is isinstance(connection, BookieConnectionV3)
-    assert not bookie.fenced
 
 
-@with_bookie()
-async def test_fencing_reads(bookie: ServedBookie, connection: Connection) -> None:
-    flags = FlagV2.FENCING | FlagV2.HIGH_PRIORITY
-    answers = await connection.read(LEDGER, range(LAST_ENTRY, 0), flags=flags, key=KEY)
-    assert bookie.fenced
-    assert answers[LAST_ENTRY].stored == stored_entry(COUNT - 1)
-    assert answers[LAST_ENTRY].entry_id == LAST_ENTRY
-
-
-@with_bookie()
-async def test_many_small_requests_at_once(bookie: ServedBookie, connection: Connection) -> None:
+async def read_singles(connection: Connection) -> None:
     answers = await asyncio.gather(*(connection.read(LEDGER, range(i, i + 1)) for i in range(1_000)))
     assert [bytes(answer[i].stored) for i, answer in enumerate(answers)] == [stored_entry(i) for i in range(1_000)]
+
+
+async def fence(bookie: Running, connection: Connection) -> None:
+    ledger = bookie.bookie.descriptor(LEDGER)
+    assert isinstance(ledger, LedgerDescriptor)
+    assert not ledger.fenced
+    flags = FlagV2.FENCING | FlagV2.HIGH_PRIORITY
+    answers = await connection.read(LEDGER, range(LAST_ENTRY, 0), flags=flags, key=KEY)
+    assert ledger.fenced
+    assert answers[LAST_ENTRY].stored == stored_entry(COUNT - 1)
+    assert answers[LAST_ENTRY].entry_id == LAST_ENTRY
 
 
 @with_bookie()

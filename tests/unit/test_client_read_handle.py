@@ -12,7 +12,7 @@ import pytest
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.reading.arrow import entries_batch
 from bk_spark.bookie.reading.failure_history import FailureHistory
-from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.codes import Code, DigestType
 from bk_spark.protocol.entries.entry import EntryBlock
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import (
@@ -322,7 +322,8 @@ async def test_a_hanging_bookie_does_not_delay_the_lac(stage: Stage) -> None:
 @staged(count=0, closed=False)
 async def test_the_explicit_lac_of_a_bookie_without_entries_counts(stage: Stage) -> None:
     assert await stage.handle.read_last_add_confirmed() == -1
-    stage[1].explicit_lac = 3
+    stage[1].publish(3)
+    stage[1].lac_without_entries = Code.IO_ERROR
     stage[2].silent = stage[3].silent = True
     reading = asyncio.ensure_future(stage.handle.read_last_add_confirmed())
     while not (stage[2].answers_held and stage[3].answers_held and stage[1].lac_reads == 2):

@@ -12,9 +12,9 @@ from tests.simulation.outcomes import InvariantError
 from tests.simulation.replication.histories import History
 from tests.simulation.replication.mutants import MUTANTS
 
-HISTORIES = 150
+HISTORIES = 120
 #: In portions, so that a test stays within its time on a busy machine.
-PORTION = 150
+PORTION = 120
 MOST_SEEDS = 1_500
 
 

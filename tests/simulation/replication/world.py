@@ -76,8 +76,7 @@ class ReplicationWorld(RandomWorld):
         if any(bookie in segment.ensemble for segment in metadata.segments):
             raise InvariantError(f"{bookie} removes its copies, and the metadata name it")
         self.count("copies removed")
-        entries = sorted(self.bookie(bookie).disk.keys() | self.bookie(bookie).memory.keys())
-        self.command("drop", bookie, *entries)
+        self.command("delete", bookie)
 
     # --- events ---
 
