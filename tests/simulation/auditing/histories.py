@@ -5,8 +5,11 @@ from __future__ import annotations
 from random import Random
 from unittest.mock import patch
 
+from bk_spark.bookie.replication import ledger_marks
+from bk_spark.protocol.metadata import under_replication
 from bookie_server.replication import scans
 from tests.simulation.auditing.world import DELAY_MS, World
+from tests.simulation.bytes_cache import parse_text
 from tests.simulation.outcomes import Counts, InvariantError
 
 #: Moves in the end after which everything must be repaired.
@@ -46,9 +49,14 @@ class History:
 
     def play(self) -> Counts:
         """Raises InvariantError, or any error of the shipped code."""
-        with patch.object(scans, "PAGE_LEDGERS", 8), patch.object(scans, "_PAGES_PER_PROGRESS", 2):
+        with (
+            patch.object(scans, "PAGE_LEDGERS", 8),
+            patch.object(scans, "_PAGES_PER_PROGRESS", 2),
+            patch.object(ledger_marks, "MARKS_PER_PAGE", 8),
+            patch.object(under_replication, "_parse", parse_text),
+        ):
             self._rage()
-            if self.random.random() < 0.3:
+            if self.random.random() < 0.2:
                 self._shortage()
             self._heal()
         return self.world.counts

@@ -14,9 +14,9 @@ from tests.simulation.auditing.mutants import MUTANTS
 from tests.simulation.auditing.world import Daemon, World
 from tests.simulation.checks import check_histories, check_told_by_seed_alone, error_of_mutant
 
-HISTORIES = 60
+HISTORIES = 24
 #: In portions, so that a test stays within its time on a busy machine.
-PORTION = 60
+PORTION = 24
 MOST_SEEDS = 200
 
 

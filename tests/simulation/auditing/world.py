@@ -1,22 +1,25 @@
 """The model world of self-healing: daemons with election, auditor and worker beside each other on one ZooKeeper.
 
-The machines are the shipped ones. ZooKeeper is the model of tests/simulation/logs. The repair of one ledger is modelled
-by its result: a compare-and-set that replaces lost bookies, under the proof of the worker's session. Bookies come and
-go, sessions expire long before their daemon hears of it, and replies are lost.
+The machines and the store of marks and locks are the shipped ones, on the model of ZooKeeper. The repair of one ledger
+is modelled by its result: a compare-and-set that replaces lost bookies, under the proof of the worker's session.
+Bookies come and go, sessions expire long before their daemon hears of it, and replies are lost.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
-from typing import Any
+from typing import Any, cast
 
-from bk_spark.protocol.errors import MetadataUnavailableError, SessionLostError
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.bookie.replication.under_replication_store import UnderReplicationStore
+from bk_spark.protocol.errors import MetadataUnavailableError, OutcomeUnknownError, SessionLostError
 from bk_spark.protocol.machine import StartTimer, StepMachine, StopTimer, Succeeded, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, Segment, decode, encode
 from bk_spark.protocol.metadata.ledger_paths import LedgerManager
+from bk_spark.protocol.metadata.under_replication import Mark, UnderReplicationPaths, locked_ledger
 from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, DeleteOp, SetOp, TransactionOp, Znode
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.replication.actions import (
@@ -81,7 +84,8 @@ from bookie_server.replication.worker_actions import (
     WorkFailed,
 )
 from tests.simulation.outcomes import Counts, InvariantError
-from tests.support.zookeeper_model import RefusedError, ZooKeeperModel
+from tests.support.zookeeper_model import Changes, RefusedError, ZooKeeperModel
+from tests.support.zookeeper_model_session import ModelSession
 
 ROOT = "/ledgers"
 BASE = f"{ROOT}/underreplication"
@@ -92,6 +96,7 @@ ELECTION, MARKS, LOCKS, WORKERS, DISABLE = (
     f"{BASE}/workers",
     f"{BASE}/disable",
 )
+PATHS = UnderReplicationPaths(ROOT)
 AUDITED_DELAY = f"{BASE}/audited-delay"
 MANAGER = LedgerManager.HIERARCHICAL
 BOOKIES = tuple(f"b{number}" for number in range(1, 7))
@@ -101,6 +106,43 @@ DELAY_MS = 20_000
 MOST_LAG = 15
 
 _decode = functools.lru_cache(4096)(decode)
+
+
+class Session(ModelSession):
+    """A daemon's session. Its server is behind; requests and replies of its stores are lost."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.zk)
+        self._random = world.random
+        self.view = self.zk.zxid
+        self.loss: Callable[[], float] = lambda: 0.0
+
+    def look(self) -> int:
+        self.view = self._random.randint(max(self.view, self.zk.zxid - MOST_LAG), self.zk.zxid)
+        return self.view
+
+    def _look(self) -> int:
+        return self.look()
+
+    def _is_lost(self) -> bool:
+        loss = self.loss()
+        return loss > 0 and self._random.random() < loss
+
+    def _before(self) -> None:
+        if self._is_lost():
+            raise MetadataUnavailableError("the request was lost")
+
+    def sync(self, path: str) -> None:
+        super().sync(path)
+        self.view = self.zk.zxid
+
+    def _transact(self, operations: Sequence[TransactionOp]) -> None:
+        lost = self._is_lost()
+        if not lost or self._random.random() < 0.7:
+            super()._transact(operations)
+            self.view = self.zk.zxid
+        if lost:
+            raise OutcomeUnknownError("the reply was lost")
 
 
 class Daemon:
@@ -113,10 +155,12 @@ class Daemon:
 
     def begin(self) -> None:
         world = self.world
-        self.session = world.zk.new_session()
-        self.proof = f"{WORKERS}/{self.session}"
-        world.zk.transact([CreateOp(self.proof, b"", ephemeral=True)], self.session)
-        self.view = max(0, world.zk.zxid - world.random.randint(0, MOST_LAG))
+        self.zk = Session(world)
+        self.session = self.zk.session_id
+        self.store = UnderReplicationStore(cast(ZooKeeper, self.zk), ROOT, wall_ms=lambda: 0)
+        self.proof = self.store.begin_worker(self.name)
+        self.zk.view = max(0, world.zk.zxid - world.random.randint(0, MOST_LAG))
+        self.zk.loss = world.loss
         self.election: StepMachine[Any, Any, str] | None = StepMachine(election_steps())
         self.auditor: Auditor | None = None
         self.worker = ReplicationWorker(WorkerSettings(at_once=world.at_once), Random(world.random.random()))
@@ -131,7 +175,7 @@ class Daemon:
         self.hears_ms = 0
         self.told_disabled = False
         self.stopping: set[int] = set()
-        self.marks_left: list[int] = []
+        self.pages: Iterator[dict[int, Mark]] = iter(())
         self.pump(self.election)
         self.pump(self.worker)
 
@@ -223,7 +267,7 @@ class Daemon:
                 if self.auditor is not None:
                     self.tell(self.auditor, DisabledRead(disabled))
             case "marks":
-                self.tell(self.worker, MarksChanged(bool(world.zk.children(MARKS))))
+                self.tell(self.worker, MarksChanged(world.is_marked))
             case "bookies" if auditor is not None:
                 self.tell(auditor, BookiesRead(frozenset(world.registered)))
             case "delay" if auditor is not None:
@@ -240,7 +284,8 @@ class Daemon:
             if lost < self.world.weather / 2:
                 raise MetadataUnavailableError("model")
             event = self._do(plain)
-            if lost < self.world.weather and not isinstance(plain, Watch | WatchSwitch | Repair):
+            of_store = isinstance(plain, MarkLedgers | ReadLocks | ReadMarks | Lock | Finish | Release)
+            if lost < self.world.weather and not (of_store or isinstance(plain, Watch | WatchSwitch | Repair)):
                 raise MetadataUnavailableError("model, and it took effect")
         except Exception as error:
             if isinstance(error, InvariantError | AssertionError):
@@ -268,11 +313,6 @@ class Daemon:
                 self.pump(machine)
 
     # --- performing ---
-
-    def _at(self) -> int:
-        zk = self.world.zk
-        self.view = self.world.random.randint(max(self.view, zk.zxid - MOST_LAG), zk.zxid)
-        return self.view
 
     def _do(self, action: Any) -> Any:
         world, zk = self.world, self.world.zk
@@ -308,17 +348,17 @@ class Daemon:
             case ReadCheckTime(check):
                 return CheckTimeRead(check, None)
             case SyncStore():
-                self.view = zk.zxid
+                self.zk.view = zk.zxid
                 return Done()
             case ListChildren(path):
-                return Children(zk.children(path, self._at()))
+                return Children(zk.children(path, self.zk.look()))
             case ReadLedgers(ledger_ids):
-                at = self._at()
+                at = self.zk.look()
                 nodes = {each: zk.read(MANAGER.ledger_path(ROOT, each), at) for each in ledger_ids}
                 return LedgersRead({each: _decode(node.data) for each, node in nodes.items() if node is not None})
             case MarkLedgers(missing, proof):
-                for ledger_id, bookies in missing.items():
-                    self._mark(ledger_id, bookies, proof)
+                world.marking = self, missing
+                self.store.mark_all(missing, proof=proof)
                 return Done()
             case ReadProgress(check):
                 node = zk.read(f"{BASE}/progress-{check.value}")
@@ -343,23 +383,20 @@ class Daemon:
         return self._do_work(action)
 
     def _do_work(self, action: Any) -> Any:
-        zk = self.world.zk
+        store = self.store
         match action:
             case ReadLocks():
-                return LocksRead(frozenset(int(name) for name in zk.children(LOCKS, self._at()) or ()))
+                names = self.zk.children(LOCKS) or ()
+                return LocksRead(frozenset(each for name in names if (each := locked_ledger(name)) is not None))
             case ReadMarks(first):
                 if first:
-                    self.marks_left = [int(name) for name in zk.children(MARKS, self._at()) or ()]
-                    self.world.random.shuffle(self.marks_left)
-                page, self.marks_left = self.marks_left[:8], self.marks_left[8:]
-                return MarksRead(page, bool(self.marks_left))
+                    self.pages = store.marks(rng=self.world.random)
+                page = next(self.pages, None)
+                return MarksRead(tuple(page or ()), more=page is not None)
             case Lock(ledger_id):
-                lock = zk.read(f"{LOCKS}/{ledger_id}")
-                if lock is not None and lock.owner_session != self.session:
+                if not store.lock(ledger_id, proof=self.proof):
                     return NotLocked(ledger_id)
-                if lock is None:
-                    self._transact([CheckOp(self.proof, -1), CreateOp(f"{LOCKS}/{ledger_id}", b"", ephemeral=True)])
-                mark = zk.read(f"{MARKS}/{ledger_id}")
+                mark = store.read_mark(ledger_id)
                 return Locked(ledger_id, None if mark is None else mark.version)
             case Repair(ledger_id):
                 return self._repair(ledger_id)
@@ -367,14 +404,10 @@ class Daemon:
                 self.stopping.add(ledger_id)
                 return None
             case Finish(ledger_id, version):
-                mark = zk.read(f"{MARKS}/{ledger_id}")
-                if mark is not None and version in (-1, mark.version) and self._owns(ledger_id):
-                    self._transact([CheckOp(self.proof, -1), DeleteOp(f"{MARKS}/{ledger_id}")])
-                    self.world.on_mark_deleted(ledger_id, mark)
-                self._release(ledger_id)
+                store.finish(ledger_id, version, proof=self.proof)
                 return Released(ledger_id)
             case Release(ledger_id):
-                self._release(ledger_id)
+                store.release(ledger_id)
                 return Released(ledger_id)
             case NoteReason():
                 return None
@@ -388,7 +421,7 @@ class Daemon:
             self.stopping.discard(ledger_id)
             return RepairEnded(ledger_id, RepairEnd.STOPPED)
         self.stopping.discard(ledger_id)
-        mark, path = zk.read(f"{MARKS}/{ledger_id}"), MANAGER.ledger_path(ROOT, ledger_id)
+        mark, path = zk.read(PATHS.mark(ledger_id)), MANAGER.ledger_path(ROOT, ledger_id)
         node = zk.read(path)
         if not self._owns(ledger_id):
             if self.alive:
@@ -405,13 +438,6 @@ class Daemon:
             self._transact([CheckOp(self.proof, -1), SetOp(path, encode(repaired), node.version)])
             world.tell(f"{self.name} has repaired ledger {ledger_id}", "repairs")
         return RepairEnded(ledger_id, RepairEnd.REPAIRED)
-
-    def _mark(self, ledger_id: int, bookies: frozenset[str], proof: str) -> None:
-        path = f"{MARKS}/{ledger_id}"
-        found = self.world.zk.read(path)
-        before = frozenset() if found is None else frozenset(found.data.decode().split())
-        self._put(path, " ".join(sorted(before | bookies)).encode(), proof)
-        self.world.on_mark(self, ledger_id, bookies)
 
     def _put(self, path: str, data: bytes, proof: str) -> None:
         found = self.world.zk.read(path)
@@ -430,12 +456,8 @@ class Daemon:
             raise MetadataUnavailableError(str(error)) from error
 
     def _owns(self, ledger_id: int) -> bool:
-        lock = self.world.zk.read(f"{LOCKS}/{ledger_id}")
+        lock = self.world.zk.read(PATHS.lock(ledger_id))
         return lock is not None and lock.owner_session == self.session
-
-    def _release(self, ledger_id: int) -> None:
-        if self._owns(ledger_id):
-            self._transact([DeleteOp(f"{LOCKS}/{ledger_id}")])
 
 
 class World:
@@ -452,6 +474,9 @@ class World:
         self.zk = ZooKeeperModel(lambda: self.now_ms)
         for path in (ROOT, BASE, ELECTION, MARKS, LOCKS, WORKERS):
             self.zk.transact([CreateOp(path)])
+        self.zk.on_change = self._on_change
+        #: Who marks ledgers, and which.
+        self.marking: tuple[Daemon, Mapping[int, frozenset[str]]] | None = None
         self.votes = 0
         self.registered = set(BOOKIES)
         self.delay_ms = random.choice([0, DELAY_MS, DELAY_MS])
@@ -478,6 +503,30 @@ class World:
     def story(self, last: int = 60) -> str:
         return "\n".join(self.trace[-last:])
 
+    @property
+    def is_marked(self) -> bool:
+        """Whether any ledger may be marked."""
+        return bool(self.zk.children(MARKS))
+
+    def loss(self) -> float:
+        """The chance that a request of a store, or its reply, is lost."""
+        return self.weather / 5
+
+    def _on_change(self, changes: Changes) -> None:
+        for path, (before, after) in changes.items():
+            if not path.startswith(f"{MARKS}/"):
+                continue
+            parent, _, name = path.rpartition("/")
+            if parent == MARKS:
+                self._spread("marks")
+            ledger_id = locked_ledger(name)
+            if ledger_id is not None and after is not None:
+                assert self.marking is not None
+                daemon, missing = self.marking
+                self.on_mark(daemon, ledger_id, missing[ledger_id])
+            elif ledger_id is not None and before is not None:
+                self.on_mark_deleted(ledger_id, before)
+
     # --- invariants ---
 
     def on_mark(self, daemon: Daemon, ledger_id: int, bookies: frozenset[str]) -> None:
@@ -486,8 +535,6 @@ class World:
         if first is None or first.owner_session != daemon.session:
             raise InvariantError(f"{daemon.name} marks ledger {ledger_id} and is not the auditor")
         self.tell(f"{daemon.name} marks ledger {ledger_id}: {' '.join(sorted(bookies))}", "marks")
-        if len(self.zk.children(MARKS) or ()) == 1:
-            self._spread("marks")
         if not self.impatient:
             for bookie in bookies:
                 waited_ms = self.now_ms - self.first_lost_ms[bookie]
@@ -498,8 +545,6 @@ class World:
         if self.checked_mark.get(ledger_id) != mark.version:
             raise InvariantError(f"the mark of ledger {ledger_id} is deleted, and was made again after the repair")
         self.tell(f"the mark of ledger {ledger_id} is deleted", "finished")
-        if not self.zk.children(MARKS):
-            self._spread("marks")
 
     def check_end(self) -> None:
         """After everything has healed."""
@@ -507,9 +552,11 @@ class World:
             lost = set(_all_bookies(self.metadata(ledger_id))) - self.registered
             if lost:
                 raise InvariantError(f"ledger {ledger_id} still names {sorted(lost)}")
-        for path in (MARKS, LOCKS):
-            if self.zk.children(path):
-                raise InvariantError(f"left: {path}: {self.zk.children(path)}")
+        # Empty directories of marks may be left.
+        names = [path.rpartition("/")[2] for path in self.zk.paths() if path.startswith((f"{MARKS}/", f"{LOCKS}/"))]
+        left = sorted(name for name in names if locked_ledger(name) is not None)
+        if left:
+            raise InvariantError(f"marks or locks are left: {left}")
         if len(self.zk.children(ELECTION) or ()) != len(self.daemons):
             raise InvariantError("votes are left or missing")
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import lru_cache
 from random import Random
 from unittest.mock import patch
 
@@ -18,6 +17,7 @@ from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.metadata import under_replication
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
 from bk_spark.protocol.quorum import Quorum
+from tests.simulation.bytes_cache import parse_text
 from tests.simulation.events import STORE, Command
 from tests.simulation.histories import MOST_STEPS, Weather
 from tests.simulation.outcomes import Counts, InvariantError
@@ -38,8 +38,6 @@ QUORUMS = [
 ]
 #: Rounds of marking, repair and collection after everything has healed.
 _ROUNDS = 12
-#: Histories repeat the same few marks.
-_parse = lru_cache(10_000)(under_replication._parse)
 
 
 class History:
@@ -76,7 +74,7 @@ class History:
         level = logger.level
         logger.setLevel(logging.CRITICAL)  # the story tells it
         try:
-            with patch.object(under_replication, "_parse", _parse):
+            with patch.object(under_replication, "_parse", parse_text):
                 self._play()
         finally:
             logger.setLevel(level)
