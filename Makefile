@@ -25,7 +25,7 @@ EXPLORE_ARGS ?=
 # Whole manifests. The others are patches, or files of kustomize.
 MANIFESTS := $(filter-out %/kustomization.yaml %/bookie-rack.yaml,$(wildcard deploy/kubernetes/*/*.yaml))
 
-.PHONY: help demo notebooks docs test faults heal-faults stream-faults rolling simulate simulate-logs simulate-collection simulate-auditing simulate-replication simulate-mutants explore crash fuzz nightly mutants lint format bench proto release clean
+.PHONY: help demo notebooks docs test faults heal-faults stream-faults handed-over rolling simulate simulate-logs simulate-collection simulate-auditing simulate-replication simulate-mutants explore crash fuzz nightly mutants lint format bench proto release clean
 
 help:
 	@echo "make demo    write real flight data with Spark to four bookies, kill one, and read it back"
@@ -35,6 +35,7 @@ help:
 	@echo "make faults  run more fault tests with failing servers and links: SEEDS=1-50, or 7, or 3,8"
 	@echo "make heal-faults  kill bookies for good, and those that repair, under load: SEEDS=1-20, or 7, or 3,8"
 	@echo "make stream-faults  run streaming queries while their processes and servers are killed: SEEDS=1-50"
+	@echo "make handed-over  let either bookie go on with directories that the other left, in every order: SEEDS=0-3, or 2"
 	@echo "make rolling  replace Apache's bookies by ours and back, one after the other, while clients go on"
 	@echo "make simulate  play random histories of the protocol on all cores, other ones every day: SEEDS=1000000, or from..to"
 	@echo "make simulate-logs  the same for logs: SEEDS=10000, or from..to"
@@ -98,6 +99,10 @@ stream-faults: $(STAMP) $(CLASSES)
 	@scripts/ensure_java.sh
 	STREAM_FAULT_SEEDS=$(SEEDS) $(BIN)/python -m pytest tests/faults/streams $(PYTEST_ARGS)
 
+handed-over: $(STAMP) $(APACHE_CLASSES)
+	@scripts/ensure_java.sh --build
+	HANDED_OVER_SEEDS=$(or $(SEEDS),0-3) $(BIN)/python -m pytest tests/interop/test_directories_handed_over.py -k every_order $(PYTEST_ARGS)
+
 rolling: $(STAMP) $(CLASSES) $(APACHE_CLASSES)
 	@scripts/ensure_java.sh --build
 	ROLLING_RING=1 $(BIN)/python -m pytest tests/interop/test_rolling_replacement.py tests/interop/test_repair_commands.py $(PYTEST_ARGS)
@@ -130,8 +135,8 @@ crash: $(STAMP)
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz $(or $(SEEDS),today) --factor $(or $(FACTOR),20) $(TESTS)
 
-nightly: $(STAMP) $(CLASSES)
-	@scripts/ensure_java.sh
+nightly: $(STAMP) $(CLASSES) $(APACHE_CLASSES)
+	@scripts/ensure_java.sh --build
 	$(BIN)/python -m tests.nightly --minutes $(or $(MINUTES),115)
 
 mutants: $(STAMP)

@@ -108,4 +108,12 @@ SERVERS: Final = (
         "STREAM_FAULT_SEEDS",
         "stream-faults",
     ),
+    _pytest(
+        "directories handed over",
+        ["tests/interop/test_directories_handed_over.py", "-k", "every_order"],
+        0.3,
+        r"^\d+ starts",
+        "HANDED_OVER_SEEDS",
+        "handed-over",
+    ),
 )

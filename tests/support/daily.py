@@ -18,3 +18,8 @@ def first_seed(day: date) -> int:
 def first_seed_of_today() -> int:
     """Today is UTC's."""
     return first_seed(datetime.now(UTC).date())
+
+
+def number_of_today() -> int:
+    """Days since the first one."""
+    return first_seed_of_today() // _SEEDS_A_DAY
