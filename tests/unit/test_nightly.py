@@ -11,6 +11,7 @@ import pytest
 from tests.nightly import lane
 from tests.nightly.lane import go_through
 from tests.nightly.plan import Run
+from tests.support.processes import wait_until_ended
 
 
 def run_of(name: str, code: str, *, seeds: int = 10, variable: str = "") -> Run:
@@ -63,7 +64,6 @@ def test_a_failure_that_prints_no_line_is_repeated_by_its_seeds(tmp_path: Path) 
 
 
 def test_a_call_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "_CALL_TIMEOUT_S", 2.0)
     monkeypatch.setattr(lane, "_MOST_FAILURES", 1)
     child = tmp_path / "child"
     code = f"""
@@ -72,8 +72,12 @@ sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"
 pathlib.Path({str(child)!r}).write_text(str(sleeper.pid))
 time.sleep(600)
 """
-    (outcome,) = go_through([run_of("hangs", code)], 0, 60.0, tmp_path)
-    assert outcome.failures[0].startswith("no end within 2.0 s")
-    pid = int(child.read_text())
-    state = Path(f"/proc/{pid}/stat")
-    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+    # On a busy machine a call may be ended before it has started anything: it gets more time then.
+    for timeout_s in (2.0, 20.0, 100.0):
+        monkeypatch.setattr(lane, "_CALL_TIMEOUT_S", timeout_s)
+        (outcome,) = go_through([run_of("hangs", code)], 0, 60.0, tmp_path)
+        assert outcome.failures[0].startswith(f"no end within {timeout_s} s")
+        if child.exists() and child.read_text():
+            break
+    # It was killed, which the machine may be about to carry out.
+    assert wait_until_ended(int(child.read_text()), 60_000)
