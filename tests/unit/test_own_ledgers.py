@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from bk_spark.protocol.codes import LAST_ENTRY, Code
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.integrity.limbo_check import OwnFound, StateFound
 from bookie_server.integrity.own_ledgers import OwnLedgers
-from bookie_server.storage.entrylog.entry_log import OFFSET_BITS
+from bookie_server.storage.entrylog.entry_log import OFFSET_BITS, OFFSET_MASK
 from bookie_server.storage.index.index import IndexFiles, IndexHeader
+from bookie_server.storage.records import MIN_RECORD_BYTES
 from tests.support.running_storage import KEY, OTHER_KEY, Place, delete_ledger, in_loop, running, stored
 
 
@@ -54,6 +56,14 @@ async def test_what_is_in_memory_and_in_entry_logs_that_exist(place: Place) -> N
         # Much of a ledger may be in memory, and only these entries are asked for.
         for first, last in ((0, 6), (8, 9), (1024, 4000)):
             assert await held(own, 2, first, last) == []
+        # A log has become shorter: less than its smallest possible size is left of entry 3.
+        (location,) = bookie.storage.index.read_slots(1, np.array([3])).tolist()
+        end = (location & OFFSET_MASK) + MIN_RECORD_BYTES
+        path = bookie.storage.reader.path(location >> OFFSET_BITS)
+        os.truncate(path, end)
+        assert await held(own, 1, 0, 4000) == [0, 1, 2, 3, 4]
+        os.truncate(path, end - 1)
+        assert await held(own, 1, 0, 4000) == [0, 1, 2, 4]
         # The index has outlived a lost directory of entry logs.
         for log in place.logs():
             log.unlink()
@@ -137,7 +147,8 @@ async def test_the_ids_of_a_long_ledger_are_compared_in_a_thread(place: Place) -
     index = IndexFiles([str(place.ledger)], lambda: [str(place.ledger)])
     index.write(1, IndexHeader(KEY, False, None), entry_ids, 5 << OFFSET_BITS | entry_ids + 1)
     index.close()
-    Path(place.ledger, "5.log").touch()
+    with Path(place.ledger, "5.log").open("wb") as log:
+        log.truncate(1 << 20)
     async with running(place) as bookie:
         await bookie.add(stored(1, 3), stored(1, len(entry_ids)))
         everything = [*entry_ids.tolist(), len(entry_ids)]

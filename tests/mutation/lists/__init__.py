@@ -1,16 +1,16 @@
 """All mutations, by layer.
 
 ``ledgers``: machines of ledgers, the wire protocol, metadata and their store. ``logs``: the core and the collection of
-logs. ``datasource``: Spark's source and sink, and ``bkctl``. ``storage``: a bookie's files. ``server``: its operations
-and its front end. ``replication``: repairs, workers and auditors. ``tls``: certificates, handshakes, requests in
-clear.
+logs. ``datasource``: Spark's source and sink, and ``bkctl``. ``storage``: a bookie's files. ``limbo``: what it
+says and does after a loss. ``server``: its operations and its front end. ``replication``: repairs, workers and
+auditors. ``tls``: certificates, handshakes, requests in clear.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from tests.mutation.lists import datasource, ledgers, logs, replication, server, storage, tls
+from tests.mutation.lists import datasource, ledgers, limbo, logs, replication, server, storage, tls
 from tests.mutation.mutation import Mutation
 
 MUTATIONS: Final[tuple[Mutation, ...]] = (
@@ -18,6 +18,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     *logs.MUTATIONS,
     *datasource.MUTATIONS,
     *storage.MUTATIONS,
+    *limbo.MUTATIONS,
     *server.MUTATIONS,
     *replication.MUTATIONS,
     *tls.MUTATIONS,

@@ -280,11 +280,4 @@ MUTATIONS: Final = (
         "unnamed[unnamed > next_id]",
         ("tests/unit/test_collection_brake.py::test_g4_one_ledger_whose_id_was_not_given_is_enough",),
     ),
-    Mutation(
-        "An entry that a ledger in limbo lacks is unknown, not absent.",
-        "bookie_server/entry_reader.py",
-        "absent = Code.UNKNOWN_LEDGER_STATE if descriptor.limbo else Code.NO_ENTRY",
-        "absent = Code.NO_ENTRY",
-        ("tests/integration/test_limbo.py::test_v3_says_unknown_and_v2_an_io_error",),
-    ),
 )
