@@ -191,3 +191,9 @@ def test_hosts_are_verified_unless_it_is_switched_off(pem: dict[str, str], tmp_p
     others = contexts(write_pem(tmp_path / "others", None, "others"), server_side=False).context
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(server, others)
+
+
+def test_no_side_renegotiates(pem: dict[str, str]) -> None:
+    """A peer could ask for it again and again. OpenSSL 3 refuses a client's wish by default, 1.1.1 does not."""
+    for server_side in (True, False):
+        assert contexts(pem, server_side=server_side).context.options & ssl.OP_NO_RENEGOTIATION

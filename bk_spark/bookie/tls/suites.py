@@ -52,6 +52,8 @@ def restrict(context: ssl.SSLContext, protocols: tuple[str, ...], suites: tuple[
     if not versions:
         return "names no suite of the versions in tlsEnabledProtocols"
     context.minimum_version, context.maximum_version = versions[0], versions[-1]
+    # A peer of TLSv1.2 could make this side calculate for ever.
+    context.options |= ssl.OP_NO_RENEGOTIATION
     if older:
         context.set_ciphers(":".join(older))
     return None
