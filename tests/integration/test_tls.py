@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -20,29 +21,31 @@ from tests.support.certificates import identity, write_pem
 from tests.support.registrations import forget
 
 BOTH = Quorum(2, 2, 2)
+HEALING = {
+    "autoRecoveryDaemonEnabled": "true",
+    "rwRereplicateBackoffMs": "200",
+    "openLedgerRereplicationGracePeriod": "1000",
+}
 _PATIENCE_S = 60
 
 
 class Secured:
-    """Two bookies, and a third that repairs."""
+    """Two bookies."""
 
     def __init__(self, directory: Path, uri: str) -> None:
         self.uri = uri
         self.directory = directory
         keys = write_pem(directory / "tls", identity("bookie"))
-        secure = {"tlsClientAuthentication": "true", "tlsRequired": "true"}
-        self.bookies = [BookieProcess(directory / f"b{i}", uri, **keys, **secure) for i in range(2)]
+        self._keys = keys | {"tlsClientAuthentication": "true", "tlsRequired": "true"}
+        self.bookies = [self.bookie(f"b{i}") for i in range(2)]
         self.client_keys = write_pem(directory / "client", identity("client", client_only=True)) | {
             "tlsClientAuthentication": "true"
         }
         self.conf = directory / "client.conf"
         self.conf.write_text("".join(f"{key}={value}\n" for key, value in self.client_keys.items()))
-        healing = {
-            "autoRecoveryDaemonEnabled": "true",
-            "rwRereplicateBackoffMs": "200",
-            "openLedgerRereplicationGracePeriod": "1000",
-        }
-        self.third = BookieProcess(directory / "b2", uri, **keys, **secure, **healing)
+
+    def bookie(self, name: str, **settings: str) -> BookieProcess:
+        return BookieProcess(self.directory / name, self.uri, **self._keys, **settings)
 
     def config(self, **more: str) -> ClientConfig:
         return ClientConfig.from_properties(self.client_keys | more)
@@ -53,9 +56,10 @@ def secured(zk_only: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> 
     servers = zk_only.zookeepers[0].id
     zookeeper = ZooKeeper(servers)
     zookeeper.start()
-    init_cluster(zookeeper, "/tls")
+    root = f"/tls-{uuid.uuid4().hex[:12]}"
+    init_cluster(zookeeper, root)
     zookeeper.close()
-    cluster = Secured(tmp_path_factory.mktemp("tls"), f"zk+hierarchical://{servers}/tls")
+    cluster = Secured(tmp_path_factory.mktemp("tls"), f"zk+hierarchical://{servers}{root}")
     for bookie in cluster.bookies:
         bookie.launch()
     for bookie in cluster.bookies:
@@ -123,7 +127,7 @@ def test_a_client_in_clear_is_refused_with_the_reason(secured: Secured) -> None:
     with BlockingClient(secured.uri) as client, pytest.raises(errors.UnauthorizedError) as caught:
         append(client, b"in clear")
     assert "or TLS (tlsRequired)" in str(caught.value)
-    assert any("it is not encrypted, and tlsRequired=true" in line for line in secured.bookies[0].lines)
+    assert secured.bookies[0].wait_line("it is not encrypted, and tlsRequired=true")
 
 
 def test_a_client_that_trusts_another_authority_says_why(
@@ -138,17 +142,17 @@ def test_a_client_that_trusts_another_authority_says_why(
 
 
 def test_a_lost_copy_is_made_again_over_tls(secured: Secured) -> None:
+    lost, mends = secured.bookie("lost"), secured.bookie("mends", **HEALING)
     with ExitStack() as stack, BlockingClient(secured.uri, secured.config()) as client:
-        with closing(client.create(quorum=BOTH)) as writer:
+        for bookie in (lost, mends):
+            stack.callback(forget, secured.uri, [bookie.id])
+            stack.callback(bookie.end)
+            bookie.start()
+        with closing(client.create(quorum=BOTH, ensemble=[secured.bookies[0].id, lost.id])) as writer:
             writer.append_many([b"%d" % i * 100 for i in range(200)])
-        stack.callback(secured.third.end)
-        secured.third.start()
-        lost = secured.bookies[1]
-        lost.kill()
-        forget(secured.uri, [lost.id])
+        lost.crash()
         until = time.monotonic() + _PATIENCE_S
         while lost.id in client.metadata(writer.ledger_id).segments[0].ensemble:
-            assert time.monotonic() < until, "\n".join(secured.third.lines)
+            assert time.monotonic() < until, "\n".join(mends.lines)
             time.sleep(0.1)
-        assert secured.third.id in client.metadata(writer.ledger_id).segments[0].ensemble
         assert len(list(client.open_for_reading(writer.ledger_id).read(0, 199))) == 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -40,12 +41,13 @@ class SecuredBookies(Bookies):
 def roots(zk_only: LocalCluster) -> dict[str, str]:
     """URIs of two new clusters."""
     servers = zk_only.zookeepers[0].id
+    made = {name: f"/tls-{name}-{uuid.uuid4().hex[:12]}" for name in ("mixed", "ours")}
     zookeeper = ZooKeeper(servers)
     zookeeper.start()
-    for root in ("/tls-mixed", "/tls-ours"):
+    for root in made.values():
         init_cluster(zookeeper, root)
     zookeeper.close()
-    return {root: f"zk+hierarchical://{servers}{root}" for root in ("/tls-mixed", "/tls-ours")}
+    return {name: f"zk+hierarchical://{servers}{root}" for name, root in made.items()}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,7 @@ def mixed(
     roots: dict[str, str], java_client: JavaClient, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SecuredBookies]:
     """One bookie of each kind: every entry of a ledger is on both."""
-    uri = roots["/tls-mixed"]
+    uri = roots["mixed"]
     with SecuredBookies(tmp_path_factory.mktemp("mixed"), uri, [LocalBookie, ApacheBookie]) as bookies:
         yield bookies
         java_client.forget(uri)
@@ -63,7 +65,7 @@ def mixed(
 def ours(
     roots: dict[str, str], java_client: JavaClient, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SecuredBookies]:
-    uri = roots["/tls-ours"]
+    uri = roots["ours"]
     with SecuredBookies(tmp_path_factory.mktemp("ours"), uri, [LocalBookie]) as bookies:
         yield bookies
         java_client.forget(uri)
@@ -114,7 +116,13 @@ def test_we_write_and_java_reads(
         left.abandon()
 
 
-def test_apaches_bookie_served_all_that_inside_tls(mixed: SecuredBookies) -> None:
+def test_apaches_bookie_serves_us_inside_tls(mixed: SecuredBookies, client_keys: dict[str, str]) -> None:
+    config = ClientConfig.from_properties(client_keys)
+    with (
+        BlockingClient(mixed.metadata_service_uri, config) as client,
+        closing(client.create(quorum=Quorum(*BOTH))) as writer,
+    ):
+        writer.append_many([b"a secret"])
     (apaches,) = [bookie for bookie in mixed.bookies if isinstance(bookie, ApacheBookie)]
     log = (apaches.directory / "bookie.log").read_text("utf-8")
     assert "Session is protected" in log

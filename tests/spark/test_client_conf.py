@@ -10,35 +10,30 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from bk_spark.bookie.metadata.cluster_init import init_cluster
-from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bookie_server.local import LocalCluster
 from tests.support.bookie import BookieProcess
 from tests.support.certificates import identity, write_pem
 
 
 @pytest.fixture
-def secured(zk_only: LocalCluster, tmp_path: Path) -> Iterator[str]:
+def secured(zk_only: LocalCluster, ledgers_root: str, tmp_path: Path) -> Iterator[str]:
     """The URI of a cluster with one such bookie."""
-    servers = zk_only.zookeepers[0].id
-    zookeeper = ZooKeeper(servers)
-    zookeeper.start()
-    init_cluster(zookeeper, "/tls-spark")
-    zookeeper.close()
     keys = write_pem(tmp_path / "tls", identity("bookie")) | {"tlsClientAuthentication": "true", "tlsRequired": "true"}
-    uri = f"zk+hierarchical://{servers}/tls-spark"
-    bookie = BookieProcess(tmp_path / "bookie", uri, **keys)
-    yield (uri if bookie.start() else "")
+    uri = f"zk+hierarchical://{zk_only.zookeepers[0].id}{ledgers_root}"
+    bookie = BookieProcess(tmp_path / "bookie", uri, **keys).start()
+    yield uri
     bookie.end()
 
 
-def test_reads_writes_and_streams_use_the_file(spark: SparkSession, secured: str, tmp_path: Path) -> None:
+def test_reads_writes_and_streams_use_the_file(
+    spark: SparkSession, secured: str, ledgers_root: str, tmp_path: Path
+) -> None:
     own = identity("spark", client_only=True)
     keys = write_pem(tmp_path / "client", own) | {"tlsClientAuthentication": "true"}
     conf = tmp_path / "client.conf"
     conf.write_text("".join(f"{key}={value}\n" for key, value in keys.items()))
     alone = {"ensembleSize": "1", "writeQuorumSize": "1", "ackQuorumSize": "1"}
-    where = {"metadataServiceUri": secured, "logRoot": "/tls-spark/logs", "log": "events"}
+    where = {"metadataServiceUri": secured, "logRoot": f"/logs{ledgers_root}", "log": "events"}
     rows = spark.sql("select cast(id as string) value from range(100)").repartition(2)
     write = rows.write.format("bookkeeper").mode("append").options(**where, **alone)
 

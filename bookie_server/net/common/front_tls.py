@@ -22,7 +22,7 @@ from bookie_server.net.common.newcomers import LOOKED_AT_BYTES
 
 _LOG: Final = logging.getLogger(__name__)
 _HANDSHAKE_TIMEOUT_S: Final = 10.0
-#: At most one line is logged in this time, so that a flood does not fill the disk.
+#: At most one line of a kind is logged in this time, so that a flood does not fill the disk.
 _TELL_EVERY_S: Final = 1.0
 
 
@@ -44,8 +44,8 @@ class FrontTls:
         self.failed_handshakes = 0
         self.refused_connections = 0
         self.buffer = memoryview(bytearray(BUFFER_BYTES))
-        self._told_at = -_TELL_EVERY_S
-        self._untold = 0
+        #: For each kind of line: when one was logged, and how many were not since then.
+        self._told: dict[str, tuple[float, int]] = {}
 
     def greeting(self, accepted: socket.socket) -> Greeting:
         """Look at what the peer of ``accepted`` has sent, which suffices (see wanted_bytes)."""
@@ -56,12 +56,13 @@ class FrontTls:
         return greeting
 
     def tell(self, line: str, *values: object) -> None:
-        """Log a line about a peer, unless one was logged just now."""
-        if time.monotonic() - self._told_at < _TELL_EVERY_S:
-            self._untold += 1
+        """Log a line about a peer, unless one of this kind was logged just now."""
+        told_at, untold = self._told.get(line, (-_TELL_EVERY_S, 0))
+        if time.monotonic() - told_at < _TELL_EVERY_S:
+            self._told[line] = told_at, untold + 1
             return
-        more = f" ({self._untold} more such connections since the last such line)" if self._untold else ""
-        self._told_at, self._untold = time.monotonic(), 0
+        more = f" ({untold} more such connections since the last such line)" if untold else ""
+        self._told[line] = time.monotonic(), 0
         _LOG.warning(line + more, *values)
 
 
