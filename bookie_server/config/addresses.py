@@ -49,7 +49,7 @@ def _advertised_host(conf: ConfFile) -> str:
                 raise conf.error("advertisedAddress", "is missing and this host's name does not resolve") from error
     try:
         loopback = ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: no host can have that name
         raise conf.error("advertisedAddress", f"{host!r} does not resolve") from error
     if loopback and not conf.flag("allowLoopback", False):
         raise conf.error(

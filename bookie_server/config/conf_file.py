@@ -16,6 +16,8 @@ def _directories(text: str) -> tuple[str, ...]:
     directories = tuple(os.path.normpath(part.strip()) for part in text.split(",") if part.strip())
     if not directories:
         raise WrongValueError("names no directory")
+    if any("\0" in directory for directory in directories):
+        raise WrongValueError("has a NUL character in it")
     real = [os.path.realpath(directory) for directory in directories]
     for i, directory in enumerate(directories):
         if real.index(real[i]) != i:

@@ -46,7 +46,7 @@ def main() -> int:
     parser.add_argument("seeds", type=_seeds, help="1-50, or 7, or 3,8, or today")
     parser.add_argument("--factor", type=int, default=20, help="times as many examples as in `make test` (20)")
     parser.add_argument("tests", nargs="*", default=[str(Path(__file__).parent)], help="only these tests")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     failed = False
     for seed in arguments.seeds:
         # A test may take as long as its examples do. What hangs is noticed by the test itself.

@@ -9,4 +9,4 @@ from tests.fuzz.fuzzing import SEED, tried
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if tried:
-        terminalreporter.write_line(f"{sum(tried.values())} examples, {len(tried)} decoders (seed {SEED})")
+        terminalreporter.write_line(f"{tried.total()} examples (seed {SEED})")

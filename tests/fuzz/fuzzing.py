@@ -10,6 +10,7 @@ import functools
 import os
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -42,7 +43,7 @@ _SETTINGS: Final = settings(
 )
 
 #: How many examples each test of this process has tried.
-tried: Final[dict[str, int]] = {}
+tried: Final[Counter[str]] = Counter()
 
 Test = Callable[..., None]
 
@@ -51,11 +52,11 @@ def fuzz(examples: int, **strategies: SearchStrategy[Any]) -> Callable[[Test], T
     """Call the test with ``examples`` values of ``strategies``, by the name of the argument."""
 
     def decorate(test: Test) -> Test:
-        name = f"{test.__module__.replace('.', '/')}.py::{test.__name__}"
+        name = f"{test.__module__}.{test.__name__}"
 
         @functools.wraps(test)
         def counted(*args: Any, **kwargs: Any) -> None:
-            tried[name] = tried.get(name, 0) + 1
+            tried[name] += 1
             test(*args, **kwargs)
 
         found: Test = settings(_SETTINGS, max_examples=examples * FACTOR)(given(**strategies)(counted))

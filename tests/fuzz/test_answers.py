@@ -121,13 +121,13 @@ def _rows(answers: Any) -> Counter[Any]:
     return said
 
 
-@fuzz(120, bodies=_bodies(_V2))
+@fuzz(80, bodies=_bodies(_V2))
 def test_v2_answers(bodies: list[bytes]) -> None:
     """Together they are what they are one by one, or refused."""
     _together_as_alone(answers_v2.parse_answers, bodies)
 
 
-@fuzz(120, bodies=_bodies(_V3))
+@fuzz(80, bodies=_bodies(_V3))
 def test_v3_answers(bodies: list[bytes]) -> None:
     """Together they are what they are one by one, or refused."""
     _together_as_alone(answers_v3.parse_answers, bodies)
@@ -154,7 +154,7 @@ def _plain(said: Counter[Any]) -> Counter[Any]:
     return plain
 
 
-@fuzz(80, stream=hostile(st.lists(_V2, min_size=1, max_size=4).map(b"".join)), sizes=pieces((2000, 60, 500)))
+@fuzz(50, stream=hostile(st.lists(_V2, min_size=1, max_size=4).map(b"".join)), sizes=pieces((2000, 60, 500)))
 def test_a_v2_connection_takes_answers_or_closes(stream: bytes, sizes: list[int]) -> None:
     async def requests(connection: LedgerConnection) -> None:
         assert isinstance(connection, BookieConnection)
@@ -165,7 +165,7 @@ def test_a_v2_connection_takes_answers_or_closes(stream: bytes, sizes: list[int]
     asyncio.run(_converse(BookieConnection("b:1"), requests, stream, sizes))
 
 
-@fuzz(80, stream=hostile(st.lists(_V3, min_size=1, max_size=4).map(b"".join)), sizes=pieces((2000, 60, 500)))
+@fuzz(50, stream=hostile(st.lists(_V3, min_size=1, max_size=4).map(b"".join)), sizes=pieces((2000, 60, 500)))
 def test_a_v3_connection_takes_answers_or_closes(stream: bytes, sizes: list[int]) -> None:
     async def requests(connection: LedgerConnection) -> None:
         assert isinstance(connection, BookieConnectionV3)
@@ -208,7 +208,7 @@ _LISTS: Final = st.lists(st.integers(0, 60), max_size=20, unique=True).map(
 )
 
 
-@fuzz(150, data=hostile(_LISTS), asked=st.integers(0, 2**62) | st.sampled_from([e for e in EDGES if e >= 0]))
+@fuzz(100, data=hostile(_LISTS), asked=st.integers(0, 2**62) | st.sampled_from([e for e in EDGES if e >= 0]))
 def test_lists_of_entries(data: bytes, asked: int) -> None:
     """A list that is accepted answers all questions about it, however many entries it claims."""
     found = outcome(lambda: decode_availability(data), WireFormatError)
@@ -220,13 +220,13 @@ def test_lists_of_entries(data: bytes, asked: int) -> None:
             assert list(found.lacking(ids)) == [entry_id for entry_id in ids if entry_id not in found]
 
 
-@fuzz(80, ids=st.lists(st.integers(0, 2**40) | st.integers(0, 60), max_size=30, unique=True))
+@fuzz(50, ids=st.lists(st.integers(0, 2**40) | st.integers(0, 60), max_size=30, unique=True))
 def test_lists_of_entries_are_read_as_they_were_made(ids: list[int]) -> None:
     found = decode_availability(encode_availability(np.array(sorted(ids), np.int64)))
     assert [entry_id for part in found.ranges() for entry_id in part] == sorted(ids)
 
 
-@fuzz(200, data=hostile(_RECORDS), first=_SMALL, digest_type=st.sampled_from(DigestType))
+@fuzz(120, data=hostile(_RECORDS), first=_SMALL, digest_type=st.sampled_from(DigestType))
 def test_records_of_a_batch_read(data: bytes, first: int, digest_type: DigestType) -> None:
     """What is returned was written so, entry by entry."""
     digest = digest_function(digest_type, PASSWORD)
@@ -243,20 +243,20 @@ def test_records_of_a_batch_read(data: bytes, first: int, digest_type: DigestTyp
         assert found.max_lac == max(-1, *(one.last_add_confirmed for one in stored))
 
 
-@fuzz(80, payloads=st.lists(st.binary(max_size=30), min_size=1, max_size=30), first=st.integers(0, 2**62))
+@fuzz(50, payloads=st.lists(st.binary(max_size=30), min_size=1, max_size=30), first=st.integers(0, 2**62))
 def test_records_are_read_as_they_were_made(payloads: list[bytes], first: int) -> None:
     records = b"".join(frame(_stored(first + i, payload)) for i, payload in enumerate(payloads))
     block = verify_records(memoryview(records), LEDGER, first, DigestType.CRC32C, _DIGEST)
     assert list(map(bytes, block.payloads)) == payloads
 
 
-@fuzz(100, packet=hostile(st.builds(lambda lac: pack_lac(LEDGER, lac, _DIGEST), INT64)), entry=hostile(_RECORDS))
+@fuzz(60, packet=hostile(st.builds(lambda lac: pack_lac(LEDGER, lac, _DIGEST), INT64)), entry=hostile(_RECORDS))
 def test_one_entry_and_one_packet(packet: bytes, entry: bytes) -> None:
     outcome(lambda: verify_lac(packet, LEDGER, DigestType.CRC32C, _DIGEST), DigestMismatchError)
     outcome(lambda: verify_entry(entry[4:], LEDGER, None, DigestType.CRC32C, _DIGEST), DigestMismatchError)
 
 
-@fuzz(60, answer=messages(pb.Response))
+@fuzz(40, answer=messages(pb.Response))
 def test_fields_of_v3_answers(answer: pb.Response) -> None:
     """Whatever fields are there, each reading of them gives a value or the error."""
     outcome(lambda: wire_v3.read_answer(answer, LEDGER, 3), WireFormatError)

@@ -80,7 +80,7 @@ _LEDGERS: Final = st.one_of(
 )
 
 
-@fuzz(300, data=hostile(_LEDGERS))
+@fuzz(150, data=hostile(_LEDGERS))
 def test_ledger_metadata(data: bytes) -> None:
     """What is accepted is consistent, and stays what it is when it is written again."""
     found = outcome(lambda: ledger_metadata.decode(data), MetadataFormatError, names="ledger")
@@ -90,7 +90,7 @@ def test_ledger_metadata(data: bytes) -> None:
         assert "password" not in repr(found)
 
 
-@fuzz(100, metadata=_ledgers())
+@fuzz(60, metadata=_ledgers())
 def test_ledger_metadata_is_read_as_it_was_written(metadata: LedgerMetadata) -> None:
     assert ledger_metadata.decode(ledger_metadata.encode(metadata)) == metadata
     assert replace(ledger_metadata.decode(ledger_metadata.encode(metadata)), format_version=3) == replace(
@@ -106,7 +106,7 @@ _COOKIE_BYTES: Final = st.one_of(
 )
 
 
-@fuzz(200, data=hostile(_COOKIE_BYTES))
+@fuzz(120, data=hostile(_COOKIE_BYTES))
 def test_cookies(data: bytes) -> None:
     found = outcome(lambda: Cookie.decode(data, _WHERE), MetadataFormatError, names=_WHERE)
     if isinstance(found, Cookie):
@@ -116,13 +116,13 @@ def test_cookies(data: bytes) -> None:
         assert Cookie.decode(found.encode(), _WHERE) == found
 
 
-@fuzz(60, cookie=_COOKIES, directories=st.lists(st.text("ab/", min_size=1), max_size=4))
+@fuzz(40, cookie=_COOKIES, directories=st.lists(st.text("ab/", min_size=1), max_size=4))
 def test_cookies_are_read_as_they_were_written(cookie: Cookie, directories: list[str]) -> None:
     assert Cookie.decode(cookie.encode(), _WHERE) == cookie
     assert decode_directories(encode_directories(directories)) == directories
 
 
-@fuzz(120, data=hostile(st.sampled_from([manager.layout for manager in LedgerManager])))
+@fuzz(80, data=hostile(st.sampled_from([manager.layout for manager in LedgerManager])))
 def test_layouts(data: bytes) -> None:
     found = outcome(lambda: parse_layout(data), MetadataFormatError, names="LAYOUT")
     assert isinstance(found, Refused) or found.layout == data.rstrip()
@@ -191,7 +191,7 @@ _NOTES: Final[dict[str, tuple[Callable[[bytes], Any], SearchStrategy[bytes], str
 
 
 @pytest.mark.parametrize("name", _NOTES)
-@fuzz(60, data=st.data())
+@fuzz(40, data=st.data())
 def test_small_znodes(name: str, data: st.DataObject) -> None:
     decode, valid, names = _NOTES[name]
     whole = st.one_of(valid, valid, valid, with_long_number(valid), st.builds(bytes.__add__, valid, deep()))
@@ -204,7 +204,7 @@ def test_small_znodes(name: str, data: st.DataObject) -> None:
     )
 
 
-@fuzz(60, missing=st.lists(_TEXT, max_size=4, unique=True), time_ms=st.none() | INT64, after=COUNT, reason=_TEXT)
+@fuzz(40, missing=st.lists(_TEXT, max_size=4, unique=True), time_ms=st.none() | INT64, after=COUNT, reason=_TEXT)
 def test_small_znodes_are_read_as_they_were_written(
     missing: list[str], time_ms: int | None, after: int, reason: str
 ) -> None:
@@ -220,7 +220,7 @@ def test_small_znodes_are_read_as_they_were_written(
     assert BookieServiceInfo.decode(info.encode(), "b:1") == info
 
 
-@fuzz(120, name=st.text("urLV_-0123456789", max_size=30) | _TEXT, ledger_id=st.integers(0, 2**63 - 1))
+@fuzz(80, name=st.text("urLV_-0123456789", max_size=30) | _TEXT, ledger_id=st.integers(0, 2**63 - 1))
 def test_names_of_znodes(name: str, ledger_id: int) -> None:
     """A name is that of a ledger or a vote, or it is not; both ways give the same."""
     found = outcome(lambda: under_replication.locked_ledger(name))
@@ -247,7 +247,7 @@ _WRITTEN_URIS: Final = _URIS.map(str).map(str.encode)
 
 
 @fuzz(
-    150, text=hostile(_WRITTEN_URIS | with_long_number(_WRITTEN_URIS)).map(lambda data: data.decode("utf-8", "replace"))
+    100, text=hostile(_WRITTEN_URIS | with_long_number(_WRITTEN_URIS)).map(lambda data: data.decode("utf-8", "replace"))
 )
 def test_metadata_service_uris(text: str) -> None:
     """A URI that is accepted means the same when it is written."""
@@ -257,7 +257,7 @@ def test_metadata_service_uris(text: str) -> None:
     assert isinstance(found, Refused) or MetadataServiceUri.parse(str(found)) == found
 
 
-@fuzz(60, uri=_URIS, table=st.dictionaries(st.text("ab.", min_size=1), st.text("abc", min_size=1), max_size=4))
+@fuzz(40, uri=_URIS, table=st.dictionaries(st.text("ab.", min_size=1), st.text("abc", min_size=1), max_size=4))
 def test_settings_in_text_are_read_as_they_were_written(uri: MetadataServiceUri, table: dict[str, str]) -> None:
     assert MetadataServiceUri.parse(str(uri)) == uri
     assert parse_rack_table(",".join(f"{host}=/{rack}" for host, rack in table.items())) == {
@@ -265,6 +265,6 @@ def test_settings_in_text_are_read_as_they_were_written(uri: MetadataServiceUri,
     }
 
 
-@fuzz(80, text=hostile(st.just(b"b1=/r1,b2=/r2")).map(lambda data: data.decode("utf-8", "replace")))
+@fuzz(50, text=hostile(st.just(b"b1=/r1,b2=/r2")).map(lambda data: data.decode("utf-8", "replace")))
 def test_tables_of_racks(text: str) -> None:
     outcome(lambda: parse_rack_table(text), InvalidArgumentError, names="table of racks", max_text=_OWN_TEXT)

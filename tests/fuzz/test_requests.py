@@ -107,7 +107,7 @@ def _bodies(stream: SearchStrategy[bytes]) -> SearchStrategy[list[bytes]]:
     )
 
 
-@fuzz(150, stream=hostile(_STREAM), sizes=pieces((1, 3, 4, 60, 1000)))
+@fuzz(100, stream=hostile(_STREAM), sizes=pieces((1, 3, 4, 60, 1000)))
 def test_frames_are_cut_or_refused(stream: bytes, sizes: list[int]) -> None:
     """The frames do not depend on how the bytes arrive, and nothing is kept beyond the limit."""
     ways = [_cut(stream, sizes, reuse=False), _cut(stream, sizes, reuse=True), _cut(stream, [100_000], reuse=False)]
@@ -139,7 +139,7 @@ def _cut(stream: bytes, sizes: list[int], *, reuse: bool) -> tuple[list[bytes], 
     return found, isinstance(outcome(receive, WireFormatError), Refused)
 
 
-@fuzz(200, bodies=_bodies(_V2))
+@fuzz(120, bodies=_bodies(_V2))
 def test_v2_requests(bodies: list[bytes]) -> None:
     """Together they are what they are one by one, up to the first that is refused."""
 
@@ -178,14 +178,14 @@ def _said(requests: list[RequestV2]) -> list[Any]:
     return said
 
 
-@fuzz(80, ids=st.tuples(INT64, INT64, INT64), count=st.integers(-(2**31), 2**31 - 1), size=INT64)
+@fuzz(50, ids=st.tuples(INT64, INT64, INT64), count=st.integers(-(2**31), 2**31 - 1), size=INT64)
 def test_a_batch_read_is_read_as_it_was_built(ids: tuple[int, int, int], count: int, size: int) -> None:
     assert list(parse_requests(frames(wire_v2.batch_read_request(*ids, count, size)))) == [
         BatchRead(2, 0, None, *ids, count, size)
     ]
 
 
-@fuzz(200, bodies=_bodies(_V3))
+@fuzz(120, bodies=_bodies(_V3))
 def test_v3_requests(bodies: list[bytes]) -> None:
     """A run says what protobuf reads of each of its requests."""
     received = _framed(bodies)
@@ -233,7 +233,7 @@ class _Owner:
 
 
 @fuzz(
-    100,
+    60,
     stream=hostile(_STREAM) | _bodies(_V3).map(lambda bodies: b"".join(map(frame, bodies))),
     sizes=pieces((2000, 60, 1000)),
 )

@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from bk_spark.bkctl.logs.rows import rows_in
+from bk_spark.datasource.entries import arrow_checks, arrow_format
 from bk_spark.datasource.entries.arrow_format import batches_in, entries_of, schema_in
 from bk_spark.protocol.errors import CorruptFileError, InvalidArgumentError
 
@@ -172,3 +174,68 @@ def test_a_torn_entry_is_not_read_in_part() -> None:
     for size in range(8, len(whole) - 8, 37):
         with pytest.raises(CorruptFileError):
             batches_in(whole[:size], "e")
+
+
+def _changed(entry: memoryview | bytes, old: bytes, new: bytes) -> memoryview:
+    before, found, behind = bytes(entry).rpartition(old)
+    assert found
+    return memoryview(before + new + behind)
+
+
+def test_offsets_that_lead_out_of_the_entry_are_refused() -> None:
+    """Whoever read such a text would read any memory, or end the process."""
+    ((entry, _),) = _entries(list(_batches(3, 3, 7)))
+    offsets = np.array([0, 7, 14, 21], np.int32)
+    damaged = _changed(entry, offsets.tobytes(), np.array([0, 7, 2**30, 21], np.int32).tobytes())
+    with pytest.raises(CorruptFileError, match="e is damaged: .*[Oo]ffset"):
+        batches_in(damaged, "e")
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_what_an_entry_claims_is_not_believed(compression: str) -> None:
+    ((entry, _),) = _entries(list(_batches(1000, 1000, 7)), compression=compression)
+    before = pa.total_allocated_bytes()
+    damaged = _changed(entry, (7000).to_bytes(8, "little"), (2**40).to_bytes(8, "little"))
+    with pytest.raises(CorruptFileError, match=r"e has \d+ bytes and claims 10995116\d+ without compression"):
+        batches_in(damaged, "e")
+    assert pa.total_allocated_bytes() == before
+
+
+def test_rows_without_bytes_are_bounded() -> None:
+    schema = pa.schema([pa.field("nothing", pa.null())])
+    ((entry, _),) = _entries([pa.record_batch([pa.nulls(123_456)], schema=schema)], schema)
+    assert sum(batch.num_rows for batch in batches_in(memoryview(entry), "e")) == 123_456
+    rows = (123_456).to_bytes(8, "little")
+    damaged = bytes(entry).replace(rows, (2**40).to_bytes(8, "little"))
+    with pytest.raises(CorruptFileError, match="e claims 1099511627776 rows"):
+        batches_in(memoryview(damaged), "e")
+
+
+def test_rows_that_a_reader_would_refuse_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are cut into more entries, and a single one is an error, though compression makes it small."""
+    for module in (arrow_format, arrow_checks):
+        monkeypatch.setattr(module, "MAX_ENTRY_MEMORY_BYTES", 100 * KIB)
+    entries = _entries(list(_batches(1_000, 1_000, 500)), compression="zstd")
+    assert len(entries) >= 5
+    assert _table(entries).num_rows == 1_000
+    with pytest.raises(InvalidArgumentError, match=r"row 0 .* takes 2\d+ bytes without compression \(column text has"):
+        _entries(list(_batches(1, 1, 200 * KIB)), compression="zstd")
+
+
+def test_text_that_is_not_utf8_is_read_as_it_was_written() -> None:
+    """Spark's strings may hold it."""
+    text = pa.array([b"\xff\xfe"]).view(pa.string())
+    nested = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), text)
+    batch = pa.record_batch({"text": text, "nested": nested})
+    ((entry, _),) = _entries([batch], batch.schema)
+    (found,) = batches_in(memoryview(entry), "e")
+    assert found.column("text").view(pa.binary()).to_pylist() == [b"\xff\xfe"]
+
+
+def test_bkctl_names_an_entry_that_it_cannot_show() -> None:
+    batch = pa.record_batch({"at": pa.array([2**62], pa.timestamp("us"))})
+    ((entry, _),) = _entries([batch], batch.schema)
+    with pytest.raises(CorruptFileError, match="log x: the entry at offset 9 has a value that cannot be shown"):
+        list(rows_in(memoryview(entry), "x", 9))
+    with pytest.raises(CorruptFileError, match="log x: the entry at offset 9 is not an Arrow stream"):
+        list(rows_in(memoryview(bytes(100)), "x", 9))

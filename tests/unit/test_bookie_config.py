@@ -139,6 +139,7 @@ def test_a_journal_shared_with_ledgers_through_a_link_is_seen(tmp_path: Path) ->
         ("pageSize=4096", "pageSize must be 8192"),
         ("logSizeLimit=2147483648", "logSizeLimit: '2147483648' must be a whole number from 65536 to 1073741824"),
         ("ledgerDirectories=/a,/b/../a", "ledgerDirectories: '/a,/b/../a' names the directory /a twice"),
+        ("ledgerDirectories=/a,/b\0", "has a NUL character in it"),
         ("ledgerDirectories=,", "ledgerDirectories: ',' names no directory"),
         (
             "journalDirectories=/a,/tmp/bk-data",
@@ -161,6 +162,7 @@ def test_a_journal_shared_with_ledgers_through_a_link_is_seen(tmp_path: Path) ->
         ("bookieId=a b", "bookieId 'a b' is not a bookie id"),
         ("allowLoopback=false", "advertisedAddress '127.0.0.1' is a loopback address"),
         ("advertisedAddress=no.such.host.invalid", "advertisedAddress 'no.such.host.invalid' does not resolve"),
+        (f"advertisedAddress={'a' * 100}.org", "does not resolve"),
         ("listeningInterface=nonesuch0", "listeningInterface 'nonesuch0' has no IPv4 address"),
         ("metadataServiceUri=etcd://x", "metadataServiceUri 'etcd://x'"),
         ("just words", "line 5 is not of the form key=value"),

@@ -33,7 +33,7 @@ from bk_spark.datasource.entries.schemas import (
     stored_schema,
     with_metadata,
 )
-from bk_spark.protocol.errors import InvalidArgumentError
+from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError
 
 LONG, TEXT = LongType(), StringType()
 
@@ -205,3 +205,11 @@ def test_a_schema_without_columns_is_refused_whoever_gives_it() -> None:
     ):
         with pytest.raises(InvalidArgumentError, match="the schema has no columns.*select one at least"):
             check()
+
+
+@pytest.mark.parametrize(
+    "stored", ["[]", "7", '{"a": 1}', '{"type": "struct", "fields": [1]}', "{", "[" * 100_000], ids=lambda one: one[:20]
+)
+def test_a_stored_schema_that_is_none_is_refused(stored: str) -> None:
+    with pytest.raises(MetadataFormatError, match="schema in the log's settings is not one of Spark's"):
+        schema_of_json(stored)

@@ -60,9 +60,10 @@ def test_last_log_id(tmp_path: Path) -> None:
     (tmp_path / "2f.log.2a.compacted").write_bytes(b"")
     assert entry_log.last_log_id(str(tmp_path)) == 0x2F
     assert entry_log.entry_log_ids(str(tmp_path)) == [0x2A]
-    (tmp_path / "lastId").write_bytes(b"what\n")
-    with pytest.raises(CorruptFileError, match="lastId"):
-        entry_log.last_log_id(str(tmp_path))
+    for content in (b"what\n", b"-5\n", b"0x5\n", b"1_0\n", b"100000000\n"):
+        (tmp_path / "lastId").write_bytes(content)
+        with pytest.raises(CorruptFileError, match="lastId"):
+            entry_log.last_log_id(str(tmp_path))
 
 
 @pytest.mark.parametrize("may_wait", [True, False])

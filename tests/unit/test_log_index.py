@@ -171,29 +171,6 @@ def test_a_directory_of_another_log_or_place_is_refused() -> None:
         decode_directory(bytes(MAX_DIRECTORY_BYTES + 1), PATHS, HERE)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_damaged_bytes_are_refused_or_still_make_sense(seed: int) -> None:
-    rng = random.Random(seed)
-    for _ in range(300):
-        data = bytearray.fromhex(DIRECTORY_HEX)
-        for _ in range(rng.randint(1, 3)):
-            match rng.randrange(3):
-                case 0:
-                    data[rng.randrange(len(data))] = rng.randrange(256)
-                case 1:
-                    del data[rng.randrange(len(data)) :]
-                case _:
-                    data.insert(rng.randrange(len(data) + 1), rng.randrange(256))
-            if not data:
-                break
-        try:
-            index = decode_directory(bytes(data), PATHS, HERE)
-        except (MetadataFormatError, LogReplacedError):
-            continue
-        assert (index.end_page, index.end_offset) == (HERE.end_page, HERE.end_offset)
-        assert all(len(column) == len(index) for column in index.columns)
-
-
 def page_of(number: int, base_offset: int, entries: int) -> SegmentPage:
     segments = [
         Segment(5, 0, entries - 1, base_offset, 3, 30, START_MS),

@@ -8,6 +8,7 @@ import uuid
 
 import pytest
 
+from bk_spark.bkctl.logs.checkpoint import offsets_in
 from bk_spark.datasource.stream.offsets import Position, StreamOffset, ledger_name, parse_offset
 from bk_spark.protocol.errors import MetadataFormatError
 
@@ -102,3 +103,9 @@ def test_where_a_batch_begins() -> None:
     assert first_end.begin("b", second_end) == 0
     with pytest.raises(MetadataFormatError, match="does not say where its first batch of log b began"):
         first_end.begin("b", StreamOffset({"b": Position(ID, 3)}))
+
+
+@pytest.mark.parametrize("line", [b"[" * 100_000, b"\xff\xfe", b'{"v": 1', b'{"v": 2, "streams": {}}'], ids=range(4))
+def test_lines_of_other_sources_in_a_checkpoint_are_passed_over(line: bytes) -> None:
+    ours = b'{"v": 1, "logs": {"a": {"id": "x", "offset": 7}}}'
+    assert list(offsets_in(b"v1\n{}\n" + line + b"\n" + ours, "/c/offsets/3")) == [("a", Position("x", 7))]

@@ -54,8 +54,7 @@ def read_checkpoint(location: str) -> Checkpoint:
         return Checkpoint(-1, max(planned), ())
     path = f"{root}/offsets/{max(done)}"
     with files.open_input_stream(path) as stream:
-        text = stream.read().decode()
-    positions = tuple(_positions(text, path))
+        positions = tuple(offsets_in(stream.read(), path))
     if not positions:
         raise InvalidArgumentError(f"--checkpoint: {path} has no offsets of a log: does the query read one?")
     return Checkpoint(max(done), max(planned), positions)
@@ -67,8 +66,9 @@ def _batches(files: fs.FileSystem, directory: str) -> set[int]:
     return {int(info.base_name) for info in found if info.base_name.isascii() and info.base_name.isdecimal()}
 
 
-def _positions(text: str, path: str) -> Iterator[tuple[str, Position]]:
-    version, *lines = text.split("\n")
+def offsets_in(content: bytes, path: str) -> Iterator[tuple[str, Position]]:
+    """Yield the positions in a file of offsets, by the names of their logs. Raises MetadataFormatError."""
+    version, *lines = content.decode("utf-8", "replace").split("\n")
     if version not in _VERSIONS:
         raise MetadataFormatError(
             f"--checkpoint: {path} begins with {version[:20]!r}; this release knows {' and '.join(_VERSIONS)}"
@@ -86,7 +86,7 @@ def _offset(line: str) -> object | None:
     _, brace, rest = line.partition("{")
     try:
         offset: object = json.loads(brace + rest)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     match offset:
         case {"v": _, "logs": _} | {"v": _, "ledger": _}:

@@ -9,8 +9,6 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import Any, BinaryIO, Final
 
-import pyarrow as pa
-
 from bk_spark.bkctl.common import (
     ExitStatus,
     iso_time,
@@ -22,6 +20,7 @@ from bk_spark.bkctl.common import (
     unix_time_ms,
 )
 from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.datasource.entries.arrow_format import batches_in
 from bk_spark.log.core.plan import CommitResult, CommitStatus
 from bk_spark.log.formats.message import CommitMessage, CommitRequest, LedgerRange
 from bk_spark.log.formats.settings import EntryFormat
@@ -76,7 +75,7 @@ def _read(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
             left -= len(payloads)
             for entry_offset, payload in enumerate(payloads, block.base_offset):
                 at = {"offset": entry_offset, "time": iso_time(block.commit_time_ms)}
-                rows = () if is_raw else _rows(payload, log.name, entry_offset)
+                rows = () if is_raw else rows_in(payload, log.name, entry_offset)
                 if options.json:
                     for record in (json_value(payload),) if is_raw else ({"row": row} for row in rows):
                         print_json_line(at | record)
@@ -112,13 +111,15 @@ def _blocks(log: Log, options: argparse.Namespace) -> Generator[LogBlock, None, 
         yield from reader.read(start, end)
 
 
-def _rows(payload: memoryview, log_name: str, entry_offset: int) -> Iterator[dict[str, Any]]:
-    try:
-        batches = list(pa.ipc.open_stream(payload))
-    except pa.ArrowInvalid as error:
-        raise CorruptFileError(f"log {log_name}: the entry at offset {entry_offset} is not Arrow ({error})") from error
-    for batch in batches:
-        yield from batch.to_pylist()
+def rows_in(payload: memoryview, log_name: str, entry_offset: int) -> Iterator[dict[str, Any]]:
+    """Yield the rows of an entry of format arrow. Raises CorruptFileError."""
+    where = f"log {log_name}: the entry at offset {entry_offset}"
+    for batch in batches_in(payload, where):
+        try:
+            rows = batch.to_pylist()
+        except (ValueError, OverflowError) as error:
+            raise CorruptFileError(f"{where} has a value that cannot be shown: {error}") from error
+        yield from rows
 
 
 def _append(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:

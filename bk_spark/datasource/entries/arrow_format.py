@@ -7,10 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import math
+import struct
 from collections.abc import Iterator
 
 import pyarrow as pa
 
+from bk_spark.datasource.entries.arrow_checks import (
+    MAX_ENTRY_MEMORY_BYTES,
+    MAX_ENTRY_ROWS,
+    check_batch,
+    check_memory,
+    memory_bytes,
+)
 from bk_spark.protocol.errors import CorruptFileError, InvalidArgumentError
 
 
@@ -50,9 +58,15 @@ def entries_of(
 
 
 def batches_in(entry: memoryview, where: str) -> list[pa.RecordBatch]:
-    """Return the record batches of one entry. Raises CorruptFileError if it is not an Arrow stream."""
+    """Return the record batches of one entry.
+
+    Raises CorruptFileError if it is not an Arrow stream, if it is damaged, or if it would take too much memory.
+    """
     with _stream_in(entry, where) as stream:
-        return list(stream)
+        batches = list(stream)
+    for batch in batches:
+        check_batch(batch, where)
+    return batches
 
 
 def schema_in(entry: memoryview, where: str) -> pa.Schema:
@@ -63,10 +77,12 @@ def schema_in(entry: memoryview, where: str) -> pa.Schema:
 
 @contextlib.contextmanager
 def _stream_in(entry: memoryview, where: str) -> Iterator[pa.RecordBatchStreamReader]:
+    buffer = pa.py_buffer(entry)
     try:
-        with pa.ipc.open_stream(pa.py_buffer(entry)) as stream:
+        check_memory(buffer, where)
+        with pa.ipc.open_stream(buffer) as stream:
             yield stream
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, struct.error) as error:
         raise CorruptFileError(f"{where} is not an Arrow stream: was it written with entryFormat raw?") from error
 
 
@@ -100,21 +116,27 @@ class _EntryWriter:
                 stream.write_batch(part)
         entry = sink.getvalue()
         rows = sum(part.num_rows for part in parts)
-        if entry.size <= self._max_entry_bytes:
+        taken_bytes = memory_bytes(entry)
+        if entry.size <= self._max_entry_bytes and taken_bytes <= MAX_ENTRY_MEMORY_BYTES and rows <= MAX_ENTRY_ROWS:
             self._rows += rows
             yield entry, rows
             return
         if rows == 1:
-            raise self._too_large(entry.size, parts)
+            raise self._too_large(entry.size, taken_bytes, parts)
         table = pa.Table.from_batches(parts, self._schema)
         for half in (table.slice(0, rows // 2), table.slice(rows // 2)):
             yield from self.write(half.to_batches())
 
-    def _too_large(self, entry_bytes: int, parts: list[pa.RecordBatch]) -> InvalidArgumentError:
+    def _too_large(self, entry_bytes: int, taken_bytes: int, parts: list[pa.RecordBatch]) -> InvalidArgumentError:
         row = pa.Table.from_batches(parts, self._schema)
         largest = max(row.schema.names, key=lambda name: row.column(name).nbytes)
+        if entry_bytes > self._max_entry_bytes:
+            size = f"makes an entry of {entry_bytes} bytes"
+            limit = f"a bookie's frame limit allows {self._max_entry_bytes}"
+        else:
+            size = f"takes {taken_bytes} bytes without compression"
+            limit = f"a reader takes at most {MAX_ENTRY_MEMORY_BYTES}"
         return InvalidArgumentError(
-            f"row {self._rows} of partition {self._partition} makes an entry of {entry_bytes} bytes (column {largest} "
-            f"has most of them); a bookie's frame limit allows {self._max_entry_bytes}: split the row, or keep "
-            f"column {largest} elsewhere and write where it is"
+            f"row {self._rows} of partition {self._partition} {size} (column {largest} has most of them); {limit}: "
+            f"split the row, or keep column {largest} elsewhere and write where it is"
         )

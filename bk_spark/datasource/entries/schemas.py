@@ -22,7 +22,7 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
-from bk_spark.protocol.errors import InvalidArgumentError
+from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError
 
 VALUE: Final = "value"
 #: Columns that describe an entry rather than its content.
@@ -38,8 +38,23 @@ RAW_SCHEMA: Final = StructType([StructField(VALUE, BinaryType()), *METADATA_FIEL
 
 
 def schema_of_json(schema_json: str | None) -> StructType:
-    """Parse the schema in a log's settings."""
-    return StructType.fromJson(json.loads(schema_json or "{}"))
+    """Parse the schema in a log's settings. Raises MetadataFormatError."""
+    try:
+        schema = StructType.fromJson(json.loads(schema_json or "{}"))
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        PySparkException,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        # fromJson looks at nothing before it uses it.
+        raise MetadataFormatError(
+            f"the schema in the log's settings is not one of Spark's: {type(error).__name__} {str(error)[:200]}"
+        ) from error
+    return schema
 
 
 def stored_schema(schema: StructType) -> StructType:

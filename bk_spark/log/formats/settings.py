@@ -104,7 +104,7 @@ class LogSettings:
             raise InvalidArgumentError(f"the schema is longer than {MAX_SCHEMA_BYTES} bytes as JSON: use fewer columns")
         try:
             json.loads(self.schema_json)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidArgumentError(f"the schema is not valid JSON: {error}") from error
 
     @classmethod

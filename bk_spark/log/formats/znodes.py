@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from bk_spark.log.formats.proto import log_formats_pb2 as pb
 from bk_spark.protocol.errors import MetadataFormatError
@@ -319,7 +319,17 @@ def parse(message: _Message, data: bytes, path: str, what: str, version: int, ma
             f"{what} {path} has format version {message.format_version}; this release knows {version}: "
             "use the release that wrote it, or a later one"
         )
+    _check_numbers(message, f"{what} {path}")
     return message
+
+
+def _check_numbers(message: Any, where: str) -> None:
+    """Raise MetadataFormatError for a number that no offset, id, size or time has: int64 holds them all elsewhere."""
+    for described, value in message.ListFields():
+        if isinstance(value, Message):
+            _check_numbers(value, where)
+        elif isinstance(value, int) and value > _MAX_INT64:
+            raise MetadataFormatError(f"{where} is damaged: {described.name} is {value}")
 
 
 def log_id_of(data: bytes, path: str) -> str:

@@ -44,6 +44,7 @@ _MAP_LEDGER: Final = -1
 _MAP_ENTRY: Final = -2
 _MAP_BATCH: Final = 10_000
 _FILE_NAME: Final = re.compile(r"([0-9a-f]{1,8})\.log")
+_LAST_ID: Final = re.compile(rb"\s*([0-9a-fA-F]{1,8})\s*(?:\n|$)")
 _ANY_NAME: Final = re.compile(r"([0-9a-f]{1,8})\.log(?=$|\.)")
 
 
@@ -72,13 +73,13 @@ def last_log_id(directory: str) -> int:
     except FileNotFoundError:
         text = b""
     if text.strip():
-        try:
-            last = int(text.split(b"\n")[0], 16)
-        except ValueError as error:
+        match = _LAST_ID.match(text)
+        if match is None:
             raise CorruptFileError(
                 f"{path} does not hold a log id in hex; restore it from a backup, or move it elsewhere, so that the "
                 "names of the entry logs decide"
-            ) from error
+            )
+        last = int(match[1], 16)
     names = os.listdir(directory)
     # A name may belong to a compaction in progress: "<new>.log.compacting", "<new>.log.<old>.compacted".
     ids = [int(match[1], 16) for match in map(_ANY_NAME.match, names) if match]
