@@ -112,7 +112,7 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     # The program must exist.
     copy = tmp_path / "bookie.service"
     copy.write_text(unit.replace("/opt/bk-spark/bin/bookie-server", "/bin/true"))
-    done = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -180,7 +180,7 @@ def test_kustomize_builds_them_with_racks_and_for_a_trial(tmp_path: Path) -> Non
     found = {}
     for directory in (tmp_path, DEPLOY / "kubernetes" / "trial"):
         command = ["kubectl", "kustomize", str(directory)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
         assert (done.returncode, done.stderr) == (0, "")
         found[directory] = {
             (document["kind"], document["metadata"]["name"]): document for document in yaml.safe_load_all(done.stdout)
