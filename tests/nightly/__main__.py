@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.nightly.lane import go_through
-from tests.nightly.plan import MODELS, SERVERS
+from tests.nightly.plan import DECODERS, MODELS, SERVERS
 from tests.support.daily import FIRST_DAY, first_seed
 
 
@@ -33,10 +33,11 @@ def main() -> int:
     directory: Path = arguments.directory
     directory.mkdir(parents=True, exist_ok=True)
     print(f"seeds of {day}: from {seed} on", flush=True)
-    # One core each.
-    with ThreadPoolExecutor(2) as lanes:
+    # Models and decoders use a core each, as far as servers leave it.
+    lanes_of_runs = (MODELS, DECODERS, SERVERS)
+    with ThreadPoolExecutor(len(lanes_of_runs)) as lanes:
         seconds = arguments.minutes * 60
-        begun = [lanes.submit(go_through, runs, seed, seconds, directory) for runs in (MODELS, SERVERS)]
+        begun = [lanes.submit(go_through, runs, seed, seconds, directory) for runs in lanes_of_runs]
         outcomes = [outcome for lane in begun for outcome in lane.result()]
     report = directory / f"report-{day}.txt"
     report.write_text("".join(f"{outcome}\n" for outcome in outcomes))

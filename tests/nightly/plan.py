@@ -92,6 +92,18 @@ MODELS: Final = (
     ),
 )
 
+#: Decoders and bytes that nobody should have sent, until all time is used.
+DECODERS: Final = (
+    Run(
+        "fuzzing",
+        lambda first, last: [_PYTHON, "-m", "tests.fuzz", f"{first}-{last}", "--factor", "10"],
+        1,
+        1.0,
+        re.compile(r"^\d+ examples"),
+        repeat=lambda first, last: f"make fuzz SEEDS={first}-{last} FACTOR=10",
+    ),
+)
+
 #: Real servers: one run at a time, since each has up to a dozen processes, which mostly wait.
 SERVERS: Final = (
     _pytest(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.nightly import lane
 from tests.nightly.lane import go_through
-from tests.nightly.plan import Run
+from tests.nightly.plan import DECODERS, Run
 from tests.support.processes import wait_until_ended
 
 
@@ -29,6 +30,7 @@ def run_of(name: str, code: str, *, seeds: int = 10, variable: str = "") -> Run:
 
 COUNT = """
 import sys
+from dataclasses import replace
 n = int(sys.argv[2]) - int(sys.argv[1]) + 1
 print("5 apples")
 print(f"{n} histories, {2 * n} lost replies")
@@ -54,6 +56,16 @@ def test_a_failure_names_the_line_that_repeats_it_and_keeps_the_output(tmp_path:
     assert "python -m tests.simulation replay 17 --logs" in outcome.failures[0].splitlines()[-1]
     assert "seed 17: wrong" in (tmp_path / "logs-0.log").read_text()
     assert "logs: 3 FAILED, seeds 0 to 29" in str(outcome)
+
+
+def test_a_decoder_s_failure_is_repeated_by_its_example(tmp_path: Path) -> None:
+    (fuzzing,) = DECODERS
+    assert fuzzing.command(7, 7)[1:] == ["-m", "tests.fuzz", "7-7", "--factor", "10"]
+    told = "E   repeat with: FUZZ_EXAMPLE=AEEA .venv/bin/python -m pytest 'tests/fuzz/test_a.py::test_b'"
+    code = f"print('4711 examples (seed 7)'); print({told!r}); raise SystemExit(1)"
+    (outcome,) = go_through([replace(fuzzing, command=run_of("", code).command)], 0, 30.0, tmp_path)
+    assert outcome.counts["examples"] == 3 * 4711
+    assert outcome.failures[0].splitlines()[-1].strip() == told.removeprefix("E   repeat with: ")
 
 
 def test_a_failure_that_prints_no_line_is_repeated_by_its_seeds(tmp_path: Path) -> None:
