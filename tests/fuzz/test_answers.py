@@ -13,7 +13,7 @@ from hypothesis.strategies import SearchStrategy
 from bk_spark.bookie.connection.base import LedgerConnection
 from bk_spark.bookie.connection.v2 import BookieConnection
 from bk_spark.bookie.connection.v3 import BookieConnectionV3
-from bk_spark.protocol.codes import Code, DigestType, OpV2
+from bk_spark.protocol.codes import DEFAULT_MAX_FRAME_BYTES, Code, DigestType, OpV2
 from bk_spark.protocol.entries.digest import digest_function
 from bk_spark.protocol.entries.entry import pack_entry, pack_lac, verify_entry, verify_lac, verify_records
 from bk_spark.protocol.errors import BookKeeperError, DigestMismatchError, WireFormatError
@@ -194,7 +194,8 @@ async def _converse(connection: LedgerConnection, requests: Any, stream: bytes, 
     for part in parts_of(stream, sizes):
         if connection.closed:
             break
-        with bounded(4 * LIMIT_BYTES):
+        # A frame gets a buffer of the size that it announces, up to the limit of frames.
+        with bounded(DEFAULT_MAX_FRAME_BYTES + 2 * LIMIT_BYTES):
             room = connection.get_buffer(-1)
             room[: len(part)] = part
             connection.buffer_updated(len(part))
