@@ -22,8 +22,12 @@ COUNT: Final = st.one_of(st.integers(0, 2**63 - 1), st.integers(0, 300), st.samp
 
 def hostile(valid: SearchStrategy[bytes], random_bytes: int = 200) -> SearchStrategy[bytes]:
     """Mostly bytes of ``valid`` that were damaged, sometimes random ones or valid ones."""
-    hurt = damaged(valid)
-    return st.one_of(hurt, hurt, hurt, hurt, st.binary(max_size=random_bytes), valid)
+    hurt, short = damaged(valid), st.builds(_beginning, valid, st.integers(0, 1000))
+    return st.one_of(valid, valid, hurt, hurt, hurt, short, st.binary(max_size=random_bytes))
+
+
+def _beginning(data: bytes, thousandths: int) -> bytes:
+    return data[: len(data) * thousandths // 1000]
 
 
 @st.composite

@@ -48,7 +48,7 @@ def _is_map(field: FieldDescriptor) -> bool:
 def _value(field: FieldDescriptor) -> SearchStrategy[Any]:
     if field.cpp_type in _RANGES:
         least, most = _RANGES[field.cpp_type]
-        return st.sampled_from([e for e in EDGES if least <= e <= most]) | st.integers(least, most)
+        return st.sampled_from([e for e in (*EDGES, 2**63, 2**64 - 1) if least <= e <= most]) | st.integers(least, most)
     if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
         return st.booleans()
     if field.cpp_type == FieldDescriptor.CPPTYPE_ENUM:

@@ -76,7 +76,9 @@ _KINDS: Final = {
 def _usual(operation: pb.OperationType) -> SearchStrategy[pb.Request]:
     """Requests whose operation and body fit each other, with any numbers in them."""
     name, kind = _KINDS[operation]
-    fields = {"body": st.binary(min_size=32, max_size=50)} if operation == pb.ADD_ENTRY else {}
+    fields: dict[str, SearchStrategy[Any]] = {}
+    if operation == pb.ADD_ENTRY:
+        fields = {"body": st.binary(min_size=32, max_size=50), "ledgerId": st.sampled_from([7, -1]) | INT64}
     header = messages(pb.BKPacketHeader, version=st.just(pb.VERSION_THREE), operation=st.just(operation))
     return st.builds(lambda one, body: pb.Request(header=one, **{name: body}), header, messages(kind, **fields))
 
@@ -234,7 +236,7 @@ class _Owner:
 
 @fuzz(
     60,
-    stream=hostile(_STREAM) | _bodies(_V3).map(lambda bodies: b"".join(map(frame, bodies))),
+    stream=hostile(_STREAM) | _bodies(_V2 | _V3).map(lambda bodies: b"".join(map(frame, bodies))),
     sizes=pieces((2000, 60, 1000)),
 )
 def test_a_connection_answers_or_closes(stream: bytes, sizes: list[int], caplog: pytest.LogCaptureFixture) -> None:

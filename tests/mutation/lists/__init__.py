@@ -3,14 +3,15 @@
 ``ledgers``: machines of ledgers, the wire protocol, metadata and their store. ``logs``: the core and the collection of
 logs. ``datasource``: Spark's source and sink, and ``bkctl``. ``storage``: a bookie's files. ``limbo``: what it
 says and does after a loss. ``server``: its operations and its front end. ``replication``: repairs, workers and
-auditors. ``tls``: certificates, handshakes, requests in clear.
+auditors. ``tls``: certificates, handshakes, requests in clear. ``decoders``: what fuzz
+tests must find.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from tests.mutation.lists import datasource, ledgers, limbo, logs, replication, server, storage, tls
+from tests.mutation.lists import datasource, decoders, ledgers, limbo, logs, replication, server, storage, tls
 from tests.mutation.mutation import Mutation
 
 MUTATIONS: Final[tuple[Mutation, ...]] = (
@@ -21,5 +22,6 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     *limbo.MUTATIONS,
     *server.MUTATIONS,
     *replication.MUTATIONS,
+    *decoders.MUTATIONS,
     *tls.MUTATIONS,
 )
