@@ -22,13 +22,13 @@ MUTATIONS: Final = (
         ("tests/fuzz/test_answers.py::test_v2_answers",),
     ),
     Mutation(
-        "A number that is too long for one is an error of the format.",
-        "bk_spark/protocol/metadata/replication_notes.py",
-        "return digits.isdigit() and len(digits) <= _MAX_DIGITS",
-        "return digits.isdigit()",
+        "A znode in text that is not UTF-8 is an error of the format.",
+        "bk_spark/protocol/metadata/text_message.py",
+        "except (UnicodeDecodeError, text_format.ParseError)",
+        "except text_format.ParseError",
         (
-            "tests/fuzz/test_metadata.py::test_small_znodes[progress]",
-            "tests/fuzz/test_metadata.py::test_small_znodes[reason]",
+            "tests/fuzz/test_metadata.py::test_small_znodes[lock]",
+            "tests/fuzz/test_metadata.py::test_small_znodes[vote]",
         ),
     ),
     Mutation(
