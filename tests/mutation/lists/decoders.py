@@ -8,13 +8,6 @@ from tests.mutation.mutation import Mutation
 
 MUTATIONS: Final = (
     Mutation(
-        "A frame is refused before its length is believed.",
-        "bk_spark/protocol/wire/framing.py",
-        "if length + LENGTH_BYTES > self._max_frame_bytes:",
-        "if length > 2**31:",
-        ("tests/fuzz/test_requests.py::test_frames_are_cut_or_refused",),
-    ),
-    Mutation(
         "An answer that is too short is an error of the format.",
         "bk_spark/protocol/wire/answers_v2.py",
         "if length < ANSWER_BYTES:",
