@@ -239,3 +239,11 @@ def test_bkctl_names_an_entry_that_it_cannot_show() -> None:
         list(rows_in(memoryview(entry), "x", 9))
     with pytest.raises(CorruptFileError, match="log x: the entry at offset 9 is not an Arrow stream"):
         list(rows_in(memoryview(bytes(100)), "x", 9))
+
+
+def test_a_name_of_a_column_that_is_not_text_is_damage() -> None:
+    ((entry, _),) = _entries(list(_batches(3, 3, 7)))
+    damaged = _changed(entry, b"text", b"te\xdft")
+    for read in (batches_in, schema_in):
+        with pytest.raises(CorruptFileError, match="^e is "):
+            read(damaged, "e")

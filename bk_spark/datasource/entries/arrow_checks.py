@@ -62,9 +62,10 @@ def check_batch(batch: pa.RecordBatch, where: str) -> None:
         raise CorruptFileError(f"{where} claims {batch.num_rows} rows; at most {MAX_ENTRY_ROWS} are read")
     try:
         batch.validate()
-        for column in batch.columns:
+        # Names of columns are text, and nobody could ask for another.
+        for _, column in zip(batch.schema.names, batch.columns, strict=True):
             column.view(_without_text(column.type)).validate(full=True)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:
         raise CorruptFileError(f"{where} is damaged: {error}") from error
 
 

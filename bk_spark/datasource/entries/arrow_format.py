@@ -72,6 +72,7 @@ def batches_in(entry: memoryview, where: str) -> list[pa.RecordBatch]:
 def schema_in(entry: memoryview, where: str) -> pa.Schema:
     """Return the schema of one entry. Raises as :func:`batches_in`."""
     with _stream_in(entry, where) as stream:
+        _ = stream.schema.names  # not text: an error here, not where they are used
         return stream.schema
 
 
@@ -82,7 +83,7 @@ def _stream_in(entry: memoryview, where: str) -> Iterator[pa.RecordBatchStreamRe
         check_memory(buffer, where)
         with pa.ipc.open_stream(buffer) as stream:
             yield stream
-    except (pa.ArrowException, OSError, struct.error) as error:
+    except (pa.ArrowException, OSError, struct.error, UnicodeDecodeError) as error:
         raise CorruptFileError(f"{where} is not an Arrow stream: was it written with entryFormat raw?") from error
 
 
