@@ -30,6 +30,7 @@ _LOOK_UP = "pyspark.sql.worker.lookup_data_sources"
 
 def make_python(directory: Path) -> str:
     """A program for PYSPARK_PYTHON: this Python, with this module in place of Spark's daemon."""
+    directory.mkdir(parents=True, exist_ok=True)
     program = directory / "python"
     python, script = shlex.quote(sys.executable), shlex.quote(__file__)
     program.write_text(
