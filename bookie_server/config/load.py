@@ -7,6 +7,7 @@ A wrong value is an error.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, Final
 
@@ -21,6 +22,8 @@ from bookie_server.config.conf_file import ConfFile
 from bookie_server.config.config import SETTINGS, SUPPORTED_KEYS, BookieConfig
 from bookie_server.config.config_keys import ALWAYS_SO, FIXED_VALUES, KNOWN_KEYS
 
+_TLS_SWITCH: Final = "tlsProviderFactoryClass"
+_ZK_TLS: Final = "zookeeper.ssl."
 _DEFAULTS: Final = {field.name: field.default for field in fields(BookieConfig)}
 
 
@@ -54,13 +57,11 @@ def load_config(path: str) -> tuple[BookieConfig, list[str]]:
     )
     _check_together(config, conf)
     if not config.tls_enabled:
-        for setting in settings_of(TlsSettings).values():
-            if conf.text(setting.name) and setting.name != "tlsProviderFactoryClass":
-                warnings.append(conf.warning(setting.name, "has no effect without tlsProviderFactoryClass: TLS is off"))
+        tls = [setting.name for setting in settings_of(TlsSettings).values() if setting.name != _TLS_SWITCH]
+        warnings += _without_effect(conf, tls, f"{_TLS_SWITCH}: TLS is off")
     if not config.zk_secure:
-        for setting in settings_of(ZooKeeperSettings).values():
-            if conf.text(setting.name) and setting.name.startswith("zookeeper.ssl."):
-                warnings.append(conf.warning(setting.name, "has no effect without zookeeper.client.secure=true"))
+        zookeeper = [each.name for each in settings_of(ZooKeeperSettings).values() if each.name.startswith(_ZK_TLS)]
+        warnings += _without_effect(conf, zookeeper, "zookeeper.client.secure=true")
     try:
         parse_rack_table(config.bookie_racks)
     except InvalidArgumentError as error:
@@ -73,6 +74,10 @@ def load_config(path: str) -> tuple[BookieConfig, list[str]]:
             )
         )
     return config, warnings
+
+
+def _without_effect(conf: ConfFile, names: Iterable[str], without: str) -> list[str]:
+    return [conf.warning(name, f"has no effect without {without}") for name in names if conf.text(name)]
 
 
 def _add_derived(values: dict[str, Any]) -> None:

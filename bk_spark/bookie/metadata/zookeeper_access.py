@@ -73,8 +73,7 @@ class EncryptingHandler(SequentialThreadingHandler):  # type: ignore[misc]  # ka
     def create_connection(
         self, address: tuple[str, int], hostname: str, timeout: float, **others: object
     ) -> socket.socket:
-        if self._contexts.is_due:
-            self._contexts.refresh()
+        self._contexts.refresh()
         connection = socket.create_connection(address, timeout)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
