@@ -16,9 +16,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Arguments for pytest: make test PYTEST_ARGS="tests/unit -x"
 PYTEST_ARGS ?=
-# Number of test processes, each with its own cluster and Spark session. Three suit two cores, since many tests wait.
+# Number of test processes, each with its own cluster and Spark session. Four suit two cores, since many tests wait.
 # 0 runs all tests in one process, for debuggers.
-TEST_PROCESSES ?= 3
+TEST_PROCESSES ?= 4
 # For the explorer: make explore EXPLORE_ARGS="--bigger -k 3/3/2"
 EXPLORE_ARGS ?=
 
@@ -85,6 +85,7 @@ $(APACHE_CLASSES): $(STAMP) tests/interop/java/pom.xml $(wildcard tests/interop/
 
 test: $(STAMP) $(CLASSES) $(APACHE_CLASSES)
 	@scripts/ensure_java.sh --build
+	@scripts/ensure_browser.sh
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
 
 faults: $(STAMP)

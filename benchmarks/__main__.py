@@ -22,12 +22,15 @@ _BENCHMARKS: Final[dict[str, list[str]]] = {
     "log_list": [],
     "log_writer": [],
     "many_ledgers": [],
+    "slow_callers": ["--quick"],
+    "small_tasks": ["--rounds", "1"],
     "spark_batch": [],
     "stalled_peers": ["--quick"],
     "stream_batches": [],
     "stream_latency": [],
     "tiny_segments": [],
     "tls": [],
+    "transports": [],
 }
 
 

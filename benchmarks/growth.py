@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -116,8 +117,10 @@ def _ledgers_of_a_bookie(cluster: LocalCluster, size: int) -> Measured:
     if not bookie.terminate():
         raise RuntimeError(bookie.failure("the bookie did not end well"))
     port = PortChooser(set()).choose()
+    token = bookie.directory / "admin-token"
+    token.write_text(secrets.token_hex(32))
     with bookie.conf_path.open("a", encoding="utf-8") as conf:
-        conf.write(f"httpServerEnabled=true\nhttpServerHost=127.0.0.1\nhttpServerPort={port}\n")
+        conf.write(f"httpServerEnabled=true\nhttpServerPort={port}\nhttpServerTokenFile={token}\n")
     began = time.perf_counter()
     bookie.start()
     bookie.wait_registered(_START_TIMEOUT_MS)
@@ -125,7 +128,8 @@ def _ledgers_of_a_bookie(cluster: LocalCluster, size: int) -> Measured:
     start = (time.perf_counter() - began, cpu_seconds(bookie.pid), peak_resident_mib(bookie.pid))
     began, cpu = time.perf_counter(), cpu_seconds(bookie.pid)
     url = f"http://127.0.0.1:{port}/api/v1/bookie/gc"
-    urlopen(Request(url, method="PUT"), timeout=_HTTP_TIMEOUT_S).close()
+    asked = Request(url, headers={"Authorization": f"Bearer {token.read_text().strip()}"}, method="PUT")
+    urlopen(asked, timeout=_HTTP_TIMEOUT_S).close()
     while "true" in urlopen(url, timeout=_HTTP_TIMEOUT_S).read().decode():
         time.sleep(0.01)
     collection = (time.perf_counter() - began, cpu_seconds(bookie.pid) - cpu, peak_resident_mib(bookie.pid))

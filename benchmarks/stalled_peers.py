@@ -29,9 +29,13 @@ from typing import Final
 
 from benchmarks.report import figure
 from benchmarks.stalled_peers_attacks import ATTACKS
+from bk_spark.protocol.auth.digest_md5 import DigestMd5Client
 from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire.auth_frames import SASL, AuthMessage, auth_answer_of, auth_request
 from bookie_server.local import LocalCluster
 from tests.support.bookie import BookieProcess, Connection, add_frame
+from tests.support.certificates import identity, write_pem
+from tests.support.jaas import USERS, bookie_keys, write_jaas
 
 NAME = "stalled_peers"
 _HERE: Final = Path(__file__).parents[1]
@@ -42,6 +46,8 @@ _WINDOWS: Final = ("alone", "elsewhere", "beside")
 #: Longer waits count as this.
 _PATIENCE_S: Final = 10.0
 _MEGABYTE: Final = 1_000_000
+#: The attack of which the bookies' clients log in.
+_LOGINS: Final = "wrong_logins"
 #: Requests per second of each kind.
 _KINDS: Final = {"add": 50.0, "add_1mb": 4.0, "read": 50.0, "info": 100.0, "newcomer": 10.0}
 
@@ -49,7 +55,7 @@ _KINDS: Final = {"add": 50.0, "add_1mb": 4.0, "read": 50.0, "info": 100.0, "newc
 class Client(threading.Thread):
     """Sends requests of one kind at a steady rate for a given time."""
 
-    def __init__(self, kind: str, port: int, seconds: float) -> None:
+    def __init__(self, kind: str, port: int, seconds: float, *, logs_in: bool) -> None:
         super().__init__(name=kind)
         self.kind = kind
         self.latencies_s: list[float] = []
@@ -57,6 +63,7 @@ class Client(threading.Thread):
         self._port = port
         self._seconds = seconds
         self._connection: Connection | None = None
+        self._logs_in = logs_in
         self._requests = 0
 
     def run(self) -> None:
@@ -81,6 +88,8 @@ class Client(threading.Thread):
             if self._connection is None:
                 self._connection = Connection(self._port)
                 self._connection.socket.settimeout(_PATIENCE_S)
+                if self._logs_in:
+                    _log_in(self._connection, v2=self.kind != "info")
             self._connection.send(self._request())
             body = self._connection.body()
         except OSError:
@@ -126,8 +135,8 @@ def main(arguments: list[str]) -> None:
                     for tree, path in trees.items():
                         name = f"{number}-{attack}-{tree}"
                         with (
-                            _bookie(directory / name, uri, path) as bookie,
-                            _bookie(directory / f"{name}-other", uri, path) as other,
+                            _bookie(directory / name, uri, path, attack) as bookie,
+                            _bookie(directory / f"{name}-other", uri, path, attack) as other,
                         ):
                             for window, found in _measure(bookie, other, attack, seconds).items():
                                 for kind, p99_ms in found.items():
@@ -156,23 +165,26 @@ def _tell(attack: str, tree: str, p99s_ms: dict[tuple[str, str, str, str], list[
 
 def _measure(bookie: BookieProcess, other: BookieProcess, attack: str, seconds: float) -> dict[str, dict[str, float]]:
     """Return p99 in ms by window and kind of request. ``other`` is attacked in the window "elsewhere"."""
+    logs_in = attack == _LOGINS
     for one in (bookie, other):
         with Connection(one.port) as connection:
+            if logs_in:
+                _log_in(connection, v2=True)
             connection.send(add_frame(_LEDGER, 0, size=_MEGABYTE) + add_frame(_LEDGER, 1, size=1024))
             for _ in range(2):
                 assert bytes(connection.body()[4:8]) == bytes(4)
-        _window(one.port, _WARM_UP_S)
-    alone = _window(bookie.port, seconds)
+        _window(one.port, _WARM_UP_S, logs_in)
+    alone = _window(bookie.port, seconds, logs_in)
     with _attacker(attack, other.port, seconds) as begin:
-        elsewhere = _window(bookie.port, seconds, begin)
+        elsewhere = _window(bookie.port, seconds, logs_in, begin)
     time.sleep(_PAUSE_S)  # the other bookie closes the attacker's connections
     with _attacker(attack, bookie.port, seconds) as begin:
-        beside = _window(bookie.port, seconds, begin)
+        beside = _window(bookie.port, seconds, logs_in, begin)
     return {"alone": alone, "elsewhere": elsewhere, "beside": beside}
 
 
-def _window(port: int, seconds: float, begin: Callable[[], None] = lambda: None) -> dict[str, float]:
-    clients = [Client(kind, port, seconds) for kind in _KINDS]
+def _window(port: int, seconds: float, logs_in: bool, begin: Callable[[], None] = lambda: None) -> dict[str, float]:
+    clients = [Client(kind, port, seconds, logs_in=logs_in) for kind in _KINDS]
     for client in clients:
         client.start()
     begin()
@@ -181,13 +193,29 @@ def _window(port: int, seconds: float, begin: Callable[[], None] = lambda: None)
     return {client.kind: 1000 * _p99(client.latencies_s) for client in clients}
 
 
+def _log_in(connection: Connection, *, v2: bool) -> None:
+    def say(payload: bytes) -> bytes:
+        connection.send(auth_request(AuthMessage(SASL, payload), v2=v2))
+        answer = auth_answer_of(connection.body(), v2=v2)
+        assert answer is not None
+        return answer.payload
+
+    client = DigestMd5Client("bookkeeper", USERS["bookkeeper"], "cnonce")
+    client.check(say(client.respond(say(b""))))
+
+
 def _p99(values: list[float]) -> float:
     return sorted(values)[min(len(values) - 1, int(0.99 * len(values)))]
 
 
 @contextlib.contextmanager
-def _bookie(directory: Path, uri: str, tree: Path) -> Iterator[BookieProcess]:
-    bookie = BookieProcess(directory, uri)
+def _bookie(directory: Path, uri: str, tree: Path, attack: str) -> Iterator[BookieProcess]:
+    settings: dict[str, str] = {}
+    if attack == "handshakes":
+        settings = write_pem(directory / "tls", identity("bookie"))
+    elif attack == _LOGINS:
+        settings = bookie_keys(write_jaas(directory / "jaas.conf"))
+    bookie = BookieProcess(directory, uri, **settings)
     bookie.tree = tree
     try:
         yield bookie.start()

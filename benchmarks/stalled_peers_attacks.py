@@ -10,12 +10,16 @@ import asyncio
 import contextlib
 import resource
 import socket
+import ssl
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from bk_spark.protocol.auth.digest_md5 import DigestMd5Client
 from bk_spark.protocol.codes import FlagV2
 from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire.auth_frames import SASL, AuthMessage, auth_answer_of, auth_request
+from bk_spark.protocol.wire.start_tls import start_tls_request
 from tests.support.bookie import KEY, add_frame
 
 #: A last add confirmed that is never reached.
@@ -26,6 +30,8 @@ NEVER_READING: Final = 300
 IDLE: Final = 10_000
 POLLS: Final = 20_000
 FENCES: Final = 100_000
+#: Connections at a time that are made again and again.
+NEWCOMERS: Final = 100
 _POLLS_PER_CONNECTION: Final = 1000
 _FENCES_PER_CONNECTION: Final = 5000
 #: Entries of a megabyte that each peer requests and does not receive.
@@ -34,7 +40,7 @@ _ASKED: Final = 40
 
 class Attacker:
     def __init__(self, port: int, ledger_id: int, stack: contextlib.ExitStack) -> None:
-        self._port = port
+        self.port = port
         self.ledger_id = ledger_id
         self._stack = stack
 
@@ -43,7 +49,7 @@ class Attacker:
         connected.setblocking(False)
         if receive_bytes is not None:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        await asyncio.get_running_loop().sock_connect(connected, ("127.0.0.1", self._port))
+        await asyncio.get_running_loop().sock_connect(connected, ("127.0.0.1", self.port))
         return connected
 
 
@@ -126,6 +132,59 @@ async def fencing_reads(attacker: Attacker) -> Callable[[], Awaitable[object]]:
     return begin
 
 
+async def handshakes(attacker: Attacker) -> Callable[[], Awaitable[object]]:
+    """Make TLS connections and close them, one after the other."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+
+    async def once() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", attacker.port)
+        try:
+            writer.write(start_tls_request())
+            await reader.readexactly(17)
+            await writer.start_tls(context)
+        finally:
+            writer.transport.abort()
+
+    return _again_and_again(once)
+
+
+async def wrong_logins(attacker: Attacker) -> Callable[[], Awaitable[object]]:
+    """Log in with a wrong password, one after the other."""
+
+    async def once() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", attacker.port)
+        try:
+            writer.write(auth_request(AuthMessage(SASL, b""), v2=True))
+            challenge = auth_answer_of(await _frame(reader), v2=True)
+            assert challenge is not None
+            response = DigestMd5Client("bookkeeper", "guess", "cnonce").respond(challenge.payload)
+            writer.write(auth_request(AuthMessage(SASL, response), v2=True))
+            await reader.read()
+        finally:
+            writer.transport.abort()
+
+    return _again_and_again(once)
+
+
+async def _frame(reader: asyncio.StreamReader) -> bytes:
+    return await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+
+
+def _again_and_again(once: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[object]]:
+    async def repeat() -> None:
+        while True:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                await once()
+
+    tasks: list[asyncio.Task[None]] = []
+
+    async def begin() -> None:
+        tasks.extend(asyncio.create_task(repeat()) for _ in range(NEWCOMERS))
+
+    return begin
+
+
 ATTACKS: Final[dict[str, Callable[[Attacker], Awaitable[Callable[[], Awaitable[object]]]]]] = {
     "large_frames": large_frames,
     "nearly_whole": nearly_whole,
@@ -133,6 +192,8 @@ ATTACKS: Final[dict[str, Callable[[Attacker], Awaitable[Callable[[], Awaitable[o
     "idle": idle,
     "long_polls": long_polls,
     "fencing_reads": fencing_reads,
+    "handshakes": handshakes,
+    "wrong_logins": wrong_logins,
 }
 
 

@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from bk_spark.bookie.auth import providers as auth
     from bk_spark.bookie.blocking import BlockingClient
     from bk_spark.bookie.client import Client
     from bk_spark.bookie.config import ClientConfig
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 # The program decides where the log messages of a library go.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "BlockingClient",
@@ -49,6 +50,7 @@ __all__ = [
     "Policy",
     "Quorum",
     "__version__",
+    "auth",
     "connect",
     "errors",
 ]
@@ -70,6 +72,7 @@ _MODULE_OF: Final = {
     "LogWriter": "log.writer",
     "Policy": "log.formats.znodes",
     "Quorum": "protocol.quorum",
+    "auth": "bookie.auth.providers",
     "connect": "bookkeeper",
     "errors": "protocol.errors",
 }
@@ -82,7 +85,7 @@ if not TYPE_CHECKING:
         if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
-        return module if name == "errors" else getattr(module, name)
+        return module if name in ("auth", "errors") else getattr(module, name)
 
 
 def __dir__() -> list[str]:

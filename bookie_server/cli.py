@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from enum import IntEnum
+from pathlib import Path
 from typing import Final, NoReturn
 
 from bk_spark.bookie.metadata.cluster_init import init_cluster
@@ -22,7 +23,7 @@ from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.metadata.zookeeper_access import ZooKeeperAccess
 from bk_spark.protocol.errors import BookKeeperError, CallerError, CorruptFileError, InvalidArgumentError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
-from bookie_server.local import DEFAULT_BOOKIES, MAX_BOOKIES, LocalCluster
+from bookie_server.local import DEFAULT_BOOKIES, MAX_BOOKIES, LocalCluster, certificates
 from bookie_server.stop_signals import StopRequestedError, ignore_signals, stop_on_signal
 
 #: How often ``local`` checks that its servers still run.
@@ -80,6 +81,16 @@ def _parser() -> argparse.ArgumentParser:
     local.add_argument(
         "--zk-port", type=int, default=0, metavar="PORT", help="first ZooKeeper port; default: a free one"
     )
+    local.add_argument(
+        "--tls", action="store_true", help="make certificates, and encrypt all connections to bookies; for a new DIR"
+    )
+    local.add_argument(
+        "--http-port",
+        type=int,
+        default=0,
+        metavar="PORT",
+        help="first port of the page of the cluster, which each bookie serves; default: free ones",
+    )
     return parser
 
 
@@ -118,13 +129,20 @@ def _local(arguments: argparse.Namespace) -> int:
         raise InvalidArgumentError(
             f"--bookies must be from 1 to {MAX_BOOKIES}, not {arguments.bookies}: without one nothing can be written"
         )
+    directory, settings = Path(arguments.dir).absolute(), {"autoRecoveryDaemonEnabled": "true"}
+    if arguments.tls:
+        certificates.prepare(directory)
+    client_conf = certificates.client_conf_of(directory)
+    if client_conf is not None:
+        settings |= certificates.bookie_keys(directory)
     cluster = LocalCluster(
         arguments.dir,
         bookies=arguments.bookies,
         zookeepers=arguments.zookeepers,
         zookeeper_port=arguments.zk_port,
         bookie_port=arguments.base_port,
-        bookie_settings={"autoRecoveryDaemonEnabled": "true"},
+        http_port=arguments.http_port,
+        bookie_settings=settings,
     )
     logging.getLogger("kazoo").setLevel(logging.ERROR)
     try:
@@ -134,6 +152,11 @@ def _local(arguments: argparse.Namespace) -> int:
             _tell(f"ready; data and logs are in {cluster.directory}")
             _tell(f"\nmetadataServiceUri: {uri}")
             _tell(f'in Spark: .option("metadataServiceUri", "{uri}")')
+            if client_conf is not None:
+                _tell(f'with TLS: .option("clientConf", "{client_conf}"), and bkctl --client-conf {client_conf}')
+            pages = [page for bookie in cluster.bookies if (page := bookie.page) is not None]
+            if pages:
+                _tell(f"in a browser: {pages[0]}")
             _tell("\nCtrl-C stops the cluster and keeps its data")
             _watch(cluster)
     except StopRequestedError:

@@ -18,16 +18,19 @@ import sys
 from typing import Final
 
 from bk_spark.bookie.connection.client_tls import ClientTls
+from bk_spark.bookie.connection.logins import Logins
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.metadata.zookeeper_access import ZooKeeperAccess
 from bk_spark.bookie.tls.contexts import TlsContexts
 from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError, MetadataError
+from bookie_server.admin.access import AdminAccess
 from bookie_server.admin.servers import CannotListenError
 from bookie_server.config.config import BookieConfig
 from bookie_server.identity.cookies import all_directories, current_directories
 from bookie_server.identity.directory_locks import DirectoryLocks
 from bookie_server.identity.foreign_index import require_own_index
 from bookie_server.integrity.marking import check_identity
+from bookie_server.net.common.access.front_access import FrontAccess
 from bookie_server.service import BookieService
 from bookie_server.startup import configure_process
 from bookie_server.stop_signals import StopRequestedError, ignore_signals, stop_on_signal
@@ -60,8 +63,11 @@ def run_from_conf(path: str) -> int:
     """
     try:
         config = configure_process(path)
-        tls = _load_certificates(config) if config.tls_enabled else None
-        access = ZooKeeperAccess(config)
+        tls = TlsContexts(config, server_side=True) if config.tls_enabled else None
+        _check_own_client(config)
+        access = FrontAccess.of(config)
+        zookeeper_access = ZooKeeperAccess(config)
+        admin = AdminAccess(config)
     except InvalidArgumentError as error:
         return _refuse(EXIT_INVALID_CONFIG, error)
     _tune_process()
@@ -70,19 +76,28 @@ def run_from_conf(path: str) -> int:
     except OSError as error:
         return _refuse(EXIT_SERVER_ERROR, f"cannot listen on {config.listen_host}:{config.port}: {error.strerror}")
     with listener:
-        return _run(config, listener, tls, access)
+        return _run(config, listener, tls, access, zookeeper_access, admin)
 
 
-def _load_certificates(config: BookieConfig) -> TlsContexts:
-    """Return those of the front end. Those of the bookie's own client are only checked. Raises InvalidArgumentError."""
+def _check_own_client(config: BookieConfig) -> None:
+    """Read the files that the bookie's own client will need. Raises InvalidArgumentError."""
     if config.auto_recovery_enabled or config.data_integrity_checking:
-        ClientTls(config.client_config())
-    return TlsContexts(config, server_side=True)
+        client = config.client_config()
+        Logins.of(client)
+        if client.tls_enabled:
+            ClientTls(client)
 
 
-def _run(config: BookieConfig, listener: socket.socket, tls: TlsContexts | None, access: ZooKeeperAccess) -> int:
+def _run(
+    config: BookieConfig,
+    listener: socket.socket,
+    tls: TlsContexts | None,
+    access: FrontAccess | None,
+    zookeeper_access: ZooKeeperAccess,
+    admin: AdminAccess,
+) -> int:
     servers = config.metadata_service_uri.servers
-    zookeeper = ZooKeeper(servers, session_timeout_ms=config.zk_timeout_ms, access=access)
+    zookeeper = ZooKeeper(servers, session_timeout_ms=config.zk_timeout_ms, access=zookeeper_access)
     locks = DirectoryLocks(all_directories(config))
     checked = False
     try:
@@ -93,7 +108,7 @@ def _run(config: BookieConfig, listener: socket.socket, tls: TlsContexts | None,
             require_own_index(current_directories(all_directories(config)))
             identity = check_identity(zookeeper, config)
             checked = True
-            service = BookieService(config, zookeeper, identity, listener, tls)
+            service = BookieService(config, zookeeper, identity, listener, tls, access, admin)
         return asyncio.run(service.run(_SIGNALS))
     except StopRequestedError:
         _LOG.info("stopped before the bookie served")

@@ -16,13 +16,16 @@ from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.tls.contexts import TlsContexts
 from bk_spark.protocol.errors import BookKeeperError
-from bk_spark.protocol.metadata.registration import Endpoint, native_service_info
+from bk_spark.protocol.metadata.registration import GRPC_ENDPOINT, GRPC_PROTOCOL, Endpoint, native_service_info
+from bookie_server.admin.access import AdminAccess
 from bookie_server.admin.actions import AdminActions, RefusedError
+from bookie_server.admin.cluster_page import ClusterPage
 from bookie_server.admin.endpoints import admin_routes
 from bookie_server.admin.replication_endpoints import replication_routes
-from bookie_server.admin.servers import http_servers, start_http
+from bookie_server.admin.servers import CannotListenError, http_servers, start_http
 from bookie_server.bookie import Bookie
 from bookie_server.bookie_status import read_status, write_status
+from bookie_server.config.administration import is_loopback
 from bookie_server.config.config import BookieConfig
 from bookie_server.disks.disk_monitor import CollectorHooks, DiskMonitor
 from bookie_server.disks.file_limit import last_indexable_entry
@@ -33,6 +36,7 @@ from bookie_server.identity.dirty import clear_dirty, is_dirty, mark_dirty
 from bookie_server.identity.registration import BookieMode, RegistrationManager
 from bookie_server.metrics import metrics_wiring
 from bookie_server.metrics.bookie_metrics import BookieMetrics
+from bookie_server.net.common.access.front_access import FrontAccess
 from bookie_server.net.common.front_tls import FrontTls
 from bookie_server.net.common.limits import NetConfig
 from bookie_server.net.native.server import NativeServer
@@ -45,10 +49,14 @@ if TYPE_CHECKING:
     from bookie_server.admin.server import AdminServer
     from bookie_server.integrity.data_check import DataCheckProgress
     from bookie_server.integrity.data_check_runner import DataCheckRunner
+    from bookie_server.net.grpc.calls import Stuck
+    from bookie_server.net.grpc.logs import LogService
 
 _LOG: Final = logging.getLogger(__name__)
 #: Reading from connections resumes when pending adds have fallen to the limit divided by this.
 _LOW_SHARE: Final = 3
+#: How soon readers see the last rows of a writer over gRPC that pauses.
+_LOGS_LAC_INTERVAL_MS: Final = 500
 _EXIT_OK: Final = 0
 _EXIT_BOOKIE_ERROR: Final = 5
 
@@ -57,7 +65,8 @@ class BookieService:
     """Opens the storage, which replays the journals (blocking); then call :meth:`run`.
 
     The caller holds the directories' locks and has checked their cookies, which gave ``identity``. ``tls``: the
-    certificates, if clients may use TLS. Raises BookKeeperError, OSError.
+    certificates, if clients may use TLS. ``access``: who may use the bookie, if not everybody. ``admin``: who may use
+    the admin API. Raises BookKeeperError, OSError.
     """
 
     def __init__(
@@ -67,9 +76,11 @@ class BookieService:
         identity: ClusterIdentity,
         listener: socket.socket,
         tls: TlsContexts | None,
+        access: FrontAccess | None,
+        admin: AdminAccess,
     ) -> None:
         self._config = config
-        self._tls = tls
+        self._tls, self._access, self._admin = tls, access, admin
         self._zookeeper = zookeeper
         self._identity = identity
         self._listener = listener
@@ -142,13 +153,17 @@ class BookieService:
         metrics_wiring.watch_collector(self._metrics, collector)
         metrics_wiring.watch_data_check(self._metrics, self._data_check_progress)
         metrics_wiring.add_gauges(self._metrics, self._directories, monitor, self._registration)
-        for http in self._make_http_servers(monitor, collector):
+        page = ClusterPage(self._config, self._zookeeper)
+        ends.callback(page.close)
+        for http in self._make_http_servers(monitor, collector, page):
             ends.push_async_callback(http.close)
             await start_http(http)
         server = self._make_server(bookie, monitor)
         metrics_wiring.watch_server(self._metrics, server)
         ends.push_async_callback(server.close)
         await server.start(self._listener)
+        if self._config.grpc_enabled:
+            await self._start_grpc(server, ends)
         # Stopped first: no client should start anything here.
         ends.push_async_callback(self._in_thread, self._registration.stop)
         if await self._before_the_end(self._register()):
@@ -173,8 +188,11 @@ class BookieService:
 
     def _make_registration(self) -> RegistrationManager:
         info = native_service_info(self._config.advertised_host, self._config.port)
-        if self._config.http_enabled and self._config.http_port:
-            http = Endpoint("httpserver", self._config.advertised_host, self._config.http_port, "http")
+        config = self._config
+        nobody_reaches_it = is_loopback(config.http_host) and not is_loopback(config.advertised_host)
+        if config.http_enabled and config.http_port and not nobody_reaches_it:
+            scheme = "https" if config.http_tls_enabled else "http"
+            http = Endpoint("httpserver", config.advertised_host, config.http_port, scheme)
             info = replace(info, endpoints=(*info.endpoints, http))
         return RegistrationManager(
             self._zookeeper,
@@ -223,9 +241,42 @@ class BookieService:
             times=self._metrics.requests,
             on_loop_delay=self._metrics.observe_loop_delay,
             tls=None if self._tls is None else FrontTls(self._tls, required=self._config.tls_required),
+            access=self._access,
         )
 
-    def _make_http_servers(self, monitor: DiskMonitor, collector: GarbageCollector) -> list[AdminServer]:
+    async def _start_grpc(self, native: NativeServer, ends: contextlib.AsyncExitStack) -> None:
+        """Raises CannotListenError."""
+        config = self._config
+        try:
+            from bookie_server.net.grpc.server import GrpcServer  # its packages are an extra
+        except ImportError as error:
+            raise CannotListenError(
+                f"grpcServerEnabled=true needs more packages: pip install 'bk-spark[grpc]' ({error})"
+            ) from error
+        server = GrpcServer(native.shared, self._tls, self._make_logs(native) if config.grpc_logs_enabled else None)
+        ends.push_async_callback(server.close)
+        try:
+            port = await server.start(config.listen_host, config.grpc_port)
+        except OSError as error:
+            raise CannotListenError(f"grpcServerPort: {error}") from error
+        self._registration.add_endpoint(Endpoint(GRPC_ENDPOINT, config.advertised_host, port, GRPC_PROTOCOL))
+        _LOG.info("gRPC is served on %s:%d", config.listen_host, port)
+
+    def _make_logs(self, native: NativeServer) -> Callable[[Stuck], LogService]:
+        """Return what makes the service of logs. The client of logs takes memory."""
+        from bk_spark.bookie.blocking import BlockingClient
+        from bookie_server.net.grpc.logs import LogService
+
+        config = self._config
+        settings = replace(config.client_config(), explicit_lac_interval_ms=_LOGS_LAC_INTERVAL_MS)
+        uri = str(config.metadata_service_uri)
+        return lambda stuck: LogService(
+            native.shared, stuck, lambda: BlockingClient(uri, settings), config.grpc_log_root
+        )
+
+    def _make_http_servers(
+        self, monitor: DiskMonitor, collector: GarbageCollector, page: ClusterPage
+    ) -> list[AdminServer]:
         config = self._config
         actions = AdminActions(
             bookie_id=config.bookie_id,
@@ -240,7 +291,8 @@ class BookieService:
             data_check=self._data_check_progress,
         )
         replication = replication_routes(lambda: self._zookeeper, config.metadata_service_uri.root)
-        return http_servers(config, {**admin_routes(actions), **replication}, self._metrics.registry)
+        routes = {**page.routes(), **admin_routes(actions), **replication}
+        return http_servers(config, routes, self._metrics.registry, self._admin)
 
     def _data_check_progress(self) -> DataCheckProgress | None:
         return None if self._data_check is None else self._data_check.progress

@@ -1,7 +1,8 @@
 """Fixtures for all tests: a real ZooKeeper, a real cluster, a real Spark session, each started at first use.
 
 Every test carries the marker of its directory (``unit``, ``fuzz``, ``simulation``, ``integration``, ``spark``,
-``interop``, ``faults``), and directories run in that order, cheapest first. Tests in ``unit``, ``fuzz`` and
+``interop``, ``faults``), and directories run in that order, cheapest first. Several test processes mix them
+(:mod:`tests.support.order`). Tests in ``unit``, ``fuzz`` and
 ``simulation`` may not use a fixture that starts anything.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +25,9 @@ from bookie_server.local import LocalCluster
 from tests.support.environments import build_wheel
 from tests.support.leaks import LeakWatch
 from tests.support.nursery import QuickCluster, nursery
+from tests.support.order import expected_s, spread
 from tests.support.registrations import mend
-from tests.support.servers import BOOKIE_SETTINGS, spark_session, start_timeout_ms
+from tests.support.servers import BOOKIE_SETTINGS, WITH_GRPC, spark_session, start_timeout_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,6 +57,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if directory in _PURE and started:
             raise pytest.UsageError(f"{item.nodeid}: a {directory} test may not use {', '.join(sorted(started))}")
     items.sort(key=order.__getitem__)
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if processes > 1:
+        # hypothesis finds fault with strategies while a thread of a client uses the module random.
+        fuzz = [item for item in items if _DIRECTORIES[order[item]] == "fuzz"]
+        others = [item for item in items if _DIRECTORIES[order[item]] != "fuzz"]
+        expected = [expected_s(_DIRECTORIES[order[item]], _timeout_s(item)) for item in others]
+        items[:] = spread([*zip(expected, others, strict=True)], processes, fuzz)
+
+
+def _timeout_s(item: pytest.Item) -> float:
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0]) if marker else 0.0
+
+
+def _has_spark() -> bool:
+    if "pyspark" not in sys.modules:
+        return False
+    from pyspark import SparkContext
+
+    return SparkContext._gateway is not None
 
 
 @pytest.fixture(autouse=True)
@@ -64,8 +87,8 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     they are gone when it looks.
     """
     checked = any(request.node.get_closest_marker(directory) for directory in _LEAK_CHECKED)
-    # Spark's driver opens and keeps connections as it likes.
-    if not checked or "spark" in request.fixturenames:
+    # Spark's driver opens and keeps connections as it likes, and so does what is left of it for later tests.
+    if not checked or "spark" in request.fixturenames or _has_spark():
         yield
         return
     nursery()  # what it needs here is none of the test's
@@ -94,7 +117,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """ZooKeeper and three bookies for the whole session. Leave it as you found it, or use ``mended_cluster``."""
     directory = tmp_path_factory.mktemp("cluster")
     with QuickCluster(
-        directory, bookies=3, bookie_settings=BOOKIE_SETTINGS, start_timeout_ms=start_timeout_ms()
+        directory, bookies=3, bookie_settings={**BOOKIE_SETTINGS, **WITH_GRPC}, start_timeout_ms=start_timeout_ms()
     ) as running:
         yield running
 

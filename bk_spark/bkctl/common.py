@@ -9,7 +9,7 @@ import enum
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -183,9 +183,15 @@ def print_facts(facts: Mapping[str, object]) -> None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a line of names, then one line per row. Numbers are right-aligned."""
+    for line in table_lines(columns, rows):
+        print(line)
+
+
+def table_lines(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
+    """Yield what :func:`print_table` prints."""
     lines = [[str(value) for value in row] for row in rows]
     right = [all(line[n].replace("-", "").isdecimal() for line in lines) for n in range(len(columns))]
     widths = [max(len(line[n]) for line in (list(columns), *lines)) for n in range(len(columns))]
     for line in (list(columns), *lines):
         cells = [f"{cell:>{w}}" if r else f"{cell:<{w}}" for cell, w, r in zip(line, widths, right, strict=True)]
-        print("  ".join(cells).rstrip())
+        yield "  ".join(cells).rstrip()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bk_spark import __version__
-from bk_spark.bkctl import bookies, clusters, completion, decommission, ledgers, recover, replication, simpletest
+from bk_spark.bkctl import bookies, clusters, completion, decommission, ledgers, recover, replication, simpletest, top
 from bk_spark.bkctl.common import OneLineParser
 from bk_spark.bkctl.doctor import commands as doctor
 from bk_spark.bkctl.logs import commands as logs
@@ -33,6 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
     groups = parser.add_subparsers(required=True, metavar="COMMAND")
     doctor.add_commands(groups)
     bookies.add_commands(groups)
+    top.add_commands(groups)
     clusters.add_commands(groups)
     replication.add_commands(groups)
     recover.add_commands(groups)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
-from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.connection.base import LedgerConnection
+from bk_spark.bookie.config import GRPC, ClientConfig
 from bk_spark.bookie.connection.client_tls import ClientTls
-from bk_spark.bookie.connection.pool import ConnectionPool
+from bk_spark.bookie.connection.interface import ControlConnection, LedgerConnection
+from bk_spark.bookie.connection.logins import Logins
+from bk_spark.bookie.connection.pool import ConnectionPool, connects_by
 from bk_spark.bookie.connection.v2 import BookieConnection
 from bk_spark.bookie.connection.v3 import BookieConnectionV3
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.metadata.zookeeper_access import ZooKeeperAccess
 from bk_spark.bookie.services import ClusterServices
+from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 
 
@@ -20,7 +22,7 @@ class ClusterSession:
     """Made by :meth:`connect`. Connections to bookies are opened when they are needed. Single event loop.
 
     ``pool`` has connections for adds and reads, over the configured protocol. ``pool_v3`` has connections for the
-    requests that only v3 has.
+    requests that v2 lacks. Over gRPC both are one.
     """
 
     def __init__(
@@ -29,15 +31,22 @@ class ClusterSession:
         services: ClusterServices,
         config: ClientConfig,
         tls: ClientTls | None,
+        logins: Logins | None,
         *,
         shared: bool,
     ) -> None:
         self.zookeeper = zookeeper
         self.services = services
         self.config = config
-        self._tls = tls
-        self.pool_v3 = ConnectionPool(BookieConnectionV3, services.address, config, tls)
-        self.pool = self.new_pool() if config.use_v2_wire_protocol else self.pool_v3
+        self._tls, self._logins = tls, logins
+        self.pool_v3: ConnectionPool[ControlConnection]
+        self.pool: ConnectionPool[LedgerConnection]
+        if config.transport == GRPC:
+            self.pool_v3 = self._new_grpc_pool()
+        else:
+            self.pool_v3 = ConnectionPool(connects_by(BookieConnectionV3, services.address, tls, logins), config)
+        both = config.transport == GRPC or not config.use_v2_wire_protocol
+        self.pool = self.pool_v3 if both else self.new_pool()
         self._shared = shared
 
     @classmethod
@@ -48,6 +57,7 @@ class ClusterSession:
         for wrong certificates, keys or credentials.
         """
         tls = ClientTls(config) if config.tls_enabled else None
+        logins = Logins.of(config)
         zookeeper = shared
         if zookeeper is None:
             zookeeper = ZooKeeper(
@@ -64,12 +74,29 @@ class ClusterSession:
             if shared is None:
                 zookeeper.close()
             raise
-        return cls(zookeeper, services, config, tls, shared=shared is not None)
+        return cls(zookeeper, services, config, tls, logins, shared=shared is not None)
 
     def new_pool(self) -> ConnectionPool[LedgerConnection]:
         """Return a pool of separate connections over the configured protocol."""
-        kind = BookieConnection if self.config.use_v2_wire_protocol else BookieConnectionV3
-        return ConnectionPool(kind, self.services.address, self.config, self._tls)
+        if self.config.transport == GRPC:
+            return self._new_grpc_pool()
+        if self.config.use_v2_wire_protocol:
+            return ConnectionPool(
+                connects_by(BookieConnection, self.services.address, self._tls, self._logins), self.config
+            )
+        return ConnectionPool(
+            connects_by(BookieConnectionV3, self.services.address, self._tls, self._logins), self.config
+        )
+
+    def _new_grpc_pool(self) -> ConnectionPool[ControlConnection]:
+        """Raises InvalidArgumentError if the packages of gRPC are missing."""
+        try:
+            from bk_spark.bookie.connection.grpc_connects import grpc_connects  # its packages are an extra
+        except ImportError as error:
+            raise InvalidArgumentError(
+                f"transport=grpc needs more packages: pip install 'bk-spark[grpc]' ({error})"
+            ) from error
+        return ConnectionPool(grpc_connects(self.services.grpc_address, self._tls), self.config)
 
     async def close(self) -> None:
         """Close all connections, and the session with ZooKeeper if it is not shared. Safe to repeat."""

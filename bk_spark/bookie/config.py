@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from bk_spark.bookie.auth.settings import LoginSettings
 from bk_spark.bookie.metadata.zookeeper_settings import ZooKeeperSettings
 from bk_spark.bookie.placement.rack_names import parse_rack_table
 from bk_spark.bookie.tls.contexts import key_store_of, trust_store_of
@@ -19,12 +20,16 @@ from bk_spark.protocol.codes import DEFAULT_MAX_FRAME_BYTES, DigestType
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.wire.add_frames import EntryPackager
 from bk_spark.settings.conf import read_conf
-from bk_spark.settings.kinds import BOOLEAN, MAX_INT, OPTIONAL_TEXT, Kind, did_you_mean, whole
+from bk_spark.settings.kinds import BOOLEAN, MAX_INT, OPTIONAL_TEXT, Kind, choice, did_you_mean, whole
 from bk_spark.settings.setting import Setting, check_fields, declare, markdown_table, settings_of
 
 #: An answer with an entry is longer than the ADD frame of that entry: by 12 bytes in a v2 batch read, by some 60 in a
 #: v3 read. Entries stay this much smaller than a frame, so that every client can read them.
 ANSWER_RESERVE_BYTES: Final = 128
+#: The values of ``transport``.
+NATIVE: Final = "native"
+GRPC: Final = "grpc"
+_TRANSPORTS: Final = choice({one: one for one in (NATIVE, GRPC)})
 
 
 def _apache(name: str, default: str, kind: Kind, doc: str) -> Any:
@@ -115,6 +120,13 @@ class ClientConfig(ZooKeeperSettings):
         "true",
         BOOLEAN,
         "Adds and reads use v2, otherwise v3. Apache's default is v3. Ours is v2, for batch reads and speed.",
+    )
+    transport: str = _ours(
+        "transport",
+        NATIVE,
+        Kind(_TRANSPORTS.allowed, _TRANSPORTS.parse, lambda value: value in (NATIVE, GRPC)),
+        "How bookies are reached: `native`, Apache's wire protocols, or `grpc`, which only our bookies serve "
+        "(docs/grpc.md).",
     )
     max_outstanding_requests: int = _ours(
         "maxOutstandingRequests",
@@ -252,6 +264,23 @@ class ClientConfig(ZooKeeperSettings):
                 "networkTopologyScriptFileName"
             )
 
+        if self.transport == GRPC and self.client_auth:
+            raise InvalidArgumentError(
+                "clientAuthProviderFactoryClass is set, but gRPC has no logins: use certificates, or transport=native"
+            )
+        if self.transport == GRPC and self.tls_enabled:
+            wrong = (
+                (self.tls_protocols, "tlsEnabledProtocols"),
+                (self.tls_cipher_suites, "tlsEnabledCipherSuites"),
+                (not self.tls_hostname_verification, "tlsHostnameVerificationEnabled=false"),
+            )
+            for is_set, name in wrong:
+                if is_set:
+                    raise InvalidArgumentError(
+                        f"{name} is set, which gRPC cannot obey: it uses TLSv1.3 or TLSv1.2 with its own choice of "
+                        "suites, and always verifies the host; or set transport=native"
+                    )
+
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> ClientConfig:
         """Read settings from keys and values as text. Keys and units are Apache's where Apache has them.
@@ -357,8 +386,10 @@ _TLS_FIELDS: Final = {
 def reference() -> str:
     """Return the text of docs/client-config.md, the table of settings."""
     tls = {field: setting for field, setting in SETTINGS.items() if field in _TLS_FIELDS}
-    zookeeper = {field: one for field, one in settings_of(ZooKeeperSettings).items() if field not in tls}
-    others = {field: one for field, one in SETTINGS.items() if field not in tls and field not in zookeeper}
+    logins = {field: one for field, one in settings_of(LoginSettings).items() if field not in tls}
+    special = {*tls, *logins}
+    zookeeper = {field: one for field, one in settings_of(ZooKeeperSettings).items() if field not in special}
+    others = {field: one for field, one in SETTINGS.items() if field not in special and field not in zookeeper}
     columns: dict[str, Callable[[str, Setting], str]] = {
         "key": lambda _, setting: f"`{setting.name}`",
         "": lambda _, setting: "A" if setting.apache else "",
@@ -380,6 +411,10 @@ def reference() -> str:
             "TLS of connections to bookies. [security.md](security.md) shows how to set it up.",
             "",
             *markdown_table(columns, tls),
+            "",
+            "Logins at bookies. The same page shows how to set them up.",
+            "",
+            *markdown_table(columns, logins),
             "",
             "Sessions with ZooKeeper. `zookeeper.…` are the names of ZooKeeper's own client.",
             "",

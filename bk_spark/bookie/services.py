@@ -154,6 +154,9 @@ class ClusterServices:
     async def address(self, bookie_id: str) -> tuple[str, int]:
         return await self._call(self._registry.address, bookie_id)
 
+    async def grpc_address(self, bookie_id: str) -> tuple[str, int]:
+        return await self._call(self._registry.grpc_address, bookie_id)
+
     async def choose_ensemble(self, quorum: Quorum) -> tuple[str, ...]:
         """Choose different writable bookies for a new ledger. Raises NotEnoughBookiesError."""
         return await self._call(self._choose_ensemble, quorum)

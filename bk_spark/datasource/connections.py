@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from pyspark import TaskContext
 
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.config import ClientConfig
+from bk_spark.datasource.options.client_choice import ClientChoice
 from bk_spark.log.formats.settings import LogSettings
-from bk_spark.protocol.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from bk_spark.log.log import Log
@@ -31,6 +30,9 @@ if TYPE_CHECKING:
 _TASK_SESSION_REST_MS: Final = 1_000
 #: A log holds up to 32 decoded pages.
 _MAX_LOGS: Final = 64
+
+#: The settings of a client that none were given for.
+_USUAL: Final = ClientChoice()
 
 _T = TypeVar("_T")
 _K = TypeVar("_K")
@@ -44,8 +46,8 @@ class LogPlace:
     log_root: str
     name: str
     log_id: str
-    #: The file with the client's settings, if there is one.
-    client_conf: str | None = None
+    #: The settings of the client.
+    client: ClientChoice = _USUAL
 
 
 class _Shared(Generic[_K, _T]):
@@ -76,12 +78,12 @@ class _Slot(Generic[_T]):
 
 
 # A forked child does not have its parent's threads. The process id in the key makes it open its own connection.
-_CLIENTS: Final[_Shared[tuple[int, str, str | None, bool], BlockingClient]] = _Shared()
+_CLIENTS: Final[_Shared[tuple[int, str, ClientChoice, bool], BlockingClient]] = _Shared()
 _LOGS: Final[_Shared[tuple[int, LogPlace, bytes], Log]] = _Shared(_MAX_LOGS)
 
 
-def client_of(metadata_service_uri: str, client_conf: str | None = None) -> BlockingClient:
-    """Return the process's client of a cluster, connected at first use, with the settings in the file ``client_conf``.
+def client_of(metadata_service_uri: str, choice: ClientChoice = _USUAL) -> BlockingClient:
+    """Return the process's client of a cluster, connected at first use, with the settings of ``choice``.
     Raises MetadataUnavailableError, InvalidArgumentError.
 
     In a task the client closes its ZooKeeper session while idle: a host may run more tasks than the number of
@@ -90,29 +92,19 @@ def client_of(metadata_service_uri: str, client_conf: str | None = None) -> Bloc
     in_task = TaskContext.get() is not None
 
     def connected() -> BlockingClient:
-        config = _config(client_conf)
+        config = choice.config()
         if in_task:
             config = replace(config, zk_session_rest_ms=_TASK_SESSION_REST_MS)
         return BlockingClient(metadata_service_uri, config)
 
-    return _CLIENTS.get((os.getpid(), metadata_service_uri, client_conf, in_task), connected)
+    return _CLIENTS.get((os.getpid(), metadata_service_uri, choice, in_task), connected)
 
 
-def _config(client_conf: str | None) -> ClientConfig:
-    if client_conf is None:
-        return ClientConfig()
-    try:
-        return ClientConfig.from_file(client_conf)
-    except InvalidArgumentError as error:
-        remedy = "the file must be readable where the driver and the executors run"
-        raise InvalidArgumentError(f"option clientConf: {error}; {remedy}") from error
-
-
-def logs_of(metadata_service_uri: str, log_root: str, client_conf: str | None = None) -> LogStore:
+def logs_of(metadata_service_uri: str, log_root: str, choice: ClientChoice = _USUAL) -> LogStore:
     """Return the log store of a cluster."""
     from bk_spark.log.store import LogStore
 
-    return LogStore.of(client_of(metadata_service_uri, client_conf), log_root)
+    return LogStore.of(client_of(metadata_service_uri, choice), log_root)
 
 
 def log_at(place: LogPlace, password: bytes, settings: LogSettings | None = None) -> Log:
@@ -124,7 +116,7 @@ def log_at(place: LogPlace, password: bytes, settings: LogSettings | None = None
     """
 
     def opened() -> Log:
-        logs = logs_of(place.metadata_service_uri, place.log_root, place.client_conf)
+        logs = logs_of(place.metadata_service_uri, place.log_root, place.client)
         if settings is None:
             return logs.open_log(place.name, log_id=place.log_id, password=password)
         return logs.known_log(place.name, place.log_id, settings, password)

@@ -89,7 +89,7 @@ def log_names(options: SourceOptions) -> list[str]:
         return list(options.logs)
     assert options.log_pattern is not None
     pattern = re.compile(options.log_pattern)
-    names = logs_of(options.metadata_service_uri, options.log_root, options.client_conf).list_logs()
+    names = logs_of(options.metadata_service_uri, options.log_root, options.client).list_logs()
     return [name for name in names if pattern.fullmatch(name)]
 
 
@@ -102,14 +102,14 @@ def open_logs(options: SourceOptions, schema: StructType | None = None) -> dict[
     """
     names = log_names(options)
     if not names:
-        count = len(logs_of(options.metadata_service_uri, options.log_root, options.client_conf).list_logs())
+        count = len(logs_of(options.metadata_service_uri, options.log_root, options.client).list_logs())
         raise NoSuchLogError(
             f"option logPattern: {options.log_pattern!r} matches none of the {count} logs under {options.log_root}; "
             "it must match a log's whole name"
         )
     logs = open_named(options, names)
     if len(logs) < len(names):
-        store = logs_of(options.metadata_service_uri, options.log_root, options.client_conf)
+        store = logs_of(options.metadata_service_uri, options.log_root, options.client)
         # Raises the error that says what is missing, unless the log was made just now.
         logs = {name: logs.get(name) or store.open_log(name, password=options.password()) for name in names}
     check_alike(options, logs, schema)
@@ -119,7 +119,7 @@ def open_logs(options: SourceOptions, schema: StructType | None = None) -> dict[
 def open_named(options: SourceOptions, names: Sequence[str]) -> dict[str, Log]:
     """Open the logs of a read that exist, with few requests. Raises UnauthorizedError."""
     try:
-        return logs_of(options.metadata_service_uri, options.log_root, options.client_conf).open_logs(
+        return logs_of(options.metadata_service_uri, options.log_root, options.client).open_logs(
             names, password=options.password()
         )
     except UnauthorizedError as error:
@@ -250,9 +250,7 @@ def _tail_piece(log: Log, snapshot: LogSnapshot, tail: Segment, start: int, end:
 def open_ledger(options: SourceOptions, ledger_id: int) -> BlockingReader:
     """Open a ledger with its last add confirmed. Raises NoSuchLedgerError, UnauthorizedError."""
     try:
-        return client_of(options.metadata_service_uri, options.client_conf).open_for_reading(
-            ledger_id, options.password()
-        )
+        return client_of(options.metadata_service_uri, options.client).open_for_reading(ledger_id, options.password())
     except UnauthorizedError as error:
         raise UnauthorizedError(
             f"{error.message}: give the one the ledger was made with (option password or passwordFile)",

@@ -11,8 +11,15 @@ from bk_spark.log.formats.names import MADE_FOR, LogPaths
 from bk_spark.log.formats.settings import LogSettings
 from bk_spark.log.gc.reaping import is_closed
 from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.errors import BookKeeperError, MetadataUnavailableError
+from bk_spark.protocol.errors import (
+    BookKeeperError,
+    DigestMismatchError,
+    LedgerRefusedError,
+    MetadataUnavailableError,
+    UnauthorizedError,
+)
 from bk_spark.protocol.ledger.reading.range_windows import EntryRange
+from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bk_spark.protocol.metadata.ledger_paths import LedgerManager, parse_layout
 
 
@@ -25,6 +32,7 @@ class LogLedgers:
     def __init__(self, client: BlockingClient, settings: LogSettings, password: bytes, paths: LogPaths) -> None:
         self.client = client
         self.settings = settings
+        self._name = paths.name
         self._made_for = f"{paths.name} {paths.log_id}".encode()
         self._password = password
         self._writers: dict[int, BlockingWriter] = {}
@@ -117,3 +125,17 @@ class LogLedgers:
         """Read one entry of a closed ledger."""
         (payload,) = self.reader(ledger_id).read(entry_id, entry_id)
         return payload
+
+    def check_readable(self, ledger_id: int) -> None:
+        """Read the last entry of a ledger that may become part of the log. Raises LedgerRefusedError if the log's
+        password does not open it: metadata of old ledgers hold neither password nor digest."""
+        metadata = self.client.metadata(ledger_id)
+        if metadata.state is not LedgerState.CLOSED or metadata.last_entry_id < 0:
+            return  # the change refuses it and gives the reason
+        try:
+            self.read_entry(ledger_id, metadata.last_entry_id)
+        except (UnauthorizedError, DigestMismatchError) as error:
+            raise LedgerRefusedError(
+                f"log {self._name}: the ledger cannot be read with the log's password, so it cannot become part of it",
+                ledger_id=ledger_id,
+            ) from error

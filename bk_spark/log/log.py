@@ -32,14 +32,7 @@ from bk_spark.log.reader import LogReader
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.upkeep import LogUpkeep
 from bk_spark.log.writer import LogWriter
-from bk_spark.protocol.errors import (
-    DigestMismatchError,
-    InvalidArgumentError,
-    LedgerRefusedError,
-    LogReplacedError,
-    UnauthorizedError,
-)
-from bk_spark.protocol.metadata.ledger_metadata import LedgerState
+from bk_spark.protocol.errors import InvalidArgumentError, LedgerRefusedError, LogReplacedError
 from bk_spark.protocol.metadata.znodes import TransactionConflictError, Znode
 
 _LOG: Final = logging.getLogger(__name__)
@@ -242,7 +235,7 @@ class Log:
             )
         token = secrets.token_bytes(_TOKEN_BYTES)
         change = AppendLedger(self._paths, ledger_id, self.ledgers.ledger_path(ledger_id), token)
-        self._check_readable(ledger_id)
+        self.ledgers.check_readable(ledger_id)
         return self.change(change)
 
     def open_writer(
@@ -410,19 +403,3 @@ class Log:
             If another run took over.
         """
         check_run(self.application(app), run, self.name)
-
-    def _check_readable(self, ledger_id: int) -> None:
-        """Read the last entry with the log's password.
-
-        Metadata of old ledgers holds neither password nor digest.
-        """
-        metadata = self.ledgers.client.metadata(ledger_id)
-        if metadata.state is not LedgerState.CLOSED or metadata.last_entry_id < 0:
-            return  # the change refuses it and gives the reason
-        try:
-            self.ledgers.read_entry(ledger_id, metadata.last_entry_id)
-        except (UnauthorizedError, DigestMismatchError) as error:
-            raise LedgerRefusedError(
-                f"log {self.name}: the ledger cannot be read with the log's password, so it cannot become part of it",
-                ledger_id=ledger_id,
-            ) from error

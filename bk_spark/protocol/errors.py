@@ -180,6 +180,11 @@ class TlsError(BookieUnavailableError):
     -24."""
 
 
+class LoginError(BookieUnavailableError):
+    """There is no connection to the bookie, because it refuses the login, or does not prove who it is. The message says
+    what is known of the reason. Apache's client uses the code -102."""
+
+
 class BookieTimeoutError(PeerError):
     """The bookie did not answer in time."""
 

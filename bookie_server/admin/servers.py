@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bookie_server.admin.access import AdminAccess
 from bookie_server.admin.endpoints import heartbeat_routes, metrics_routes
 from bookie_server.admin.routes import Routes
 from bookie_server.config.config import BookieConfig
@@ -17,7 +18,9 @@ class CannotListenError(Exception):
     """A port of the admin API cannot be bound."""
 
 
-def http_servers(config: BookieConfig, routes: Routes, registry: MetricsRegistry) -> list[AdminServer]:
+def http_servers(
+    config: BookieConfig, routes: Routes, registry: MetricsRegistry, access: AdminAccess
+) -> list[AdminServer]:
     """Return the server of the admin API, with ``routes`` and metrics, and the one of metrics alone, not started."""
     wanted: list[tuple[int, Routes]] = []
     metrics = metrics_routes(registry) if config.statistics_enabled else {}
@@ -29,7 +32,7 @@ def http_servers(config: BookieConfig, routes: Routes, registry: MetricsRegistry
         return []
     from bookie_server.admin.server import AdminServer  # aiohttp takes about 10 MB
 
-    return [AdminServer(config.http_host, port, served) for port, served in wanted]
+    return [AdminServer(config.http_host, port, served, access) for port, served in wanted]
 
 
 async def start_http(server: AdminServer) -> None:

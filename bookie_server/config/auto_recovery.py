@@ -7,7 +7,7 @@ from typing import Any
 
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.metadata.zookeeper_settings import ZooKeeperSettings
-from bk_spark.settings.kinds import BOOLEAN, MAX_LONG, Kind, whole
+from bk_spark.settings.kinds import BOOLEAN, MAX_LONG, TEXT, Kind, whole
 from bk_spark.settings.setting import Setting, declare, settings_of
 
 
@@ -22,8 +22,8 @@ def _as_clients(field: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoRecoveryConfig(ZooKeeperSettings):
-    """Settings of auditor and replication worker, of TLS, and of sessions with ZooKeeper, which their client uses too.
-    Times are in ms."""
+    """Settings of auditor and replication worker, of TLS and logins, and of sessions with ZooKeeper, which their client
+    uses too. Times are in ms."""
 
     auto_recovery_enabled: bool = _key(
         "autoRecoveryDaemonEnabled",
@@ -135,6 +135,14 @@ class AutoRecoveryConfig(ZooKeeperSettings):
         "rereplicationLedgersAtOnce", "4", whole(1, 1000), "Ledgers that this process repairs at the same time."
     )
 
+    sasl_auditor_section: str = _key(
+        "saslJaasAuditorSectionName",
+        "Auditor",
+        TEXT,
+        "The section of `java.security.auth.login.config` with the user of this process's own client. It takes the "
+        "place of `saslJaasClientSectionName`.",
+    )
+
     @property
     def has_racks(self) -> bool:
         """Whether there is a source of racks."""
@@ -143,4 +151,5 @@ class AutoRecoveryConfig(ZooKeeperSettings):
     def client_config(self) -> ClientConfig:
         """Return the configuration of the client that checks and repairs. Raises InvalidArgumentError."""
         shared = settings_of(ClientConfig).keys() & settings_of(AutoRecoveryConfig).keys()
-        return ClientConfig(**{field: getattr(self, field) for field in shared})
+        values = {field: getattr(self, field) for field in shared}
+        return ClientConfig(**values | {"sasl_client_section": self.sasl_auditor_section})

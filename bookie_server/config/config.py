@@ -11,7 +11,7 @@ from bk_spark.protocol.codes import DEFAULT_MAX_FRAME_BYTES
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.settings.kinds import BOOLEAN, MAX_LONG, TEXT, Kind, fraction, whole
 from bk_spark.settings.setting import Setting, declare, settings_of
-from bookie_server.config.auto_recovery import AutoRecoveryConfig
+from bookie_server.config.access import AccessConfig
 from bookie_server.config.conf_file import DIRECTORIES
 from bookie_server.config.config_keys import ALWAYS_SO, FIXED_VALUES, OTHER_KEYS, PAGE_BYTES
 
@@ -42,7 +42,7 @@ class CompactionSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class BookieConfig(AutoRecoveryConfig):
+class BookieConfig(AccessConfig):
     """The configuration of a bookie. Directories are without ``current``; sizes are in bytes, times in ms.
 
     The first four fields are derived from several keys. Each other field is one key.
@@ -131,6 +131,28 @@ class BookieConfig(AutoRecoveryConfig):
         "10000",
         whole(),
         "Reads that may wait, per connection. Further ones are answered TOO_MANY_REQUESTS. 0: no limit.",
+    )
+
+    grpc_enabled: bool = _key(
+        "grpcServerEnabled",
+        "false",
+        BOOLEAN,
+        "Serve gRPC, too (docs/grpc.md). Needs `pip install bk-spark[grpc]`. Not a key of Apache's.",
+    )
+    grpc_port: int = _key(
+        "grpcServerPort",
+        "3182",
+        whole(most=65535),
+        "Port of gRPC, on the address of `bookiePort`. 0: any free one. Not a key of Apache's.",
+    )
+    grpc_logs_enabled: bool = _key(
+        "grpcLogServiceEnabled",
+        "false",
+        BOOLEAN,
+        "Serve logs over gRPC, too. Callers act with this bookie's rights in the cluster. Not a key of Apache's.",
+    )
+    grpc_log_root: str = _key(
+        "grpcLogRoot", "/bk_spark/logs", TEXT, "ZooKeeper path of the logs that are served. Not a key of Apache's."
     )
 
     # --- journal
@@ -363,15 +385,6 @@ class BookieConfig(AutoRecoveryConfig):
         "false",
         BOOLEAN,
         "Keep the mode in `BOOKIE_STATUS`, so that an operator's choice outlives a restart.",
-    )
-
-    # --- administration
-    http_enabled: bool = _key("httpServerEnabled", "false", BOOLEAN, "Serve the admin API.")
-    http_port: int = _key("httpServerPort", "8080", whole(most=65535), "Port of the admin API. 0: any free one.")
-    http_host: str = _key("httpServerHost", "0.0.0.0", TEXT, "Address of the admin API.")
-    statistics_enabled: bool = _key("enableStatistics", "true", BOOLEAN, "Collect metrics.")
-    statistics_port: int = _key(
-        "prometheusStatsHttpPort", "0", whole(most=65535), "Serve the metrics on this port too. 0: no."
     )
 
     @property

@@ -23,8 +23,6 @@ FIXED_VALUES: Final = {
     "journalAlignmentSize": ("512", "groups are sealed at this size"),
     "pageSize": (str(PAGE_BYTES), "index files have pages of this size"),
     # A user who asks for protection must not get a bookie without it.
-    "bookieAuthProviderFactoryClass": ("null", "clients are not authenticated"),
-    "httpServerTlsEnable": ("false", "the admin API is not encrypted"),
 }
 #: Keys whose safe value always applies. The other value gives a warning.
 ALWAYS_SO: Final = {
@@ -40,9 +38,9 @@ KNOWN_KEYS: Final = frozenset(
         "allocatorPoolingConcurrency", "allocatorPoolingPolicy", "allowEphemeralPorts",
         "allowMultipleDirsUnderSameDiskPartition", "allowShadedLedgerManagerFactoryClass",
         "auditorAcquireConcurrentOpenLedgerOperationsTimeOutMSec",
-        "authorizedRoles", "bookieAddressResolverEnabled", "bookieDeathWatchInterval",
+        "bookieAddressResolverEnabled", "bookieDeathWatchInterval",
         "byteBufAllocatorSizeInitial", "byteBufAllocatorSizeMax", "byteBufAllocatorSizeMin",
-        "clientAuthProviderFactoryClass", "closeChannelOnResponseTimeout", "codahaleStatsCSVEndpoint",
+        "closeChannelOnResponseTimeout", "codahaleStatsCSVEndpoint",
         "codahaleStatsGraphiteEndpoint", "codahaleStatsJmxEndpoint", "codahaleStatsOutputFrequencySeconds",
         "codahaleStatsPrefix", "codahaleStatsSlf4jEndpoint", "compactionMaxOutstandingRequests",
         "dbStorage_directIOEntryLoggerMaxFdCacheTimeSeconds", "dbStorage_directIOEntryLoggerReadBufferSizeMB",
@@ -62,8 +60,8 @@ KNOWN_KEYS: Final = frozenset(
         "entryLogPerLedgerEnabled", "exposeDefaultJVMMetrics", "extraServerComponents",
         "fileInfoCacheInitialCapacity", "fileInfoMaxIdleTime", "flushEntrylogBytes", "gcEntryLogMetadataCacheEnabled",
         "gcEntryLogMetadataCachePath", "gcOverreplicatedLedgerMaxConcurrentRequests", "httpServerClass",
-        "httpServerKeyStorePassword", "httpServerKeyStorePath", "httpServerTrustStorePassword",
-        "httpServerTrustStorePath", "ignoreExtraServerComponentsStartupFailures", "ignoreLocalNodeInPlacementPolicy",
+        "httpServerKeyStorePassword", "httpServerTrustStorePassword",
+        "ignoreExtraServerComponentsStartupFailures", "ignoreLocalNodeInPlacementPolicy",
         "inFlightReadEntryNumInLedgerChecker", "journalChannelProvider", "journalQueueSize", "journalReuseFiles",
         "journalWriteBufferSizeKB", "ledgerIdFormatterClass", "ledgerManagerFactoryClass",
         "ledgerManagerFactoryDisableClassCheck", "ledgerManagerType", "ledgerMetadataRocksdbConf",

@@ -18,12 +18,17 @@ from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.settings.setting import settings_of
 from bookie_server.config.addresses import find_addresses
+from bookie_server.config.administration import is_loopback
 from bookie_server.config.conf_file import ConfFile
 from bookie_server.config.config import SETTINGS, SUPPORTED_KEYS, BookieConfig
 from bookie_server.config.config_keys import ALWAYS_SO, FIXED_VALUES, KNOWN_KEYS
 
 _TLS_SWITCH: Final = "tlsProviderFactoryClass"
 _ZK_TLS: Final = "zookeeper.ssl."
+_HTTP_TLS_SWITCH: Final = "httpServerTlsEnable"
+#: Of the keys of TLS, those that concern the admin API, too.
+_OF_HTTP_TOO: Final = ("tls_protocols", "tls_cipher_suites", "tls_refresh_ms")
+_HTTP_STORES: Final = ("httpServerKeyStore", "httpServerTrustStore")
 _DEFAULTS: Final = {field.name: field.default for field in fields(BookieConfig)}
 
 
@@ -57,11 +62,24 @@ def load_config(path: str) -> tuple[BookieConfig, list[str]]:
     )
     _check_together(config, conf)
     if not config.tls_enabled:
-        tls = [setting.name for setting in settings_of(TlsSettings).values() if setting.name != _TLS_SWITCH]
+        used = _OF_HTTP_TOO if config.http_tls_enabled else ()
+        keys = {field: setting.name for field, setting in settings_of(TlsSettings).items() if field not in used}
+        tls = [name for name in keys.values() if name != _TLS_SWITCH]
         warnings += _without_effect(conf, tls, f"{_TLS_SWITCH}: TLS is off")
+    if not config.grpc_enabled:
+        warnings += _without_effect(
+            conf, ["grpcServerPort", "grpcLogServiceEnabled", "grpcLogRoot"], "grpcServerEnabled=true"
+        )
     if not config.zk_secure:
         zookeeper = [each.name for each in settings_of(ZooKeeperSettings).values() if each.name.startswith(_ZK_TLS)]
         warnings += _without_effect(conf, zookeeper, "zookeeper.client.secure=true")
+    if not config.http_tls_enabled:
+        stores = [f"{store}{what}" for store in _HTTP_STORES for what in ("Path", "Type", "PasswordPath")]
+        warnings += _without_effect(conf, [*stores, "httpServerCertificatePath"], f"{_HTTP_TLS_SWITCH}=true")
+        if (config.http_token_file or config.http_read_token_file) and not is_loopback(config.http_host):
+            warnings.append(
+                conf.warning(_HTTP_TLS_SWITCH, "is false, so tokens of the admin API cross the network in clear")
+            )
     try:
         parse_rack_table(config.bookie_racks)
     except InvalidArgumentError as error:
@@ -127,8 +145,20 @@ def _check_together(config: BookieConfig, conf: ConfFile) -> None:
         ):
             if of_minor >= of_major:
                 raise conf.error(name, f"must be smaller than {name.replace('minor', 'major')}")
+    if config.http_tls_enabled:
+        for store in _HTTP_STORES:
+            if conf.text(f"{store}Password"):
+                raise conf.error(
+                    f"{store}Password", f"is a secret: write it into a file, and name the file in {store}PasswordPath"
+                )
     if config.tls_required and not config.tls_enabled:
         raise conf.error("tlsRequired", "is true, but TLS is off: set tlsProviderFactoryClass")
+    if config.grpc_enabled and config.tls_enabled and (config.tls_protocols or config.tls_cipher_suites):
+        raise conf.error(
+            "grpcServerEnabled",
+            "is true, and tlsEnabledProtocols or tlsEnabledCipherSuites is set, which gRPC cannot obey: it always uses "
+            "TLSv1.3 or TLSv1.2 with its own choice of suites",
+        )
     others = {os.path.realpath(path) for path in (*config.ledger_directories, *config.index_directories)}
     shared = {path for path in config.journal_directories if os.path.realpath(path) in others}
     if shared and len(config.journal_directories) > 1:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from bk_spark.bookie.auth.settings import LoginSettings
 from bk_spark.bookie.metadata.zookeeper_settings import ZooKeeperSettings
 from bk_spark.bookie.tls.settings import TlsSettings
 from bk_spark.settings.setting import Setting, markdown_table, settings_of
+from bookie_server.config.access import AccessConfig
+from bookie_server.config.administration import AdministrationConfig
 from bookie_server.config.config import SETTINGS
 from bookie_server.config.config_keys import ALWAYS_SO, FIXED_VALUES, KNOWN_KEYS, OTHER_KEYS
 
@@ -14,8 +17,12 @@ from bookie_server.config.config_keys import ALWAYS_SO, FIXED_VALUES, KNOWN_KEYS
 def reference() -> str:
     """Return the page."""
     tls = settings_of(TlsSettings)
-    zookeeper = {name: one for name, one in settings_of(ZooKeeperSettings).items() if name not in tls}
-    others = {name: one for name, one in SETTINGS.items() if name not in tls and name not in zookeeper}
+    access = settings_of(AccessConfig).keys() - settings_of(AdministrationConfig).keys()
+    access |= settings_of(LoginSettings).keys() - tls.keys() | {"sasl_auditor_section"}
+    logins = {name: one for name, one in SETTINGS.items() if name in access}
+    special = {*tls, *access}
+    zookeeper = {name: one for name, one in settings_of(ZooKeeperSettings).items() if name not in special}
+    others = {name: one for name, one in SETTINGS.items() if name not in special and name not in zookeeper}
     columns: dict[str, Callable[[str, Setting], str]] = {
         "key": lambda _, setting: f"`{setting.name}`" + (f" (or `{setting.other_name}`)" if setting.other_name else ""),
         "default": lambda _, setting: setting.missing or f"`{setting.default}`",
@@ -38,6 +45,10 @@ def reference() -> str:
             "TLS between clients and bookies. The bookie's own client (self-healing) uses the same keys:",
             "",
             *markdown_table(columns, tls),
+            "",
+            "Who may use the bookie, and how its own client logs in ([security.md](security.md)):",
+            "",
+            *markdown_table(columns, logins),
             "",
             "Sessions with ZooKeeper. `zookeeper.…` are the names of ZooKeeper's own client:",
             "",

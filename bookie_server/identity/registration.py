@@ -15,12 +15,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from bk_spark.bookie.metadata.zookeeper import CONNECTED, ZooKeeper
 from bk_spark.protocol.errors import BookKeeperError, MetadataError, NoNodeError, OutcomeUnknownError
-from bk_spark.protocol.metadata.registration import BookieServiceInfo
+from bk_spark.protocol.metadata.registration import BookieServiceInfo, Endpoint
 from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, TransactionConflictError
 from bookie_server.identity.cluster_identity import ClusterIdentity
 
@@ -60,7 +60,7 @@ class RegistrationManager:
         self._readonly_root = f"{identity.root}/available/readonly"
         self._writable_path = f"{identity.root}/available/{identity.bookie_id}"
         self._readonly_path = f"{self._readonly_root}/{identity.bookie_id}"
-        self._content = info.encode()
+        self._info = info
         self._wait_s = wait_ms / 1000
         self._before_move = before_move
         self._mode = BookieMode()
@@ -72,6 +72,10 @@ class RegistrationManager:
         self._thread = threading.Thread(target=self._keep, name="registration", daemon=True)
         #: The znode's state, as far as known: 1 up, 0 read-only, -1 not registered.
         self.status = -1
+
+    def add_endpoint(self, endpoint: Endpoint) -> None:
+        """Publish one more endpoint. Call this before :meth:`start`."""
+        self._info = replace(self._info, endpoints=(*self._info.endpoints, endpoint))
 
     def start(self) -> None:
         """Register in the mode of :meth:`set_mode`. Waits until the znode of an earlier session of this bookie is gone.
@@ -131,7 +135,7 @@ class RegistrationManager:
         with self._zookeeper.within(_ATTEMPT_MS):
             held = self._check_cluster()
             with contextlib.suppress(TransactionConflictError, OutcomeUnknownError):
-                self._zookeeper.transaction([*held, CreateOp(wanted, self._content, ephemeral=True)])
+                self._zookeeper.transaction([*held, CreateOp(wanted, self._info.encode(), ephemeral=True)])
             node = self._zookeeper.exists(wanted)
         if node is None or node.owner_session != self._zookeeper.session_id:
             raise MetadataError(

@@ -12,6 +12,7 @@ from typing import Final
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import BookieUnavailableError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
+from bk_spark.settings.conf import read_conf
 from bookie_server.local.process import GuardedProcessGroup, LocalProcess
 from bookie_server.local.state import LOOPBACK, require_free_port
 
@@ -51,6 +52,15 @@ class LocalBookie(LocalProcess):
     @property
     def conf_path(self) -> Path:
         return self.directory / CONF_NAME
+
+    @property
+    def page(self) -> str | None:
+        """The address of its page of the cluster, as its configuration says; None without one. Known once started."""
+        conf = read_conf(str(self.conf_path))
+        if conf.get("httpServerEnabled", "").lower() != "true":
+            return None
+        scheme = "https" if conf.get("httpServerTlsEnable", "").lower() == "true" else "http"
+        return f"{scheme}://{LOOPBACK}:{conf.get('httpServerPort') or 8080}/"
 
     def start(self) -> None:
         self._started_ms = time.time_ns() // 1_000_000

@@ -4,6 +4,7 @@ For demos, notebooks and tests. Its directory::
 
     cluster.json            ports and layout (see state.py)
     cluster.lock            held while the cluster runs
+    admin-token             the token of the bookies' admin APIs, if they were made with some
     zookeeper<n>/           zoo.cfg, data/, server.log
     bookie<n>/              bk_server.conf, journal/, ledgers/, bookie.log
 
@@ -23,7 +24,7 @@ from bk_spark.bookie.metadata.cluster_init import DEFAULT_LAYOUT, init_cluster, 
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import InvalidArgumentError, StorageError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
-from bookie_server.local.bookie import LocalBookie
+from bookie_server.local.bookie import CONF_NAME, LocalBookie
 from bookie_server.local.process import STOP_TIMEOUT_MS, GuardedProcessGroup, LocalProcess
 from bookie_server.local.state import (
     LOOPBACK,
@@ -33,6 +34,7 @@ from bookie_server.local.state import (
     PortChooser,
     ZooKeeperPorts,
     load_state,
+    make_token,
     save_state,
 )
 from bookie_server.local.zookeeper import LocalZooKeeper, wait_ensemble
@@ -57,6 +59,8 @@ class LocalCluster:
         cluster 0, or its own ports.
     root, layout : ledgers root and ledger manager (``flat``, ``hierarchical``, ``longhierarchical``) of a
         new cluster.
+    http_port : the first of consecutive ports of the admin APIs of new bookies, 0 for any free ones; None for
+        bookies without one. The token for changes is in ``admin-token``.
     bookie_settings : additional configuration keys for new bookies.
     start_timeout_ms : time limit of :meth:`start`.
 
@@ -79,6 +83,7 @@ class LocalCluster:
         bookie_port: int = 0,
         root: str = "/ledgers",
         layout: str = DEFAULT_LAYOUT,
+        http_port: int | None = None,
         bookie_settings: Mapping[str, str] | None = None,
         start_timeout_ms: int = 60_000,
     ) -> None:
@@ -100,6 +105,7 @@ class LocalCluster:
         self._wanted = (bookies, zookeepers, zookeeper_port, bookie_port)
         self._root = root
         self._layout = layout
+        self._http_port = http_port
         self._bookie_settings = dict(bookie_settings or {})
         self._start_timeout_ms = start_timeout_ms
         self._lock: DirectoryLock | None = None
@@ -230,17 +236,25 @@ class LocalCluster:
             LocalZooKeeper(number, self.directory / f"zookeeper{number}", group, state.zookeepers)
             for number in range(1, len(state.zookeepers) + 1)
         ]
-        self.bookies = [
-            LocalBookie(
-                number,
-                self.directory / f"bookie{number}",
-                group,
-                port=ports.port,
-                metadata_service_uri=self.metadata_service_uri,
-                settings=self._bookie_settings,
+        self.bookies = []
+        chooser = PortChooser({ports.port for ports in state.bookies} | _all_ports(state.zookeepers))
+        for number, ports in enumerate(state.bookies, start=1):
+            directory = self.directory / f"bookie{number}"
+            settings = dict(self._bookie_settings)
+            if self._http_port is not None and not (directory / CONF_NAME).exists():
+                port = chooser.choose(self._http_port + number - 1 if self._http_port else 0)
+                settings |= {"httpServerEnabled": "true", "httpServerHost": LOOPBACK, "httpServerPort": str(port)}
+                settings["httpServerTokenFile"] = str(make_token(self.directory))
+            self.bookies.append(
+                LocalBookie(
+                    number,
+                    directory,
+                    group,
+                    port=ports.port,
+                    metadata_service_uri=self.metadata_service_uri,
+                    settings=settings,
+                )
             )
-            for number, ports in enumerate(state.bookies, start=1)
-        ]
 
     def _start_zookeepers(self, tell: Callable[[str], None], deadline: float) -> None:
         tell(f"starting ZooKeeper on {', '.join(server.id for server in self.zookeepers)}")

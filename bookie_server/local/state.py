@@ -7,10 +7,12 @@ Ports are fixed because a bookie's port is part of its id, which ledger metadata
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import random
+import secrets
 import socket
 import time
 from dataclasses import asdict, dataclass
@@ -24,6 +26,7 @@ LOOPBACK: Final = "127.0.0.1"
 _FORMAT_VERSION: Final = 1
 _STATE_NAME: Final = "cluster.json"
 _LOCK_NAME: Final = "cluster.lock"
+_TOKEN_NAME: Final = "admin-token"
 #: After a parent was killed, its children hold the lock briefly until they die.
 _LOCK_WAIT_MS: Final = 2_000
 _POLL_S: Final = 0.05
@@ -132,6 +135,16 @@ def save_state(directory: Path, state: LocalClusterState) -> None:
         temporary.replace(path)
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error}") from error
+
+
+def make_token(directory: Path) -> Path:
+    """Return the file with the token of the admin APIs, which only its owner may read. It is made where missing."""
+    path = directory / _TOKEN_NAME
+    with contextlib.suppress(FileExistsError):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(fd, "w", encoding="ascii") as file:
+            file.write(f"{secrets.token_hex(32)}\n")
+    return path
 
 
 class PortChooser:

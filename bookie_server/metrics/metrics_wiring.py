@@ -109,6 +109,9 @@ def watch_server(metrics: BookieMetrics, server: NativeServer) -> None:
         ("stalled_peers", lambda: server.shared.stalled_peers),
         ("tls_handshakes_failed", lambda: server.failed_handshakes),
         ("connections_in_clear_refused", lambda: server.refused_in_clear),
+        ("logins_failed", lambda: server.failed_logins),
+        ("roles_refused", lambda: server.refused_roles),
+        ("requests_unauthorized", lambda: server.refused_requests),
     ):
         metrics.registry.watched_counter(f"bookkeeper_server_{name}", read)
 

@@ -9,12 +9,14 @@ import signal
 from typing import Final
 
 from bk_spark.bookie.connection.client_tls import ClientTls
+from bk_spark.bookie.connection.logins import Logins
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.metadata.zookeeper_access import ZooKeeperAccess
 from bk_spark.bookie.replication.repair_performer import LedgerRepairs, copy_limits_of, throttle_to
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.replication.copy_rate import CopyRate
 from bk_spark.protocol.replication.repair_settings import RepairSettings
+from bookie_server.admin.access import AdminAccess
 from bookie_server.admin.replication_endpoints import replication_routes
 from bookie_server.admin.servers import CannotListenError, http_servers, start_http
 from bookie_server.config.config import BookieConfig
@@ -87,20 +89,22 @@ def run_from_conf(path: str) -> int:
     try:
         config = configure_process(path)
         ZooKeeperAccess(config)  # wrong files are told now
+        admin = AdminAccess(config)
         if config.tls_enabled:
             ClientTls(config.client_config())
+        Logins.of(config.client_config())
     except InvalidArgumentError as error:
         _LOG.critical("auto recovery not started: %s", error)
         return 1
     try:
-        asyncio.run(_run(config))
+        asyncio.run(_run(config, admin))
     except CannotListenError as error:
         _LOG.critical("auto recovery not started: %s", error)
         return 2
     return 0
 
 
-async def _run(config: BookieConfig) -> None:
+async def _run(config: BookieConfig, admin: AdminAccess) -> None:
     stop = asyncio.Event()
     for number in _SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -111,7 +115,8 @@ async def _run(config: BookieConfig) -> None:
         return None if daemon.access is None else daemon.access.zk
 
     async with contextlib.AsyncExitStack() as ends:
-        for http in http_servers(config, replication_routes(zookeeper, config.metadata_service_uri.root), registry):
+        routes = replication_routes(zookeeper, config.metadata_service_uri.root)
+        for http in http_servers(config, routes, registry, admin):
             ends.push_async_callback(http.close)
             await start_http(http)
         daemon.start()

@@ -51,6 +51,8 @@ class Counts:
     losses: int = 0
     #: Acknowledged entries that were unknown after a loss.
     unknown: int = 0
+    #: Places at which something acknowledged might be lost, since its journal was not synced.
+    unsynced: int = 0
 
     def add(self, other: Counts) -> None:
         self.cuts += other.cuts
@@ -58,6 +60,7 @@ class Counts:
         self.nested += other.nested
         self.losses += other.losses
         self.unknown += other.unknown
+        self.unsynced += other.unsynced
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +123,9 @@ class Crashes:
         self._runner.close()
 
     def all(self) -> None:
-        for cut, last, disk, expected in self._cuts(self._recording):
+        for cut, last, disk, expected, answered in self._cuts(self._recording):
             self.counts.cuts += 1
+            self.counts.unsynced += expected.may_be_lost > 0
             for keeps in self._choices(last):
                 image = disk.image(choice_of(keeps, last))
                 key = (image.key(), expected.version)
@@ -131,33 +135,38 @@ class Crashes:
                     self._start((Step(cut, keeps),), image, expected, (), nested)
                     if self._effort.losses and self._losses_rng.randrange(self._effort.losses) == 0:
                         lost = directories_to_lose(self._recording.shape, self._losses_rng)
-                        self._lose(Step(cut, keeps, lost), image, expected)
+                        self._lose(Step(cut, keeps, lost), image, answered)
 
     def one(self, case: Case) -> None:
         """The same for one case."""
         first = case.steps[0]
-        for cut, last, disk, expected in self._cuts(self._recording):
+        for cut, last, disk, expected, answered in self._cuts(self._recording):
             if cut == first.cut and first.lost:
-                self._lose(first, disk.image(choice_of(first.keeps, last)), expected, case.steps[1:])
+                self._lose(first, disk.image(choice_of(first.keeps, last)), answered, case.steps[1:])
                 return
             if cut == first.cut:
                 self._start((first,), disk.image(choice_of(first.keeps, last)), expected, case.steps[1:], True)
                 return
         raise ValueError(f"nothing is to be cut at {first.cut} of {len(self._recording.log)}")
 
-    def _cuts(self, recording: Recording) -> Iterator[tuple[int, Operation, Disk, Expectations]]:
+    def _cuts(self, recording: Recording) -> Iterator[tuple[int, Operation, Disk, Expectations, Expectations]]:
+        """Each place, the disk there, what must be on it, and what was answered, which other bookies have."""
         disk = Disk(recording.base, recording.numbers)
-        expected = Expectations()
+        expected = answered = Expectations(synced=recording.shape.sync_journals)
+        if not recording.shape.sync_journals:
+            answered = Expectations()
         for cut, item in enumerate(recording.log):
             if isinstance(item, Mark):
                 expected.note(item)
+                if answered is not expected:
+                    answered.note(item)
                 continue
             disk.apply(item)
             try:
                 expected.watch_marks(item, disk)
             except CrashError as error:
                 raise CaseFailedError(Case((Step(cut, "all"),)), recording.base, error) from error
-            yield cut, item, disk, expected
+            yield cut, item, disk, expected, answered
 
     def _choices(self, last: Operation) -> list[str]:
         effort, rng = self._effort, self._rng
@@ -193,7 +202,7 @@ class Crashes:
             return
         recovery = Recording(recorder.base, recorder.numbers, log, self._recording.shape)
         wanted = todo[0].cut if todo else self._rng.randrange(len(log))
-        for cut, last, disk, _ in self._cuts(recovery):
+        for cut, last, disk, _, _ in self._cuts(recovery):
             if cut == wanted:
                 keeps = todo[0].keeps if todo else self._rng.choice(self._choices(last) or ["all"])
                 self.counts.nested += 1

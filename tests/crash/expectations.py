@@ -6,8 +6,10 @@ may fall between any two.
 
 from __future__ import annotations
 
+import functools
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bk_spark.protocol.codes import Code
@@ -97,7 +99,33 @@ class Note:
         return f"-- {self.text}"
 
 
-Mark = AddAsked | AddAnswered | FenceAsked | FenceAnswered | LacAsked | LacAnswered | Seen | Deletion | Note
+@dataclass(frozen=True, slots=True)
+class SyncAsked:
+    """Something begins that makes durable what was answered before: a request to force, a checkpoint, a stop."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class SyncEnded:
+    """It has succeeded."""
+
+    number: int
+
+
+Mark = (
+    AddAsked
+    | AddAnswered
+    | FenceAsked
+    | FenceAnswered
+    | LacAsked
+    | LacAnswered
+    | Seen
+    | Deletion
+    | SyncAsked
+    | SyncEnded
+    | Note
+)
 
 
 @dataclass(slots=True)
@@ -133,9 +161,19 @@ class ExpectedLedger:
 
 
 class Expectations:
-    """Follows a log up to a cut."""
+    """Follows a log up to a cut.
 
-    def __init__(self) -> None:
+    What was answered must be there. Of a bookie without ``synced`` journals (``journalSyncData=false``), what was
+    answered before something that syncs began, and this has ended. The process alone may end at any time: nothing that
+    was answered is lost then.
+    """
+
+    def __init__(self, *, synced: bool = True) -> None:
+        self.synced = synced
+        #: What was answered and may be lost, in order, and how much of that each sync under way covers.
+        self._promises: list[Callable[[], None]] = []
+        self._covered: dict[int, int] = {}
+        self._kept = 0
         self.ledgers: dict[int, ExpectedLedger] = {}
         #: Grows with every mark.
         self.version = 0
@@ -146,6 +184,18 @@ class Expectations:
 
     def ledger(self, ledger_id: int) -> ExpectedLedger:
         return self.ledgers.setdefault(ledger_id, ExpectedLedger())
+
+    @property
+    def may_be_lost(self) -> int:
+        """How many answers are not durable yet."""
+        return len(self._promises) - self._kept
+
+    def _promise(self, promise: Callable[[], None]) -> None:
+        """It is kept at once, or from the end of the next sync on."""
+        if self.synced:
+            promise()
+        else:
+            self._promises.append(promise)
 
     def note(self, mark: Mark) -> None:
         self.version += 1
@@ -159,23 +209,25 @@ class Expectations:
             case AddAnswered():
                 for entry, code in zip(self._adds[mark.number].entries, mark.codes, strict=True):
                     if code == Code.OK:
-                        ledger = self.ledger(entry.ledger_id)
-                        versions = ledger.entries[entry.entry_id]
-                        versions.answered = max(versions.answered, mark.number)
-                        ledger.answered = True
+                        self._promise(functools.partial(self._add, entry, mark.number))
             case FenceAsked(ledger_id):
                 self.ledger(ledger_id).fence_asked = True
             case FenceAnswered(ledger_id, code):
                 if code == Code.OK:
-                    self.ledger(ledger_id).fence_answered = self.ledger(ledger_id).answered = True
+                    self._promise(functools.partial(self._fence, ledger_id))
             case LacAsked(ledger_id, last_add_confirmed):
                 ledger = self.ledger(ledger_id)
                 ledger.lac_asked = max(ledger.lac_asked, last_add_confirmed)
             case LacAnswered(ledger_id, last_add_confirmed, code):
                 if code == Code.OK:
-                    ledger = self.ledger(ledger_id)
-                    ledger.lac_answered = max(ledger.lac_answered, last_add_confirmed)
-                    ledger.answered = True
+                    self._promise(functools.partial(self._confirm, ledger_id, last_add_confirmed))
+            case SyncAsked(number):
+                self._covered[number] = len(self._promises)
+            case SyncEnded(number):
+                covered = self._covered.pop(number)
+                for promise in self._promises[self._kept : covered]:
+                    promise()
+                self._kept = max(self._kept, covered)
             case Seen(ledger_id, entry_id, content):
                 ledger = self.ledger(ledger_id)
                 versions = ledger.entries[entry_id]
@@ -184,6 +236,20 @@ class Expectations:
                 ledger.answered = True
             case Deletion(ledger_id):
                 self.ledger(ledger_id).deleted = True
+
+    def _add(self, entry: Entry, number: int) -> None:
+        ledger = self.ledger(entry.ledger_id)
+        versions = ledger.entries[entry.entry_id]
+        versions.answered = max(versions.answered, number)
+        ledger.answered = True
+
+    def _fence(self, ledger_id: int) -> None:
+        self.ledger(ledger_id).fence_answered = self.ledger(ledger_id).answered = True
+
+    def _confirm(self, ledger_id: int, last_add_confirmed: int) -> None:
+        ledger = self.ledger(ledger_id)
+        ledger.lac_answered = max(ledger.lac_answered, last_add_confirmed)
+        ledger.answered = True
 
     def watch_marks(self, operation: Operation, disk: Disk) -> None:
         """Follow ``lastMark`` files; ``operation`` was just applied to ``disk``."""

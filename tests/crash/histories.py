@@ -25,7 +25,8 @@ _LARGE_BYTES: Final = 70_000
 
 
 def shape_of(seed: int) -> Shape:
-    """Every third bookie has several directories; every fourth flushes after each add."""
+    """Every third bookie has several directories; every fourth flushes after each add; every fifth answers before it
+    syncs its journals."""
     rng = random.Random(f"shape {seed}")
     several = seed % 3 == 0
     return Shape(
@@ -36,6 +37,7 @@ def shape_of(seed: int) -> Shape:
         preallocate_bytes=rng.choice((512, 4096)),
         entry_log_size_limit_bytes=rng.choice((3000, 8192, 50_000)),
         write_cache_bytes=1 if seed % 4 == 3 else 64 << 20,
+        sync_journals=seed % 5 != 0,
     )
 
 
@@ -72,6 +74,7 @@ class History(Workload):
             "lac": (self.write_lac, 2),
             "checkpoint": (self._checkpoint, 4),
             "checkpoint and adds": (self._checkpoint_and_adds, 3),
+            "force": (self._force, 2),
             "fail journal": (self._fail_journal, 1),
             "fail flush": (self._fail_flush, 1),
             "fail sync": (self._fail_sync, 1),
@@ -127,6 +130,10 @@ class History(Workload):
     async def _checkpoint(self, _: int) -> None:
         await self.checkpoint()
 
+    async def _force(self, ledger_id: int) -> None:
+        await self._add(ledger_id)
+        await self.force()
+
     async def _checkpoint_and_adds(self, ledger_id: int) -> None:
         """A checkpoint is stopped somewhere while adds go on."""
         await self._add(ledger_id)
@@ -159,6 +166,7 @@ class History(Workload):
         await self._add(ledger_id)
         fault = self.recorder.fault = Fault(_in_journal(self, Sync), error=errno.EIO)
         await self.add(self.entries(ledger_id, 2), recovery=True)
+        await self.force()
         self.recorder.fault = None
         assert fault.happened
         if not self.subject.failures:

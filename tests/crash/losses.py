@@ -1,4 +1,5 @@
-"""Directories that are lost in a crash: the bookie starts with the operator's word, is in limbo, and is checked.
+"""Directories that are lost in a crash, or answers that were not synced: the bookie starts with the operator's word, is
+in limbo, and is checked.
 
 The disk of a crash (disk.py) loses whole directories as well, and is started as the process starts it: cookies, marks
 of the ledgers that ZooKeeper names (a model), and the storage. Until a ledger is checked, the bookie calls none of its
@@ -21,6 +22,8 @@ from bk_spark.protocol.codes import LAST_ENTRY, Code, DigestType
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, Segment
 from bk_spark.protocol.metadata.ledger_paths import LedgerManager
 from bk_spark.protocol.quorum import Quorum
+from bookie_server.identity.cookies import current_directories
+from bookie_server.identity.dirty import mark_dirty
 from bookie_server.integrity.marking import check_identity
 from bookie_server.integrity.own_ledgers import OwnLedgers
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor
@@ -44,12 +47,17 @@ from tests.support.zookeeper_model import ZooKeeperModel
 from tests.support.zookeeper_model_session import ModelSession
 
 _ME: Final = "b:1"
+#: In place of the name of a lost directory.
+NONE_LOST: Final = "-"
 #: Every third ledger is closed: nobody may add to it, and it is not fenced.
 _CLOSED_EVERY: Final = 3
 
 
 def directories_to_lose(shape: Shape, rng: random.Random) -> tuple[str, ...]:
-    """The names of some directories: mostly journals, since what is only there is lost."""
+    """The names of some directories: mostly journals, since what is only there is lost. Without syncs, a crash suffices
+    that leaves all directories ("-")."""
+    if not shape.sync_journals and rng.random() < 0.7:
+        return (NONE_LOST,)
     names = [*journal_directories(shape), *ledger_directories(shape)]
     kind = rng.random()
     if kind < 0.4:
@@ -87,7 +95,12 @@ class Loss:
         for ledger_id, ledger in self._ledgers.items():
             store.create(_metadata(ledger_id, ledger), ledger_id=ledger_id)
         materialise(image, root)
-        for name in lost:
+        self._current = current_directories([str(root / name) for name in ledger_directories(shape)])
+        if not shape.sync_journals:
+            # As the process writes it, which is none here, on a kernel that does not run any more.
+            for path in self._current:
+                Path(path, "DIRTY").write_text("1\njournalSyncData=false\nbootId=\n", "ascii")
+        for name in set(lost) - {NONE_LOST}:
             shutil.rmtree(root / name)
             (root / name).mkdir()
 
@@ -116,6 +129,8 @@ class Loss:
     async def _started(self, work: Callable[[Subject], Awaitable[None]]) -> None:
         try:
             check_identity(self._zookeeper, self._config)
+            if not self._shape.sync_journals:
+                mark_dirty(self._current, synced=False, losses_handled=True)
             subject = Subject(self._root, self._shape)
         except Exception as error:
             raise CrashError(f"the start after a loss fails: {type(error).__name__}: {error}") from error

@@ -222,6 +222,18 @@ def lost_entry_logs_are_believed_in(stack: ExitStack) -> None:
     stack.enter_context(patch.object(OwnLedgers, "_end", lambda own, entry_log_id: 1 << 32))
 
 
+def a_force_is_answered_before_the_sync(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(GroupCommit, "barrier", lambda commit, done: False))
+
+
+def marks_pass_what_is_synced(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(GroupCommit, "durable_mark", property(lambda commit: commit._applied)))
+
+
+def a_run_that_did_not_sync_counts_as_safe(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(marking, "may_have_lost", lambda directories: False))
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """A rule broken by ``breaks``. It is looked for in histories (histories.py) of ``steps``, from ``seed`` on. One of
@@ -254,6 +266,11 @@ MUTANTS: Final = {
     "files are replaced without a sync": Mutant(files_are_replaced_without_a_sync, _FLUSHES),
     "fences are answered before they are durable": Mutant(
         fences_are_answered_before_they_are_durable, ("add", "fence")
+    ),
+    "a force is answered before the sync": Mutant(a_force_is_answered_before_the_sync, ("add", "force"), seed=5),
+    "marks pass what is synced": Mutant(marks_pass_what_is_synced, _FLUSHES, seed=15),
+    "a run that did not sync counts as safe": Mutant(
+        a_run_that_did_not_sync_counts_as_safe, _FLUSHES, seed=5, losses=1
     ),
     "a key record that failed is not written again": Mutant(
         a_key_record_that_failed_is_not_written_again, ("add", "fail journal")

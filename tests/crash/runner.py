@@ -42,7 +42,8 @@ class Summary:
         return (
             f"{self.runs} runs with {self.answered} answered adds, cut at {counts.cuts} places, {counts.starts} starts "
             f"({counts.nested} of them after a cut in a recovery); {counts.losses} losses, after which "
-            f"{counts.unknown} unknown entries had been answered; {len(self.failures) or 'no'} failures"
+            f"{counts.unknown} unknown entries had been answered; {counts.unsynced} places with answers that were not "
+            f"synced; {len(self.failures) or 'no'} failures"
         )
 
 

@@ -40,7 +40,11 @@ COLLECTOR_THREAD = "gc"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How the bookie is set up; everything is small, so that files roll often."""
+    """How the bookie is set up; everything is small, so that files roll often.
+
+    ``sync_journals``: adds are answered after the sync (``journalSyncData``). Otherwise nothing but the requests of a
+    run syncs: the interval at which the journal is synced is never over.
+    """
 
     journals: int = 1
     ledger_directories: int = 1
@@ -49,6 +53,7 @@ class Shape:
     preallocate_bytes: int = 4096
     entry_log_size_limit_bytes: int = 8192
     write_cache_bytes: int = 1 << 20
+    sync_journals: bool = True
 
 
 def password_of(ledger_id: int) -> bytes:
@@ -198,6 +203,8 @@ def _config(shape: Shape) -> BookieConfig:
         entry_log_size_limit_bytes=shape.entry_log_size_limit_bytes,
         write_cache_bytes=shape.write_cache_bytes,
         flush_interval_ms=3_600_000,
+        journal_sync_data=shape.sync_journals,
+        journal_page_cache_flush_interval_ms=3_600_000,
     )
 
 

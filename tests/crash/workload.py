@@ -13,11 +13,13 @@ from typing import Any
 
 from bk_spark.protocol.codes import Code
 from bookie_server.storage.journal import journal
+from tests.crash.check import check
 from tests.crash.expectations import (
     AddAnswered,
     AddAsked,
     Deletion,
     Entry,
+    Expectations,
     FenceAnswered,
     FenceAsked,
     LacAnswered,
@@ -25,6 +27,8 @@ from tests.crash.expectations import (
     Mark,
     Note,
     Seen,
+    SyncAsked,
+    SyncEnded,
 )
 from tests.crash.operations import Image, Operation
 from tests.crash.recorder import Fault, Hold, Recorder
@@ -57,6 +61,7 @@ class Workload:
         self.recorder = Recorder(root)
         self._subject: Subject | None = None
         self._adds = 0
+        self._syncs = 0
         self._next: dict[int, int] = {}
         self._lacs: dict[int, int] = {}
         self._fenced: set[int] = set()
@@ -83,8 +88,7 @@ class Workload:
 
     async def restart(self) -> None:
         """Stop in good order, and start."""
-        self.say("stop")
-        await self.subject.stop()
+        await self.end()
         await self.start()
 
     async def kill(self, fault: Fault | None = None) -> None:
@@ -96,6 +100,8 @@ class Workload:
         self.recorder.revive()
         self.recorder.fault = fault
         await self.start()
+        if not self._shape.sync_journals:
+            await self._check_nothing_is_lost()
         for ledger_id, last in self._next.items():
             for entry_id, content in enumerate(await self.subject.read_all(ledger_id, list(range(last)))):
                 if isinstance(content, bytes):
@@ -104,9 +110,31 @@ class Workload:
             await self.room_again()
             await self.subject.finish_compactions()
 
+    async def _check_nothing_is_lost(self) -> None:
+        """With the process alone, nothing that was answered ends, synced or not."""
+        expected = Expectations()
+        for item in list(self.recorder.log):
+            if isinstance(item, Mark):
+                expected.note(item)
+        await check(self.subject, expected)
+
     async def end(self) -> None:
         self.say("stop")
-        await self.subject.stop()
+        await self._sync(self.subject.stop)
+
+    async def _sync(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Do what makes durable all that was answered before, unless it raises or fails."""
+        number = self._syncs
+        self._syncs += 1
+        self.recorder.mark(SyncAsked(number))
+        if await work() not in (None, Code.OK) or self.subject.failures:
+            return
+        self.recorder.mark(SyncEnded(number))
+
+    async def force(self) -> None:
+        """Ask for the sync of all journals."""
+        self.say("force")
+        await self._sync(self.subject.bookie.force)
 
     # --- requests -------------------------------------------------------------------------------------
 
@@ -177,7 +205,7 @@ class Workload:
 
     async def checkpoint(self) -> None:
         self.say("checkpoint")
-        await self.subject.checkpoint()
+        await self._sync(self.subject.checkpoint)
         self.say("checkpoint ended")
 
     async def delete(self, ledger_id: int) -> None:

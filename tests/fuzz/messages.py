@@ -1,8 +1,9 @@
-"""Protobuf messages with any content that their fields allow: what decoders get from a peer that knows the format."""
+"""Protobuf messages with any content that their fields allow, or a valid one in which one thing is wrong: what
+decoders get from a peer that knows the format."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -62,3 +63,52 @@ def _value(field: FieldDescriptor) -> SearchStrategy[Any]:
 
 def _made(kind: type[_M], values: Mapping[str, Any]) -> _M:
     return kind(**{name: value for name, value in values.items() if value is not None})
+
+
+def changes(message: _M) -> Iterator[_M]:
+    """Every message that differs from ``message`` in one thing: another number, near the old one or far off, an element
+    of a column more or less, a field that is left out."""
+    for field in message.DESCRIPTOR.fields:
+        for value in _other_values(field, getattr(message, field.name)):
+            made = type(message)()
+            made.CopyFrom(message)
+            made.ClearField(field.name)
+            if field.is_repeated:
+                getattr(made, field.name).extend(value)
+            elif field.message_type is not None:
+                getattr(made, field.name).CopyFrom(value)
+            else:
+                setattr(made, field.name, value)
+            yield made
+
+
+def _other_values(field: FieldDescriptor, value: Any) -> Iterator[Any]:
+    if field.is_repeated:
+        yield from _other_columns(field, list(value))
+    elif field.message_type is not None:
+        yield from changes(value)
+    else:
+        yield from _others(field, value)
+
+
+def _other_columns(field: FieldDescriptor, column: list[Any]) -> Iterator[list[Any]]:
+    yield []
+    yield [*column, column[-1] if column else next(_others(field, 0))]
+    for at, value in enumerate(column):
+        yield [*column[:at], *column[at + 1 :]]
+        yield [*column[:at], value, *column[at:]]
+        for other in _others(field, value):
+            yield [*column[:at], other, *column[at + 1 :]]
+
+
+def _others(field: FieldDescriptor, value: Any) -> Iterator[Any]:
+    if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
+        yield not value
+    elif field.cpp_type in _RANGES:
+        least, most = _RANGES[field.cpp_type]
+        numbers = {0, 1, -1, value - 1, value + 1, -value, 2**40, 2**46, 2**62, 2**63, most}
+        yield from sorted(number for number in numbers - {value} if least <= number <= most)
+    elif field.type == FieldDescriptor.TYPE_BYTES:
+        yield from (b"", bytes(value)[:-1] + b"x")
+    else:
+        yield from ("", f"{value}x")

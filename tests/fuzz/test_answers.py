@@ -1,101 +1,33 @@
-"""What bookies send to a client: v2 and v3 answers, lists of entries, stored entries, and connections that wait."""
+"""What bookies send to a client: v2 and v3 answers, lists of entries, stored entries."""
 
 from __future__ import annotations
 
-import asyncio
+import struct
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from bk_spark.bookie.connection.base import LedgerConnection
-from bk_spark.bookie.connection.v2 import BookieConnection
-from bk_spark.bookie.connection.v3 import BookieConnectionV3
-from bk_spark.protocol.codes import DEFAULT_MAX_FRAME_BYTES, Code, DigestType, OpV2
+from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.entries.digest import digest_function
-from bk_spark.protocol.entries.entry import pack_entry, pack_lac, verify_entry, verify_lac, verify_records
-from bk_spark.protocol.errors import BookKeeperError, DigestMismatchError, WireFormatError
-from bk_spark.protocol.wire import answers_v2, answers_v3, wire_v2, wire_v3
-from bk_spark.protocol.wire.add_frames_v3 import ADD_TXN_BIT
+from bk_spark.protocol.entries.entry import pack_lac, verify_entry, verify_lac, verify_records
+from bk_spark.protocol.errors import DigestMismatchError, WireFormatError
+from bk_spark.protocol.wire import answers_v2, answers_v3, wire_v3
 from bk_spark.protocol.wire.answers_v2 import AddAnswers
 from bk_spark.protocol.wire.entry_availability import EntryAvailability, decode_availability, encode_availability
 from bk_spark.protocol.wire.framing import Frames, frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.stored_adds import cut_records
-from bk_spark.protocol.wire.wire_v2 import BatchRead
-from tests.fuzz.damage import EDGES, INT64, hostile, parts_of, pieces
+from tests.fuzz.answers import DIGEST, LEDGER, RECORDS, SMALL, V2, V3, stored_entry
+from tests.fuzz.damage import EDGES, INT64, hostile
 from tests.fuzz.fuzzing import fuzz
-from tests.fuzz.guard import LIMIT_BYTES, Refused, bounded, outcome
+from tests.fuzz.guard import Refused, bounded, outcome
 from tests.fuzz.messages import messages
-from tests.fuzz.transport import Transport
 from tests.support.bookie import PASSWORD
-from tests.support.wire import captured, frames
-
-_CAPTURED: Final = {
-    name: [one.data for one in captured(f"wire-{name}", name) if not one.request] for name in ("v2", "v3")
-}
-#: What the clients of these tests have asked for.
-LEDGER: Final = 7
-_SMALL: Final = st.integers(0, 12)
-_IDS: Final = st.integers(-2, 12) | INT64
-_DIGEST: Final = digest_function(DigestType.CRC32C, PASSWORD)
-
-
-def _stored(entry_id: int, payload: bytes = b"x", ledger_id: int = LEDGER) -> bytes:
-    return pack_entry(ledger_id, entry_id, entry_id - 1, len(payload), payload, _DIGEST)
-
-
-_RECORDS: Final = st.builds(
-    lambda first, sizes: b"".join(frame(_stored(first + i, bytes(n))) for i, n in enumerate(sizes)),
-    _SMALL,
-    st.lists(st.integers(0, 30), max_size=8) | st.builds(lambda n: [5] * n, st.integers(4, 30)),
-)
-_CODES: Final = st.sampled_from([int(code) for code in Code] + [55]) | st.just(0)
-
-
-@st.composite
-def _v2_answers(draw: st.DrawFn) -> bytes:
-    ids = draw(st.lists(st.tuples(st.just(LEDGER) | INT64, _IDS), min_size=1, max_size=12))
-    ledger_ids, entry_ids = (np.array(column, np.int64) for column in zip(*ids, strict=True))
-    codes = np.array([draw(_CODES) for _ in ids], np.int32)
-    return wire_v2.add_answers(2, ledger_ids, entry_ids, codes, draw(st.sampled_from([OpV2.ADD, OpV2.READ])))
-
-
-_BATCHES: Final = st.builds(
-    lambda request_id, code, records: (
-        wire_v2.batch_read_answer(BatchRead(2, 0, None, LEDGER, 0, request_id, 1, 1), code, len(records)) + records
-    ),
-    st.integers(0, 3) | INT64,
-    st.sampled_from(Code),
-    _RECORDS,
-)
-_V2: Final = _v2_answers() | _BATCHES | st.sampled_from(_CAPTURED["v2"])
-
-_BODIES: Final = {
-    pb.ADD_ENTRY: ("addResponse", pb.AddResponse),
-    pb.READ_ENTRY: ("readResponse", pb.ReadResponse),
-    pb.READ_LAC: ("readLacResponse", pb.ReadLacResponse),
-    pb.GET_BOOKIE_INFO: ("getBookieInfoResponse", pb.GetBookieInfoResponse),
-    pb.GET_LIST_OF_ENTRIES_OF_LEDGER: ("getListOfEntriesOfLedgerResponse", pb.GetListOfEntriesOfLedgerResponse),
-}
-_TXNS: Final = st.integers(0, 12) | st.sampled_from([2**63, 2**64 - 1, ADD_TXN_BIT, ADD_TXN_BIT | 2**40 - 1])
-
-
-def _usual(operation: pb.OperationType) -> SearchStrategy[pb.Response]:
-    """Answers whose operation and body fit each other, with any numbers in them."""
-    name, kind = _BODIES[operation]
-    header = messages(pb.BKPacketHeader, version=st.just(pb.VERSION_THREE), operation=st.just(operation), txnId=_TXNS)
-    status = st.just(pb.EOK) | st.sampled_from(pb.StatusCode.values())
-    return st.builds(lambda h, s, body: pb.Response(header=h, status=s, **{name: body}), header, status, messages(kind))
-
-
-_V3: Final = st.builds(
-    lambda answer, count: frame(answer.SerializeToString()) * count,
-    st.one_of(messages(pb.Response), *[_usual(operation) for operation in (*_BODIES, pb.ADD_ENTRY, pb.ADD_ENTRY)]),
-    st.sampled_from([1, 1, 30]),
-) | st.sampled_from(_CAPTURED["v3"])
+from tests.support.wire import frames
 
 
 def _bodies(stream: SearchStrategy[bytes]) -> SearchStrategy[list[bytes]]:
@@ -121,13 +53,13 @@ def _rows(answers: Any) -> Counter[Any]:
     return said
 
 
-@fuzz(80, bodies=_bodies(_V2))
+@fuzz(65, bodies=_bodies(V2))
 def test_v2_answers(bodies: list[bytes]) -> None:
     """Together they are what they are one by one, or refused."""
     _together_as_alone(answers_v2.parse_answers, bodies)
 
 
-@fuzz(80, bodies=_bodies(_V3))
+@fuzz(65, bodies=_bodies(V3))
 def test_v3_answers(bodies: list[bytes]) -> None:
     """Together they are what they are one by one, or refused."""
     _together_as_alone(answers_v3.parse_answers, bodies)
@@ -154,62 +86,69 @@ def _plain(said: Counter[Any]) -> Counter[Any]:
     return plain
 
 
-@fuzz(50, stream=hostile(st.lists(_V2, min_size=1, max_size=4).map(b"".join)), sizes=pieces((2000, 60, 500)))
-def test_a_v2_connection_takes_answers_or_closes(stream: bytes, sizes: list[int]) -> None:
-    async def requests(connection: LedgerConnection) -> None:
-        assert isinstance(connection, BookieConnection)
-        await asyncio.gather(
-            connection.read(LEDGER, range(3)), connection.batch_read(LEDGER, 0, 9, 999), return_exceptions=True
-        )
-
-    asyncio.run(_converse(BookieConnection("b:1"), requests, stream, sizes))
-
-
-@fuzz(50, stream=hostile(st.lists(_V3, min_size=1, max_size=4).map(b"".join)), sizes=pieces((2000, 60, 500)))
-def test_a_v3_connection_takes_answers_or_closes(stream: bytes, sizes: list[int]) -> None:
-    async def requests(connection: LedgerConnection) -> None:
-        assert isinstance(connection, BookieConnectionV3)
-        asked = [
-            connection.read(LEDGER, range(3)),
-            connection.read_lac(LEDGER),
-            connection.bookie_info(),
-            connection.list_entries(LEDGER),
-            connection.long_poll(LEDGER, 1, 50),
-            connection.force(LEDGER),
-        ]
-        for one in await asyncio.gather(*asked, return_exceptions=True):
-            if isinstance(one, BaseException) and not isinstance(one, BookKeeperError | asyncio.CancelledError):
-                raise one
-
-    asyncio.run(_converse(BookieConnectionV3("b:1"), requests, stream, sizes))
-
-
-async def _converse(connection: LedgerConnection, requests: Any, stream: bytes, sizes: list[int]) -> None:
-    """Whatever comes, the connection takes it or closes, and what waits ends then."""
-    connection.connection_made(Transport(has_socket=True))
-    told: list[int] = []
-    connection.listen(LEDGER, lambda _, entry_ids, codes: told.append(len(entry_ids) + len(codes)), lambda _: None)
-    waiting = asyncio.create_task(requests(connection))
-    await asyncio.sleep(0)
-    for part in parts_of(stream, sizes):
-        if connection.closed:
-            break
-        # A frame gets a buffer of the size that it announces, up to the limit of frames.
-        with bounded(DEFAULT_MAX_FRAME_BYTES + 2 * LIMIT_BYTES):
-            room = connection.get_buffer(-1)
-            room[: len(part)] = part
-            connection.buffer_updated(len(part))
-    await asyncio.sleep(0)
-    connection.connection_lost(None)
-    await waiting
-
-
 _LISTS: Final = st.lists(st.integers(0, 60), max_size=20, unique=True).map(
     lambda ids: encode_availability(np.array(sorted(ids), np.int64))
 )
 
 
-@fuzz(100, data=hostile(_LISTS), asked=st.integers(0, 2**62) | st.sampled_from([e for e in EDGES if e >= 0]))
+#: First start, last start, size, period.
+_GROUP: Final = struct.Struct(">qqii")
+
+
+@st.composite
+def _groups(draw: st.DrawFn) -> list[tuple[int, ...]]:
+    """Groups in order."""
+    at, groups = draw(st.sampled_from([0, 0, 5, 2**40, 2**63 - 300])), []
+    for _ in range(draw(st.integers(1, 4))):
+        size, runs = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+        period = 0 if runs == 1 else draw(st.integers(size + 1, size + 4))
+        last = at + (runs - 1) * period
+        groups.append((at, last, size, period))
+        at = last + size + draw(st.sampled_from([0, 0, 1, 7]))
+    return groups
+
+
+def _with_other_numbers(groups: list[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+    """All lists in which one number is another one: near it, another of its group, or an extreme one."""
+    yield groups
+    for at, group in enumerate(groups):
+        for field, number in enumerate(group):
+            bits = 63 if field < 2 else 31
+            for other in {number - 1, number + 1, -number, *group, 2**bits - 1, -(2**bits)} - {number}:
+                if -(2**bits) <= other < 2**bits:
+                    changed = (*group[:field], other, *group[field + 1 :])
+                    yield [*groups[:at], changed, *groups[at + 1 :]]
+
+
+def _is_sound(groups: list[tuple[int, ...]]) -> bool:
+    """Whether the format allows these groups, which do not overlap."""
+    end = 0
+    for first, last, size, period in groups:
+        one_run = period == 0 and first == last
+        several = period > size and last > first and (last - first) % period == 0
+        if not (end <= first and size > 0 and (one_run or several) and last <= 2**63 - 1 - size):
+            return False
+        end = last + size
+    return True
+
+
+@fuzz(15, valid=_groups())
+def test_groups_of_lists_of_entries(valid: list[tuple[int, ...]]) -> None:
+    """A list is accepted if all its groups are right, and then names what they name."""
+    for groups in _with_other_numbers(valid):
+        data = struct.pack(">ii56x", 0, len(groups)) + b"".join(_GROUP.pack(*group) for group in groups)
+        found = outcome(lambda data=data: decode_availability(data), WireFormatError)  # type: ignore[misc]
+        assert isinstance(found, EntryAvailability) == _is_sound(groups)
+        if isinstance(found, EntryAvailability) and found.count < 1000:
+            runs = [
+                range(start, start + size)
+                for first, last, size, period in groups
+                for start in range(first, last + 1, period or 1)
+            ]
+            assert list(found.ranges()) == runs
+
+
+@fuzz(60, data=hostile(_LISTS), asked=st.integers(0, 2**62) | st.sampled_from([e for e in EDGES if e >= 0]))
 def test_lists_of_entries(data: bytes, asked: int) -> None:
     """A list that is accepted answers all questions about it, however many entries it claims."""
     found = outcome(lambda: decode_availability(data), WireFormatError)
@@ -227,7 +166,7 @@ def test_lists_of_entries_are_read_as_they_were_made(ids: list[int]) -> None:
     assert [entry_id for part in found.ranges() for entry_id in part] == sorted(ids)
 
 
-@fuzz(120, data=hostile(_RECORDS), first=_SMALL, digest_type=st.sampled_from(DigestType))
+@fuzz(120, data=hostile(RECORDS), first=SMALL, digest_type=st.sampled_from(DigestType))
 def test_records_of_a_batch_read(data: bytes, first: int, digest_type: DigestType) -> None:
     """What is returned was written so, entry by entry."""
     digest = digest_function(digest_type, PASSWORD)
@@ -246,15 +185,15 @@ def test_records_of_a_batch_read(data: bytes, first: int, digest_type: DigestTyp
 
 @fuzz(50, payloads=st.lists(st.binary(max_size=30), min_size=1, max_size=30), first=st.integers(0, 2**62))
 def test_records_are_read_as_they_were_made(payloads: list[bytes], first: int) -> None:
-    records = b"".join(frame(_stored(first + i, payload)) for i, payload in enumerate(payloads))
-    block = verify_records(memoryview(records), LEDGER, first, DigestType.CRC32C, _DIGEST)
+    records = b"".join(frame(stored_entry(first + i, payload)) for i, payload in enumerate(payloads))
+    block = verify_records(memoryview(records), LEDGER, first, DigestType.CRC32C, DIGEST)
     assert list(map(bytes, block.payloads)) == payloads
 
 
-@fuzz(60, packet=hostile(st.builds(lambda lac: pack_lac(LEDGER, lac, _DIGEST), INT64)), entry=hostile(_RECORDS))
+@fuzz(60, packet=hostile(st.builds(lambda lac: pack_lac(LEDGER, lac, DIGEST), INT64)), entry=hostile(RECORDS))
 def test_one_entry_and_one_packet(packet: bytes, entry: bytes) -> None:
-    outcome(lambda: verify_lac(packet, LEDGER, DigestType.CRC32C, _DIGEST), DigestMismatchError)
-    outcome(lambda: verify_entry(entry[4:], LEDGER, None, DigestType.CRC32C, _DIGEST), DigestMismatchError)
+    outcome(lambda: verify_lac(packet, LEDGER, DigestType.CRC32C, DIGEST), DigestMismatchError)
+    outcome(lambda: verify_entry(entry[4:], LEDGER, None, DigestType.CRC32C, DIGEST), DigestMismatchError)
 
 
 @fuzz(40, answer=messages(pb.Response))

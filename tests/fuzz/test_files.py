@@ -1,12 +1,8 @@
-"""Files of a bookie: journals, entry logs, index files, marks, and the small files beside them."""
+"""Files of a bookie: entry logs, index files, marks, and the small files beside them."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,8 +12,9 @@ from hypothesis import strategies as st
 
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.bookie_status import read_status
-from bookie_server.identity.dirty import may_have_lost
-from bookie_server.identity.generation import new_generation, read_generation
+from bookie_server.identity.dirty import boot_id, may_have_lost
+from bookie_server.identity.generation import read_generation
+from bookie_server.identity.registration import BookieMode
 from bookie_server.storage.entrylog import entry_log
 from bookie_server.storage.entrylog.entry_log_reader import EntryLogReader
 from bookie_server.storage.entrylog.entry_log_scan import EntryLogScan
@@ -25,127 +22,17 @@ from bookie_server.storage.index import index
 from bookie_server.storage.index.index import IndexFiles, IndexHeader
 from bookie_server.storage.index.index_page import page_of
 from bookie_server.storage.index.index_pointers import highest_log_id, pointers_into
-from bookie_server.storage.journal import journal
-from bookie_server.storage.journal.journal import JournalItem
-from bookie_server.storage.journal.journal_header import holds_records
-from bookie_server.storage.journal.journal_reader import JournalReader
 from bookie_server.storage.journal.log_mark import LogMark, read_mark, read_marks, write_marks
-from bookie_server.storage.records import MAX_ENTRY_ID, Records
-from tests.fuzz.damage import COUNT, EDGES, INT64, hostile
+from bookie_server.storage.records import MAX_ENTRY_ID
+from tests.fuzz.damage import COUNT, INT64, hostile
 from tests.fuzz.fuzzing import fuzz
 from tests.fuzz.guard import Refused, bounded, outcome
+from tests.fuzz.small_files import CHUNKS_BYTES, ID, file_with
 from tests.support.entry_log_building import record
-
-#: A chunk of a journal, or of an entry log, is read at a time.
-_CHUNKS_BYTES: Final = 8 * 1024 * 1024
-_ID: Final = st.integers(0, 5) | st.integers(0, 2**40 - 1)
-_RECORD: Final = st.one_of(
-    st.builds(record, _ID, _ID, st.integers(32, 60)),
-    st.builds(record, st.just(3), _ID, st.just(40)),
-    st.builds(journal.master_key_record, _ID, st.binary(max_size=20)),
-    st.builds(journal.fence_record, _ID),
-    st.builds(journal.explicit_lac_record, _ID, st.binary(max_size=20)),
-)
-_GROUPS: Final = st.lists(st.lists(_RECORD, min_size=1, max_size=12).map(b"".join), max_size=4)
-
-
-@contextmanager
-def _file(name: str, content: bytes, size_bytes: int = 0) -> Iterator[Path]:
-    """A file with this content and, behind it, a hole up to ``size_bytes``."""
-    with tempfile.TemporaryDirectory(dir=_FAST, prefix="fuzz-") as directory:
-        path = Path(directory, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-        if size_bytes > len(content):
-            os.truncate(path, size_bytes)
-        yield path
-
-
-#: Thousands of small files: in memory, if there is a place.
-_FAST: Final = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-
-
-def _sealed(groups: list[bytes], zeros: int) -> bytes:
-    """A journal of ours. Each content has a nonce of its own, as each file has."""
-    nonce = hashlib.sha256(b"|".join(groups)).digest()[: journal.NONCE_BYTES]
-    content = journal.file_header(nonce)
-    for group in groups:
-        content += group + journal.group_end(nonce, len(content), [group], len(group))
-    return content + bytes(zeros)
-
-
-def _apaches(groups: list[bytes], zeros: int, version: int) -> bytes:
-    content = (journal.MAGIC + version.to_bytes(4, "big")).ljust(512 if version >= 5 else 8, b"\0")
-    for group in groups:
-        content += group
-        if version >= 5:
-            fill = -(len(content) + 8) % journal.ALIGNMENT_BYTES
-            content += journal.PADDING.pack(journal.PADDING_MASK, fill) + bytes(fill)
-    return content + bytes(zeros)
-
-
-_ZEROS: Final = st.sampled_from([0, 0, 3, 512, 4096])
-_OURS: Final = st.builds(_sealed, _GROUPS, _ZEROS)
-_JOURNALS: Final = _OURS | st.builds(_apaches, _GROUPS, _ZEROS, st.integers(2, 6))
-
-
-def _said(items: list[JournalItem]) -> list[Any]:
-    """Each record of a journal."""
-    said: list[Any] = []
-    for item in items:
-        if isinstance(item, Records):
-            said += [bytes(item.data[a:b]) for a, b in zip(item.offsets[:-1], item.offsets[1:], strict=True)]
-        else:
-            said.append((type(item).__name__, *(getattr(item, name) for name in item.__slots__)))  # type: ignore[attr-defined]
-    return said
-
-
-def _read_journal(content: bytes, offset: int = 0, *, may_end_torn: bool = True) -> list[Any] | Refused:
-    with _file("1.txn", content) as path:
-        holds_records(str(path))
-        reader = JournalReader(str(path), offset, may_end_torn=may_end_torn)
-        read = outcome(lambda: list(reader.items()), CorruptFileError, names="1.txn", limit_bytes=_CHUNKS_BYTES)
-        assert isinstance(read, Refused) or reader.position <= max(len(content), offset)
-    return read if isinstance(read, Refused) else _said(read)
-
-
-@fuzz(120, whole=_OURS, data=st.data())
-def test_journals_of_ours(whole: bytes, data: st.DataObject) -> None:
-    """What a damaged journal gives are the first of its records, unless its header is another one."""
-    content = data.draw(hostile(st.just(whole) | _JOURNALS))
-    read = _read_journal(content, may_end_torn=data.draw(st.booleans()))
-    if not isinstance(read, Refused) and content[: journal.HEADER_BYTES] == whole[: journal.HEADER_BYTES]:
-        written = _read_journal(whole)
-        assert not isinstance(written, Refused)
-        assert read == written[: len(read)]
-
-
-@fuzz(80, content=hostile(_JOURNALS), offset=st.sampled_from([0, 8, 512, 1024]) | st.integers(-1, 4096) | COUNT)
-def test_journals_from_a_mark(content: bytes, offset: int) -> None:
-    _read_journal(content, max(offset, 0))
-
-
-@fuzz(40, groups=_GROUPS, zeros=_ZEROS, version=st.integers(2, 6))
-def test_journals_are_read_as_they_were_written(groups: list[bytes], zeros: int, version: int) -> None:
-    ours, theirs = _read_journal(_sealed(groups, zeros)), _read_journal(_apaches(groups, zeros, version))
-    assert ours == theirs
-    assert not isinstance(ours, Refused)
-    entries = [one for one in ours if isinstance(one, bytes)]
-    assert b"".join(entries) == b"".join(one for one in entries if one in b"".join(groups))
-    assert len(ours) == sum(map(_count, groups))
-
-
-def _count(group: bytes) -> int:
-    count = 0
-    while group:
-        group = group[4 + int.from_bytes(group[:4], "big") :]
-        count += 1
-    return count
-
 
 # --- entry logs -------------------------------------------------------------------------------------
 
-_ENTRY: Final = st.builds(record, _ID, _ID, st.integers(32, 60)) | st.builds(record, st.just(3), _ID, st.just(40))
+_ENTRY: Final = st.builds(record, ID, ID, st.integers(32, 60)) | st.builds(record, st.just(3), ID, st.just(40))
 _ENTRIES: Final = st.lists(_ENTRY, max_size=8) | st.builds(
     lambda one: one * 20, st.lists(_ENTRY, min_size=1, max_size=1)
 )
@@ -157,20 +44,20 @@ def _rotated(entries: list[bytes], ledgers: dict[int, int]) -> bytes:
     return entry_log.file_header(at if ledgers else 0, len(ledgers)) + body + entry_log.ledgers_map(ledgers)
 
 
-_LOGS: Final = st.builds(_rotated, _ENTRIES, st.dictionaries(_ID, st.integers(1, 60), max_size=4))
+_LOGS: Final = st.builds(_rotated, _ENTRIES, st.dictionaries(ID, st.integers(1, 60), max_size=4))
 
 
 @fuzz(120, content=hostile(_LOGS), hole=st.sampled_from([0, 0, 0, 2**20]))
 def test_entry_logs(content: bytes, hole: int) -> None:
     """A scan ends, and gives entries that lie in the file with these ids; a map is believed only if it can be true."""
-    with _file("a.log", content, hole) as path:
+    with file_with("a.log", content, hole) as path:
         size = path.stat().st_size
         sums = outcome(lambda: entry_log.read_ledgers_map(str(path)))
         if sums is not None:
             ledgers, sizes = sums  # type: ignore[misc]
             assert (np.diff(ledgers) > 0).all()
             assert ((sizes > 0) & (ledgers >= 0)).all()
-        with bounded(_CHUNKS_BYTES):
+        with bounded(CHUNKS_BYTES):
             found = _scanned(path)
         content = path.read_bytes() if found else b""
         for ledger_id, entry_id, offset, stored_bytes in found:
@@ -195,9 +82,9 @@ def _scanned(path: Path) -> list[tuple[int, int, int, int]]:
     return found
 
 
-@fuzz(40, entries=_ENTRIES, ledgers=st.dictionaries(_ID, st.integers(1, 32), min_size=1, max_size=4))
+@fuzz(40, entries=_ENTRIES, ledgers=st.dictionaries(ID, st.integers(1, 32), min_size=1, max_size=4))
 def test_entry_logs_are_read_as_they_were_written(entries: list[bytes], ledgers: dict[int, int]) -> None:
-    with _file("a.log", _rotated(entries, ledgers)) as path:
+    with file_with("a.log", _rotated(entries, ledgers)) as path:
         sums = entry_log.read_ledgers_map(str(path))
         assert sums is not None
         assert dict(zip(*(column.tolist() for column in sums), strict=True)) == ledgers
@@ -208,14 +95,14 @@ def test_entry_logs_are_read_as_they_were_written(entries: list[bytes], ledgers:
 _PLACES: Final = st.lists(st.integers(1024, 1400) | st.integers(0, 2**32 - 1), min_size=1, max_size=5)
 
 
-@fuzz(80, content=hostile(_LOGS), places=_PLACES, ids=st.lists(st.tuples(_ID, _ID), min_size=5, max_size=5))
+@fuzz(80, content=hostile(_LOGS), places=_PLACES, ids=st.lists(st.tuples(ID, ID), min_size=5, max_size=5))
 def test_entries_at_locations(content: bytes, places: list[int], ids: list[tuple[int, int]]) -> None:
     """An entry is read only where it is: with its ids, and whole."""
-    with _file("a.log", content) as path:
+    with file_with("a.log", content) as path:
         reader = EntryLogReader([str(path.parent)])
         locations = np.array(sorted(10 << entry_log.OFFSET_BITS | place for place in places), np.int64)
         ledger_ids, entry_ids = (np.array(column[: len(places)], np.int64) for column in zip(*ids, strict=True))
-        with bounded(_CHUNKS_BYTES):
+        with bounded(CHUNKS_BYTES):
             found = reader.read(ledger_ids, entry_ids, locations, 2**20, may_wait=True)
             singles = [reader.read_one(*map(int, one)) for one in zip(ledger_ids, entry_ids, locations, strict=True)]
         reader.close()
@@ -235,7 +122,7 @@ _LAST_IDS: Final = st.one_of(
 
 @fuzz(40, content=hostile(_LAST_IDS))
 def test_ids_of_entry_logs(content: bytes) -> None:
-    with _file("lastId", content) as path:
+    with file_with("lastId", content) as path:
         found = outcome(lambda: entry_log.last_log_id(str(path.parent)), CorruptFileError, names="lastId")
         assert isinstance(found, Refused) or -1 <= found < 2**32
 
@@ -265,11 +152,11 @@ def test_headers_are_read_as_they_were_written(header: IndexHeader) -> None:
 @fuzz(100, content=hostile(_INDEXES), hole=st.sampled_from([0, 0, 9_000, 2**40]))
 def test_index_files(content: bytes, hole: int) -> None:
     """Each way to read the locations finds the same ones, and a hole costs nothing."""
-    with _file(index.relative_path(7), content, hole) as path:
+    with file_with(index.relative_path(7), content, hole) as path:
         files = IndexFiles([str(path.parents[2])], list)
         outcome(lambda: files.read_header(7), CorruptFileError, names="7.idx")
         outcome(lambda: files.read_header(7, replaying=True), CorruptFileError, names="7.idx")
-        with bounded(_CHUNKS_BYTES):
+        with bounded(CHUNKS_BYTES):
             ids = files.entry_ids(7)
             assert files.last_entry(7) == (ids[-1] if len(ids) else -1)
             locations = files.read_slots(7, ids) if len(ids) else ids
@@ -295,31 +182,70 @@ def test_pages_of_index_files(data: bytes) -> None:
 # --- marks, and small files -------------------------------------------------------------------------
 
 
-@fuzz(40, mark=st.builds(LogMark, COUNT, COUNT), data=st.data())
-def test_marks(mark: LogMark, data: st.DataObject) -> None:
-    with _file("lastMark", b"") as path:
-        write_marks([str(path.parent)], [mark])
-        assert read_marks([str(path.parent)], 1) == [mark]
+_MARKS: Final = st.builds(LogMark, st.integers(0, 3) | COUNT, st.integers(0, 3) | COUNT)
+
+
+@fuzz(60, marks=st.lists(_MARKS, min_size=2, max_size=2), data=st.data())
+def test_marks(marks: list[LogMark], data: st.DataObject) -> None:
+    """The highest mark counts, of those that are whole."""
+    with file_with("one/lastMark", b"") as path:
+        directories = [str(path.parent), str(path.parents[1])]
+        for directory, mark in zip(directories, marks, strict=True):
+            write_marks([directory], [mark])
+        assert read_marks(directories, 1) == [max(marks)]
         content = data.draw(hostile(st.just(path.read_bytes())))
         path.write_bytes(content)
         found = outcome(lambda: read_mark(str(path)))
         assert (found is None) == (len(content) < 16)
+        assert read_marks(directories, 1) == [max(marks[1], found or LogMark(0, 0))]  # type: ignore[type-var]
 
 
-_DIRTY: Final = [b"", b"1\njournalSyncData=false\nbootId=6e0b5ce1-32ee-4b5c\n", b"1\njournalSyncData=true\nbootId=\n"]
-_SMALL: Final[dict[str, tuple[list[bytes], Callable[[str], Any]]]] = {
-    "DIRTY": (_DIRTY, lambda directory: may_have_lost([directory])),
-    "GENERATION": ([f"1\n{new_generation()}\n".encode()], read_generation),
-    "BOOKIE_STATUS": (
-        [b"1,READ_WRITE,1700000000000\n", b"1,READ_ONLY,%d,false\n" % EDGES[-1]],
-        lambda d: read_status([d]),
+_BOOTS: Final = ["6e0b5ce1-32ee-4b5c-8b5e-5b8d6d1f0c55", "", boot_id()]
+_DIRTY: Final = [
+    "",
+    *[f"1\njournalSyncData={synced}\nbootId={boot}\n" for synced in ("true", "false") for boot in _BOOTS],
+]
+#: Those of a run that synced, or on the kernel that still runs.
+_SAFE_RUNS: Final = [text for text in _DIRTY if "=true" in text or (boot_id() and boot_id() in text)]
+_GENERATION: Final = b"\n20261123T101112.131415Z-0123456789abcdef\n"
+_MODES: Final = {
+    b"1,READ_WRITE,1700000000000\n": BookieMode(False, False),
+    b"1,READ_ONLY,17\n": BookieMode(True, True),
+    b"1,READ_ONLY,17,false\n": BookieMode(True, False),
+    b"1, READ_ONLY ,17,TRUE\n": BookieMode(True, True),
+    b"1,READ_WRITE,17,true": BookieMode(False, False),
+    b"2,READ_ONLY,17,true\n": None,
+    b"1,READ_NOTHING,17,true\n": None,
+    b"1,READ_ONLY,17,true,x\n": None,
+}
+#: By name: what is read from each content, or the error, and the reader.
+_SMALL: Final[dict[str, tuple[dict[bytes, Any], Callable[[str], Any]]]] = {
+    "DIRTY": (
+        {text.encode(): text not in _SAFE_RUNS for text in _DIRTY}
+        | dict.fromkeys([b"2" + _DIRTY[1].encode()[1:], _DIRTY[1].encode()[:-1], b"\n"], CorruptFileError),
+        lambda directory: may_have_lost([directory]),
     ),
+    "GENERATION": (
+        {b"1" + _GENERATION: _GENERATION[1:-1].decode()}
+        | dict.fromkeys([b"2" + _GENERATION, b"1" + _GENERATION.upper(), b"1" + _GENERATION[:-1]], CorruptFileError),
+        read_generation,
+    ),
+    "BOOKIE_STATUS": (_MODES, lambda directory: read_status([directory])),
 }
 
 
 @pytest.mark.parametrize("name", _SMALL)
-@fuzz(40, data=st.data())
+def test_small_files_say_what_was_written(name: str) -> None:
+    known, read = _SMALL[name]
+    for content, wanted in known.items():
+        with file_with(name, content) as path:
+            found = outcome(lambda path=path: read(str(path.parent)), CorruptFileError, names=name)  # type: ignore[misc]
+            assert isinstance(found, Refused) if wanted is CorruptFileError else found == wanted
+
+
+@pytest.mark.parametrize("name", _SMALL)
+@fuzz(30, data=st.data())
 def test_small_files(name: str, data: st.DataObject) -> None:
-    valid, read = _SMALL[name]
-    with _file(name, data.draw(hostile(st.sampled_from(valid)))) as path:
+    known, read = _SMALL[name]
+    with file_with(name, data.draw(hostile(st.sampled_from(list(known))))) as path:
         outcome(lambda: read(str(path.parent)), CorruptFileError, names=name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +26,7 @@ from bk_spark.protocol.metadata.registration import BookieServiceInfo, Endpoint
 from bk_spark.protocol.metadata.replication_notes import MAX_REASON_CHARACTERS, RepairFailure
 from bk_spark.protocol.metadata.under_replication import Mark, PeriodicCheck
 from bk_spark.protocol.quorum import Quorum
-from tests.fuzz.damage import COUNT, INT64, deep, hostile, varint, with_long_number
+from tests.fuzz.damage import COUNT, EDGES, INT64, deep, hostile, varint, with_long_number
 from tests.fuzz.fuzzing import fuzz
 from tests.fuzz.guard import MAX_TEXT, Refused, bounded, outcome
 from tests.fuzz.messages import messages
@@ -122,10 +123,31 @@ def test_cookies_are_read_as_they_were_written(cookie: Cookie, directories: list
     assert decode_directories(encode_directories(directories)) == directories
 
 
-@fuzz(80, data=hostile(st.sampled_from([manager.layout for manager in LedgerManager])))
+_FACTORY_NAMES: Final = [manager.factory_class for manager in LedgerManager]
+_LAYOUTS: Final = st.builds(
+    "{}\n{}:{}{}".format,
+    st.sampled_from(["2"] * 5 + ["1", "3", "02", "22", "\u0662", ""]),
+    st.sampled_from(
+        _FACTORY_NAMES * 3 + [_FACTORY_NAMES[0][:-1], "x" + _FACTORY_NAMES[1], "FlatLedgerManagerFactory", "a:b"]
+    ),
+    st.sampled_from(["1"] * 5 + ["2", "11", "01", "-1", ""]),
+    st.sampled_from(["", "\n", "  \n", "x", "\n2"]),
+).map(str.encode)
+
+
+@fuzz(100, data=_LAYOUTS | hostile(_LAYOUTS))
 def test_layouts(data: bytes) -> None:
+    """Only the text of a layout is one."""
     found = outcome(lambda: parse_layout(data), MetadataFormatError, names="LAYOUT")
-    assert isinstance(found, Refused) or found.layout == data.rstrip()
+    by_text = {manager.layout.decode(): manager for manager in LedgerManager}
+    wanted = by_text.get(data.decode("utf-8", "replace").rstrip())
+    assert isinstance(found, Refused) if wanted is None else found is wanted
+
+
+def _ports(registration: bytes) -> None:
+    """A socket takes every port of a registration that is accepted."""
+    for endpoint in BookieServiceInfo.decode(registration, "b:1").endpoints:
+        assert 0 <= endpoint.port < 2**16
 
 
 #: Name, how the content of a znode is read, and what makes valid content.
@@ -169,7 +191,7 @@ _NOTES: Final[dict[str, tuple[Callable[[bytes], Any], SearchStrategy[bytes], str
     ),
     "reason": (RepairFailure.decode, st.builds(RepairFailure, _TEXT, COUNT).map(RepairFailure.encode), "reason"),
     "registration": (
-        lambda data: BookieServiceInfo.decode(data, "b:1").endpoint("bookie-rpc"),
+        _ports,
         messages(pb.BookieServiceInfoFormat).map(pb.BookieServiceInfoFormat.SerializeToString),
         "b:1",
     ),
@@ -202,6 +224,38 @@ def test_small_znodes(name: str, data: st.DataObject) -> None:
         names=names,
         max_text=_OWN_TEXT if name == "bookie id" else MAX_TEXT,
     )
+
+
+#: Text of Apache's and of ours with one thing in it that may be wrong, whether it is right, and the reader.
+_FORMS: Final[dict[str, tuple[str, Callable[[int], bool], Callable[[bytes], Any]]]] = {
+    "delay": ("{}", lambda n: 0 <= n < 2**31, lambda data: under_replication.decode_recovery_delay(data, _WHERE)),
+    "progress": ("bk_spark progress 1\n{}\n", lambda n: 0 <= n < 10**19, replication_notes.decode_progress),
+    "version of progress": ("bk_spark progress {}\n5\n", lambda n: n == 1, replication_notes.decode_progress),
+    "audited delay": ("bk_spark delay 1\n{} 3\n", lambda n: n >= 0, replication_notes.decode_audited_delay),
+    "version of the delay": ("bk_spark delay {}\n5 3\n", lambda n: n == 1, replication_notes.decode_audited_delay),
+    "reason": ("bk_spark reason 1\n{}\ntext", lambda n: 0 <= n < 10**19, RepairFailure.decode),
+    "version of the reason": ("bk_spark reason {}\n5\ntext", lambda n: n == 1, RepairFailure.decode),
+    "layout": (
+        'type: "BASIC"\nversion: {}\n',
+        lambda n: n == 1,
+        lambda data: under_replication.check_layout(data, _WHERE),
+    ),
+    "bookie id": (
+        "host:{}",
+        lambda n: 0 <= n <= 65_535,
+        lambda data: BookieServiceInfo.decode(b"", data.decode()),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _FORMS)
+def test_numbers_in_small_znodes(name: str) -> None:
+    """A number is taken if its znode can have it."""
+    form, is_right, decode = _FORMS[name]
+    for number in (*EDGES, *range(-3, 10), 99_999, 10**18, 10**19):
+        content = form.format(number).encode()
+        found = outcome(lambda content=content: decode(content), MetadataFormatError)  # type: ignore[misc]
+        assert isinstance(found, Refused) != is_right(number)
 
 
 @fuzz(40, missing=st.lists(_TEXT, max_size=4, unique=True), time_ms=st.none() | INT64, after=COUNT, reason=_TEXT)
@@ -263,6 +317,35 @@ def test_settings_in_text_are_read_as_they_were_written(uri: MetadataServiceUri,
     assert parse_rack_table(",".join(f"{host}=/{rack}" for host, rack in table.items())) == {
         host: f"/{rack}" for host, rack in table.items()
     }
+
+
+_RACK_NAMES: Final = st.sampled_from([None, "", "/", " ", "r1", "/r1", " /r2 ", "r2", 7, ["r3"]])
+_RACK_GROUPS: Final = st.builds(
+    lambda racks: {
+        name: {"a:1": {"rack": first}, "b:1": {"rack": second}}
+        for name, first, second in zip(("g1", "g2", "g3"), racks[:3], racks[3:], strict=True)
+    },
+    st.lists(_RACK_NAMES | st.sampled_from(["r1", "r2", "r3"]), min_size=6, max_size=6),
+)
+
+
+@fuzz(40, groups=_RACK_GROUPS, wrong=st.sampled_from([None, None, "groups", "group", "info"]), value=_RACK_NAMES)
+def test_mappings_of_racks(groups: dict[str, Any], wrong: str | None, value: Any) -> None:
+    """The first group by name that gives a bookie a rack counts; what is no object of objects is refused."""
+    racks: dict[str, str] = {}
+    for name in sorted(groups):
+        for bookie, info in groups[name].items():
+            rack = info["rack"].strip() if isinstance(info["rack"], str) else ""
+            if rack not in ("", "/"):
+                racks.setdefault(bookie, "/" + rack.removeprefix("/"))
+    if wrong == "group":
+        groups["g4"] = value
+    elif wrong == "info":
+        groups["g0"] = {"a:1": value}
+    for order in itertools.permutations(groups.items()):
+        data = json.dumps([value] if wrong == "groups" else dict(order)).encode()
+        found = outcome(lambda data=data: parse_rack_mapping(data), MetadataFormatError, names="rack")  # type: ignore[misc]
+        assert isinstance(found, Refused) if wrong else found == racks
 
 
 @fuzz(50, text=hostile(st.just(b"b1=/r1,b2=/r2")).map(lambda data: data.decode("utf-8", "replace")))

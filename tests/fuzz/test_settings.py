@@ -81,3 +81,28 @@ _PROPERTIES: Final = st.dictionaries(
 @fuzz(60, properties=_PROPERTIES)
 def test_properties_of_a_client(properties: dict[str, str]) -> None:
     outcome(lambda: ClientConfig.from_properties(properties), InvalidArgumentError, max_text=_OWN_TEXT)
+
+
+_NUMBERS: Final = {
+    field: setting
+    for field, setting in CLIENT_SETTINGS.items()
+    if setting.default is not None and setting.default.lstrip("-").isdigit()
+}
+
+
+@pytest.mark.parametrize("field", _NUMBERS)
+def test_numbers_of_a_client(field: str) -> None:
+    """A number is refused, or is what the configuration has: in ms where the key is in seconds, None where it is
+    off."""
+    setting = _NUMBERS[field]
+    in_seconds = setting.name.endswith(("Sec", "Seconds")) and not setting.name.endswith("MSec")
+    for number in (-7, 0, 1, 5, 4_000, 5_000_000, 2**31 - 1, 2**31, 2**63):
+        value = number * 1000 if in_seconds else number
+        found = outcome(
+            lambda number=number: ClientConfig.from_properties({setting.name: str(number)}),  # type: ignore[misc]
+            InvalidArgumentError,
+        )
+        if isinstance(found, Refused):
+            assert not setting.kind.fits(value)
+        else:
+            assert getattr(found, field) == (None if number < 0 else value)

@@ -26,6 +26,9 @@ class Transport(asyncio.Transport):
     def abort(self) -> None:
         self.ended = True
 
+    def close(self) -> None:
+        self.ended = True
+
     def pause_reading(self) -> None:
         pass
 

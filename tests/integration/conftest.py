@@ -17,7 +17,7 @@ from tests.interop.apache import Bookies
 from tests.interop.shelf import Shelf, bookie_settings, new_cluster
 from tests.support.nursery import QuickCluster
 from tests.support.registrations import mend
-from tests.support.servers import BOOKIE_SETTINGS, start_timeout_ms
+from tests.support.servers import BOOKIE_SETTINGS, WITH_GRPC, start_timeout_ms
 from tests.support.stopped_bookie import Run, StoppedBookie
 from tests.support.zookeeper_proxy import ZooKeeperProxy
 from tests.support.zookeeper_sessions import reconnecting_soon
@@ -28,7 +28,7 @@ def six(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """ZooKeeper and six bookies, for tests that lose some of them: see ``cluster_of_six``."""
     directory = tmp_path_factory.mktemp("six")
     # Nobody waits for the end of a session: see kill_and_forget.
-    settings = {**BOOKIE_SETTINGS, "zkTimeout": "30000"}
+    settings = {**BOOKIE_SETTINGS, **WITH_GRPC, "zkTimeout": "30000"}
     with QuickCluster(directory, bookies=6, bookie_settings=settings, start_timeout_ms=start_timeout_ms()) as running:
         yield running
 

@@ -14,6 +14,7 @@ import pytest
 
 from bk_spark.protocol.codes import Code
 from bookie_server.local import LocalCluster
+from tests.support.admin import BEARER, token_file
 from tests.support.bookie import BookieProcess, free_port, stored
 
 TIMEOUT_S = 60.0
@@ -25,7 +26,8 @@ class Admin:
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, str]:
         content = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.base + path, content, method=method)
+        headers = BEARER if method == "PUT" else {}
+        request = urllib.request.Request(self.base + path, content, headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
                 return answer.status, answer.read().decode()
@@ -63,6 +65,7 @@ def bookie(tmp_path: Path, zk_only: LocalCluster, ledgers_root: str) -> Iterator
         httpServerEnabled="true",
         httpServerPort=str(free_port()),
         httpServerHost="127.0.0.1",
+        httpServerTokenFile=token_file(tmp_path),
         persistBookieStatusEnabled="true",
         flushInterval="100",
     )

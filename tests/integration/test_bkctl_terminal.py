@@ -8,6 +8,7 @@ import pty
 import re
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -105,6 +106,15 @@ def test_at_a_terminal_a_truncation_asks_and_only_yes_goes_on(log: Log, shared: 
             assert asked.ended() == status
             assert ("not confirmed; nothing was changed" in asked.printed) is (status == 1)
         assert log.snapshot().first_offset == first_offset
+
+
+def test_top_is_refreshed_until_it_is_interrupted(log: Log, shared: list[str]) -> None:
+    with terminal(*BKCTL, "top", "--interval", "1", *shared) as shown:
+        shown.until(r"(?s)\x1b\[\?25l.*events +30 +- .*events +30 +0\.0 ")
+        os.kill(shown.process.pid, signal.SIGINT)
+        assert shown.ended() == 0
+    # The cursor is there again.
+    assert shown.printed.endswith("\x1b[?25h")
 
 
 def test_without_a_terminal_nobody_is_asked_and_nothing_goes(log: Log, shared: list[str]) -> None:

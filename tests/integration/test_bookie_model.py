@@ -22,6 +22,7 @@ from bookie_server.local import LocalCluster
 from tests.simulation.bytes_cache import AddSeen
 from tests.simulation.events import Answer, Command, Effect, Request, Way
 from tests.simulation.servers import ModelBookie
+from tests.support.admin import put, token_file
 from tests.support.bookie import BookieProcess, free_port
 from tests.support.bookie_operations import Comparison, DifferenceError
 from tests.support.read_stage import ReadBookie
@@ -41,6 +42,7 @@ def bookie(zk_only: LocalCluster, tmp_path: Path) -> Iterator[BookieProcess]:
         f"zk://{zk_only.zookeepers[0].id}/ledgers",
         httpServerEnabled="true",
         httpServerPort=str(free_port()),
+        httpServerTokenFile=token_file(tmp_path),
         gcBrakeShare="1",
         gcBrakeIdsNotGiven="false",
     )
@@ -165,7 +167,7 @@ def compare(bookie: BookieProcess, seeds: list[str], model: Callable[[], Modelle
 def collect(bookie: BookieProcess) -> None:
     """Let the bookie delete all ledgers without metadata: all of this module."""
     url = f"http://127.0.0.1:{bookie.settings['httpServerPort']}/api/v1/bookie/gc"
-    urllib.request.urlopen(urllib.request.Request(url, method="PUT"), timeout=60).close()
+    put(url)
     deadline = time.monotonic() + 60
     while json.loads(urllib.request.urlopen(url, timeout=60).read()) != {"is_in_force_gc": "false"}:
         assert time.monotonic() < deadline

@@ -18,6 +18,7 @@ from bk_spark.protocol.codes import Code
 from bookie_server.bookie_status import read_status, write_status
 from bookie_server.identity.registration import BookieMode
 from bookie_server.local import LocalCluster
+from tests.support.admin import put, token_file
 from tests.support.bookie import BookieProcess, free_port, stored
 from tests.support.tcp_proxy import Connects, TcpProxy
 
@@ -26,7 +27,7 @@ from tests.support.tcp_proxy import Connects, TcpProxy
 def bookie(tmp_path: Path, zk_only: LocalCluster, ledgers_root: str) -> Iterator[BookieProcess]:
     uri = f"zk+hierarchical://{zk_only.zookeepers[0].id}{ledgers_root}"
     process = BookieProcess(tmp_path / "bookie", uri, httpServerEnabled="true", httpServerHost="127.0.0.1")
-    process.settings["httpServerPort"] = str(free_port())
+    process.settings |= {"httpServerPort": str(free_port()), "httpServerTokenFile": token_file(tmp_path)}
     process.settings["ledgerDirectories"] = f"{tmp_path / 'l0'},{tmp_path / 'l1'}"
     yield process
     process.end()
@@ -38,9 +39,7 @@ def status_files(bookie: BookieProcess) -> list[Path]:
 
 def put_read_only(bookie: BookieProcess, value: bool) -> Any:
     url = f"http://127.0.0.1:{bookie.settings['httpServerPort']}/api/v1/bookie/state/readonly"
-    request = urllib.request.Request(url, json.dumps({"readOnly": value}).encode(), method="PUT")
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        return json.load(answer)
+    return json.loads(put(url, json.dumps({"readOnly": value}).encode()))
 
 
 def registered(zookeeper: ZooKeeper, root: str, bookie: BookieProcess) -> tuple[bool, bool]:

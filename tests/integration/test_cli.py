@@ -6,22 +6,28 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 
+from bk_spark.bkctl import main as bkctl
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bookie_server.cli import main
 from bookie_server.local import LocalCluster
+from tests.support.admin import put
 
 _COMMAND = (sys.executable, "-m", "bookie_server")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_local_prints_the_uri_and_stops_cleanly_at_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(("number", "secure"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
+def test_local_prints_the_uri_and_stops_cleanly_at_a_signal(
+    tmp_path: Path, number: signal.Signals, secure: bool
+) -> None:
     with subprocess.Popen(
-        [*_COMMAND, "local", "--bookies", "1", "--dir", str(tmp_path)],
+        # With TLS once.
+        [*_COMMAND, "local", "--bookies", "1", "--dir", str(tmp_path), *(["--tls"] if secure else [])],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -33,10 +39,25 @@ def test_local_prints_the_uri_and_stops_cleanly_at_a_signal(tmp_path: Path, numb
         match = re.search(r"^metadataServiceUri: (zk\+hierarchical://127\.0\.0\.1:\d+/ledgers)$", text, re.MULTILINE)
         assert match is not None, text
         assert f'.option("metadataServiceUri", "{match[1]}")' in text
+        page = re.search(r"^in a browser: (http://127\.0\.0\.1:\d+/)$", text, re.MULTILINE)
+        assert page is not None, text
+        with urllib.request.urlopen(page[1], timeout=60) as answer:
+            assert b"<title>BookKeeper cluster</title>" in answer.read()
+        assert (tmp_path / "admin-token").stat().st_mode & 0o777 == 0o600
+        put(page[1] + "api/v1/bookie/gc", token=(tmp_path / "admin-token").read_text().strip())
         zk = ZooKeeper(MetadataServiceUri.parse(match[1]).servers)
         zk.start()
-        assert zk.exists("/ledgers/available") is not None
+        bookies = [name for name in zk.children("/ledgers/available") if name != "readonly"]
         zk.close()
+        assert len(bookies) == 1
+        assert ('.option("clientConf", ' in text) == secure
+        if secure:
+            conf = tmp_path / "tls" / "client.conf"
+            assert f'.option("clientConf", "{conf}")' in text
+            assert all(file.stat().st_mode & 0o077 == 0 for file in conf.parent.iterdir())
+            uri = ["--metadata-service-uri", match[1]]
+            assert bkctl([*uri, "--client-conf", str(conf), "bookiesanity", *bookies]) == 0
+            assert bkctl([*uri, "bookiesanity", "--timeout", "5", *bookies]) == 1
 
         process.send_signal(number)
         out, err = process.communicate(timeout=60)

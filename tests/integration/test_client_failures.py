@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -23,9 +24,14 @@ CONFIG = ClientConfig(add_timeout_ms=60_000, read_timeout_ms=60_000, connect_tim
 IMPATIENT = ClientConfig(add_timeout_ms=1_500, read_timeout_ms=1_500, connect_timeout_ms=3_000)
 
 
+@pytest.fixture(params=["native", "grpc"])
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def client(cluster_of_six: LocalCluster) -> Iterator[BlockingClient]:
-    with BlockingClient(cluster_of_six.metadata_service_uri, CONFIG) as client:
+def client(cluster_of_six: LocalCluster, transport: str) -> Iterator[BlockingClient]:
+    with BlockingClient(cluster_of_six.metadata_service_uri, replace(CONFIG, transport=transport)) as client:
         yield client
 
 
@@ -78,8 +84,8 @@ def test_two_bookies_killed_while_adds_are_under_way(client: BlockingClient, clu
 
 
 @pytest.fixture
-def impatient(cluster_of_six: LocalCluster) -> Iterator[BlockingClient]:
-    with BlockingClient(cluster_of_six.metadata_service_uri, IMPATIENT) as client:
+def impatient(cluster_of_six: LocalCluster, transport: str) -> Iterator[BlockingClient]:
+    with BlockingClient(cluster_of_six.metadata_service_uri, replace(IMPATIENT, transport=transport)) as client:
         yield client
 
 

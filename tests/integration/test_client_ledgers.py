@@ -32,9 +32,9 @@ from tests.support.explicit_lac import write_explicit_lac
 PASSWORD = b"open sesame"
 
 
-@pytest.fixture
-def client(metadata_service_uri: str) -> Iterator[BlockingClient]:
-    with BlockingClient(metadata_service_uri) as client:
+@pytest.fixture(params=["native", "grpc"])
+def client(metadata_service_uri: str, request: pytest.FixtureRequest) -> Iterator[BlockingClient]:
+    with BlockingClient(metadata_service_uri, ClientConfig(transport=request.param)) as client:
         yield client
 
 

@@ -219,8 +219,9 @@ def test_a_suspended_bookie_and_then_all_away(cluster_of_six: LocalCluster) -> N
 # --- the blocking facade ------------------------------------------------------------------------
 
 
-def test_the_blocking_reader(metadata_service_uri: str) -> None:
-    with BlockingClient(metadata_service_uri) as client:
+@pytest.mark.parametrize("transport", ["native", "grpc"])
+def test_the_blocking_reader(metadata_service_uri: str, transport: str) -> None:
+    with BlockingClient(metadata_service_uri, ClientConfig(transport=transport)) as client:
         writer = client.create()
         reader = client.open_for_reading(writer.ledger_id)
         assert list(reader.tail(0, max_wait_ms=0)) == []

@@ -27,9 +27,10 @@ from bk_spark.protocol.quorum import Quorum
 PASSWORD = b"open sesame"
 
 
-@pytest.fixture(params=[True, False], ids=["v2", "v3"])
+@pytest.fixture(params=["v2", "v3", "grpc"])
 def client(metadata_service_uri: str, request: pytest.FixtureRequest) -> Iterator[BlockingClient]:
-    config = ClientConfig(use_v2_wire_protocol=request.param, entry_gap_timeout_ms=200)
+    transport = "grpc" if request.param == "grpc" else "native"
+    config = ClientConfig(use_v2_wire_protocol=request.param == "v2", transport=transport, entry_gap_timeout_ms=200)
     with BlockingClient(metadata_service_uri, config) as client:
         yield client
 

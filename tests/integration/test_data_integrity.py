@@ -24,6 +24,7 @@ from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
 from tests.integration.test_limbo import read_v3
+from tests.support.admin import put, token_file
 from tests.support.bookie import PASSWORD, BookieProcess, free_port, stored
 
 #: Is open. Its last entries are acknowledged by the second and third bookie, and the first one never had them.
@@ -46,6 +47,7 @@ class Three:
                 flushInterval="600000",
                 httpServerEnabled="true",
                 httpServerPort=str(free_port()),
+                httpServerTokenFile=token_file(base),
                 rereplicationLedgersAtOnce="2",
             )
             for name in ("first", "second", "third")
@@ -283,7 +285,7 @@ def test_a_deleted_ledger_in_limbo_is_collected(three: Three) -> None:
     assert list(files.iterdir())
     three.store.delete(OPEN)
     url = f"http://127.0.0.1:{second.settings['httpServerPort']}/api/v1/bookie/gc"
-    urllib.request.urlopen(urllib.request.Request(url, method="PUT"), timeout=60).close()
+    put(url)
     deadline, pause = time.monotonic() + 60, threading.Event()
     while list(files.iterdir()):
         assert time.monotonic() < deadline

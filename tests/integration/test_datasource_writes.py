@@ -229,3 +229,29 @@ os._exit(0)
     assert registration is not None
     assert decode_registration(registration.data, "").condemned
     log.ledgers.abandon(writer.ledger_id)
+
+
+def test_what_a_worker_has_imported_is_not_searched_for_garbage(metadata_service_uri: str) -> None:
+    """Spark's workers search after each task, which took more CPU than a small task. A task that writes and one that
+    reads leave its objects out of the search."""
+    name = f"frozen-{uuid.uuid4().hex[:8]}"
+    script = f"""
+import gc, pyarrow as pa
+from pyspark.sql.types import StringType, StructType
+from bk_spark.datasource.source import BookKeeperDataSource
+schema = StructType().add("value", StringType())
+source = BookKeeperDataSource({{"metadataServiceUri": {metadata_service_uri!r}, "log": {name!r}, "entryFormat": "raw"}})
+writer = source.writer(schema, False)
+assert not gc.get_freeze_count()
+message = writer.write(iter([pa.RecordBatch.from_pylist([{{"value": "a"}}])]))
+assert (written := gc.get_freeze_count()) > 10_000, written
+writer.commit([message])
+reader = source.reader(source.schema())
+gc.unfreeze()
+from bk_spark.datasource.kept_objects import keep_objects
+keep_objects.cache_clear()
+(split,) = reader.partitions()
+assert [batch.num_rows for batch in reader.read(split)] == [1]
+assert gc.get_freeze_count() > 10_000
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

@@ -23,7 +23,7 @@ from bk_spark.bookie.placement.rack_names import parse_rack_mapping
 from bk_spark.protocol.errors import MetadataFormatError
 from bookie_server.local import LocalCluster
 from tests.support.bookie import BookieProcess, free_port
-from tests.support.deploy import DEPLOY, asked_metrics, expressions, read_yaml
+from tests.support.deploy import DEPLOY, asked_samples, expressions, read_yaml
 
 TIMEOUT_S = 60.0
 ZONE = {"topology.kubernetes.io/zone": "zone-a"}
@@ -97,7 +97,7 @@ def test_a_bookie_runs_by_the_manifests(tmp_path: Path, zk_only: LocalCluster, f
             assert (
                 subprocess.run([*healthy[:2], path, port], capture_output=True, timeout=TIMEOUT_S).returncode == status
             )
-        printed = metric_names(bookie.get("/metrics"))
+        printed = samples(bookie.get("/metrics"))
         assert bookie.stop() == 0
     finally:
         bookie.end()
@@ -112,23 +112,37 @@ def test_a_bookie_runs_by_the_manifests(tmp_path: Path, zk_only: LocalCluster, f
         assert alone.wait_line("begins")
         assert alone.probe(manifest["livenessProbe"]).strip() == "OK"
         deadline = time.monotonic() + TIMEOUT_S
-        while "auditor_elected" not in (names := metric_names(alone.get("/metrics"))):
+        while ("auditor_elected", "") not in (more := samples(alone.get("/metrics"))):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        printed |= names
+        printed |= more
         assert alone.stop() == 0
     finally:
         alone.end()
     assert [line for line in alone.lines if "level=INFO" not in line] == []
 
-    asked = set.union(*(asked_metrics(expression) for expression in expressions()))
-    assert len(asked) > 30
-    assert [each for each in sorted(asked) if not any(re.fullmatch(each, name) for name in printed)] == []
+    asked = [sample for expression in expressions() for sample in asked_samples(expression)]
+    assert len({name for name, _ in asked}) > 30
+    assert sum(bool(labels) for _, labels in asked) > 5
+    assert [each for each in asked if not any(selects(*each, *sample) for sample in printed)] == []
 
 
-def metric_names(text: str) -> set[str]:
-    """The names of a page's samples. Inside a bookie those of auditor and worker have one more prefix."""
-    return {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
+def samples(text: str) -> set[tuple[str, str]]:
+    """The names of a page's samples, and their labels. Inside a bookie those of auditor and worker have one more
+    prefix."""
+    found = set()
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            name, _, labels = line.rpartition(" ")[0].partition("{")
+            found.add((name, labels.rstrip("}")))
+    return found
+
+
+def selects(pattern: str, wanted: dict[str, str], name: str, labels: str) -> bool:
+    has = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+    return re.fullmatch(pattern, name) is not None and all(
+        re.fullmatch(value, has.get(label, "")) for label, value in wanted.items()
+    )
 
 
 # --- racks -----------------------------------------------------------------------------------------

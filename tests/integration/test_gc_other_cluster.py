@@ -17,6 +17,7 @@ from bk_spark.protocol.errors import NoNodeError
 from bk_spark.protocol.metadata.ledger_paths import LedgerManager
 from bk_spark.protocol.quorum import Quorum
 from tests.integration.test_admin_api import Admin
+from tests.support.admin import token_file
 from tests.support.bookie import BookieProcess, free_port
 from tests.support.nursery import QuickCluster
 from tests.support.servers import start_timeout_ms
@@ -48,6 +49,7 @@ class Stage:
             "httpServerEnabled": "true",
             "httpServerHost": "127.0.0.1",
             "httpServerPort": str(http_port),
+            "httpServerTokenFile": token_file(directory),
             "diskUsageThreshold": "0.999",
             "diskUsageWarnThreshold": "0.999",
             **settings,

@@ -32,6 +32,8 @@ STOP_TIMEOUT_MS: Final = 60_000
 _PROBE_TIMEOUT_S: Final = 1.0
 _HTTP_TIMEOUT_S: Final = 30.0
 _POLL_S: Final = 0.05
+#: To our bookies it is a key of their configuration.
+JAAS: Final = "java.security.auth.login.config"
 _LOG_LEVEL: Final = "-Dinterop.log.level=INFO"
 #: Of our bookies: none loses its session because the machine is busy.
 LASTING: Final = {**BOOKIE_SETTINGS, "zkTimeout": "30000"}
@@ -75,7 +77,9 @@ class ApacheBookie(LocalBookie):
 
     def _command(self) -> Sequence[str]:
         main = "org.apache.bookkeeper.server.Main"
-        options = (*self.jvm_options, *jvm.COMMON, _LOG_LEVEL)
+        options = [*self.jvm_options, *jvm.COMMON, _LOG_LEVEL]
+        if jaas := self._settings.get(JAAS):
+            options.append(f"-D{JAAS}={jaas}")
         return (find_java(), *options, "-cp", harness_classpath(), main, "--conf", str(self.conf_path))
 
     def _defaults(self) -> dict[str, str]:

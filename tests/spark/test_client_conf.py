@@ -1,4 +1,5 @@
-"""``clientConf``: reads, writes and streams use a cluster that requires TLS and clients' certificates."""
+"""``clientConf`` and ``transport``: reads, writes and streams use a cluster that requires TLS and certificates of
+clients, over gRPC, too."""
 
 from __future__ import annotations
 
@@ -13,12 +14,14 @@ from pyspark.sql import SparkSession
 from bookie_server.local import LocalCluster
 from tests.support.bookie import BookieProcess
 from tests.support.certificates import identity, write_pem
+from tests.support.servers import WITH_GRPC
 
 
 @pytest.fixture
 def secured(zk_only: LocalCluster, ledgers_root: str, tmp_path: Path) -> Iterator[str]:
     """The URI of a cluster with one such bookie."""
     keys = write_pem(tmp_path / "tls", identity("bookie")) | {"tlsClientAuthentication": "true", "tlsRequired": "true"}
+    keys |= WITH_GRPC
     uri = f"zk+hierarchical://{zk_only.zookeepers[0].id}{ledgers_root}"
     bookie = BookieProcess(tmp_path / "bookie", uri, **keys).start()
     yield uri
@@ -50,14 +53,18 @@ def test_reads_writes_and_streams_use_the_file(
         .load()
         .select("value")
         .writeStream.format("bookkeeper")
-        .options(**where | {"log": "copy"}, **alone, clientConf=str(conf))
+        .options(**where | {"log": "copy"}, **alone, clientConf=str(conf), transport="grpc")
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)
         .start()
     )
     copy.awaitTermination(120)
     assert copy.exception() is None
-    again = spark.read.format("bookkeeper").options(**where | {"log": "copy"}, clientConf=str(conf)).load()
+    again = (
+        spark.read.format("bookkeeper")
+        .options(**where | {"log": "copy"}, clientConf=str(conf), transport="grpc")
+        .load()
+    )
     assert again.count() == 100
 
     key = own.key_pem().decode().splitlines()[1]

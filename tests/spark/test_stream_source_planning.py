@@ -14,16 +14,24 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.datasource.batch.planner import batch_splits
 from bk_spark.datasource.entries.schemas import RAW_SCHEMA
 from bk_spark.datasource.entries.split_rows import Split
 from bk_spark.datasource.options.parse import parse_options
 from bk_spark.datasource.pushdown import Conditions
+from bk_spark.datasource.stream import progress as progress_module
+from bk_spark.datasource.stream.offsets import Position, StreamOffset
+from bk_spark.datasource.stream.plan import Extent
+from bk_spark.datasource.stream.progress import EVERY_S, ProgressTeller
 from bk_spark.datasource.stream.reader import StreamReader
 from bk_spark.datasource.stream.sources import FollowedLog
 from bk_spark.log import EntryFormat, Log, LogSettings, LogStore
+from bk_spark.log.formats.names import readers_path
+from bk_spark.log.formats.progress import decode_progress
 from bk_spark.log.formats.znodes import Head, decode_head, encode_head
 from bk_spark.log.snapshot import LogSnapshot
+from bk_spark.overview.logs import Logs
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import (
     BookKeeperError,
@@ -853,3 +861,65 @@ def test_a_log_deleted_and_made_again_while_it_is_read(world: World) -> None:
         next_offset(reader, end)
     with pytest.raises(LogReplacedError, match="new checkpoint directory"):
         world.reader(failOnDataLoss="false").partitions(start, end)
+
+
+# --- what others see of a query's progress ---
+
+
+def test_progress_is_told_rarely_and_ends_with_the_session(world: World) -> None:
+    log = world.log()
+    world.append(log, (10, 1), (5, 1))
+    session = ZooKeeper(world.client.zookeeper.servers)
+    session.start()
+    now = [0.0]
+    teller = ProgressTeller(lambda: session, world.store.root, now_s=lambda: now[0])
+    top = readers_path(world.store.root)
+
+    def told() -> list[tuple[int, int]]:
+        names = world.client.zookeeper.children(top) or []
+        found = [world.client.zookeeper.get(f"{top}/{name}") for name in names]
+        progress = [decode_progress(znode.data, top) for znode in found if znode is not None]
+        return [(one.read_to, one.end) for each in progress for one in each.positions]
+
+    def tell(read_to: int, end: int = 15) -> None:
+        position = Position(log.log_id, read_to)
+        teller.tell(StreamOffset({"events": position}), {"events": Extent(log.log_id, 0, end)})
+
+    tell(0)
+    assert told() == []
+    now[0] = EVERY_S
+    tell(5)
+    assert told() == [(5, 15)]
+    tell(10)
+    now[0] += EVERY_S - 1
+    tell(10)
+    assert told() == [(5, 15)]
+    now[0] += 1
+    tell(10)
+    assert told() == [(10, 15)]
+    # Nobody else's problem ends a query.
+    session.close()
+    wait_until(lambda: told() == [], "the end of the znode")
+    now[0] += EVERY_S
+    tell(15)
+    assert told() == []
+
+
+def test_a_query_tells_where_it_is(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_module, "EVERY_S", 0.0)
+    log = world.log()
+    world.append(log, (10, 1), (5, 1))
+    reader = world.reader(startingOffsets="earliest")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    reader.latestOffset(end, ALL)
+    logs, readers, _ = Logs(world.client.zookeeper, world.store.root).collect()
+    assert [(one["log"], one["next_offset"], one["segments"], one["bytes"] > 0) for one in logs] == [
+        ("events", 15, 2, True)
+    ]
+    (mine,) = readers
+    assert mine["logs"] == [{"log": "events", "read_to": 15, "end": 15, "lag_entries": 0}]
+    # What is committed later is unread, whatever the query last saw.
+    world.append(log, (7, 1))
+    _, (mine,), _ = Logs(world.client.zookeeper, world.store.root).collect()
+    assert (mine["lag_entries"], mine["other_logs"]) == (7, 0)

@@ -52,16 +52,20 @@ class Identity:
         return pkcs12.serialize_key_and_certificates(b"own", self.key, self.certificate, [self.authority], how)
 
 
-def _name(common: str) -> x509.Name:
+def _name(common: str, units: tuple[str, ...] = ()) -> x509.Name:
     return x509.Name(
-        [x509.NameAttribute(NameOID.ORGANIZATION_NAME, "tests"), x509.NameAttribute(NameOID.COMMON_NAME, common)]
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, "tests"),
+            *(x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, unit) for unit in units),
+            x509.NameAttribute(NameOID.COMMON_NAME, common),
+        ]
     )
 
 
-def _builder(subject: str, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
-        .subject_name(_name(subject))
+        .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
@@ -75,7 +79,7 @@ def authority(name: str) -> Identity:
     key = ec.generate_private_key(ec.SECP256R1())
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     certificate = (
-        _builder(name, _name(name), key)
+        _builder(_name(name), _name(name), key)
         .not_valid_after(_NOW + 30 * _DAY)
         .add_extension(x509.BasicConstraints(True, 0), True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
@@ -93,13 +97,15 @@ def identity(
     signed_by: str = "ours",
     expired: bool = False,
     client_only: bool = False,
+    units: tuple[str, ...] = (),
 ) -> Identity:
-    """An identity that bookies and clients can use, unless it is ``expired`` or ``client_only``."""
+    """An identity that bookies and clients can use, unless it is ``expired`` or ``client_only``. ``units``: the OUs of
+    its subject."""
     key, signer = ec.generate_private_key(ec.SECP256R1()), authority(signed_by)
     uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([] if client_only else [ExtendedKeyUsageOID.SERVER_AUTH])]
     names = [x509.IPAddress(ipaddress.ip_address(host)) if host[0].isdigit() else x509.DNSName(host) for host in hosts]
     certificate = (
-        _builder(name, signer.certificate.subject, key)
+        _builder(_name(name, units), signer.certificate.subject, key)
         .not_valid_after(_NOW - _DAY if expired else _NOW + 30 * _DAY)
         .add_extension(x509.BasicConstraints(False, None), True)
         .add_extension(x509.ExtendedKeyUsage(uses), False)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from bk_spark.bookie.connection.base import FramedConnection, LedgerConnection
+from bk_spark.bookie.connection.base import FramedConnection
+from bk_spark.bookie.connection.interface import LedgerConnection
 from bk_spark.bookie.connection.pool import ConnectionPool
 from bk_spark.bookie.connection.v2 import BookieConnection
 from bk_spark.bookie.connection.v3 import BookieConnectionV3

@@ -11,9 +11,12 @@ from typing import Any, Final
 import yaml
 
 DEPLOY: Final = Path(__file__).resolve().parents[2] / "deploy"
-_BY_PATTERN: Final = re.compile(r'__name__=~"([^"]+)"')
-_LABELS: Final = re.compile(r"\{[^{}]*\}")
-_METRIC: Final = re.compile(r"\b(?:bookie|bookkeeper|replication|auditor|process)_\w+")
+_NAME: Final = r"\b(?:bookie|bookkeeper|replication|auditor|process)_\w+"
+#: A name with or without labels, or labels alone.
+_SELECTOR: Final = re.compile(rf"({_NAME})?\{{([^{{}}]*)\}}|({_NAME})")
+_MATCHER: Final = re.compile(r'(\w+)\s*(=~|!=|!~|=)\s*"([^"]*)"')
+#: Labels that Prometheus adds.
+_ADDED: Final = frozenset({"cluster", "instance", "job"})
 
 
 def read_yaml(path: str) -> list[dict[str, Any]]:
@@ -37,7 +40,21 @@ def expressions() -> Iterator[str]:
             yield target["expr"]
 
 
+def asked_samples(expression: str) -> list[tuple[str, dict[str, str]]]:
+    """What an expression selects: a regular expression for the metric's name, and some for the values of its labels,
+    without those that Prometheus adds."""
+    found = []
+    for labelled, selector, plain in _SELECTOR.findall(expression):
+        labels = {}
+        for label, operator, value in _MATCHER.findall(selector):
+            assert operator in ("=", "=~"), f"the tests do not know {operator}: {expression}"
+            labels[label] = re.escape(value) if operator == "=" else value
+        name = labels.pop("__name__", "") or labelled or plain
+        if name:
+            found.append((name, {label: value for label, value in labels.items() if label not in _ADDED}))
+    return found
+
+
 def asked_metrics(expression: str) -> set[str]:
     """Regular expressions for the names of the metrics in an expression."""
-    by_name = _METRIC.findall(_LABELS.sub("", expression))
-    return {*by_name, *_BY_PATTERN.findall(expression)}
+    return {name for name, _ in asked_samples(expression)}

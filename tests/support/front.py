@@ -17,6 +17,7 @@ from bk_spark.protocol.wire.framing import ReceiveBuffer, frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bookie_server.bookie import AddDone
 from bookie_server.entry_reader import ReadPart
+from bookie_server.net.common.access.front_access import FrontAccess
 from bookie_server.net.common.front_tls import FrontTls
 from bookie_server.net.common.limits import NetConfig
 from bookie_server.net.native.server import NativeServer
@@ -77,10 +78,9 @@ class HeldBookie:
         count = min(len(entry_ids), max(1, limit_bytes // len(self.entry)))
         self.reads += count
         size = len(self.entry)
-        data = np.zeros(count * size, np.uint8)
-        return ReadPart(
-            np.zeros(count, np.int32), StoredEntries(data, np.arange(count) * size, np.full(count, size, np.int64))
-        )
+        data = np.frombuffer((size.to_bytes(4, "big") + self.entry) * count, np.uint8)
+        starts = 4 + np.arange(count) * (4 + size)
+        return ReadPart(np.zeros(count, np.int32), StoredEntries(data, starts, np.full(count, size, np.int64)))
 
     async def known_lac(self, descriptor: LedgerDescriptor) -> int:
         return 5 if self.lac_reached.is_set() else 0
@@ -176,12 +176,17 @@ class Front:
 
 @contextlib.asynccontextmanager
 async def front(
-    config: NetConfig, bookie: HeldBookie, times: Times | None = None, tls: FrontTls | None = None
+    config: NetConfig,
+    bookie: HeldBookie,
+    times: Times | None = None,
+    tls: FrontTls | None = None,
+    access: FrontAccess | None = None,
 ) -> AsyncIterator[Front]:
     """A front end. At its end its counters must be empty, and every exception must have been handled."""
     problems: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
-    server = NativeServer(bookie, disk_space=lambda: (1, 2), config=config, times=times, tls=tls)  # type: ignore[arg-type]
+    parts: Any = {"times": times, "tls": tls, "access": access}
+    server = NativeServer(bookie, disk_space=lambda: (1, 2), config=config, **parts)  # type: ignore[arg-type]
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     with listener, contextlib.ExitStack() as peers:

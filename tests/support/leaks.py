@@ -67,11 +67,12 @@ class LeakWatch:
 
 def _sockets() -> list[str]:
     """This process's sockets, each as what it is connected to."""
+    inodes = socket_inodes("self")
     known = {
         one.inode: f"listening at {one.local[0]}:{one.local[1]}"
         if one.listening
         else f"connected to {one.remote[0]}:{one.remote[1]}"
-        for one in tcp_sockets("self")
+        for one in tcp_sockets("self", set(inodes))
     }
     # The others are not TCP, or not connected, like the socket pairs that wake event loops.
-    return [known.get(inode, "not connected") for inode in socket_inodes("self")]
+    return [known.get(inode, "not connected") for inode in inodes]

@@ -177,6 +177,7 @@ def _become(about: dict[str, Any], fds: Sequence[int]) -> None:
 def _main() -> int:
     # Everything that a bookie, with autorecovery and admin API or without, and autorecovery alone import.
     import bookie_server.admin.server
+    import bookie_server.net.grpc.server
     import bookie_server.process
     import bookie_server.replication.process
     import bookie_server.replication.replication_metrics  # noqa: F401

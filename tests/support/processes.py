@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import select
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,12 +45,14 @@ def socket_inodes(pid: int | str) -> list[str]:
     return inodes
 
 
-def tcp_sockets(pid: int | str) -> list[TcpSocket]:
-    """Every TCP socket of ``pid``'s network namespace, whichever process holds it."""
+def tcp_sockets(pid: int | str, inodes: Collection[str]) -> list[TcpSocket]:
+    """The TCP sockets of ``pid``'s network namespace that are among ``inodes``, whichever process holds them."""
     found = []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text("ascii").splitlines()[1:]:
             fields = line.split()
+            if fields[9] not in inodes:
+                continue  # hundreds of connections that have ended
             found.append(TcpSocket(fields[9], fields[3] == _LISTEN, _endpoint(fields[1]), _endpoint(fields[2])))
     return found
 
@@ -57,11 +60,14 @@ def tcp_sockets(pid: int | str) -> list[TcpSocket]:
 def listening_addresses(pid: int) -> set[tuple[str, int]]:
     """Address and port of every TCP socket that ``pid`` listens on."""
     inodes = set(socket_inodes(pid))
-    return {one.local for one in tcp_sockets(pid) if one.listening and one.inode in inodes}
+    return {one.local for one in tcp_sockets(pid, inodes) if one.listening}
 
 
 def _endpoint(text: str) -> tuple[str, int]:
     # The kernel prints each 32-bit word in the machine's byte order.
     address, _, port = text.partition(":")
     words = b"".join(bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8))
-    return str(ipaddress.ip_address(words)), int(port, 16)
+    found = ipaddress.ip_address(words)
+    # gRPC listens on addresses of IPv4 by a socket of IPv6.
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return str(mapped or found), int(port, 16)

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.connection.pool import ConnectionPool
+from bk_spark.bookie.connection.pool import ConnectionPool, connects_by
 from bk_spark.bookie.connection.v2 import BookieConnection
 from bk_spark.bookie.connection.v3 import BookieConnectionV3
 from bk_spark.bookie.reading.read_access import ReadAccess
@@ -192,8 +192,8 @@ class ReadStage:
             for index in quorum.write_set(entry):
                 self.bookies[index].entries[entry] = stored_entry(entry)
         self.services = ModelServices(self.bookies, self.metadata)
-        self.pool = ConnectionPool(BookieConnection, self.services.address, config)
-        self.pool_v3 = ConnectionPool(BookieConnectionV3, self.services.address, config)
+        self.pool = ConnectionPool(connects_by(BookieConnection, self.services.address), config)
+        self.pool_v3 = ConnectionPool(connects_by(BookieConnectionV3, self.services.address), config)
         services = cast(Any, self.services)
         self.access = ReadAccess.of(services, self.pool, self.pool_v3, config)
         self.handle = ReadHandle(LEDGER, self.metadata, DigestType.CRC32C, PASSWORD, self.access)

@@ -6,6 +6,7 @@ Each would import for half a second of CPU, more than the step itself takes. Tut
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import runpy
@@ -13,8 +14,12 @@ import shlex
 import sys
 from pathlib import Path
 
-#: What the steps before a task need: to make the data source, to plan, to commit.
+#: What the steps before a task and the tasks need: to make the data source, to plan, to write and read, to commit.
 _STEPS = (
+    "pandas",
+    "pyarrow.compute",
+    "pyarrow.pandas_compat",
+    "pyspark.sql.worker.plan_data_source_read",
     "pyspark.sql.worker.utils",
     "bk_spark.datasource.batch.reader",
     "bk_spark.datasource.batch.writer",
@@ -23,6 +28,7 @@ _STEPS = (
     "bk_spark.datasource.source",
     "bk_spark.datasource.stream.reader",
     "bk_spark.datasource.stream.writer",
+    "bk_spark.log.store",
 )
 #: Lists data sources, once in a session.
 _LOOK_UP = "pyspark.sql.worker.lookup_data_sources"
@@ -43,12 +49,15 @@ def make_python(directory: Path) -> str:
 
 
 def main() -> None:
-    # As ``python -m`` has it.
-    sys.path[0] = os.getcwd()
+    # As ``python -m`` has it. pyspark and py4j are installed here. Of Spark's own archives of them, each worker would
+    # read the tables of contents twenty times (importlib.invalidate_caches).
+    sys.path[:] = [os.getcwd(), *(path for path in sys.path[1:] if not path.endswith(".zip"))]
     _, _, name, *arguments = sys.argv
     for module in () if _LOOK_UP in arguments else (*arguments, *_STEPS):
         importlib.import_module(module)
     sys.argv = [name, *arguments]
+    # After each task a worker looks for garbage: not in what it has from here, which it would have to copy.
+    gc.freeze()
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 

@@ -31,6 +31,7 @@ from bk_spark.protocol.metadata.ledger_paths import LedgerManager
 from bookie_server.local import LOOPBACK
 from bookie_server.local.process import GuardedProcessGroup, LocalProcess
 from bookie_server.local.state import DirectoryLock, PortChooser
+from tests.support.admin import BEARER, token_file
 from tests.support.nursery import QuickCluster, QuickGroup
 from tests.support.servers import start_timeout_ms
 
@@ -98,6 +99,7 @@ class Host(LocalProcess):
         for each in ("disk1", "disk2", "disk3", "bookkeeper"):
             (directory / each).mkdir(parents=True)
         self._conf_path.write_text(conf, "utf-8")
+        token_file(directory / "bookkeeper")
 
     @property
     def _conf_path(self) -> Path:
@@ -140,7 +142,10 @@ class RunbookCluster:
     def __enter__(self) -> RunbookCluster:
         self._local.start()
         self.zookeepers = self._local.zookeepers
-        (self.directory / "hosts").mkdir()
+        # The page's host without a name, "$", has the header that curl sends.
+        (self.directory / "hosts" / "bookkeeper").mkdir(parents=True)
+        header = "".join(f"{name}: {value}\n" for name, value in BEARER.items())
+        (self.directory / "hosts" / "bookkeeper" / "admin-header").write_text(header)
         self._lock = DirectoryLock(self.directory / "hosts")
         self._group = QuickGroup(self._lock.fd)
         running, count = self._counts
@@ -300,15 +305,19 @@ def _agrees(command: Command, expected: str, printed: str) -> bool:
 
 def _curl(arguments: list[str]) -> tuple[bool, str]:
     """``curl -s``: whether the status was 200, and the content. A server that is about to start is waited for."""
-    method, body, url = "GET", None, arguments[-1]
+    method, body, headers, url = "GET", None, {}, arguments[-1]
     if len(arguments) > 1:
-        flag, method, data, content, _ = arguments
-        assert (flag, data) == ("-X", "-d")
-        body = content.encode()
+        flag, method, header, file, data, content, _ = arguments
+        assert (flag, header, data) == ("-X", "-H", "-d")
+        assert file.startswith("@")
+        name, value = Path(file[1:]).read_text("utf-8").strip().split(": ")
+        headers, body = {name: value}, content.encode()
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, body, method=method), timeout=30) as answer:
+            with urllib.request.urlopen(
+                urllib.request.Request(url, body, headers, method=method), timeout=30
+            ) as answer:
                 return True, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:

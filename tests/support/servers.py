@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 #: Small files and short waits: tests see files flushed, and killed bookies come back soon.
 BOOKIE_SETTINGS = {"journalPreAllocSizeMB": "1", "flushInterval": "1000", "zkTimeout": "4000"}
+#: Bookies that serve gRPC, too, on any port.
+WITH_GRPC = {"grpcServerEnabled": "true", "grpcServerPort": "0"}
 
 #: Sessions of tests are short: compiling for speed takes half of their time, and gains nothing.
 _JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Xlog:all=error:stderr"

@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.connection.base import LedgerConnection
-from bk_spark.bookie.connection.pool import ConnectionPool
+from bk_spark.bookie.connection.interface import LedgerConnection
+from bk_spark.bookie.connection.pool import ConnectionPool, connects_by
 from bk_spark.bookie.connection.v2 import BookieConnection
 from bk_spark.bookie.connection.v3 import BookieConnectionV3
 from bk_spark.bookie.writing.adv_write_handle import AdvWriteHandle
@@ -33,10 +33,10 @@ class Stage:
         self.config = config
         self.bookies = [ServedBookie(f"b{number}") for number in range(1, 6)]
         self.services = ModelServices(self.bookies, ledger(quorum))
-        self.pool_v3 = ConnectionPool(BookieConnectionV3, self.services.address, config)
+        self.pool_v3 = ConnectionPool(connects_by(BookieConnectionV3, self.services.address), config)
         self.pool: ConnectionPool[LedgerConnection] = self.pool_v3
         if config.use_v2_wire_protocol and not deferred_sync:
-            self.pool = ConnectionPool(BookieConnection, self.services.address, config)
+            self.pool = ConnectionPool(connects_by(BookieConnection, self.services.address), config)
         self.handle = WriteHandle(
             LEDGER,
             self.services.stored,

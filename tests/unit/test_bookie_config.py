@@ -121,6 +121,21 @@ def test_what_may_be_a_password_is_not_shown(tmp_path: Path) -> None:
     assert "hunter2" not in str(warnings)
 
 
+def test_the_admin_api_listens_here_alone_unless_told(tmp_path: Path) -> None:
+    assert load(tmp_path)[0].http_host == "127.0.0.1"
+    given = "httpServerHost=0.0.0.0\nhttpServerTokenFile=/t\nhttpServerKeyStorePath=/k\n"
+    _, warnings = load(tmp_path, given)
+    assert [warning.partition(": ")[2] for warning in warnings] == [
+        "httpServerKeyStorePath has no effect without httpServerTlsEnable=true",
+        "httpServerTlsEnable is false, so tokens of the admin API cross the network in clear",
+    ]
+    given += "httpServerTlsEnable=true\ntlsCertFilesRefreshDurationSeconds=60\ntlsKeyStore=/x\n"
+    _, warnings = load(tmp_path, given)
+    assert [warning.partition(": ")[2] for warning in warnings] == [
+        "tlsKeyStore has no effect without tlsProviderFactoryClass: TLS is off"
+    ]
+
+
 def test_a_journal_shared_with_ledgers_through_a_link_is_seen(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "a")
@@ -170,8 +185,12 @@ def test_a_journal_shared_with_ledgers_through_a_link_is_seen(tmp_path: Path) ->
         ("tlsRequired=true", "tlsRequired is true, but TLS is off"),
         ("tlsKeyStoreType=PFX", "must be one of PEM, PKCS12, JKS"),
         ("tlsEnabledProtocols=TLSv1.2,TLSv1.1", "names 'TLSv1.1', which is not TLSv1.3 or TLSv1.2"),
-        ("bookieAuthProviderFactoryClass=org.a.Sasl", "bookieAuthProviderFactoryClass must be null: clients are not"),
-        ("httpServerTlsEnable=true", "httpServerTlsEnable must be false"),
+        ("bookieAuthProviderFactoryClass=org.a.Sasl", "bookieAuthProviderFactoryClass: 'org.a.Sasl' must be "),
+        (
+            "httpServerTlsEnable=true\nhttpServerKeyStorePassword=hunter2",
+            "httpServerKeyStorePassword is a secret: write it into a file, and name the file in "
+            "httpServerKeyStorePasswordPath",
+        ),
         ("bookieRacks=host", "bookieRacks is wrong: 'host' in the table of racks is not of the form host=/rack"),
         ("zkEnableSecurity=true", "zkEnableSecurity is true, but without a user (zkDigestFile)"),
     ],
@@ -180,6 +199,7 @@ def test_wrong_values_are_errors_that_name_the_key(tmp_path: Path, line: str, sa
     with pytest.raises(InvalidArgumentError) as caught:
         load(tmp_path, line)
     assert says in str(caught.value)
+    assert "hunter2" not in str(caught.value)
 
 
 def test_what_a_missing_key_takes_from_another(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.connection.base import ConnectionLimits
-from bk_spark.bookie.connection.pool import ConnectionPool
+from bk_spark.bookie.connection.interface import ConnectionLimits
+from bk_spark.bookie.connection.pool import ConnectionPool, connects_by
 from bk_spark.bookie.connection.v2 import BookieConnection
 from bk_spark.bookie.connection.v3 import BookieConnectionV3
 from bk_spark.protocol.codes import LAST_ENTRY, Code, DigestType, FlagV2, OpV2
@@ -418,6 +418,23 @@ def test_a_slow_peer_is_not_dead(kind: Kind) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("host", ["a..b", "x" * 64 + ".org", "a\0b"])
+def test_a_registered_host_that_is_no_name(kind: Kind, host: str) -> None:
+    """The bookie is unavailable; what it wrote into its znode is no error of the program."""
+
+    async def resolve(_: str) -> tuple[str, int]:
+        return host, 3181
+
+    async def run() -> None:
+        pool: ConnectionPool[Any] = ConnectionPool(connects_by(kind, resolve), ClientConfig())
+        with pytest.raises(BookieUnavailableError, match="cannot connect"):
+            await pool.get("b1")
+        await pool.close()
+
+    asyncio.run(run())
+
+
 def test_limits_come_from_the_configuration() -> None:
     async def run() -> None:
         bookie = ServedBookie("b1")
@@ -430,7 +447,7 @@ def test_limits_come_from_the_configuration() -> None:
             max_frame_bytes=10_000, max_outstanding_requests=5, read_timeout_ms=1_000, add_timeout_ms=500
         )
         for kind in KINDS:
-            pool: ConnectionPool[Any] = ConnectionPool(kind, resolve, config)
+            pool: ConnectionPool[Any] = ConnectionPool(connects_by(kind, resolve), config)
             connection = await pool.get("b1")
             assert connection._limits == ConnectionLimits(10_128, 5, 1_000, 400)
             await pool.close()
@@ -595,7 +612,7 @@ async def test_explicit_lacs(connection: BookieConnectionV3, answer: Callable[..
         await connection.write_lac(LEDGER + 1, packet, KEY)
     body = pb.ReadLacResponse(status=pb.EOK, ledgerId=LEDGER, lacBody=packet)
     answer(lambda request: pb.Response(status=pb.EOK, readLacResponse=body))
-    assert (await connection.read_lac(LEDGER)).readLacResponse.lacBody == packet
+    assert (await connection.read_lac(LEDGER))[1] == packet
 
 
 @scripted

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.connection.base import LedgerConnection
-from bk_spark.bookie.connection.pool import ConnectionPool
+from bk_spark.bookie.connection.interface import LedgerConnection
+from bk_spark.bookie.connection.pool import ConnectionPool, connects_by
 from bk_spark.bookie.connection.v2 import BookieConnection
 from bk_spark.bookie.connection.v3 import BookieConnectionV3
 from bk_spark.bookie.writing.recovery import recover_ledger
@@ -53,7 +53,7 @@ class Stage:
 
     def new_pool(self) -> ConnectionPool[LedgerConnection]:
         kind = BookieConnection if self.config.use_v2_wire_protocol else BookieConnectionV3
-        return ConnectionPool(kind, self.services.address, self.config)
+        return ConnectionPool(connects_by(kind, self.services.address), self.config)
 
     def __getitem__(self, number: int) -> ServedBookie:
         return self.bookies[number - 1]

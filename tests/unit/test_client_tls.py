@@ -13,7 +13,7 @@ import pytest
 
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.connection.client_tls import ClientTls
-from bk_spark.bookie.connection.pool import ConnectionPool
+from bk_spark.bookie.connection.pool import ConnectionPool, connects_by
 from bk_spark.bookie.connection.v2 import BookieConnection
 from bk_spark.bookie.connection.v3 import BookieConnectionV3
 from bk_spark.bookie.tls.contexts import TlsContexts
@@ -45,7 +45,7 @@ async def pool_of(kind: Any, port: int, config: ClientConfig, host: str = "127.0
     async def resolve(_: str) -> tuple[str, int]:
         return host, port
 
-    pool = ConnectionPool(kind, resolve, config, ClientTls(config) if config.tls_enabled else None)
+    pool = ConnectionPool(connects_by(kind, resolve, ClientTls(config) if config.tls_enabled else None), config)
     try:
         yield pool
     finally:

@@ -154,7 +154,7 @@ _KINDS = {
     Use.BATCH_WRITE: (True, False),
     Use.STREAM_WRITE: (True, True),
 }
-_OFTEN = {"startingOffsets": "earliest", "endingOffsets": "latest", "entryFormat": "arrow"}
+_OFTEN = {"startingOffsets": "earliest", "endingOffsets": "latest", "entryFormat": "arrow", "transport": "grpc"}
 
 
 def _given(option: Option) -> dict[str, str]:

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.connection.client_tls import ClientTls
+from bk_spark.bookie.tls.contexts import TlsContexts
 from bk_spark.protocol.errors import CorruptFileError, InvalidArgumentError
-from bookie_server.local import LocalCluster
+from bookie_server.local import LocalCluster, certificates
 from bookie_server.local.state import (
     BookiePorts,
     DirectoryLock,
@@ -100,3 +103,23 @@ def test_impossible_cluster_is_refused(tmp_path: Path, arguments: dict[str, obje
     with pytest.raises(InvalidArgumentError, match=message):
         LocalCluster(tmp_path / "new", **arguments)  # type: ignore[arg-type]
     assert not (tmp_path / "new").exists()
+
+
+def test_certificates_are_made_once_and_for_a_new_cluster_only(tmp_path: Path) -> None:
+    assert certificates.client_conf_of(tmp_path) is None
+    certificates.prepare(tmp_path)
+    conf = certificates.client_conf_of(tmp_path)
+    assert conf is not None
+    ClientTls(ClientConfig.from_file(conf))
+    keys = certificates.bookie_keys(tmp_path)
+    assert keys.pop("tlsRequired") == "true"
+    TlsContexts(ClientConfig.from_properties(keys), server_side=True)
+    made = {path.name: path.read_bytes() for path in conf.parent.iterdir()}
+    save_state(tmp_path, STATE)
+    certificates.prepare(tmp_path)
+    assert {path.name: path.read_bytes() for path in conf.parent.iterdir()} == made
+    other = tmp_path / "other"
+    other.mkdir()
+    save_state(other, STATE)
+    with pytest.raises(InvalidArgumentError, match="--tls: the cluster in .* was made without it"):
+        certificates.prepare(other)

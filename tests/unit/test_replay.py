@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from bk_spark.protocol.errors import CorruptFileError
+from bookie_server.storage.index.index import MAX_KEY_AND_LAC_BYTES, IndexHeader
 from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.group_commit import JournalGroup
 from bookie_server.storage.journal.journal import JournalEnd
@@ -132,6 +133,31 @@ def test_what_needs_a_key_takes_it_from_the_index(tmp_path: Path) -> None:
     assert (storage.found[2].explicit_lac, storage.found[2].header_dirty) == (lac_packet(2, 9), True)
     assert storage.entries == {(3, 0): stored(3, 0)}
     assert not storage.found[3].header_dirty
+
+
+@pytest.mark.parametrize("key_bytes", [0, 20, 500, MAX_KEY_AND_LAC_BYTES])
+def test_a_key_or_a_packet_that_no_index_file_holds_is_damage(tmp_path: Path, key_bytes: int) -> None:
+    """It would be accepted, and then every flush would fail."""
+    room, wanted = MAX_KEY_AND_LAC_BYTES - key_bytes, b"k" * key_bytes
+    write(tmp_path, 16, [journal.master_key_record(7, wanted)], [journal.explicit_lac_record(7, bytes(room))])
+    storage = MemoryStorage()
+    replay(storage, tmp_path)
+    assert storage.found[7].master_key == wanted
+    header = IndexHeader(wanted, False, bytes(room) if room else None)
+    assert IndexHeader.decode(header.encode(), "7.idx") == header
+    write(tmp_path, 17, [journal.explicit_lac_record(7, bytes(room + 1))])
+    with pytest.raises(CorruptFileError, match=rf"11\.txn has a LAC packet of {room + 1} bytes for ledger 7"):
+        replay(storage, tmp_path)
+
+
+@pytest.mark.parametrize("size_bytes", [MAX_KEY_AND_LAC_BYTES + 1, 2**20])
+def test_a_huge_key_in_a_journal_is_damage(tmp_path: Path, size_bytes: int) -> None:
+    write(tmp_path, 16, [key(8), journal.master_key_record(7, bytes(size_bytes))])
+    storage = MemoryStorage()
+    with pytest.raises(CorruptFileError, match=rf"10\.txn has a master key of {size_bytes} bytes for ledger 7"):
+        replay(storage, tmp_path)
+    assert list(storage.found) == [8]
+    replay(MemoryStorage(LedgerDescriptor(7, KEY)), tmp_path)  # the ledger has its key: the record means nothing
 
 
 def test_ledgers_without_a_key_are_skipped_with_one_complaint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,8 @@ from bk_spark.bkctl.doctor.findings import Finding, ok, problem, warning
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.connection.client_tls import ClientTls
-from bk_spark.bookie.connection.pool import ConnectionPool
+from bk_spark.bookie.connection.logins import Logins
+from bk_spark.bookie.connection.pool import ConnectionPool, connects_by
 from bk_spark.bookie.connection.v3 import BookieConnectionV3
 from bk_spark.bookie.placement.registry import RegisteredBookie
 from bk_spark.log.store import LogStore
@@ -158,7 +159,7 @@ async def _ask_all(registered: tuple[RegisteredBookie, ...], config: ClientConfi
         return address
 
     tls = ClientTls(config) if config.tls_enabled else None
-    pool = ConnectionPool(BookieConnectionV3, resolve, config, tls)
+    pool = ConnectionPool(connects_by(BookieConnectionV3, resolve, tls, Logins.of(config)), config)
 
     async def ask(bookie: RegisteredBookie) -> _Asked:
         asked = _Asked(bookie)

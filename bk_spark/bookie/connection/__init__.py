@@ -1,1 +1,1 @@
-"""TCP connections to bookies, for v2 and v3, and their pool. The client's other folders use it."""
+"""Connections to bookies, for v2, v3 and gRPC, and their pool. The client's other folders use it."""

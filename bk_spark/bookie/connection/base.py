@@ -1,4 +1,4 @@
-"""The common part of connections of both wire protocols. Single event loop. Nothing here blocks."""
+"""The common part of connections of both of Apache's wire protocols. Single event loop. Nothing here blocks."""
 
 from __future__ import annotations
 
@@ -6,139 +6,93 @@ import asyncio
 import logging
 import socket
 import ssl
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
+from bk_spark.bookie.connection.interface import Connection, ConnectionLimits
 from bk_spark.bookie.tls.reasons import reason_of
-from bk_spark.protocol.codes import DEFAULT_MAX_FRAME_BYTES
-from bk_spark.protocol.errors import BookieTimeoutError, BookieUnavailableError, TlsError, WireFormatError
-from bk_spark.protocol.wire.answers_v2 import AddAnswers, ReadAnswer
+from bk_spark.protocol.errors import BookieUnavailableError, TlsError, WireFormatError
 from bk_spark.protocol.wire.framing import Frames, ReceiveBuffer
 
 _LOG = logging.getLogger(__name__)
 #: Size of a piece for the transport. It copies bytes that the socket does not take, so pieces stay small.
 _SEND_BYTES: Final = 256 * 1024
+#: Frames of a login that a bookie may send before they are looked at.
+_MAX_LOGIN_FRAMES: Final = 4
 
 _CLOSED_EARLY: Final = (
     "the bookie closed it after the handshake, perhaps because it requires a certificate or does not accept this one "
     "(tlsClientAuthentication); its log says why"
 )
 
-#: Receives (bookie id, entry ids, codes) of the answers to one ledger's adds.
-AddListener = Callable[[str, npt.NDArray[np.int64], npt.NDArray[np.int32]], None]
-#: Receives the bookie id when the connection is lost.
-LossListener = Callable[[str], None]
 
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """Limits of one connection. A read of many entries counts as that many requests."""
-
-    max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES
-    #: While this many requests (not counting adds) are unanswered, others wait.
-    max_outstanding_requests: int = 2_000
-    #: The longest such wait.
-    request_wait_ms: int = 5_000
-    #: A peer counts as dead if it neither takes nor sends anything for this long, while there is something to send or
-    #: after a request was given up. A new connection may still reach it.
-    silence_ms: int = 5_000
-
-
-class FramedConnection(asyncio.BufferedProtocol, ABC):
+class FramedConnection(asyncio.BufferedProtocol, Connection):
     """Frames in and out of one socket: zero-copy receive, bounded copying on send.
 
     Queued bytes are not copied. They are memory of the writers, each of which limits its entries under way.
     """
 
+    #: Whether it speaks v2, and not v3.
+    is_v2 = False
+
     def __init__(self, bookie_id: str, limits: ConnectionLimits | None = None) -> None:
-        self.bookie_id = bookie_id
-        self.closed = False
-        self._limits = limits or ConnectionLimits()
+        super().__init__(bookie_id, limits)
         self._receive = ReceiveBuffer(self._limits.max_frame_bytes)
         self._transport: asyncio.Transport | None = None
         self._queue: deque[memoryview] = deque()
         self._paused = False
         self._stalled: asyncio.TimerHandle | None = None
-        self._heard_at = 0.0
         #: Why TLS has ended.
         self._tls_problem: str | None = None
-        #: Requests that are not answered yet, without adds.
-        self.outstanding = 0
-        #: (request count, granted) of requests that wait for answers to others, in order.
-        self._admissions: deque[tuple[int, asyncio.Future[None]]] = deque()
+        #: The frames of a login, while there is one, and who waits for the next.
+        self._login_frames: deque[bytes] | None = None
+        self._login_waits: asyncio.Future[None] | None = None
 
     def send(self, buffers: Iterable[memoryview | bytes]) -> None:
-        """Queue ``buffers``, which must not change afterwards. Ignored on a closed connection."""
         if self.closed:
             return
         self._queue.extend(memoryview(buffer) for buffer in buffers)
         self._feed()
 
     def close(self) -> None:
-        """Close at once. Outstanding requests fail."""
         if self._transport is not None:
             self._transport.abort()
         self._lost()
 
-    # --- requests ---
+    # --- a login, before requests ---
 
-    async def _enter(self, count: int) -> None:
-        """Begin ``count`` requests. Wait while too many are outstanding. :meth:`_leave` must follow.
+    def begin_login(self) -> None:
+        """Keep the frames that come for :meth:`login_frame`, until :meth:`end_login`."""
+        self._login_frames = deque()
 
-        Raises BookieUnavailableError, BookieTimeoutError.
-        """
-        self._check()
-        if self.outstanding < self._limits.max_outstanding_requests and not self._admissions:
-            self.outstanding += count
-            return
-        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._admissions.append((count, granted))
-        try:
-            async with asyncio.timeout(self._limits.request_wait_ms / 1000):
-                await granted
-        except BaseException as error:
-            if granted in (future for _, future in self._admissions):
-                self._admissions.remove((count, granted))
-            elif not self.closed:
-                # The grant came at the same time as the end of the wait.
-                self._leave(count)
-            if isinstance(error, TimeoutError):
-                raise BookieTimeoutError(
-                    f"no room for another request: {self.outstanding} on this connection are still unanswered",
-                    bookie_id=self.bookie_id,
-                ) from None
-            raise
+    async def login_frame(self) -> bytes:
+        """Return the body of the next frame of a login. Raises BookieUnavailableError."""
+        assert self._login_frames is not None
+        if not self._login_frames:
+            self._check()
+            self._login_waits = asyncio.get_running_loop().create_future()
+            await self._login_waits
+        return self._login_frames.popleft()
 
-    def _leave(self, count: int) -> None:
-        """End ``count`` requests, which were answered or given up."""
-        self.outstanding -= count
-        while self._admissions and self.outstanding < self._limits.max_outstanding_requests:
-            count, granted = self._admissions.popleft()
-            if not granted.done():
-                self.outstanding += count
-                granted.set_result(None)
+    def end_login(self) -> None:
+        """Let requests begin. Raises WireFormatError if the bookie sent more than its answers."""
+        frames, self._login_frames = self._login_frames, None
+        if frames:
+            raise WireFormatError("the bookie sent more than the answers to the login")
 
-    def _given_up(self, asked_at: float) -> None:
-        """Report that a request sent at ``asked_at`` was given up. Close the connection if nothing came since."""
-        silence = asyncio.get_running_loop().time() - max(asked_at, self._heard_at)
-        if not self.closed and silence * 1000 >= self._limits.silence_ms:
-            _LOG.warning("bookie %s has been silent for %.1f s: closing the connection", self.bookie_id, silence)
-            self.close()
-
-    def _check(self) -> None:
-        if self.closed:
-            raise self._broken()
+    def _on_login_frames(self, waiting: deque[bytes], frames: Frames) -> None:
+        waiting.extend(map(bytes, frames))
+        if len(waiting) > _MAX_LOGIN_FRAMES:
+            raise WireFormatError("too many frames during the login")
+        if self._login_waits is not None and not self._login_waits.done():
+            self._login_waits.set_result(None)
 
     def _broken(self) -> BookieUnavailableError:
         if self._tls_problem is not None:
             return TlsError(f"the TLS connection broke: {self._tls_problem}", bookie_id=self.bookie_id)
-        return BookieUnavailableError("connection to the bookie broke", bookie_id=self.bookie_id)
+        return super()._broken()
 
     # --- asyncio's side ---
 
@@ -179,7 +133,10 @@ class FramedConnection(asyncio.BufferedProtocol, ABC):
         try:
             frames = self._receive.received(nbytes)
             if frames is not None:
-                self._on_frames(frames)
+                if self._login_frames is None:
+                    self._on_frames(frames)
+                else:
+                    self._on_login_frames(self._login_frames, frames)
         except WireFormatError as error:
             _LOG.warning("closing connection to bookie %s: %s", self.bookie_id, error)
             self.close()
@@ -188,21 +145,11 @@ class FramedConnection(asyncio.BufferedProtocol, ABC):
     def _on_frames(self, frames: Frames) -> None:
         """Handle received frames. A WireFormatError closes the connection."""
 
-    @abstractmethod
-    def _on_lost(self) -> None:
-        """Handle the loss of the connection: fail outstanding requests."""
-
-    def _lost(self) -> None:
-        if self.closed:
-            return
-        self.closed = True
+    def _release(self) -> None:
         self._queue.clear()
         self._stop_stall_timer()
-        admissions, self._admissions = self._admissions, deque()
-        for _, granted in admissions:
-            if not granted.done():
-                granted.set_exception(self._broken())
-        self._on_lost()
+        if self._login_waits is not None and not self._login_waits.done():
+            self._login_waits.set_exception(self._broken())
 
     def _on_stalled(self) -> None:
         loop = asyncio.get_running_loop()
@@ -232,50 +179,3 @@ class FramedConnection(asyncio.BufferedProtocol, ABC):
                     small.append(queue.popleft())
                 piece = memoryview(b"".join(small))
             transport.write(piece)
-
-
-class LedgerConnection(FramedConnection):
-    """The interface of a connection for handles, over either protocol: adds by listener, reads by await."""
-
-    def __init__(self, bookie_id: str, limits: ConnectionLimits | None = None) -> None:
-        super().__init__(bookie_id, limits)
-        self._add_listeners: dict[int, AddListener] = {}
-        self._loss_listeners: dict[int, LossListener] = {}
-
-    def listen(self, ledger_id: int, on_answers: AddListener, on_loss: LossListener) -> None:
-        """Route answers to adds of ``ledger_id`` to the listener. One writer per ledger and connection."""
-        self._add_listeners[ledger_id] = on_answers
-        self._loss_listeners[ledger_id] = on_loss
-
-    def unlisten(self, ledger_id: int) -> None:
-        self._add_listeners.pop(ledger_id, None)
-        self._loss_listeners.pop(ledger_id, None)
-
-    @abstractmethod
-    async def read(
-        self, ledger_id: int, entry_ids: range, *, flags: int = 0, key: bytes | None = None
-    ) -> dict[int, ReadAnswer]:
-        """Return one answer per entry id. ``flags`` are v2's (FENCING, HIGH_PRIORITY). FENCING needs the master key.
-
-        Raises BookieUnavailableError if the connection breaks, BookieTimeoutError if too many requests are outstanding
-        for too long. The caller limits the wait for answers.
-        """
-
-    def _on_adds(self, answers: AddAnswers) -> None:
-        first = int(answers.ledger_ids[0])
-        if bool((answers.ledger_ids == first).all()):
-            parts = [(first, slice(None))]
-        else:
-            parts = [(int(ledger_id), answers.ledger_ids == ledger_id) for ledger_id in np.unique(answers.ledger_ids)]
-        for ledger_id, rows in parts:
-            listener = self._add_listeners.get(ledger_id)
-            if listener is not None:
-                listener(self.bookie_id, answers.entry_ids[rows], answers.codes[rows])
-
-    def _on_lost(self) -> None:
-        for listener in list(self._loss_listeners.values()):
-            try:
-                listener(self.bookie_id)
-            except Exception:
-                # The other listeners must still be called.
-                _LOG.exception("a listener failed after the loss of the connection to bookie %s", self.bookie_id)

@@ -10,6 +10,7 @@ from typing import Final
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.connection.base import FramedConnection
 from bk_spark.bookie.tls.contexts import TlsContexts
+from bk_spark.bookie.tls.pem import PemIdentity
 from bk_spark.bookie.tls.reasons import reason_of
 from bk_spark.bookie.tls.transport import BUFFER_BYTES, secure
 from bk_spark.protocol.errors import TlsError, WireFormatError
@@ -36,6 +37,10 @@ class ClientTls:
                 "tlsHostnameVerificationEnabled=false: whoever has a certificate from a trusted authority can pose as "
                 "any bookie"
             )
+
+    def pem(self) -> PemIdentity:
+        """Return the certificates and the key as gRPC takes them. Blocks. Raises InvalidArgumentError."""
+        return self._contexts.pem()
 
     async def connect(self, host: str, port: int, connection: FramedConnection) -> None:
         """Connect ``connection``. Its bookie proves to be ``host``.

@@ -8,9 +8,11 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Generic, TypeVar
 
 from bk_spark.bookie.config import ANSWER_RESERVE_BYTES, ClientConfig
-from bk_spark.bookie.connection.base import ConnectionLimits, FramedConnection
+from bk_spark.bookie.connection.base import FramedConnection
 from bk_spark.bookie.connection.client_tls import ClientTls
-from bk_spark.protocol.errors import BookieUnavailableError, BookKeeperError, TlsError
+from bk_spark.bookie.connection.interface import Connection, ConnectionLimits
+from bk_spark.bookie.connection.logins import Logins
+from bk_spark.protocol.errors import BookieUnavailableError, BookKeeperError, LoginError, TlsError
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -18,22 +20,39 @@ _LOG: Final = logging.getLogger(__name__)
 Resolver = Callable[[str], Awaitable[tuple[str, int]]]
 
 
-_C_co = TypeVar("_C_co", bound=FramedConnection, covariant=True)
+_C_co = TypeVar("_C_co", bound=Connection, covariant=True)
+#: Makes a live connection to a bookie. Raises OSError, TlsError, BookieUnavailableError.
+Connect = Callable[[str, ConnectionLimits], Awaitable[_C_co]]
+_F = TypeVar("_F", bound=FramedConnection)
+
+
+def connects_by(
+    kind: Callable[[str, ConnectionLimits], _F],
+    resolve: Resolver,
+    tls: ClientTls | None = None,
+    logins: Logins | None = None,
+) -> Connect[_F]:
+    """Return what makes connections of ``kind`` to where ``resolve`` says, with ``tls`` and ``logins`` if given."""
+
+    async def connect(bookie_id: str, limits: ConnectionLimits) -> _F:
+        host, port = await resolve(bookie_id)
+        connection = kind(bookie_id, limits)
+        if tls is None:
+            await asyncio.get_running_loop().create_connection(lambda: connection, host, port)
+        else:
+            await tls.connect(host, port, connection)
+        if logins is not None:
+            await logins.log_in(connection, host)
+        return connection
+
+    return connect
 
 
 class ConnectionPool(Generic[_C_co]):
-    """Shares one connection of class ``kind`` per bookie among all handles of a client."""
+    """Shares one connection per bookie among all handles of a client. ``connect`` makes them."""
 
-    def __init__(
-        self,
-        kind: Callable[[str, ConnectionLimits], _C_co],
-        resolve: Resolver,
-        config: ClientConfig,
-        tls: ClientTls | None = None,
-    ) -> None:
-        self._kind = kind
-        self._tls = tls
-        self._resolve = resolve
+    def __init__(self, connect: Connect[_C_co], config: ClientConfig) -> None:
+        self._connect_to = connect
         self._config = config
         shortest_timeout_ms = min(config.add_timeout_ms, config.read_timeout_ms)
         self._limits = ConnectionLimits(
@@ -81,11 +100,11 @@ class ConnectionPool(Generic[_C_co]):
         for task in connecting:
             task.cancel()
         await asyncio.gather(*connecting, return_exceptions=True)
-        for connection in self._connections.values():
+        connections = list(self._connections.values())
+        for connection in connections:
             connection.close()
         self._connections.clear()
-        # Aborted transports release their sockets in the next iteration of the loop.
-        await asyncio.sleep(0)
+        await asyncio.gather(*(connection.wait_closed() for connection in connections))
 
     def _attempt_ended(self, bookie_id: str, attempt: asyncio.Task[_C_co]) -> None:
         self._connecting.pop(bookie_id, None)
@@ -96,18 +115,14 @@ class ConnectionPool(Generic[_C_co]):
     async def _connect(self, bookie_id: str) -> _C_co:
         try:
             async with asyncio.timeout(self._config.connect_timeout_ms / 1000):
-                host, port = await self._resolve(bookie_id)
-                connection = self._kind(bookie_id, self._limits)
-                if self._tls is None:
-                    await asyncio.get_running_loop().create_connection(lambda: connection, host, port)
-                else:
-                    await self._tls.connect(host, port, connection)
-        except TlsError as error:
+                connection = await self._connect_to(bookie_id, self._limits)
+        except (TlsError, LoginError) as error:
             _LOG.warning("%s", error)
             raise
         except BookKeeperError:
             raise
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, ValueError) as error:
+            # ValueError: a host that is no name, such as one with an empty label.
             raise BookieUnavailableError(f"cannot connect: {error!r}", bookie_id=bookie_id) from error
         self._connections[bookie_id] = connection
         return connection

@@ -10,7 +10,8 @@ import asyncio
 
 import numpy as np
 
-from bk_spark.bookie.connection.base import ConnectionLimits, LedgerConnection
+from bk_spark.bookie.connection.base import FramedConnection
+from bk_spark.bookie.connection.interface import BatchReads, ConnectionLimits, LedgerConnection
 from bk_spark.protocol.wire.answers_v2 import AddAnswers, BatchReadAnswer, ReadAnswer, parse_answers
 from bk_spark.protocol.wire.framing import Frames
 from bk_spark.protocol.wire.wire_v2 import batch_read_request, read_requests
@@ -27,8 +28,10 @@ class _ReadGroup:
         self.future = future
 
 
-class BookieConnection(LedgerConnection):
+class BookieConnection(LedgerConnection, BatchReads, FramedConnection):
     """Adds, reads and batch reads over v2."""
+
+    is_v2 = True
 
     def __init__(self, bookie_id: str, limits: ConnectionLimits | None = None) -> None:
         super().__init__(bookie_id, limits)
@@ -36,7 +39,6 @@ class BookieConnection(LedgerConnection):
         self._reads: dict[tuple[int, ...], list[_ReadGroup]] = {}
         self._batches: dict[int, asyncio.Future[BatchReadAnswer]] = {}
         self._request_id = 0
-        #: True once the bookie answered a batch read.
         self.knows_batch_read = False
 
     async def read(
@@ -63,8 +65,6 @@ class BookieConnection(LedgerConnection):
                 self._given_up(asked_at)
 
     async def batch_read(self, ledger_id: int, first: int, count: int, max_size_bytes: int) -> BatchReadAnswer:
-        """Read up to ``count`` entries from ``first`` on. Raises BookieUnavailableError, also for a bookie without
-        batch reads, which closes the connection. Raises BookieTimeoutError as :meth:`read` does."""
         await self._enter(1)
         self._request_id += 1
         request_id = self._request_id

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from bk_spark.bookie.connection.base import ConnectionLimits, LedgerConnection
+from bk_spark.bookie.connection.base import FramedConnection
+from bk_spark.bookie.connection.interface import ConnectionLimits, ControlConnection
 from bk_spark.protocol.codes import Code, FlagV2
 from bk_spark.protocol.errors import InvalidArgumentError, WireFormatError
 from bk_spark.protocol.wire import wire_v3
@@ -49,7 +50,7 @@ class _ReadGroup:
             self.future.set_result(self.answers)
 
 
-class BookieConnectionV3(LedgerConnection):
+class BookieConnectionV3(ControlConnection, FramedConnection):
     """Adds, reads and all other requests except batch reads."""
 
     def __init__(self, bookie_id: str, limits: ConnectionLimits | None = None) -> None:
@@ -80,32 +81,26 @@ class BookieConnectionV3(LedgerConnection):
                 )
             return await group.future
 
-    async def read_lac(self, ledger_id: int) -> pb.Response:
-        """Return the bookie's explicit LAC and last entry of a ledger. Raises as :meth:`read`."""
-        return await self._ask(lambda txn_id: wire_v3.read_lac_request(txn_id, ledger_id))
+    async def read_lac(self, ledger_id: int) -> tuple[Code, bytes | None, bytes | None]:
+        return wire_v3.lac_answer(await self._ask(lambda txn_id: wire_v3.read_lac_request(txn_id, ledger_id)))
 
     async def write_lac(self, ledger_id: int, packet: bytes, master_key: bytes) -> Code:
-        """Store an explicit LAC, a packet from entry.pack_lac. Raises as :meth:`read`."""
         response = await self._ask(lambda txn_id: wire_v3.write_lac_request(txn_id, ledger_id, packet, master_key))
         answered = response.HasField("writeLacResponse")
         return wire_v3.response_code(response, response.writeLacResponse.status if answered else None)
 
     async def force(self, ledger_id: int) -> Code:
-        """Make the bookie sync all entries of the ledger that it took before. Raises as :meth:`read`."""
         response = await self._ask(lambda txn_id: wire_v3.force_ledger_request(txn_id, ledger_id))
         answered = response.HasField("forceLedgerResponse")
         return wire_v3.response_code(response, response.forceLedgerResponse.status if answered else None)
 
     async def long_poll(self, ledger_id: int, previous_lac: int, timeout_ms: int) -> LongPollAnswer:
-        """Let the bookie wait up to ``timeout_ms`` for a LAC above ``previous_lac``. Return the entry after
-        ``previous_lac``. Raises as :meth:`read`."""
         response = await self._ask(
             lambda txn_id: wire_v3.long_poll_request(txn_id, ledger_id, previous_lac, timeout_ms), timeout_ms
         )
         return wire_v3.long_poll_answer(response)
 
     async def bookie_info(self) -> BookieInfo:
-        """Return the sizes of the bookie's disks. Raises as :meth:`read`, and the errors of error_of."""
         response = await self._ask(wire_v3.bookie_info_request)
         body = response.getBookieInfoResponse
         answered = response.HasField("getBookieInfoResponse")
@@ -116,9 +111,6 @@ class BookieConnectionV3(LedgerConnection):
         )
 
     async def list_entries(self, ledger_id: int) -> EntryAvailability:
-        """Return the entries of a ledger that the bookie holds. Apache's bookies answer only with interleaved and
-        sorted storage. With Db storage they do not answer at all. Raises as :meth:`read`, and the errors of error_of.
-        """
         response = await self._ask(lambda txn_id: wire_v3.list_of_entries_request(txn_id, ledger_id))
         body = response.getListOfEntriesOfLedgerResponse
         answered = response.HasField("getListOfEntriesOfLedgerResponse")

@@ -24,17 +24,11 @@ from typing import Any, Final
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import (
-    BadVersionError,
-    ConnectionClosedError,
-    ConnectionLoss,
     KazooException,
     NoAuthError,
-    NodeExistsError as KazooNodeExistsError,
     NoNodeError as KazooNoNodeError,
-    NotEmptyError,
     RolledBackError,
     RuntimeInconsistency,
-    SessionExpiredError,
 )
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState, WatchedEvent, ZnodeStat
@@ -42,15 +36,9 @@ from kazoo.protocol.states import KazooState, WatchedEvent, ZnodeStat
 from bk_spark.bookie.metadata.cluster_clock import ClusterClock
 from bk_spark.bookie.metadata.session_rest import SessionRest
 from bk_spark.bookie.metadata.zookeeper_access import EncryptingHandler, ZooKeeperAccess
+from bk_spark.bookie.metadata.zookeeper_errors import CONNECTION_LOST, refused_request
 from bk_spark.bookie.metadata.zookeeper_refusal import refusal
-from bk_spark.protocol.errors import (
-    MetadataConflictError,
-    MetadataError,
-    MetadataUnavailableError,
-    NodeExistsError,
-    NoNodeError,
-    OutcomeUnknownError,
-)
+from bk_spark.protocol.errors import MetadataUnavailableError, NoNodeError, OutcomeUnknownError
 from bk_spark.protocol.metadata.znodes import (
     CheckOp,
     CreateOp,
@@ -292,7 +280,7 @@ class ZooKeeper:
         results = self._change(transaction.commit_async, operations[0].path if operations else "/")
         for op, result in zip(operations, results, strict=True):
             if isinstance(result, NoAuthError):
-                raise _forbidden(f"change {op.path}") from result
+                raise refused_request(result, op.path) from result
             if isinstance(result, Exception) and not isinstance(result, RolledBackError | RuntimeInconsistency):
                 raise TransactionConflictError(op, type(result).__name__) from result
         stat = next((result for result in results if isinstance(result, ZnodeStat)), None)
@@ -344,38 +332,24 @@ class ZooKeeper:
         while True:
             try:
                 return self._ask(call, deadline)
-            except KazooNoNodeError as error:
-                raise NoNodeError("znode does not exist") from error
-            except (ConnectionLoss, SessionExpiredError, ConnectionClosedError):
+            except CONNECTION_LOST:
                 with self._changed:
                     self._changed.wait(_RETRY_PAUSE_S)
             except KazooTimeoutError as error:
                 raise MetadataUnavailableError(f"ZooKeeper at {self.servers} did not answer in time") from error
-            except NoAuthError as error:
-                raise _forbidden("read a znode") from error
             except KazooException as error:
-                raise MetadataError(f"ZooKeeper refused a request: {type(error).__name__}: {error}") from error
+                raise refused_request(error) from error
 
     def _change(self, call: Callable[[], Any], path: str) -> Any:
         try:
             return self._ask(call, self._deadline())
-        except KazooNoNodeError as error:
-            raise NoNodeError(f"znode {path} (or its parent) does not exist") from error
-        except KazooNodeExistsError as error:
-            raise NodeExistsError(f"znode {path} already exists") from error
-        except BadVersionError as error:
-            raise MetadataConflictError(f"znode {path} was changed by another client") from error
-        except NotEmptyError as error:
-            raise MetadataConflictError(f"znode {path} has children") from error
-        except (ConnectionLoss, SessionExpiredError, ConnectionClosedError, KazooTimeoutError) as error:
+        except (*CONNECTION_LOST, KazooTimeoutError) as error:
             raise OutcomeUnknownError(
                 f"connection to ZooKeeper at {self.servers} was lost while {path} was being changed "
                 f"({type(error).__name__}): the change may or may not have taken effect"
             ) from error
-        except NoAuthError as error:
-            raise _forbidden(f"change {path}") from error
         except KazooException as error:
-            raise MetadataError(f"ZooKeeper refused to change {path}: {type(error).__name__}: {error}") from error
+            raise refused_request(error, path) from error
 
     def _on_state(self, state: str) -> None:
         _LOG.info("ZooKeeper session %s: %s", self.servers, state)
@@ -406,13 +380,6 @@ class _Answers:
 
 #: Names of session states, as passed to listeners.
 CONNECTED, SUSPENDED, LOST = KazooState.CONNECTED, KazooState.SUSPENDED, KazooState.LOST
-
-
-def _forbidden(what: str) -> MetadataError:
-    return MetadataError(
-        f"ZooKeeper does not let this user {what}: its access list names others. Set zkDigestFile to a file with the "
-        "user and password that the cluster's znodes were created with"
-    )
 
 
 def _event(path: str, watch: WatchCallback | None) -> Callable[[WatchedEvent], None] | None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bk_spark.bookie.tls.settings import STORE_TYPE, TlsSettings
+from bk_spark.bookie.auth.settings import LoginSettings
+from bk_spark.bookie.tls.settings import STORE_TYPE
 from bk_spark.settings.kinds import BOOLEAN, OPTIONAL_TEXT, Kind
 from bk_spark.settings.setting import Setting, declare
 
@@ -23,8 +24,8 @@ def _key(name: str, default: str, kind: Kind, doc: str, *, apache: bool = False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ZooKeeperSettings(TlsSettings):
-    """Security of the session with ZooKeeper, beside TLS between clients and bookies."""
+class ZooKeeperSettings(LoginSettings):
+    """Security of the session with ZooKeeper, beside TLS and logins between clients and bookies."""
 
     zk_digest_file: str = _key(
         "zkDigestFile",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from bk_spark.bookie.connection.interface import ControlConnection
 from bk_spark.bookie.connection.pool import ConnectionPool
-from bk_spark.bookie.connection.v3 import BookieConnectionV3
 from bk_spark.protocol.errors import BookieTimeoutError, BookKeeperError
 from bk_spark.protocol.wire.wire_v3 import BookieInfo
 
 
 async def disk_space(
-    bookies: Iterable[str], pool: ConnectionPool[BookieConnectionV3], timeout_ms: int
+    bookies: Iterable[str], pool: ConnectionPool[ControlConnection], timeout_ms: int
 ) -> dict[str, BookieInfo | BookKeeperError]:
     """Return the answer of each bookie, or its error. All are asked at once, for at most ``timeout_ms``."""
 

@@ -9,18 +9,19 @@ from typing import Final
 
 from bk_spark.bookie.metadata.zookeeper import CONNECTED, LOST, ZooKeeper
 from bk_spark.protocol.errors import BookieUnavailableError, MetadataFormatError, MetadataUnavailableError
-from bk_spark.protocol.metadata.registration import NATIVE_PROTOCOL, BookieServiceInfo
+from bk_spark.protocol.metadata.registration import GRPC_PROTOCOL, NATIVE_PROTOCOL, BookieServiceInfo
 
 _READ_ONLY: Final = "readonly"
 
 
 @dataclass(frozen=True, slots=True)
 class BookieRegistration:
-    """The address of a registered bookie. ``zxid`` is the transaction that created this registration, and identifies
-    it."""
+    """The address of a registered bookie, and that of its gRPC, if it has one. ``zxid`` is the transaction that created
+    this registration, and identifies it."""
 
     address: tuple[str, int]
     zxid: int
+    grpc_address: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,16 @@ class BookieRegistry:
         """Return host and port of a registered bookie. Raises BookieUnavailableError."""
         return self.registration(bookie_id).address
 
+    def grpc_address(self, bookie_id: str) -> tuple[str, int]:
+        """Return host and port of a registered bookie's gRPC. Raises BookieUnavailableError."""
+        found = self.registration(bookie_id).grpc_address
+        if found is None:
+            raise BookieUnavailableError(
+                "it does not serve gRPC: set grpcServerEnabled=true there, or transport=native here",
+                bookie_id=bookie_id,
+            )
+        return found
+
     def registration(self, bookie_id: str) -> BookieRegistration:
         """Return a bookie's registration. Raises BookieUnavailableError if it is missing or not usable.
 
@@ -123,12 +134,14 @@ class BookieRegistry:
         if found is None:
             raise BookieUnavailableError("the bookie is not registered", bookie_id=bookie_id)
         try:
-            endpoint = BookieServiceInfo.decode(found.data, bookie_id).endpoint(NATIVE_PROTOCOL)
+            info = BookieServiceInfo.decode(found.data, bookie_id)
         except MetadataFormatError as error:
             raise BookieUnavailableError(f"unusable registration: {error.message}", bookie_id=bookie_id) from error
+        endpoint, grpc = info.endpoint(NATIVE_PROTOCOL), info.endpoint(GRPC_PROTOCOL)
         if endpoint is None:
             raise BookieUnavailableError(f"registered without a {NATIVE_PROTOCOL} endpoint", bookie_id=bookie_id)
-        registration = BookieRegistration((endpoint.host, endpoint.port), found.created_zxid)
+        grpc_address = None if grpc is None else (grpc.host, grpc.port)
+        registration = BookieRegistration((endpoint.host, endpoint.port), found.created_zxid, grpc_address)
         with self._lock:
             self._last_registrations[bookie_id] = registration
             if generation == self._generation:

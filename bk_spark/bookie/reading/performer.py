@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
-from bk_spark.bookie.connection.v2 import BookieConnection
+from bk_spark.bookie.connection.interface import BatchReads
 from bk_spark.bookie.metadata.metadata_calls import call_metadata
 from bk_spark.bookie.reading.read_access import ReadAccess
 from bk_spark.bookie.runners import AsyncRunner
@@ -34,7 +34,6 @@ from bk_spark.protocol.ledger.reading.single_read import SingleRead
 from bk_spark.protocol.machine import EndedBy, Machine, StartTimer, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.replication.entry_lists import EntriesListed, ListEntries
-from bk_spark.protocol.wire import wire_v3
 
 _LOG = logging.getLogger(__name__)
 
@@ -90,7 +89,7 @@ class Performer:
 
     async def _read_batch(self, action: ReadBatch) -> BatchRead | BatchRefused:
         connection = await self._access.pool.get(action.bookie_id)
-        assert isinstance(connection, BookieConnection)
+        assert isinstance(connection, BatchReads)
         entry_ids = action.entry_ids
         try:
             answer = await connection.batch_read(self._ledger_id, entry_ids.start, len(entry_ids), action.max_bytes)
@@ -102,8 +101,7 @@ class Performer:
 
     async def _ask_lac(self, action: AskLac) -> LacTold:
         connection = await self._access.pool_v3.get(action.bookie_id)
-        answer = wire_v3.lac_answer(await connection.read_lac(self._ledger_id))
-        return LacTold(action.request_id, *answer)
+        return LacTold(action.request_id, *await connection.read_lac(self._ledger_id))
 
     async def _list(self, action: ListEntries) -> EntriesListed:
         connection = await self._access.pool_v3.get(action.bookie_id)

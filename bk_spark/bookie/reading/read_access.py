@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.connection.base import LedgerConnection
+from bk_spark.bookie.config import GRPC, ClientConfig
+from bk_spark.bookie.connection.interface import ControlConnection, LedgerConnection
 from bk_spark.bookie.connection.pool import ConnectionPool
-from bk_spark.bookie.connection.v3 import BookieConnectionV3
 from bk_spark.bookie.reading.failure_history import FailureHistory
 from bk_spark.bookie.reading.ledger_watch import LedgerWatches
 from bk_spark.bookie.services import ClusterServices
@@ -22,7 +21,7 @@ class ReadAccess:
 
     services: ClusterServices
     pool: ConnectionPool[LedgerConnection]
-    pool_v3: ConnectionPool[BookieConnectionV3]
+    pool_v3: ConnectionPool[ControlConnection]
     config: ClientConfig
     history: FailureHistory
     watches: LedgerWatches
@@ -35,11 +34,11 @@ class ReadAccess:
         cls,
         services: ClusterServices,
         pool: ConnectionPool[LedgerConnection],
-        pool_v3: ConnectionPool[BookieConnectionV3],
+        pool_v3: ConnectionPool[ControlConnection],
         config: ClientConfig,
     ) -> ReadAccess:
         history = FailureHistory(config.bookie_failure_history_expiration_ms)
-        batches = config.batch_read_enabled and config.use_v2_wire_protocol
+        batches = config.batch_read_enabled and (config.use_v2_wire_protocol or config.transport == GRPC)
         settings = ReadSettings(
             attempts=config.read_attempts,
             timeout_ms=config.read_timeout_ms,

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bk_spark.bookie.connection.base import LedgerConnection
+from bk_spark.bookie.connection.interface import LedgerConnection
 from bk_spark.bookie.connection.pool import ConnectionPool
 from bk_spark.bookie.connection.v3 import BookieConnectionV3
 from bk_spark.protocol.codes import Code

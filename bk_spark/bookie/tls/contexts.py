@@ -9,6 +9,7 @@ import threading
 import time
 from typing import Final
 
+from bk_spark.bookie.tls.pem import PemIdentity, pem_identity
 from bk_spark.bookie.tls.settings import TlsSettings
 from bk_spark.bookie.tls.stores import Store, load_key, load_trusted
 from bk_spark.bookie.tls.suites import restrict
@@ -84,19 +85,38 @@ class TlsContexts:
             self._seen = marks
             _LOG.info("the changed certificates are used for new connections")
 
+    @property
+    def wants_client_certificates(self) -> bool:
+        """Whether a bookie requires a certificate of each client."""
+        return self._settings.tls_client_authentication
+
+    def pem(self) -> PemIdentity:
+        """Return the key and the certificates of the files as they are now. Blocks. Raises InvalidArgumentError."""
+        return pem_identity(
+            self._key_store if self._with_key else None,
+            self._settings.tls_certificate_path,
+            self._trust_store if self._with_trust else None,
+        )
+
+    @property
+    def _with_key(self) -> bool:
+        return self._server_side or self._settings.tls_client_authentication
+
+    @property
+    def _with_trust(self) -> bool:
+        return not self._server_side or self._settings.tls_client_authentication
+
     def _make(self) -> ssl.SSLContext:
         settings = self._settings
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if self._server_side else ssl.PROTOCOL_TLS_CLIENT)
         problem = restrict(context, settings.tls_protocols, settings.tls_cipher_suites)
         if problem is not None:
             raise InvalidArgumentError(f"tlsEnabledCipherSuites {problem}")
-        with_key = self._server_side or settings.tls_client_authentication
-        with_trust = not self._server_side or settings.tls_client_authentication
-        if with_key:
+        if self._with_key:
             if not self._key_store.path:
                 raise InvalidArgumentError(f"{self._key_store.path_key} is missing: set it to the private key's file")
             load_key(context, self._key_store, settings.tls_certificate_path)
-        if with_trust:
+        if self._with_trust:
             if not self._trust_store.path:
                 raise InvalidArgumentError(
                     f"{self._trust_store.path_key} is missing: set it to the certificates of the trusted authorities"

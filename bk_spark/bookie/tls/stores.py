@@ -34,8 +34,8 @@ class Store:
         The file. For a key in PEM form it holds the key alone.
     password_path
         The file with its password. Empty: it has none.
-    path_key, type_key, password_key
-        The configuration keys of these.
+    path_key, type_key, password_key, certificate_key
+        The configuration keys of these, and of the file with the certificates of a PEM key.
     """
 
     kind: str
@@ -44,6 +44,7 @@ class Store:
     path_key: str
     type_key: str
     password_key: str
+    certificate_key: str = "tlsCertificatePath"
 
     @property
     def files(self) -> list[str]:
@@ -69,9 +70,9 @@ def load_key(context: ssl.SSLContext, store: Store, certificate_path: str) -> No
     if store.kind == "PEM":
         if not certificate_path:
             raise InvalidArgumentError(
-                f"tlsCertificatePath is missing: with {store.type_key}=PEM the certificate has a file of its own"
+                f"{store.certificate_key} is missing: with {store.type_key}=PEM the certificate has a file of its own"
             )
-        _content("tlsCertificatePath", certificate_path)
+        _content(store.certificate_key, certificate_path)
         _content(store.path_key, store.path)
         _load_chain(context, store, certificate_path, store.path, password)
         return
@@ -85,6 +86,40 @@ def load_key(context: ssl.SSLContext, store: Store, certificate_path: str) -> No
     # OpenSSL takes files only. This one is memory of this process and has no name.
     with _memory_file(b"".join([pem, *chain])) as path:
         _load_chain(context, store, path, path, None)
+
+
+def key_and_chain_pem(store: Store, certificate_path: str) -> tuple[bytes, bytes]:
+    """Return a private key, not encrypted, and its certificates in PEM form. Raises InvalidArgumentError."""
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        load_pem_private_key,
+    )
+
+    password = store.password()
+    if store.kind == "PEM":
+        chain = _content(store.certificate_key, certificate_path)
+        try:
+            key = load_pem_private_key(_content(store.path_key, store.path), password)
+        except (TypeError, ValueError):
+            raise store.wrong("holds no private key in PEM form that its password opens") from None
+    else:
+        key, own, others = _open(store, password)
+        if key is None or own is None:
+            raise store.wrong("holds no private key with its certificate")
+        chain = b"".join(certificate.public_bytes(Encoding.PEM) for certificate in (own, *others))
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), chain
+
+
+def trusted_pem(store: Store) -> bytes:
+    """Return the certificates that are trusted in PEM form. Raises InvalidArgumentError."""
+    if store.kind == "PEM":
+        return _content(store.path_key, store.path)
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    _, own, others = _open(store, store.password())
+    return b"".join(each.public_bytes(Encoding.PEM) for each in ([own] if own is not None else []) + list(others))
 
 
 def load_trusted(context: ssl.SSLContext, store: Store) -> None:

@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
+from bk_spark.bookie.connection.interface import ControlConnection
 from bk_spark.bookie.connection.pool import ConnectionPool
-from bk_spark.bookie.connection.v3 import BookieConnectionV3
 from bk_spark.protocol.codes import Code, DigestType
 from bk_spark.protocol.entries.digest import digest_function, master_key
 from bk_spark.protocol.entries.entry import pack_lac
@@ -17,7 +17,7 @@ from bk_spark.protocol.wire.code_errors import error_of
 _LOG = logging.getLogger(__name__)
 
 
-async def force_over(connection: BookieConnectionV3, ledger_id: int, timeout_ms: int) -> None:
+async def force_over(connection: ControlConnection, ledger_id: int, timeout_ms: int) -> None:
     """Make a bookie sync its entries of the ledger. Raises PeerError."""
     try:
         async with asyncio.timeout(timeout_ms / 1000):
@@ -31,7 +31,7 @@ async def force_over(connection: BookieConnectionV3, ledger_id: int, timeout_ms:
 
 
 async def force_all(
-    pool: ConnectionPool[BookieConnectionV3], ledger_id: int, bookies: Iterable[str], timeout_ms: int
+    pool: ConnectionPool[ControlConnection], ledger_id: int, bookies: Iterable[str], timeout_ms: int
 ) -> None:
     """Make all ``bookies`` sync their entries of the ledger. Raises the first error, once all have answered."""
 
@@ -50,7 +50,7 @@ class LacSender:
         self,
         digest_type: DigestType,
         password: bytes,
-        pool: ConnectionPool[BookieConnectionV3],
+        pool: ConnectionPool[ControlConnection],
         timeout_ms: int,
     ) -> None:
         self._digest = digest_function(digest_type, password)

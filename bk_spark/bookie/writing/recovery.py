@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.connection.base import LedgerConnection
+from bk_spark.bookie.connection.interface import LedgerConnection
 from bk_spark.bookie.connection.pool import ConnectionPool
 from bk_spark.bookie.metadata.metadata_calls import call_metadata
 from bk_spark.bookie.runners import AsyncRunner

@@ -7,9 +7,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.connection.base import LedgerConnection
+from bk_spark.bookie.connection.interface import ControlConnection, LedgerConnection
 from bk_spark.bookie.connection.pool import ConnectionPool
-from bk_spark.bookie.connection.v3 import BookieConnectionV3
 from bk_spark.bookie.metadata.ledger_store import StoredMetadata
 from bk_spark.bookie.runners import AsyncRunner
 from bk_spark.bookie.services import ClusterServices
@@ -54,7 +53,7 @@ class WriteHandle:
         pool: ConnectionPool[LedgerConnection],
         config: ClientConfig,
         *,
-        pool_v3: ConnectionPool[BookieConnectionV3] | None = None,
+        pool_v3: ConnectionPool[ControlConnection] | None = None,
         deferred_sync: bool = False,
     ) -> None:
         self.ledger_id = ledger_id

@@ -14,14 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.connection.base import AddListener, LedgerConnection, LossListener
+from bk_spark.bookie.connection.interface import AddListener, ControlConnection, LedgerConnection, LossListener
 from bk_spark.bookie.connection.pool import ConnectionPool
-from bk_spark.bookie.connection.v3 import BookieConnectionV3
 from bk_spark.bookie.metadata.metadata_calls import call_metadata
 from bk_spark.bookie.runners import AsyncRunner
 from bk_spark.bookie.services import ClusterServices
 from bk_spark.bookie.writing.forcing import LacSender, force_over
-from bk_spark.protocol.errors import BookKeeperError, NotEnoughBookiesError, PeerError, TlsError
+from bk_spark.protocol.errors import BookKeeperError, LoginError, NotEnoughBookiesError, PeerError, TlsError
 from bk_spark.protocol.ledger.metadata_calls import CompareAndSet, ReadMetadata
 from bk_spark.protocol.ledger.replacement import (
     BookiePicked,
@@ -155,7 +154,7 @@ class WriterPerformer:
                 try:
                     return BookiePicked(await self._services.choose_replacement(quorum, members, index, exclude))
                 except NotEnoughBookiesError as error:
-                    problem = self.connections.tls_problem
+                    problem = self.connections.refusal
                     if problem is None:
                         raise
                     # More bookies would be of no use.
@@ -167,7 +166,7 @@ class WriterPerformer:
         connection = self.connections.get(action.bookie_id)
         if connection is None:
             return None  # the failure of the bookie was already reported to the machine
-        assert isinstance(connection, BookieConnectionV3)
+        assert isinstance(connection, ControlConnection)
         await force_over(connection, self._ledger_id, self._config.add_timeout_ms)
         return BookieForced(action.bookie_id, action.last_entry_id)
 
@@ -199,8 +198,8 @@ class EnsembleConnections:
         #: Frames that wait for a connection being made, by bookie.
         self._waiting: dict[str, list[memoryview]] = {}
         self._settled = asyncio.Event()
-        #: Why the last bookie that TLS could not be agreed on with cannot be used.
-        self.tls_problem: str | None = None
+        #: What the last bookie said with which TLS or a login failed.
+        self.refusal: str | None = None
 
     def get(self, bookie_id: str) -> LedgerConnection | None:
         """Return the connection that carries this writer's adds."""
@@ -242,8 +241,8 @@ class EnsembleConnections:
                     await connection.read(self._ledger_id, _PROBE)
                 return connection
         except (PeerError, TimeoutError) as error:
-            if isinstance(error, TlsError):
-                self.tls_problem = str(error)
+            if isinstance(error, TlsError | LoginError):
+                self.refusal = str(error)
             _LOG.warning("ledger %d: bookie %s cannot be used: %r", self._ledger_id, bookie_id, error)
             self._services.bookie_failed(bookie_id)
         except BookKeeperError as error:

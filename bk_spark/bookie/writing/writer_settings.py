@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.config import GRPC, ClientConfig
 from bk_spark.protocol.codes import DigestType, FlagV2
 from bk_spark.protocol.ledger.writer_actions import UNLIMITED, WriterLimits
 from bk_spark.protocol.wire.add_frames import EntryPackager, Packager
@@ -18,8 +18,11 @@ def packager_of(
     *,
     deferred_sync: bool = False,
 ) -> Packager:
-    """Return the packager for the ledger's wire protocol: v3 with deferred sync, else as configured."""
-    if config.use_v2_wire_protocol and not deferred_sync:
+    """Return the packager for the ledger's wire protocol: v3 with deferred sync, else as configured.
+
+    gRPC takes frames of v2, and makes batches of them. It has no deferred sync: our bookies sync before they answer.
+    """
+    if config.transport == GRPC or (config.use_v2_wire_protocol and not deferred_sync):
         return EntryPackager(ledger_id, digest_type, password, flags)
     return EntryPackagerV3(ledger_id, digest_type, password, flags, deferred_sync=deferred_sync)
 

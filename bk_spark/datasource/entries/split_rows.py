@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 from bk_spark.datasource.connections import client_of
 from bk_spark.datasource.entries import arrow_format, raw_format
 from bk_spark.datasource.entries.schemas import METADATA_NAMES, VALUE, arrow_schema
+from bk_spark.datasource.kept_objects import keep_objects
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.splits import NO_LOG, Pieces
 from bk_spark.log.formats.settings import EntryFormat
@@ -44,7 +45,7 @@ def read_split(options: SourceOptions, schema: StructType, split: Split) -> Iter
     Raises LogRangeGoneError (NoSuchLedgerError without a log) if a ledger was deleted since the split was planned. If
     failOnDataLoss is false, skips its entries with a warning instead.
     """
-    client = client_of(options.metadata_service_uri, options.client_conf)
+    client = client_of(options.metadata_service_uri, options.client)
     password = options.password()
     rows = _Rows(arrow_schema(schema), split.entry_format)
     pieces = split.pieces
@@ -55,6 +56,7 @@ def read_split(options: SourceOptions, schema: StructType, split: Split) -> Iter
                 for payloads in parts:
                     start, reached = reached, reached + len(payloads)
                     yield from joined(rows.of(payloads, pieces.part(sums, start, reached)))
+            keep_objects()
             return
         except NoSuchLedgerError as error:
             pieces = _without_first_ledger(pieces.part(sums, reached, int(sums[-1])), options, error)

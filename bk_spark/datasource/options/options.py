@@ -6,7 +6,9 @@ import enum
 from dataclasses import dataclass
 from typing import Any, Final
 
+from bk_spark.bookie.config import GRPC, NATIVE
 from bk_spark.bookie.passwords import password_in
+from bk_spark.datasource.options.client_choice import ClientChoice
 from bk_spark.datasource.options.values import LEDGERS, NAMES, PATTERN, POSITIONS, TIMESTAMP, Positions
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.protocol.codes import DigestType
@@ -87,7 +89,7 @@ class SourceOptions:
         Group.WHERE,
         "ZooKeeper path under which logs are kept. Clusters that share a ZooKeeper need different ones.",
     )
-    client_conf: str | None = _option(
+    _client_conf: str | None = _option(
         "clientConf",
         None,
         TEXT,
@@ -95,6 +97,15 @@ class SourceOptions:
         Group.WHERE,
         "File with settings of the client, such as those of TLS, under Apache's keys "
         "([client-config.md](client-config.md)). The driver and the executors must be able to read it.",
+    )
+    _transport: str | None = _option(
+        "transport",
+        None,
+        choice({one: one for one in (NATIVE, GRPC)}),
+        Use.ALL,
+        Group.WHERE,
+        "How bookies are reached: `native`, or `grpc`, which only our bookies serve ([grpc.md](grpc.md)). Without it: "
+        "what `clientConf` says, else `native`.",
     )
     _password: str | None = _option(
         "password", None, PASSWORD, Use.ALL, Group.WHERE, "Password of the ledgers.", secret=True
@@ -349,6 +360,11 @@ class SourceOptions:
     def ledgers(self) -> tuple[int, ...] | None:
         """The ids of the ledgers to read, or None if the read names logs."""
         return self.ledger_ids if self.ledger_id is None else (self.ledger_id,)
+
+    @property
+    def client(self) -> ClientChoice:
+        """The settings of the client."""
+        return ClientChoice(self._client_conf, self._transport)
 
     def password(self) -> bytes:
         """Return the password, empty if none was given. Raises InvalidArgumentError for an unreadable file."""

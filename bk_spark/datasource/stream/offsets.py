@@ -91,7 +91,7 @@ def parse_offset(found: object) -> StreamOffset:
     if not isinstance(found, dict) or "v" not in found:
         raise _refused(found, "is not an offset of this data source: is the checkpoint that of another source?")
     version = found["v"]
-    if version != OFFSET_VERSION or isinstance(version, bool):
+    if type(version) is not int or version != OFFSET_VERSION:
         raise _refused(
             found,
             f"has format version {version!r}; this release knows {OFFSET_VERSION}: use the release that wrote the "

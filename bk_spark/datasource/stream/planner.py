@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 from pyspark.sql.types import StructType
 
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.datasource.connections import client_of
 from bk_spark.datasource.entries.split_rows import Split
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.options.positions import start_offsets
@@ -25,6 +27,7 @@ from bk_spark.datasource.stream.plan import (
     same_log,
     waiting_entries,
 )
+from bk_spark.datasource.stream.progress import ProgressTeller
 from bk_spark.datasource.stream.sources import Followed, Sources
 from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, NoSuchLogError
 
@@ -35,6 +38,7 @@ class StreamPlanner:
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._sources = Sources(options, schema)
+        self._progress = ProgressTeller(lambda: _session(options), options.log_root)
         self._loss = DataLoss(options.fail_on_data_loss)
         self._initial: StreamOffset | None = None
         #: Ends to stop at, for Trigger.AvailableNow.
@@ -65,7 +69,9 @@ class StreamPlanner:
         """Return the end of the batch that begins at ``begun``, or ``begun`` itself if nothing is to be read now."""
         self._check_meant(begun)
         try:
-            return self._next(begun, self._extents(), limited)
+            end = self._next(begun, self._extents(), limited)
+            self._progress.tell(begun, self._known)
+            return end
         except LogRangeGoneError:
             # The log may have been truncated while sizes were read. If not, the same error is raised again.
             return self._next(begun, self._extents(latest=True), limited)
@@ -177,3 +183,7 @@ def _meant(options: SourceOptions) -> str:
 
 def _now_ms() -> float:
     return time.monotonic() * 1000
+
+
+def _session(options: SourceOptions) -> ZooKeeper:
+    return client_of(options.metadata_service_uri, options.client).zookeeper

@@ -240,7 +240,7 @@ class Sources:
             ledger = FollowedLedger(options, schema, options.ledger_id)
             self._followed[ledger.name] = ledger
         elif self._pattern is not None:
-            zk = client_of(options.metadata_service_uri, options.client_conf).zookeeper
+            zk = client_of(options.metadata_service_uri, options.client).zookeeper
             self._names = LogNamesWatch(zk, options.log_root)
         else:
             for log in open_logs(options, schema).values():

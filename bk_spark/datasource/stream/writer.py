@@ -91,9 +91,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         )
         if request.batch_id != batchId:
             raise InvalidArgumentError(f"tasks wrote for batch {request.batch_id}, the commit is of batch {batchId}")
-        place = LogPlace(
-            options.metadata_service_uri, options.log_root, options.log, request.log_id, options.client_conf
-        )
+        place = LogPlace(options.metadata_service_uri, options.log_root, options.log, request.log_id, options.client)
         commit_batch(log_at(place, options.password()), request, options)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)

@@ -60,12 +60,12 @@ def find_or_make_log(options: SourceOptions, schema: StructType) -> TargetLog:
 
 def _is_there(place: LogPlace) -> bool:
     paths = LogPaths(place.log_root, place.name, place.log_id)
-    return client_of(place.metadata_service_uri, place.client_conf).zookeeper.exists(paths.identity) is not None
+    return client_of(place.metadata_service_uri, place.client).zookeeper.exists(paths.identity) is not None
 
 
 def _find_or_make(options: SourceOptions, schema: StructType, password: bytes) -> TargetLog:
     assert options.log is not None
-    uri, root, name, conf = options.metadata_service_uri, options.log_root, options.log, options.client_conf
+    uri, root, name, conf = options.metadata_service_uri, options.log_root, options.log, options.client
     logs = logs_of(uri, root, conf)
     if not logs.exists(name):
         settings = _new_settings(options, schema, password)

@@ -22,6 +22,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from bk_spark.datasource.entries import arrow_format, raw_format
 from bk_spark.datasource.entries.schemas import arrow_schema, schema_of_json
+from bk_spark.datasource.kept_objects import keep_objects
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.writing.idle_ledgers import IdleLedgers, LedgerKey, OpenLedger
 from bk_spark.datasource.writing.target_log import TargetLog
@@ -93,7 +94,9 @@ def write_task(
             )
             for entry, rows in entries:
                 writer.append(Payloads.of([memoryview(entry)]), rows)
-        return writer.finish()
+        ranges = writer.finish()
+        keep_objects()
+        return ranges
     except BaseException:
         writer.abandon()
         raise

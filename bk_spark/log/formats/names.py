@@ -98,6 +98,11 @@ def clock_path(root: str) -> str:
     return f"{root}/+clock"
 
 
+def readers_path(root: str) -> str:
+    """Return the znode that holds the progress of streaming queries. No log can have its name."""
+    return f"{root}/+readers"
+
+
 @dataclass(frozen=True, slots=True)
 class LogPaths:
     """Paths of one log. ``log_id`` is a UUID in its usual text form."""

@@ -214,7 +214,7 @@ def decode_application(data: bytes, path: str) -> Application:
     if (
         not len(in_use) == len(ledgers) == len(message.in_use_last_entries)
         or len(message.retired_runs) > MAX_RETIRED_RUNS
-        or min(ledgers, default=0) < 0
+        or not 0 <= min(ledgers, default=0) <= max(ledgers, default=0) <= _MAX_INT64
     ):
         raise MetadataFormatError(f"application of a log {path} is damaged")
     return Application(

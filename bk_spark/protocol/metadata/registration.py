@@ -18,7 +18,11 @@ from bk_spark.protocol.metadata.proto import data_formats_pb2 as pb
 
 NATIVE_ENDPOINT: Final = "bookie"
 NATIVE_PROTOCOL: Final = "bookie-rpc"
+#: Our own. Apache's clients look for the protocol above, and ignore others.
+GRPC_ENDPOINT: Final = "grpc"
+GRPC_PROTOCOL: Final = "bk_spark.v1+grpc"
 _PORT: Final = re.compile("[0-9]{1,5}")
+_MAX_PORT: Final = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class BookieServiceInfo:
                 raise MetadataFormatError(
                     "registration without an address, and the id is not host:port", bookie_id=bookie_id
                 )
+            _check_port(int(port), bookie_id)
             return cls((Endpoint(NATIVE_ENDPOINT, host, int(port), NATIVE_PROTOCOL),))
         try:
             message = pb.BookieServiceInfoFormat.FromString(content)
@@ -71,10 +76,18 @@ class BookieServiceInfo:
             raise MetadataFormatError("registration is not a BookieServiceInfoFormat", bookie_id=bookie_id) from error
         if not message.IsInitialized():
             raise MetadataFormatError("registration lacks required fields", bookie_id=bookie_id)
+        for each in message.endpoints:
+            _check_port(each.port, bookie_id)
         endpoints = tuple(
             Endpoint(e.id, e.host, e.port, e.protocol, tuple(e.auth), tuple(e.extensions)) for e in message.endpoints
         )
         return cls(endpoints, dict(message.properties))
+
+
+def _check_port(port: int, bookie_id: str) -> None:
+    """Sockets raise OverflowError for any other port."""
+    if not 0 <= port <= _MAX_PORT:
+        raise MetadataFormatError(f"registration with port {port}, which no address has", bookie_id=bookie_id)
 
 
 def native_service_info(host: str, port: int) -> BookieServiceInfo:

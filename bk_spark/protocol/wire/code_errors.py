@@ -21,8 +21,8 @@ _MEANINGS: Final = {
     Code.UNKNOWN_LEDGER_STATE: "it lost data, and has not been checked since",
 }
 _NO_AUTHENTICATION: Final = (
-    "it requires authentication (bookieAuthProviderFactoryClass), which this client does not offer, or TLS "
-    "(tlsRequired), which this client's configuration does not ask for"
+    "it requires authentication (bookieAuthProviderFactoryClass) or TLS (tlsRequired), which this client's "
+    "configuration does not ask for, or a right that this client does not have (authorizationFile)"
 )
 
 

@@ -107,7 +107,11 @@ def decode_availability(data: Buffer) -> EntryAvailability:
     if count < 0 or len(data) != _HEADER_BYTES + count * _GROUP_BYTES:
         raise WireFormatError(f"list of entries of {len(data)} bytes cannot hold {count} groups")
     groups = np.frombuffer(data, _GROUP_DTYPE, count, _HEADER_BYTES)
-    first, last, size, period = (groups[name].astype(np.int64) for name in ("first", "last", "size", "period"))
+    return checked_groups(*(groups[name].astype(np.int64) for name in ("first", "last", "size", "period")))
+
+
+def checked_groups(first: Int64s, last: Int64s, size: Int64s, period: Int64s) -> EntryAvailability:
+    """Return the list that these groups stand for. Raises WireFormatError for invalid or unordered groups."""
     right = (first >= 0) & (size > 0) & (last <= np.iinfo(np.int64).max - size)
     right &= np.where(period > 0, (last > first) & (period > size), (period == 0) & (last == first))
     # If a sum or difference overflowed, its group was already found wrong.

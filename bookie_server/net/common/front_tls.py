@@ -8,22 +8,22 @@ the handshake (STARTTLS injection). For the same reason a connection that began 
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
-import time
+from collections.abc import Callable
 from typing import Final, cast
 
 from bk_spark.bookie.tls.contexts import TlsContexts
 from bk_spark.bookie.tls.reasons import reason_of
 from bk_spark.bookie.tls.transport import BUFFER_BYTES, secure
-from bk_spark.protocol.wire.framing import frame_bytes
+from bk_spark.protocol.wire.auth_frames import begins_login
+from bk_spark.protocol.wire.framing import LENGTH_BYTES, frame_bytes
 from bk_spark.protocol.wire.start_tls import start_tls_answer, start_tls_txn_id, wanted_bytes
 from bookie_server.net.common.newcomers import LOOKED_AT_BYTES
+from bookie_server.net.common.sparing_log import SparingLog
 
-_LOG: Final = logging.getLogger(__name__)
 _HANDSHAKE_TIMEOUT_S: Final = 10.0
-#: At most one line of a kind is logged in this time, so that a flood does not fill the disk.
-_TELL_EVERY_S: Final = 1.0
+#: The first byte of a TLS handshake (RFC 8446, section 5.1). Frames of so many bytes do not exist.
+_HANDSHAKE: Final = 0x16
 
 
 class FrontTls:
@@ -44,26 +44,15 @@ class FrontTls:
         self.failed_handshakes = 0
         self.refused_connections = 0
         self.buffer = memoryview(bytearray(BUFFER_BYTES))
-        #: For each kind of line: when one was logged, and how many were not since then.
-        self._told: dict[str, tuple[float, int]] = {}
+        self.log = SparingLog()
 
     def greeting(self, accepted: socket.socket) -> Greeting:
         """Look at what the peer of ``accepted`` has sent, which suffices (see wanted_bytes)."""
         greeting = Greeting(self, accepted)
         if greeting.is_refused:
             self.refused_connections += 1
-            self.tell("connection from %s refused: it is not encrypted, and tlsRequired=true", greeting.peer)
+            self.log.tell("connection from %s refused: it is not encrypted, and tlsRequired=true", greeting.peer)
         return greeting
-
-    def tell(self, line: str, *values: object) -> None:
-        """Log a line about a peer, unless one of this kind was logged just now."""
-        told_at, untold = self._told.get(line, (-_TELL_EVERY_S, 0))
-        if time.monotonic() - told_at < _TELL_EVERY_S:
-            self._told[line] = told_at, untold + 1
-            return
-        more = f" ({untold} more such connections since the last such line)" if untold else ""
-        self._told[line] = time.monotonic(), 0
-        _LOG.warning(line + more, *values)
 
 
 class Greeting:
@@ -90,13 +79,22 @@ class Greeting:
         """Whether its requests must not be obeyed."""
         return self._front.required and not self.asks_for_tls
 
-    async def secure(self, protocol: asyncio.BufferedProtocol) -> None:
-        """Grant START_TLS, and do the handshake. Then ``protocol`` is connected. If it fails, the socket is closed."""
+    async def secure(
+        self, protocol: asyncio.BufferedProtocol, on_early_login: Callable[[bytes], None] | None = None
+    ) -> None:
+        """Grant START_TLS, and do the handshake. Then ``protocol`` is connected. If it fails, the socket is closed.
+
+        Java's client sends the first message of a login, which is empty, in clear behind START_TLS. With
+        ``on_early_login`` such a frame is taken, and passed to it.
+        """
         front = self._front
         assert self._txn_id is not None
         try:
             self._socket.recv(len(self._first))
             self._socket.send(start_tls_answer(self._txn_id))  # nothing was sent before, so there is room
+            if on_early_login is not None:
+                async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
+                    await self._take_early_login(on_early_login)
             if front.contexts.is_due:
                 await asyncio.to_thread(front.contexts.refresh)
             raw, _ = await asyncio.get_running_loop().connect_accepted_socket(_NotReading, self._socket)
@@ -110,7 +108,37 @@ class Greeting:
             )
         except (OSError, TimeoutError) as error:
             front.failed_handshakes += 1
-            front.tell("connection from %s closed: TLS handshake failed: %s", self.peer, reason_of(error))
+            front.log.tell("connection from %s closed: TLS handshake failed: %s", self.peer, reason_of(error))
+
+    async def _take_early_login(self, on_early_login: Callable[[bytes], None]) -> None:
+        """Take the beginning of a login from the socket, if that comes before the handshake."""
+        wanted = 1
+        while True:
+            first = await self._look(wanted)
+            if len(first) < wanted or first[0] == _HANDSHAKE:
+                return
+            wanted = wanted_bytes(first)
+            if len(first) >= wanted > LENGTH_BYTES:
+                break
+            if len(first) >= wanted:
+                return  # too long to be one
+        found = first[:wanted]
+        if frame_bytes(found) == wanted and begins_login(found[LENGTH_BYTES:]):
+            self._socket.recv(wanted)
+            on_early_login(found)
+
+    async def _look(self, wanted: int) -> bytes:
+        """Wait for so many bytes, or the end. Return what there is without taking it."""
+        loop, fd = asyncio.get_running_loop(), self._socket.fileno()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+        readable = asyncio.Event()
+        loop.add_reader(fd, readable.set)
+        try:
+            await readable.wait()
+            return self._socket.recv(LOOKED_AT_BYTES, socket.MSG_PEEK)
+        finally:
+            loop.remove_reader(fd)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
 
 class _NotReading(asyncio.BufferedProtocol):

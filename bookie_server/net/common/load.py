@@ -33,6 +33,9 @@ class Load:
         self._full_changed = full_changed
         self._room_gone = room_gone
         self.full = False
+        #: Set while not full.
+        self.may_receive = asyncio.Event()
+        self.may_receive.set()
         self.adds = self.adds_bytes = 0
         self.reads = self.reads_bytes = 0
         self.polls = 0
@@ -118,4 +121,8 @@ class Load:
             )
         if full is not self.full:
             self.full = full
+            if full:
+                self.may_receive.clear()
+            else:
+                self.may_receive.set()
             self._full_changed()

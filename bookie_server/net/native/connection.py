@@ -7,12 +7,16 @@ import logging
 import socket
 from typing import Final, Protocol, cast
 
+import numpy as np
+
+from bk_spark.bookie.auth.providers import Peer
 from bk_spark.protocol.errors import WireFormatError
-from bk_spark.protocol.wire.framing import Frames
+from bk_spark.protocol.wire.framing import LENGTH_BYTES, Frames
 from bk_spark.protocol.wire.wire_v3 import are_v3, is_v3
+from bookie_server.net.common.access.front_access import LOGIN_TIMEOUT_S
 from bookie_server.net.common.kernel_room import Socket
 from bookie_server.net.common.receiving import Receiving, check_not_empty, detached, part
-from bookie_server.net.native.refusals import refuse
+from bookie_server.net.native.gate import Gate
 from bookie_server.net.native.request_context import RequestContext
 from bookie_server.net.native.requests_v2 import RequestsV2
 from bookie_server.net.native.requests_v3 import RequestsV3
@@ -72,8 +76,11 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._peer = "?"
         self._paused = 0
         self._is_made = False
-        #: Requests are not obeyed, because they come in clear.
-        self._refuses = refuses
+        #: Stands before the handlers, unless every request is obeyed.
+        self._gate = Gate(self.answers, None, self.hang_up) if refuses else None
+        self._login_timeout: asyncio.TimerHandle | None = None
+        #: The frame of the login that came in clear, before the handshake.
+        self.early_login = b""
         #: The handshake, while it is under way.
         self.joining: asyncio.Task[None] | None = None
         #: The client's certificate (DER). None: there is no TLS, or no certificate was asked for.
@@ -105,11 +112,13 @@ class NativeConnection(asyncio.BufferedProtocol):
             # for the peer to acknowledge the previous one, and a peer with nothing to send delays that by 40 ms.
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._shared.kernel_room.begin(connected)
+        self._begin_access()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         if self._socket is not None:
             self._shared.kernel_room.end(self._socket)
+        self._end_login()
         self._requests.end()
         self._shared.half_frames.end(self)
         self._shared.large_frames.end(self)
@@ -126,7 +135,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             frames = self._receiving.received(nbytes)
             if self._has_large or self._receiving.large_frame_bytes:
                 self._note_large_frame()
-            if frames is not None or self._has_large:
+            if (frames is not None or self._has_large) and self._gate is None:
                 self._owner.active(self)
             if frames is not None:
                 self._handle(frames)
@@ -293,8 +302,8 @@ class NativeConnection(asyncio.BufferedProtocol):
         Raises WireFormatError after the frames before the bad one are handled.
         """
         check_not_empty(frames)
-        if self._refuses:
-            return refuse(frames, self.answers)
+        if self._gate is not None:
+            return self._pass_gate(self._gate, frames)
         if len(frames) == 1:
             return self._dispatch_one(frames)
         v3 = are_v3(frames)
@@ -329,6 +338,42 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._is_v2 = True
             handled = self._v2.handle(frames)
         return None if handled else frames
+
+    # --- who the peer is ---------------------------------------------------------------------------
+
+    def _begin_access(self) -> None:
+        """Decide whether requests are obeyed, as far as is known yet."""
+        access = self._shared.access
+        if access is None or self._gate is not None:
+            return
+        gate = Gate(self.answers, access.begin(Peer(self._peer, self.peer_certificate)), self.hang_up)
+        if gate.is_open:
+            self._requests.access = gate.access
+            return
+        self._gate = gate
+        if gate.awaits_login:
+            self._login_timeout = self._loop.call_later(LOGIN_TIMEOUT_S, self._login_took_too_long, gate)
+        if self.early_login:
+            size = len(self.early_login) - LENGTH_BYTES
+            self._handle(Frames(memoryview(self.early_login), np.array([LENGTH_BYTES]), np.array([size])))
+
+    def _pass_gate(self, gate: Gate, frames: Frames) -> Frames | None:
+        rest = gate.handle(frames)
+        if gate.is_open:
+            self._end_login()
+            self._gate, self._is_v2 = None, gate.is_v2
+            self._requests.access = gate.access
+            self._owner.active(self)
+        return rest
+
+    def _login_took_too_long(self, gate: Gate) -> None:
+        gate.give_up()
+        self.abort()
+
+    def _end_login(self) -> None:
+        if self._login_timeout is not None:
+            self._login_timeout.cancel()
+            self._login_timeout = None
 
     def _close_bad(self, error: WireFormatError) -> None:
         _LOG.warning("connection from %s closed: %s", self._peer, error)

@@ -9,6 +9,8 @@ import numpy as np
 
 from bk_spark.protocol.arrays import Int32s
 from bk_spark.protocol.codes import Code
+from bookie_server.net.common.access.front_access import ConnectionAccess
+from bookie_server.net.common.access.rights import FENCE, WRITE
 from bookie_server.net.common.fair_slots import Share
 from bookie_server.net.common.limits import REQUEST_BYTES
 from bookie_server.net.common.lost_connection import ignore_change, log_failure
@@ -44,6 +46,8 @@ class RequestContext:
         self.answers = Answers(shared.load, shared.read_slots, shared.config.answers_high_bytes)
         self.reads = ReadQueue(shared.load, shared.config, self.answers.wait_taken, reads_changed, failed)
         self.pending_adds = 0
+        #: What the peer may do. None: everything.
+        self.access: ConnectionAccess | None = None
         #: The time the connection was served lately, in µs.
         self.time_share = Share(HALF_LIFE_S)
         self._loop = asyncio.get_running_loop()
@@ -56,6 +60,10 @@ class RequestContext:
         self.shared.fences.forget(self)
         # The callbacks know the connection. Without them it is freed at once, not by a later search for cycles.
         self._adds_changed, self._failed = ignore_change, log_failure
+
+    def may(self, needed: int) -> bool:
+        """Whether the peer has the rights ``needed`` (rights.py). If not, its request must be refused: UNAUTHORIZED."""
+        return self.access is None or self.access.may(needed)
 
     @property
     def may_answer_now(self) -> bool:
@@ -80,6 +88,10 @@ class RequestContext:
     ) -> None:
         """Let the bookie store ``records``. ``answer`` is called with its codes."""
         count, size_bytes, begun = len(records), len(records.data) + REQUEST_BYTES, self._loop.time()
+        if not self.may(FENCE if recovery else WRITE):
+            answer(Code.UNAUTHORIZED)
+            self.observe_codes("add", Code.UNAUTHORIZED, count, begun)
+            return
         self._change_adds(count, size_bytes)
         waiting = True
 

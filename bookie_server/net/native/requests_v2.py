@@ -16,10 +16,11 @@ from bk_spark.protocol.codes import V2, Code, FlagV2, OpV2
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.errors import WireFormatError
 from bk_spark.protocol.wire import wire_v2
+from bk_spark.protocol.wire.auth_frames import AUTH_DISABLED
 from bk_spark.protocol.wire.framing import Frames
-from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.wire_v2 import AddRun, Auth, BadVersion, BatchRead, ReadRun
 from bookie_server.entry_reader import MAX_LEDGERS, ReadPart
+from bookie_server.net.common.access.rights import FENCE, READ
 from bookie_server.net.native.request_context import RequestContext
 from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
 from bookie_server.storage.records import LENGTH_BYTES, Records
@@ -31,7 +32,6 @@ RUNS_PER_TURN: Final = 32
 _FENCES_PER_TURN: Final = 16
 #: Approximate bytes of entries that one round of a read request fetches.
 READ_ROUND_BYTES: Final = 512 * 1024
-AUTH_DISABLED: Final = pb.AuthMessage(authPluginName="AuthDisabledPlugin", payload=b"").SerializeToString()
 
 
 class RequestsV2:
@@ -108,6 +108,10 @@ class RequestsV2:
         if run.flags & FlagV2.FENCING and run.master_key is None:  # version 1 has no room for a key
             self._refuse_reads(run.version, run.ledger_ids, run.entry_ids, Code.UNAUTHORIZED)
             return
+        if not context.may(READ if run.master_key is None else READ | FENCE):
+            self._refuse_reads(run.version, run.ledger_ids, run.entry_ids, Code.UNAUTHORIZED)
+            context.observe_codes("read", Code.UNAUTHORIZED, count, begun)
+            return
         if count == 1 and run.master_key is None and context.may_answer_now:
             ledger_id, entry_id = int(run.ledger_ids[0]), int(run.entry_ids[0])
             found = self._bookie.read_now(ledger_id, entry_id)
@@ -165,6 +169,10 @@ class RequestsV2:
 
     def _batch_read(self, request: BatchRead) -> None:
         context, begun = self._context, self._loop.time()
+        if not context.may(READ if request.master_key is None else READ | FENCE):
+            context.answers.send(wire_v2.batch_read_answer(request, Code.UNAUTHORIZED))
+            context.observe_codes("read", Code.UNAUTHORIZED, 1, begun)
+            return
         if not context.reads.allowed(1):
             context.answers.send(wire_v2.batch_read_answer(request, Code.TOO_MANY_REQUESTS))
             context.observe_codes("read", Code.TOO_MANY_REQUESTS, 1, begun)
@@ -184,7 +192,7 @@ class RequestsV2:
                 code, found = await self._bookie.read_batch(
                     request.ledger_id, request.first_entry_id, request.max_count, round_bytes
                 )
-                records = [view for entries in found for view in _record_views(entries)]
+                records = [view for entries in found for view in record_views(entries)]
                 size = sum(len(view) for view in records)
                 context.answers.send(wire_v2.batch_read_answer(request, code, size), *records)
         else:
@@ -237,7 +245,7 @@ def _read_answers(version: int, ledger_ids: Int64s, entry_ids: Int64s, part: Rea
     return [*answers, *found]
 
 
-def _record_views(entries: StoredEntries) -> list[Buffer]:
+def record_views(entries: StoredEntries) -> list[Buffer]:
     """Return the entries with their lengths before them, in as few buffers as possible."""
     view = entries.data.data
     starts = (entries.starts - LENGTH_BYTES).tolist()

@@ -17,20 +17,31 @@ from bk_spark.protocol.codes import NO_ENTRY, Code
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
 from bk_spark.protocol.wire import answer_frames_v3, wire_v3
 from bk_spark.protocol.wire.answer_frames_v3 import BODIES, response, response_about, status
+from bk_spark.protocol.wire.auth_frames import AUTH_DISABLED
 from bk_spark.protocol.wire.framing import Frames, frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.request_runs_v3 import AddRunV3, ReadRunV3, is_worth_it, segments, uniform_run
+from bookie_server.net.common.access.rights import ADMIN, FENCE, READ, WRITE
 from bookie_server.net.common.receiving import part
 from bookie_server.net.native.gathered_v3 import AddsV3, GatheredAdds
 from bookie_server.net.native.inquiries_v3 import answer_info, answer_list, answer_read_lac
 from bookie_server.net.native.long_polls import LongPoll, answer_long_poll, read_one
 from bookie_server.net.native.request_context import RequestContext
-from bookie_server.net.native.requests_v2 import AUTH_DISABLED, READ_ROUND_BYTES, RUNS_PER_TURN, distinct_ledgers
+from bookie_server.net.native.requests_v2 import READ_ROUND_BYTES, RUNS_PER_TURN, distinct_ledgers
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 
 _LOG: Final = logging.getLogger(__name__)
 #: This many adds or plain reads that arrive one by one cost as much as one other request.
 _PER_RUN: Final = 8
+#: The rights that a request needs. Adds and fences are looked at where they are handled.
+_NEEDED: Final = {
+    pb.READ_ENTRY: READ,
+    pb.READ_LAC: READ,
+    pb.GET_LIST_OF_ENTRIES_OF_LEDGER: READ,
+    pb.WRITE_LAC: WRITE,
+    pb.FORCE_LEDGER: WRITE,
+    pb.GET_BOOKIE_INFO: ADMIN,
+}
 
 
 class RequestsV3:
@@ -112,6 +123,8 @@ class RequestsV3:
             self._send(pb.Response(header=_copied(header), status=pb.EBADREQ))
         elif header.version != pb.VERSION_THREE:
             self._refuse(request, Code.BAD_VERSION)
+        elif not context.may(_NEEDED.get(operation, 0)):
+            self._refuse(request, Code.UNAUTHORIZED)
         elif operation == pb.ADD_ENTRY:
             self._refuse(request, Code.BAD_REQUEST)  # its body is not a stored entry
         elif operation == pb.READ_ENTRY:
@@ -195,14 +208,15 @@ class RequestsV3:
         if isinstance(txn_ids, list):  # they are unsigned; nothing is calculated with them
             txn_ids = np.array(txn_ids, np.uint64).view(np.int64)
         ledger_ids, entry_ids = np.asarray(reads.ledger_ids, np.int64), np.asarray(reads.entry_ids, np.int64)
+        if not context.may(READ):
+            self._refuse_reads(txn_ids, ledger_ids, entry_ids, Code.UNAUTHORIZED, begun)
+            return
         if count == 1 and context.may_answer_now and self._answer_now(txn_ids, ledger_ids, entry_ids, begun):
             return
         allowed = context.reads.allowed(count)
         if allowed < count:
             rest = slice(allowed, count)
-            code = Code.TOO_MANY_REQUESTS
-            context.answers.send(answer_frames_v3.read_refusals(txn_ids[rest], ledger_ids[rest], entry_ids[rest], code))
-            context.observe_codes("read", code, count - allowed, begun)
+            self._refuse_reads(txn_ids[rest], ledger_ids[rest], entry_ids[rest], Code.TOO_MANY_REQUESTS, begun)
             if not allowed:
                 return
             txn_ids, ledger_ids, entry_ids = txn_ids[:allowed], ledger_ids[:allowed], entry_ids[:allowed]
@@ -211,6 +225,10 @@ class RequestsV3:
             lambda: self._answer_reads(txn_ids, ledger_ids, entry_ids, begun),
             urgent=reads.high_priority,
         )
+
+    def _refuse_reads(self, txn_ids: Int64s, ledger_ids: Int64s, entry_ids: Int64s, code: Code, begun: float) -> None:
+        self._context.answers.send(answer_frames_v3.read_refusals(txn_ids, ledger_ids, entry_ids, code))
+        self._context.observe_codes("read", code, len(txn_ids), begun)
 
     def _answer_now(self, txn_ids: Int64s, ledger_ids: Int64s, entry_ids: Int64s, begun: float) -> bool:
         """Answer one plain read if everything that it needs is in memory."""
@@ -275,7 +293,7 @@ class RequestsV3:
                 self._refuse(request, Code.TOO_MANY_REQUESTS)
             else:
                 context.reads.poll(lambda: answer_long_poll(context, poll, begun))
-        elif not read.HasField("masterKey"):
+        elif not read.HasField("masterKey") or not context.may(FENCE):
             self._refuse(request, Code.UNAUTHORIZED)
         elif not context.reads.allowed(1):
             self._refuse(request, Code.TOO_MANY_REQUESTS)

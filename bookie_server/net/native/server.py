@@ -17,8 +17,9 @@ from typing import Final
 
 from bk_spark.protocol.wire.start_tls import wanted_bytes
 from bookie_server.bookie import Bookie
+from bookie_server.net.common.access.front_access import FrontAccess
 from bookie_server.net.common.connections import Connections
-from bookie_server.net.common.front_tls import FrontTls
+from bookie_server.net.common.front_tls import FrontTls, Greeting
 from bookie_server.net.common.limits import FEW_CONNECTIONS, NetConfig, NoRequestTimes, RequestTimes, connection_limit
 from bookie_server.net.common.load import Load
 from bookie_server.net.common.loop_delay import LoopDelay
@@ -50,6 +51,8 @@ class NativeServer:
         Called with the number of seconds by which the event loop is late.
     tls
         What connections need to become TLS. None: they cannot.
+    access
+        Who may use the bookie. None: everybody.
     """
 
     def __init__(
@@ -61,12 +64,14 @@ class NativeServer:
         times: RequestTimes | None = None,
         on_loop_delay: Callable[[float], None] = lambda seconds: None,
         tls: FrontTls | None = None,
+        access: FrontAccess | None = None,
     ) -> None:
         self._config = config
         self._tls = tls
+        self._access = access
         self.load = Load(config, self._load_changed, self._close_stalled, lambda: bookie.excess_bytes)
         bookie.on_room(self.load.look)
-        self.shared = Shared(bookie, config, self.load, times or NoRequestTimes(), disk_space)
+        self.shared = Shared(bookie, config, self.load, times or NoRequestTimes(), disk_space, access)
         self._loop_delay = LoopDelay(on_loop_delay)
         #: Connections that were refused, and those that were closed for new ones.
         self.rejected_connections = 0
@@ -94,6 +99,21 @@ class NativeServer:
     def refused_in_clear(self) -> int:
         """Connections in clear that were refused, because TLS is required."""
         return 0 if self._tls is None else self._tls.refused_connections
+
+    @property
+    def failed_logins(self) -> int:
+        """Logins that failed or were not finished."""
+        return 0 if self._access is None else self._access.failed_logins
+
+    @property
+    def refused_roles(self) -> int:
+        """Connections that were refused because of their certificates' roles."""
+        return 0 if self._access is None else self._access.refused_roles
+
+    @property
+    def refused_requests(self) -> int:
+        """Requests, or groups of them, that their peers had no right to."""
+        return 0 if self._access is None else self._access.refused_requests
 
     async def start(self, listener: socket.socket) -> None:
         """Accept on ``listener``, a bound socket. Raises OSError."""
@@ -174,12 +194,23 @@ class NativeServer:
             connection.pause(PAUSED_BY_LOAD)
         loop = asyncio.get_running_loop()
         if greeting is not None and greeting.asks_for_tls:
-            connection.joining = loop.create_task(greeting.secure(connection))
+            connection.joining = loop.create_task(self._join(greeting, connection))
             connection.joining.add_done_callback(lambda _: self._handshake_ended(connection, newcomer.socket))
             return
         joining = loop.create_task(loop.connect_accepted_socket(lambda: connection, newcomer.socket))
         self._joining.add(joining)
         joining.add_done_callback(self._joining.discard)
+
+    async def _join(self, greeting: Greeting, connection: NativeConnection) -> None:
+        """Let a connection become TLS."""
+        if self._access is None or self._access.logins is None:
+            await greeting.secure(connection)
+            return
+
+        def logs_in(early: bytes) -> None:
+            connection.early_login = early
+
+        await greeting.secure(connection, logs_in)
 
     def _handshake_ended(self, connection: NativeConnection, connected: socket.socket) -> None:
         connection.joining = None

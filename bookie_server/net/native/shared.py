@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from bookie_server.bookie import Bookie
+from bookie_server.net.common.access.front_access import FrontAccess
 from bookie_server.net.common.fair_slots import FairSlots
 from bookie_server.net.common.half_frames import HalfFrames
 from bookie_server.net.common.kernel_room import KernelRoom
@@ -27,12 +28,14 @@ class Shared:
         load: Load,
         times: RequestTimes,
         disk_space: Callable[[], tuple[int, int] | None],
+        access: FrontAccess | None = None,
     ) -> None:
         self.bookie = bookie
         self.config = config
         self.load = load
         self.times = times
         self.disk_space = disk_space
+        self.access = access
         self.turns = Turns()
         self.read_slots = FairSlots(config.read_slots)
         self.fences = Fences(bookie)

@@ -34,6 +34,8 @@ from bookie_server.storage.files import WouldBlockError, read_at
 MAGIC: Final = b"BKLE"
 VERSION: Final = 1
 HEADER_BYTES: Final = 1024
+#: What a header has room for: the master key, and the explicit LAC packet.
+MAX_KEY_AND_LAC_BYTES: Final = HEADER_BYTES - 20
 PAGE_SLOTS: Final = 1024
 PAGE_BYTES: Final = 8 * PAGE_SLOTS
 _FENCED: Final = 1
@@ -69,6 +71,8 @@ class IndexHeader:
 
     def encode(self) -> bytes:
         lac = self.explicit_lac or b""
+        if len(self.master_key) + len(lac) > MAX_KEY_AND_LAC_BYTES:
+            raise CorruptFileError("master key and LAC packet do not fit into an index file's header")
         header = b"".join(
             (
                 MAGIC,
@@ -80,8 +84,6 @@ class IndexHeader:
                 lac,
             )
         )
-        if len(header) > HEADER_BYTES:
-            raise CorruptFileError("master key and LAC packet do not fit into an index file's header")
         return header.ljust(HEADER_BYTES, b"\0")
 
     @classmethod

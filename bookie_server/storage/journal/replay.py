@@ -23,6 +23,7 @@ from typing import Final, Protocol
 from bk_spark.protocol.entries.entry import LAC_PACKET_HEADER
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.storage import files
+from bookie_server.storage.index.index import MAX_KEY_AND_LAC_BYTES
 from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.journal import (
     ExplicitLacRecord,
@@ -56,8 +57,8 @@ def replay_journals(directories: Sequence[str], marks: Sequence[LogMark], storag
     """Replay the journals in each of ``directories`` (``current`` directories), from its mark on, into ``storage``.
     Return where they end. Blocking.
 
-    Raises CorruptFileError if a mark's journal is missing or ends before the mark, or a journal is damaged before its
-    end; OSError.
+    Raises CorruptFileError if a mark's journal is missing or ends before the mark, a journal is damaged before its end,
+    or a record has a key or a LAC packet that no index file could hold; OSError.
     """
     replay = _Replay(storage)
     ends: list[JournalEnd] = []
@@ -87,7 +88,7 @@ def _replay_directory(directory: str, mark: LogMark, replay: _Replay, torn: list
         next_one = next((paths[i] for i in with_records if i > journal_id), None)
         reader = JournalReader(path, offset, may_end_torn=next_one is None or not is_ours(next_one))
         for item in reader.items():
-            replay.apply(item)
+            replay.apply(item, path)
         if reader.torn:
             torn.append(reader)
         end = LogMark(journal_id, reader.position)
@@ -121,11 +122,13 @@ class _Replay:
         self._broken: set[int] = set()
         self.entries = 0
 
-    def apply(self, item: JournalItem) -> None:
+    def apply(self, item: JournalItem, path: str) -> None:
+        """Do again what a record of the journal at ``path`` says. Raises CorruptFileError, OSError."""
         if isinstance(item, Records):
             self._data(item)
             return
         descriptor = self._descriptor(item.ledger_id)
+        _check_room(item, descriptor, path)
         if descriptor is None and item.ledger_id not in self._broken:
             if not isinstance(item, MasterKeyRecord):
                 self._unknown.add(item.ledger_id)
@@ -189,6 +192,27 @@ class _Replay:
                 named,
                 " ..." if len(self._unknown) > _NAMED else "",
             )
+
+
+def _check_room(
+    item: MasterKeyRecord | FenceRecord | ExplicitLacRecord, descriptor: LedgerDescriptor | None, path: str
+) -> None:
+    """Raise CorruptFileError if the header of the ledger's index file has no room for what a record brings: then no
+    flush would ever succeed. Our bookie accepts no such keys and packets."""
+    key = b"" if descriptor is None else descriptor.master_key
+    lac = (None if descriptor is None else descriptor.explicit_lac) or b""
+    match item:
+        case MasterKeyRecord(_, new) if not key:
+            what, total = f"a master key of {len(new)} bytes", len(new) + len(lac)
+        case ExplicitLacRecord(_, new):
+            what, total = f"a LAC packet of {len(new)} bytes", len(key) + len(new)
+        case _:
+            return
+    if total > MAX_KEY_AND_LAC_BYTES:
+        raise CorruptFileError(
+            f"journal {path} has {what} for ledger {item.ledger_id}, but key and packet have {MAX_KEY_AND_LAC_BYTES} "
+            f"bytes at most: the record is damaged; {REMEDY}"
+        )
 
 
 def _set_explicit_lac(descriptor: LedgerDescriptor, packet: bytes) -> None:

@@ -3,15 +3,27 @@
 ``ledgers``: machines of ledgers, the wire protocol, metadata and their store. ``logs``: the core and the collection of
 logs. ``datasource``: Spark's source and sink, and ``bkctl``. ``storage``: a bookie's files. ``limbo``: what it
 says and does after a loss. ``server``: its operations and its front end. ``replication``: repairs, workers and
-auditors. ``tls``: certificates, handshakes, requests in clear. ``decoders``: what fuzz
-tests must find.
+auditors. ``tls``: certificates, handshakes, requests in clear. ``administration``: the admin API. ``access``:
+roles and logins. ``decoders``: what fuzz tests must find.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from tests.mutation.lists import datasource, decoders, ledgers, limbo, logs, replication, server, storage, tls
+from tests.mutation.lists import (
+    access,
+    administration,
+    datasource,
+    decoders,
+    ledgers,
+    limbo,
+    logs,
+    replication,
+    server,
+    storage,
+    tls,
+)
 from tests.mutation.mutation import Mutation
 
 MUTATIONS: Final[tuple[Mutation, ...]] = (
@@ -24,4 +36,6 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     *replication.MUTATIONS,
     *decoders.MUTATIONS,
     *tls.MUTATIONS,
+    *administration.MUTATIONS,
+    *access.MUTATIONS,
 )

@@ -77,10 +77,10 @@ MUTATIONS: Final = (
     Mutation(
         "A client with TLS does not go on without it.",
         "bk_spark/bookie/connection/pool.py",
-        "                    await self._tls.connect(host, port, connection)\n",
-        "                    try:\n                        await self._tls.connect(host, port, connection)\n"
-        "                    except TlsError:\n"
-        "                        await asyncio.get_running_loop().create_connection(lambda: connection, host, port)\n",
+        "            await tls.connect(host, port, connection)\n",
+        "            try:\n                await tls.connect(host, port, connection)\n"
+        "            except TlsError:\n"
+        "                await asyncio.get_running_loop().create_connection(lambda: connection, host, port)\n",
         (f"{_CLIENT}::test_a_bookie_without_tls_is_not_asked_in_clear",),
     ),
     Mutation(

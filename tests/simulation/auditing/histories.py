@@ -6,8 +6,9 @@ from random import Random
 from unittest.mock import patch
 
 from bk_spark.bookie.replication import ledger_marks
-from bk_spark.protocol.metadata import under_replication
-from bookie_server.replication import scans
+from bk_spark.protocol.metadata import ledger_metadata, under_replication
+from bookie_server.replication import auditor_performer, scans
+from tests.simulation.auditing.cluster import decoded
 from tests.simulation.auditing.world import DELAY_MS, World
 from tests.simulation.bytes_cache import parse_text
 from tests.simulation.outcomes import Counts, InvariantError
@@ -54,6 +55,8 @@ class History:
             patch.object(scans, "_PAGES_PER_PROGRESS", 2),
             patch.object(ledger_marks, "MARKS_PER_PAGE", 8),
             patch.object(under_replication, "_parse", parse_text),
+            patch.object(ledger_metadata, "decode", decoded),
+            patch.object(auditor_performer, "unix_time_ms", lambda: self.world.now_ms),
         ):
             self._rage()
             if self.random.random() < 0.2:

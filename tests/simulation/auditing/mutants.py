@@ -17,7 +17,8 @@ from bookie_server.replication.auditor import Auditor
 from bookie_server.replication.scans import BookieScan, FindLost, Scan, ScanReport, ScanSettings, check_steps
 from bookie_server.replication.worker import ReplicationWorker
 from bookie_server.replication.worker_actions import Finish, Release
-from tests.simulation.auditing.world import ROOT, World
+from tests.simulation.auditing.cluster import ROOT
+from tests.simulation.auditing.world import World
 
 
 def an_auditor_acts_after_its_session(stack: ExitStack) -> None:

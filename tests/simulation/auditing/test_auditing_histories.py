@@ -9,9 +9,10 @@ from random import Random
 import pytest
 
 from bookie_server.replication.actions import MarkLedgers, Step
+from tests.simulation.auditing.daemon import Daemon
 from tests.simulation.auditing.histories import History
 from tests.simulation.auditing.mutants import MUTANTS
-from tests.simulation.auditing.world import Daemon, World
+from tests.simulation.auditing.world import World
 from tests.simulation.checks import check_histories, check_told_by_seed_alone, error_of_mutant
 
 HISTORIES = 24
@@ -52,7 +53,8 @@ def test_mutants_of_self_healing_are_caught(mutant: Callable[[ExitStack], None])
 def test_r4_an_auditor_that_does_not_know_of_its_session_end_marks_nothing_beside_its_successor() -> None:
     """The old one has an audit under way, and goes on with every step of it while the new one audits."""
     world = World(Random(1))
-    world.weather, world.delay_ms = 0.0, 0
+    world.weather = 0.0
+    world.set_delay(0)
     play(world, lambda: auditor_of(world) is not None and world.counts.get("audits", 0) > 0)
     old = auditor_of(world)
     assert old is not None
@@ -71,7 +73,8 @@ def test_r4_an_auditor_that_does_not_know_of_its_session_end_marks_nothing_besid
 @pytest.mark.parametrize("seed", range(5))
 def test_an_audit_that_was_asked_for_while_there_was_no_auditor_is_not_lost(seed: int) -> None:
     world = World(Random(seed))
-    world.weather, world.delay_ms, world.impatient = 0.0, 10**9, False
+    world.weather = 0.0
+    world.set_delay(10**9)
     play(world, lambda: auditor_of(world) is not None and world.counts.get("audits", 0) > 0)
     old = auditor_of(world)
     assert old is not None

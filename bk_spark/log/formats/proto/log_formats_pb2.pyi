@@ -210,3 +210,30 @@ class Maintenance(_message.Message):
     format_version: int
     token: bytes
     def __init__(self, format_version: _Optional[int] = ..., token: _Optional[bytes] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("format_version", "host", "process_id", "began_time_ms", "positions", "others")
+    class Position(_message.Message):
+        __slots__ = ("log", "log_id", "read_to", "end")
+        LOG_FIELD_NUMBER: _ClassVar[int]
+        LOG_ID_FIELD_NUMBER: _ClassVar[int]
+        READ_TO_FIELD_NUMBER: _ClassVar[int]
+        END_FIELD_NUMBER: _ClassVar[int]
+        log: str
+        log_id: bytes
+        read_to: int
+        end: int
+        def __init__(self, log: _Optional[str] = ..., log_id: _Optional[bytes] = ..., read_to: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+    FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
+    format_version: int
+    host: str
+    process_id: int
+    began_time_ms: int
+    positions: _containers.RepeatedCompositeFieldContainer[Progress.Position]
+    others: int
+    def __init__(self, format_version: _Optional[int] = ..., host: _Optional[str] = ..., process_id: _Optional[int] = ..., began_time_ms: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[Progress.Position, _Mapping]]] = ..., others: _Optional[int] = ...) -> None: ...

@@ -2,6 +2,7 @@ package org.bkspark.interop;
 
 import java.util.HashMap;
 import java.util.Map;
+import javax.security.auth.login.Configuration;
 import org.apache.bookkeeper.client.BookKeeper;
 import org.apache.bookkeeper.conf.ClientConfiguration;
 
@@ -20,15 +21,33 @@ final class Clients implements AutoCloseable {
     /** Apache's are 5 s, 5 s and 10 s, which a busy machine can need: limits of tests are for what never happens. */
     private static final int TIMEOUT_S = 60;
 
+    private static final String JAAS = "java.security.auth.login.config";
+
     private final Map<Key, BookKeeper> clients = new HashMap<>();
 
     synchronized BookKeeper get(Key key) throws Exception {
         BookKeeper client = clients.get(key);
         if (client == null) {
-            client = BookKeeper.forConfig(configuration(key)).build();
+            client = build(key);
             clients.put(key, client);
         }
         return client;
+    }
+
+    /** The users and passwords of SASL are where a property of the process says, while a client is made. */
+    private static BookKeeper build(Key key) throws Exception {
+        String jaas = key.settings().get(JAAS);
+        if (jaas == null) {
+            return BookKeeper.forConfig(configuration(key)).build();
+        }
+        System.setProperty(JAAS, jaas);
+        Configuration.setConfiguration(null);
+        try {
+            return BookKeeper.forConfig(configuration(key)).build();
+        } finally {
+            System.clearProperty(JAAS);
+            Configuration.setConfiguration(null);
+        }
     }
 
     /** Closes the clients of one cluster, so that none goes on looking for a cluster that is gone. */

@@ -1,0 +1,208 @@
+"""The bookies: those that have registered, or ever had, with what each says over HTTP."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.bookie.placement.placement import DEFAULT_RACK
+from bk_spark.bookie.placement.racks import Racks
+from bk_spark.overview.http_call import HttpCaller, NoAnswerError
+from bk_spark.protocol.errors import BookieUnavailableError, MetadataFormatError
+from bk_spark.protocol.metadata.registration import NATIVE_PROTOCOL, BookieServiceInfo, Endpoint
+
+#: Bookies that are asked over HTTP, at most, and how long all of them together are waited for.
+MAX_ASKED: Final = 200
+_ASK_ALL_S: Final = 5.0
+_THREADS: Final = 16
+#: As Apache's bookie registers it.
+_HTTP_ENDPOINT: Final = "httpserver"
+
+#: Rates are those since the last collection, if it is not older.
+RATES_OVER_S: Final = 60.0
+_SAMPLE: Final = re.compile(r"^(\w+)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
+_DISK: Final = re.compile(r"bookie_ledger_dir_(.+)_usage")
+#: What is counted, by the name of its rate. Apache's bookie has all but the last under the same names.
+_COUNTERS: Final = {
+    "adds_per_s": ("bookkeeper_server_ADD_ENTRY_REQUEST_count", 'success="true"'),
+    "reads_per_s": ("bookkeeper_server_READ_ENTRY_REQUEST_count", 'success="true"'),
+    "written_bytes_per_s": ("bookie_WRITE_BYTES", ""),
+    "read_bytes_per_s": ("bookie_READ_BYTES", ""),
+    "copied_entries_per_s": ("replication_replication_worker_NUM_ENTRIES_WRITTEN", ""),
+}
+_ADD_P99: Final = ("bookkeeper_server_ADD_ENTRY_REQUEST", 'success="true",quantile="0.99"')
+_CONNECTIONS: Final = ("bookkeeper_server_connections", "")
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What one bookie said. ``counts`` are its counters at ``at_s``."""
+
+    at_s: float
+    counts: Mapping[str, float]
+    facts: Record
+
+
+class Bookies:
+    """Collects the bookies. It remembers counters from one collection to the next, for rates.
+
+    Parameters
+    ----------
+    zk, root
+        The session, and the root of the cluster's znodes.
+    racks
+        Given a function that returns a bookie's address, returns where racks are looked up.
+    caller
+        How bookies are asked.
+    """
+
+    def __init__(
+        self,
+        zk: ZooKeeper,
+        root: str,
+        racks: Callable[[Callable[[str], tuple[str, int]]], Racks],
+        caller: Callable[[], HttpCaller],
+    ) -> None:
+        self._zk = zk
+        self._root = root
+        self._addresses: dict[str, tuple[str, int]] = {}
+        self._racks = racks(self._address)
+        self._caller = caller
+        self._before: dict[str, _Said] = {}
+
+    def collect(self) -> list[Record]:
+        """Return a record for each bookie, by id."""
+        available = f"{self._root}/available"
+        read_only = set(self._zk.children(f"{available}/readonly") or ())
+        writable = set(self._zk.children(available) or ()) - {"readonly"} - read_only
+        # A bookie creates its cookie on its first start. It remains while the bookie is down.
+        known = sorted({*writable, *read_only, *(self._zk.children(f"{self._root}/cookies") or ())})
+        paths = {each: f"{available}/{each}" for each in writable}
+        paths |= {each: f"{available}/readonly/{each}" for each in read_only}
+        found = self._zk.get_many(list(paths.values()))
+        infos = {each: _info(znode.data, each) for each, path in paths.items() if (znode := found[path]) is not None}
+        self._addresses = {
+            each: (native.host, native.port)
+            for each, info in infos.items()
+            if info is not None and (native := info.endpoint(NATIVE_PROTOCOL)) is not None
+        }
+        racks = self._racks.of(known)
+        endpoints = {each: _http(infos.get(each)) for each in known}
+        said = self._ask({each: endpoint for each, endpoint in endpoints.items() if endpoint is not None})
+        records = []
+        for each in known:
+            state = "writable" if each in writable else "read-only" if each in read_only else "not registered"
+            rack, address = racks[each], self._addresses.get(each)
+            record = {
+                "bookie": each,
+                "state": state,
+                "rack": None if rack == DEFAULT_RACK else rack,
+                "address": None if address is None else "{}:{}".format(*address),
+            }
+            records.append(record | self._told(each, endpoints[each], said.get(each)))
+        self._before = {each: one for each, one in said.items() if isinstance(one, _Said)}
+        return records
+
+    def _address(self, bookie_id: str) -> tuple[str, int]:
+        if bookie_id not in self._addresses:
+            raise BookieUnavailableError("the bookie is not registered", bookie_id=bookie_id)
+        return self._addresses[bookie_id]
+
+    def _ask(self, endpoints: Mapping[str, Endpoint]) -> dict[str, _Said | str]:
+        """Ask bookies at once. Return what each said, or why there is no answer."""
+        asked = dict(list(endpoints.items())[:MAX_ASKED])
+        said: dict[str, _Said | str] = dict.fromkeys(endpoints, f"only {MAX_ASKED} bookies are asked")
+        if not asked:
+            return said
+        caller = self._caller()
+        pool = concurrent.futures.ThreadPoolExecutor(min(_THREADS, len(asked)), "overview")
+        try:
+            calls = {each: pool.submit(_said_by, caller, endpoint) for each, endpoint in asked.items()}
+            concurrent.futures.wait(calls.values(), timeout=_ASK_ALL_S)
+            for each, call in calls.items():
+                said[each] = call.result() if call.done() else "no answer in time"
+        finally:
+            # Calls that are under way end by their own time limit.
+            pool.shutdown(wait=False, cancel_futures=True)
+        return said
+
+    def _told(self, bookie_id: str, endpoint: Endpoint | None, said: _Said | str | None) -> Record:
+        record: Record = {"http": None, "problem": None, "disks": [], "free_bytes": None, "total_bytes": None}
+        record |= {"add_p99_ms": None, "connections": None} | dict.fromkeys(_COUNTERS)
+        if endpoint is not None:
+            record["http"] = f"{endpoint.protocol}://{_in_url(endpoint.host)}:{endpoint.port}/"
+        if isinstance(said, str):
+            record["problem"] = said
+        if not isinstance(said, _Said):
+            return record
+        record |= said.facts
+        before = self._before.get(bookie_id)
+        if before is not None and 0 < said.at_s - before.at_s <= RATES_OVER_S:
+            for name, count in said.counts.items():
+                grown = count - before.counts.get(name, count + 1)
+                # A counter that fell is one of a process that was started again.
+                record[name] = round(grown / (said.at_s - before.at_s), 3) if grown >= 0 else None
+        return record
+
+
+def _info(data: bytes, bookie_id: str) -> BookieServiceInfo | None:
+    try:
+        return BookieServiceInfo.decode(data, bookie_id)
+    except MetadataFormatError:
+        return None
+
+
+def _http(info: BookieServiceInfo | None) -> Endpoint | None:
+    endpoints: Iterable[Endpoint] = () if info is None else info.endpoints
+    return next((each for each in endpoints if each.id == _HTTP_ENDPOINT and each.protocol in ("http", "https")), None)
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _said_by(caller: HttpCaller, endpoint: Endpoint) -> _Said | str:
+    where = endpoint.protocol, endpoint.host, endpoint.port
+    try:
+        text, at_s = caller.get(*where, "/metrics"), time.monotonic()
+        samples = _samples(text)
+        space = json.loads(caller.get(*where, "/api/v1/bookie/info"))
+        free, total = int(space["freeSpace"]), int(space["totalSpace"])
+    except NoAnswerError as error:
+        return str(error)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "its answer cannot be read"
+    disks = [
+        {"directory": match[1], "used_percent": round(value, 1)}
+        for (name, _), value in samples.items()
+        if (match := _DISK.fullmatch(name)) is not None
+    ]
+    facts = {
+        "disks": sorted(disks, key=lambda disk: str(disk["directory"])),
+        "free_bytes": free,
+        "total_bytes": total,
+        "add_p99_ms": samples.get(_ADD_P99),
+        "connections": samples.get(_CONNECTIONS),
+    }
+    return _Said(at_s, {name: samples[key] for name, key in _COUNTERS.items() if key in samples}, facts)
+
+
+def _samples(text: str) -> dict[tuple[str, str], float]:
+    """Return the samples of Prometheus' text format, by name and labels. Those without a finite value are left out."""
+    found = {}
+    for name, labels, value in _SAMPLE.findall(text):
+        try:
+            number = float(value)
+        except ValueError:
+            continue
+        if abs(number) < float("inf"):
+            found[name, labels.replace(", ", ",")] = number
+    return found

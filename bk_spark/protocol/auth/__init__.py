@@ -1,0 +1,1 @@
+"""Ways to prove who one is, as machines: what each message must answer. They draw no random numbers themselves."""

@@ -1,0 +1,165 @@
+"""The gRPC server: the bookie's service, and the standard services of health and reflection."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from bk_spark.bookie.tls.contexts import TlsContexts
+from bk_spark.protocol.errors import BookKeeperError
+from bk_spark.protocol.proto import bookie_pb2 as pb
+from bk_spark.protocol.wire.batches import SERVICE
+from bookie_server.net.common.access.rights import ADMIN, FENCE, READ, WRITE
+from bookie_server.net.grpc import inquiries
+from bookie_server.net.grpc.adds import AddCall
+from bookie_server.net.grpc.admission import admit
+from bookie_server.net.grpc.calls import MAX_CALLS, MAX_CALLS_PER_CONNECTION, UNARY_TIMEOUT_S, Call, Context, Stuck
+from bookie_server.net.grpc.credentials import server_credentials
+from bookie_server.net.grpc.reads import ReadCall
+from bookie_server.net.native.shared import Shared
+
+if TYPE_CHECKING:
+    from bookie_server.net.grpc.logs import LogService
+
+_LOG: Final = logging.getLogger(__name__)
+#: How long callers may take to end their calls when the bookie stops.
+_GRACE_S: Final = 2.0
+#: A connection without calls is closed after this time. One whose peer answers no ping is closed, too.
+_IDLE_MS: Final = 10 * 60_000
+_PING_AFTER_MS: Final = 60_000
+_PING_TIMEOUT_MS: Final = 20_000
+#: Room in a message for everything but its entries.
+_HEAD_BYTES: Final = 4096
+
+_Q = TypeVar("_Q", bound=Message)
+_A = TypeVar("_A", bound=Message)
+
+
+class GrpcServer:
+    """Serves the bookie of ``shared``, the limits of which count for both front ends together.
+
+    ``tls``: the certificates. None: calls are in clear. ``logs`` makes the service of logs, if it is wanted.
+    """
+
+    def __init__(
+        self, shared: Shared, tls: TlsContexts | None = None, logs: Callable[[Stuck], LogService] | None = None
+    ) -> None:
+        self._shared = shared
+        self._tls = tls
+        self._stuck = Stuck()
+        self._logs = None if logs is None else logs(self._stuck)
+        self._health = health.aio.HealthServicer()
+        self._server: Any = None
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen and serve. Return the port, which is chosen if ``port`` is 0. Raises OSError."""
+        message_bytes = self._shared.config.max_frame_bytes + _HEAD_BYTES
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", message_bytes),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
+                ("grpc.max_connection_idle_ms", _IDLE_MS),
+                ("grpc.keepalive_time_ms", _PING_AFTER_MS),
+                ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
+                ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+                ("grpc.so_reuseport", 0),
+            ],
+            maximum_concurrent_rpcs=MAX_CALLS,
+        )
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._methods()),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        served = [SERVICE]
+        if self._logs is not None:
+            from bookie_server.net.grpc.logs import SERVICE as LOGS
+
+            served.append(LOGS)
+            handler = grpc.method_handlers_generic_handler(LOGS, self._logs.methods())
+            self._server.add_generic_rpc_handlers((handler,))
+        names = (*served, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        try:
+            address = f"{host}:{port}"
+            if self._tls is None:
+                port = self._server.add_insecure_port(address)
+            else:
+                port = self._server.add_secure_port(address, server_credentials(self._tls))
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {address}: {error}") from error
+        await self._server.start()
+        for name in ("", *served):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        return int(port)
+
+    async def close(self) -> None:
+        """Take no more calls, and end those under way."""
+        if self._server is not None:
+            await self._health.enter_graceful_shutdown()
+            await self._server.stop(_GRACE_S)
+        if self._logs is not None:
+            await self._logs.close()
+
+    def _methods(self) -> dict[str, Any]:
+        return {
+            "Add": grpc.stream_stream_rpc_method_handler(self._add),
+            "Read": grpc.stream_stream_rpc_method_handler(self._read),
+            "Tail": self._unary(pb.TailRequest, pb.TailAnswer, inquiries.tail, READ, timeout_s=None),
+            "Fence": self._unary(pb.FenceRequest, pb.FenceAnswer, inquiries.fence, FENCE),
+            "GetLastAddConfirmed": self._unary(
+                pb.GetLastAddConfirmedRequest, pb.GetLastAddConfirmedAnswer, inquiries.get_last_add_confirmed, READ
+            ),
+            "SetLastAddConfirmed": self._unary(
+                pb.SetLastAddConfirmedRequest, pb.SetLastAddConfirmedAnswer, inquiries.set_last_add_confirmed, WRITE
+            ),
+            "Force": self._unary(pb.ForceRequest, pb.ForceAnswer, inquiries.force, WRITE),
+            "ListEntries": self._unary(pb.ListEntriesRequest, pb.ListEntriesAnswer, inquiries.list_entries, READ),
+            "GetInfo": self._unary(pb.GetInfoRequest, pb.GetInfoAnswer, inquiries.get_info, ADMIN),
+        }
+
+    async def _add(self, _: object, context: Context) -> None:
+        access = await admit(self._shared, context)
+        call = AddCall(self._shared, self._stuck, context)
+        call.requests.access = access
+        await call.run()
+
+    async def _read(self, _: object, context: Context) -> None:
+        access = await admit(self._shared, context)
+        call = ReadCall(self._shared, self._stuck, context)
+        call.requests.access = access
+        await call.run()
+
+    def _unary(
+        self,
+        kind: type[_Q],
+        answer: type[_A],
+        method: Callable[[Call, _Q], Awaitable[_A]],
+        needed: int,
+        timeout_s: float | None = UNARY_TIMEOUT_S,
+    ) -> Any:
+        async def handle(data: bytes, context: Context) -> bytes:
+            access = await admit(self._shared, context)
+            if access is not None and not access.may(needed):
+                return answer(code=pb.CODE_UNAUTHORIZED).SerializeToString()
+            call = Call(self._shared, self._stuck, context)
+            call.requests.access = access
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return (await method(call, await call.parse(kind, data))).SerializeToString()
+            except TimeoutError:
+                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {timeout_s} s")
+                raise
+            except (BookKeeperError, OSError) as error:
+                _LOG.error("a call failed: %s", error)
+                await context.abort(grpc.StatusCode.INTERNAL, "the bookie's log says why")
+                raise
+            finally:
+                call.end()
+
+        return grpc.unary_unary_rpc_method_handler(handle)

@@ -1,0 +1,191 @@
+"""Logins: messages of DIGEST-MD5, AUTH frames, a connection that must log in, files of users and rights."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from bk_spark.bookie.auth.jaas import options_of
+from bk_spark.bookie.auth.providers import BookieAuthProvider, BookieLogin, Peer
+from bk_spark.bookie.auth.sasl import _BookieLogin
+from bk_spark.protocol.auth.digest_md5 import DigestMd5Bookie, DigestMd5Client, directives
+from bk_spark.protocol.errors import InvalidArgumentError, UnauthorizedError, WireFormatError
+from bk_spark.protocol.wire import wire_v2
+from bk_spark.protocol.wire.auth_frames import AuthMessage, auth_answer_of, auth_of, auth_request
+from bookie_server.net.common.access.certificates import names_in, role_in
+from bookie_server.net.common.access.front_access import FrontAccess
+from bookie_server.net.common.access.rights import ALL, Authorization
+from bookie_server.net.common.limits import NetConfig
+from bookie_server.net.native.connection import NativeConnection
+from bookie_server.net.native.server import NativeServer
+from tests.fuzz.damage import hostile, parts_of, pieces
+from tests.fuzz.fuzzing import fuzz
+from tests.fuzz.guard import LIMIT_BYTES, Refused, bounded, outcome
+from tests.fuzz.transport import Transport
+from tests.support.certificates import identity
+from tests.support.front import HeldBookie, v3_add
+from tests.support.jaas import MODULE
+
+_USERS: Final = {"bookkeeper": "golden", "ü": 'a "b" \\ c'}
+_CHALLENGE: Final = DigestMd5Bookie({}, "nonce").challenge()
+_TEXT: Final = st.text(max_size=20)
+_RESPONSE: Final = st.builds(
+    lambda user, password, cnonce: DigestMd5Client(user, password, cnonce).respond(_CHALLENGE),
+    st.sampled_from([*_USERS]) | _TEXT,
+    st.sampled_from([*_USERS.values()]) | _TEXT,
+    _TEXT,
+)
+#: What a digest is made of.
+_SIGNED: Final = ("username", "realm", "nonce", "cnonce", "nc", "qop", "digest-uri", "authzid", "response")
+
+
+@fuzz(150, message=hostile(_RESPONSE))
+def test_a_response_is_right_or_refused(message: bytes) -> None:
+    """Who is let in has proved it: with what the message says, the user's password gives the same digest."""
+    result = outcome(
+        lambda: DigestMd5Bookie(_USERS, "nonce").check(message), UnauthorizedError, WireFormatError, max_text=500
+    )
+    if isinstance(result, Refused):
+        assert not any(password in str(result.error) for password in _USERS.values())
+        return
+    user, proof = result
+    given = directives(message)
+    client = DigestMd5Client(user, _USERS[user], given["cnonce"])
+    expected = directives(client.respond(_CHALLENGE))
+    client.check(proof)
+    if "authzid" in given:
+        assert {name: given.get(name, expected[name]) for name in _SIGNED} == {name: expected[name] for name in _SIGNED}
+
+
+@fuzz(100, challenge=hostile(st.just(_CHALLENGE)), proof=hostile(st.just(b"rspauth=" + b"0" * 32)))
+def test_a_client_reads_any_challenge_and_proof(challenge: bytes, proof: bytes) -> None:
+    client = DigestMd5Client("bookkeeper", "golden", "cnonce")
+    response = outcome(lambda: client.respond(challenge), WireFormatError)
+    if not isinstance(response, Refused):
+        assert b"golden" not in response
+    assert isinstance(outcome(lambda: client.check(proof), UnauthorizedError, WireFormatError), Refused)
+
+
+_AUTH: Final = st.builds(
+    lambda plugin, payload, v2: auth_request(AuthMessage(plugin, payload), v2=v2)[4:],
+    st.sampled_from(["sasl", "AuthDisabledPlugin", ""]) | _TEXT,
+    st.binary(max_size=40) | _RESPONSE,
+    st.booleans(),
+)
+
+
+@fuzz(150, body=hostile(_AUTH), v2=st.booleans())
+def test_frames_of_logins(body: bytes, v2: bool) -> None:
+    outcome(lambda: auth_of(body), WireFormatError)
+    outcome(lambda: auth_answer_of(body, v2=v2), WireFormatError, UnauthorizedError)
+
+
+class _Sasl(BookieAuthProvider):
+    plugin = "sasl"
+
+    def __init__(self) -> None:
+        super().__init__("")
+
+    def begin(self, peer: Peer) -> BookieLogin:
+        return _BookieLogin(_USERS, re.compile(".*"))
+
+
+class _Owner:
+    def joins(self, _: NativeConnection) -> bool:
+        return True
+
+    def active(self, _: NativeConnection) -> None:
+        raise AssertionError("it has logged in")
+
+    def left(self, _: NativeConnection) -> None:
+        pass
+
+
+_REQUESTS: Final = st.sampled_from(
+    [v3_add(1), wire_v2.read_requests(1, [1]), wire_v2.batch_read_request(1, 0, 9, 1, 9)]
+)
+_FRAME: Final = _AUTH.map(lambda body: len(body).to_bytes(4, "big") + body)
+_STREAM: Final[SearchStrategy[bytes]] = st.builds(b"".join, st.lists(_FRAME | _REQUESTS, min_size=1, max_size=5))
+
+
+@fuzz(100, stream=hostile(_STREAM), sizes=pieces((1, 3, 4, 60, 1000)))
+def test_nothing_is_done_for_who_has_not_logged_in(
+    stream: bytes, sizes: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nonces are new each time, so no login can succeed."""
+    caplog.clear()
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(_serve(stream, sizes))
+    assert not caplog.records, caplog.text
+
+
+async def _serve(stream: bytes, sizes: list[int]) -> None:
+    bookie, access = HeldBookie(), FrontAccess(_Sasl())
+    parts = {"config": NetConfig(max_frame_bytes=64 * 1024), "access": access}
+    server = NativeServer(bookie, disk_space=lambda: (1, 2), **parts)  # type: ignore[arg-type]
+    connection, transport = NativeConnection(server.shared, _Owner()), Transport()
+    connection.connection_made(transport)
+    for part in parts_of(stream, sizes):
+        if transport.ended:
+            break
+        with bounded(8 * LIMIT_BYTES):
+            room = connection.get_buffer(-1)
+            room[: len(part)] = part
+            connection.buffer_updated(len(part))
+        for _ in range(3):
+            connection.handle_backlog()
+            await asyncio.sleep(0)
+    connection.connection_lost(None)
+    await asyncio.sleep(0)
+    assert (bookie.adds, bookie.reads) == ([], 0)
+
+
+_JAAS: Final = st.builds(
+    lambda section, user, password: f'{section} {{ {MODULE} required user_{user}="{password}"; }};\n'.encode(),
+    st.sampled_from(["Bookie", "Auditor"]),
+    st.sampled_from(["a", "b"]),
+    st.sampled_from(["hidden-1", 'hidden-2 \\" x']),
+)
+
+
+@fuzz(150, data=hostile(st.builds(b"".join, st.lists(_JAAS, max_size=3))))
+def test_files_of_users(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "jaas")
+        path.write_bytes(data)
+        path.chmod(0o600)
+        result = outcome(lambda: options_of(str(path), "Bookie", "key"), InvalidArgumentError, names=str(path))
+    if isinstance(result, Refused):
+        assert "hidden" not in str(result.error)
+
+
+_TABLE: Final = st.builds(
+    lambda rights, name: f"{rights} {name}\n".encode(),
+    st.sampled_from(["read", "read,write", "all", "none", ","]),
+    st.sampled_from(["*", "user:*", "anonymous", "subject:CN=a b,O=c*", "x", "user:" + "*a" * 20]),
+)
+
+
+@fuzz(100, data=hostile(st.builds(b"".join, st.lists(_TABLE, max_size=4))), name=_TEXT)
+def test_tables_of_rights(data: bytes, name: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "table")
+        path.write_bytes(data)
+        result = outcome(lambda: Authorization.load(str(path)), InvalidArgumentError, names=str(path))
+    if not isinstance(result, Refused):
+        assert 0 <= result.rights_of((f"user:{name}",)) <= ALL
+
+
+@fuzz(60, der=hostile(st.just(identity("fuzz", units=("0:writers",)).der)))
+def test_names_in_certificates(der: bytes) -> None:
+    """OpenSSL has verified them before; another reader must not fail nevertheless."""
+    names, role = outcome(lambda: (names_in(der), role_in(der)))  # type: ignore[misc]
+    assert role is None or f"role:{role}" in names

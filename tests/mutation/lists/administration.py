@@ -1,0 +1,62 @@
+"""Rules of the admin API."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutation.mutation import Mutation
+
+_HTTP: Final = "tests/unit/test_admin_http.py"
+_OVERVIEW: Final = "tests/unit/test_overview.py"
+
+MUTATIONS: Final = (
+    Mutation(
+        "What a browser remembers changes nothing.",
+        "bookie_server/admin/access.py",
+        "self._check_change(bearer)",
+        "self._check_change(bearer or _password(credentials))",
+        (f"{_HTTP}::test_changes_need_the_token_always",),
+    ),
+    Mutation(
+        "The token for reads changes nothing.",
+        "bookie_server/admin/access.py",
+        "if not self._changes.is_shown(shown):",
+        "if not self._changes.is_shown(shown) and not (self._reads and self._reads.is_shown(shown)):",
+        (f"{_HTTP}::test_a_token_for_reads",),
+    ),
+    Mutation(
+        "Without a token nothing is changed.",
+        "bookie_server/admin/access.py",
+        "if self._changes is None:\n            raise HttpError(",
+        "if self._changes is None:\n            return\n            raise HttpError(",
+        (f"{_HTTP}::test_without_a_token_file_nothing_is_changed",),
+    ),
+    Mutation(
+        "Whoever has sent no whole request gives way.",
+        "bookie_server/admin/places.py",
+        "_make_room(self._arriving, MAX_ARRIVING)",
+        "pass",
+        (f"{_HTTP}::test_slow_callers_give_way_and_liveness_answers",),
+    ),
+    Mutation(
+        "Whoever does not read the response gives way.",
+        "bookie_server/admin/places.py",
+        "_make_room(self._answered, MAX_ANSWERED)",
+        "pass",
+        (f"{_HTTP}::test_callers_that_do_not_read_give_way",),
+    ),
+    Mutation(
+        "Liveness needs no place among requests.",
+        "bookie_server/admin/server.py",
+        "if request.path not in OPEN_PATHS:\n            self.places.require_room()",
+        "self.places.require_room()",
+        (f"{_HTTP}::test_slow_callers_give_way_and_liveness_answers",),
+    ),
+    Mutation(
+        "An answer serves others, too, for some seconds.",
+        "bookie_server/admin/cluster_page.py",
+        "return not failed and time.monotonic() - self._collected_s < _SERVED_S",
+        "return False",
+        (f"{_OVERVIEW}::test_ten_open_pages_cost_one_collection",),
+    ),
+)
