@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # The program decides where the log messages of a library go.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "BlockingClient",
