@@ -1,4 +1,4 @@
-"""``bkctl bookies`` lists all bookies with state, rack and disks; ``bkctl bookieinfo`` sums up the disks."""
+"""``bkctl bookies`` (Apache's ``listbookies``) lists bookies. ``bkctl bookieinfo`` sums up their disks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,26 @@ from bk_spark.protocol.wire.wire_v3 import BookieInfo
 
 _RACK_ZNODE: Final = "/bookies"
 _UNKNOWN: Final = "unknown"
+_WRITABLE: Final = "writable"
+_READ_ONLY: Final = "read-only"
 
 
 def add_commands(groups: Any) -> None:
-    bookies = groups.add_parser("bookies", help="list all bookies with their state, rack and disks")
-    bookies.add_argument(
-        "--rack-znode", default=_RACK_ZNODE, metavar="PATH", help="where racks are, in Pulsar's format (%(default)s)"
-    )
-    bookies.set_defaults(run=_bookies)
+    for name in ("bookies", "listbookies"):
+        bookies = groups.add_parser(name, help="list all bookies with their state, rack and disks")
+        states = bookies.add_mutually_exclusive_group()
+        for short, long, state in (("-rw", "--readwrite", _WRITABLE), ("-ro", "--readonly", _READ_ONLY)):
+            states.add_argument(
+                short, long, action="store_const", const=state, dest="state", help=f"only bookies that are {state}"
+            )
+        states.add_argument("-a", "--all", action="store_const", const=None, dest="state", help="all bookies (default)")
+        bookies.add_argument(
+            "--rack-znode",
+            default=_RACK_ZNODE,
+            metavar="PATH",
+            help="where racks are, in Pulsar's format (%(default)s)",
+        )
+        bookies.set_defaults(run=_bookies)
     groups.add_parser(
         "bookieinfo", help="free and total disk space of the registered bookies and of all of them together"
     ).set_defaults(run=_disks)
@@ -37,6 +49,7 @@ def _bookies(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     records = [
         _record(bookie_id, registered.get(bookie_id), racks.get(bookie_id), disks.get(bookie_id))
         for bookie_id in sorted(known)
+        if options.state in (None, _state(registered.get(bookie_id)))
     ]
     if options.json:
         print_json(records)
@@ -86,8 +99,11 @@ def _record(
     bookie_id: str, bookie: RegisteredBookie | None, rack: str | None, disk: BookieInfo | BookKeeperError | None
 ) -> dict[str, Any]:
     address = None if bookie is None or bookie.address is None else "{}:{}".format(*bookie.address)
-    state = "not registered" if bookie is None else "read-only" if bookie.read_only else "writable"
-    return {"bookie": bookie_id, "address": address, "state": state, "rack": rack} | _disk_record(disk)
+    return {"bookie": bookie_id, "address": address, "state": _state(bookie), "rack": rack} | _disk_record(disk)
+
+
+def _state(bookie: RegisteredBookie | None) -> str:
+    return "not registered" if bookie is None else _READ_ONLY if bookie.read_only else _WRITABLE
 
 
 def _disk_record(disk: BookieInfo | BookKeeperError | None) -> dict[str, Any]:

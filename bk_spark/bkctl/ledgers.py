@@ -1,4 +1,4 @@
-"""``bkctl ledger …``."""
+"""``bkctl ledger …``, and the same commands by the names of Apache's shell: ``ledgermetadata``, ``readledger``, …"""
 
 from __future__ import annotations
 
@@ -37,28 +37,35 @@ def add_commands(groups: Any) -> None:
     ledger = groups.add_parser("ledger", help="one ledger").add_subparsers(
         required=True, metavar="show|read|list|delete|skip-ids"
     )
-    show = ledger.add_parser("show", help="its metadata")
-    show.add_argument("ledger_id", type=offset, metavar="LEDGER")
-    show.set_defaults(run=_show)
-    read = ledger.add_parser("read", help="write its entries to stdout, each followed by a line feed")
-    read.add_argument("ledger_id", type=offset, metavar="LEDGER")
-    read.add_argument("--first", type=offset, default=0, metavar="ENTRY")
-    read.add_argument("--last", type=offset, metavar="ENTRY", help="default: the last add confirmed")
-    read.set_defaults(run=_read)
-    listing = ledger.add_parser("list", help="the ids of all ledgers, ascending")
-    listing.add_argument("--bookie", type=bookie_id, metavar="BOOKIE", help="only ledgers that name this bookie")
-    listing.add_argument("--state", choices=[state.name for state in LedgerState], help="only ledgers in this state")
-    listing.add_argument("--long", action="store_true", help="with state, entries, bytes and number of segments")
-    listing.set_defaults(run=_list)
-    delete = ledger.add_parser("delete", help="delete ledgers with all their entries")
-    delete.add_argument("ledger_ids", type=offset, metavar="LEDGER", nargs="+")
-    delete.add_argument("--force", action="store_true", help="even if a ledger belongs to a log")
-    consent.add_options(delete)
-    delete.set_defaults(run=_delete)
+    _add_shared(ledger, show="show", read="read", listing="list", delete="delete")
+    # The same commands have the names of Apache's shell, too.
+    _add_shared(groups, show="ledgermetadata", read="readledger", listing="listledgers", delete="deleteledger")
     skip = ledger.add_parser("skip-ids", help="let new ledgers have higher ids only, after ZooKeeper was restored")
     skip.add_argument("ledger_id", type=offset, metavar="LEDGER", help="the highest id that any bookie knows")
     skip.add_argument("--dry-run", action="store_true", help="change nothing, print the id of the next ledger")
     skip.set_defaults(run=_skip_ids)
+
+
+def _add_shared(commands: Any, *, show: str, read: str, listing: str, delete: str) -> None:
+    """Add the commands that we and Apache's shell have, by these names."""
+    one = commands.add_parser(show, help="the metadata of a ledger")
+    one.add_argument("ledger_id", type=offset, metavar="LEDGER")
+    one.set_defaults(run=_show)
+    one = commands.add_parser(read, help="write the entries of a ledger to stdout, each followed by a line feed")
+    one.add_argument("ledger_id", type=offset, metavar="LEDGER")
+    one.add_argument("--first", type=offset, default=0, metavar="ENTRY")
+    one.add_argument("--last", type=offset, metavar="ENTRY", help="default: the last add confirmed")
+    one.set_defaults(run=_read)
+    one = commands.add_parser(listing, help="the ids of all ledgers, ascending")
+    one.add_argument("--bookie", type=bookie_id, metavar="BOOKIE", help="only ledgers that name this bookie")
+    one.add_argument("--state", choices=[state.name for state in LedgerState], help="only ledgers in this state")
+    one.add_argument("--long", action="store_true", help="with state, entries, bytes and number of segments")
+    one.set_defaults(run=_list)
+    one = commands.add_parser(delete, help="delete ledgers with all their entries")
+    one.add_argument("ledger_ids", type=offset, metavar="LEDGER", nargs="+")
+    one.add_argument("--force", action="store_true", help="even if a ledger belongs to a log")
+    consent.add_options(one)
+    one.set_defaults(run=_delete)
 
 
 def _show(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:

@@ -1,4 +1,5 @@
-"""``bkctl autorecovery``, ``listunderreplicated``, ``whoisauditor``, ``triggeraudit`` and ``lostbookierecoverydelay``.
+"""``bkctl autorecovery``, ``listunderreplicated``, ``whoisauditor``, ``triggeraudit``, ``forceauditchecks`` and
+``lostbookierecoverydelay``.
 
 The names are those of Apache's shell. The commands work with Apache's auditor and workers and with ours.
 """
@@ -45,9 +46,10 @@ def add_commands(groups: Any) -> None:
         switch = switches.add_parser(name, help=meaning)
         add_dry_run(switch)
         switch.set_defaults(run=_switch, enable=name == "enable")
-    switches.add_parser(
-        "status", help="whether it is enabled, the auditor, and the ledgers marked and under repair"
-    ).set_defaults(run=_status)
+    for commands, name in ((switches, "status"), (groups, "queryautorecoverystatus")):
+        commands.add_parser(
+            name, help="whether lost copies are made again, the auditor, and the ledgers marked and under repair"
+        ).set_defaults(run=_status)
 
     listing = groups.add_parser("listunderreplicated", help="list the ledgers that are marked as under-replicated")
     listing.add_argument("--missing", type=bookie_id, metavar="BOOKIE", help="only ledgers that lack copies of it")
@@ -61,13 +63,14 @@ def add_commands(groups: Any) -> None:
     add_dry_run(trigger)
     trigger.set_defaults(run=_trigger)
 
-    force = groups.add_parser(
-        "forceauditchecks", help="let the next auditor that starts do checks at once, instead of when they are due"
-    )
-    for option, check in _CHECKS.items():
-        force.add_argument(f"--{option}", action="append_const", dest="checks", const=check, help=_MEANINGS[check])
-    add_dry_run(force)
-    force.set_defaults(run=_force_checks)
+    for name in ("forceauditchecks", "forceautorecoverychecks"):
+        force = groups.add_parser(
+            name, help="let the next auditor that starts do checks at once, instead of when they are due"
+        )
+        for option, check in _CHECKS.items():
+            force.add_argument(f"--{option}", action="append_const", dest="checks", const=check, help=_MEANINGS[check])
+        add_dry_run(force)
+        force.set_defaults(run=_force_checks)
 
     delay = groups.add_parser(
         "lostbookierecoverydelay", help="how long the auditor waits for a lost bookie to return"

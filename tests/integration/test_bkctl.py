@@ -54,6 +54,10 @@ def test_bookies_with_state_rack_and_disk(
         records = {record["bookie"]: record for record in json.loads(capsys.readouterr().out)}
         assert main(command) == 0
         header, *lines = capsys.readouterr().out.splitlines()
+        shown = {}
+        for state in ("-rw", "--readwrite", "-ro", "--readonly", "-a", "--all"):
+            assert main(["listbookies", *command[1:], "--json", state]) == 0
+            shown[state] = {record["bookie"] for record in json.loads(capsys.readouterr().out)}
         info = ["bookieinfo", "--metadata-service-uri", uri]
         assert main([*info, "--json"]) == 0
         disks = json.loads(capsys.readouterr().out)
@@ -72,6 +76,10 @@ def test_bookies_with_state_rack_and_disk(
     found = records[down.id]
     assert (found["address"], found["state"], found["rack"]) == (None, "not registered", "/r3")
     assert (found["disk_bytes"], found["disk_unknown"]) == (None, "the bookie is not registered")
+
+    assert shown["-rw"] == shown["--readwrite"] == set(records) - {silent, down.id}
+    assert shown["-ro"] == shown["--readonly"] == {silent}
+    assert shown["-a"] == shown["--all"] == set(records)
 
     table = {line.split()[0]: line for line in lines}
     assert header.split() == ["bookie", "address", "state", "rack", "disk", "free"]
@@ -129,6 +137,14 @@ def test_every_command_takes_json_and_the_options_of_all() -> None:
     assert len(leaves) >= 15
     for leaf in leaves:
         assert {"--json", "--metadata-service-uri", "--password-file", "--log-root"} <= set(leaf._option_string_actions)
+
+
+def test_commands_that_apache_has_have_the_names_of_its_shell() -> None:
+    apaches = """recover decommission autorecovery listunderreplicated whoisauditor triggeraudit lostbookierecoverydelay
+        listbookies bookieinfo bookiesanity simpletest listledgers ledgermetadata readledger deleteledger
+        queryautorecoverystatus forceauditchecks initnewcluster cookie whatisinstanceid
+        readlog readlogmetadata readjournal lastmark listfilesondisc localconsistencycheck"""
+    assert set(apaches.split()) <= set(commands_of(make_parser()))
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:

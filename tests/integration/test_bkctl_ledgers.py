@@ -124,6 +124,26 @@ def test_a_ledger_of_a_log_is_not_deleted(
         assert run("ledger", "delete", str(ledger_id), "--yes", "--force")[0] == 0
 
 
+def test_the_names_of_apaches_shell_are_the_same_commands(cluster: LocalCluster, run: Run) -> None:
+    with BlockingClient(cluster.metadata_service_uri) as client:
+        made = [make(client, 3), make(client, 0, closed=False)]
+    for ledger_id in map(str, made):
+        for own, apaches in (("show", "ledgermetadata"), ("read", "readledger")):
+            printed = run("ledger", own, ledger_id)
+            assert run(apaches, ledger_id) == printed
+            assert printed[0] == 0
+            assert run(apaches, ledger_id, "--json") == run("ledger", own, ledger_id, "--json")
+    assert run("readledger", str(made[0]), "--first", "1", "--last", "1") == (0, "x" * 10 + "\n")
+    status, printed = run("listledgers", "--long", "--state", "OPEN")
+    assert (status, f"{made[1]}\tOPEN\t" in printed) == (0, True)
+    status, printed = run("deleteledger", *map(str, made))
+    assert (status, "would be deleted with all their entries" in printed) == (1, True)
+    status, printed = run("deleteledger", *map(str, made), "--yes")
+    assert (status, printed) == (0, f"deleted ledgers {made[0]} (CLOSED), {made[1]} (OPEN)\n")
+    status, printed = run("ledgermetadata", str(made[0]))
+    assert (status, f"ledger {made[0]}" in printed) == (1, True)
+
+
 def test_simpletest(cluster: LocalCluster, run: Run) -> None:
     before = run("ledger", "list")[1]
     status, printed = run("simpletest", "--entries", "2500")

@@ -227,6 +227,9 @@ def test_checks_at_once(run: Run, record: Callable[..., Any], zookeeper: ZooKeep
         "checks": ["all-ledgers", "replicas"],
     }
     assert [switches.check_time_ms(check) for check in PeriodicCheck] == [0, 1_800_000_000_000, 0]
+    assert record("forceautorecoverychecks", "--placement-policy")["checks"] == ["placement-policy"]
+    assert [switches.check_time_ms(check) for check in PeriodicCheck] == [0, 0, 0]
+    assert record("queryautorecoverystatus") == record("autorecovery", "status")
 
 
 @pytest.mark.parametrize(
