@@ -45,7 +45,8 @@ class Outcome:
 
 def go_through(runs: Sequence[Run], first_seed: int, seconds: float, directory: Path) -> list[Outcome]:
     """Call each of ``runs`` again and again with the next seeds, from ``first_seed`` on, until its share of ``seconds``
-    is used. What a run leaves goes to the next ones. Outputs of failed calls are kept in ``directory``."""
+    is used, but at least once. What a run leaves goes to the next ones. Outputs of failed calls are kept in
+    ``directory``."""
     outcomes: list[Outcome] = []
     shares = sum(run.share for run in runs)
     end = time.monotonic() + seconds
@@ -54,6 +55,7 @@ def go_through(runs: Sequence[Run], first_seed: int, seconds: float, directory: 
         outcome = Outcome(run, first_seed, first_seed)
         until = begin + (end - begin) * run.share / shares
         shares -= run.share
+        _call(outcome, directory)
         while time.monotonic() < until and len(outcome.failures) < _MOST_FAILURES:
             _call(outcome, directory)
         outcome.seconds = time.monotonic() - begin

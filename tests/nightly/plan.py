@@ -92,15 +92,23 @@ MODELS: Final = (
     ),
 )
 
-#: Decoders and bytes that nobody should have sent, until all time is used.
-DECODERS: Final = (
+#: Bytes that nobody should have sent, and rules of the source that are broken on purpose.
+DECODERS_AND_MUTANTS: Final = (
     Run(
         "fuzzing",
         lambda first, last: [_PYTHON, "-m", "tests.fuzz", f"{first}-{last}", "--factor", "10"],
         1,
-        1.0,
+        2.0,
         re.compile(r"^\d+ examples"),
         repeat=lambda first, last: f"make fuzz SEEDS={first}-{last} FACTOR=10",
+    ),
+    Run(
+        "mutants",
+        lambda first, last: [_PYTHON, "-m", "tests.mutation", "--turn", str(first), "--jobs", "1"],
+        1,
+        1.0,
+        re.compile(r"^\d+ mutations found"),
+        repeat=lambda first, last: f"python -m tests.mutation --turn {first}",
     ),
 )
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.nightly import lane
 from tests.nightly.lane import go_through
-from tests.nightly.plan import DECODERS, Run
+from tests.nightly.plan import DECODERS_AND_MUTANTS, Run
 from tests.support.processes import wait_until_ended
 
 
@@ -59,13 +59,22 @@ def test_a_failure_names_the_line_that_repeats_it_and_keeps_the_output(tmp_path:
 
 
 def test_a_decoder_s_failure_is_repeated_by_its_example(tmp_path: Path) -> None:
-    (fuzzing,) = DECODERS
+    fuzzing, _ = DECODERS_AND_MUTANTS
     assert fuzzing.command(7, 7)[1:] == ["-m", "tests.fuzz", "7-7", "--factor", "10"]
     told = "E   repeat with: FUZZ_EXAMPLE=AEEA .venv/bin/python -m pytest 'tests/fuzz/test_a.py::test_b'"
     code = f"print('4711 examples (seed 7)'); print({told!r}); raise SystemExit(1)"
     (outcome,) = go_through([replace(fuzzing, command=run_of("", code).command)], 0, 30.0, tmp_path)
     assert outcome.counts["examples"] == 3 * 4711
     assert outcome.failures[0].splitlines()[-1].strip() == told.removeprefix("E   repeat with: ")
+
+
+def test_mutants_that_are_not_found_are_counted(tmp_path: Path) -> None:
+    _, mutants = DECODERS_AND_MUTANTS
+    assert mutants.command(27, 27)[1:] == ["-m", "tests.mutation", "--turn", "27", "--jobs", "1"]
+    code = "print('SURVIVED 1.0 s  a.py: a rule'); print('12 mutations found, 1 not found'); raise SystemExit(1)"
+    (outcome,) = go_through([replace(mutants, command=run_of("", code).command)], 27, 30.0, tmp_path)
+    assert outcome.counts == {"mutations found": 3 * 12, "not found": 3}
+    assert outcome.failures[0].splitlines()[-1].strip() == "python -m tests.mutation --turn 27"
 
 
 def test_a_failure_that_prints_no_line_is_repeated_by_its_seeds(tmp_path: Path) -> None:
