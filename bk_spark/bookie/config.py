@@ -1,27 +1,26 @@
 """Settings of the ledger client, under Apache's client configuration names where they exist.
 
-``python -m bk_spark.bookie.config`` prints docs/client-config.md.
+``python -m bk_spark.bookie.config_page`` prints docs/client-config.md.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
-from bk_spark.bookie.auth.settings import LoginSettings
 from bk_spark.bookie.metadata.zookeeper_settings import ZooKeeperSettings
 from bk_spark.bookie.placement.rack_names import parse_rack_table
 from bk_spark.bookie.tls.contexts import key_store_of, trust_store_of
-from bk_spark.bookie.tls.settings import STORE_TYPE, TlsSettings
+from bk_spark.bookie.tls.settings import STORE_TYPE
 from bk_spark.bookie.tls.stores import Store
 from bk_spark.protocol.codes import DEFAULT_MAX_FRAME_BYTES, DigestType
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.wire.add_frames import EntryPackager
 from bk_spark.settings.conf import read_conf
 from bk_spark.settings.kinds import BOOLEAN, MAX_INT, OPTIONAL_TEXT, Kind, choice, did_you_mean, whole
-from bk_spark.settings.setting import Setting, check_fields, declare, markdown_table, settings_of
+from bk_spark.settings.setting import Setting, check_fields, key, settings_of
 
 #: An answer with an entry is longer than the ADD frame of that entry: by 12 bytes in a v2 batch read, by some 60 in a
 #: v3 read. Entries stay this much smaller than a frame, so that every client can read them.
@@ -32,14 +31,6 @@ GRPC: Final = "grpc"
 _TRANSPORTS: Final = choice({one: one for one in (NATIVE, GRPC)})
 
 
-def _apache(name: str, default: str, kind: Kind, doc: str) -> Any:
-    return declare(Setting(name, default, kind, doc))
-
-
-def _ours(name: str, default: str, kind: Kind, doc: str) -> Any:
-    return declare(Setting(name, default, kind, doc, apache=False))
-
-
 @dataclass(frozen=True, slots=True)
 class ClientConfig(ZooKeeperSettings):
     """Limits, timeouts and security of a client, as frozen fields.
@@ -48,209 +39,240 @@ class ClientConfig(ZooKeeperSettings):
     unit. A value out of bounds raises InvalidArgumentError.
     """
 
-    zk_session_timeout_ms: int = _apache("zkTimeout", "10000", whole(100), "Session timeout requested from ZooKeeper.")
-    zk_session_rest_ms: int = _ours(
+    zk_session_timeout_ms: int = key("zkTimeout", "10000", whole(100), "Session timeout requested from ZooKeeper.")
+    zk_session_rest_ms: int = key(
         "zkSessionRestMs",
         "0",
         whole(),
         "End the ZooKeeper session after this long without a request; the next request starts another. 0: "
         "keep the session. Useful for many clients on one host, see ZooKeeper's `maxClientCnxns`. Not for log "
         "writers, which need their session.",
+        apache=False,
     )
-    metadata_timeout_ms: int = _ours(
-        "metadataTimeoutMs", "30000", whole(1), "The longest that a call waits for ZooKeeper, connected or not."
+    metadata_timeout_ms: int = key(
+        "metadataTimeoutMs",
+        "30000",
+        whole(1),
+        "The longest that a call waits for ZooKeeper, connected or not.",
+        apache=False,
     )
-    connect_timeout_ms: int = _apache(
+    connect_timeout_ms: int = key(
         "clientConnectTimeoutMillis",
         "10000",
         whole(1),
         "Timeout of connecting to a bookie, and of the first connection to ZooKeeper.",
     )
-    add_timeout_ms: int = _apache(
+    add_timeout_ms: int = key(
         "addEntryTimeoutSec",
         "5",
         whole(1, MAX_INT // 1000, unit=1000),
         "A bookie that does not answer an add for this long has failed.",
     )
-    read_timeout_ms: int = _apache(
+    read_timeout_ms: int = key(
         "readEntryTimeoutSec",
         "5",
         whole(1, MAX_INT // 1000, unit=1000),
         "A bookie that does not answer a read for this long has failed.",
     )
-    max_frame_bytes: int = _apache(
+    max_frame_bytes: int = key(
         "nettyMaxFrameSizeBytes",
         str(DEFAULT_MAX_FRAME_BYTES),
         whole(1024),
         "Largest frame. Must not exceed what the bookies accept.",
     )
-    max_pending_bytes: int = _ours(
-        "maxPendingBytes", "16777216", whole(1), "Bytes of entries that a writer may have unacknowledged."
+    max_pending_bytes: int = key(
+        "maxPendingBytes", "16777216", whole(1), "Bytes of entries that a writer may have unacknowledged.", apache=False
     )
-    max_unanswered_entries: int = _ours(
+    max_unanswered_entries: int = key(
         "maxUnansweredEntries",
         "8000",
         whole(1),
         "Entries that the slowest bookie of a writer's ensemble may have unanswered. Bookies queue 10,000.",
+        apache=False,
     )
-    add_quorum_timeout_ms: int | None = _apache(
+    add_quorum_timeout_ms: int | None = key(
         "addEntryQuorumTimeoutSec",
         "-1",
         whole(1, MAX_INT // 1000, unit=1000, off=None),
         "An entry without its ack quorum for this long ends the writer.",
     )
-    max_ensemble_changes: int = _apache(
+    max_ensemble_changes: int = key(
         "maxNumEnsembleChanges", str(MAX_INT), whole(), "Ensemble changes allowed for one writer. One more ends it."
     )
-    explicit_lac_interval_ms: int = _apache(
+    explicit_lac_interval_ms: int = key(
         "explicitLacInterval", "0", whole(), "How often an idle writer publishes its last add confirmed. 0: never."
     )
-    entry_gap_timeout_ms: int = _ours(
+    entry_gap_timeout_ms: int = key(
         "entryGapTimeoutMs",
         "30000",
         whole(1),
         "With entry ids chosen by the caller: how long an entry waits for a place in the queue of entries "
         "that wait for lower ids.",
+        apache=False,
     )
-    read_ahead_bytes: int = _ours(
-        "readAheadBytes", "8388608", whole(1), "Bytes of entries that a reader requests ahead of its caller."
+    read_ahead_bytes: int = key(
+        "readAheadBytes",
+        "8388608",
+        whole(1),
+        "Bytes of entries that a reader requests ahead of its caller.",
+        apache=False,
     )
-    use_v2_wire_protocol: bool = _apache(
+    use_v2_wire_protocol: bool = key(
         "useV2WireProtocol",
         "true",
         BOOLEAN,
         "Adds and reads use v2, otherwise v3. Apache's default is v3. Ours is v2, for batch reads and speed.",
     )
-    transport: str = _ours(
+    transport: str = key(
         "transport",
         NATIVE,
         Kind(_TRANSPORTS.allowed, _TRANSPORTS.parse, lambda value: value in (NATIVE, GRPC)),
         "How bookies are reached: `native`, Apache's wire protocols, or `grpc`, which only our bookies serve "
         "(docs/grpc.md).",
+        apache=False,
     )
-    max_outstanding_requests: int = _ours(
+    max_outstanding_requests: int = key(
         "maxOutstandingRequests",
         "2000",
         whole(1),
         "Limit of unanswered requests per connection. Further requests wait, up to `readEntryTimeoutSec`. "
         "Each entry of a read counts; adds do not. Apache's bookies stop serving for good when all clients "
         "together exceed `maxReadsInProgressLimit` (10,000 in 4.18.0).",
+        apache=False,
     )
-    batch_read_enabled: bool = _apache(
+    batch_read_enabled: bool = key(
         "batchReadEnabled", "true", BOOLEAN, "Read many entries with one request where possible."
     )
-    read_attempts: int = _ours(
-        "readAttempts", "3", whole(1), "Attempts to read an entry that no replica returned, each with fresh metadata."
+    read_attempts: int = key(
+        "readAttempts",
+        "3",
+        whole(1),
+        "Attempts to read an entry that no replica returned, each with fresh metadata.",
+        apache=False,
     )
-    first_speculative_read_timeout_ms: int = _apache(
+    first_speculative_read_timeout_ms: int = key(
         "firstSpeculativeReadTimeout",
         "2000",
         whole(1),
         "A read unanswered for this long also goes to a second replica.",
     )
-    max_speculative_read_timeout_ms: int = _apache(
+    max_speculative_read_timeout_ms: int = key(
         "maxSpeculativeReadTimeout",
         "2000",
         whole(1),
         "Further replicas are asked after twice the previous wait, at most this.",
     )
-    bookie_failure_history_expiration_ms: int = _apache(
+    bookie_failure_history_expiration_ms: int = key(
         "bookieFailureHistoryExpirationMSec",
         "60000",
         whole(),
         "How long a bookie that failed or was slow is asked last.",
     )
-    max_read_range_bytes: int = _ours(
-        "maxReadRangeBytes", "536870912", whole(1), "Upper bound of the batch that read_range returns."
+    max_read_range_bytes: int = key(
+        "maxReadRangeBytes", "536870912", whole(1), "Upper bound of the batch that read_range returns.", apache=False
     )
-    long_poll_timeout_ms: int = _ours(
+    long_poll_timeout_ms: int = key(
         "longPollTimeoutMs",
         "4000",
         whole(1, 3_600_000),
         "How long a bookie is asked to wait for new entries of a followed ledger.",
+        apache=False,
     )
-    first_speculative_read_lac_timeout_ms: int = _apache(
+    first_speculative_read_lac_timeout_ms: int = key(
         "firstSpeculativeReadLACTimeout",
         "1500",
         whole(1),
         "A long poll unanswered for this long also goes to a second replica.",
     )
-    max_speculative_read_lac_timeout_ms: int = _apache(
+    max_speculative_read_lac_timeout_ms: int = key(
         "maxSpeculativeReadLACTimeout",
         "5000",
         whole(1),
         "Further replicas are asked after twice the previous wait, at most this.",
     )
-    tail_attempts: int = _ours(
-        "tailAttempts", "10", whole(1), "Consecutive failures allowed when a ledger is followed. Pauses grow up to 5 s."
+    tail_attempts: int = key(
+        "tailAttempts",
+        "10",
+        whole(1),
+        "Consecutive failures allowed when a ledger is followed. Pauses grow up to 5 s.",
+        apache=False,
     )
-    bookie_racks: str = _ours(
-        "bookieRacks", "", OPTIONAL_TEXT, "Racks of bookies, `host=/rack,…`. A bookie id may stand for the host."
+    bookie_racks: str = key(
+        "bookieRacks",
+        "",
+        OPTIONAL_TEXT,
+        "Racks of bookies, `host=/rack,…`. A bookie id may stand for the host.",
+        apache=False,
     )
-    rack_mapping_znode: str = _ours(
-        "rackMappingZnode", "", OPTIONAL_TEXT, "Znode with the racks of bookies in Pulsar's format: `/bookies`."
+    rack_mapping_znode: str = key(
+        "rackMappingZnode",
+        "",
+        OPTIONAL_TEXT,
+        "Znode with the racks of bookies in Pulsar's format: `/bookies`.",
+        apache=False,
     )
-    network_topology_script: str = _apache(
+    network_topology_script: str = key(
         "networkTopologyScriptFileName",
         "",
         OPTIONAL_TEXT,
         "Script that takes hosts (at most 20) and prints the rack of each.",
     )
-    network_topology_script_timeout_ms: int = _ours(
-        "networkTopologyScriptTimeoutMs", "5000", whole(1), "Timeout of one run of the script."
+    network_topology_script_timeout_ms: int = key(
+        "networkTopologyScriptTimeoutMs", "5000", whole(1), "Timeout of one run of the script.", apache=False
     )
-    min_racks_per_write_quorum: int = _apache(
+    min_racks_per_write_quorum: int = key(
         "minNumRacksPerWriteQuorum",
         "2",
         whole(1),
         "If racks are known: the number of racks that each write quorum should span.",
     )
-    enforce_min_racks_per_write_quorum: bool = _apache(
+    enforce_min_racks_per_write_quorum: bool = key(
         "enforceMinNumRacksPerWriteQuorum",
         "false",
         BOOLEAN,
         "Refuse a ledger, or a replacement of a bookie, whose write quorum spans fewer racks.",
     )
-    bookie_health_check_enabled: bool = _apache(
+    bookie_health_check_enabled: bool = key(
         "bookieHealthCheckEnabled",
         "true",
         BOOLEAN,
         "Choose bookies that failed lately last. Apache's default is false. The znode `disableHealthCheck` "
         "under the ledgers root switches it off for all clients.",
     )
-    first_quarantine_ms: int = _ours(
+    first_quarantine_ms: int = key(
         "firstQuarantineMs",
         "10000",
         whole(),
         "How long a bookie is chosen last after a failure. Doubles with each further failure.",
+        apache=False,
     )
-    bookie_quarantine_time_ms: int = _apache(
+    bookie_quarantine_time_ms: int = key(
         "bookieQuarantineTimeSeconds",
         "1800",
         whole(0, MAX_INT // 1000, unit=1000),
         "Upper bound of that time. Also applies to a bookie with too many failures in an interval.",
     )
-    bookie_error_threshold: int = _apache(
+    bookie_error_threshold: int = key(
         "bookieErrorThresholdPerInterval",
         "100",
         whole(1, 100_000),
         "Number of failures in an interval that is too many.",
     )
-    bookie_health_check_interval_ms: int = _apache(
+    bookie_health_check_interval_ms: int = key(
         "bookieHealthCheckIntervalSeconds",
         "60",
         whole(1, MAX_INT // 1000, unit=1000),
         "The interval. A bookie without failures for this long starts afresh.",
     )
 
-    client_key_store_type: str = _apache("clientKeyStoreType", "", STORE_TYPE, "Wins over `tlsKeyStoreType`.")
-    client_key_store: str = _apache("clientKeyStore", "", OPTIONAL_TEXT, "Wins over `tlsKeyStore`.")
-    client_key_store_password_path: str = _apache(
+    client_key_store_type: str = key("clientKeyStoreType", "", STORE_TYPE, "Wins over `tlsKeyStoreType`.")
+    client_key_store: str = key("clientKeyStore", "", OPTIONAL_TEXT, "Wins over `tlsKeyStore`.")
+    client_key_store_password_path: str = key(
         "clientKeyStorePasswordPath", "", OPTIONAL_TEXT, "Wins over `tlsKeyStorePasswordPath`."
     )
-    client_trust_store_type: str = _apache("clientTrustStoreType", "", STORE_TYPE, "Wins over `tlsTrustStoreType`.")
-    client_trust_store: str = _apache("clientTrustStore", "", OPTIONAL_TEXT, "Wins over `tlsTrustStore`.")
-    client_trust_store_password_path: str = _apache(
+    client_trust_store_type: str = key("clientTrustStoreType", "", STORE_TYPE, "Wins over `tlsTrustStoreType`.")
+    client_trust_store: str = key("clientTrustStore", "", OPTIONAL_TEXT, "Wins over `tlsTrustStore`.")
+    client_trust_store_password_path: str = key(
         "clientTrustStorePasswordPath", "", OPTIONAL_TEXT, "Wins over `tlsTrustStorePasswordPath`."
     )
 
@@ -302,10 +324,10 @@ class ClientConfig(ZooKeeperSettings):
         """
         known = {setting.name: field for field, setting in SETTINGS.items()}
         values = {}
-        for key, text in properties.items():
-            if key not in known:
-                raise InvalidArgumentError(f"client configuration has no key {key!r}{did_you_mean(key, known)}")
-            values[known[key]] = SETTINGS[known[key]].parse(text)
+        for name, text in properties.items():
+            if name not in known:
+                raise InvalidArgumentError(f"client configuration has no key {name!r}{did_you_mean(name, known)}")
+            values[known[name]] = SETTINGS[known[name]].parse(text)
         return cls(**values)
 
     @classmethod
@@ -375,54 +397,3 @@ def _store(config: ClientConfig, what: str, shared: Store) -> Store:
 
 #: Every setting, by the name of its field.
 SETTINGS: Final[dict[str, Setting]] = settings_of(ClientConfig)
-
-
-_TLS_FIELDS: Final = {
-    *settings_of(TlsSettings),
-    *(field for field in SETTINGS if field.startswith(("client_key_store", "client_trust_store"))),
-}
-
-
-def reference() -> str:
-    """Return the text of docs/client-config.md, the table of settings."""
-    tls = {field: setting for field, setting in SETTINGS.items() if field in _TLS_FIELDS}
-    logins = {field: one for field, one in settings_of(LoginSettings).items() if field not in tls}
-    special = {*tls, *logins}
-    zookeeper = {field: one for field, one in settings_of(ZooKeeperSettings).items() if field not in special}
-    others = {field: one for field, one in SETTINGS.items() if field not in special and field not in zookeeper}
-    columns: dict[str, Callable[[str, Setting], str]] = {
-        "key": lambda _, setting: f"`{setting.name}`",
-        "": lambda _, setting: "A" if setting.apache else "",
-        "field": lambda field, _: f"`{field}`",
-        "default of the key": lambda _, setting: f"`{setting.default}`" if setting.default else "",
-        "allowed": lambda _, setting: setting.kind.allowed,
-        "meaning": lambda _, setting: setting.doc,
-    }
-    return "\n".join(
-        [
-            "# Configuration of the ledger client",
-            "",
-            "`ClientConfig.from_properties` takes keys, `ClientConfig(...)` takes fields. An A marks keys of Apache's",
-            "client configuration, which have Apache's unit. Fields count milliseconds and bytes. Unknown keys are",
-            "errors. This page is printed by `python -m bk_spark.bookie.config`.",
-            "",
-            *markdown_table(columns, others),
-            "",
-            "TLS of connections to bookies. [security.md](security.md) shows how to set it up.",
-            "",
-            *markdown_table(columns, tls),
-            "",
-            "Logins at bookies. The same page shows how to set them up.",
-            "",
-            *markdown_table(columns, logins),
-            "",
-            "Sessions with ZooKeeper. `zookeeper.…` are the names of ZooKeeper's own client.",
-            "",
-            *markdown_table(columns, zookeeper),
-            "",
-        ]
-    )
-
-
-if __name__ == "__main__":
-    print(reference(), end="")

@@ -2,7 +2,7 @@
 
     @dataclass(frozen=True)
     class Config:
-        add_timeout_ms: int = declare(Setting("addEntryTimeoutSec", "5", whole(1, unit=1000), "What it means."))
+        add_timeout_ms: int = key("addEntryTimeoutSec", "5", whole(1, unit=1000), "What it means.")
 
 The kind of a setting parses its text. The page of documentation is printed from the same declarations.
 """
@@ -63,6 +63,13 @@ def declare(setting: Setting, absent: Any = None) -> Any:
     """Return a dataclass field for ``setting``. If the setting has no default, the field's default is ``absent``."""
     default = absent if setting.default is None else setting.kind.parse(setting.default)
     return field(default=default, repr=not setting.secret, metadata={"setting": setting})
+
+
+def key(
+    name: str, default: str, kind: Kind, doc: str, *, apache: bool = True, other_name: str = "", missing: str = ""
+) -> Any:
+    """Return a dataclass field for a key of a configuration. The arguments are those of :class:`Setting`."""
+    return declare(Setting(name, default, kind, doc, other_name, missing, apache=apache))
 
 
 def settings_of(owner: type[Any]) -> dict[str, Any]:

@@ -13,11 +13,11 @@ import binascii
 import hashlib
 import hmac
 import logging
-import os
 import ssl
 from http import HTTPStatus
 from typing import Final
 
+from bk_spark.bookie.file_marks import file_mark
 from bk_spark.bookie.passwords import password_in
 from bk_spark.bookie.tls.contexts import TlsContexts, trust_store_of
 from bk_spark.bookie.tls.settings import TlsSettings
@@ -82,11 +82,11 @@ class _Token:
     def __init__(self, key: str, path: str) -> None:
         self._key = key
         self._path = path
-        self._seen = self._mark()
+        self._seen = file_mark(self._path)
         self._digest = self._load()
 
     def is_shown(self, text: str) -> bool:
-        mark = self._mark()
+        mark = file_mark(self._path)
         if mark != self._seen:
             self._seen = mark
             try:
@@ -104,13 +104,6 @@ class _Token:
                 f"{_MAKE_ONE}"
             )
         return _digest(token)
-
-    def _mark(self) -> tuple[int, int, int] | None:
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 def _digest(token: bytes) -> bytes:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from bk_spark.bookie.auth.settings import class_kind
 from bk_spark.settings.kinds import OPTIONAL_TEXT, TEXT, Kind, WrongValueError
-from bk_spark.settings.setting import Setting, declare
+from bk_spark.settings.setting import key
 from bookie_server.config.administration import AdministrationConfig
 
 #: Apache's classes for logins by SASL, and for roles in certificates.
@@ -32,40 +32,36 @@ _NAMES: Final = Kind("names, separated by commas", _names)
 _PATTERN: Final = Kind("a regular expression", _pattern)
 
 
-def _key(name: str, default: str, kind: Kind, doc: str) -> Any:
-    return declare(Setting(name, default, kind, doc))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessConfig(AdministrationConfig):
     """Settings of the front ends: who may use them."""
 
-    bookie_auth: str = _key(
+    bookie_auth: str = key(
         "bookieAuthProviderFactoryClass",
         "",
         class_kind(CERTIFICATE_ROLES, SASL_BOOKIE),
         "How clients prove who they are: by a role in their certificate, by a login with SASL, or as a class of yours "
         "says. Empty: not at all.",
     )
-    authorized_roles: tuple[str, ...] = _key(
+    authorized_roles: tuple[str, ...] = key(
         "authorizedRoles",
         "",
         _NAMES,
         "Certificates: the roles that may use the bookie.",
     )
-    sasl_bookie_section: str = _key(
+    sasl_bookie_section: str = key(
         "saslJaasBookieSectionName",
         "Bookie",
         TEXT,
         "SASL: the section of `java.security.auth.login.config` with the users that may log in.",
     )
-    sasl_allowed_ids: str = _key(
+    sasl_allowed_ids: str = key(
         "saslJaasClientAllowedIds",
         ".*bookkeeper.*",
         _PATTERN,
         "SASL: the users who may use the bookie. It must match the whole name.",
     )
-    authorization_file: str = _key(
+    authorization_file: str = key(
         "authorizationFile",
         "",
         OPTIONAL_TEXT,

@@ -5,40 +5,20 @@ docs/bookie-config.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from bk_spark.protocol.codes import DEFAULT_MAX_FRAME_BYTES
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
-from bk_spark.settings.kinds import BOOLEAN, MAX_LONG, TEXT, Kind, fraction, whole
-from bk_spark.settings.setting import Setting, declare, settings_of
+from bk_spark.settings.kinds import BOOLEAN, MAX_LONG, TEXT, fraction, whole
+from bk_spark.settings.setting import Setting, declare, key, settings_of
 from bookie_server.config.access import AccessConfig
+from bookie_server.config.compaction import CompactionSettings
 from bookie_server.config.conf_file import DIRECTORIES
 from bookie_server.config.config_keys import ALWAYS_SO, FIXED_VALUES, OTHER_KEYS, PAGE_BYTES
 
 _MIB: Final = 1024 * 1024
 _MAX_LOG_SIZE: Final = 1024 * _MIB
 _DEFAULT_INDEX_CACHE_BYTES: Final = 64 * _MIB
-
-
-def _key(name: str, default: str | None, kind: Kind, doc: str, other_name: str = "", missing: str = "") -> Any:
-    return declare(Setting(name, default, kind, doc, other_name, missing), absent=())
-
-
-@dataclass(frozen=True, slots=True)
-class CompactionSettings:
-    """Minor or major compaction. It is off if ``interval_ms`` or ``threshold`` is 0 or less.
-
-    Entry logs whose live share is below ``threshold`` are rewritten. No further one is started after ``max_time_ms``;
-    0 or less: no limit.
-    """
-
-    interval_ms: int
-    threshold: float
-    max_time_ms: int = 0
-
-    @property
-    def enabled(self) -> bool:
-        return self.interval_ms > 0 and self.threshold > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,42 +33,45 @@ class BookieConfig(AccessConfig):
     advertised_host: str
     listen_host: str
 
-    port: int = _key("bookiePort", "3181", whole(1, 65535), "TCP port.")
-    zk_timeout_ms: int = _key(
+    port: int = key("bookiePort", "3181", whole(1, 65535), "TCP port.")
+    zk_timeout_ms: int = key(
         "zkTimeout", "10000", whole(100, 3_600_000), "Session timeout requested from ZooKeeper, ms."
     )
 
     # --- directories
-    journal_directories: tuple[str, ...] = _key(
+    journal_directories: tuple[str, ...] = key(
         "journalDirectories",
         "/tmp/bk-txn",
         DIRECTORIES,
         "Directories of journals, one journal each. Every ledger uses one of them.",
         other_name="journalDirectory",
     )
-    ledger_directories: tuple[str, ...] = _key(
+    ledger_directories: tuple[str, ...] = key(
         "ledgerDirectories", "/tmp/bk-data", DIRECTORIES, "Directories of entry logs."
     )
-    index_directories: tuple[str, ...] = _key(
-        "indexDirectories",
-        None,
-        DIRECTORIES,
-        "Directories of index files; any number.",
-        missing="those of `ledgerDirectories`",
+    index_directories: tuple[str, ...] = declare(
+        Setting(
+            "indexDirectories",
+            None,
+            DIRECTORIES,
+            "Directories of index files; any number.",
+            missing="those of `ledgerDirectories`",
+        ),
+        absent=(),
     )
-    allow_storage_expansion: bool = _key(
+    allow_storage_expansion: bool = key(
         "allowStorageExpansion",
         "false",
         BOOLEAN,
         "Allow new, empty directories in addition to those that the cookie names.",
     )
-    data_integrity_checking: bool = _key(
+    data_integrity_checking: bool = key(
         "dataIntegrityChecking",
         "false",
         BOOLEAN,
         'After a loss of data, say "unknown" about the ledgers of this bookie, and copy what they lack from others.',
     )
-    data_integrity_stamp_missing_cookies: bool = _key(
+    data_integrity_stamp_missing_cookies: bool = key(
         "dataIntegrityStampMissingCookies",
         "false",
         BOOLEAN,
@@ -96,112 +79,110 @@ class BookieConfig(AccessConfig):
     )
 
     # --- requests
-    max_frame_bytes: int = _key(
+    max_frame_bytes: int = key(
         "nettyMaxFrameSizeBytes", str(DEFAULT_MAX_FRAME_BYTES), whole(1024, 100 * _MIB), "Largest frame."
     )
-    max_batch_read_bytes: int = _key(
+    max_batch_read_bytes: int = key(
         "maxBatchReadSize", str(DEFAULT_MAX_FRAME_BYTES), whole(1024, 100 * _MIB), "Largest answer to a batch read."
     )
-    tls_required: bool = _key(
+    tls_required: bool = key(
         "tlsRequired",
         "false",
         BOOLEAN,
         "Refuse all requests that come in clear. Otherwise each client chooses. Not a key of Apache's.",
     )
-    max_adds_in_progress: int = _key(
+    max_adds_in_progress: int = key(
         "maxAddsInProgressLimit",
         "0",
         whole(),
         "Unanswered adds, over all connections, at which the bookie stops reading requests. 0: only bytes count.",
     )
-    max_reads_in_progress: int = _key(
+    max_reads_in_progress: int = key(
         "maxReadsInProgressLimit",
         "0",
         whole(),
         "Unanswered reads, over all connections, at which the bookie stops reading requests. 0: only bytes count.",
     )
-    max_pending_adds: int = _key(
+    max_pending_adds: int = key(
         "maxPendingAddRequestsPerThread",
         "10000",
         whole(),
         "Adds that may wait, per connection. Further ones are answered TOO_MANY_REQUESTS. 0: no limit.",
     )
-    max_pending_reads: int = _key(
+    max_pending_reads: int = key(
         "maxPendingReadRequestsPerThread",
         "10000",
         whole(),
         "Reads that may wait, per connection. Further ones are answered TOO_MANY_REQUESTS. 0: no limit.",
     )
 
-    grpc_enabled: bool = _key(
+    grpc_enabled: bool = key(
         "grpcServerEnabled",
         "false",
         BOOLEAN,
         "Serve gRPC, too (docs/grpc.md). Needs `pip install bk-spark[grpc]`. Not a key of Apache's.",
     )
-    grpc_port: int = _key(
+    grpc_port: int = key(
         "grpcServerPort",
         "3182",
         whole(most=65535),
         "Port of gRPC, on the address of `bookiePort`. 0: any free one. Not a key of Apache's.",
     )
-    grpc_logs_enabled: bool = _key(
+    grpc_logs_enabled: bool = key(
         "grpcLogServiceEnabled",
         "false",
         BOOLEAN,
         "Serve logs over gRPC, too. Callers act with this bookie's rights in the cluster. Not a key of Apache's.",
     )
-    grpc_log_root: str = _key(
+    grpc_log_root: str = key(
         "grpcLogRoot", "/bk_spark/logs", TEXT, "ZooKeeper path of the logs that are served. Not a key of Apache's."
     )
 
     # --- journal
-    journal_max_bytes: int = _key(
+    journal_max_bytes: int = key(
         "journalMaxSizeMB", "2048", whole(1, 1 << 20, unit=_MIB), "Size at which the next journal file begins."
     )
-    journal_preallocate_bytes: int = _key(
+    journal_preallocate_bytes: int = key(
         "journalPreAllocSizeMB", "16", whole(1, 1024, unit=_MIB), "Disk space that a journal file takes at a time."
     )
-    journal_max_backups: int = _key(
+    journal_max_backups: int = key(
         "journalMaxBackups",
         "5",
         whole(most=1 << 20),
         "Number of journal files to keep after they are no longer needed.",
     )
-    journal_sync_data: bool = _key(
-        "journalSyncData", "true", BOOLEAN, "Sync the journal before an add is acknowledged."
-    )
-    journal_adaptive_group_writes: bool = _key(
+    journal_sync_data: bool = key("journalSyncData", "true", BOOLEAN, "Sync the journal before an add is acknowledged.")
+    journal_adaptive_group_writes: bool = key(
         "journalAdaptiveGroupWrites", "true", BOOLEAN, "Adds that arrive during a sync share the next one."
     )
-    journal_max_group_wait_ms: int = _key(
+    journal_max_group_wait_ms: int = key(
         "journalMaxGroupWaitMSec",
         "2",
         whole(most=60_000),
         "Maximum time that an add waits for others to share its sync, ms.",
     )
-    journal_group_bytes: int = _key(
+    journal_group_bytes: int = key(
         "journalBufferedWritesThreshold", "524288", whole(), "A group with more bytes of adds waits no longer."
     )
-    journal_group_entries: int = _key(
+    journal_group_entries: int = key(
         "journalBufferedEntriesThreshold",
         "0",
         whole(),
         "A group with more adds waits no longer. 0: the number does not count.",
     )
-    journal_flush_when_queue_empty: bool = _key(
+    journal_flush_when_queue_empty: bool = key(
         "journalFlushWhenQueueEmpty", "false", BOOLEAN, "End the wait of a group when no further add is queued."
     )
-    journal_page_cache_flush_interval_ms: int = _key(
+    journal_page_cache_flush_interval_ms: int = key(
         "journalPageCacheFlushIntervalMSec",
         "1000",
         whole(1, 3_600_000),
         "With `journalSyncData=false`: interval at which the journal is synced, ms.",
     )
-    journal_remove_from_page_cache: bool = _key(
+    journal_remove_from_page_cache: bool = key(
         "journalRemoveFromPageCache", "true", BOOLEAN, "Drop synced data from the page cache."
     )
-    journal_max_memory_bytes: int = _key(
+    journal_max_memory_bytes: int = key(
         "journalMaxMemorySizeMb",
         "24",
         whole(1, 1 << 20, unit=_MIB),
@@ -209,115 +190,115 @@ class BookieConfig(AccessConfig):
     )
 
     # --- entry logs, index files, memory
-    entry_log_size_limit_bytes: int = _key(
+    entry_log_size_limit_bytes: int = key(
         "logSizeLimit", str(_MAX_LOG_SIZE), whole(64 * 1024, _MAX_LOG_SIZE), "Size at which the next entry log begins."
     )
-    flush_interval_ms: int = _key(
+    flush_interval_ms: int = key(
         "flushInterval",
         "10000",
         whole(10, 3_600_000),
         "Maximum time that entries stay in memory before they are written to entry logs, ms.",
     )
-    write_cache_bytes: int = _key(
+    write_cache_bytes: int = key(
         "skipListSizeLimit",
         "67108864",
         whole(_MIB, 1 << 40),
         "Bytes of entries in memory at which they are written to entry logs. At most twice as many are kept.",
     )
-    index_cache_bytes: int = _key(
+    index_cache_bytes: int = key(
         "pageLimit",
         str(_DEFAULT_INDEX_CACHE_BYTES // PAGE_BYTES),
         whole(-1, 1 << 20, unit=PAGE_BYTES),
         f"Pages of index files in memory, {PAGE_BYTES} bytes each. 0 or less: the default.",
     )
-    descriptor_limit: int = _key("openFileLimit", "20000", whole(16, 1 << 24), "Ledger descriptors in memory.")
+    descriptor_limit: int = key("openFileLimit", "20000", whole(16, 1 << 24), "Ledger descriptors in memory.")
 
     # --- garbage collection and compaction
-    gc_interval_ms: int = _key(
+    gc_interval_ms: int = key(
         "gcWaitTime", "600000", whole(10, MAX_LONG), "Time between two collections of deleted ledgers, ms."
     )
-    gc_over_replicated_interval_ms: int = _key(
+    gc_over_replicated_interval_ms: int = key(
         "gcOverreplicatedLedgerWaitTime",
         "86400000",
         whole(most=MAX_LONG, off=0),
         "Time between two searches for over-replicated ledgers, ms. 0: never.",
     )
-    gc_metadata_operations_per_s: int = _key(
+    gc_metadata_operations_per_s: int = key(
         "gcMetadataOpRateLimit", "1000", whole(1), "Reads of metadata per second during a collection."
     )
-    gc_brake_share: float = _key(
+    gc_brake_share: float = key(
         "gcBrakeShare",
         "0.5",
         fraction(),
         "A collection that would delete more than this share of all ledgers stops and waits for an operator "
         "(docs/metrics.md). 1: never.",
     )
-    gc_brake_ledgers: int = _key(
+    gc_brake_ledgers: int = key(
         "gcBrakeLedgers",
         "100",
         whole(most=MAX_LONG),
         "The share does not stop a collection of up to this many ledgers.",
     )
-    gc_brake_ids_not_given: bool = _key(
+    gc_brake_ids_not_given: bool = key(
         "gcBrakeIdsNotGiven",
         "true",
         BOOLEAN,
         "A collection that would delete a ledger whose id ZooKeeper's counter has not given stops and waits for an "
         "operator (docs/metrics.md). Set false where clients choose ids and also let ZooKeeper give some.",
     )
-    minor_compaction_interval_ms: int = _key(
+    minor_compaction_interval_ms: int = key(
         "minorCompactionInterval", "3600", whole(unit=1000, off=0), "Time between two minor compactions, s. 0: never."
     )
-    minor_compaction_threshold: float = _key(
+    minor_compaction_threshold: float = key(
         "minorCompactionThreshold",
         "0.2",
         fraction(off=0.0),
         "Minor compaction takes entry logs whose share of live bytes is below this. 0: none.",
     )
-    minor_compaction_max_ms: int = _key(
+    minor_compaction_max_ms: int = key(
         "minorCompactionMaxTimeMillis",
         "0",
         whole(most=MAX_LONG, off=0),
         "Time limit of a minor compaction, ms. 0: none.",
     )
-    major_compaction_interval_ms: int = _key(
+    major_compaction_interval_ms: int = key(
         "majorCompactionInterval", "86400", whole(unit=1000, off=0), "Time between two major compactions, s. 0: never."
     )
-    major_compaction_threshold: float = _key(
+    major_compaction_threshold: float = key(
         "majorCompactionThreshold",
         "0.8",
         fraction(off=0.0),
         "Major compaction takes entry logs whose share of live bytes is below this. 0: none.",
     )
-    major_compaction_max_ms: int = _key(
+    major_compaction_max_ms: int = key(
         "majorCompactionMaxTimeMillis",
         "0",
         whole(most=MAX_LONG, off=0),
         "Time limit of a major compaction, ms. 0: none.",
     )
-    compaction_entries_per_s: int = _key(
+    compaction_entries_per_s: int = key(
         "compactionRateByEntries",
         "1000",
         whole(1),
         "Entries that compaction copies per second.",
         other_name="compactionRate",
     )
-    compaction_bytes_per_s: int = _key(
+    compaction_bytes_per_s: int = key(
         "compactionRateByBytes", "1000000", whole(1), "Bytes that compaction copies per second."
     )
-    compaction_throttle_by_bytes: bool = _key(
+    compaction_throttle_by_bytes: bool = key(
         "isThrottleByBytes", "false", BOOLEAN, "Limit compaction by bytes instead of entries."
     )
-    force_allow_compaction: bool = _key(
+    force_allow_compaction: bool = key(
         "forceAllowCompaction", "false", BOOLEAN, "Let an operator start a compaction whose interval is 0."
     )
-    force_gc_when_no_space: bool = _key(
+    force_gc_when_no_space: bool = key(
         "isForceGCAllowWhenNoSpace",
         "false",
         BOOLEAN,
         "An almost full disk starts a collection instead of suspending compaction.",
     )
-    gc_use_target_log_size: bool = _key(
+    gc_use_target_log_size: bool = key(
         "useTargetEntryLogSizeForGc",
         "false",
         BOOLEAN,
@@ -325,62 +306,62 @@ class BookieConfig(AccessConfig):
     )
 
     # --- disks and read-only mode
-    disk_check_interval_ms: int = _key(
+    disk_check_interval_ms: int = key(
         "diskCheckInterval", "10000", whole(10, 3_600_000), "Time between two checks of the disks, ms."
     )
-    disk_usage_threshold: float = _key(
+    disk_usage_threshold: float = key(
         "diskUsageThreshold", "0.95", fraction(), "A disk with a higher usage is full: it gets no new entry log."
     )
-    disk_usage_warn_threshold: float = _key(
+    disk_usage_warn_threshold: float = key(
         "diskUsageWarnThreshold",
         "0.9",
         fraction(),
         "A disk with a higher usage suspends major compaction.",
         missing="`0.9`, or `diskUsageThreshold` if that is lower",
     )
-    disk_usage_low_water_mark: float = _key(
+    disk_usage_low_water_mark: float = key(
         "diskUsageLwmThreshold",
         "0.95",
         fraction(),
         "After all disks were full: total usage below which the bookie is writable again.",
         missing="that of `diskUsageThreshold`",
     )
-    min_usable_index_bytes: int = _key(
+    min_usable_index_bytes: int = key(
         "minUsableSizeForIndexFileCreation",
         "104857600",
         whole(most=MAX_LONG),
         "Free bytes that a full disk needs for a new index file.",
     )
-    min_usable_entry_log_bytes: int = _key(
+    min_usable_entry_log_bytes: int = key(
         "minUsableSizeForEntryLogCreation",
         str(_MAX_LOG_SIZE),
         whole(most=MAX_LONG),
         "Free bytes that a full disk needs for a new entry log (replay, compaction).",
         missing="that of `logSizeLimit`",
     )
-    min_usable_high_priority_bytes: int = _key(
+    min_usable_high_priority_bytes: int = key(
         "minUsableSizeForHighPriorityWrites",
         str(_MAX_LOG_SIZE),
         whole(most=MAX_LONG),
         "Free bytes above which a read-only bookie takes adds of high priority.",
         missing="that of `minUsableSizeForEntryLogCreation`",
     )
-    read_only_mode_enabled: bool = _key(
+    read_only_mode_enabled: bool = key(
         "readOnlyModeEnabled",
         "true",
         BOOLEAN,
         "If false, the bookie stops (exit code 5) instead of becoming read-only.",
     )
-    read_only_on_any_disk_full: bool = _key(
+    read_only_on_any_disk_full: bool = key(
         "readOnlyModeOnAnyDiskFullEnabled",
         "true",
         BOOLEAN,
         "One full disk makes the bookie read-only. If false, all disks must be full.",
     )
-    force_read_only: bool = _key(
+    force_read_only: bool = key(
         "forceReadOnlyBookie", "false", BOOLEAN, "Keep the bookie read-only, whatever the state of its disks."
     )
-    persist_status: bool = _key(
+    persist_status: bool = key(
         "persistBookieStatusEnabled",
         "false",
         BOOLEAN,

@@ -35,7 +35,7 @@ from tests.support.front import HeldBookie, v3_add
 from tests.support.jaas import MODULE
 
 _USERS: Final = {"bookkeeper": "golden", "ü": 'a "b" \\ c'}
-_CHALLENGE: Final = DigestMd5Bookie({}, "nonce").challenge()
+_CHALLENGE: Final = DigestMd5Bookie({}, "nonce", "no password").challenge()
 _TEXT: Final = st.text(max_size=20)
 _RESPONSE: Final = st.builds(
     lambda user, password, cnonce: DigestMd5Client(user, password, cnonce).respond(_CHALLENGE),
@@ -51,7 +51,10 @@ _SIGNED: Final = ("username", "realm", "nonce", "cnonce", "nc", "qop", "digest-u
 def test_a_response_is_right_or_refused(message: bytes) -> None:
     """Who is let in has proved it: with what the message says, the user's password gives the same digest."""
     result = outcome(
-        lambda: DigestMd5Bookie(_USERS, "nonce").check(message), UnauthorizedError, WireFormatError, max_text=500
+        lambda: DigestMd5Bookie(_USERS, "nonce", "no password").check(message),
+        UnauthorizedError,
+        WireFormatError,
+        max_text=500,
     )
     if isinstance(result, Refused):
         assert not any(password in str(result.error) for password in _USERS.values())

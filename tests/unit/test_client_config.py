@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bk_spark.bookie.config import SETTINGS, ClientConfig, reference
+from bk_spark.bookie.config import SETTINGS, ClientConfig
+from bk_spark.bookie.config_page import reference
 from bk_spark.protocol.errors import InvalidArgumentError
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "client-config.md"
@@ -64,4 +65,4 @@ def test_every_default_can_be_written_as_a_property() -> None:
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert _PAGE.read_text("utf-8") == reference(), "run: python -m bk_spark.bookie.config > docs/client-config.md"
+    assert _PAGE.read_text("utf-8") == reference(), "run: python -m bk_spark.bookie.config_page > docs/client-config.md"

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 
 from bk_spark.bookie.auth.settings import SASL_CLIENT
@@ -408,12 +407,3 @@ def test_a_transport_that_is_none_and_a_login() -> None:
         ClientConfig(transport="grcp")
     with pytest.raises(InvalidArgumentError, match="did you mean"):
         ClientConfig.from_properties({"transport": "grcp"})
-
-
-def test_batches_are_cut_where_entries_end() -> None:
-    from bk_spark.bookie.connection.grpc import _cuts
-
-    assert list(_cuts(np.array([0, 10]))) == [(0, 1)]
-    large = np.cumsum([0, *[600_000] * 4])
-    assert list(_cuts(large)) == [(0, 1), (1, 2), (2, 3), (3, 4)]
-    assert list(_cuts(np.arange(9_001) * 50)) == [(0, 4000), (4000, 8000), (8000, 9000)]

@@ -170,7 +170,7 @@ _STRAY = bytes.fromhex("0000000b0a0608031009180110f503")
 def test_a_peer_that_is_no_bookie_of_ours(tmp_path: Path, kind: Any, misbehaves: str, says: str) -> None:
     def speak(message: AuthMessage, body: bytes) -> bytes | None:
         knows = "golden" if misbehaves == "sends too much" else "guess"
-        bookie = DigestMd5Bookie({"bookkeeper": knows}, "nonce")
+        bookie = DigestMd5Bookie({"bookkeeper": knows}, "nonce", "no password")
         if misbehaves == "closes":
             return None
         if misbehaves == "says nothing":
@@ -211,7 +211,7 @@ def test_the_useless_answer_of_apaches_bookie_is_ignored(tmp_path: Path, kind: A
     """It sends it inside TLS, before its first answer or behind it."""
 
     async def test() -> None:
-        bookie = DigestMd5Bookie({"bookkeeper": "golden"}, "nonce")
+        bookie = DigestMd5Bookie({"bookkeeper": "golden"}, "nonce", "no password")
 
         def speak(message: AuthMessage, body: bytes) -> bytes:
             if not message.payload:

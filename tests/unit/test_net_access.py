@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from bk_spark.bookie.auth.providers import Peer
 from bk_spark.bookie.auth.sasl import SaslBookie
@@ -106,6 +107,15 @@ def test_roles_are_found_where_apaches_bookie_finds_them(units: tuple[str, ...],
     assert not roles().begin(Peer("here")).is_allowed
     assert not roles().begin(Peer("here", b"no certificate")).is_allowed
     assert names_in(b"no certificate") == ()
+
+
+def test_a_certificate_that_is_shown_again_is_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, parsed = identity("again", client_only=True, units=("0:role-a",)).der, []
+    load = x509.load_der_x509_certificate
+    monkeypatch.setattr(x509, "load_der_x509_certificate", lambda der: parsed.append(der) or load(der))
+    for _ in range(3):
+        assert roles().begin(Peer("here", shown)).is_allowed
+    assert parsed == [shown]
 
 
 def test_requests_of_other_roles_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -48,25 +48,25 @@ def test_both_sides_are_javas_byte_for_byte(
     client = DigestMd5Client(user, password, cnonce)
     assert client.respond(challenge) == _response(user, nonce, cnonce, response)
     client.check(f"rspauth={proof}".encode())
-    bookie = DigestMd5Bookie({user: password, "another": "x"}, nonce)
+    bookie = DigestMd5Bookie({user: password, "another": "x"}, nonce, "no password")
     assert bookie.challenge() == challenge
     assert bookie.check(_response(user, nonce, cnonce, response)) == (user, f"rspauth={proof}".encode())
 
 
 def _answer(user: str = "spark", password: str = "golden", nonce: str = "n1", **changed: str | None) -> bytes:
     """A response, with some directives changed or left out."""
-    challenge = DigestMd5Bookie({}, nonce).challenge()
+    challenge = DigestMd5Bookie({}, nonce, "no password").challenge()
     given: dict[str, str | None] = dict(directives(DigestMd5Client(user, password, "c1").respond(challenge)))
     given |= {name.replace("_", "-"): value for name, value in changed.items()}
     return ",".join(f'{name}="{value}"' for name, value in given.items() if value is not None).encode()
 
 
 def test_what_may_be_left_out() -> None:
-    assert DigestMd5Bookie(_USERS, "n1").check(_answer())[0] == "spark"
-    assert DigestMd5Bookie(_USERS, "n1").check(_answer(qop=None))[0] == "spark"
+    assert DigestMd5Bookie(_USERS, "n1", "no password").check(_answer())[0] == "spark"
+    assert DigestMd5Bookie(_USERS, "n1", "no password").check(_answer(qop=None))[0] == "spark"
     # Without authzid the digest is another one.
     with pytest.raises(UnauthorizedError):
-        DigestMd5Bookie(_USERS, "n1").check(_answer(authzid=None))
+        DigestMd5Bookie(_USERS, "n1", "no password").check(_answer(authzid=None))
 
 
 @pytest.mark.parametrize(
@@ -74,6 +74,7 @@ def test_what_may_be_left_out() -> None:
     [
         _answer(password="silver"),
         _answer(user="nobody"),
+        _answer(user="nobody", password="no password"),
         _answer(username="other"),
         _answer(username="other", authzid="other"),
         _answer(authzid="other"),
@@ -100,7 +101,7 @@ def test_what_may_be_left_out() -> None:
     ],
 )
 def test_a_wrong_answer_is_refused(answer: bytes) -> None:
-    bookie = DigestMd5Bookie(_USERS, "n1")
+    bookie = DigestMd5Bookie(_USERS, "n1", "no password")
     with pytest.raises((UnauthorizedError, WireFormatError)) as refused:
         bookie.check(answer)
     assert "golden" not in str(refused.value)
@@ -111,16 +112,16 @@ def test_a_wrong_answer_is_refused(answer: bytes) -> None:
 def test_nobody_acts_for_another() -> None:
     digest = _Digest("spark", "bookkeeper", "golden", "n1", "c1", "other").of_client
     with pytest.raises(UnauthorizedError, match="wrong authzid"):
-        DigestMd5Bookie(_USERS, "n1").check(_answer(authzid="other", response=digest))
+        DigestMd5Bookie(_USERS, "n1", "no password").check(_answer(authzid="other", response=digest))
     digest = _Digest("spark", "bookkeeper", "golden", "n1", "c1", None).of_client
-    assert DigestMd5Bookie(_USERS, "n1").check(_answer(authzid=None, response=digest))[0] == "spark"
+    assert DigestMd5Bookie(_USERS, "n1", "no password").check(_answer(authzid=None, response=digest))[0] == "spark"
 
 
 def test_a_recorded_answer_is_of_no_use() -> None:
     recorded = _answer()
-    assert DigestMd5Bookie(_USERS, "n1").check(recorded)
+    assert DigestMd5Bookie(_USERS, "n1", "no password").check(recorded)
     with pytest.raises(UnauthorizedError, match="wrong nonce"):
-        DigestMd5Bookie(_USERS, "n2").check(recorded)
+        DigestMd5Bookie(_USERS, "n2", "no password").check(recorded)
 
 
 @pytest.mark.parametrize(
@@ -144,14 +145,14 @@ def test_a_client_refuses_a_bookie_that_does_not_know_the_password(proof: bytes)
     client = DigestMd5Client("spark", "golden", "c1")
     with pytest.raises(BookKeeperError):  # not even before there was a challenge
         client.check(proof)
-    client.respond(DigestMd5Bookie({}, "n1").challenge())
+    client.respond(DigestMd5Bookie({}, "n1", "no password").challenge())
     with pytest.raises((UnauthorizedError, WireFormatError)) as refused:
         client.check(proof)
     assert "golden" not in str(refused.value)
 
 
 def test_the_proof_of_one_login_is_none_of_another() -> None:
-    bookie = DigestMd5Bookie(_USERS, "n1")
+    bookie = DigestMd5Bookie(_USERS, "n1", "no password")
     _, proof = bookie.check(DigestMd5Client("spark", "golden", "c1").respond(bookie.challenge()))
     other = DigestMd5Client("spark", "golden", "c2")
     other.respond(bookie.challenge())

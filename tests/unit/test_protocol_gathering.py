@@ -37,3 +37,4 @@ def test_pieces_are_bounded_and_leave_nothing_out() -> None:
     assert list(pieces(offsets(10, 2 * PIECE_BYTES, 10))) == [(0, 1), (1, 2), (2, 3)]
     assert list(pieces(offsets(PIECE_BYTES // 2, PIECE_BYTES // 2, 1))) == [(0, 2), (2, 3)]
     assert list(pieces(offsets(*[1] * (PIECE_ENTRIES + 1)))) == [(0, PIECE_ENTRIES), (PIECE_ENTRIES, PIECE_ENTRIES + 1)]
+    assert list(pieces(np.arange(9_001) * 50, 4_000)) == [(0, 4000), (4000, 8000), (8000, 9000)]

@@ -89,7 +89,7 @@ class SaslBookie:
 
 class _BookieLogin(BookieLogin):
     def __init__(self, passwords: Mapping[str, str], allowed: re.Pattern[str]) -> None:
-        self._digest = DigestMd5Bookie(passwords, secrets.token_urlsafe(_NONCE_BYTES))
+        self._digest = DigestMd5Bookie(passwords, secrets.token_urlsafe(_NONCE_BYTES), secrets.token_urlsafe())
         self._allowed = allowed
         self._challenged = False
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from bk_spark.bookie.auth.classes import CLASS_FORM, is_class_name
 from bk_spark.bookie.tls.settings import TlsSettings
 from bk_spark.settings.kinds import OPTIONAL_TEXT, TEXT, Kind, WrongValueError
-from bk_spark.settings.setting import Setting, declare
+from bk_spark.settings.setting import key
 
 #: Apache's class for logins by SASL.
 SASL_CLIENT: Final = "org.apache.bookkeeper.sasl.SASLClientProviderFactory"
@@ -29,34 +29,30 @@ def class_kind(*known: str) -> Kind:
     return Kind(f"{allowed}, {CLASS_FORM}, or empty", parsed, lambda value: isinstance(value, str))
 
 
-def _key(name: str, default: str, kind: Kind, doc: str, *, apache: bool = True) -> Any:
-    return declare(Setting(name, default, kind, doc, apache=apache))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoginSettings(TlsSettings):
     """Logins at bookies, beside TLS. Passwords are never settings: they are in files."""
 
-    client_auth: str = _key(
+    client_auth: str = key(
         "clientAuthProviderFactoryClass",
         "",
         class_kind(SASL_CLIENT),
         "How the client logs in at bookies: by SASL, or as a class of yours does it. Empty: not at all.",
     )
-    auth_file: str = _key(
+    auth_file: str = key(
         "authProviderFile",
         "",
         OPTIONAL_TEXT,
         "File that a class of yours is given, such as one with a token.",
         apache=False,
     )
-    jaas_file: str = _key(
+    jaas_file: str = key(
         JAAS_KEY,
         "",
         OPTIONAL_TEXT,
         "SASL: file with users and passwords in the syntax of JAAS. To Apache's it is a property of the JVM.",
         apache=False,
     )
-    sasl_client_section: str = _key(
+    sasl_client_section: str = key(
         "saslJaasClientSectionName", "BookKeeper", TEXT, "SASL: the section of that file with the client's user."
     )

@@ -21,8 +21,8 @@ from google.protobuf.message import DecodeError, Message
 
 from bk_spark.bookie.connection.grpc_reads import PendingBatchRead, PendingRead
 from bk_spark.bookie.connection.interface import BatchReads, ConnectionLimits, ControlConnection
-from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.codes import NO_ENTRY, Code, FlagV2
+from bk_spark.protocol.entries.payloads import PIECE_BYTES, pieces
 from bk_spark.protocol.errors import BookieUnavailableError, InvalidArgumentError, WireFormatError
 from bk_spark.protocol.proto import bookie_pb2 as pb
 from bk_spark.protocol.wire.answers_v2 import BatchReadAnswer, ReadAnswer
@@ -40,7 +40,7 @@ from bk_spark.protocol.wire.wire_v3 import BookieInfo, LongPollAnswer
 
 _LOG: Final = logging.getLogger(__name__)
 #: A batch is this large if as much waits, and entries are not larger.
-_BATCH_BYTES: Final = 1024 * 1024
+_BATCH_BYTES: Final = PIECE_BYTES
 _BATCH_ENTRIES: Final = 4_000
 #: More entries than one read may ask for.
 _MOST_READ: Final = 10_000
@@ -257,7 +257,7 @@ class GrpcConnection(ControlConnection, BatchReads):
         while self._frames:
             frames = self._next_frames()
             offsets = record_offsets(frames, len(frames))
-            for first, last in _cuts(offsets):
+            for first, last in pieces(offsets, _BATCH_ENTRIES):
                 self._last_id += 1
                 batch = batch_of_frames(self._last_id, frames, offsets[first : last + 1])
                 self._batches[self._last_id] = batch
@@ -375,16 +375,6 @@ class GrpcConnection(ControlConnection, BatchReads):
             if not one.future.done():
                 one.future.set_exception(self._broken())
         super()._on_lost()
-
-
-def _cuts(offsets: Int64s) -> Iterator[tuple[int, int]]:
-    """Yield the first frame of each batch, and the one after its last."""
-    first, count = 0, len(offsets) - 1
-    while first < count:
-        last = int(np.searchsorted(offsets, offsets[first] + _BATCH_BYTES, side="right")) - 1
-        last = min(max(last, first + 1), first + _BATCH_ENTRIES, count)
-        yield first, last
-        first = last
 
 
 def _parsed(kind: type[_A], data: bytes) -> _A:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import ssl
 import threading
 import time
 from typing import Final
 
+from bk_spark.bookie.file_marks import file_mark
 from bk_spark.bookie.tls.pem import PemIdentity, pem_identity
 from bk_spark.bookie.tls.settings import TlsSettings
 from bk_spark.bookie.tls.stores import Store, load_key, load_trusted
@@ -132,9 +132,8 @@ class TlsContexts:
         return context
 
     def _marks(self) -> list[tuple[int, int, int] | None]:
-        """What changes when a file is replaced, also behind a link."""
         files = [*self._key_store.files, *self._trust_store.files, self._settings.tls_certificate_path]
-        return [_mark(path) for path in files if path]
+        return [file_mark(path) for path in files if path]
 
 
 def key_store_of(settings: TlsSettings) -> Store:
@@ -159,11 +158,3 @@ def trust_store_of(settings: TlsSettings) -> Store:
         "tlsTrustStoreType",
         "tlsTrustStorePasswordPath",
     )
-
-
-def _mark(path: str) -> tuple[int, int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ino, found.st_size

@@ -19,7 +19,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -120,11 +119,14 @@ class DigestMd5Bookie:
         Those of the users that may log in.
     nonce
         Random text, never used before: a response that somebody recorded answers another one.
+    no_password
+        Random text that nobody knows: an unknown user is checked with it.
     """
 
-    def __init__(self, passwords: Mapping[str, str], nonce: str) -> None:
+    def __init__(self, passwords: Mapping[str, str], nonce: str, no_password: str) -> None:
         self._passwords = passwords
         self._nonce = nonce
+        self._no_password = no_password
         self._is_open = True
 
     def challenge(self) -> bytes:
@@ -155,7 +157,7 @@ class DigestMd5Bookie:
         if not given.get("cnonce") or not _RESPONSE.fullmatch(claimed):
             raise UnauthorizedError("its answer lacks a cnonce or a response")
         # An unknown user takes as long as a wrong password.
-        password = self._passwords.get(user, secrets.token_urlsafe())
+        password = self._passwords.get(user, self._no_password)
         digest = _Digest(user, _REALM, password, self._nonce, given["cnonce"], given.get("authzid"))
         if not hmac.compare_digest(claimed, digest.of_client) or user not in self._passwords:
             raise UnauthorizedError(f"wrong password of user {user[:_SHOWN]!r}, or no such user")

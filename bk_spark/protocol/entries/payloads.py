@@ -204,11 +204,11 @@ class EntryGatherer:
         return entries
 
 
-def pieces(offsets: Int64s) -> Iterator[tuple[int, int]]:
+def pieces(offsets: Int64s, max_entries: int = PIECE_ENTRIES) -> Iterator[tuple[int, int]]:
     """Yield half-open ranges of entries to send together. ``offsets`` are those of :class:`Payloads`."""
     first, count = 0, len(offsets) - 1
     while first < count:
         last = int(np.searchsorted(offsets, offsets[first] + PIECE_BYTES, side="right")) - 1
-        end = min(max(last, first + 1), first + PIECE_ENTRIES, count)
+        end = min(max(last, first + 1), first + max_entries, count)
         yield first, end
         first = end

@@ -7,6 +7,7 @@ parts of which are separated by ``;``. The part ``0:`` has roles, separated by c
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 from cryptography import x509
@@ -14,6 +15,8 @@ from cryptography.x509.oid import NameOID
 
 _PART: Final = re.compile(r"([0-9]+):(.*)", re.DOTALL)
 _ROLES: Final = "0"
+#: Certificates whose subjects are kept: those of the connections that begin at about the same time.
+_KEPT: Final = 64
 
 
 def role_in(certificate: bytes) -> str | None:
@@ -34,6 +37,8 @@ def names_in(certificate: bytes) -> tuple[str, ...]:
     return names if role is None else (*names, f"role:{role}")
 
 
+# A connection asks several times, for its names and for its role, and a client's next one shows the same certificate.
+@lru_cache(maxsize=_KEPT)
 def _subject(certificate: bytes) -> x509.Name | None:
     try:
         return x509.load_der_x509_certificate(certificate).subject
