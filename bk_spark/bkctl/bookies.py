@@ -28,16 +28,18 @@ def add_commands(groups: Any) -> None:
                 short, long, action="store_const", const=state, dest="state", help=f"only bookies that are {state}"
             )
         states.add_argument("-a", "--all", action="store_const", const=None, dest="state", help="all bookies (default)")
-        bookies.add_argument(
-            "--rack-znode",
-            default=_RACK_ZNODE,
-            metavar="PATH",
-            help="where racks are, in Pulsar's format (%(default)s)",
-        )
+        add_rack_znode(bookies)
         bookies.set_defaults(run=_bookies)
     groups.add_parser(
         "bookieinfo", help="free and total disk space of the registered bookies and of all of them together"
     ).set_defaults(run=_disks)
+
+
+def add_rack_znode(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says where racks are."""
+    parser.add_argument(
+        "--rack-znode", default=_RACK_ZNODE, metavar="PATH", help="where racks are, in Pulsar's format (%(default)s)"
+    )
 
 
 def _bookies(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from bk_spark.bkctl.bookies import add_rack_znode
 from bk_spark.bkctl.common import ExitStatus, argument, print_json, printable_json, table_lines
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.passwords import password_in
 from bk_spark.bookie.placement.racks import Racks, rack_sources
 from bk_spark.bookie.tls.contexts import TlsContexts
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from bk_spark.overview.overview import Overview
 
 TOKEN_VARIABLE: Final = "BK_ADMIN_TOKEN_FILE"
-_RACK_ZNODE: Final = "/bookies"
 #: Rates need two collections. Without a terminal they are this far apart.
 _FIRST_PAUSE_S: Final = 1.0
 _DISK_TIMEOUT_MS: Final = 2_000
@@ -59,9 +58,7 @@ def add_commands(groups: Any) -> None:
         metavar="FILE",
         help=f"file with the token that the bookies' admin API asks for; default: ${TOKEN_VARIABLE}",
     )
-    top.add_argument(
-        "--rack-znode", default=_RACK_ZNODE, metavar="PATH", help="where racks are, in Pulsar's format (%(default)s)"
-    )
+    add_rack_znode(top)
     top.set_defaults(run=_top)
 
 
@@ -97,18 +94,14 @@ def _top(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
 
 
 def _overview(client: BlockingClient, options: argparse.Namespace) -> Overview:
-    from bk_spark.overview.http_call import caller
+    from bk_spark.overview.http_call import caller, token_in
     from bk_spark.overview.overview import Overview
 
     config = client.config
-    token = ""
-    if options.token_file is not None:
-        token = password_in(options.token_file, "--token-file").decode("ascii", "replace").strip()
+    token = "" if options.token_file is None else token_in(options.token_file, "--token-file")
 
     def racks(address_of: Callable[[str], tuple[str, int]]) -> Racks:
-        script = config.network_topology_script
-        sources = rack_sources(client.zookeeper, table=config.bookie_racks, znode=options.rack_znode, script=script)
-        return Racks(sources, address_of)
+        return Racks(rack_sources(client.zookeeper, config, znode=options.rack_znode), address_of)
 
     def asking() -> HttpCaller:
         tls = TlsContexts(config, server_side=False).context if config.tls_enabled else ssl.create_default_context()

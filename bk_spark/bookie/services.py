@@ -58,13 +58,7 @@ class ClusterServices:
         if zk.rest is not None:
             zk.rest.may_rest = lambda: not (self._wanting and self._subscribers)
         self._registry = BookieRegistry(zk, uri.root, on_stale=self._on_stale, on_change=self._notify)
-        self._rack_sources = rack_sources(
-            zk,
-            table=config.bookie_racks,
-            znode=config.rack_mapping_znode,
-            script=config.network_topology_script,
-            script_timeout_ms=config.network_topology_script_timeout_ms,
-        )
+        self._rack_sources = rack_sources(zk, config)
         self._racks = Racks(self._rack_sources, self._registry.address)
         self._placement = Placement(
             random.SystemRandom(),

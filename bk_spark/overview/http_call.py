@@ -6,7 +6,11 @@ import http.client
 import ssl
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
+
+from bk_spark.bookie.passwords import password_in
+from bk_spark.protocol.errors import InvalidArgumentError
 
 _READ_BYTES: Final = 64 * 1024
 _MAX_BYTES: Final = 2 * 1024 * 1024
@@ -83,6 +87,14 @@ class _Secret:
 
     def __repr__(self) -> str:
         return "..."
+
+
+def token_in(path: str | Path, setting: str) -> str:
+    """Return the token in the file that ``setting`` names. Raises InvalidArgumentError."""
+    token = password_in(path, setting).strip()
+    if not token or any(not 0x20 < byte < 0x7F for byte in token):
+        raise InvalidArgumentError(f"{setting}: {path} must hold one token, of ASCII characters without spaces")
+    return token.decode()
 
 
 def caller(tls: ssl.SSLContext | None = None, token: str = "") -> HttpCaller:

@@ -17,6 +17,7 @@ from bk_spark.log.formats.znodes import (
     decode_owner,
     decode_policy,
 )
+from bk_spark.overview.bookies import RATES_OVER_S
 from bk_spark.protocol.errors import LogReplacedError, MetadataFormatError
 from bk_spark.protocol.metadata.znodes import Znode
 
@@ -25,8 +26,6 @@ MAX_LOGS: Final = 200
 MAX_WRITERS: Final = 10
 MAX_PAGES: Final = 200
 MAX_READERS: Final = 200
-#: Rates are those since the last collection, if it is not older.
-RATES_OVER_S: Final = 60.0
 #: Full pages that are remembered.
 _MAX_KNOWN_PAGES: Final = 20_000
 

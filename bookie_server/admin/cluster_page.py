@@ -17,7 +17,6 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
-from bk_spark.bookie.passwords import password_in
 from bk_spark.protocol.errors import BookKeeperError
 from bookie_server.admin.access import client_context
 from bookie_server.admin.routes import JSON_TYPE, HttpError, Request, Response, Routes
@@ -108,27 +107,17 @@ class ClusterPage:
     def _racks(self, address_of: Callable[[str], tuple[str, int]]) -> Racks:
         from bk_spark.bookie.placement.racks import Racks, rack_sources
 
-        config = self._config.client_config()
-        sources = rack_sources(
-            self._zookeeper,
-            table=config.bookie_racks,
-            znode=config.rack_mapping_znode,
-            script=config.network_topology_script,
-            script_timeout_ms=config.network_topology_script_timeout_ms,
-        )
-        return Racks(sources, address_of)
+        return Racks(rack_sources(self._zookeeper, self._config.client_config()), address_of)
 
     def _caller(self) -> HttpCaller:
         """Return how other bookies are asked: with the certificates and the token for reads of this one."""
-        from bk_spark.overview.http_call import caller
+        from bk_spark.overview.http_call import caller, token_in
 
-        path, tls, token = self._config.http_read_token_file, None, ""
+        path, tls = self._config.http_read_token_file, None
         if self._config.http_tls_enabled:
             contexts = client_context(self._config)
             tls = ssl.create_default_context() if contexts is None else contexts
-        if path:
-            token = password_in(path, "httpServerReadTokenFile").decode("ascii", "replace").strip()
-        return caller(tls, token)
+        return caller(tls, token_in(path, "httpServerReadTokenFile") if path else "")
 
 
 def _file(name: str, kind: str) -> Callable[[Request], Any]:

@@ -6,13 +6,17 @@ import json
 import logging
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.bookie.placement import racks as racks_module
 from bk_spark.bookie.placement.placement import DEFAULT_RACK
 from bk_spark.bookie.placement.rack_names import parse_rack_mapping, parse_rack_table
-from bk_spark.bookie.placement.racks import Racks, RackTable
+from bk_spark.bookie.placement.racks import Racks, RackTable, RackZnode, rack_sources
 from bk_spark.bookie.placement.topology_script import TopologyScript
 from bk_spark.protocol.errors import BookieUnavailableError, InvalidArgumentError, MetadataFormatError
 
@@ -136,6 +140,23 @@ def test_hosts_are_no_options(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.WARNING):
         assert source.racks({"b1": "-rf"}) == {}
     assert "dash" in caplog.text
+
+
+def test_the_sources_are_those_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    zookeeper = cast(ZooKeeper, SimpleNamespace(add_state_listener=lambda listener: None))
+    assert rack_sources(zookeeper, ClientConfig()) == []
+    config = ClientConfig(
+        bookie_racks="h1=/a",
+        rack_mapping_znode="/bookies",
+        network_topology_script="/script",
+        network_topology_script_timeout_ms=300,
+    )
+    scripts: list[tuple[str, int]] = []
+    monkeypatch.setattr(racks_module, "TopologyScript", lambda *given: scripts.append(given))
+    assert [type(one) for one in rack_sources(zookeeper, config, znode="")] == [RackTable, type(None)]
+    table, znode, _ = rack_sources(zookeeper, config)
+    assert (table.racks({"b1": "h1"}), type(znode)) == ({"b1": "/a"}, RackZnode)
+    assert scripts == [("/script", 300)] * 2
 
 
 def test_enforcing_needs_a_source() -> None:

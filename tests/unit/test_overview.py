@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -16,8 +17,8 @@ import pytest
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.log.formats.progress import LogProgress, Progress, decode_progress, encode_progress
 from bk_spark.overview.bookies import _samples
-from bk_spark.overview.http_call import NoAnswerError, caller
-from bk_spark.protocol.errors import MetadataFormatError, MetadataUnavailableError
+from bk_spark.overview.http_call import NoAnswerError, caller, token_in
+from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError, MetadataUnavailableError
 from bookie_server.admin import cluster_page
 from bookie_server.admin.cluster_page import ClusterPage
 from bookie_server.admin.routes import HttpError, Request, Response
@@ -138,6 +139,17 @@ def test_an_answer_and_the_token() -> None:
         assert asking.get("http", "127.0.0.1", port, "/x") == "hello"
     assert b"Authorization: Bearer a secret token\r\n" in seen[0]
     assert "a secret" not in repr(asking)
+
+
+def test_a_token_is_one_word(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_bytes(b" a-token\n\n")
+    assert token_in(path, "--token-file") == "a-token"
+    for wrong in (b"", b"\n", b"two words", b"two\r\nlines", "t\u00f6ken".encode()):
+        path.write_bytes(wrong)
+        with pytest.raises(InvalidArgumentError, match="--token-file: .*one token") as caught:
+            token_in(path, "--token-file")
+        assert not wrong.strip() or wrong.decode() not in str(caught.value)
 
 
 def drip(connection: socket.socket) -> None:

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
+from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.metadata.zookeeper import LOST, ZooKeeper
 from bk_spark.bookie.placement.placement import DEFAULT_RACK
 from bk_spark.bookie.placement.rack_names import parse_rack_mapping, parse_rack_table
@@ -138,14 +139,15 @@ class Racks:
 
 
 def rack_sources(
-    zk: ZooKeeper, *, table: str = "", znode: str = "", script: str = "", script_timeout_ms: int = 5_000
+    zk: ZooKeeper, config: ClientConfig, *, znode: str | None = None
 ) -> list[RackTable | RackZnode | TopologyScript]:
-    """Return the sources in the settings. An empty setting names none. Raises InvalidArgumentError."""
+    """Return the sources in ``config``. An empty setting names none. ``znode``: in place of ``rackMappingZnode``."""
     sources: list[RackTable | RackZnode | TopologyScript] = []
-    if table:
-        sources.append(RackTable(parse_rack_table(table)))
-    if znode:
-        sources.append(RackZnode(zk, znode))
-    if script:
-        sources.append(TopologyScript(script, script_timeout_ms))
+    if config.bookie_racks:
+        sources.append(RackTable(parse_rack_table(config.bookie_racks)))
+    path = config.rack_mapping_znode if znode is None else znode
+    if path:
+        sources.append(RackZnode(zk, path))
+    if config.network_topology_script:
+        sources.append(TopologyScript(config.network_topology_script, config.network_topology_script_timeout_ms))
     return sources
