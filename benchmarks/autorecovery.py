@@ -37,7 +37,7 @@ from typing import Final
 
 from benchmarks.lost_bookie import Case, LossWatch, SavedCluster, wait_until
 from benchmarks.processes import cpu_seconds, machine_cpu_seconds, peak_resident_mib
-from benchmarks.report import figure
+from benchmarks.report import figure, p99
 from benchmarks.steady_writer import SteadyWriter
 from bk_spark.bookie.replication.auditor_election import AuditorElection
 from bookie_server.local import LocalCluster
@@ -158,9 +158,9 @@ def _run(saved: SavedCluster, kind: str, directory: Path, settings: Settings) ->
         "written": (traffic.written_bytes - own_bytes) / saved.needed_bytes,
         "entries_read": traffic.read_entries / saved.needed_entries,
         "entries_written": (traffic.written_entries - own) / saved.needed_entries,
-        "writer.p99_before": _p99(before),
-        "writer.p99_meanwhile": _p99(meanwhile),
-        "writer.p99": _p99(meanwhile) / _p99(before),
+        "writer.p99_before": p99(before),
+        "writer.p99_meanwhile": p99(meanwhile),
+        "writer.p99": p99(meanwhile) / p99(before),
         "writer.adds_meanwhile": len(meanwhile),
         "cpu": cpu,
         "peak_memory": peak_mib,
@@ -242,10 +242,6 @@ class _Usage:
         (all_before, before), (all_now, now) = self._before, self._used()
         own = sum(now[pid] - before[pid] for pid in now)
         return max(0.0, (all_now - all_before - own) / (time.monotonic() - self._began))
-
-
-def _p99(values: list[float]) -> float:
-    return sorted(values)[min(len(values) - 1, int(0.99 * len(values)))] if values else 0.0
 
 
 _UNITS: Final = {"writer.p99_before": "ms", "writer.p99_meanwhile": "ms", "writer.adds_meanwhile": "adds"}

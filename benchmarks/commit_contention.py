@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.report import figure
+from benchmarks.report import figure, p99
 from bookie_server.local import LocalCluster
 
 NAME: Final = "commit_contention"
@@ -148,9 +148,9 @@ class _Bench:
                 continue
             self._figure(
                 f"{role}.small.{name}.p99",
-                _p99(values) * 1000,
+                p99(values) * 1000,
                 "ms",
-                ratio=round(_p99(values) / _p99(alone), 2),
+                ratio=round(p99(values) / p99(alone), 2),
                 aim=2,
                 p50_ms=round(statistics.median(values) * 1000, 1),
                 most_ms=round(max(values) * 1000, 1),
@@ -209,10 +209,6 @@ def _checked(told: dict[str, Any]) -> dict[str, Any]:
     if told.get("error") or told.get("errors"):
         raise RuntimeError(str(told.get("error") or told["errors"][0]))
     return told
-
-
-def _p99(values: Sequence[float]) -> float:
-    return sorted(values)[int(0.99 * len(values))]
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -30,6 +31,11 @@ def timed(work: Callable[[], object], runs: int = 3, warmups: int = 1) -> Timing
         work()
         seconds.append(time.perf_counter() - started)
     return Timing(tuple(seconds))
+
+
+def p99(values: Sequence[float]) -> float:
+    """Return the value that 99 of 100 ``values`` do not exceed, not a number if there are none."""
+    return sorted(values)[int(0.99 * len(values))] if values else math.nan
 
 
 def figure(benchmark: str, name: str, value: float, unit: str, **more: object) -> None:

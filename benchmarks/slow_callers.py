@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from benchmarks.report import figure
+from benchmarks.report import figure, p99
 from benchmarks.slow_callers_attacks import ATTACKS
 from bookie_server.local import LocalCluster
 from tests.support.admin import token_file
@@ -140,13 +140,9 @@ def _measure(
             for caller in callers:
                 caller.join()
         for caller in callers:
-            p99s_ms[window, caller.kind].append(1000 * _p99(caller.latencies_s))
+            p99s_ms[window, caller.kind].append(1000 * p99(caller.latencies_s))
             failed += caller.failed if attacked is bookie else 0
     return failed
-
-
-def _p99(values: list[float]) -> float:
-    return sorted(values)[min(len(values) - 1, int(0.99 * len(values)))]
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from benchmarks.report import figure
+from benchmarks.report import figure, p99
 from benchmarks.stalled_peers_attacks import ATTACKS
 from bk_spark.protocol.auth.digest_md5 import DigestMd5Client
 from bk_spark.protocol.wire import wire_v2, wire_v3
@@ -190,7 +190,7 @@ def _window(port: int, seconds: float, logs_in: bool, begin: Callable[[], None] 
     begin()
     for client in clients:
         client.join()
-    return {client.kind: 1000 * _p99(client.latencies_s) for client in clients}
+    return {client.kind: 1000 * p99(client.latencies_s) for client in clients}
 
 
 def _log_in(connection: Connection, *, v2: bool) -> None:
@@ -202,10 +202,6 @@ def _log_in(connection: Connection, *, v2: bool) -> None:
 
     client = DigestMd5Client("bookkeeper", USERS["bookkeeper"], "cnonce")
     client.check(say(client.respond(say(b""))))
-
-
-def _p99(values: list[float]) -> float:
-    return sorted(values)[min(len(values) - 1, int(0.99 * len(values)))]
 
 
 @contextlib.contextmanager

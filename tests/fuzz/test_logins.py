@@ -24,12 +24,10 @@ from bookie_server.net.common.access.certificates import names_in, role_in
 from bookie_server.net.common.access.front_access import FrontAccess
 from bookie_server.net.common.access.rights import ALL, Authorization
 from bookie_server.net.common.limits import NetConfig
-from bookie_server.net.native.connection import NativeConnection
-from bookie_server.net.native.server import NativeServer
-from tests.fuzz.damage import hostile, parts_of, pieces
+from tests.fuzz.damage import hostile, pieces
+from tests.fuzz.front import Owner, serve
 from tests.fuzz.fuzzing import fuzz
-from tests.fuzz.guard import LIMIT_BYTES, Refused, bounded, outcome
-from tests.fuzz.transport import Transport
+from tests.fuzz.guard import Refused, outcome
 from tests.support.certificates import identity
 from tests.support.front import HeldBookie, v3_add
 from tests.support.jaas import MODULE
@@ -101,17 +99,6 @@ class _Sasl(BookieAuthProvider):
         return _BookieLogin(_USERS, re.compile(".*"))
 
 
-class _Owner:
-    def joins(self, _: NativeConnection) -> bool:
-        return True
-
-    def active(self, _: NativeConnection) -> None:
-        raise AssertionError("it has logged in")
-
-    def left(self, _: NativeConnection) -> None:
-        pass
-
-
 _REQUESTS: Final = st.sampled_from(
     [v3_add(1), wire_v2.read_requests(1, [1]), wire_v2.batch_read_request(1, 0, 9, 1, 9)]
 )
@@ -124,31 +111,14 @@ def test_nothing_is_done_for_who_has_not_logged_in(
     stream: bytes, sizes: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nonces are new each time, so no login can succeed."""
+    bookie = HeldBookie()
     caplog.clear()
     with caplog.at_level(logging.ERROR):
-        asyncio.run(_serve(stream, sizes))
+        config = NetConfig(max_frame_bytes=64 * 1024)
+        asyncio.run(serve(bookie, stream, sizes, Owner(silent=True), config=config, access=FrontAccess(_Sasl())))
     assert not caplog.records, caplog.text
-
-
-async def _serve(stream: bytes, sizes: list[int]) -> None:
-    bookie, access = HeldBookie(), FrontAccess(_Sasl())
-    parts = {"config": NetConfig(max_frame_bytes=64 * 1024), "access": access}
-    server = NativeServer(bookie, disk_space=lambda: (1, 2), **parts)  # type: ignore[arg-type]
-    connection, transport = NativeConnection(server.shared, _Owner()), Transport()
-    connection.connection_made(transport)
-    for part in parts_of(stream, sizes):
-        if transport.ended:
-            break
-        with bounded(8 * LIMIT_BYTES):
-            room = connection.get_buffer(-1)
-            room[: len(part)] = part
-            connection.buffer_updated(len(part))
-        for _ in range(3):
-            connection.handle_backlog()
-            await asyncio.sleep(0)
-    connection.connection_lost(None)
-    await asyncio.sleep(0)
-    assert (bookie.adds, bookie.reads) == ([], 0)
+    # Each add would have left its priority.
+    assert (bookie.priorities, bookie.reads) == ([], 0)
 
 
 _JAAS: Final = st.builds(

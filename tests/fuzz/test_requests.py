@@ -22,14 +22,12 @@ from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.request_runs_v3 import AddRunV3, ReadRunV3, segments, uniform_run
 from bk_spark.protocol.wire.wire_v2 import AddRun, BatchRead, ReadRun, RequestV2, parse_requests
 from bookie_server.net.common.limits import NetConfig
-from bookie_server.net.native.connection import NativeConnection
-from bookie_server.net.native.server import NativeServer
 from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
 from tests.fuzz.damage import INT64, hostile, parts_of, pieces
+from tests.fuzz.front import Owner, serve
 from tests.fuzz.fuzzing import fuzz
-from tests.fuzz.guard import LIMIT_BYTES, Refused, bounded, outcome
+from tests.fuzz.guard import Refused, outcome
 from tests.fuzz.messages import messages
-from tests.fuzz.transport import Transport
 from tests.support.bookie import KEY, PASSWORD
 from tests.support.front import HeldBookie
 from tests.support.wire import captured, frames
@@ -224,16 +222,6 @@ class _Bookie(HeldBookie):
         return Code.NO_ENTRY, []
 
 
-class _Owner:
-    def joins(self, _: NativeConnection) -> bool:
-        return True
-
-    def active(self, _: NativeConnection) -> None:
-        pass
-
-    left = active
-
-
 @fuzz(
     60,
     stream=hostile(_STREAM) | _bodies(_V2 | _V3).map(lambda bodies: b"".join(map(frame, bodies))),
@@ -243,27 +231,5 @@ def test_a_connection_answers_or_closes(stream: bytes, sizes: list[int], caplog:
     """No request makes the bookie raise what it does not expect (the log would have it)."""
     caplog.clear()
     with caplog.at_level(logging.ERROR):
-        asyncio.run(_serve(stream, sizes))
+        asyncio.run(serve(_Bookie(), stream, sizes, Owner(), config=NetConfig(max_frame_bytes=_FRAME_LIMIT)))
     assert not caplog.records, caplog.text
-
-
-async def _serve(stream: bytes, sizes: list[int]) -> None:
-    bookie = _Bookie()
-    config = NetConfig(max_frame_bytes=_FRAME_LIMIT)
-    server = NativeServer(bookie, disk_space=lambda: (1, 2), config=config)  # type: ignore[arg-type]
-    connection, transport = NativeConnection(server.shared, _Owner()), Transport()
-    connection.connection_made(transport)
-    for part in parts_of(stream, sizes):
-        if transport.ended:
-            break
-        with bounded(8 * LIMIT_BYTES):
-            room = connection.get_buffer(-1)
-            room[: len(part)] = part
-            connection.buffer_updated(len(part))
-        for _ in range(3):
-            connection.handle_backlog()
-            bookie.answer()
-            await asyncio.sleep(0)
-    connection.connection_lost(None)
-    for _ in range(3):
-        await asyncio.sleep(0)

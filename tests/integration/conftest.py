@@ -14,7 +14,8 @@ from bk_spark.bkctl import main
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bookie_server.local import LocalBookie, LocalCluster
 from tests.interop.apache import Bookies
-from tests.interop.shelf import Shelf, bookie_settings, new_cluster
+from tests.interop.shelf import Shelf, bookie_settings
+from tests.support.clusters import new_cluster
 from tests.support.nursery import QuickCluster
 from tests.support.registrations import mend
 from tests.support.servers import BOOKIE_SETTINGS, WITH_GRPC, start_timeout_ms

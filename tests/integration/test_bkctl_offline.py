@@ -23,7 +23,8 @@ from bk_spark.protocol.entries.entry import pack_entry
 from bookie_server.local import LocalBookie, LocalCluster
 from bookie_server.offline.digests import DigestFinder
 from tests.interop.apache import Bookies
-from tests.interop.shelf import Shelf, bookie_settings, new_cluster
+from tests.interop.shelf import Shelf, bookie_settings
+from tests.support.clusters import new_cluster
 from tests.support.stopped_bookie import Run, StoppedBookie, json_lines
 
 #: Each offline command with what it needs beside directories.

@@ -26,6 +26,7 @@ from bookie_server.local import LocalCluster
 from tests.integration.test_limbo import read_v3
 from tests.support.admin import put, token_file
 from tests.support.bookie import PASSWORD, BookieProcess, free_port, stored
+from tests.support.clusters import serving
 
 #: Is open. Its last entries are acknowledged by the second and third bookie, and the first one never had them.
 OPEN = 1
@@ -100,17 +101,12 @@ def add(bookie: BookieProcess, ledger_id: int, entry_ids: range) -> None:
 @pytest.fixture
 def three(tmp_path: Path, zookeeper: ZooKeeper, ledgers_root: str, zk_only: LocalCluster) -> Iterator[Three]:
     found = Three(tmp_path, zookeeper, ledgers_root)
-    for bookie in found.bookies:
-        bookie.launch()
-    for bookie in found.bookies:
-        assert bookie.wait_line("serves on"), bookie.lines
-    found.create(OPEN, None)
-    found.create(CLOSED, LAST_CLOSED)
-    for bookie in found.bookies:
-        add(bookie, CLOSED, range(LAST_CLOSED + 1))
-    yield found
-    for bookie in found.bookies:
-        bookie.end()
+    with serving(found.bookies):
+        found.create(OPEN, None)
+        found.create(CLOSED, LAST_CLOSED)
+        for bookie in found.bookies:
+            add(bookie, CLOSED, range(LAST_CLOSED + 1))
+        yield found
 
 
 def assert_in_limbo(three: Three, first_missing: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -13,10 +12,9 @@ import pytest
 import bk_spark
 from bk_spark import BlockingClient, ClientConfig, Quorum, errors
 from bk_spark.bkctl import main
-from bk_spark.bookie.metadata.cluster_init import init_cluster
-from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bookie_server.local import LocalCluster
 from tests.support.bookie import BookieProcess
+from tests.support.clusters import new_cluster, serving
 from tests.support.jaas import bookie_keys, client_keys, write_jaas
 from tests.support.registrations import forget
 
@@ -61,20 +59,9 @@ class Guarded:
 
 @pytest.fixture(scope="module")
 def guarded(zk_only: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    servers = zk_only.zookeepers[0].id
-    zookeeper = ZooKeeper(servers)
-    zookeeper.start()
-    root = f"/logins-{uuid.uuid4().hex[:12]}"
-    init_cluster(zookeeper, root)
-    zookeeper.close()
-    cluster = Guarded(tmp_path_factory.mktemp("logins"), f"zk+hierarchical://{servers}{root}")
-    for bookie in cluster.bookies:
-        bookie.launch()
-    for bookie in cluster.bookies:
-        assert bookie.wait_line("serves on"), bookie.lines
-    yield cluster
-    for bookie in cluster.bookies:
-        bookie.end()
+    cluster = Guarded(tmp_path_factory.mktemp("logins"), new_cluster(zk_only, "logins"))
+    with serving(cluster.bookies):
+        yield cluster
     assert not [password for password in USERS.values() if password in cluster.said()]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -13,11 +12,10 @@ import pytest
 import bk_spark
 from bk_spark import BlockingClient, ClientConfig, Quorum, errors
 from bk_spark.bkctl import main
-from bk_spark.bookie.metadata.cluster_init import init_cluster
-from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bookie_server.local import LocalCluster
 from tests.support.bookie import BookieProcess
 from tests.support.certificates import identity, write_pem
+from tests.support.clusters import new_cluster, serving
 from tests.support.registrations import forget
 
 BOTH = Quorum(2, 2, 2)
@@ -53,20 +51,9 @@ class Secured:
 
 @pytest.fixture(scope="module")
 def secured(zk_only: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    servers = zk_only.zookeepers[0].id
-    zookeeper = ZooKeeper(servers)
-    zookeeper.start()
-    root = f"/tls-{uuid.uuid4().hex[:12]}"
-    init_cluster(zookeeper, root)
-    zookeeper.close()
-    cluster = Secured(tmp_path_factory.mktemp("tls"), f"zk+hierarchical://{servers}{root}")
-    for bookie in cluster.bookies:
-        bookie.launch()
-    for bookie in cluster.bookies:
-        assert bookie.wait_line("serves on"), bookie.lines
-    yield cluster
-    for bookie in cluster.bookies:
-        bookie.end()
+    cluster = Secured(tmp_path_factory.mktemp("tls"), new_cluster(zk_only, "tls"))
+    with serving(cluster.bookies):
+        yield cluster
 
 
 def append(client: BlockingClient, payload: bytes) -> None:

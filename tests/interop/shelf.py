@@ -13,17 +13,14 @@ import numpy as np
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.metadata.cluster_init import init_cluster
-from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.codes import Code, DigestType
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookKeeperError, EntryUnknownError
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
-from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
 from bk_spark.protocol.wire import wire_v2
 from bk_spark.protocol.wire.add_frames import EntryPackager
-from bookie_server.local import LOOPBACK, LocalBookie, LocalCluster
+from bookie_server.local import LOOPBACK, LocalBookie
 
 PASSWORD = b"shelf"
 #: How many directories of journals and of ledgers.
@@ -69,19 +66,6 @@ def bookie_settings(directory: Path, journals: int, ledgers: int) -> dict[str, s
     names = {"journalDirectories": ("journal", journals), "ledgerDirectories": ("ledgers", ledgers)}
     lists = {key: ",".join(str(directory / f"{name}{n}") for n in range(count)) for key, (name, count) in names.items()}
     return {**_SETTINGS, **lists}
-
-
-def new_cluster(zk_only: LocalCluster, name: str) -> str:
-    """URI of an empty cluster of this name in a ZooKeeper that runs."""
-    servers = MetadataServiceUri.parse(zk_only.metadata_service_uri).servers
-    root = f"/shelf-{name}"
-    zookeeper = ZooKeeper(servers)
-    zookeeper.start()
-    try:
-        init_cluster(zookeeper, root)
-    finally:
-        zookeeper.close()
-    return str(MetadataServiceUri(servers, root, "hierarchical"))
 
 
 def line(ledger_id: int, entry_id: int, size: int = 0) -> bytes:

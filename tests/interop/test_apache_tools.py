@@ -17,7 +17,8 @@ from bk_spark.protocol.entries.digest import master_key
 from bookie_server.local import LocalBookie, LocalCluster
 from tests.interop.apache import STOP_TIMEOUT_MS, ApacheBookie, Bookies
 from tests.interop.java_shell import JavaShell, Output, Record
-from tests.interop.shelf import DIRECTORIES, PASSWORD, Shelf, bookie_settings, new_cluster
+from tests.interop.shelf import DIRECTORIES, PASSWORD, Shelf, bookie_settings
+from tests.support.clusters import new_cluster
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -24,7 +24,8 @@ from tests.faults.seeds import wanted
 from tests.interop.apache import STOP_TIMEOUT_MS, ApacheBookie, Bookies
 from tests.interop.java_client import JavaClient
 from tests.interop.java_shell import JavaShell
-from tests.interop.shelf import DIRECTORIES, PASSWORD, Shelf, bookie_settings, new_cluster
+from tests.interop.shelf import DIRECTORIES, PASSWORD, Shelf, bookie_settings
+from tests.support.clusters import new_cluster
 from tests.support.daily import number_of_today
 
 pytestmark = pytest.mark.timeout(600)

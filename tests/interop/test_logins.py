@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -11,8 +10,6 @@ import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.metadata.cluster_init import init_cluster
-from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import NotEnoughBookiesError, UnauthorizedError
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalBookie, LocalCluster
@@ -20,6 +17,7 @@ from tests.interop.apache import LASTING, ApacheBookie, Bookies
 from tests.interop.java_client import JavaClient, JavaError
 from tests.interop.payloads import Payloads, fingerprint
 from tests.support.certificates import identity, write_pem
+from tests.support.clusters import new_cluster
 from tests.support.jaas import CERTIFICATE_ROLES, bookie_keys, client_keys, write_jaas
 
 BOTH = (2, 2, 2)
@@ -31,14 +29,7 @@ SECRET = "interop-password"
 @pytest.fixture(scope="module")
 def roots(zk_only: LocalCluster) -> dict[str, str]:
     """URIs of new clusters."""
-    servers = zk_only.zookeepers[0].id
-    made = {name: f"/logins-{name}-{uuid.uuid4().hex[:12]}" for name in ("mixed", "ours", "roles")}
-    zookeeper = ZooKeeper(servers)
-    zookeeper.start()
-    for root in made.values():
-        init_cluster(zookeeper, root)
-    zookeeper.close()
-    return {name: f"zk+hierarchical://{servers}{root}" for name, root in made.items()}
+    return {name: new_cluster(zk_only, f"logins-{name}") for name in ("mixed", "ours", "roles")}
 
 
 class LoginBookies(Bookies):

@@ -14,7 +14,8 @@ from bk_spark.bkctl import main
 from bookie_server.local import LocalBookie, LocalCluster
 from tests.interop.apache import STOP_TIMEOUT_MS, ApacheBookie, Bookies
 from tests.interop.java_shell import JavaShell, Output, Record
-from tests.interop.shelf import DIRECTORIES, Shelf, bookie_settings, new_cluster
+from tests.interop.shelf import DIRECTORIES, Shelf, bookie_settings
+from tests.support.clusters import new_cluster
 from tests.support.stopped_bookie import StoppedBookie, json_lines
 
 pytestmark = pytest.mark.timeout(600)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -11,14 +10,13 @@ import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.metadata.cluster_init import init_cluster
-from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalBookie, LocalCluster
 from tests.interop.apache import LASTING, ApacheBookie, Bookies
 from tests.interop.java_client import JavaClient, JavaError
 from tests.interop.payloads import Payloads, fingerprint
 from tests.support.certificates import PASSWORD, identity, write_pem
+from tests.support.clusters import new_cluster
 
 BOTH = (2, 2, 2)
 #: Many small entries in a pipeline, and some of which each needs many records of TLS.
@@ -40,14 +38,7 @@ class SecuredBookies(Bookies):
 @pytest.fixture(scope="module")
 def roots(zk_only: LocalCluster) -> dict[str, str]:
     """URIs of two new clusters."""
-    servers = zk_only.zookeepers[0].id
-    made = {name: f"/tls-{name}-{uuid.uuid4().hex[:12]}" for name in ("mixed", "ours")}
-    zookeeper = ZooKeeper(servers)
-    zookeeper.start()
-    for root in made.values():
-        init_cluster(zookeeper, root)
-    zookeeper.close()
-    return {name: f"zk+hierarchical://{servers}{root}" for name, root in made.items()}
+    return {name: new_cluster(zk_only, f"tls-{name}") for name in ("mixed", "ours")}
 
 
 @pytest.fixture(scope="module")
