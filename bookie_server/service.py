@@ -16,13 +16,13 @@ from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.tls.contexts import TlsContexts
 from bk_spark.protocol.errors import BookKeeperError
-from bk_spark.protocol.metadata.registration import GRPC_ENDPOINT, GRPC_PROTOCOL, Endpoint, native_service_info
+from bk_spark.protocol.metadata.registration import Endpoint, native_service_info
 from bookie_server.admin.access import AdminAccess
 from bookie_server.admin.actions import AdminActions, RefusedError
 from bookie_server.admin.cluster_page import ClusterPage
 from bookie_server.admin.endpoints import admin_routes
 from bookie_server.admin.replication_endpoints import replication_routes
-from bookie_server.admin.servers import CannotListenError, http_servers, start_http
+from bookie_server.admin.servers import http_servers, start_http
 from bookie_server.bookie import Bookie
 from bookie_server.bookie_status import read_status, write_status
 from bookie_server.config.administration import is_loopback
@@ -49,14 +49,10 @@ if TYPE_CHECKING:
     from bookie_server.admin.server import AdminServer
     from bookie_server.integrity.data_check import DataCheckProgress
     from bookie_server.integrity.data_check_runner import DataCheckRunner
-    from bookie_server.net.grpc.calls import Stuck
-    from bookie_server.net.grpc.logs import LogService
 
 _LOG: Final = logging.getLogger(__name__)
 #: Reading from connections resumes when pending adds have fallen to the limit divided by this.
 _LOW_SHARE: Final = 3
-#: How soon readers see the last rows of a writer over gRPC that pauses.
-_LOGS_LAC_INTERVAL_MS: Final = 500
 _EXIT_OK: Final = 0
 _EXIT_BOOKIE_ERROR: Final = 5
 
@@ -155,7 +151,8 @@ class BookieService:
         metrics_wiring.add_gauges(self._metrics, self._directories, monitor, self._registration)
         page = ClusterPage(self._config, self._zookeeper)
         ends.callback(page.close)
-        for http in self._make_http_servers(monitor, collector, page):
+        actions = self._make_actions(monitor, collector)
+        for http in self._make_http_servers(actions, page):
             ends.push_async_callback(http.close)
             await start_http(http)
         server = self._make_server(bookie, monitor)
@@ -163,7 +160,7 @@ class BookieService:
         ends.push_async_callback(server.close)
         await server.start(self._listener)
         if self._config.grpc_enabled:
-            await self._start_grpc(server, ends)
+            await self._start_grpc(server, actions, page, ends)
         # Stopped first: no client should start anything here.
         ends.push_async_callback(self._in_thread, self._registration.stop)
         if await self._before_the_end(self._register()):
@@ -244,42 +241,27 @@ class BookieService:
             access=self._access,
         )
 
-    async def _start_grpc(self, native: NativeServer, ends: contextlib.AsyncExitStack) -> None:
+    async def _start_grpc(
+        self, native: NativeServer, actions: AdminActions, page: ClusterPage, ends: contextlib.AsyncExitStack
+    ) -> None:
         """Raises CannotListenError."""
-        config = self._config
-        try:
-            from bookie_server.net.grpc.server import GrpcServer  # its packages are an extra
-        except ImportError as error:
-            raise CannotListenError(
-                f"grpcServerEnabled=true needs more packages: pip install 'bk-spark[grpc]' ({error})"
-            ) from error
-        server = GrpcServer(native.shared, self._tls, self._make_logs(native) if config.grpc_logs_enabled else None)
-        ends.push_async_callback(server.close)
-        try:
-            port = await server.start(config.listen_host, config.grpc_port)
-        except OSError as error:
-            raise CannotListenError(f"grpcServerPort: {error}") from error
-        self._registration.add_endpoint(Endpoint(GRPC_ENDPOINT, config.advertised_host, port, GRPC_PROTOCOL))
-        _LOG.info("gRPC is served on %s:%d", config.listen_host, port)
+        from bookie_server.grpc_start import start_grpc
 
-    def _make_logs(self, native: NativeServer) -> Callable[[Stuck], LogService]:
-        """Return what makes the service of logs. The client of logs takes memory."""
-        from bk_spark.bookie.blocking import BlockingClient
-        from bookie_server.net.grpc.logs import LogService
-
-        config = self._config
-        settings = replace(config.client_config(), explicit_lac_interval_ms=_LOGS_LAC_INTERVAL_MS)
-        uri = str(config.metadata_service_uri)
-        return lambda stuck: LogService(
-            native.shared, stuck, lambda: BlockingClient(uri, settings), config.grpc_log_root
+        server, endpoint = await start_grpc(
+            self._config,
+            native.shared,
+            self._tls,
+            tokens=self._admin,
+            actions=actions,
+            page=page,
+            zookeeper=self._zookeeper,
         )
+        ends.push_async_callback(server.close)
+        self._registration.add_endpoint(endpoint)
 
-    def _make_http_servers(
-        self, monitor: DiskMonitor, collector: GarbageCollector, page: ClusterPage
-    ) -> list[AdminServer]:
-        config = self._config
-        actions = AdminActions(
-            bookie_id=config.bookie_id,
+    def _make_actions(self, monitor: DiskMonitor, collector: GarbageCollector) -> AdminActions:
+        return AdminActions(
+            bookie_id=self._config.bookie_id,
             state=self._state,
             directories=self._directories,
             journal_directories=self._journal_directories,
@@ -289,7 +271,11 @@ class BookieService:
             set_read_only=self._set_manually_read_only,
             last_marks=lambda: self._storage.last_marks,
             data_check=self._data_check_progress,
+            local_ledgers=StorageUpkeep(self._storage).local_ledgers,
         )
+
+    def _make_http_servers(self, actions: AdminActions, page: ClusterPage) -> list[AdminServer]:
+        config = self._config
         replication = replication_routes(lambda: self._zookeeper, config.metadata_service_uri.root)
         routes = {**page.routes(), **admin_routes(actions), **replication}
         return http_servers(config, routes, self._metrics.registry, self._admin)

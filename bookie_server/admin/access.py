@@ -1,4 +1,4 @@
-"""Who may use the admin API: its tokens, and its certificates.
+"""Who may use the admin API, by HTTP and by gRPC: its tokens, and the certificates of HTTPS.
 
 To change something a request must show the token of ``httpServerTokenFile``, always. Reading is open, unless
 ``httpServerReadTokenFile`` is set. A token comes as ``Authorization: Bearer TOKEN``. To read, it may also be the
@@ -49,12 +49,16 @@ class AdminAccess:
         """Raise HttpError (401, 403) unless a request with this header ``Authorization`` ("": none) is allowed."""
         if path in OPEN_PATHS:
             return
-        scheme, _, credentials = authorization.strip().partition(" ")
-        bearer = credentials.strip() if scheme.lower() == "bearer" else ""
-        if method not in _READING:
-            self._check_change(bearer)
-        elif self._reads is not None:
-            shown = _password(credentials) if scheme.lower() == "basic" else bearer
+        if method in _READING:
+            self.check_reading(authorization)
+        else:
+            self.check_change(authorization)
+
+    def check_reading(self, authorization: str) -> None:
+        """Raise HttpError (401) unless who shows this may read."""
+        if self._reads is not None:
+            scheme, credentials = _scheme_and_credentials(authorization)
+            shown = _password(credentials) if scheme == "basic" else credentials if scheme == "bearer" else ""
             if not self._reads.is_shown(shown) and not (self._changes and self._changes.is_shown(shown)):
                 raise HttpError(
                     HTTPStatus.UNAUTHORIZED,
@@ -62,7 +66,10 @@ class AdminAccess:
                     {"WWW-Authenticate": 'Basic realm="The password is the token of this bookie", charset="UTF-8"'},
                 )
 
-    def _check_change(self, shown: str) -> None:
+    def check_change(self, authorization: str) -> None:
+        """Raise HttpError (401, 403) unless who shows this may change something."""
+        scheme, credentials = _scheme_and_credentials(authorization)
+        shown = credentials if scheme == "bearer" else ""
         if self._changes is None:
             raise HttpError(
                 HTTPStatus.FORBIDDEN,
@@ -110,10 +117,15 @@ def _digest(token: bytes) -> bytes:
     return hashlib.sha256(token).digest()
 
 
+def _scheme_and_credentials(authorization: str) -> tuple[str, str]:
+    scheme, _, credentials = authorization.strip().partition(" ")
+    return scheme.lower(), credentials.strip()
+
+
 def _password(credentials: str) -> str:
     """Return the password of ``Basic``, "" if it is wrong."""
     try:
-        return base64.b64decode(credentials.strip(), validate=True).decode().partition(":")[2]
+        return base64.b64decode(credentials, validate=True).decode().partition(":")[2]
     except (binascii.Error, ValueError):
         return ""
 

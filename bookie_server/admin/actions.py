@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from bk_spark.protocol.arrays import Int64s
 from bookie_server.gc.brake import CollectionBrake
 from bookie_server.gc.collector_status import EntryLogStatus, GarbageCollectorStatus
 from bookie_server.state import BookieState
@@ -59,3 +60,5 @@ class AdminActions:
     last_marks: Callable[[], Sequence[LogMark]]
     #: How far the check of ledgers in limbo has come. None: it is off, or has not begun.
     data_check: Callable[[], DataCheckProgress | None]
+    #: All ledgers of this bookie, ascending. Raises OSError.
+    local_ledgers: Callable[[], Awaitable[Int64s]]

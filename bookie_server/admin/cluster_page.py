@@ -75,6 +75,10 @@ class ClusterPage:
         return {**files, OVERVIEW_PATH: {"GET": self._answer}}
 
     async def _answer(self, _: Request) -> Response:
+        return Response(await self.overview(), JSON_TYPE, headers=_HEADERS)
+
+    async def overview(self) -> bytes:
+        """Return the cluster as JSON. Raises HttpError."""
         latest = self._collection
         if latest is None or (latest.done() and not self._serves(latest)):
             latest = asyncio.get_running_loop().run_in_executor(self._thread, self._collect)
@@ -82,7 +86,7 @@ class ClusterPage:
             self._collection = latest
         try:
             # Others wait for the same collection.
-            return Response(await asyncio.shield(latest), JSON_TYPE, headers=_HEADERS)
+            return await asyncio.shield(latest)
         except BookKeeperError as error:
             raise HttpError(HTTPStatus.SERVICE_UNAVAILABLE, error.message) from None
 

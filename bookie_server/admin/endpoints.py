@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
-from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Final
 
-from bookie_server.admin.actions import AdminActions, RefusedError
+from bookie_server.admin.actions import AdminActions
+from bookie_server.admin.operations import BookieOperations
 from bookie_server.admin.routes import (
     ANY_METHOD,
     HttpError,
@@ -24,15 +23,13 @@ from bookie_server.admin.routes import (
     text_response,
 )
 from bookie_server.gc.brake import CollectionBrake, StoppedCollection
-from bookie_server.gc.garbage_collector import MAJOR, MINOR, OPERATOR, CollectionRefusedError
+from bookie_server.gc.garbage_collector import MAJOR, MINOR
 from bookie_server.metrics.exposition import CONTENT_TYPE, exposition, process_exposition
 from bookie_server.metrics.metrics import MetricsRegistry
 
 _BOOKIE: Final = "/api/v1/bookie"
-_JOURNAL, _ENTRY_LOG, _INDEX = "journal", "entrylog", "index"
 #: Problems of the check of the data that an answer names.
-_NAMED_PROBLEMS: Final = 100
-_FILE_TYPES: Final = (_JOURNAL, _ENTRY_LOG, _INDEX)
+NAMED_PROBLEMS: Final = 100
 
 
 def metrics_routes(registry: MetricsRegistry) -> Routes:
@@ -80,6 +77,7 @@ async def _heartbeat(_: Request) -> Response:
 class _Endpoints:
     def __init__(self, actions: AdminActions) -> None:
         self._actions = actions
+        self._operations = BookieOperations(actions)
 
     # --- state -------------------------------------------------------------------------------------
 
@@ -101,35 +99,16 @@ class _Endpoints:
         wanted = _flag(request.json_object(), "readOnly")
         if wanted is None:
             raise HttpError(HTTPStatus.BAD_REQUEST, "readOnly is missing")
-        try:
-            await self._actions.set_read_only(wanted)
-        except RefusedError as error:
-            raise HttpError(HTTPStatus.CONFLICT, str(error)) from None
-        except OSError as error:
-            mode = "read-only" if self._actions.state.read_only else "writable"
-            raise HttpError(
-                HTTPStatus.INTERNAL_SERVER_ERROR,
-                f"the bookie is {mode}, but this could not be saved for its next start; repeat the request: {error}",
-            ) from None
-        state = self._actions.state
-        if state.read_only != wanted:
-            reasons = "; ".join(f"{source}: {reason}" for source, reason in state.reasons.items())
-            raise HttpError(HTTPStatus.CONFLICT, f"the bookie is still read-only: {reasons}")
+        await self._operations.set_read_only(wanted)
         return await self.read_only(request)
 
     async def is_ready(self, _: Request) -> Response:
-        if self._actions.running() and not self._actions.state.shutting_down:
+        if self._operations.is_ready:
             return text_response("OK")
         return text_response("Bookie is not fully started yet", status=HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def info(self, _: Request) -> Response:
-        found = self._actions.disk_space()
-        if found is None:
-            raise HttpError(
-                HTTPStatus.INTERNAL_SERVER_ERROR,
-                "the disks of the ledger directories cannot be read; GET /api/v1/bookie/reasons says why",
-            )
-        free, total = found
+        free, total = self._operations.disk_space()
         return json_response({"freeSpace": free, "totalSpace": total})
 
     async def reasons(self, _: Request) -> Response:
@@ -146,7 +125,7 @@ class _Endpoints:
         progress = self._actions.data_check()
         if progress is None:
             return json_response({"known": False})
-        problems = itertools.islice(progress.problems.items(), _NAMED_PROBLEMS)
+        problems = itertools.islice(progress.problems.items(), NAMED_PROBLEMS)
         return json_response(
             {
                 "known": True,
@@ -171,18 +150,9 @@ class _Endpoints:
         )
 
     async def list_disk_file(self, request: Request) -> Response:
-        asked = request.parameters.get("file_type")
-        if asked is not None and asked not in _FILE_TYPES:
-            raise HttpError(HTTPStatus.BAD_REQUEST, f"file_type must be one of {', '.join(_FILE_TYPES)}, not {asked!r}")
-        directories = self._actions.directories
-        where: dict[str, tuple[Sequence[str], str]] = {
-            _JOURNAL: (self._actions.journal_directories, ".txn"),
-            _ENTRY_LOG: (directories.paths, ".log"),
-            _INDEX: (directories.index_paths, ".idx"),
-        }
-        types = [asked] if asked is not None else _FILE_TYPES
-        found = await asyncio.to_thread(lambda: {f"{kind} files": _files(*where[kind]) for kind in types})
-        return json_response(found)
+        found = await self._operations.files(request.parameters.get("file_type"))
+        # Each name is followed by a tab.
+        return json_response({f"{kind} files": "".join(f"{name}\t" for name in names) for kind, names in found.items()})
 
     async def entry_logs(self, _: Request) -> Response:
         logs = await self._actions.collection.entry_logs()
@@ -208,10 +178,7 @@ class _Endpoints:
     async def force_gc(self, request: Request) -> Response:
         options = request.json_object() if request.body.strip() else {}
         major, minor = _flag(options, "forceMajor"), _flag(options, "forceMinor")
-        try:
-            self._actions.collection.force(major=major, minor=minor)
-        except CollectionRefusedError as error:
-            raise HttpError(HTTPStatus.CONFLICT, str(error)) from None
+        self._operations.collect(major=major, minor=minor)
         return json_response(f"Triggered GC on BookieServer: {self._actions.bookie_id}")
 
     async def gc_details(self, _: Request) -> Response:
@@ -233,22 +200,11 @@ class _Endpoints:
         )
 
     async def brake(self, _: Request) -> Response:
-        collection = self._actions.collection
-        stopped = [_stopped(brake, brake.stopped) for brake in collection.brakes if brake.stopped is not None]
-        return json_response({"problem": collection.status().problem, "stopped": stopped})
+        stopped = [_stopped(*one) for one in self._operations.stopped()]
+        return json_response({"problem": self._actions.collection.status().problem, "stopped": stopped})
 
     async def release_brake(self, request: Request) -> Response:
-        word = request.json_object().get("word")
-        if not isinstance(word, str) or not word:
-            raise HttpError(
-                HTTPStatus.BAD_REQUEST, 'the word is missing; GET this path for the word, then PUT {"word": "…"}'
-            )
-        try:
-            brake = self._actions.collection.release(word)
-        except CollectionRefusedError as error:
-            raise HttpError(HTTPStatus.CONFLICT, str(error)) from None
-        assert brake.stopped is not None, "a released brake waits for the next pass"
-        return json_response(_stopped(brake, brake.stopped))
+        return json_response(_stopped(*self._operations.release(request.json_object().get("word"))))
 
     async def suspended(self, _: Request) -> Response:
         collection = self._actions.collection
@@ -270,13 +226,9 @@ class _Endpoints:
         major, minor = _flag(options, f"{verb}Major"), _flag(options, f"{verb}Minor")
         if major is None and minor is None:
             raise HttpError(HTTPStatus.BAD_REQUEST, f"No {verb}Major or {verb}Minor params found")
-        collection, done = self._actions.collection, []
-        if major:
-            collection.suspend(MAJOR, OPERATOR, suspended)
-            done.append(f"{verb.capitalize()} majorGC on BookieServer: {self._actions.bookie_id}")
-        if minor:
-            collection.suspend(MINOR, OPERATOR, suspended)
-            done.append(f"{verb.capitalize()} minorGC on BookieServer: {self._actions.bookie_id}")
+        self._operations.suspend(major=bool(major), minor=bool(minor), suspended=suspended)
+        names = [name for name, wanted in (("majorGC", major), ("minorGC", minor)) if wanted]
+        done = [f"{verb.capitalize()} {name} on BookieServer: {self._actions.bookie_id}" for name in names]
         return json_response(", ".join(done))
 
 
@@ -305,19 +257,3 @@ def _flag(options: dict[str, object], name: str) -> bool | None:
 
 def _text(flag: bool) -> str:
     return "true" if flag else "false"
-
-
-def _files(directories: Sequence[str], extension: str) -> str:
-    """Return the names of the files, each followed by a tab."""
-    names = [
-        name
-        for directory in directories
-        for _, _, files in os.walk(directory, onerror=_raise)
-        for name in files
-        if name.endswith(extension)
-    ]
-    return "".join(f"{name}\t" for name in sorted(names))
-
-
-def _raise(error: OSError) -> None:
-    raise error

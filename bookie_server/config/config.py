@@ -4,7 +4,8 @@ docs/bookie-config.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from bk_spark.protocol.codes import DEFAULT_MAX_FRAME_BYTES
@@ -25,13 +26,15 @@ _DEFAULT_INDEX_CACHE_BYTES: Final = 64 * _MIB
 class BookieConfig(AccessConfig):
     """The configuration of a bookie. Directories are without ``current``; sizes are in bytes, times in ms.
 
-    The first four fields are derived from several keys. Each other field is one key.
+    The first four fields are derived from several keys. Each other field is one key, but ``given``: the texts of the
+    file.
     """
 
     metadata_service_uri: MetadataServiceUri
     bookie_id: str
     advertised_host: str
     listen_host: str
+    given: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     port: int = key("bookiePort", "3181", whole(1, 65535), "TCP port.")
     zk_timeout_ms: int = key(
@@ -133,6 +136,13 @@ class BookieConfig(AccessConfig):
         "false",
         BOOLEAN,
         "Serve logs over gRPC, too. Callers act with this bookie's rights in the cluster. Not a key of Apache's.",
+    )
+    grpc_admin_enabled: bool = key(
+        "grpcAdminServiceEnabled",
+        "false",
+        BOOLEAN,
+        "Serve the administration over gRPC, too, with the tokens of the admin API, or for those who have the right "
+        "`admin`. Not a key of Apache's.",
     )
     grpc_log_root: str = key(
         "grpcLogRoot", "/bk_spark/logs", TEXT, "ZooKeeper path of the logs that are served. Not a key of Apache's."

@@ -22,6 +22,7 @@ from bookie_server.config.administration import is_loopback
 from bookie_server.config.conf_file import ConfFile
 from bookie_server.config.config import SETTINGS, SUPPORTED_KEYS, BookieConfig
 from bookie_server.config.config_keys import ALWAYS_SO, FIXED_VALUES, KNOWN_KEYS
+from bookie_server.config.texts import given_texts
 
 _TLS_SWITCH: Final = "tlsProviderFactoryClass"
 _ZK_TLS: Final = "zookeeper.ssl."
@@ -58,6 +59,7 @@ def load_config(path: str) -> tuple[BookieConfig, list[str]]:
         bookie_id=addresses.bookie_id,
         advertised_host=addresses.advertised_host,
         listen_host=addresses.listen_host,
+        given=given_texts(conf),
         **values,
     )
     _check_together(config, conf)
@@ -67,8 +69,14 @@ def load_config(path: str) -> tuple[BookieConfig, list[str]]:
         tls = [name for name in keys.values() if name != _TLS_SWITCH]
         warnings += _without_effect(conf, tls, f"{_TLS_SWITCH}: TLS is off")
     if not config.grpc_enabled:
-        warnings += _without_effect(
-            conf, ["grpcServerPort", "grpcLogServiceEnabled", "grpcLogRoot"], "grpcServerEnabled=true"
+        keys_of_grpc = ["grpcServerPort", "grpcLogServiceEnabled", "grpcLogRoot", "grpcAdminServiceEnabled"]
+        warnings += _without_effect(conf, keys_of_grpc, "grpcServerEnabled=true")
+    has_tokens = bool(config.http_token_file or config.http_read_token_file)
+    if config.grpc_admin_enabled and has_tokens and not config.tls_enabled and not is_loopback(config.listen_host):
+        warnings.append(
+            conf.warning(
+                "grpcAdminServiceEnabled", "is true without TLS, so tokens of the admin API cross the network in clear"
+            )
         )
     if not config.zk_secure:
         zookeeper = [each.name for each in settings_of(ZooKeeperSettings).values() if each.name.startswith(_ZK_TLS)]
@@ -76,7 +84,7 @@ def load_config(path: str) -> tuple[BookieConfig, list[str]]:
     if not config.http_tls_enabled:
         stores = [f"{store}{what}" for store in _HTTP_STORES for what in ("Path", "Type", "PasswordPath")]
         warnings += _without_effect(conf, [*stores, "httpServerCertificatePath"], f"{_HTTP_TLS_SWITCH}=true")
-        if (config.http_token_file or config.http_read_token_file) and not is_loopback(config.http_host):
+        if has_tokens and not is_loopback(config.http_host):
             warnings.append(
                 conf.warning(_HTTP_TLS_SWITCH, "is false, so tokens of the admin API cross the network in clear")
             )

@@ -16,7 +16,7 @@ from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.replication.auditor_election import AuditorElection
 from bk_spark.bookie.replication.replication_switches import ReplicationSwitches
 from bk_spark.bookie.replication.under_replication_store import UnderReplicationStore
-from bookie_server.admin import replication_endpoints
+from bookie_server.admin import replication_operations
 from bookie_server.admin.replication_endpoints import replication_routes
 from bookie_server.admin.routes import HttpError, Request
 
@@ -85,7 +85,7 @@ def test_marked_ledgers_are_listed_by_their_missing_bookies(api: Api, monkeypatc
         printmissingreplica="true",
     )
     assert named == {"1": ["b1:1"]}
-    monkeypatch.setattr(replication_endpoints, "_MAX_LISTED", 3)
+    monkeypatch.setattr(replication_operations, "_MAX_LISTED", 3)
     status, text = api.refused("GET", "list_under_replicated_ledger")
     assert (status, "bkctl listunderreplicated" in text) == (409, True)
 

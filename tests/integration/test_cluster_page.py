@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf import json_format
 
 from bk_spark import BlockingClient, ClientConfig, Quorum
 from bk_spark.bkctl import main
@@ -20,6 +21,7 @@ from bk_spark.log.formats.progress import LogProgress, Progress, encode_progress
 from bk_spark.log.formats.settings import EntryFormat, LogSettings
 from bk_spark.log.store import LogStore
 from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.proto.admin_pb2 import Cluster
 from bookie_server.admin.cluster_page import OVERVIEW_PATH
 from bookie_server.local import LocalCluster
 from tests.support.admin import token_file
@@ -44,7 +46,9 @@ class Served:
         with urllib.request.urlopen(self.url.rstrip("/") + OVERVIEW_PATH, timeout=60) as answer:
             assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
             found: dict[str, Any] = json.load(answer)
-            return found
+        # The answer of gRPC has all fields, too.
+        json_format.ParseDict(found, Cluster())
+        return found
 
     def create_log(self, name: str) -> Any:
         return self.logs.create_log(name, LogSettings.create(ONE, DigestType.CRC32C, EntryFormat.RAW, b""), b"")

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from grpc import StatusCode
 
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.codes import Code
@@ -39,6 +40,10 @@ def test_both_endpoints_are_registered_and_lead_to_the_same_bookie(bookie: Booki
             assert answers[1].code == pb.CODE_OK
             (found,) = await one.read(ledger_id=77, first_entry_id=0, count=2, max_bytes=10_000)
             assert (found.code, found.count) == (pb.CODE_OK, 2)
+            # Other services are served only where they are asked for.
+            for name in ("Admin/GetServer", "Logs/List"):
+                call = one.channel.unary_unary(f"/bk_spark.v1.{name}")(b"")
+                assert await call.code() is StatusCode.UNIMPLEMENTED
 
     info = registered(zookeeper, bookie)
     native, grpc = info.endpoint(NATIVE_PROTOCOL), info.endpoint(GRPC_PROTOCOL)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bk_spark.protocol.arrays import Int64s
 from bookie_server import state as states
 from bookie_server.admin.actions import AdminActions, RefusedError
 from bookie_server.admin.endpoints import admin_routes, metrics_routes
@@ -95,11 +96,15 @@ class Api:
             set_read_only=self.set_read_only,
             last_marks=lambda: [LogMark(255, 512), LogMark(16, 0)],
             data_check=lambda: self.data_check,
+            local_ledgers=self.local_ledgers,
         )
         self.routes = {**admin_routes(actions), **metrics_routes(self.metrics.registry)}
 
     def disk_space(self) -> tuple[int, int] | None:
         return 10, 30
+
+    async def local_ledgers(self) -> Int64s:
+        return np.arange(2)
 
     async def set_read_only(self, wanted: bool) -> None:
         if wanted:

@@ -12,6 +12,7 @@ from bookie_server.config.config import SETTINGS, SUPPORTED_KEYS, BookieConfig
 from bookie_server.config.config_keys import KNOWN_KEYS
 from bookie_server.config.load import load_config
 from bookie_server.config.page import reference
+from bookie_server.config.texts import texts_of
 
 _LEAST = """
 metadataServiceUri=zk+hierarchical://localhost:2181/ledgers
@@ -223,6 +224,26 @@ def test_a_guarantee_that_cannot_be_given_up_is_a_warning(tmp_path: Path) -> Non
     assert "useTransactionalCompaction is always on" in warnings[0]
 
 
+def test_the_texts_for_operators_have_no_secret(tmp_path: Path) -> None:
+    """Apache's keys for passwords have no effect here, but a file may have them."""
+    config, _ = load(
+        tmp_path, "httpServerKeyStorePassword=hunter2\nbookiePort=4000\nindexDirectories=/i\nmine=hunter2\n"
+    )
+    texts = texts_of(config.given)
+    assert (texts["bookiePort"], texts["indexDirectories"], texts["zkTimeout"]) == ("4000", "/i", "10000")
+    assert config.given.keys() >= {"bookiePort", "metadataServiceUri"}
+    assert "zkTimeout" not in config.given
+    assert "hunter2" not in str(texts)
+
+
+def test_tokens_in_clear_over_grpc_are_a_warning(tmp_path: Path) -> None:
+    admin = "grpcServerEnabled=true\ngrpcAdminServiceEnabled=true\nhttpServerTokenFile=/token\n"
+    _, (warning,) = load(tmp_path, admin)
+    assert "tokens of the admin API cross the network in clear" in warning
+    _, (warning,) = load(tmp_path, "grpcAdminServiceEnabled=true\n")
+    assert "grpcAdminServiceEnabled has no effect without grpcServerEnabled=true" in warning
+
+
 def test_a_check_of_placement_without_racks_is_a_warning(tmp_path: Path) -> None:
     check = "auditorPeriodicPlacementPolicyCheckInterval=86400\n"
     _, (warning,) = load(tmp_path, check)
@@ -238,7 +259,7 @@ def test_every_setting_has_a_key_that_no_other_has() -> None:
     names = [name for one in SETTINGS.values() for name in (one.name, one.other_name) if name]
     assert len(names) == len(set(names))
     without = [f.name for f in fields(BookieConfig) if not f.metadata]
-    assert without == ["metadata_service_uri", "bookie_id", "advertised_host", "listen_host"]
+    assert without == ["metadata_service_uri", "bookie_id", "advertised_host", "listen_host", "given"]
     assert not SUPPORTED_KEYS & KNOWN_KEYS
 
 

@@ -8,12 +8,18 @@ from typing import Final
 from grpc import StatusCode
 
 from bk_spark.bookie.auth.providers import Peer
+from bookie_server.admin.access import AdminAccess
+from bookie_server.admin.routes import HttpError
 from bookie_server.net.common.access.front_access import ConnectionAccess
+from bookie_server.net.common.access.rights import ADMIN
 from bookie_server.net.grpc.calls import Context
+from bookie_server.net.grpc.statuses import status_of_http
 from bookie_server.net.native.shared import Shared
 
 #: Where gRPC keeps the certificate that the caller has shown.
 _CERTIFICATE: Final = "x509_pem_cert"
+#: The metadata of a token.
+_AUTHORIZATION: Final = "authorization"
 
 
 async def admit(shared: Shared, context: Context, needed: int = 0) -> ConnectionAccess | None:
@@ -31,3 +37,26 @@ async def admit(shared: Shared, context: Context, needed: int = 0) -> Connection
     if not access.may(needed):
         await context.abort(StatusCode.PERMISSION_DENIED, "the bookie's authorizationFile does not allow this call")
     return access
+
+
+async def admit_operator(shared: Shared, tokens: AdminAccess, context: Context, *, changes: bool) -> str:
+    """End a call of the administration unless its caller may make it. Return who the caller is, for the log.
+
+    Where there is an authorizationFile the caller needs the right ``admin``, and a name of its own does for a token.
+    Otherwise, and for callers without a name, the tokens of the admin API decide.
+    """
+    access = await admit(shared, context)
+    if access is not None and shared.access is not None and shared.access.authorization is not None:
+        if not access.may(ADMIN):
+            await context.abort(StatusCode.PERMISSION_DENIED, "the bookie's authorizationFile does not allow this call")
+        if access.names:
+            return " ".join(map(repr, access.names))
+    shown = [value for key, value in context.invocation_metadata() or () if key == _AUTHORIZATION]
+    try:
+        (tokens.check_change if changes else tokens.check_reading)(str(shown[0]) if len(shown) == 1 else "")
+    except HttpError as error:
+        refused = error
+    else:
+        return "token" if changes else "-"
+    await context.abort(status_of_http(refused.status), str(refused))
+    raise refused

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from google.protobuf.message import DecodeError, Message
 from grpc import StatusCode
@@ -29,6 +29,18 @@ MAX_CALLS_PER_CONNECTION: Final = 200
 UNARY_TIMEOUT_S: Final = 60.0
 
 _M = TypeVar("_M", bound=Message)
+
+
+class Service(Protocol):
+    """A service beside that of the bookie. ``name``: its name for callers."""
+
+    name: str
+
+    def methods(self) -> dict[str, Any]:
+        """Return the handlers, by name."""
+
+    async def close(self) -> None:
+        """End what is left when no call is under way any more."""
 
 
 @dataclass(slots=True)

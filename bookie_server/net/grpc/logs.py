@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
@@ -20,7 +20,6 @@ from bk_spark.log.log import Log
 from bk_spark.log.reader import LogBlock
 from bk_spark.log.store import LogStore
 from bk_spark.log.writer import LogWriter
-from bk_spark.protocol import errors
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError
 from bk_spark.protocol.proto import logs_pb2 as pb
@@ -28,9 +27,9 @@ from bk_spark.protocol.quorum import Quorum
 from bookie_server.net.common.access.rights import FENCE, READ, WRITE
 from bookie_server.net.grpc.admission import admit
 from bookie_server.net.grpc.calls import Call, Context, Stuck
+from bookie_server.net.grpc.statuses import status_of
 from bookie_server.net.native.shared import Shared
 
-SERVICE: Final = "bk_spark.v1.Logs"
 #: Calls under way. Each holds a thread while it works or waits for rows.
 _MAX_CALLS: Final = 64
 #: A message with rows ends with the row that reaches this size. Clients accept 4 MiB if they are not told otherwise.
@@ -38,18 +37,6 @@ _MESSAGE_BYTES: Final = 1024 * 1024
 #: How long a thread waits for rows before it looks whether the caller is still there.
 _WAIT_MS: Final = 1_000
 _MAX_SIZE: Final = 64
-
-_STATUS: Final[Sequence[tuple[type[BookKeeperError], grpc.StatusCode]]] = (
-    (errors.NoSuchLogError, grpc.StatusCode.NOT_FOUND),
-    (errors.LogExistsError, grpc.StatusCode.ALREADY_EXISTS),
-    (errors.UnauthorizedError, grpc.StatusCode.PERMISSION_DENIED),
-    (errors.LogRangeGoneError, grpc.StatusCode.OUT_OF_RANGE),
-    (errors.LogTailOpenError, grpc.StatusCode.FAILED_PRECONDITION),
-    (errors.LogFencedError, grpc.StatusCode.ABORTED),
-    (errors.InvalidArgumentError, grpc.StatusCode.INVALID_ARGUMENT),
-    (errors.PeerError, grpc.StatusCode.UNAVAILABLE),
-    (errors.MetadataError, grpc.StatusCode.UNAVAILABLE),
-)
 
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Message)
@@ -67,6 +54,8 @@ class LogService:
     root
         The znode that holds the logs.
     """
+
+    name = "bk_spark.v1.Logs"
 
     def __init__(self, shared: Shared, stuck: Stuck, connect: Callable[[], BlockingClient], root: str) -> None:
         self._shared, self._stuck = shared, stuck
@@ -236,14 +225,6 @@ class LogService:
             taken.exception()  # nobody else asks for it
         with contextlib.suppress(RuntimeError):  # the bookie stops
             self._threads.submit(blocks.close)
-
-
-def status_of(error: BookKeeperError) -> grpc.StatusCode:
-    """Return the status of gRPC that says what ``error`` says."""
-    for kind, status in _STATUS:
-        if isinstance(error, kind):
-            return status
-    return grpc.StatusCode.INTERNAL
 
 
 def _create(store: LogStore, request: pb.CreateLogRequest) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -20,13 +20,18 @@ from bookie_server.net.common.access.rights import ADMIN, FENCE, READ, WRITE
 from bookie_server.net.grpc import inquiries
 from bookie_server.net.grpc.adds import AddCall
 from bookie_server.net.grpc.admission import admit
-from bookie_server.net.grpc.calls import MAX_CALLS, MAX_CALLS_PER_CONNECTION, UNARY_TIMEOUT_S, Call, Context, Stuck
+from bookie_server.net.grpc.calls import (
+    MAX_CALLS,
+    MAX_CALLS_PER_CONNECTION,
+    UNARY_TIMEOUT_S,
+    Call,
+    Context,
+    Service,
+    Stuck,
+)
 from bookie_server.net.grpc.credentials import server_credentials
 from bookie_server.net.grpc.reads import ReadCall
 from bookie_server.net.native.shared import Shared
-
-if TYPE_CHECKING:
-    from bookie_server.net.grpc.logs import LogService
 
 _LOG: Final = logging.getLogger(__name__)
 #: How long callers may take to end their calls when the bookie stops.
@@ -45,16 +50,16 @@ _A = TypeVar("_A", bound=Message)
 class GrpcServer:
     """Serves the bookie of ``shared``, the limits of which count for both front ends together.
 
-    ``tls``: the certificates. None: calls are in clear. ``logs`` makes the service of logs, if it is wanted.
+    ``tls``: the certificates. None: calls are in clear. ``services`` make those that are wanted, too.
     """
 
     def __init__(
-        self, shared: Shared, tls: TlsContexts | None = None, logs: Callable[[Stuck], LogService] | None = None
+        self, shared: Shared, tls: TlsContexts | None = None, services: Iterable[Callable[[Stuck], Service]] = ()
     ) -> None:
         self._shared = shared
         self._tls = tls
         self._stuck = Stuck()
-        self._logs = None if logs is None else logs(self._stuck)
+        self._services = [make(self._stuck) for make in services]
         self._health = health.aio.HealthServicer()
         self._server: Any = None
 
@@ -77,11 +82,9 @@ class GrpcServer:
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._methods()),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         served = [SERVICE]
-        if self._logs is not None:
-            from bookie_server.net.grpc.logs import SERVICE as LOGS
-
-            served.append(LOGS)
-            handler = grpc.method_handlers_generic_handler(LOGS, self._logs.methods())
+        for service in self._services:
+            served.append(service.name)
+            handler = grpc.method_handlers_generic_handler(service.name, service.methods())
             self._server.add_generic_rpc_handlers((handler,))
         names = (*served, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
@@ -103,8 +106,8 @@ class GrpcServer:
         if self._server is not None:
             await self._health.enter_graceful_shutdown()
             await self._server.stop(_GRACE_S)
-        if self._logs is not None:
-            await self._logs.close()
+        for service in self._services:
+            await service.close()
 
     def _methods(self) -> dict[str, Any]:
         return {

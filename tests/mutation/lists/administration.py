@@ -13,8 +13,8 @@ MUTATIONS: Final = (
     Mutation(
         "What a browser remembers changes nothing.",
         "bookie_server/admin/access.py",
-        "self._check_change(bearer)",
-        "self._check_change(bearer or _password(credentials))",
+        'shown = credentials if scheme == "bearer" else ""',
+        'shown = credentials if scheme == "bearer" else _password(credentials)',
         (f"{_HTTP}::test_changes_need_the_token_always",),
     ),
     Mutation(
@@ -30,6 +30,27 @@ MUTATIONS: Final = (
         "if self._changes is None:\n            raise HttpError(",
         "if self._changes is None:\n            return\n            raise HttpError(",
         (f"{_HTTP}::test_without_a_token_file_nothing_is_changed",),
+    ),
+    Mutation(
+        "Over gRPC, too, changes need the token that is for them.",
+        "bookie_server/net/grpc/admission.py",
+        "(tokens.check_change if changes else tokens.check_reading)(",
+        "tokens.check_reading(",
+        ("tests/integration/test_grpc_admin.py::test_with_tokens",),
+    ),
+    Mutation(
+        "A caller without a name needs the token in any case.",
+        "bookie_server/net/grpc/admission.py",
+        "if access.names:",
+        "if True:",
+        ("tests/integration/test_grpc_admin.py::test_a_caller_without_a_name_needs_the_token_in_any_case",),
+    ),
+    Mutation(
+        "A token gives no right.",
+        "bookie_server/net/grpc/admission.py",
+        "if not access.may(ADMIN):",
+        "if False:",
+        ("tests/integration/test_grpc_admin.py::test_with_rights",),
     ),
     Mutation(
         "Whoever has sent no whole request gives way.",
