@@ -207,8 +207,9 @@ def _log_in(connection: Connection, *, v2: bool) -> None:
 @contextlib.contextmanager
 def _bookie(directory: Path, uri: str, tree: Path, attack: str) -> Iterator[BookieProcess]:
     settings: dict[str, str] = {}
-    if attack == "handshakes":
+    if "handshakes" in attack:
         settings = write_pem(directory / "tls", identity("bookie"))
+        settings["tlsClientAuthentication"] = str(attack == "failed_handshakes").lower()
     elif attack == _LOGINS:
         settings = bookie_keys(write_jaas(directory / "jaas.conf"))
     bookie = BookieProcess(directory, uri, **settings)

@@ -12,7 +12,9 @@ import resource
 import socket
 import ssl
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Final
 
 from bk_spark.protocol.auth.digest_md5 import DigestMd5Client
@@ -21,6 +23,7 @@ from bk_spark.protocol.wire import wire_v2, wire_v3
 from bk_spark.protocol.wire.auth_frames import SASL, AuthMessage, auth_answer_of, auth_request
 from bk_spark.protocol.wire.start_tls import start_tls_request
 from tests.support.bookie import KEY, add_frame
+from tests.support.certificates import identity, write_pem
 
 #: A last add confirmed that is never reached.
 _NEVER: Final = 1 << 40
@@ -32,6 +35,9 @@ POLLS: Final = 20_000
 FENCES: Final = 100_000
 #: Connections at a time that are made again and again.
 NEWCOMERS: Final = 100
+STALLED_HANDSHAKES: Final = 1000
+#: The bookie's answer to START_TLS.
+_GRANTED_BYTES: Final = 17
 _POLLS_PER_CONNECTION: Final = 1000
 _FENCES_PER_CONNECTION: Final = 5000
 #: Entries of a megabyte that each peer requests and does not receive.
@@ -42,10 +48,10 @@ class Attacker:
     def __init__(self, port: int, ledger_id: int, stack: contextlib.ExitStack) -> None:
         self.port = port
         self.ledger_id = ledger_id
-        self._stack = stack
+        self.stack = stack
 
     async def connect(self, receive_bytes: int | None = None) -> socket.socket:
-        connected = self._stack.enter_context(socket.socket())
+        connected = self.stack.enter_context(socket.socket())
         connected.setblocking(False)
         if receive_bytes is not None:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
@@ -134,19 +140,84 @@ async def fencing_reads(attacker: Attacker) -> Callable[[], Awaitable[object]]:
 
 async def handshakes(attacker: Attacker) -> Callable[[], Awaitable[object]]:
     """Make TLS connections and close them, one after the other."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return _again_and_again(_handshake(attacker.port, _client_context()))
 
-    async def once() -> None:
+
+async def failed_handshakes(attacker: Attacker) -> Callable[[], Awaitable[object]]:
+    """Begin handshakes that fail: bytes in clear, no START_TLS, no certificate, one of a stranger, a bookie's
+    certificate that is refused."""
+    directory = Path(attacker.stack.enter_context(tempfile.TemporaryDirectory()))
+    keys = write_pem(directory, identity("stranger"))
+    stranger, refusing = _client_context(), _client_context()
+    stranger.load_cert_chain(keys["tlsCertificatePath"], keys["tlsKeyStore"])
+    refusing.verify_mode = ssl.CERT_REQUIRED
+
+    async def in_clear() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", attacker.port)
         try:
-            writer.write(start_tls_request())
-            await reader.readexactly(17)
-            await writer.start_tls(context)
+            writer.write(start_tls_request() + wire_v2.read_requests(attacker.ledger_id, [1]))
+            await reader.read()
         finally:
             writer.transport.abort()
 
-    return _again_and_again(once)
+    async def without_start_tls() -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", attacker.port, ssl=_client_context())
+        writer.transport.abort()
+
+    contexts = _client_context(), stranger, refusing
+    kinds = [in_clear, without_start_tls, *(_handshake(attacker.port, each, reads=True) for each in contexts)]
+    return _again_and_again(*kinds)
+
+
+async def stalled_handshakes(attacker: Attacker) -> Callable[[], Awaitable[object]]:
+    """Ask for TLS, send a part of the handshake or nothing, and wait. Who is closed comes again."""
+    # A client's first message, of which the second half is missing.
+    half = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200)
+
+    async def stall(number: int) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                reader, writer = await asyncio.open_connection("127.0.0.1", attacker.port)
+                try:
+                    writer.write(start_tls_request())
+                    await reader.readexactly(_GRANTED_BYTES)
+                    if number % 2:
+                        writer.write(half)
+                    await reader.read()
+                except asyncio.IncompleteReadError:
+                    pass
+                finally:
+                    writer.transport.abort()
+
+    tasks: list[asyncio.Task[None]] = []
+
+    async def begin() -> None:
+        tasks.extend(asyncio.create_task(stall(number)) for number in range(STALLED_HANDSHAKES))
+
+    return begin
+
+
+def _client_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def _handshake(port: int, context: ssl.SSLContext, *, reads: bool = False) -> Callable[[], Awaitable[None]]:
+    """A connection that becomes TLS. ``reads``: wait for the bookie to close it."""
+
+    async def once() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(start_tls_request())
+            await reader.readexactly(_GRANTED_BYTES)
+            await writer.start_tls(context, server_hostname="elsewhere")
+            if reads:
+                await reader.read()
+        finally:
+            writer.transport.abort()
+
+    return once
 
 
 async def wrong_logins(attacker: Attacker) -> Callable[[], Awaitable[object]]:
@@ -171,8 +242,8 @@ async def _frame(reader: asyncio.StreamReader) -> bytes:
     return await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
 
 
-def _again_and_again(once: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[object]]:
-    async def repeat() -> None:
+def _again_and_again(*kinds: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[object]]:
+    async def repeat(once: Callable[[], Awaitable[None]]) -> None:
         while True:
             with contextlib.suppress(OSError, asyncio.IncompleteReadError):
                 await once()
@@ -180,7 +251,7 @@ def _again_and_again(once: Callable[[], Awaitable[None]]) -> Callable[[], Awaita
     tasks: list[asyncio.Task[None]] = []
 
     async def begin() -> None:
-        tasks.extend(asyncio.create_task(repeat()) for _ in range(NEWCOMERS))
+        tasks.extend(asyncio.create_task(repeat(kinds[number % len(kinds)])) for number in range(NEWCOMERS))
 
     return begin
 
@@ -193,6 +264,8 @@ ATTACKS: Final[dict[str, Callable[[Attacker], Awaitable[Callable[[], Awaitable[o
     "long_polls": long_polls,
     "fencing_reads": fencing_reads,
     "handshakes": handshakes,
+    "failed_handshakes": failed_handshakes,
+    "stalled_handshakes": stalled_handshakes,
     "wrong_logins": wrong_logins,
 }
 

@@ -11,7 +11,6 @@ from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMethod, BadStatusLine, InvalidURLError, LineTooLong
 
 from bk_spark.bookie.tls.reasons import reason_of
-from bk_spark.bookie.tls.transport import secure
 from bookie_server.admin.places import Places
 from bookie_server.admin.routes import HttpError, Response
 from bookie_server.net.common.front_tls import FrontTls
@@ -63,6 +62,12 @@ class HttpServer(web.Server):
     def is_encrypted(self) -> bool:
         return self._tls is not None
 
+    async def close(self, timeout_s: float) -> None:
+        """Close all connections, and end what encrypts them."""
+        await self.shutdown(timeout_s)
+        if self._tls is not None:
+            await self._tls.close()
+
     def begin_handshake(self, raw: asyncio.Transport) -> None:
         """Encrypt ``raw``, which is paused, then give it to aiohttp."""
         task = asyncio.ensure_future(self._secure(raw))
@@ -75,16 +80,7 @@ class HttpServer(web.Server):
         assert tls is not None
         peer = str(raw.get_extra_info("peername"))
         try:
-            if tls.contexts.is_due:
-                await asyncio.to_thread(tls.contexts.refresh)
-            await secure(
-                raw,
-                _Decrypted(connection, self._room),
-                tls.contexts.context,
-                tls.buffer,
-                server_hostname=None,
-                timeout_s=self.request_timeout_s,
-            )
+            await tls.secure(raw, _Decrypted(connection, self._room), self.request_timeout_s)
         except (OSError, TimeoutError) as error:
             connection.end()
             tls.failed_handshakes += 1

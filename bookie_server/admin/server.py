@@ -110,7 +110,7 @@ class AdminServer:
         for connection in self.places.held:
             connection.abort()
         await asyncio.gather(*handling, return_exceptions=True)
-        await self._http.shutdown(_CLOSE_TIMEOUT_S)
+        await self._http.close(_CLOSE_TIMEOUT_S)
         await self._listener.wait_closed()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:

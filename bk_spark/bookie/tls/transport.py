@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import Iterable
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 #: Received bytes, still encrypted, of one receive.
 BUFFER_BYTES: Final = 256 * 1024
@@ -19,6 +19,16 @@ BUFFER_BYTES: Final = 256 * 1024
 _ALERT_TIMEOUT_S: Final = 1.0
 
 Data = bytes | bytearray | memoryview
+
+
+class Steps(Protocol):
+    """Computes elsewhere what answers the first message of a client. That needs the private key."""
+
+    def take(self, handshake: TlsTransport) -> None:
+        """Call ``step`` in any thread, then ``stepped`` in the event loop."""
+
+    def leave(self, handshake: TlsTransport) -> None:
+        """The connection has ended: no step is wanted."""
 
 
 async def secure(
@@ -29,6 +39,7 @@ async def secure(
     *,
     server_hostname: str | None,
     timeout_s: float,
+    steps: Steps | None = None,
 ) -> None:
     """Do the handshake over ``raw``, which is paused. Then ``protocol`` is connected, before it gets any bytes.
 
@@ -46,6 +57,8 @@ async def secure(
         The host to find in the server's certificate. None: this is the server's side.
     timeout_s
         The time for the handshake.
+    steps
+        Where a bookie's costly step is computed. None: in the event loop, as the others.
 
     Raises
     ------
@@ -54,7 +67,7 @@ async def secure(
     TimeoutError
         If it takes too long.
     """
-    tls = TlsTransport(raw, protocol, context, buffer, server_hostname)
+    tls = TlsTransport(raw, protocol, context, buffer, server_hostname, steps)
     raw.set_protocol(tls)
     try:
         async with asyncio.timeout(timeout_s):
@@ -75,11 +88,15 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         context: ssl.SSLContext,
         buffer: memoryview,
         server_hostname: str | None,
+        steps: Steps | None,
     ) -> None:
         super().__init__()
         self._raw = raw
         self._protocol = protocol
         self._buffer = buffer
+        self._steps = steps
+        self._step_error: Exception | None = None
+        self._stepping = False
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(
             self._incoming, self._outgoing, server_side=server_hostname is None, server_hostname=server_hostname
@@ -95,7 +112,8 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     def begin(self) -> None:
         """Start the handshake."""
         self._raw.resume_reading()
-        self._shake_hands()
+        if not self._tls.server_side:  # the client speaks first
+            self._shake_hands()
 
     # --- the protocol of ``raw`` ---
 
@@ -124,6 +142,8 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
+        if self._steps is not None:
+            self._steps.leave(self)
         if self._is_open:
             self._is_open = False
             self._protocol.connection_lost(self._problem or exc)
@@ -131,23 +151,47 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             closed = ConnectionResetError("the peer closed the connection during the handshake")
             self.made.set_exception(self._problem or exc or closed)
 
+    # --- the handshake ---
+
     def _shake_hands(self) -> None:
+        if self._steps is None:
+            self.step()
+            self.stepped()
+        else:
+            self._stepping = True
+            self._raw.pause_reading()  # OpenSSL's buffers belong to the step
+            self._steps.take(self)
+
+    def step(self) -> None:
+        """Compute what follows from the received bytes."""
         try:
             self._tls.do_handshake()
-        except ssl.SSLWantReadError:
-            self._flush()
+        except Exception as error:  # it belongs to this connection, wherever the step runs
+            self._step_error = error
+
+    def stepped(self) -> None:
+        """Send what was computed."""
+        if self._closing:
             return
-        except ssl.SSLError as error:
+        if self._stepping:
+            self._stepping = False
+            self._raw.resume_reading()
+        error, self._step_error = self._step_error, None
+        if error is not None and not isinstance(error, ssl.SSLWantReadError):
             self._refuse(error)
             return
-        self._flush()
+        if self._outgoing.pending:
+            self._steps = None  # the rest is cheap
+            self._flush()
+        if error is not None:
+            return
         self._is_open = self._is_reading = True
         if not self.made.done():
             self.made.set_result(None)
         self._protocol.connection_made(self)
         self._deliver()
 
-    def _refuse(self, error: ssl.SSLError) -> None:
+    def _refuse(self, error: Exception) -> None:
         """Send the alert. Closing at once could destroy it on its way: bytes that were not read reset a connection."""
         self._closing = True
         self._problem = error

@@ -22,6 +22,8 @@ LENGTH_BYTES: Final = 4
 _U32: Final = struct.Struct(">I")
 #: From this many equal frames in a row, looking ahead with numpy is faster than stepping one by one.
 _UNIFORM_RUN: Final = 8
+#: The first half of a frame's length, if it is the beginning of TLS (RFC 8446, section 5.1).
+_TLS_HANDSHAKE: Final = 0x1603
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,13 @@ class Frames:
     def __iter__(self) -> Iterator[memoryview]:
         for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True):
             yield self.data[start : start + length]
+
+
+def _too_large(length: int, most: int) -> WireFormatError:
+    text = f"frame of {length} bytes exceeds nettyMaxFrameSizeBytes, {most}"
+    if length >> 16 == _TLS_HANDSHAKE:
+        text = "the peer began TLS without START_TLS: use a client of BookKeeper, with tlsProviderFactoryClass"
+    return WireFormatError(text)
 
 
 class ReceiveBuffer:
@@ -125,9 +134,7 @@ class ReceiveBuffer:
         while end - position >= LENGTH_BYTES:
             (length,) = _U32.unpack_from(buffer, position)
             if length + LENGTH_BYTES > self._max_frame_bytes:
-                raise WireFormatError(
-                    f"frame of {length} bytes exceeds nettyMaxFrameSizeBytes, {self._max_frame_bytes}"
-                )
+                raise _too_large(length, self._max_frame_bytes)
             equal = equal + 1 if length == previous else 0
             previous = length
             if equal >= _UNIFORM_RUN:

@@ -18,6 +18,7 @@ from bk_spark.bookie.tls.transport import BUFFER_BYTES, secure
 from bk_spark.protocol.wire.auth_frames import begins_login
 from bk_spark.protocol.wire.framing import LENGTH_BYTES, frame_bytes
 from bk_spark.protocol.wire.start_tls import start_tls_answer, start_tls_txn_id, wanted_bytes
+from bookie_server.net.common.handshakes import Handshakes
 from bookie_server.net.common.newcomers import LOOKED_AT_BYTES
 from bookie_server.net.common.sparing_log import SparingLog
 
@@ -43,8 +44,27 @@ class FrontTls:
         #: Handshakes that failed, and connections that came in clear and were refused.
         self.failed_handshakes = 0
         self.refused_connections = 0
-        self.buffer = memoryview(bytearray(BUFFER_BYTES))
         self.log = SparingLog()
+        self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self._handshakes = Handshakes()
+
+    async def close(self) -> None:
+        """End the thread of the handshakes, after all connections."""
+        await self._handshakes.close()
+
+    async def secure(self, raw: asyncio.Transport, protocol: asyncio.BufferedProtocol, timeout_s: float) -> None:
+        """Do the handshake over ``raw``, as :func:`bk_spark.bookie.tls.transport.secure` does."""
+        if self.contexts.is_due:
+            await asyncio.to_thread(self.contexts.refresh)
+        await secure(
+            raw,
+            protocol,
+            self.contexts.context,
+            self._buffer,
+            server_hostname=None,
+            timeout_s=timeout_s,
+            steps=self._handshakes,
+        )
 
     def greeting(self, accepted: socket.socket) -> Greeting:
         """Look at what the peer of ``accepted`` has sent, which suffices (see wanted_bytes)."""
@@ -95,17 +115,8 @@ class Greeting:
             if on_early_login is not None:
                 async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
                     await self._take_early_login(on_early_login)
-            if front.contexts.is_due:
-                await asyncio.to_thread(front.contexts.refresh)
             raw, _ = await asyncio.get_running_loop().connect_accepted_socket(_NotReading, self._socket)
-            await secure(
-                raw,
-                protocol,
-                front.contexts.context,
-                front.buffer,
-                server_hostname=None,
-                timeout_s=_HANDSHAKE_TIMEOUT_S,
-            )
+            await front.secure(raw, protocol, _HANDSHAKE_TIMEOUT_S)
         except (OSError, TimeoutError) as error:
             front.failed_handshakes += 1
             front.log.tell("connection from %s closed: TLS handshake failed: %s", self.peer, reason_of(error))

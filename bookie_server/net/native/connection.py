@@ -376,7 +376,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._login_timeout = None
 
     def _close_bad(self, error: WireFormatError) -> None:
-        _LOG.warning("connection from %s closed: %s", self._peer, error)
+        self._shared.log.tell("connection from %s closed: %s", self._peer, error)
         self.abort()
 
     def _close_failed(self) -> None:

@@ -164,6 +164,8 @@ class NativeServer:
                 await asyncio.wait_for(self._all_left.wait(), _HANG_UP_TIMEOUT_S)
             for connection in self._connections:  # these do not read their answers
                 connection.abort()
+        if self._tls is not None:
+            await self._tls.close()
 
     def joins(self, connection: NativeConnection) -> bool:
         """Whether the connection, whose transport now exists, was not given up meanwhile."""

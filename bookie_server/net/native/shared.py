@@ -14,6 +14,7 @@ from bookie_server.net.common.large_frames import LargeFrames
 from bookie_server.net.common.limits import NetConfig, RequestTimes
 from bookie_server.net.common.load import Load
 from bookie_server.net.common.receiving import CommonBuffer
+from bookie_server.net.common.sparing_log import SparingLog
 from bookie_server.net.common.turns import Turns
 from bookie_server.net.native.fences import Fences
 
@@ -43,6 +44,8 @@ class Shared:
         #: Lists of entries may be long, so one is made at a time.
         self.list_slot = asyncio.Semaphore(1)
         self.common_buffer = CommonBuffer(config.max_frame_bytes)
+        #: About peers that send bytes that are not a valid frame.
+        self.log = SparingLog()
         self.large_frames = LargeFrames(config.max_large_frames_bytes, config.stalled_frame_timeout_ms / 1000)
         self.half_frames = HalfFrames(config.max_half_frames_bytes, config.frame_timeout_ms / 1000)
         #: Connections that were closed because others waited for what they held.

@@ -8,6 +8,7 @@ from tests.mutation.mutation import Mutation
 
 _SERVER: Final = "tests/unit/test_net_tls.py"
 _CLIENT: Final = "tests/unit/test_client_tls.py"
+_BESIDE: Final = "tests/unit/test_net_handshakes.py"
 _CONTEXTS: Final = "tests/unit/test_tls_contexts.py"
 
 MUTATIONS: Final = (
@@ -31,6 +32,27 @@ MUTATIONS: Final = (
         "            self.joining.cancel()\n",
         "            pass\n",
         (f"{_SERVER}::test_an_unfinished_handshake_gives_way_to_a_newcomer",),
+    ),
+    Mutation(
+        "What needs the private key is not computed in the event loop.",
+        "bookie_server/net/common/front_tls.py",
+        "            steps=self._handshakes,\n",
+        "            steps=None,\n",
+        (f"{_BESIDE}::test_a_thread_computes_what_needs_the_private_key_one_at_a_time",),
+    ),
+    Mutation(
+        "Nothing is computed for a peer that has hung up.",
+        "bookie_server/net/common/handshakes.py",
+        "if _has_hung_up(handshake):",
+        "if False:",
+        (f"{_BESIDE}::test_nothing_is_computed_for_who_has_hung_up",),
+    ),
+    Mutation(
+        "Connections that end do not wait for a step any more.",
+        "bk_spark/bookie/tls/transport.py",
+        "            self._steps.leave(self)\n",
+        "            pass\n",
+        (f"{_BESIDE}::test_who_gives_up_or_gives_way_leaves_the_line",),
     ),
     Mutation(
         "Mutual TLS requires a certificate.",

@@ -1,0 +1,191 @@
+"""TLS handshakes beside other clients: a thread computes them, one at a time, and nobody waits for it in the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from bk_spark.bookie.tls.transport import TlsTransport
+from bk_spark.protocol.wire.start_tls import start_tls_request
+from bookie_server.net.common import handshakes
+from bookie_server.net.common.handshakes import Line
+from bookie_server.net.common.limits import NetConfig
+from tests.support.front import Front, HeldBookie, Peer, front, reads, run, until
+from tests.unit.test_net_tls import client_context, connected, front_tls
+
+#: The beginning of a client's first message. The rest is missing, but it waits for its step.
+_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64)
+
+
+class Steps:
+    """What was computed, and where. The steps of a thread may be held."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.threads: list[str] = []
+        self.now = self.most = 0
+        self.go = threading.Event()
+        self.go.set()
+        self._lock = threading.Lock()
+        real = TlsTransport.step
+
+        def step(transport: TlsTransport) -> None:
+            name = threading.current_thread().name
+            with self._lock:
+                self.threads.append(name)
+                self.now += 1
+                self.most = max(self.most, self.now)
+            if name.startswith("tls-handshake"):
+                assert self.go.wait(60)
+            real(transport)
+            with self._lock:
+                self.now -= 1
+
+        monkeypatch.setattr(TlsTransport, "step", step)
+
+    @property
+    def in_thread(self) -> int:
+        return sum(name.startswith("tls-handshake") for name in self.threads)
+
+
+async def _begun(served: Front) -> Peer:
+    """A peer whose handshake waits for its first step."""
+    peer = await served.connect()
+    await peer.send(start_tls_request())
+    await peer.body()
+    await peer.send(_HELLO)
+    return peer
+
+
+def _waiting(served: Front) -> int:
+    assert served.server._tls is not None
+    return len(served.server._tls._handshakes._line._waiting)
+
+
+def test_the_newest_and_the_oldest_go_in_turn() -> None:
+    line, some = Line(), [cast(TlsTransport, object()) for _ in range(5)]
+    for one in [*some, some[2]]:
+        line.add(one)
+    line.remove(some[3])
+    line.remove(some[3])
+    assert [line.next() for _ in range(5)] == [some[0], some[4], some[1], some[2], None]
+
+
+def test_a_thread_computes_what_needs_the_private_key_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = Steps(monkeypatch)
+
+    async def test() -> None:
+        async with front(NetConfig(), HeldBookie(), tls=front_tls(tmp_path)) as served:
+            context = client_context(tmp_path / "client")
+
+            async def once() -> None:
+                async with connected(served, context) as peer:
+                    peer.send(reads((1, 1)))
+                    assert (await peer.body())[4:8] == bytes(4)
+
+            await asyncio.gather(*(once() for _ in range(20)))
+
+    run(test)
+    assert steps.in_thread >= 20
+    assert steps.most <= 2  # one in the thread, and a cheap one in the loop
+    # The first step of each connection is the thread's.
+    assert steps.threads[0].startswith("tls-handshake")
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tls-handshake")]
+
+
+def test_others_are_served_while_a_step_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(monkeypatch)
+    steps.go.clear()
+
+    async def test() -> None:
+        async with front(NetConfig(), HeldBookie(), tls=front_tls(tmp_path)) as served:
+            for _ in range(20):
+                await _begun(served)
+            await until(lambda: _waiting(served) == 19)
+            plain = await served.connect()
+            await plain.send(reads((1, 1)))
+            assert await plain.codes(1) == [0]
+            assert steps.in_thread == 1
+            steps.go.set()
+
+    run(test)
+
+
+def test_nothing_is_computed_for_who_has_hung_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(monkeypatch)
+    steps.go.clear()
+    monkeypatch.setattr(handshakes, "_PAUSE_S", 0.0)
+
+    async def test() -> None:
+        tls = front_tls(tmp_path)
+        async with front(NetConfig(), HeldBookie(), tls=tls) as served:
+            await _begun(served)
+            for _ in range(5):
+                (await _begun(served)).socket.close()
+            await until(lambda: _waiting(served) == 5)
+            steps.go.set()
+            async with connected(served, client_context(tmp_path / "client")) as peer:
+                peer.send(reads((1, 1)))
+                await peer.body()
+                await until(lambda: tls.failed_handshakes == 5)
+            assert steps.in_thread == 2
+
+    run(test)
+
+
+def test_who_gives_up_or_gives_way_leaves_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(monkeypatch)
+    steps.go.clear()
+
+    async def test() -> None:
+        config = NetConfig(max_connections=4, idle_before_eviction_ms=0)
+        async with front(config, HeldBookie(), tls=front_tls(tmp_path)) as served:
+            for _ in range(12):
+                await _begun(served)
+            assert served.server.evicted_connections >= 8
+            await until(lambda: _waiting(served) <= 4)
+            steps.go.set()
+
+    run(test)
+
+
+def test_the_bookie_ends_while_handshakes_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(monkeypatch)
+
+    async def test() -> None:
+        async with front(NetConfig(), HeldBookie(), tls=front_tls(tmp_path)) as served:
+            steps.go.clear()
+            for _ in range(5):
+                await _begun(served)
+            await until(lambda: _waiting(served) == 4)
+            closing = asyncio.create_task(served.server.close())
+            await until(lambda: served.server.connection_count == 0)
+            assert not closing.done()
+            steps.go.set()
+            await closing
+
+    run(test)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tls-handshake")]
+
+
+def test_tls_without_start_tls_is_named_once_in_a_while(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whether or not the bookie has certificates. A flood of such peers does not fill the log."""
+
+    async def test() -> None:
+        async with front(NetConfig(), HeldBookie()) as served:
+            for _ in range(50):
+                with contextlib.suppress(ConnectionError):
+                    peer = await served.connect()
+                    await peer.send(_HELLO)
+                    assert await peer.closed()
+
+    run(test)
+    lines = [record.getMessage() for record in caplog.records]
+    assert "closed: the peer began TLS without START_TLS" in lines[0]
+    assert len(lines) < 25
