@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,15 @@ def test_local_prints_the_uri_and_stops_cleanly_at_a_signal(
     assert out.splitlines()[-1] == "stopped"
 
 
+@pytest.fixture
+def kept_signals() -> Iterator[None]:
+    """A process that stops ignores signals to its end, so this one must take them again."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
@@ -78,6 +88,7 @@ def test_local_prints_the_uri_and_stops_cleanly_at_a_signal(
         (["local", "--bookies", "1", "--zk-port", "70000", "--dir", "{dir}"], 1, "port 70000 is out of range"),
     ],
 )
+@pytest.mark.usefixtures("kept_signals")
 def test_error_is_one_line_without_a_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, message: str
 ) -> None:

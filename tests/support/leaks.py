@@ -1,9 +1,10 @@
-"""Finds what a client must not leave behind: threads, sockets, and asyncio tasks whose end nobody saw (Linux)."""
+"""Finds what a test must not leave behind: threads, sockets, signal handlers, tasks whose end nobody saw (Linux)."""
 
 from __future__ import annotations
 
 import gc
 import logging
+import signal
 import threading
 import time
 from collections import Counter
@@ -41,6 +42,7 @@ class LeakWatch:
         gc.freeze()
         self._threads = set(threading.enumerate())
         self._sockets = Counter(_sockets())
+        self._handlers = _handlers()
         self._reports = _Reports()
         logging.getLogger("asyncio").addHandler(self._reports)
 
@@ -60,9 +62,19 @@ class LeakWatch:
     def _left(self) -> list[str]:
         threads = [thread for thread in threading.enumerate() if thread not in self._threads and thread.is_alive()]
         sockets = Counter(_sockets()) - self._sockets
-        return [f"thread {thread.name} ({'daemon' if thread.daemon else 'not daemon'})" for thread in threads] + [
-            f"{count} socket{'s' if count > 1 else ''}: {what}" for what, count in sorted(sockets.items())
+        handlers = [
+            f"signal {number.name}: {handler}" for number, handler in _handlers().items() - self._handlers.items()
         ]
+        return (
+            handlers
+            + [f"thread {thread.name} ({'daemon' if thread.daemon else 'not daemon'})" for thread in threads]
+            + [f"{count} socket{'s' if count > 1 else ''}: {what}" for what, count in sorted(sockets.items())]
+        )
+
+
+def _handlers() -> dict[signal.Signals, object]:
+    """What happens at the signals that ask a process to stop. Tests of interrupts wait for ever if they are ignored."""
+    return {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
 
 def _sockets() -> list[str]:

@@ -67,9 +67,10 @@ class ZooKeeperProxy:
         self._refusing = True
 
     def _break(self) -> None:
+        # What is called may end the session, and so what the test waits for.
+        self.broken += 1
         if self.on_break is not None:
             self.on_break()
-        self.broken += 1
 
     def _accept(self) -> None:
         while True:
